@@ -1,0 +1,48 @@
+"""DeviceInfo: what a solver may ask about a device, in one spelling for every vendor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DeviceInfo"]
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device's normalised name, limits and features; holds no OpenCL object, so it can be stored and compared.
+
+    ``vendor`` is one of ``nvidia amd intel arm qualcomm apple pocl oclgrind`` or the device's own word in lower
+    case. A CPU runtime is named by its platform, because PoCL and Intel report the same vendor id.
+    """
+
+    name: str
+    vendor: str
+    type: str
+    """``cpu``, ``gpu`` or ``accelerator``."""
+    arch: str
+    """``sm_90`` for NVIDIA, ``gfx90a`` for AMD, ``simd512`` (bits of a native float vector) for a CPU."""
+    platform: str = ""
+    driver: str = ""
+    compute_units: int = 1
+    max_work_group_size: int = 1
+    max_work_item_sizes: tuple[int, ...] = (1, 1, 1)
+    local_mem_size: int = 0
+    """Bytes of local memory that the device reports for one work group."""
+    global_mem_size: int = 0
+    max_alloc_size: int = 0
+    simd_width: int = 1
+    """Native float32 vector width: 16 for AVX-512, 8 for AVX2, 1 for most GPUs."""
+    buffer_alignment: int = 128
+    """Bytes to which a sub-buffer's origin must be aligned."""
+    fp16: bool = False
+    fp64: bool = False
+    extensions: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        return f"{self.platform}: {self.name}" if self.platform else self.name
+
+    def supports(self, dtype: str) -> str | None:
+        """Why the device cannot store and sum ``dtype``; None when it can."""
+        if dtype == "float64" and not self.fp64:
+            return f"float64 needs cl_khr_fp64, which {self.name} lacks"
+        return None

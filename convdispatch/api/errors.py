@@ -1,0 +1,92 @@
+"""The exceptions a caller meets, and the one warning.
+
+ConvDispatchError
+ ├─ InvalidProblem (ValueError)       a geometry, layout, dtype or math that no convolution has
+ ├─ InvalidArgument (ValueError)      an array, path or option that does not fit the call
+ ├─ InvalidPolicy (ValueError)        registry.yaml, a lock file or policy(...) cannot be read; names file and line
+ ├─ NoDevice                          no OpenCL device works; says what to install
+ ├─ NoSolver                          every solver refused; ``reasons`` maps solver to sentence
+ ├─ BuildFailed                       a kernel did not compile; ``log`` holds the compiler's words
+ ├─ PlanFailed                        a plan failed when it ran and fallback was off or exhausted
+ ├─ Frozen                            frozen() forbade a compilation, allocation, timing or file access
+ └─ PluginError                       a plugin broke its contract
+
+ConvDispatchWarning (UserWarning)     something was set aside and the call went on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = [
+    "BuildFailed",
+    "ConvDispatchError",
+    "ConvDispatchWarning",
+    "Frozen",
+    "InvalidArgument",
+    "InvalidPolicy",
+    "InvalidProblem",
+    "NoDevice",
+    "NoSolver",
+    "PlanFailed",
+    "PluginError",
+]
+
+
+class ConvDispatchError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InvalidProblem(ConvDispatchError, ValueError):
+    """The numbers do not describe a convolution."""
+
+
+class InvalidArgument(ConvDispatchError, ValueError):
+    """An argument has the wrong shape, type, place or value."""
+
+
+class InvalidPolicy(ConvDispatchError, ValueError):
+    """A policy (registry.yaml, lock file, policy(...)) is malformed."""
+
+
+class NoDevice(ConvDispatchError):
+    """No OpenCL device can be used."""
+
+
+class NoSolver(ConvDispatchError):
+    """No solver accepts the problem.
+
+    ``problem`` is the ConvProblem, ``reasons`` maps each solver's name to the sentence with which it refused.
+    """
+
+    def __init__(self, problem: object, device: str, reasons: Mapping[str, str]) -> None:
+        self.problem = problem
+        self.device = device
+        self.reasons = dict(reasons)
+        lines = "".join(f"\n  {name}: {reason}" for name, reason in self.reasons.items())
+        what = f"{len(self.reasons)} refused:{lines}" if self.reasons else "no plugin is loaded; see `convdispatch doctor`"
+        super().__init__(f"no solver for {problem} on {device!r}; {what}")
+
+
+class BuildFailed(ConvDispatchError):
+    """An OpenCL program did not compile; ``log`` is the compiler's output."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        self.log = log
+        super().__init__(message)
+
+
+class PlanFailed(ConvDispatchError):
+    """A plan failed while it ran, and no other candidate could take its place."""
+
+
+class Frozen(ConvDispatchError):
+    """Work that frozen() forbids would have been needed."""
+
+
+class PluginError(ConvDispatchError):
+    """A plugin answered something its contract does not allow."""
+
+
+class ConvDispatchWarning(UserWarning):
+    """A plugin, record or candidate was set aside; the message says which, why, and what to do."""

@@ -1,0 +1,86 @@
+"""policy(...) and frozen(): choices that hold inside a ``with`` block, per thread and task."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+from .errors import Frozen, InvalidPolicy
+
+__all__ = ["Policy", "current_policy", "forbid_when_frozen", "frozen", "policy"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the caller asks of the selection. Part of the plan cache's key."""
+
+    solver: str | None = None
+    """A solver's name or glob (``"winograd.*"``); only these are candidates."""
+    max_error: float | None = None
+    """Largest admitted relative error (norm, against float64); measured, or stated by the solver's class."""
+    workspace_limit: int | None = None
+    """Most bytes of workspace a plan may ask for."""
+    deterministic: bool = False
+    """Only solvers whose results repeat bit for bit."""
+    fallback: bool = True
+    """When a plan fails as it runs, quarantine it and run the next candidate."""
+    frozen: bool = False
+    """No compilation, timing, file access or allocation: raise Frozen instead."""
+
+
+_DEFAULT = Policy()
+_current: ContextVar[Policy] = ContextVar("convdispatch_policy", default=_DEFAULT)
+
+
+def current_policy() -> Policy:
+    """The policy in force here."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def policy(**choices: object) -> Iterator[Policy]:
+    """Set some of Policy's fields inside the ``with`` block; the others stay as they are outside it.
+
+    Raises InvalidPolicy for a name that Policy lacks or a value of the wrong kind.
+    """
+    _check(choices)
+    chosen = replace(_current.get(), **choices)
+    token = _current.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _current.reset(token)
+
+
+def frozen() -> contextlib.AbstractContextManager[Policy]:
+    """Inside the block a call that would compile, time, allocate or touch a file raises Frozen instead."""
+    return policy(frozen=True)
+
+
+def forbid_when_frozen(what: str) -> None:
+    """Raise Frozen if frozen() is in force; ``what`` completes "this call would have to ..."."""
+    if _current.get().frozen:
+        raise Frozen(f"inside frozen() this call would have to {what}; run it once before freezing")
+
+
+_KINDS = {
+    "solver": (str, type(None)),
+    "max_error": (int, float, type(None)),
+    "workspace_limit": (int, type(None)),
+    "deterministic": (bool,),
+    "fallback": (bool,),
+    "frozen": (bool,),
+}
+
+
+def _check(choices: dict[str, object]) -> None:
+    for name, value in choices.items():
+        if name not in _KINDS:
+            raise InvalidPolicy(f"policy() has no choice {name!r}; it has {', '.join(_KINDS)}")
+        if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and bool not in _KINDS[name]):
+            kinds = " or ".join(kind.__name__ for kind in _KINDS[name])
+            raise InvalidPolicy(f"policy({name}=...) takes {kinds}, got {value!r}")
+        if name in ("max_error", "workspace_limit") and value is not None and value < 0:
+            raise InvalidPolicy(f"policy({name}=...) takes 0 or more, got {value!r}")

@@ -1,0 +1,338 @@
+"""ConvProblem: one convolution's geometry, validated, as a value.
+
+One alphabet everywhere (benchdnn's): ``mb ic oc id ih iw od oh ow kd kh kw sd sh sw pd ph pw dd dh dw g``, with
+``pd_r ph_r pw_r`` for the far side of an asymmetric pad. Fields here, upper-case macros in kernels, the same letters
+in tables, test ids, database keys and trace lines. Dilation 1 is dense.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math as _math
+import re
+from dataclasses import dataclass, field
+
+from .activation import activation_macro, parse_activation
+from .dtypes import DTYPES, storage_macros
+from .errors import InvalidProblem
+
+__all__ = ["DIRECTIONS", "LAYOUTS", "MATHS", "ConvProblem"]
+
+DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
+LAYOUTS = ("nchw", "nhwc")
+MATHS = ("float32", "ieee", "tf32", "fast")
+_AXES = "dhw"
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """A convolution: what is asked, never how it is done. Hashable; equal problems share plans and records.
+
+    ``ndim`` counts spatial axes (1: w; 2: h, w; 3: d, h, w); unused axes have size, kernel and stride 1. ``x`` is
+    ``[mb, ic, (id, ih,) iw]``, ``w`` ``[oc, ic/g, (kd, kh,) kw]``, ``y`` ``[mb, oc, (od, oh,) ow]``; with layout
+    ``"nhwc"`` the channels come last in all three. ``direction`` says which of the three is written. ``bias``,
+    ``residual`` and ``activation`` are applied to the written tensor in that order of addition:
+    ``activation(conv + bias + residual)``; ``accumulate`` adds the result to what the output holds.
+    ``constant_weights`` promises that ``w`` keeps its values, so a plan may pack it once.
+
+    Raises InvalidProblem when the numbers do not describe a convolution.
+    """
+
+    mb: int = 1
+    ic: int = 1
+    id: int = 1
+    ih: int = 1
+    iw: int = 1
+    oc: int = 1
+    kd: int = 1
+    kh: int = 1
+    kw: int = 1
+    sd: int = 1
+    sh: int = 1
+    sw: int = 1
+    pd: int = 0
+    ph: int = 0
+    pw: int = 0
+    pd_r: int | None = None
+    ph_r: int | None = None
+    pw_r: int | None = None
+    dd: int = 1
+    dh: int = 1
+    dw: int = 1
+    g: int = 1
+    ndim: int | None = None
+    direction: str = "fwd"
+    dtype: str = "float32"
+    layout: str = "nchw"
+    math: str = "float32"
+    bias: bool = False
+    residual: bool = False
+    activation: str | None = None
+    accumulate: bool = False
+    constant_weights: bool = False
+    od: int = field(init=False, compare=False, repr=False)
+    oh: int = field(init=False, compare=False, repr=False)
+    ow: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._check_words()
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if name.endswith("_r") and value is None:
+                object.__setattr__(self, name, getattr(self, name[:-2]))
+            elif isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise InvalidProblem(f"{name} must be an integer, got {value!r}")
+            else:
+                object.__setattr__(self, name, int(value))
+        self._check_numbers()
+        if self.ndim is None:
+            deep = any(getattr(self, name) != unit for name, unit in _DEEP)
+            object.__setattr__(self, "ndim", 3 if deep else 2)
+        if self.ndim not in (1, 2, 3):
+            raise InvalidProblem(f"ndim must be 1, 2 or 3, got {self.ndim!r}")
+        for axis in _AXES:
+            object.__setattr__(self, "o" + axis, self._output_size(axis))
+        self._check_unused_axes()
+
+    def _check_words(self) -> None:
+        for name, known in (("direction", DIRECTIONS), ("dtype", DTYPES), ("layout", LAYOUTS), ("math", MATHS)):
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in known:
+                raise InvalidProblem(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        if self.activation is not None:
+            parse_activation(self.activation)
+            if self.accumulate:
+                raise InvalidProblem("accumulate adds the plain result to the output: it takes no activation")
+        if self.direction == "bwd_weights" and (self.bias or self.residual or self.activation):
+            raise InvalidProblem("bwd_weights writes a gradient: it takes no bias, residual or activation")
+
+    def _check_numbers(self) -> None:
+        if self.mb < 0:
+            raise InvalidProblem(f"mb must be 0 or more, got {self.mb}")
+        for name in _POSITIVE:
+            if getattr(self, name) < 1:
+                raise InvalidProblem(f"{_MEANING.get(name, name)} must be 1 or more, got {name}={getattr(self, name)}")
+        for name in _PADS:
+            if getattr(self, name) < 0:
+                raise InvalidProblem(f"padding must be 0 or more, got {name}={getattr(self, name)}")
+        for name, meaning in (("ic", "input"), ("oc", "output")):
+            if getattr(self, name) % self.g:
+                raise InvalidProblem(
+                    f"{meaning} channels must be a multiple of groups, but {name}={getattr(self, name)} is not a "
+                    f"multiple of g={self.g}"
+                )
+
+    def _output_size(self, axis: str) -> int:
+        size, kernel, stride = (getattr(self, letter + axis) for letter in "iks")
+        near, far, dilation = getattr(self, "p" + axis), getattr(self, f"p{axis}_r"), getattr(self, "d" + axis)
+        padded, extent = size + near + far, dilation * (kernel - 1) + 1
+        if extent > padded:
+            raise InvalidProblem(
+                f"the kernel must fit into the padded input, but along {axis} it spans {extent} (k{axis}={kernel}, "
+                f"d{axis}={dilation}) and the padded input {padded} (i{axis}={size}, padding {near} and {far})"
+            )
+        return (padded - extent) // stride + 1
+
+    def _check_unused_axes(self) -> None:
+        for axis in _AXES[: 3 - self.ndim]:
+            shape = {name: getattr(self, name) for name in (f"i{axis}", f"k{axis}", f"o{axis}")}
+            if set(shape.values()) != {1}:
+                raise InvalidProblem(f"a {self.ndim}-D problem has no {axis} axis, got {shape}")
+
+    # --- derived numbers -------------------------------------------------------------------------------------------
+
+    @property
+    def axes(self) -> str:
+        """The spatial axes in use: ``"w"``, ``"hw"`` or ``"dhw"``."""
+        return _AXES[3 - self.ndim :]
+
+    @functools.cached_property
+    def x_shape(self) -> tuple[int, ...]:
+        """Shape of x in the problem's layout."""
+        return self._shape(self.mb, self.ic, "i")
+
+    @functools.cached_property
+    def w_shape(self) -> tuple[int, ...]:
+        """Shape of w in the problem's layout."""
+        return self._shape(self.oc, self.ic // self.g, "k")
+
+    @functools.cached_property
+    def y_shape(self) -> tuple[int, ...]:
+        """Shape of y in the problem's layout."""
+        return self._shape(self.mb, self.oc, "o")
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Shape of the tensor that the direction writes."""
+        return getattr(self, _WRITTEN[self.direction] + "_shape")
+
+    @property
+    def written(self) -> str:
+        """Which tensor the direction writes: ``"y"``, ``"x"`` or ``"w"``."""
+        return _WRITTEN[self.direction]
+
+    @property
+    def channels_out(self) -> int:
+        """Channels of the written tensor, which is the length of a bias."""
+        return self.ic if self.direction == "bwd_data" else self.oc
+
+    def _shape(self, outer: int, channels: int, letter: str) -> tuple[int, ...]:
+        spatial = tuple(getattr(self, letter + axis) for axis in self.axes)
+        return (outer, channels, *spatial) if self.layout == "nchw" else (outer, *spatial, channels)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return DTYPES[self.dtype].itemsize
+
+    @functools.cached_property
+    def flops(self) -> int:
+        """Floating-point operations of the direct sum, two a multiply-add, pads counted (as the field does)."""
+        return 2 * self.mb * self.oc * self.od * self.oh * self.ow * (self.ic // self.g) * self.kd * self.kh * self.kw
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Bytes moved when each of x, w and y is touched once."""
+        return self.itemsize * sum(_math.prod(shape) for shape in (self.x_shape, self.w_shape, self.y_shape))
+
+    @property
+    def depthwise(self) -> bool:
+        """One input channel a group."""
+        return self.g > 1 and self.ic == self.g
+
+    def replace(self, **changes: object) -> ConvProblem:
+        """A copy with some fields changed, validated anew."""
+        return dataclasses.replace(self, **changes)
+
+    def macros(self) -> str:
+        """The geometry as OpenCL text: ``#define MB 1`` and so on for every letter, then dtype, layout, epilogue.
+
+        ``REAL`` is the storage type, ``ACC`` the accumulation type; ``ACTIVATION(T, v)`` is always defined.
+        """
+        return _macros(self)
+
+    # --- text --------------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        words = [self.direction, DTYPES[self.dtype].short]
+        words += [self.layout] if self.layout != "nchw" else []
+        words += [self.math] if self.math != "float32" else []
+        letters = [f"g{self.g}"] if self.g != 1 else []
+        letters += [f"mb{self.mb}", f"ic{self.ic}", *self._along_axes("i"), f"oc{self.oc}", *self._along_axes("k")]
+        letters += self._along_axes("s", default="1") + self._along_axes("p", default="0")
+        if any(getattr(self, f"p{axis}_r") != getattr(self, f"p{axis}") for axis in self.axes):
+            letters += [f"p{axis}_r{getattr(self, f'p{axis}_r')}" for axis in self.axes]
+        letters += self._along_axes("d", default="1")
+        flags = [name for name in ("bias", "residual", "accumulate") if getattr(self, name)]
+        flags += [self.activation.replace(" ", "")] if self.activation else []
+        flags += ["constant"] if self.constant_weights else []
+        return "_".join([*words, "".join(letters)]) + "".join("+" + flag for flag in flags)
+
+    def _along_axes(self, letter: str, default: str | None = None) -> list[str]:
+        values = [str(getattr(self, letter + axis)) for axis in self.axes]
+        if set(values) == {default}:
+            return []
+        return [letter + axis + value for axis, value in zip(self.axes, values, strict=True)]
+
+    @classmethod
+    def parse(cls, text: str) -> ConvProblem:
+        """Read this project's own text, as ``str(problem)`` writes it.
+
+        ``[direction_][dtype_][layout_][math_]letters[+bias][+residual][+accumulate][+activation][+constant]``, for
+        example ``fwd_f32_mb1ic3ih224iw224oc64kh7kw7sh2sw2ph3pw3+bias+relu``. Sizes that are missing along an axis
+        are those of the axis before it (h gives w, or w gives h), so ``mb1ic4ih8oc6kh3ph1`` is square.
+
+        Raises InvalidProblem naming what could not be read.
+        """
+        return _parse(cls, text)
+
+
+_NUMBERS = tuple(f.name for f in dataclasses.fields(ConvProblem)[:22])
+_PADS = tuple(name for name in _NUMBERS if name[0] == "p")
+_POSITIVE = tuple(name for name in _NUMBERS if name not in _PADS and name != "mb")
+_DEFAULTS = {f.name: f.default for f in dataclasses.fields(ConvProblem)[:22]}
+_DEEP = tuple((name, 0 if name[0] == "p" else 1) for name in _NUMBERS if name[1:2] == "d")
+_WRITTEN = {"fwd": "y", "bwd_data": "x", "bwd_weights": "w"}
+_MEANING = {"g": "groups"} | {
+    letter + axis: word
+    for letter, word in (("s", "stride"), ("d", "dilation"), ("k", "kernel size"), ("i", "input size"))
+    for axis in _AXES
+}
+_MEANING |= {"ic": "input channels", "oc": "output channels"}
+
+
+@functools.lru_cache(maxsize=4096)
+def _macros(problem: ConvProblem) -> str:
+    lines = [f"#define {name.upper()} {getattr(problem, name)}" for name in (*_NUMBERS, "od", "oh", "ow")]
+    lines += [f"#define ICG {problem.ic // problem.g}", f"#define OCG {problem.oc // problem.g}"]
+    lines += [f"#define NDIM {problem.ndim}", f"#define NHWC {int(problem.layout == 'nhwc')}"]
+    lines += [f"#define {problem.direction.upper()} 1"]
+    lines += [f"#define {name.upper()} {int(getattr(problem, name))}" for name in ("bias", "residual", "accumulate")]
+    return "\n".join(lines) + "\n" + storage_macros(problem.dtype) + activation_macro(problem.activation)
+
+
+_LETTER = re.compile(r"([a-z]+(?:_r)?)(\d+)")
+
+
+def _parse(cls: type[ConvProblem], text: str) -> ConvProblem:
+    body, *flags = str(text).strip().split("+")
+    values: dict[str, object] = {}
+    short = {dtype.short: name for name, dtype in DTYPES.items()}
+    words = [(word, {"direction": word}) for word in DIRECTIONS] + [(word, {"layout": word}) for word in LAYOUTS]
+    words += [(alias, {"dtype": name}) for alias, name in short.items()]
+    words += [(word, {"math": word}) for word in MATHS]
+    found = True
+    while found:
+        found = False
+        for word, meaning in words:
+            if body.startswith(word + "_"):
+                values |= meaning
+                body, found = body[len(word) + 1 :], True
+                break
+    position = 0
+    while position < len(body):
+        match = _LETTER.match(body, position)
+        if match is None or match[1] not in (*_NUMBERS, "od", "oh", "ow"):
+            raise InvalidProblem(
+                f"cannot read {body[position:]!r} in {text!r}; expected letters and numbers like mb1ic3ih8oc4kh3"
+            )
+        if match[1] in values:
+            raise InvalidProblem(f"{match[1]} stands twice in {text!r}")
+        values[match[1]] = int(match[2])
+        position = match.end()
+    outputs = {name: values.pop(name) for name in ("od", "oh", "ow") if name in values}
+    for flag in flags:
+        if flag in ("bias", "residual", "accumulate"):
+            values[flag] = True
+        elif flag == "constant":
+            values["constant_weights"] = True
+        else:
+            values["activation"] = flag
+    problem = cls(**promote_square(values))
+    for name, size in outputs.items():
+        if getattr(problem, name) != size:
+            raise InvalidProblem(f"{text!r} says {name}{size}, but its other numbers give {name}{getattr(problem, name)}")
+    return problem
+
+
+def promote_square(values: dict[str, object]) -> dict[str, object]:
+    """Fill in the axes that a text leaves out, as benchdnn does: h from w or w from h, d only where d is named."""
+    values = dict(values)
+    named = {name[1] for name in values if name in _DEFAULTS and name not in ("mb", "ic", "oc", "g")}
+    axes = "dhw" if "d" in named else "hw" if "h" in named else "w"
+    if not named:
+        raise InvalidProblem("a problem needs at least one size along w, such as iw8kw3")
+    values.setdefault("ndim", len(axes))
+    for letter in "iksd":
+        _spread(values, [letter + axis for axis in axes])
+    for side in ("", "_r"):
+        _spread(values, ["p" + axis + side for axis in axes])
+    return values
+
+
+def _spread(values: dict[str, object], names: list[str]) -> None:
+    given = {values[name] for name in names if name in values}
+    if len(given) == 1:
+        for name in names:
+            values.setdefault(name, *given)

@@ -1,0 +1,91 @@
+"""Solver and Plan: the two things a plugin writes.
+
+A solver is stateless: it answers whether and how it can compute a problem. A plan is one compiled answer, ready to be
+enqueued any number of times, on any queue of its context, from any thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from .device import DeviceInfo
+from .problem import ConvProblem
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["EPILOGUE", "Plan", "Solver"]
+
+EPILOGUE = frozenset({"bias", "residual", "activation", "accumulate"})
+"""What may follow the convolution proper."""
+
+
+@runtime_checkable
+class Plan(Protocol):
+    """One compiled convolution.
+
+    ``x``, ``w`` and ``y`` are OpenCL buffers that start at the tensor's first element and are contiguous in the
+    problem's layout; ``direction`` says which of them is written.
+    """
+
+    workspace_size: int
+    """Bytes of scratch memory that ``enqueue`` needs; pure, sufficient, independent of free memory."""
+
+    def enqueue(
+        self,
+        queue: cl.CommandQueue,
+        x: cl.MemoryObject,
+        w: cl.MemoryObject,
+        y: cl.MemoryObject,
+        workspace: cl.MemoryObject | None,
+        wait_for: Sequence[cl.Event] | None = None,
+    ) -> cl.Event:
+        """Enqueue the work and return the event of its last command. Never waits, never allocates.
+
+        A plan whose solver fuses bias or residual also takes them, as keywords ``bias`` and ``residual``; they are
+        passed only where the problem has them. On an out-of-order queue the plan chains its own commands by events.
+        """
+        ...
+
+
+class Solver(ABC):
+    """One way to compute convolutions. Subclass it, and return an instance from ``convdispatch_solvers``."""
+
+    name: str
+    """``plugin.variant``, for example ``winograd.f4x3``; unique among the loaded plugins."""
+    deterministic: bool = True
+    """The same inputs give the same bits, every time."""
+    exact: bool = False
+    """Small integer data give exact results, as a direct sum does (no transform rounds them)."""
+    fuses: frozenset[str] = frozenset()
+    """The parts of EPILOGUE that the solver's plans compute; dispatch adds what is missing in a pass of its own."""
+
+    @abstractmethod
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """The first reason why this solver cannot compute the problem on the device, or None.
+
+        Cheap and pure: no compilation, no OpenCL call. Words: lower case, no full stop, *limit, got value*, as in
+        ``"3x3 only, got 5x5"``. The problem holds no part of the epilogue that the solver does not fuse.
+        """
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
+        """Tuning choices for an accepted problem, the one to use without measuring first. JSON values only."""
+        return [{}]
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
+        """Predicted operations, in units of one direct-sum FLOP at the device's peak; None when unknown.
+
+        Orders the search and the choice among unmeasured solvers; never decides against a measurement.
+        """
+        return None
+
+    @abstractmethod
+    def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
+        """Compile one configuration. Called once per (context, problem, config).
+
+        When ``problem.constant_weights`` is set, the plan may have ``packed_size`` (bytes, above 0) and
+        ``pack(queue, w, packed, wait_for=None) -> Event``: the packed form is made once, kept with the constant,
+        and passed to ``enqueue`` in the place of ``w``. Equal ``pack_key`` values (a string) share one packed form.
+        """

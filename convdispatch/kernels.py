@@ -1,0 +1,166 @@
+"""Turns kernel text (.cl, .cl.mako) and geometry macros into programs, and launches into plans.
+
+pyopencl keeps compiled binaries on disk; this module keeps programs in memory, one a (context, text), and turns a
+compiler's refusal into BuildFailed with the log.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .api.errors import BuildFailed
+from .api.problem import ConvProblem
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["KernelPlan", "build", "config_macros", "kernel_text"]
+
+_programs: dict[tuple[Any, str, tuple[str, ...]], cl.Program] = {}
+_lock = threading.Lock()
+_build_locks: dict[Any, threading.Lock] = {}
+
+
+@functools.lru_cache(maxsize=256)
+def _read(package: str, file: str) -> str:
+    return importlib.resources.files(package).joinpath(file).read_text(encoding="utf-8")
+
+
+def kernel_text(package: str, file: str, **values: Any) -> str:
+    """The text of a kernel file beside ``package``'s modules; ``.cl.mako`` is rendered with ``values``.
+
+    A ``#line`` directive makes the compiler's messages name the file.
+    """
+    text = _read(package, file)
+    if file.endswith(".mako"):
+        from mako.template import Template
+
+        text = Template(text, strict_undefined=True).render(**values)
+    return f'#line 1 "{package}/{file}"\n{text}'
+
+
+def config_macros(config: Mapping[str, Any]) -> str:
+    """A solver's configuration as macros: ``{"tile_m": 8}`` becomes ``#define TILE_M 8``; booleans become 0 and 1."""
+    return "".join(
+        f"#define {name.upper()} {int(value) if isinstance(value, bool) else value}\n" for name, value in config.items()
+    )
+
+
+def build(context: cl.Context, text: str, options: Sequence[str] = ()) -> cl.Program:
+    """Compile ``text`` for the context's devices, once per (context, text, options); later calls return the same.
+
+    Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()``.
+    """
+    key = (context, text, tuple(options))
+    program = _programs.get(key)
+    if program is not None:
+        return program
+    with _lock:
+        guard = _build_locks.setdefault(key, threading.Lock())
+    with guard:
+        if key not in _programs:
+            _programs[key] = _compile(context, text, list(options))
+    with _lock:
+        _build_locks.pop(key, None)
+    return _programs[key]
+
+
+def _compile(context: cl.Context, text: str, options: list[str]) -> cl.Program:
+    import pyopencl as cl
+
+    from .api.policy import forbid_when_frozen
+
+    forbid_when_frozen("compile a kernel")
+    with _lock:  # catch_warnings swaps module state: one thread at a time
+        warnings.filterwarnings("ignore", category=cl.CompilerWarning)
+    try:
+        return cl.Program(context, text).build(options=options)
+    except cl.RuntimeError as error:
+        log = str(error)
+        first = next((line for line in log.splitlines() if "error" in line.lower()), log.splitlines()[0] if log else "")
+        devices = ", ".join(device.name.strip() for device in context.devices)
+        raise BuildFailed(f"a kernel did not compile for {devices}: {first.strip()}", log) from error
+
+
+class KernelPlan:
+    """The usual Plan: one program, some launches in order.
+
+    ``launches`` holds ``(kernel, global_size, local_size, arguments)``; ``arguments`` is a string of names among
+    ``x w y bias residual workspace``, or a sequence that mixes these names with NumPy scalars. The program's text is
+    the problem's macros, the configuration's, then ``file``.
+    """
+
+    def __init__(
+        self,
+        context: cl.Context,
+        package: str,
+        file: str,
+        problem: ConvProblem,
+        config: Mapping[str, Any],
+        launches: Sequence[tuple[str, tuple[int, ...], tuple[int, ...] | None, str | Sequence[Any]]],
+        *,
+        workspace_size: int = 0,
+        options: Sequence[str] = (),
+    ) -> None:
+        text = problem.macros() + config_macros(config) + kernel_text(package, file, problem=problem, config=config)
+        self.program = build(context, text, options)
+        self.workspace_size = workspace_size
+        self._launches = [Launch(self.program, *launch) for launch in launches]
+
+    def enqueue(
+        self,
+        queue: cl.CommandQueue,
+        x: cl.MemoryObject,
+        w: cl.MemoryObject,
+        y: cl.MemoryObject,
+        workspace: cl.MemoryObject | None,
+        wait_for: Sequence[cl.Event] | None = None,
+        *,
+        bias: cl.MemoryObject | None = None,
+        residual: cl.MemoryObject | None = None,
+    ) -> cl.Event:
+        """Enqueue the launches, chained by events so that an out-of-order queue keeps their order."""
+        operands = {"x": x, "w": w, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
+        event = None
+        for launch in self._launches:
+            event = launch(queue, operands, wait_for if event is None else [event])
+        return event
+
+
+class Launch:
+    """One kernel with its sizes and the names of its arguments; safe to enqueue from several threads."""
+
+    def __init__(
+        self,
+        program: cl.Program,
+        kernel: str,
+        global_size: tuple[int, ...],
+        local_size: tuple[int, ...] | None,
+        arguments: str | Sequence[Any],
+    ) -> None:
+        import pyopencl as cl
+
+        self._kernel = cl.Kernel(program, kernel)
+        # A cl.Kernel holds the arguments it was given last, so two threads must not set them at once.
+        self._lock = threading.Lock()
+        self._global_size, self._local_size = tuple(map(int, global_size)), local_size
+        names = arguments.split() if isinstance(arguments, str) else list(arguments)
+        self._arguments = [(name, None) if isinstance(name, str) else (None, name) for name in names]
+        self._kernel.set_scalar_arg_dtypes(
+            [None if isinstance(name, str) else np.asarray(name).dtype for name in names]
+        )
+
+    def __call__(
+        self, queue: cl.CommandQueue, operands: Mapping[str, Any], wait_for: Sequence[cl.Event] | None = None
+    ) -> cl.Event:
+        """Enqueue on ``queue`` with ``operands[name]`` for each named argument."""
+        arguments = [operands[name] if name is not None else value for name, value in self._arguments]
+        with self._lock:
+            return self._kernel(queue, self._global_size, self._local_size, *arguments, wait_for=wait_for)
