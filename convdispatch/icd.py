@@ -1,0 +1,133 @@
+"""Finds OpenCL vendors' libraries, also those that pip installed, and tells the ICD loader where they are.
+
+pyopencl's wheel bundles the ocl-icd loader, which reads ``/etc/OpenCL/vendors`` or the folder that
+``OCL_ICD_VENDORS`` names, once, before the first platform query. A runtime that pip put into a virtual environment is
+in neither. So this module writes a folder that lists the system's vendors and pip's, and names it, unless the user
+has chosen a folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+__all__ = ["Vendor", "announce", "vendors"]
+
+SYSTEM_FOLDER = Path("/etc/OpenCL/vendors")
+_NVIDIA = "libnvidia-opencl.so.1"
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """One vendor library: what names it, its path or soname, and the loader's complaint if it does not load."""
+
+    source: str
+    library: str
+    problem: str | None
+    mend: str | None = None
+
+
+def vendors(*, load: bool = True) -> list[Vendor]:
+    """Every vendor library that can be found, sorted by source; ``load`` tries each one with the dynamic linker."""
+    found = [*_listed_by_system(), *_installed_by_pip(), *_unlisted_nvidia()]
+    chosen = os.environ.get("OCL_ICD_VENDORS")
+    if chosen and not _ours(chosen):
+        found = list(_listed_in(Path(chosen)))
+    result = []
+    for source, library in found:
+        problem = _load_problem(library) if load else None
+        result.append(Vendor(source, library, problem, _mend(library, problem)))
+    return result
+
+
+def announce() -> str | None:
+    """Point the ICD loader at all vendors; returns the folder, or None when the user's own choice stands.
+
+    Takes effect only before the process first asks for platforms.
+    """
+    if os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OCL_ICD_FILENAMES") or sys.platform != "linux":
+        return None
+    found = [*_listed_by_system(), *_installed_by_pip(), *_unlisted_nvidia()]
+    if not found:
+        return None
+    text = "\n".join(library for _, library in found)
+    folder = _folder(hashlib.sha256(text.encode()).hexdigest()[:16])
+    for number, (_, library) in enumerate(found):
+        target = folder / f"{number:02d}-{Path(library).name.split('.')[0]}.icd"
+        if not target.exists():  # written beside and renamed: another process may be reading
+            draft = folder / f".{target.name}.{os.getpid()}"
+            draft.write_text(library + "\n")
+            draft.replace(target)
+    os.environ["OCL_ICD_VENDORS"] = str(folder)
+    return str(folder)
+
+
+def _ours(folder: str) -> bool:
+    return Path(folder).name.startswith("convdispatch-icd-")
+
+
+def _folder(digest: str) -> Path:
+    name = f"convdispatch-icd-{digest}"
+    for parent in (Path(platformdirs.user_cache_dir("convdispatch")), Path(tempfile.gettempdir())):
+        try:
+            (parent / name).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(parent / name, os.W_OK):
+            return parent / name
+    return Path(tempfile.mkdtemp(prefix=name))
+
+
+def _listed_in(folder: Path) -> list[tuple[str, str]]:
+    if folder.is_file():
+        return [(str(folder), folder.read_text().strip())]
+    if not folder.is_dir():
+        return []
+    listed = []
+    for file in sorted(folder.glob("*.icd")):
+        try:
+            listed.append((str(file), file.read_text().strip()))
+        except OSError:
+            continue
+    return [(source, library) for source, library in listed if library]
+
+
+def _listed_by_system() -> list[tuple[str, str]]:
+    return _listed_in(SYSTEM_FOLDER)
+
+
+def _installed_by_pip() -> list[tuple[str, str]]:
+    # The .icd file inside Intel's wheel names a path on the machine that built it, so the library is looked for.
+    library = Path(sys.prefix) / "lib" / "libintelocl.so"
+    return [("pip: intel-opencl-rt", str(library))] if library.exists() else []
+
+
+def _unlisted_nvidia() -> list[tuple[str, str]]:
+    if any(_NVIDIA in library for _, library in _listed_by_system()) or _load_problem(_NVIDIA):
+        return []
+    return [("driver: NVIDIA (no .icd file names it)", _NVIDIA)]
+
+
+def _load_problem(library: str) -> str | None:
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _mend(library: str, problem: str | None) -> str | None:
+    if problem is None:
+        return None
+    if "libintelocl" in library:
+        return "pip install intel-cmplr-lib-rt"
+    if "cannot open shared object file" in problem and library in problem:
+        return "the .icd file names a library that is not there: reinstall the driver or remove the file"
+    return "install what the message names, or remove the .icd file"

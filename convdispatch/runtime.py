@@ -1,0 +1,255 @@
+"""Devices, contexts, queues and memory: the only module that creates OpenCL objects of these kinds.
+
+Nothing happens at import. One context a device, shared by all; one queue a thread and device, for callers who bring
+NumPy arrays. Scratch memory comes from a pool a queue: work on one in-order queue may reuse a block as soon as the
+host has let go of it, work on another may not.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from . import icd
+from .api.device import DeviceInfo
+from .api.errors import NoDevice
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = [
+    "allocate",
+    "context",
+    "default_device",
+    "device_info",
+    "devices",
+    "find_device",
+    "platforms",
+    "probe",
+    "queue",
+    "workspace",
+]
+
+INSTALL = "pip install 'convdispatch[cpu]'"
+_PROBE = "kernel void probe(global int *p) { p[get_global_id(0)] = (int)get_global_id(0) + 41; }"
+_VENDORS = (
+    # (word in the platform's or device's vendor, normalised name); platforms first: PoCL's devices say Intel
+    ("portable computing", "pocl"),
+    ("oclgrind", "oclgrind"),
+    ("nvidia", "nvidia"),
+    ("advanced micro", "amd"),
+    ("amd", "amd"),
+    ("intel", "intel"),
+    ("arm", "arm"),
+    ("qualcomm", "qualcomm"),
+    ("apple", "apple"),
+)
+_threads = threading.local()
+_lock = threading.RLock()
+_pools: dict[Any, Any] = {}
+
+
+@functools.lru_cache(maxsize=1)
+def platforms() -> list[cl.Platform]:
+    """Every OpenCL platform the loader finds, pip-installed ones included; an empty list when there is none."""
+    icd.announce()
+    import pyopencl as cl
+
+    try:
+        return list(cl.get_platforms())
+    except cl.LogicError:  # PLATFORM_NOT_FOUND_KHR
+        return []
+
+
+@functools.lru_cache(maxsize=1)
+def devices() -> list[cl.Device]:
+    """Every device of every platform, in the platforms' order."""
+    import pyopencl as cl
+
+    found = []
+    for platform in platforms():
+        try:
+            found += platform.get_devices()
+        except cl.Error:  # a platform without devices answers with an error
+            continue
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def device_info(device: cl.Device) -> DeviceInfo:
+    """The device's DeviceInfo."""
+    import pyopencl as cl
+
+    platform = device.platform
+    extensions = frozenset(device.extensions.split())
+    kind = "gpu" if device.type & cl.device_type.GPU else "cpu" if device.type & cl.device_type.CPU else "accelerator"
+    vendor = _vendor(platform.name + " " + platform.vendor, device.vendor)
+    simd = max(1, device.native_vector_width_float)
+    return DeviceInfo(
+        name=device.name.strip(),
+        vendor=vendor,
+        type=kind,
+        arch=_arch(device, vendor, kind, simd, extensions),
+        platform=platform.name.strip(),
+        driver=device.driver_version,
+        compute_units=device.max_compute_units,
+        max_work_group_size=device.max_work_group_size,
+        max_work_item_sizes=tuple(device.max_work_item_sizes),
+        local_mem_size=device.local_mem_size,
+        global_mem_size=device.global_mem_size,
+        max_alloc_size=device.max_mem_alloc_size,
+        simd_width=simd,
+        buffer_alignment=max(1, device.mem_base_addr_align // 8),
+        fp16="cl_khr_fp16" in extensions,
+        fp64="cl_khr_fp64" in extensions or bool(device.double_fp_config),
+        extensions=extensions,
+    )
+
+
+def _vendor(platform: str, vendor: str) -> str:
+    for text in (platform.lower(), vendor.lower()):
+        for word, name in _VENDORS:
+            if word in text:
+                return name
+    return vendor.strip().lower() or "unknown"
+
+
+def _arch(device: cl.Device, vendor: str, kind: str, simd: int, extensions: frozenset[str]) -> str:
+    if "cl_nv_device_attribute_query" in extensions:
+        return f"sm_{device.compute_capability_major_nv}{device.compute_capability_minor_nv}"
+    if kind == "cpu":
+        return f"simd{simd * 32}"
+    return device.name.strip().split(":")[0].lower() if vendor == "amd" else device.name.strip().lower()
+
+
+@functools.lru_cache(maxsize=64)
+def probe(device: cl.Device) -> str | None:
+    """Build and run a trivial kernel; the failure in words, or None when the device works.
+
+    A platform that lists is not yet one that works: PoCL's wheel lists everywhere and needs a linker to build.
+    """
+    import numpy as np
+    import pyopencl as cl
+
+    try:
+        where = context(device)
+        commands = cl.CommandQueue(where)
+        program = cl.Program(where, _PROBE).build()
+        memory = cl.Buffer(where, cl.mem_flags.READ_WRITE, 16)
+        program.probe(commands, (4,), None, memory)
+        answer = np.zeros(4, np.int32)
+        cl.enqueue_copy(commands, answer, memory)
+    except cl.Error as error:
+        text = str(error).strip().splitlines()
+        return text[-1] if text else type(error).__name__
+    return None if answer.tolist() == [41, 42, 43, 44] else f"a trivial kernel gave {answer.tolist()}, not 41 to 44"
+
+
+def find_device(choice: Any = None) -> cl.Device:
+    """The device that ``choice`` names, or the default one for None.
+
+    ``choice`` is a ``pyopencl.Device``, or text: part of a device's name, a normalised vendor (``nvidia``, ``pocl``),
+    a type (``cpu``, ``gpu``), or ``platform:device`` where each side is a part of the name or a number.
+
+    Raises NoDevice that lists what is there.
+    """
+    if choice is None:
+        return default_device()
+    if not isinstance(choice, str):
+        return choice
+    matches = [device for device in devices() if _matches(device, choice.strip().lower())]
+    if not matches:
+        raise NoDevice(f"no OpenCL device matches {choice!r}; there are: {_listing()}")
+    for device in matches:
+        if probe(device) is None:
+            return device
+    raise NoDevice(f"{device_info(matches[0])} matches {choice!r} but does not work: {probe(matches[0])}")
+
+
+def _matches(device: cl.Device, choice: str) -> bool:
+    info = device_info(device)
+    if ":" in choice:
+        platform, _, rest = choice.partition(":")
+        listed = platforms()
+        index = listed.index(device.platform)
+        if platform != str(index) and platform not in info.platform.lower() and platform != info.vendor:
+            return False
+        siblings = device.platform.get_devices()
+        return not rest or rest == str(siblings.index(device)) or rest in info.name.lower() or rest == info.type
+    return choice in (info.vendor, info.type) or choice in info.name.lower() or choice in info.platform.lower()
+
+
+def _listing() -> str:
+    return "; ".join(str(device_info(device)) for device in devices()) or f"none ({INSTALL})"
+
+
+@functools.lru_cache(maxsize=1)
+def _ranked() -> cl.Device:
+    def rank(device: cl.Device) -> tuple[int, int]:
+        info = device_info(device)
+        kind = {"gpu": 0, "accelerator": 1, "cpu": 2}[info.type]
+        simulator = info.vendor == "oclgrind"  # finds faults, thousands of times too slow to compute with
+        return (3 if simulator else kind, 1 if info.vendor == "pocl" else 0)
+
+    failures = []
+    for device in sorted(devices(), key=rank):
+        problem = probe(device)
+        if problem is None:
+            return device
+        failures.append(f"\n  {device_info(device)}: {problem}")
+    seen = "".join(failures) or " none was found"
+    raise NoDevice(
+        f"no OpenCL device works:{seen}\n{INSTALL} brings a complete CPU runtime; `convdispatch doctor` tells more"
+    )
+
+
+def default_device() -> cl.Device:
+    """``CONVDISPATCH_DEVICE``, else a GPU that works, else a CPU that works. Raises NoDevice."""
+    chosen = os.environ.get("CONVDISPATCH_DEVICE")
+    return find_device(chosen) if chosen else _ranked()
+
+
+@functools.lru_cache(maxsize=64)
+def _context(device: cl.Device) -> cl.Context:
+    import pyopencl as cl
+
+    return cl.Context([device])
+
+
+def context(device: cl.Device | None = None) -> cl.Context:
+    """The shared context of a device."""
+    with _lock:
+        return _context(device or default_device())
+
+
+def queue(device: cl.Device | None = None) -> cl.CommandQueue:
+    """This thread's in-order queue on the shared context of a device."""
+    import pyopencl as cl
+
+    device = device or default_device()
+    queues = _threads.__dict__.setdefault("queues", {})
+    if device not in queues:
+        queues[device] = cl.CommandQueue(context(device))
+    return queues[device]
+
+
+def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
+    """Device memory of at least ``size`` bytes for work on ``queue``, from the queue's pool where it is in order."""
+    import pyopencl as cl
+
+    pool = _pools.get(queue)
+    if pool is None:
+        if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
+            return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, max(size, 1))
+        from pyopencl.tools import DeferredAllocator, MemoryPool
+
+        with _lock:
+            pool = _pools.setdefault(queue, MemoryPool(DeferredAllocator(queue.context)))
+    return pool.allocate(size or 1)
+
+
+def workspace(queue: cl.CommandQueue, size: int) -> cl.MemoryObject | None:
+    """Scratch memory for one plan on one queue; None for size 0."""
+    return allocate(queue, size) if size else None
