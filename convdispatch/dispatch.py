@@ -21,7 +21,7 @@ from .api.policy import Policy, current_policy, forbid_when_frozen
 from .api.problem import ConvProblem
 from .api.solver import Solver
 from .loader import Plugins, plugins
-from .prepared import Prepared
+from .prepared import Constant, Prepared
 from .registry import registry
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
         warnings.warn(f"solver {solver.name}: {reason}", ConvDispatchWarning, stacklevel=2)
     if reason:
         return "refused", reason
+    if policy.workspace_limit is not None and default_config(solver, problem, device, policy.workspace_limit) is None:
+        return "refused", f"no configuration needs {policy.workspace_limit} bytes of workspace or less"
     failed = _quarantined.get((problem, device, solver.name))
     return ("quarantined", failed) if failed else None
 
@@ -157,14 +159,14 @@ def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None)
             accepted.append(loaded.solvers[name])
     if not accepted:
         raise NoSolver(problem, str(device), reasons)
-    return _ordered(accepted, problem, device)
+    return _ordered(accepted, problem, device, policy)
 
 
-def _ordered(accepted: list[Solver], problem: ConvProblem, device: DeviceInfo) -> list[Candidate]:
+def _ordered(accepted: list[Solver], problem: ConvProblem, device: DeviceInfo, policy: Policy) -> list[Candidate]:
     preferred, source = registry().preference(problem, device)
     keyed = []
     for solver in accepted:
-        config = default_config(solver, problem, device)
+        config = default_config(solver, problem, device, policy.workspace_limit) or {}
         place = next((i for i, glob in enumerate(preferred) if fnmatch.fnmatchcase(solver.name, glob)), len(preferred))
         cost = solver.cost(visible_problem(solver, problem), device, config)
         origin = source if place < len(preferred) else "predicted" if cost is not None else "name"
@@ -173,11 +175,16 @@ def _ordered(accepted: list[Solver], problem: ConvProblem, device: DeviceInfo) -
     return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
 
 
-def default_config(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> Mapping[str, Any]:
-    """The configuration that a solver puts first."""
-    for config in solver.configs(visible_problem(solver, problem), device):
-        return config
-    return {}
+def default_config(
+    solver: Solver, problem: ConvProblem, device: DeviceInfo, limit: int | None = None
+) -> Mapping[str, Any] | None:
+    """The first configuration of a solver whose stated workspace is within ``limit`` bytes; None when none is."""
+    seen = visible_problem(solver, problem)
+    for config in solver.configs(seen, device):
+        size = None if limit is None else solver.workspace(seen, device, config)
+        if size is None or size <= limit:
+            return config
+    return None
 
 
 def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = None) -> Prepared:
@@ -260,12 +267,28 @@ def quarantine(
     )
 
 
-def run(problem: ConvProblem, prepared: Prepared, queue: cl.CommandQueue, policy: Policy, **operands: Any) -> cl.Event:
-    """Enqueue a prepared convolution; if that fails, quarantine its solver and run the next candidate."""
+def run(
+    problem: ConvProblem,
+    prepared: Prepared,
+    queue: cl.CommandQueue,
+    policy: Policy,
+    x: Any,
+    w: Any,
+    y: Any,
+    bias: Any = None,
+    residual: Any = None,
+    wait_for: Any = None,
+    constant: Constant | None = None,
+) -> cl.Event:
+    """Enqueue a prepared convolution; if that fails, quarantine its solver and run the next candidate.
+
+    ``constant`` is the promise behind ``w``, where the caller gave one: it keeps the packed forms.
+    """
     while True:
         try:
-            return prepared.enqueue(queue, **operands)
-        except (Frozen, KeyboardInterrupt):
+            weights = constant.packed(prepared, queue, w) if constant is not None and prepared.packed_size else w
+            return prepared.enqueue(queue, x, weights, y, bias, residual, wait_for)
+        except Frozen:
             raise
         except Exception as error:
             if isinstance(error, ConvDispatchError) and not isinstance(error, (BuildFailed, PluginError)):

@@ -177,8 +177,10 @@ class _Epilogue:
         text += f"#define ADD_OLD {int(self.accumulates)}\n"
         arguments = ["out", "fresh" if self.accumulates else "out"]
         arguments += ["bias" if rest["bias"] else "out", "residual" if rest["residual"] else "out"]
+        chunk = 1024 if runtime.device_info(context.devices[0]).type == "cpu" else 1
+        text += f"#define CHUNK {chunk}\n"
         program = build(context, text + kernel_text("convdispatch", "epilogue.cl"))
-        self._launch = Launch(program, "epilogue", (max(1, -(-size // 256)),), None, arguments)
+        self._launch = Launch(program, "epilogue", (max(1, -(-size // chunk)),), None, arguments)
         self._written, self._bytes = problem.written, size * problem.itemsize
 
     def __call__(

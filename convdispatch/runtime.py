@@ -253,3 +253,73 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
 def workspace(queue: cl.CommandQueue, size: int) -> cl.MemoryObject | None:
     """Scratch memory for one plan on one queue; None for size 0."""
     return allocate(queue, size) if size else None
+
+
+def host_input(queue: cl.CommandQueue, array: Any) -> cl.MemoryObject:
+    """A buffer with a NumPy array's values: the array's own memory on a CPU device, a copy elsewhere.
+
+    ``array`` must be contiguous and outlive the work.
+    """
+    import pyopencl as cl
+
+    if device_info(queue.device).type == "cpu":
+        return cl.Buffer(queue.context, cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
+    memory = allocate(queue, array.nbytes)
+    cl.enqueue_copy(queue, memory, array, is_blocking=False)
+    return memory
+
+
+def host_output(queue: cl.CommandQueue, array: Any, keep: bool = False) -> tuple[Any, cl.MemoryObject]:
+    """``(finish, buffer)`` for a NumPy array that will be written; ``finish()`` waits until the values are in it.
+
+    ``keep`` brings the array's present values along.
+    """
+    import pyopencl as cl
+
+    if device_info(queue.device).type == "cpu":
+        memory = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
+
+        def finish() -> None:
+            # Mapping is what makes a USE_HOST_PTR buffer's values visible to the host.
+            view, _ = cl.enqueue_map_buffer(queue, memory, cl.map_flags.READ, 0, array.shape, array.dtype)
+            view.base.release(queue)
+
+        return finish, memory
+    memory = allocate(queue, array.nbytes)
+    if keep:
+        cl.enqueue_copy(queue, memory, array, is_blocking=False)
+    return (lambda: cl.enqueue_copy(queue, array, memory)), memory
+
+
+def region(queue: cl.CommandQueue, memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObject:
+    """A buffer that starts ``offset`` bytes into ``memory``: a sub-buffer where aligned, else a copy on the queue."""
+    import pyopencl as cl
+
+    if offset == 0:
+        return memory
+    if offset % device_info(queue.device).buffer_alignment == 0:
+        return memory.get_sub_region(offset, size)
+    copy = allocate(queue, size)
+    cl.enqueue_copy(queue, copy, memory, byte_count=size, src_offset=offset)
+    return copy
+
+
+def output_region(
+    queue: cl.CommandQueue, memory: cl.MemoryObject, offset: int, size: int, keep: bool = False
+) -> tuple[Any, cl.MemoryObject]:
+    """As ``region`` for memory that will be written: ``(finish, buffer)``; ``finish(event)`` copies back, if set.
+
+    ``finish`` returns the event after which the values are in ``memory``; ``keep`` brings present values along.
+    """
+    import pyopencl as cl
+
+    if offset % device_info(queue.device).buffer_alignment == 0:
+        return None, memory.get_sub_region(offset, size)
+    copy = allocate(queue, size)
+    if keep:
+        cl.enqueue_copy(queue, copy, memory, byte_count=size, src_offset=offset)
+
+    def finish(event: cl.Event) -> cl.Event:
+        return cl.enqueue_copy(queue, memory, copy, byte_count=size, dst_offset=offset, wait_for=[event])
+
+    return finish, copy

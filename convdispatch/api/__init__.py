@@ -1,0 +1,94 @@
+"""The header: all that a caller or a plugin may import. Names load when first used.
+
+Callers: ``conv`` and its relatives, ``constant``, ``policy``, ``frozen``, ``explain``, ``ConvProblem``, the errors.
+Plugins: ``Solver``, ``Plan``, ``DeviceInfo``, ``hookimpl``, ``KernelPlan``, and the shared kernel text and matrix
+product that plans are made of.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..dispatch import Explanation, explain
+    from ..gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, packed_layout
+    from ..gemm import configs as gemm_configs
+    from ..kernels import KernelPlan, Launch, build, config_macros, kernel_text
+    from .activation import activation_macro
+    from .conv import constant, conv, conv_backward_data, conv_backward_weights, conv_transpose
+    from .device import DeviceInfo
+    from .dtypes import DTYPES, storage_macros
+    from .errors import (
+        BuildFailed,
+        ConvDispatchError,
+        ConvDispatchWarning,
+        Frozen,
+        InvalidArgument,
+        InvalidPolicy,
+        InvalidProblem,
+        NoDevice,
+        NoSolver,
+        PlanFailed,
+        PluginError,
+    )
+    from .hookspecs import API_VERSION, hookimpl
+    from .policy import Policy, frozen, policy
+    from .problem import ConvProblem
+    from .solver import EPILOGUE, Plan, Solver
+
+_HOME = {
+    ".activation": ["activation_macro"],
+    ".conv": ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"],
+    ".device": ["DeviceInfo"],
+    ".dtypes": ["DTYPES", "storage_macros"],
+    ".errors": [
+        "BuildFailed",
+        "ConvDispatchError",
+        "ConvDispatchWarning",
+        "Frozen",
+        "InvalidArgument",
+        "InvalidPolicy",
+        "InvalidProblem",
+        "NoDevice",
+        "NoSolver",
+        "PlanFailed",
+        "PluginError",
+    ],
+    ".hookspecs": ["API_VERSION", "hookimpl"],
+    ".policy": ["Policy", "frozen", "policy"],
+    ".problem": ["ConvProblem"],
+    ".solver": ["EPILOGUE", "Plan", "Solver"],
+    "..dispatch": ["Explanation", "explain"],
+    "..gemm": ["Axis", "Epilogue", "GemmPlan", "GemmSpec", "Matrix", "gemm_configs", "packed_layout"],
+    "..kernels": ["KernelPlan", "Launch", "build", "config_macros", "kernel_text"],
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+_NAMED_THERE = {"gemm_configs": "configs"}
+
+__all__ = sorted(_MODULE_OF)
+
+
+class _Header(types.ModuleType):
+    """A package whose names load on first use, also those that a submodule shares (``conv``, ``policy``).
+
+    Importing ``convdispatch.api.conv`` would bind the submodule over the function; that assignment is dropped.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        module = _MODULE_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(module, __name__), _NAMED_THERE.get(name, name))
+        setattr(self, name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _MODULE_OF and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Header

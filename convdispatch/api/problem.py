@@ -140,6 +140,14 @@ class ConvProblem:
             if set(shape.values()) != {1}:
                 raise InvalidProblem(f"a {self.ndim}-D problem has no {axis} axis, got {shape}")
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        # Hashing thirty fields costs more than the rest of a warm call, and a problem is a key in it.
+        return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.init))
+
     # --- derived numbers -------------------------------------------------------------------------------------------
 
     @property

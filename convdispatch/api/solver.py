@@ -81,6 +81,14 @@ class Solver(ABC):
         """
         return None
 
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
+        """Bytes of workspace that the plan of ``config`` will ask for, without compiling; None when unknown.
+
+        Lets the caller's limit choose among ``configs``: the first one within it is used, so a solver that can work
+        in pieces yields configurations of falling workspace.
+        """
+        return None
+
     @abstractmethod
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """Compile one configuration. Called once per (context, problem, config).
