@@ -1,0 +1,1 @@
+"""Well-known nets, as modules only."""
