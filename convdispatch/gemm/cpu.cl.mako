@@ -1,0 +1,116 @@
+## C[m, n] = sum over k of A[m, k] B[k, n] in registers: a work item walks register tiles of MR rows by NV vectors.
+//
+// LANES  elements of a vector V: 16 floats for AVX-512, 8 for AVX2, half as many doubles
+// MR     rows of a register tile; A's panels are as wide
+// NV     vectors of a register tile; B's panels are NV * LANES wide
+// KU     independent sums over k in a tile, so that few accumulators still hide the latency of an addition
+// KC     k's in one pass over the rows: KC * NV * LANES elements of B stay in the second-level cache
+// KS     k's of one part when the sum is split (a multiple of KC unless SPLIT is 1)
+// MT     register tiles of one column panel that a work item computes
+// NP     column panels of a work item
+// BT     batches of a work item
+<%
+nr = nv * lanes
+tail_m, tail_n = m % mr, n % nr
+full_m, full_n = m // mr, n // nr
+%>
+<%def name="tile(rows, columns)"><%
+whole, rest = columns // lanes, columns % lanes
+vectors = whole + (rest > 0)
+# A direct B has no padding: the last vector ends at the matrix' edge and overlaps the one before it.
+start = [j * lanes - (lanes - rest if not b_packed and j == whole else 0) for j in range(vectors)]
+steps = range(ku)
+%>\
+    {  // ${rows} x ${columns}
+% for u in steps:
+% for i in range(rows):
+      V ${", ".join(f"c{u}_{i}_{j} = 0" for j in range(vectors))};
+% endfor
+% endfor
+% if a_packed:
+      global const ACC *restrict pa = a + (long)tile * ((long)K * MR) + (long)k0 * MR;
+% else:
+% for i in range(rows):
+      global const ACC *restrict pa${i} = a + A_ROW(tile * MR + ${i}) + A_COL(k0);
+% endfor
+% endif
+% if b_packed:
+      global const ACC *restrict pb = b + (long)panel * ((long)K * ${nr}) + (long)k0 * ${nr};
+% else:
+      global const ACC *restrict pb = b + B_COL(panel * ${nr}) + B_ROW(k0);
+% endif
+      int k = 0;
+% for width in ([ku, 1] if ku > 1 else [1]):
+      for (; k + ${width} <= kb; k += ${width}) {
+% for u in range(width):
+% for j in range(vectors):
+        const V b${u}_${j} = *(global const vec_element *)(pb + ${u * b_step + start[j]});
+% endfor
+% for i in range(rows):
+        const ACC a${u}_${i} = ${f"pa[{u * mr + i}]" if a_packed else f"pa{i}[{u * a_step}]"};
+% for j in range(vectors):
+        c${u}_${i}_${j} = a${u}_${i} * b${u}_${j} + c${u}_${i}_${j};
+% endfor
+% endfor
+% endfor
+        pb += ${width * b_step};
+% if a_packed:
+        pa += ${width * mr};
+% else:
+        ${" ".join(f"pa{i} += {width * a_step};" for i in range(rows))}
+% endif
+      }
+% endfor
+% for i in range(rows):
+% for j in range(vectors):
+<% total = " + ".join(f"c{u}_{i}_{j}" for u in steps) %>\
+% if j < whole:
+      put_vector(OUT_ARGS, ${total}, tile * MR + ${i}, panel * ${nr} + ${start[j]}, flags);
+% else:
+<% first = 0 if b_packed else lanes - rest %>\
+      put_lanes(OUT_ARGS, ${total}, tile * MR + ${i}, panel * ${nr} + ${start[j]}, ${first}, ${first + rest}, flags);
+% endif
+% endfor
+% endfor
+    }
+</%def>
+<%def name="rows(columns)">\
+% if full_m:
+        for (; tile < min(tile1, ${full_m}); ++tile)
+${tile(mr, columns)}\
+% endif
+% if tail_m:
+        if (tile < tile1)
+${tile(tail_m, columns)}\
+% endif
+</%def>
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void gemm(global const ACC *restrict a_, long a_off, global const ACC *restrict b_, long b_off, OUT_KERNEL_PARAMS) {
+  const int panel0 = get_global_id(0) * NP, panel1 = min(panel0 + NP, ${-(-n // nr)});
+  const int tile0 = get_global_id(1) * MT, tile1 = min(tile0 + MT, ${-(-m // mr)});
+  const int part = get_global_id(2) % SPLIT, z0 = get_global_id(2) / SPLIT * BT, z1 = min(z0 + BT, BATCH);
+  const int begin = part * KS, end = min(begin + KS, K);
+  for (int z = z0; z < z1; ++z) {
+    OUT_POINTERS(z, part)
+    global const ACC *a = a_ + a_off + ${f"A_PACKED(z) * {-(-m // mr) * mr * k}L" if a_packed else "A_BATCH(z)"};
+    global const ACC *b = b_ + b_off + ${f"B_PACKED(z) * {-(-n // nr) * nr * k}L" if b_packed else "B_BATCH(z)"};
+    for (int k0 = begin; k0 < end; k0 += KC) {
+      const int kb = min(KC, end - k0);
+      const int flags = (k0 > begin ? ADD : FLAGS) | (k0 + KC >= end ? LAST : 0);
+      for (int panel = panel0; panel < panel1; ++panel) {
+        int tile = tile0;
+% if full_n and tail_n:
+        if (panel < ${full_n}) {
+${rows(nr)}\
+        } else {
+${rows(tail_n)}\
+        }
+% elif full_n:
+${rows(nr)}\
+% else:
+${rows(tail_n)}\
+% endif
+      }
+    }
+  }
+}

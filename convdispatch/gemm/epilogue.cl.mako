@@ -1,0 +1,123 @@
+## C = activation(sum + bias + residual [+ C]), for LANES neighbouring columns of one row, or for some of them.
+//
+// V, LANES     vector type of LANES sums (ACC); CREAL is what C stores: REAL, or ACC while it holds partial sums
+// C_ROW, C_COL element offset of a row or column of C, residual likewise
+// ADD, LAST    flags of a call: add what C holds; this is the last part of the sum, so bias and activation follow
+#define ADD 1
+#define LAST 2
+typedef V __attribute__((aligned(${align}))) vec_acc;      // alignment that C promises
+typedef V __attribute__((aligned(${accsize}))) vec_element;  // alignment of any element
+% if dtype in ("float32", "float64"):
+#define LOADV(p) (*(global const vec_acc *)(p))
+#define STOREV(p, v) (*(global vec_acc *)(p) = (v))
+% elif dtype == "float16":
+#define LOADV(p) vload_half${lanes}(0, p)
+#define STOREV(p, v) vstore_half${lanes}_rte(v, 0, p)
+% else:
+typedef ushort${lanes} __attribute__((aligned(2))) vec_real;
+#define LOADV(p) as_float${lanes}(convert_uint${lanes}(*(global const vec_real *)(p)) << 16)
+inline void store_bfloat16s(global ushort *p, V v) {
+  const uint${lanes} u = as_uint${lanes}(v);
+  const uint${lanes} rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, quiet = (u >> 16) | 64u;
+  *(global vec_real *)p = convert_ushort${lanes}(select(rounded, quiet, isnan(v)));
+}
+#define STOREV(p, v) store_bfloat16s(p, v)
+% endif
+% if partial:
+#define CREAL ACC
+#define CLOAD(p, i) ((p)[i])
+#define CSTORE(p, i, v) ((p)[i] = (v))
+#define CLOADV(p) (*(global const vec_acc *)(p))
+#define CSTOREV(p, v) (*(global vec_acc *)(p) = (v))
+% else:
+#define CREAL REAL
+#define CLOAD LOAD
+#define CSTORE STORE
+#define CLOADV LOADV
+#define CSTOREV STOREV
+% endif
+<%
+bias = None if partial else epilogue.bias
+residual = epilogue.residual and not partial
+unit = c_col.stride == 1
+%>
+#define OUT_PARAMS global CREAL *c${", global const REAL *bias" if bias else ""}${", global const REAL *residual" if residual else ""}
+#define OUT_ARGS c${", bias" if bias else ""}${", residual" if residual else ""}
+#define OUT_KERNEL_PARAMS global CREAL *c_, long c_off${", global const REAL *bias_, long bias_off" if bias else ""}${", global const REAL *residual_, long residual_off" if residual else ""}
+// Pointers to one batch's C, bias and residual, from the kernel's own parameters.
+#define OUT_POINTERS(z, part) \
+% if partial:
+  global CREAL *c = c_ + c_off + ((long)(part) * BATCH + (z)) * ((long)M * N); \
+% else:
+  global CREAL *c = c_ + c_off + C_BATCH(z); \
+% endif
+% if bias:
+  global const REAL *bias = bias_ + bias_off + BIAS_BATCH(z); \
+% endif
+% if residual:
+  global const REAL *residual = residual_ + residual_off + C_BATCH(z); \
+% endif
+
+inline void put_one(OUT_PARAMS, ACC v, int m, int n, int flags) {
+  const long p = C_ROW(m) + C_COL(n);
+  if (flags & ADD) v += CLOAD(c, p);
+  if (flags & LAST) {
+% if bias:
+    v += LOAD(bias, ${bias});
+% endif
+% if residual:
+    v += LOAD(residual, p);
+% endif
+% if not partial:
+    v = ACTIVATION(ACC, v);
+% endif
+  }
+  CSTORE(c, p, v);
+}
+
+// Lanes first to end - 1 of v, which stands for columns n to n + LANES - 1.
+inline void put_lanes(OUT_PARAMS, V v, int m, int n, int first, int end, int flags) {
+% if unroll:
+% for lane in range(lanes):
+  if (first <= ${lane} && ${lane} < end) put_one(OUT_ARGS, v.s${"%x" % lane}, m, n + ${lane}, flags);
+% endfor
+% else:
+  union { V v; ACC s[LANES]; } u;
+  u.v = v;
+  for (int lane = first; lane < end; ++lane) put_one(OUT_ARGS, u.s[lane], m, n + lane, flags);
+% endif
+}
+
+// The whole of v; all its columns exist.
+inline void put_vector(OUT_PARAMS, V v, int m, int n, int flags) {
+% if not unit:
+  put_lanes(OUT_ARGS, v, m, n, 0, LANES, flags);
+% else:
+% if not c_col.plain:
+  if (n % ${c_col.inner} + LANES > ${c_col.inner}) {  // the columns straddle two runs
+    put_lanes(OUT_ARGS, v, m, n, 0, LANES, flags);
+    return;
+  }
+% endif
+  const long p = C_ROW(m) + C_COL(n);
+  if (flags & ADD) v += CLOADV(c + p);
+  if (flags & LAST) {
+% if bias == "m":
+    v += LOAD(bias, m);
+% elif bias == "n":
+% if dtype in ("float32", "float64"):
+    v += *(global const vec_element *)(bias + n);
+% else:
+    v += LOADV(bias + n);
+% endif
+% endif
+% if residual:
+    v += LOADV(residual + p);
+% endif
+% if not partial:
+    v = ACTIVATION(V, v);
+% endif
+  }
+  CSTOREV(c + p, v);
+% endif
+}

@@ -1,0 +1,82 @@
+"""The packed panel form of an operand: public, so that other kernels can write it themselves.
+
+An operand is a matrix ``X[i, k]``: A's rows i by k, or B's columns i by k. Packed, it is cut into panels of ``width``
+neighbouring i; a panel holds all k, and for each k its ``width`` elements side by side, in the accumulation type:
+
+    packed[((batch * panels + i // width) * k_size + k) * width + i % width]
+
+Batches that share memory (batch stride 0) share a packed copy. The lanes of the last panel beyond the operand's edge
+must exist in memory but their values do not matter: they only reach elements of C that are never written. Packing
+kernels here fill them with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .spec import Axis, GemmSpec
+
+__all__ = ["PackedLayout", "packed_layout"]
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """Sizes and index formula of one operand's packed form; elements are float, or double for float64."""
+
+    width: int
+    """Neighbouring i a panel."""
+    panels: int
+    """Panels a batch."""
+    k: int
+    batches: int
+    """Distinct operands: batches that share memory count once."""
+    batch: Axis
+    """From the product's batch index to the distinct operand's."""
+    itemsize: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of the whole packed operand, padding lanes included."""
+        return self.batches * self.panels * self.k * self.width
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole packed operand."""
+        return self.elements * self.itemsize
+
+    def index(self, batch, i, k):
+        """Element index of ``X[i, k]`` of a batch: ints or NumPy arrays."""
+        return ((self.batch.offset(batch) * self.panels + i // self.width) * self.k + k) * self.width + i % self.width
+
+    def macro(self, name: str = "PACKED_INDEX") -> str:
+        """OpenCL text ``#define PACKED_INDEX(batch, i, k)``, the same index as a long expression."""
+        return (
+            f"#define {name}(batch, i, k) ((({self.batch.text('batch')}) * {self.panels} + (i) / {self.width})"
+            f" * {self.k * self.width}L + (long)(k) * {self.width} + (i) % {self.width})\n"
+        )
+
+
+def packed_layout(spec: GemmSpec, config: Mapping[str, Any], operand: str) -> PackedLayout:
+    """How operand ``"a"`` or ``"b"`` of ``spec`` looks when packed for ``config``."""
+    size = spec.m if operand == "a" else spec.n
+    rows = (operand == "a") != bool(config.get("swap"))
+    if config["kind"] == "cpu":
+        width = config["mr"] if rows else config["nv"] * config["lanes"]
+    else:
+        width = config["bm"] if rows else config["bn"]
+    batches, batch = _distinct(getattr(spec, operand).batch.simplified(spec.batch), spec.batch)
+    return PackedLayout(width, -(-size // width), spec.k, batches, batch, spec.accumulator_size)
+
+
+def _distinct(axis: Axis, batch: int) -> tuple[int, Axis]:
+    """How many different operands a batch axis reaches, and the map from batch index to them."""
+    if axis.plain:
+        return (batch, Axis(1)) if axis.stride else (1, Axis(0))
+    outer = -(-batch // axis.inner)
+    if axis.stride and axis.outer:
+        return batch, Axis(1)
+    if axis.stride:
+        return axis.inner, Axis(1, inner=axis.inner, outer=0)
+    return (outer, Axis(0, inner=axis.inner, outer=1)) if axis.outer else (1, Axis(0))

@@ -1,0 +1,62 @@
+## packed[((z * PANELS + i / W) * K + k) * W + i % W] = X[z, i, k]: an operand's panels (see layout.py).
+//
+// I, K        sizes of the operand
+// W           panel width; PANELS = ceil(I / W)
+// KCHUNK      k's of one panel that a work item packs (CPU form)
+// X_BATCH(z), X_I(i), X_K(k)  element offsets in the source
+// PACKED_BATCH: z counts distinct operands; Z(z) is the first batch that uses it
+% if elementwise:
+kernel void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed, long packed_off) {
+  // One work item an element; neighbours write neighbours.
+  const int lane = get_global_id(0), k = get_global_id(1), panel = get_global_id(2) % PANELS;
+  const int z = get_global_id(2) / PANELS, i = panel * W + lane;
+  x += x_off + X_BATCH(Z(z));
+  packed[packed_off + (((long)z * PANELS + panel) * K + k) * W + lane] = i < I ? LOAD(x, X_I(i) + X_K(k)) : (ACC)0;
+}
+% else:
+typedef V __attribute__((aligned(${accsize}))) vec_acc;
+#define BLOCK ${lanes}
+
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed, long packed_off) {
+  const int k0 = get_global_id(0) * KCHUNK, panel = get_global_id(1), z = get_global_id(2);
+  const int k1 = min(K, k0 + KCHUNK), i0 = panel * W, count = min(W, I - i0);
+  x += x_off + X_BATCH(Z(z));
+  packed += packed_off + ((long)z * PANELS + panel) * ((long)K * W);
+  if (count < W)
+    for (int k = k0; k < k1; ++k)
+      for (int lane = count; lane < W; ++lane) packed[(long)k * W + lane] = 0;
+% if vectors:
+  if (count == W) {  // whole panels of neighbours: vector copies
+    global const REAL *p = x + X_I(i0);
+    for (int k = k0; k < k1; ++k) {
+      const long row = X_K(k);
+% for v in range(width // lanes):
+      *(global vec_acc *)(packed + (long)k * W + ${v * lanes}) = *(global const vec_acc *)(p + row + ${v * lanes});
+% endfor
+    }
+    return;
+  }
+% endif
+% if k_unit:
+  // Neighbours along k: short runs of k, so that the scattered writes stay in the first cache.
+  for (int k = k0; k < k1; k += BLOCK) {
+    const int end = min(k1, k + BLOCK);
+    if (end - k == BLOCK)
+      for (int lane = 0; lane < count; ++lane) {
+        const long row = X_I(i0 + lane);
+        for (int q = 0; q < BLOCK; ++q) packed[(long)(k + q) * W + lane] = LOAD(x, row + X_K(k + q));
+      }
+    else
+      for (int lane = 0; lane < count; ++lane)
+        for (int q = k; q < end; ++q) packed[(long)q * W + lane] = LOAD(x, X_I(i0 + lane) + X_K(q));
+  }
+% else:
+  for (int k = k0; k < k1; ++k)
+    if (count == W)
+      for (int lane = 0; lane < W; ++lane) packed[(long)k * W + lane] = LOAD(x, X_I(i0 + lane) + X_K(k));
+    else
+      for (int lane = 0; lane < count; ++lane) packed[(long)k * W + lane] = LOAD(x, X_I(i0 + lane) + X_K(k));
+% endif
+}
+% endif
