@@ -1,0 +1,262 @@
+"""Keeps measured records in folders that many processes share, and answers what is known of a problem.
+
+One file a record, named by the hash of its content, written aside, synced and renamed into place: no reader sees half
+a file, no writer waits for another, and no lock is held over a network file system. Nothing is ever changed; a newer
+record of the same choice is preferred when the folders are read and merged. A device's folders are read once; from
+then on a lookup is a dictionary hit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
+
+import platformdirs
+
+from .api.device import DeviceInfo
+from .api.errors import ConvDispatchWarning, InvalidArgument
+from .api.policy import forbid_when_frozen
+from .api.problem import ConvProblem
+from .packs import is_pack, publish, read_pack
+from .record import Damaged, NewerSchema, Provenance, Record, device_key, read_record, stale
+
+__all__ = ["PerfDB", "default_folders", "perfdb", "record_packs", "user_folder"]
+
+ENTRY_POINTS = "convdispatch.records"
+"""Entry-point group of tuning packs: data-only packages with a ``records`` folder."""
+
+
+def user_folder() -> Path:
+    """``CONVDISPATCH_DB``, else the ``perfdb`` folder among the user's application data."""
+    chosen = os.environ.get("CONVDISPATCH_DB")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("convdispatch")) / "perfdb"
+
+
+def record_packs() -> dict[str, Path]:
+    """The installed tuning packs: entry-point name to folder. A pack's code is never run."""
+    found = {}
+    for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        try:
+            spec = importlib.util.find_spec(entry.module)
+            places = spec.submodule_search_locations if spec else None
+            folder = Path(next(iter(places or ()))) / "records"
+            if not folder.is_dir():
+                raise FileNotFoundError(f"{folder} is no folder")
+        except Exception as error:  # whatever is wrong with one pack must not cost the others
+            warnings.warn(f"tuning pack {entry.name} is set aside: {error!r}", ConvDispatchWarning, stacklevel=2)
+        else:
+            found[entry.name] = folder
+    return found
+
+
+def default_folders() -> dict[str, Path]:
+    """Source to folder, in order of precedence: the user's, the installed packs', the shipped."""
+    return {"user": user_folder(), **record_packs(), "shipped": Path(__file__).parent / "records"}
+
+
+@functools.lru_cache(maxsize=1)
+def perfdb() -> PerfDB:
+    """The process's database over ``default_folders()``."""
+    return PerfDB(default_folders())
+
+
+class PerfDB:
+    """Records of several folders, merged. ``folders`` maps source to folder, or lists folders; the first is written.
+
+    Safe from several threads and, as to the files, from any number of processes.
+    """
+
+    def __init__(self, folders: dict[str, Path] | Sequence[Path | str]) -> None:
+        if not isinstance(folders, dict):
+            names = ["user", *("shipped" if i == 1 else f"shipped-{i}" for i in range(1, len(folders)))]
+            folders = dict(zip(names, folders, strict=True))
+        self.folders = {source: Path(folder) for source, folder in folders.items()}
+        if not self.folders:
+            raise InvalidArgument("PerfDB needs a folder at least, the first of which is written")
+        self._lock = threading.RLock()
+        self._known: dict[str, dict[str, list[Record]]] = {}  # device key to problem to records
+        self._said: set[Path] = set()
+        self._isolated: ContextVar[list[Record] | None] = ContextVar("convdispatch_isolated", default=None)
+        self.generation = 0
+        """Grows with every change of what is known; for caches of what follows from it."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that is written."""
+        return next(iter(self.folders.values()))
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def lookup(self, problem: ConvProblem | str, device: DeviceInfo | str) -> list[Record]:
+        """What is known of a problem on a device: the user's records before shipped ones, each fastest first.
+
+        Of one solver and configuration only the record that counts: the first source's, and there the newest.
+        """
+        known = self._load(device).get(str(problem), [])
+        extra = self._isolated.get()
+        if extra:
+            key = _key(device)
+            known = self._merge([*(r for r in extra if (r.problem, r.device) == (str(problem), key)), *known])
+        return list(known)
+
+    def all(self, device: DeviceInfo | str) -> list[Record]:
+        """Every record of a device that ``lookup`` would answer, by problem."""
+        problems = {**self._load(device)}
+        for record in self._isolated.get() or ():
+            problems.setdefault(record.problem, [])
+        return [record for problem in sorted(problems) for record in self.lookup(problem, device)]
+
+    def stale(self, record: Record, current: Provenance) -> str | None:
+        """Why a record should be raced again before it is trusted, or None; see ``record.stale``."""
+        return stale(record, current)
+
+    def devices(self) -> list[str]:
+        """The keys of the devices that have a folder in any source."""
+        found = set()
+        for folder in self.folders.values():
+            with contextlib.suppress(OSError):
+                found |= {entry.name for entry in folder.iterdir() if entry.is_dir()}
+        return sorted(found)
+
+    def refresh(self, device: DeviceInfo | str | None = None) -> None:
+        """Forget what was read, of one device or all, so that the next lookup sees other processes' records."""
+        with self._lock:
+            for key in [_key(device)] if device is not None else list(self._known):
+                self._known.pop(key, None)
+            self.generation += 1
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def record(self, record: Record) -> Path | None:
+        """Store a record and know it from now on. Returns its file, or None where it could only be kept in memory.
+
+        Inside ``isolated()`` nothing is stored. A folder that cannot be written is said once, by a warning.
+        """
+        record = replace(record, source="user")
+        extra = self._isolated.get()
+        if extra is not None:
+            extra.append(replace(record, source="isolated"))
+            self.generation += 1
+            return None
+        forbid_when_frozen("write the performance database")
+        path = self.folder / record.device / record.name()
+        try:
+            publish(path, record.text())
+        except OSError as error:
+            self._say(self.folder, f"{self.folder} cannot be written ({error}): results last for this process only")
+            path = None
+        with self._lock:
+            problems = self._load(record.device)
+            problems[record.problem] = self._merge([record, *problems.get(record.problem, [])])
+            self.generation += 1
+        return path
+
+    @contextlib.contextmanager
+    def isolated(self) -> Iterator[list[Record]]:
+        """Inside the block, in this thread or task, new records are seen by lookups but never stored.
+
+        For searches under a policy, whose results would mislead everybody else. Gives the list they gather in.
+        """
+        records: list[Record] = []
+        token = self._isolated.set(records)
+        try:
+            yield records
+        finally:
+            self._isolated.reset(token)
+            self.generation += 1
+
+    # --- reading files -----------------------------------------------------------------------------------------------
+
+    def _load(self, device: DeviceInfo | str) -> dict[str, list[Record]]:
+        key = _key(device)
+        known = self._known.get(key)
+        if known is None:
+            forbid_when_frozen("read the performance database")
+            with self._lock:
+                if key not in self._known:
+                    self._known[key] = self._read(key)
+                    self.generation += 1
+                known = self._known[key]
+        return known
+
+    def _read(self, key: str) -> dict[str, list[Record]]:
+        problems: dict[str, list[Record]] = {}
+        for source, folder in self.folders.items():
+            for record in self.read_folder(folder / key, source):
+                if record.device == key:
+                    problems.setdefault(record.problem, []).append(record)
+        return {problem: self._merge(records) for problem, records in problems.items()}
+
+    def read_folder(self, folder: Path, source: str = "") -> list[Record]:
+        """Every sound record of one folder: single records, and packs as ``export`` writes them."""
+        try:
+            paths = sorted(path for path in Path(folder).iterdir() if path.suffix == ".json")
+        except OSError:  # no such folder: nothing is known of the device
+            return []
+        return [record for path in paths for record in self._read_file(path, source)]
+
+    def _read_file(self, path: Path, source: str) -> list[Record]:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError:  # pruned, or set aside by another process, since the folder was listed
+            return []
+        except UnicodeDecodeError:
+            text = ""
+        try:
+            if not is_pack(path):
+                return [read_record(text, path.name, source)]
+            records, faults = read_pack(text, source)
+            if faults:
+                self._say(path, f"{len(faults)} records of {path} are passed over: {faults[0]}")
+            return records
+        except NewerSchema as error:
+            self._say(path, f"{path} is left alone: {error}")
+        except Damaged as error:
+            self._set_aside(path, str(error))
+        return []
+
+    def _set_aside(self, path: Path, reason: str) -> None:
+        """Move a damaged file into ``damaged/``, so that it is said once and not read again; keep it for a look."""
+        target = path.parent / "damaged" / path.name
+        try:
+            target.parent.mkdir(exist_ok=True)
+            path.replace(target)
+            self._say(path, f"a damaged record is moved to {target}: {reason}")
+        except FileNotFoundError:  # another process was faster, and has said it
+            return
+        except OSError:  # a folder that others own
+            self._say(path, f"the damaged record {path} is passed over: {reason}")
+
+    def _say(self, path: Path, message: str) -> None:
+        if path not in self._said:
+            self._said.add(path)
+            warnings.warn(f"performance database: {message}", ConvDispatchWarning, stacklevel=4)
+
+    def _merge(self, records: Iterable[Record]) -> list[Record]:
+        rank = {source: place for place, source in enumerate(["isolated", *self.folders])}
+        chosen: dict[tuple[str, str, str], Record] = {}
+        for record in records:
+            held = chosen.get(record.choice)
+            if held is None or _order(held, rank) < _order(record, rank):
+                chosen[record.choice] = record
+        return sorted(chosen.values(), key=lambda r: (rank.get(r.source, 0), r.median_ms, r.solver, r.choice))
+
+
+def _order(record: Record, rank: dict[str, int]) -> tuple[int, str]:
+    return -rank.get(record.source, 0), record.created
+
+
+def _key(device: DeviceInfo | str) -> str:
+    return device if isinstance(device, str) else _cached_key(device)
+
+
+_cached_key = functools.lru_cache(maxsize=64)(device_key)
