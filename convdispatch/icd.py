@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.metadata
+import importlib.util
 import os
+import site
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -41,7 +44,7 @@ def vendors(*, load: bool = True) -> list[Vendor]:
     if chosen and not _ours(chosen):
         found = list(_listed_in(Path(chosen)))
     result = []
-    for source, library in found:
+    for source, library in [*found, *sorted(_bundled())]:
         problem = _load_problem(library) if load else None
         result.append(Vendor(source, library, problem, _mend(library, problem)))
     return result
@@ -105,8 +108,24 @@ def _listed_by_system() -> list[tuple[str, str]]:
 
 def _installed_by_pip() -> list[tuple[str, str]]:
     # The .icd file inside Intel's wheel names a path on the machine that built it, so the library is looked for.
-    library = Path(sys.prefix) / "lib" / "libintelocl.so"
-    return [("pip: intel-opencl-rt", str(library))] if library.exists() else []
+    name = "libintelocl.so"
+    for prefix in (sys.prefix, site.getuserbase() if site.ENABLE_USER_SITE else sys.prefix):
+        if (Path(prefix) / "lib" / name).exists():
+            return [("pip: intel-opencl-rt", str(Path(prefix) / "lib" / name))]
+    try:
+        files = importlib.metadata.files("intel-opencl-rt") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [("pip: intel-opencl-rt", str(file.locate().resolve())) for file in files if file.name == name][:1]
+
+
+def _bundled() -> list[tuple[str, str]]:
+    """What pyopencl's wheel brings and its loader finds by itself: PoCL, Oclgrind."""
+    spec = importlib.util.find_spec("pyopencl")
+    if spec is None or spec.origin is None:
+        return []
+    folder = Path(spec.origin).parent / ".libs"
+    return [(f"pip: pyopencl ({file.name})", str(folder / file.read_text().strip())) for file in folder.glob("*.icd")]
 
 
 def _unlisted_nvidia() -> list[tuple[str, str]]:

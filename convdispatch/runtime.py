@@ -133,14 +133,19 @@ def probe(device: cl.Device) -> str | None:
     import numpy as np
     import pyopencl as cl
 
+    from .api.errors import BuildFailed
+    from .kernels import build
+
     try:
         where = context(device)
         commands = cl.CommandQueue(where)
-        program = cl.Program(where, _PROBE).build()
+        program = build(where, _PROBE)
         memory = cl.Buffer(where, cl.mem_flags.READ_WRITE, 16)
         program.probe(commands, (4,), None, memory)
         answer = np.zeros(4, np.int32)
         cl.enqueue_copy(commands, answer, memory)
+    except BuildFailed as error:
+        return f"{error}; {error.log.strip().splitlines()[-1] if error.log.strip() else 'no log'}"
     except cl.Error as error:
         text = str(error).strip().splitlines()
         return text[-1] if text else type(error).__name__

@@ -1,0 +1,55 @@
+# Each target sets up what it needs in .venv; nothing but Python 3.11+ and make is assumed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# pytest's arguments, for example: make test ARGS="-k near_miss"
+ARGS ?=
+
+.PHONY: demo test lint bench docs clean
+
+demo: $(VENV)/.demo
+	$(BIN)/convdispatch classify
+
+test: $(VENV)/.test $(if $(PEERS),$(VENV)/.peers)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.peers
+	$(BIN)/python bench/gemm.py
+	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/layers.py --net cpu10 --against torch
+
+docs: $(VENV)/.test
+	$(BIN)/python -m pytest tests/test_docs.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp an extra; each is laid anew when the dependencies change.
+$(VENV)/.base: $(VENV)/bin/python pyproject.toml
+	$(PIP) --editable '.[cpu]'
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.base
+	$(PIP) --editable '.[cpu,demo]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(PIP) --editable '.[cpu,pocl,demo,test]'
+	touch $@
+
+$(VENV)/.peers: $(VENV)/.test
+	$(PIP) --editable '.[peers]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,5 @@
+"""``python -m convdispatch``."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,41 @@
+"""Prints one line a convolution: problem, solver, plan's workspace and host time; ``bench --from`` replays them.
+
+``convdispatch,1,<problem>,<solver>,<device>,<workspace bytes>,<microseconds in enqueue>``. The lines go to standard
+error, or are appended to the file that ``CONVDISPATCH_TRACE`` names.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Generator
+from typing import Any
+
+from convdispatch.api import hookimpl
+
+PREFIX = "convdispatch,1,"
+
+
+@hookimpl(wrapper=True)
+def convdispatch_enqueue(queue: Any, problem: Any, solver: Any, plan: Any) -> Generator[None, Any, Any]:
+    """Time the call and write its line, also when it fails."""
+    start = time.perf_counter_ns()
+    outcome = "failed"
+    try:
+        event = yield
+        outcome = solver.name
+        return event
+    finally:
+        spent = (time.perf_counter_ns() - start) / 1000
+        write(f"{PREFIX}{problem},{outcome},{queue.device.name.strip()},{plan.workspace_size},{spent:.1f}")
+
+
+def write(line: str) -> None:
+    """One line to the trace's destination; a single write call, so that threads' lines do not mix."""
+    target = os.environ.get("CONVDISPATCH_TRACE")
+    if not target:
+        sys.stderr.write(line + "\n")
+        return
+    with open(target, "a", encoding="utf-8") as file:  # noqa: PTH123 (append mode)
+        file.write(line + "\n")

@@ -1,0 +1,116 @@
+"""Checks each plan as it runs: buffer sizes, every output written, nothing written beyond output and workspace.
+
+The plan gets buffers of this layer's own between guard zones, the output filled with NaN; afterwards the guards are
+compared and the output is copied to where it belongs. Slow, and it waits: for finding faults, not for work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import ConvDispatchError, hookimpl
+
+GUARD = 4096
+"""Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
+PATTERN = np.uint32(0x7FC0DEAD)
+"""A NaN in float32 and in the upper half of float64; its halves are NaN in float16 and bfloat16."""
+
+
+class ValidationFailed(ConvDispatchError):
+    """A plan broke its contract; the message names plan, problem and byte."""
+
+
+@hookimpl(tryfirst=True)
+def convdispatch_enqueue(
+    queue: Any,
+    problem: Any,
+    solver: Any,
+    plan: Any,
+    x: Any,
+    w: Any,
+    y: Any,
+    workspace: Any,
+    wait_for: Any,
+    bias: Any,
+    residual: Any,
+) -> Any:
+    """Run the plan between guard zones; raises ValidationFailed."""
+    import pyopencl as cl
+
+    operands = {"x": x, "w": w, "y": y}
+    shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}
+    packed = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
+    for name, shape in shapes.items():
+        least = packed if name == "w" and packed else math.prod(shape) * problem.itemsize
+        if operands[name].size < least:
+            raise ValidationFailed(
+                f"{name} has {operands[name].size} bytes, {problem} needs {least} ({solver.name} was not run)"
+            )
+    size = math.prod(problem.out_shape) * problem.itemsize
+    output = _Guarded(queue, size, "output")
+    scratch = _Guarded(queue, plan.workspace_size, "workspace") if plan.workspace_size else None
+    inputs = {name: _snapshot(queue, memory) for name, memory in operands.items() if name != problem.written}
+    if problem.accumulate:
+        cl.enqueue_copy(queue, output.memory, operands[problem.written], byte_count=size)
+    arguments = operands | {problem.written: output.memory}
+    extras = {"bias": bias} if problem.bias else {}
+    if problem.residual:
+        extras["residual"] = residual
+    plan.enqueue(
+        queue, arguments["x"], arguments["w"], arguments["y"], scratch and scratch.memory, wait_for, **extras
+    ).wait()
+    where = f"{solver.name} on {problem}"
+    output.check(queue, where)
+    if scratch is not None:
+        scratch.check(queue, where)
+    if not problem.accumulate:
+        _check_written(queue, output.memory, size, where, problem.itemsize)
+    for name, before in inputs.items():
+        if not np.array_equal(before, _snapshot(queue, operands[name])):
+            raise ValidationFailed(f"{where} changed its input {name}")
+    return cl.enqueue_copy(queue, operands[problem.written], output.memory, byte_count=size)
+
+
+class _Guarded:
+    """Memory with a guard zone on each side, all of it filled with PATTERN."""
+
+    def __init__(self, queue: Any, size: int, name: str) -> None:
+        import pyopencl as cl
+
+        self.size, self.name = size, name
+        padded = -(-max(size, 1) // 4) * 4
+        self._whole = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, padded + 2 * GUARD)
+        cl.enqueue_fill_buffer(queue, self._whole, PATTERN, 0, padded + 2 * GUARD)
+        self.memory = self._whole.get_sub_region(GUARD, max(size, 1))
+
+    def check(self, queue: Any, where: str) -> None:
+        """Raise ValidationFailed if a guard byte changed."""
+        held = _snapshot(queue, self._whole)
+        expected = np.resize(np.frombuffer(PATTERN.tobytes(), np.uint8), held.size)
+        changed = np.flatnonzero(held != expected)
+        outside = changed[(changed < GUARD) | (changed >= GUARD + self.size)]
+        if outside.size:
+            raise ValidationFailed(
+                f"{where} wrote outside its {self.name} of {self.size} bytes: at byte {int(outside[0]) - GUARD}"
+            )
+
+
+def _snapshot(queue: Any, memory: Any) -> np.ndarray:
+    import pyopencl as cl
+
+    held = np.empty(memory.size, np.uint8)
+    cl.enqueue_copy(queue, held, memory)
+    return held
+
+
+def _check_written(queue: Any, memory: Any, size: int, where: str, itemsize: int) -> None:
+    held = _snapshot(queue, memory)[:size]
+    words = np.resize(np.frombuffer(PATTERN.tobytes(), np.uint8), max(size, 4))[:size]
+    same: Sequence[Any] = (held == words).reshape(-1, itemsize).all(axis=1)
+    missed = np.flatnonzero(same)
+    if missed.size:
+        raise ValidationFailed(f"{where} left {missed.size} outputs unwritten, the first at element {int(missed[0])}")
