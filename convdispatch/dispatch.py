@@ -271,7 +271,6 @@ def run(
     problem: ConvProblem,
     prepared: Prepared,
     queue: cl.CommandQueue,
-    policy: Policy,
     x: Any,
     w: Any,
     y: Any,
@@ -293,7 +292,7 @@ def run(
         except Exception as error:
             if isinstance(error, ConvDispatchError) and not isinstance(error, (BuildFailed, PluginError)):
                 raise
-            device = runtime.device_info(queue.device)
+            device, policy = runtime.device_info(queue.device), current_policy()
             quarantine(problem, device, prepared.solver.name, f"it failed as it ran: {error}", policy, error)
             prepared = prepare(problem, prepared.context, policy)
 

@@ -89,6 +89,9 @@ def _compile(context: cl.Context, text: str, options: list[str]) -> cl.Program:
         raise BuildFailed(f"a kernel did not compile for {devices}: {first.strip()}", log) from error
 
 
+_OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")
+
+
 class KernelPlan:
     """The usual Plan: one program, some launches in order.
 
@@ -112,7 +115,7 @@ class KernelPlan:
         text = problem.macros() + config_macros(config) + kernel_text(package, file, problem=problem, config=config)
         self.program = build(context, text, options)
         self.workspace_size = workspace_size
-        self._launches = [Launch(self.program, *launch) for launch in launches]
+        self._launches = [Launch(self.program, *launch, names=_OPERANDS) for launch in launches]
 
     def enqueue(
         self,
@@ -127,15 +130,18 @@ class KernelPlan:
         residual: cl.MemoryObject | None = None,
     ) -> cl.Event:
         """Enqueue the launches, chained by events so that an out-of-order queue keeps their order."""
-        operands = {"x": x, "w": w, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
+        operands = (x, w, y, workspace, bias, residual)
         event = None
         for launch in self._launches:
-            event = launch(queue, operands, wait_for if event is None else [event])
+            event = launch(queue, operands, wait_for if event is None else (event,))
         return event
 
 
 class Launch:
-    """One kernel with its sizes and the names of its arguments; safe to enqueue from several threads."""
+    """One kernel with its sizes and its arguments; safe to enqueue from several threads.
+
+    ``arguments`` mixes names with NumPy scalars; a call passes the operands that ``names`` lists, in that order.
+    """
 
     def __init__(
         self,
@@ -144,6 +150,8 @@ class Launch:
         global_size: tuple[int, ...],
         local_size: tuple[int, ...] | None,
         arguments: str | Sequence[Any],
+        *,
+        names: Sequence[str],
     ) -> None:
         import pyopencl as cl
 
@@ -151,16 +159,24 @@ class Launch:
         # A cl.Kernel holds the arguments it was given last, so two threads must not set them at once.
         self._lock = threading.Lock()
         self._global_size, self._local_size = tuple(map(int, global_size)), local_size
-        names = arguments.split() if isinstance(arguments, str) else list(arguments)
-        self._arguments = [(name, None) if isinstance(name, str) else (None, name) for name in names]
+        given = arguments.split() if isinstance(arguments, str) else list(arguments)
+        self._scalars = [None if isinstance(argument, str) else argument for argument in given]
+        self._places = [names.index(argument) if isinstance(argument, str) else None for argument in given]
+        self._named = tuple(self._places) if None not in self._places else None
         self._kernel.set_scalar_arg_dtypes(
-            [None if isinstance(name, str) else np.asarray(name).dtype for name in names]
+            [None if isinstance(argument, str) else np.asarray(argument).dtype for argument in given]
         )
 
     def __call__(
-        self, queue: cl.CommandQueue, operands: Mapping[str, Any], wait_for: Sequence[cl.Event] | None = None
+        self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Sequence[cl.Event] | None = None
     ) -> cl.Event:
-        """Enqueue on ``queue`` with ``operands[name]`` for each named argument."""
-        arguments = [operands[name] if name is not None else value for name, value in self._arguments]
+        """Enqueue on ``queue``, ``operands`` in the order of ``names``."""
+        if self._named is not None:
+            arguments = [operands[place] for place in self._named]
+        else:
+            arguments = [
+                scalar if place is None else operands[place]
+                for place, scalar in zip(self._places, self._scalars, strict=True)
+            ]
         with self._lock:
             return self._kernel(queue, self._global_size, self._local_size, *arguments, wait_for=wait_for)

@@ -180,7 +180,8 @@ class _Epilogue:
         chunk = 1024 if runtime.device_info(context.devices[0]).type == "cpu" else 1
         text += f"#define CHUNK {chunk}\n"
         program = build(context, text + kernel_text("convdispatch", "epilogue.cl"))
-        self._launch = Launch(program, "epilogue", (max(1, -(-size // chunk)),), None, arguments)
+        names = ("out", "fresh", "bias", "residual")
+        self._launch = Launch(program, "epilogue", (max(1, -(-size // chunk)),), None, arguments, names=names)
         self._written, self._bytes = problem.written, size * problem.itemsize
 
     def __call__(
@@ -200,5 +201,4 @@ class _Epilogue:
         if self.accumulates:
             operands[self._written] = runtime.allocate(queue, self._bytes)
         event = prepared._enqueue_plan(queue, *operands.values(), scratch, bias, residual, wait_for)
-        names = {"out": out, "fresh": operands[self._written], "bias": bias, "residual": residual}
-        return self._launch(queue, names, [event])
+        return self._launch(queue, (out, operands[self._written], bias, residual), [event])

@@ -12,7 +12,7 @@ from .. import dispatch, runtime
 from ..prepared import Constant
 from .dtypes import DTYPES
 from .errors import InvalidArgument
-from .policy import current_policy, forbid_when_frozen
+from .policy import forbid_when_frozen
 from .problem import ConvProblem
 
 __all__ = ["Call", "Kind"]
@@ -75,6 +75,7 @@ class Call:
         self.out_shape, self.dtype = problem.out_shape, operands[self._lead].dtype.newbyteorder("=")
         self._shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
         self._strides = tuple(contiguous_strides(shape, problem.itemsize) for shape in self._shapes)
+        self._out_strides, self._bias_strides = self._strides[self._out], (problem.itemsize,)
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
         if bias is not None and tuple(bias.shape) != (problem.channels_out,):
             raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
@@ -149,47 +150,61 @@ class Call:
             queue, operands[self._out], keep=self.problem.accumulate
         )
         extras = [None if array is None else runtime.host_input(queue, native(array)) for array in (bias, residual)]
-        self._enqueue(queue, operands, buffers, *extras)
+        promise = operands[1] if type(operands[1]) is Constant else None
+        dispatch.run(self.problem, self.prepared, queue, *buffers, *extras, None, promise)
         finish()
 
     # --- arrays on a device ------------------------------------------------------------------------------------------
 
     def _run_device(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
-        operands = [x, w, y]
-        lead, out = operands[self._lead], operands[self._out]
         if queue.context != self.context:
             raise InvalidArgument("queue belongs to another context than the arrays")
+        operands = [x, w, y]
+        out = operands[self._out]
         if out is None:
             forbid_when_frozen("allocate the result (pass out=)")
-            out = operands[self._out] = empty_like(lead, self.out_shape, queue)
+            out = operands[self._out] = empty_like(operands[self._lead], self.out_shape, self._out_strides, queue)
         if self.empty:
-            if self.problem.direction == "bwd_weights" and not self.problem.accumulate and out.size:
-                import pyopencl as cl
-
-                cl.enqueue_fill_buffer(queue, out.base_data, np.uint8(0), out.offset, out.nbytes)
-            return out
-        buffers: list[Any] = [None, None, None]
+            return self._zero(out, queue)
         events: list[Any] = []
-        for place, array in enumerate(operands):
-            if place == self._out:
-                continue
-            if type(array) is Constant:
-                buffers[place] = self._constant(array, queue)
-            else:
-                buffers[place] = self._input(array, self._strides[place], queue, events)
-        extras = []
-        for array, shape in ((bias, (self.problem.channels_out,)), (residual, self.out_shape)):
-            strides = None if array is None else contiguous_strides(shape, self.problem.itemsize)
-            extras.append(None if array is None else self._input(array, strides, queue, events))
-        finish, buffers[self._out] = self._output(out, queue, events)
-        event = self._enqueue(queue, operands, buffers, *extras, events or None)
-        event = finish(event) if finish else event
+        for place in (self._lead, self._other):
+            array = operands[place]
+            operands[place] = (
+                self._constant(array, queue)
+                if type(array) is Constant
+                else self._input(array, self._strides[place], queue, events)
+            )
+        if bias is not None:
+            bias = self._input(bias, self._bias_strides, queue, events)
+        if residual is not None:
+            residual = self._input(residual, self._out_strides, queue, events)
+        finish, operands[self._out] = self._output(out, queue, events)
+        event = dispatch.run(
+            self.problem,
+            self.prepared,
+            queue,
+            *operands,
+            bias,
+            residual,
+            events or None,
+            w if type(w) is Constant else None,
+        )
+        if finish is not None:
+            event = finish(event)
         if hasattr(out, "events"):
-            out.events[:] = [event]
+            out.events[:] = (event,)
+        return out
+
+    def _zero(self, out: Any, queue: Any) -> Any:
+        """The gradient of no images is zero; every other empty result has nothing to write."""
+        if self.problem.direction == "bwd_weights" and not self.problem.accumulate:
+            import pyopencl as cl
+
+            cl.enqueue_fill_buffer(queue, out.base_data, np.uint8(0), out.offset, out.nbytes)
         return out
 
     def _input(self, array: Any, strides: Any, queue: Any, events: list[Any]) -> Any:
-        if array.context != self.context:
+        if array.context is not self.context and array.context != self.context:
             raise InvalidArgument("all arrays must be on one context, but an operand is on another than the first")
         pending = getattr(array, "events", None)
         if pending:
@@ -204,12 +219,12 @@ class Call:
         return runtime.region(queue, array.base_data, array.offset, array.nbytes)
 
     def _output(self, out: Any, queue: Any, events: list[Any]) -> tuple[Any, Any]:
-        if out.context != self.context:
+        if out.context is not self.context and out.context != self.context:
             raise InvalidArgument("out is on another context than the operands")
         pending = getattr(out, "events", None)
         if pending:
             events += pending
-        if not _contiguous(out):
+        if out.strides != self._out_strides and not _contiguous(out):
             raise InvalidArgument(f"out must be contiguous, got strides {out.strides} (bytes) for shape {out.shape}")
         if out.offset == 0:
             return None, out.base_data
@@ -220,16 +235,6 @@ class Call:
         if isinstance(inner, np.ndarray):
             return weights.on_device(queue)
         return self._input(inner, self._strides[self._other], queue, [])
-
-    def _enqueue(
-        self, queue: Any, operands: list[Any], buffers: list[Any], bias: Any, residual: Any, wait_for: Any = None
-    ) -> Any:
-        x, w, y = buffers
-        promise = operands[1] if type(operands[1]) is Constant else None
-        return dispatch.run(
-            self.problem, self.prepared, queue, current_policy(), x, w, y, bias, residual, wait_for, promise
-        )
-
 
 def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Strides in bytes of a C-contiguous array."""
@@ -254,9 +259,19 @@ def native(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
-def empty_like(array: Any, shape: tuple[int, ...], queue: Any) -> Any:
-    """An uninitialised array of ``array``'s class and dtype on ``queue``."""
+def empty_like(array: Any, shape: tuple[int, ...], strides: tuple[int, ...], queue: Any) -> Any:
+    """An uninitialised C-contiguous array of ``array``'s class and dtype on ``queue``."""
     kind = type(array)
     if hasattr(kind, "empty"):  # Tensor
         return kind.empty(shape, array.dtype, queue)
-    return kind(queue, shape, array.dtype, allocator=array.allocator)
+    import pyopencl as cl
+
+    size = max(1, math.prod(shape) * array.dtype.itemsize)
+    memory = array.allocator(size) if array.allocator else cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size)
+    try:  # the checks of Array's constructor cost six times what the rest of a warm call does
+        return kind(
+            queue, shape, array.dtype, allocator=array.allocator, data=memory, strides=strides,
+            _fast=True, _size=math.prod(shape), _context=queue.context, _queue=queue,
+        )  # fmt: skip
+    except TypeError:  # a pyopencl without this road, or a subclass that closed it
+        return kind(queue, shape, array.dtype, allocator=array.allocator, data=memory, strides=strides)

@@ -29,6 +29,14 @@ class Policy:
     frozen: bool = False
     """No compilation, timing, file access or allocation: raise Frozen instead."""
 
+    def __post_init__(self) -> None:
+        # A policy is in the key of every warm call, so its hash is computed once.
+        values = (self.solver, self.max_error, self.workspace_limit, self.deterministic, self.fallback, self.frozen)
+        object.__setattr__(self, "_hash", hash(values))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined, no-any-return]
+
 
 _DEFAULT = Policy()
 _current: ContextVar[Policy] = ContextVar("convdispatch_policy", default=_DEFAULT)
