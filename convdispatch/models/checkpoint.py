@@ -191,7 +191,7 @@ def _read_zip(file: BinaryIO) -> object:
     with zipfile.ZipFile(file) as archive:
         members = {name.partition("/")[2]: name for name in archive.namelist()}
         if "data.pkl" not in members:
-            raise InvalidArgument(f"the archive has no data.pkl, so it is no PyTorch checkpoint")
+            raise InvalidArgument("the archive has no data.pkl, so it is no PyTorch checkpoint")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise InvalidArgument("the archive is compressed, which PyTorch's never are")
         order = "<"

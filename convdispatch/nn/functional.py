@@ -26,6 +26,7 @@ _PACKAGE = "convdispatch.nn"
 _SOFTMAX_ITEMS = 64
 _BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "ulong2"}
 _GATHER_AXES = 8
+_NAMES = ("x", "offset", "y")
 
 
 def fold_batch_norm(
@@ -70,7 +71,7 @@ def global_average_pool(x: Tensor, layout: str = "nchw") -> Tensor:
     if not area:
         raise InvalidArgument(f"an average needs at least one pixel, got shape {x.shape}")
     average = _average(x.context, x.dtype.name, channels, area, layout == "nhwc", mb)
-    average(x.queue, {"x": x.base_data, "offset": _elements(x), "y": y.base_data})
+    average(x.queue, (x.base_data, _elements(x), y.base_data))
     return y
 
 
@@ -80,7 +81,7 @@ def softmax(x: Tensor) -> Tensor:
     y = Tensor.empty(x.shape, x.dtype, x.queue)
     if y.size:
         launch = _softmax(x.context, x.dtype.name, x.shape[-1], math.prod(x.shape[:-1]))
-        launch(x.queue, {"x": x.base_data, "offset": _elements(x), "y": y.base_data})
+        launch(x.queue, (x.base_data, _elements(x), y.base_data))
     return y
 
 
@@ -113,14 +114,14 @@ def _elements(x: Tensor) -> np.int64:
 def _average(context: cl.Context, dtype: str, channels: int, area: int, nhwc: bool, mb: int) -> Launch:
     values = config_macros({"channels": channels, "area": area, "nhwc": nhwc})
     program = build(context, storage_macros(dtype) + values + kernel_text(_PACKAGE, "pool.cl"))
-    return Launch(program, "average", (mb * channels,), None, "x offset y")
+    return Launch(program, "average", (mb * channels,), None, "x offset y", names=_NAMES)
 
 
 @functools.lru_cache(maxsize=256)
 def _softmax(context: cl.Context, dtype: str, width: int, rows: int) -> Launch:
     values = config_macros({"width": width, "items": _SOFTMAX_ITEMS})
     program = build(context, storage_macros(dtype) + values + kernel_text(_PACKAGE, "softmax.cl"))
-    return Launch(program, "softmax", (rows * _SOFTMAX_ITEMS,), (_SOFTMAX_ITEMS,), "x offset y")
+    return Launch(program, "softmax", (rows * _SOFTMAX_ITEMS,), (_SOFTMAX_ITEMS,), "x offset y", names=_NAMES)
 
 
 @functools.lru_cache(maxsize=64)
