@@ -27,10 +27,12 @@ from .tensor import Tensor
 
 if TYPE_CHECKING:
     import pyopencl as cl
+    from rich.console import Console
     from rich.table import Table
 
 __all__ = ["ClassifyReport", "Guess", "LayerTime", "Picture", "classify"]
 
+_FILE_WIDTH = 200
 _SAMPLE_MS = 2.0
 """A short layer is repeated until one sample takes about this long, so that the clock and the waiting cost little."""
 
@@ -107,6 +109,10 @@ class ClassifyReport:
             yield picture_table(picture)
         if self.layers:
             yield layer_table(self)
+
+    def show(self, console: Console) -> None:
+        """Print the tables; into a file or pipe as wide as they are, since nobody folds these lines back together."""
+        console.print(self, width=None if console.is_terminal else max(console.width, _FILE_WIDTH))
 
 
 def classify(

@@ -63,8 +63,8 @@ def test_the_tables(device):
     from rich.console import Console
 
     report = classify([sample_pictures()[1]], top=2, device=device, layout="nhwc", runs=1)
-    console = Console(file=io.StringIO(), width=200)
-    console.print(report)
+    console = Console(file=io.StringIO(), width=80)
+    report.show(console)
     text = console.file.getvalue()
     for words in ("coffee.png", "espresso", "blocks.15.project", "GFLOP/s", "whole net, warm", report.layers[0].solver):
         assert words in text
