@@ -39,7 +39,7 @@ class Vendor:
 
 def vendors(*, load: bool = True) -> list[Vendor]:
     """Every vendor library that can be found, sorted by source; ``load`` tries each one with the dynamic linker."""
-    found = [*_listed_by_system(), *_installed_by_pip(), *_unlisted_nvidia()]
+    found = _all()
     chosen = os.environ.get("OCL_ICD_VENDORS")
     if chosen and not _ours(chosen):
         found = list(_listed_in(Path(chosen)))
@@ -55,9 +55,9 @@ def announce() -> str | None:
 
     Takes effect only before the process first asks for platforms.
     """
-    if os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OCL_ICD_FILENAMES") or sys.platform != "linux":
+    if os.environ.get("OCL_ICD_VENDORS") or sys.platform != "linux":
         return None
-    found = [*_listed_by_system(), *_installed_by_pip(), *_unlisted_nvidia()]
+    found = _all()
     if not found:
         return None
     text = "\n".join(library for _, library in found)
@@ -70,6 +70,19 @@ def announce() -> str | None:
             draft.replace(target)
     os.environ["OCL_ICD_VENDORS"] = str(folder)
     return str(folder)
+
+
+def _all() -> list[tuple[str, str]]:
+    listed = [*_listed_by_variable(), *_listed_by_system(), *_installed_by_pip()]
+    unique = {Path(library).name: (source, library) for source, library in reversed(listed)}
+    found = [entry for entry in listed if unique[Path(entry[1]).name] == entry]
+    return found if any(_NVIDIA in library for _, library in found) else [*found, *_unlisted_nvidia()]
+
+
+def _listed_by_variable() -> list[tuple[str, str]]:
+    # Khronos' loader reads this variable; the one in pyopencl's wheel does not, so its libraries are listed for it.
+    names = os.environ.get("OCL_ICD_FILENAMES", "").split(os.pathsep)
+    return [("OCL_ICD_FILENAMES", name) for name in names if name]
 
 
 def _ours(folder: str) -> bool:
@@ -129,9 +142,8 @@ def _bundled() -> list[tuple[str, str]]:
 
 
 def _unlisted_nvidia() -> list[tuple[str, str]]:
-    if any(_NVIDIA in library for _, library in _listed_by_system()) or _load_problem(_NVIDIA):
-        return []
-    return [("driver: NVIDIA (no .icd file names it)", _NVIDIA)]
+    # Containers often have NVIDIA's library and no .icd file for it.
+    return [] if _load_problem(_NVIDIA) else [("driver: NVIDIA (no .icd file names it)", _NVIDIA)]
 
 
 def _load_problem(library: str) -> str | None:

@@ -103,6 +103,7 @@ class Prepared:
         self._epilogue = None if seen == problem else _Epilogue(context, problem, seen)
         hooks = plugins()
         self._hook = hooks.manager.hook.convdispatch_enqueue if hooks.layers else None
+        self._bare = self._hook is None and self._epilogue is None and not (problem.bias or problem.residual)
 
     def enqueue(
         self,
@@ -116,6 +117,8 @@ class Prepared:
     ) -> cl.Event:
         """Enqueue convolution and epilogue; never waits. ``w`` is the packed form where ``packed_size`` is not 0."""
         scratch = runtime.allocate(queue, self.workspace_size) if self.workspace_size else None
+        if self._bare:
+            return self.plan.enqueue(queue, x, w, y, scratch, wait_for)
         if self._epilogue is not None:
             return self._epilogue(self, queue, x, w, y, scratch, bias, residual, wait_for)
         return self._enqueue_plan(queue, x, w, y, scratch, bias, residual, wait_for)

@@ -248,10 +248,10 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     if pool is None:
         if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
             return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, max(size, 1))
-        from pyopencl.tools import DeferredAllocator, MemoryPool
+        from pyopencl.tools import ImmediateAllocator, MemoryPool
 
         with _lock:
-            pool = _pools.setdefault(queue, MemoryPool(DeferredAllocator(queue.context)))
+            pool = _pools.setdefault(queue, MemoryPool(ImmediateAllocator(queue)))
     return pool.allocate(size or 1)
 
 

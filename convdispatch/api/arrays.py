@@ -91,11 +91,12 @@ class Call:
 
     def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
         """Run; returns the array that was written."""
-        out = (x, w, y)[self._out]
+        operands = [x, w, y]
+        out = operands[self._out]
         if out is not None and (out.shape != self.out_shape or out.dtype != self.dtype):
             self._check_out(out)
         run = self._run_host if self.host else self._run_device
-        return run(x, w, y, bias, residual, self._queue((x, w, y)[self._lead], queue))
+        return run(operands, bias, residual, self._queue(operands[self._lead], queue))
 
     def _queue(self, lead: Any, queue: Any) -> Any:
         queue = queue if queue is not None else runtime.queue() if self.host else lead.queue
@@ -115,12 +116,12 @@ class Call:
 
     # --- NumPy -------------------------------------------------------------------------------------------------------
 
-    def _run_host(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> np.ndarray:
-        out = (x, w, y)[self._out]
+    def _run_host(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> np.ndarray:
+        out = operands[self._out]
         direct = out is not None and out.flags.c_contiguous and out.dtype.isnative
         if direct and any(
             array is not None and np.may_share_memory(out, getattr(array, "array", array))
-            for array in ((x, w, y)[self._lead], (x, w, y)[self._other], bias)
+            for array in (operands[self._lead], operands[self._other], bias)
         ):
             direct = False  # an operand would change while it is still read
         result = out if direct else np.empty(self.out_shape, self.dtype)
@@ -130,7 +131,6 @@ class Call:
             if self.problem.direction == "bwd_weights" and not self.problem.accumulate:
                 result[...] = 0
         else:
-            operands = [x, w, y]
             operands[self._out] = result
             self._enqueue_host(operands, bias, residual, queue)
         if out is not None and not direct:
@@ -156,11 +156,10 @@ class Call:
 
     # --- arrays on a device ------------------------------------------------------------------------------------------
 
-    def _run_device(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
+    def _run_device(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> Any:
         if queue.context != self.context:
             raise InvalidArgument("queue belongs to another context than the arrays")
-        operands = [x, w, y]
-        out = operands[self._out]
+        out, promise = operands[self._out], operands[1] if type(operands[1]) is Constant else None
         if out is None:
             forbid_when_frozen("allocate the result (pass out=)")
             out = operands[self._out] = empty_like(operands[self._lead], self.out_shape, self._out_strides, queue)
@@ -187,7 +186,7 @@ class Call:
             bias,
             residual,
             events or None,
-            w if type(w) is Constant else None,
+            promise,
         )
         if finish is not None:
             event = finish(event)
