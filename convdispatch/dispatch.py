@@ -194,7 +194,7 @@ def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = N
     says ``fallback=False``. Raises NoSolver, PlanFailed, Frozen.
     """
     policy = policy or current_policy()
-    key = (context, problem, policy)
+    key = (context, problem, policy.selection)
     prepared = _plans.get(key)
     if prepared is None:
         forbid_when_frozen(f"plan {problem}")

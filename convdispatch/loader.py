@@ -197,7 +197,7 @@ def _register(manager: pluggy.PluginManager, module: Any, name: str) -> str | No
     unknown = [hook.name for hook in manager.get_hookcallers(module) or [] if not hook.has_spec()]
     if unknown:
         manager.unregister(module)
-        known = ", ".join(name for name in vars(hookspecs) if name.startswith("convdispatch_"))
+        known = ", ".join(name for name in sorted(vars(hookspecs)) if name.startswith("convdispatch_"))
         return f"implements unknown hook {', '.join(unknown)}; the hooks are {known}"
     if not manager.get_hookcallers(module):
         manager.unregister(module)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import icd
 from .api.device import DeviceInfo
 from .api.errors import NoDevice
+from .api.policy import current_policy, forbid_when_frozen
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -247,12 +248,21 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     pool = _pools.get(queue)
     if pool is None:
         if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
+            forbid_when_frozen(f"allocate {size} bytes: an out-of-order queue has no pool")
             return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, max(size, 1))
         from pyopencl.tools import ImmediateAllocator, MemoryPool
 
         with _lock:
             pool = _pools.setdefault(queue, MemoryPool(ImmediateAllocator(queue)))
-    return pool.allocate(size or 1)
+    if not current_policy().frozen:
+        return pool.allocate(size or 1)
+    held = pool.managed_bytes
+    memory = pool.allocate(size or 1)
+    if pool.managed_bytes > held:
+        memory.release()
+        pool.free_held()
+        forbid_when_frozen(f"allocate {size} bytes")
+    return memory
 
 
 def workspace(queue: cl.CommandQueue, size: int) -> cl.MemoryObject | None:

@@ -34,6 +34,11 @@ class Policy:
         values = (self.solver, self.max_error, self.workspace_limit, self.deterministic, self.fallback, self.frozen)
         object.__setattr__(self, "_hash", hash(values))
 
+    @property
+    def selection(self) -> Policy:
+        """This policy without what does not bear on the choice of a plan."""
+        return self if not self.frozen and self.fallback else replace(self, frozen=False, fallback=True)
+
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined, no-any-return]
 
