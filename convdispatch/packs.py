@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -19,28 +20,43 @@ from .record import SCHEMA, Damaged, NewerSchema, Record
 if TYPE_CHECKING:
     from .perfdb import PerfDB
 
-__all__ = ["Change", "diff", "export_pack", "import_pack", "is_pack", "prune", "publish", "read_pack"]
+__all__ = ["Change", "diff", "export_pack", "import_pack", "file_name", "file_text", "prune", "publish", "read_records"]
 
-_RECORD_NAME = re.compile(r"[0-9a-f]{32}\.json")
+_HASHED = re.compile(r"[0-9a-f]{32}\.json")
 _ABANDONED = 3600.0
 """Seconds after which a file that was being written aside has no writer any more."""
 
 
-def is_pack(path: Path) -> bool:
-    """Whether a file among the records is a pack; a record's own file is named by its hash."""
-    return _RECORD_NAME.fullmatch(path.name) is None
+def file_text(records: Iterable[Record]) -> str:
+    """The text of a file of records: one a line, so that a pack under version control shows its changes."""
+    lines = ",\n".join(record.text() for record in records)
+    return f'{{"schema":{SCHEMA},"records":[\n{lines}\n]}}\n'
 
 
-def read_pack(text: str, source: str = "") -> tuple[list[Record], list[str]]:
-    """The records of a pack's text, and what was wrong with those left out. Raises Damaged or NewerSchema."""
+def file_name(records: Iterable[Record]) -> str:
+    """The name that fits a file of these records and no other: the hash of its text."""
+    return _hash_name(file_text(records))
+
+
+def _hash_name(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32] + ".json"
+
+
+def read_records(name: str, text: str, source: str = "") -> tuple[list[Record], list[str]]:
+    """The records of a file's text, and what was wrong with those left out. Raises Damaged or NewerSchema.
+
+    A name of 32 hexadecimal digits must be the text's hash. Other names are packs that people may edit.
+    """
+    if _HASHED.fullmatch(name) and _hash_name(text) != name:
+        raise Damaged("its content does not fit its name: truncated or altered")
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
         raise Damaged(f"not JSON: {error}") from error
     if not isinstance(values, dict) or not isinstance(values.get("records"), list):
-        raise Damaged("not a pack: no list of records")
-    if values.get("schema", 0) > SCHEMA:
-        raise NewerSchema(f"schema {values['schema']}, this version reads up to {SCHEMA}")
+        raise Damaged("no list of records")
+    if not isinstance(values.get("schema"), int) or values["schema"] > SCHEMA:
+        raise NewerSchema(f"schema {values.get('schema')!r}, this version reads up to {SCHEMA}")
     records, faults = [], []
     for place, each in enumerate(values["records"], 1):
         try:
@@ -73,29 +89,29 @@ def publish(path: Path, text: str) -> None:
 
 
 def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
-    """Write what a database knows, of one device's key or of all, into one file; answers how many records.
-
-    One record a line, in order, so that a pack under version control shows its changes.
-    """
+    """Write what a database knows, of one device's key or of all, into one file; answers how many records."""
     keys = db.devices() if device is None else [device]
     records = sorted((r for key in keys for r in db.all(key)), key=lambda r: (r.device, r.choice))
-    lines = ",\n".join(record.text() for record in records)
-    publish(Path(path), f'{{"schema":{SCHEMA},"records":[\n{lines}\n]}}\n')
+    publish(Path(path), file_text(records))
     return len(records)
 
 
 def import_pack(db: PerfDB, path: Path | str) -> int:
     """Store a pack's records among the user's; answers how many were not there. Raises InvalidArgument."""
     try:
-        records, faults = read_pack(Path(path).read_text(encoding="utf-8"))
+        records, faults = read_records("", Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, Damaged, NewerSchema) as error:
         raise InvalidArgument(f"cannot import {path}: {error}") from error
     if faults:
         raise InvalidArgument(f"cannot import {path}: {faults[0]} ({len(faults)} such)")
-    fresh = [record for record in records if not (db.folder / record.device / record.name()).exists()]
-    for record in fresh:
-        db.record(record)
-    return len(fresh)
+    count = 0
+    for device in sorted({record.device for record in records}):
+        known = {record.text() for record in db.read_folder(db.folder / device)}
+        fresh = [record for record in records if record.device == device and record.text() not in known]
+        if fresh:
+            db.record(*fresh)
+        count += len(fresh)
+    return count
 
 
 @dataclass(frozen=True)
@@ -139,22 +155,21 @@ def _best(records: Iterable[Record]) -> dict[str, Record]:
 def prune(db: PerfDB, device: str | None = None) -> int:
     """Delete what nobody needs from the user's folder; answers how many files.
 
-    These are records that a newer one of the same choice replaces, files that a killed process left half written more
-    than an hour ago, and damaged records that were set aside.
+    These are files of records that newer ones of the same choice all replace, files that a killed process left half
+    written more than an hour ago, and damaged files that were set aside.
     """
     removed = 0
     for key in db.devices() if device is None else [device]:
         folder = db.folder / key
         if not folder.is_dir():
             continue
-        newest: dict[tuple[str, str, str], Record] = {}
-        records = db.read_folder(folder)
-        for record in records:
-            held = newest.get(record.choice)
-            if held is None or held.created < record.created:
-                newest[record.choice] = record
-        keep = {record.name() for record in newest.values()}
-        doomed = [folder / record.name() for record in records if record.name() not in keep]
+        files = {path: db.read_file(path) for path in sorted(folder.glob("*.json"))}
+        newest: dict[tuple[str, str, str], str] = {}
+        for record in (record for records in files.values() for record in records):
+            newest[record.choice] = max(newest.get(record.choice, ""), record.created)
+        doomed = [
+            path for path, records in files.items() if records and all(r.created < newest[r.choice] for r in records)
+        ]
         doomed += [path for path in folder.glob(".*.tmp") if time.time() - path.stat().st_mtime > _ABANDONED]
         doomed += sorted((folder / "damaged").glob("*.json"))
         for path in doomed:

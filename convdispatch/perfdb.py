@@ -1,6 +1,6 @@
 """Keeps measured records in folders that many processes share, and answers what is known of a problem.
 
-One file a record, named by the hash of its content, written aside, synced and renamed into place: no reader sees half
+One file a search, named by the hash of its content, written aside, synced and renamed into place: no reader sees half
 a file, no writer waits for another, and no lock is held over a network file system. Nothing is ever changed; a newer
 record of the same choice is preferred when the folders are read and merged. A device's folders are read once; from
 then on a lookup is a dictionary hit.
@@ -15,8 +15,7 @@ import importlib.util
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +25,8 @@ from .api.device import DeviceInfo
 from .api.errors import ConvDispatchWarning, InvalidArgument
 from .api.policy import forbid_when_frozen
 from .api.problem import ConvProblem
-from .packs import is_pack, publish, read_pack
-from .record import Damaged, NewerSchema, Provenance, Record, device_key, read_record, stale
+from .packs import file_name, file_text, publish, read_records
+from .record import Damaged, NewerSchema, Provenance, Record, device_key, stale
 
 __all__ = ["PerfDB", "default_folders", "perfdb", "record_packs", "user_folder"]
 
@@ -85,7 +84,7 @@ class PerfDB:
         self._lock = threading.RLock()
         self._known: dict[str, dict[str, list[Record]]] = {}  # device key to problem to records
         self._said: set[Path] = set()
-        self._isolated: ContextVar[list[Record] | None] = ContextVar("convdispatch_isolated", default=None)
+        self._scoped: dict[tuple[Hashable, str], list[Record]] = {}
         self.generation = 0
         """Grows with every change of what is known; for caches of what follows from it."""
 
@@ -96,24 +95,21 @@ class PerfDB:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    def lookup(self, problem: ConvProblem | str, device: DeviceInfo | str) -> list[Record]:
+    def lookup(self, problem: ConvProblem | str, device: DeviceInfo | str, scope: Hashable = None) -> list[Record]:
         """What is known of a problem on a device: the user's records before shipped ones, each fastest first.
 
         Of one solver and configuration only the record that counts: the first source's, and there the newest.
+        ``scope`` adds, before all others, what was recorded for that scope only.
         """
         known = self._load(device).get(str(problem), [])
-        extra = self._isolated.get()
+        extra = self._scoped.get((scope, _key(device))) if scope is not None else None
         if extra:
-            key = _key(device)
-            known = self._merge([*(r for r in extra if (r.problem, r.device) == (str(problem), key)), *known])
+            known = self._merge([*(record for record in extra if record.problem == str(problem)), *known])
         return list(known)
 
     def all(self, device: DeviceInfo | str) -> list[Record]:
-        """Every record of a device that ``lookup`` would answer, by problem."""
-        problems = {**self._load(device)}
-        for record in self._isolated.get() or ():
-            problems.setdefault(record.problem, [])
-        return [record for problem in sorted(problems) for record in self.lookup(problem, device)]
+        """Every record of a device that ``lookup`` would answer without a scope, by problem."""
+        return [record for _, records in sorted(self._load(device).items()) for record in records]
 
     def stale(self, record: Record, current: Provenance) -> str | None:
         """Why a record should be raced again before it is trusted, or None; see ``record.stale``."""
@@ -136,43 +132,32 @@ class PerfDB:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def record(self, record: Record) -> Path | None:
-        """Store a record and know it from now on. Returns its file, or None where it could only be kept in memory.
+    def record(self, *records: Record, scope: Hashable = None) -> Path | None:
+        """Store records of one device in one file, and know them from now on.
 
-        Inside ``isolated()`` nothing is stored. A folder that cannot be written is said once, by a warning.
+        Returns the file, or None where they could only be kept in memory: a folder that cannot be written is said
+        once, by a warning. With a ``scope`` (a policy) nothing is stored: only lookups with this scope see them, for
+        a search under a policy would mislead everybody else.
         """
-        record = replace(record, source="user")
-        extra = self._isolated.get()
-        if extra is not None:
-            extra.append(replace(record, source="isolated"))
-            self.generation += 1
+        (key,) = {record.device for record in records}
+        if scope is not None:
+            scoped = self._scoped.setdefault((scope, key), [])
+            scoped.extend(replace(record, source="scope") for record in records)
             return None
         forbid_when_frozen("write the performance database")
-        path = self.folder / record.device / record.name()
+        path: Path | None = self.folder / key / file_name(records)
         try:
-            publish(path, record.text())
+            publish(path, file_text(records))
         except OSError as error:
             self._say(self.folder, f"{self.folder} cannot be written ({error}): results last for this process only")
             path = None
         with self._lock:
-            problems = self._load(record.device)
-            problems[record.problem] = self._merge([record, *problems.get(record.problem, [])])
+            problems = self._load(key)
+            for record in records:
+                known = problems.get(record.problem, [])
+                problems[record.problem] = self._merge([replace(record, source="user"), *known])
             self.generation += 1
         return path
-
-    @contextlib.contextmanager
-    def isolated(self) -> Iterator[list[Record]]:
-        """Inside the block, in this thread or task, new records are seen by lookups but never stored.
-
-        For searches under a policy, whose results would mislead everybody else. Gives the list they gather in.
-        """
-        records: list[Record] = []
-        token = self._isolated.set(records)
-        try:
-            yield records
-        finally:
-            self._isolated.reset(token)
-            self.generation += 1
 
     # --- reading files -----------------------------------------------------------------------------------------------
 
@@ -197,14 +182,15 @@ class PerfDB:
         return {problem: self._merge(records) for problem, records in problems.items()}
 
     def read_folder(self, folder: Path, source: str = "") -> list[Record]:
-        """Every sound record of one folder: single records, and packs as ``export`` writes them."""
+        """Every sound record of one folder."""
         try:
             paths = sorted(path for path in Path(folder).iterdir() if path.suffix == ".json")
         except OSError:  # no such folder: nothing is known of the device
             return []
-        return [record for path in paths for record in self._read_file(path, source)]
+        return [record for path in paths for record in self.read_file(path, source)]
 
-    def _read_file(self, path: Path, source: str) -> list[Record]:
+    def read_file(self, path: Path, source: str = "") -> list[Record]:
+        """The sound records of one file; a damaged one is set aside and said."""
         try:
             text = path.read_text(encoding="utf-8")
         except OSError:  # pruned, or set aside by another process, since the folder was listed
@@ -212,9 +198,7 @@ class PerfDB:
         except UnicodeDecodeError:
             text = ""
         try:
-            if not is_pack(path):
-                return [read_record(text, path.name, source)]
-            records, faults = read_pack(text, source)
+            records, faults = read_records(path.name, text, source)
             if faults:
                 self._say(path, f"{len(faults)} records of {path} are passed over: {faults[0]}")
             return records
@@ -242,7 +226,7 @@ class PerfDB:
             warnings.warn(f"performance database: {message}", ConvDispatchWarning, stacklevel=4)
 
     def _merge(self, records: Iterable[Record]) -> list[Record]:
-        rank = {source: place for place, source in enumerate(["isolated", *self.folders])}
+        rank = {source: place for place, source in enumerate(["scope", *self.folders])}
         chosen: dict[tuple[str, str, str], Record] = {}
         for record in records:
             held = chosen.get(record.choice)

@@ -1,12 +1,10 @@
 """Record: one measured result with its provenance, as an immutable value and as the JSON text that stores it.
 
-The text is canonical (sorted keys, no spaces), so equal records have equal text, and the text's hash names and checks
-its file.
+The text is canonical (sorted keys, no spaces), so equal records have equal text.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -110,10 +108,6 @@ class Record:
         """The canonical text that is stored."""
         return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
-    def name(self) -> str:
-        """The file name that fits this record and no other: the hash of its text."""
-        return hash_name(self.text())
-
     @classmethod
     def from_json(cls, values: Any, source: str = "") -> Record:
         """The record that ``to_json`` wrote. Raises Damaged or NewerSchema."""
@@ -140,21 +134,6 @@ class Record:
             raise Damaged("problem, device and solver must be texts")
         if not isinstance(self.config, Mapping) or not isinstance(self.count, int) or self.count < 1:
             raise Damaged(f"config must be a mapping and count at least 1, got {self.config!r}, {self.count!r}")
-
-
-def hash_name(text: str) -> str:
-    """The file name for a text: 32 hexadecimal digits and ``.json``."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32] + ".json"
-
-
-def read_record(text: str, name: str, source: str = "") -> Record:
-    """The record in a file's text, whose name must fit. Raises Damaged or NewerSchema."""
-    if hash_name(text) != name:
-        raise Damaged("its content does not fit its name: truncated or altered")
-    try:
-        return Record.from_json(json.loads(text), source)
-    except json.JSONDecodeError as error:
-        raise Damaged(f"not JSON: {error}") from error
 
 
 def stale(record: Record, current: Provenance) -> str | None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,9 @@ from convdispatch.api.device import DeviceInfo
 from convdispatch.api.errors import ConvDispatchWarning, Frozen, InvalidArgument
 from convdispatch.api.policy import frozen
 from convdispatch.api.problem import ConvProblem
-from convdispatch.packs import diff, export_pack, import_pack, prune
+from convdispatch.packs import diff, export_pack, file_name, file_text, import_pack, prune, read_records
 from convdispatch.perfdb import PerfDB, default_folders, record_packs, user_folder
-from convdispatch.record import Damaged, Provenance, Record, device_key, read_record, stale
+from convdispatch.record import Damaged, Provenance, Record, device_key, stale
 
 DEVICE = DeviceInfo("Toy (R) GPU @ 1GHz", "toy", "gpu", "toy_9", driver="1.0", compute_units=4)
 KEY = "toy-toy-9-toy-r-gpu-1ghz-4cu"
@@ -77,19 +76,19 @@ def test_a_record_survives_its_text(config, ms, error, deterministic, kernel):
     made = record(
         config=config, ms=ms, error=error, deterministic=deterministic, provenance=Provenance(kernel_hash=kernel)
     )
-    assert read_record(made.text(), made.name()) == made
+    assert read_records(file_name([made]), file_text([made])) == ([made], [])
 
 
 @given(st.data())
 def test_any_change_of_the_text_is_noticed(data):
     made = record()
-    text = made.text()
+    text = file_text([made])
     place = data.draw(st.integers(0, len(text) - 1))
     altered = text[:place] + data.draw(st.characters(codec="ascii")) + text[place + 1 :]
     for damaged in (altered, text[:place]):
         if damaged != text:
             with pytest.raises(Damaged):
-                read_record(damaged, made.name())
+                read_records(file_name([made]), damaged)
 
 
 @pytest.mark.parametrize(
@@ -172,18 +171,18 @@ def test_frozen_forbids_files_but_not_what_is_known(db):
             db.record(record("b"))
 
 
-def test_isolated_records_are_seen_inside_only(db, folders):
+def test_records_of_a_scope_are_seen_in_it_only_and_never_stored(db, folders):
     db.record(record("stored", 1.0))
-    with db.isolated() as gathered:
-        assert db.record(record("private", 5.0)) is None
-        assert solvers(db.lookup(PROBLEM, DEVICE)) == ["private", "stored"]
-        seen = []
-        thread = threading.Thread(target=lambda: seen.extend(db.lookup(PROBLEM, DEVICE)))
-        thread.start()
-        thread.join()
-        assert solvers(seen) == ["stored"]
-    assert solvers(gathered) == ["private"]
+    assert db.record(record("private", 5.0), scope="a policy") is None
+    assert solvers(db.lookup(PROBLEM, DEVICE, scope="a policy")) == ["private", "stored"]
+    assert solvers(db.lookup(PROBLEM, DEVICE, scope="another")) == ["stored"]
     assert solvers(db.lookup(PROBLEM, DEVICE)) == solvers(PerfDB(folders).lookup(PROBLEM, DEVICE)) == ["stored"]
+
+
+def test_a_search_is_one_file(db, folders):
+    path = db.record(record("a", 2.0), record("b", 1.0), record("c", 3.0, PROBLEM.replace(mb=2)))
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert solvers(PerfDB(folders).all(DEVICE)) == ["b", "a", "c"]
 
 
 def test_the_generation_grows_with_what_is_known(db):
@@ -250,10 +249,8 @@ def test_damage_in_a_folder_of_others_is_passed_over_and_said_once(folders, monk
 
 
 def test_a_newer_schema_is_left_alone(folders):
-    text = record().text().replace('"schema":1', '"schema":999')
-    from convdispatch.record import hash_name
-
-    path = folders["user"] / KEY / hash_name(text)
+    text = file_text([record()]).replace('"schema":1', '"schema":999')
+    path = folders["user"] / KEY / "newer.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
     with pytest.warns(ConvDispatchWarning, match="schema 999"):
@@ -294,7 +291,7 @@ from convdispatch.perfdb import PerfDB
 db, who = PerfDB([sys.argv[1]]), sys.argv[2]
 for i in range(int(sys.argv[3])):
     path = db.record(record(f"{who}.{i}", 1.0 + i))
-    print(path.name, flush=True)
+    print(path.name, f"{who}.{i}", flush=True)
 """
 
 
@@ -312,18 +309,17 @@ def writer(folder, who, count):
 def test_two_processes_record_at_once_and_one_is_killed(tmp_path, after):
     folder = tmp_path / "db"
     killed, lives = writer(folder, "killed", 100_000), writer(folder, "lives", 100)
-    said = [killed.stdout.readline().strip() for _ in range(after)]
+    said = [killed.stdout.readline().split()[1] for _ in range(after)]
     killed.send_signal(signal.SIGKILL)
-    said += killed.stdout.read().split()
-    said += lives.communicate()[0].split()
+    said += killed.stdout.read().split()[1::2]
+    said += lives.communicate()[0].split()[1::2]
     assert (killed.wait(), lives.returncode) == (-signal.SIGKILL, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a damaged record would be said
-        found = PerfDB([folder]).lookup(PROBLEM, DEVICE)
-    names = {r.name() for r in found}
+        found = solvers(PerfDB([folder]).lookup(PROBLEM, DEVICE))
     assert len(said) >= 100 + after
-    assert set(said) <= names  # what record() returned for is there
-    assert len(names) <= len(said) + 1  # and at most the one it had not yet returned for besides
+    assert set(said) <= set(found)  # what record() returned for is there
+    assert len(found) <= len(said) + 1  # and at most the one it had not yet returned for besides
     assert not (folder / KEY / "damaged").exists()
 
 
