@@ -1,0 +1,89 @@
+"""Options, devices and isolation shared by all tests.
+
+``--all-devices`` runs device tests on every OpenCL device that works, not only the default; ``--full`` runs whole
+products of shapes, layouts and dtypes instead of a thinned selection; ``--solver GLOB`` pins the solver.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for ``checking``
+
+# A test must not see the records, registry or plugins of the user who runs it, nor leave any behind.
+_HOME = Path(tempfile.mkdtemp(prefix="convdispatch-tests-"))
+os.environ.setdefault("CONVDISPATCH_DB", str(_HOME / "records.sqlite"))
+os.environ.setdefault("CONVDISPATCH_PLUGIN_DIR", str(_HOME / "plugins"))
+os.environ.pop("CONVDISPATCH_REGISTRY", None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("convdispatch")
+    group.addoption("--all-devices", action="store_true", help="every OpenCL device that works, not only the default")
+    group.addoption("--full", action="store_true", help="whole products of shapes, layouts and dtypes")
+    group.addoption("--solver", default=None, help="pin the solver in shape tests (name or glob)")
+
+
+def _devices(everything: bool) -> list:
+    from convdispatch import runtime
+    from convdispatch.api.errors import NoDevice
+
+    try:
+        default = runtime.default_device()
+    except NoDevice:
+        return []
+    if not everything:
+        return [default]
+    others = [d for d in runtime.devices() if d != default and runtime.device_info(d).vendor != "oclgrind"]
+    return [default, *(device for device in others if runtime.probe(device) is None)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames:
+        from convdispatch import runtime
+
+        found = _devices(metafunc.config.getoption("--all-devices"))
+        skip = pytest.mark.skip(reason="no OpenCL device works; convdispatch doctor says why")
+        params = [pytest.param(d, id=runtime.device_info(d).vendor) for d in found] or [
+            pytest.param(None, marks=skip, id="none")
+        ]
+        metafunc.parametrize("device", params, scope="session")
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether whole products were asked for."""
+    return request.config.getoption("--full")
+
+
+@pytest.fixture(scope="session")
+def solver(request: pytest.FixtureRequest) -> str | None:
+    """The solver to pin in shape tests, or None for dispatch's own choice."""
+    return request.config.getoption("--solver")
+
+
+@pytest.fixture
+def queue(device):
+    """A fresh in-order queue on the shared context of the device."""
+    import pyopencl as cl
+    from convdispatch import runtime
+
+    return cl.CommandQueue(runtime.context(device))
+
+
+@pytest.fixture
+def naive(monkeypatch):
+    """Loads the naive plugin as a drop-in beside the others, for one test; its solver is ``naive.direct``."""
+    from convdispatch import dispatch, loader
+
+    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(HERE / "naive_plugin"))
+    yield loader.reload()
+    monkeypatch.undo()
+    loader.reload()
+    dispatch.forget()
