@@ -1,0 +1,129 @@
+"""Layers: trace prints what replays, validation finds each way in which a plan can break its contract."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import convdispatch as cd
+from convdispatch import dispatch, loader
+
+PLUGIN = """
+from convdispatch.api import KernelPlan, Solver, hookimpl
+class {cls}(Solver):
+    name = "bad.{name}"
+    def rejects(self, problem, device):
+        return None if problem.direction == "fwd" else "forward only"
+    def plan(self, context, problem, config):
+        return KernelPlan(context, __package__, "{name}.cl", problem, config,
+            [("run", (1,), None, "x w y workspace")], workspace_size=64)
+"""
+KERNELS = {
+    "beyond": "for (int i = 0; i <= N; ++i) y[i] = 1;",
+    "before": "for (int i = -1; i < N; ++i) y[i] = 1;",
+    "unwritten": "for (int i = 0; i < N - 1; ++i) y[i] = 1;",
+    "scratch": "for (int i = 0; i < N; ++i) y[i] = 1; workspace[16] = 1;",
+    "inputs": "for (int i = 0; i < N; ++i) y[i] = 1; ((global float *)x)[0] += 1;",
+    "right": "for (int i = 0; i < N; ++i) y[i] = 1; workspace[15] = 1;",
+}
+WORDS = {
+    "beyond": "wrote outside its output of 128 bytes: at byte 128",
+    "before": "wrote outside its output of 128 bytes: at byte -4",
+    "unwritten": "left 1 outputs unwritten, the first at element 31",
+    "scratch": "wrote outside its workspace of 64 bytes: at byte 64",
+    "inputs": "changed its input x",
+}
+
+
+@pytest.fixture
+def bad(tmp_path, monkeypatch):
+    """Solvers that each break one rule, and one that breaks none; validation is on."""
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    text = "".join(PLUGIN.format(cls=name.title(), name=name) for name in KERNELS)
+    listing = ", ".join(f"{name.title()}()" for name in KERNELS)
+    (folder / "__init__.py").write_text(text + f"@hookimpl\ndef convdispatch_solvers():\n    return [{listing}]\n")
+    head = "#define N (MB * OC * OH * OW)\nkernel void run(global const float *x, global const float *w, "
+    for name, body in KERNELS.items():
+        (folder / f"{name}.cl").write_text(head + f"global float *y, global float *workspace) {{ {body} }}\n")
+    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
+    monkeypatch.setenv("CONVDISPATCH_LAYERS", "validation")
+    loader.reload()
+    dispatch.forget()
+    yield
+    monkeypatch.undo()
+    loader.reload()
+    dispatch.forget()
+
+
+X, W = np.ones((1, 1, 6, 6), np.float32), np.ones((2, 1, 3, 3), np.float32)
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_validation_finds(bad, name):
+    with cd.policy(solver=f"bad.{name}", fallback=False), pytest.raises(cd.ConvDispatchError, match=WORDS[name]):
+        cd.conv(X.copy(), W)
+
+
+def test_validation_lets_a_right_plan_pass(bad):
+    with cd.policy(solver="bad.right"):
+        assert (cd.conv(X, W) == 1).all()
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
+def test_validation_on_the_in_tree_solvers(bad, direction):
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 4, 7, 6), np.float32), rng.standard_normal((6, 2, 3, 3), np.float32)
+    y = cd.conv(x, w, groups=2, stride=2, padding=[(1, 0), 2])
+    with cd.policy(solver="im2col*"):
+        if direction == "fwd":
+            bias, residual = np.ones(6, np.float32), np.ones_like(y)
+            got = cd.conv(x, w, bias, residual=residual, groups=2, stride=2, padding=[(1, 0), 2])
+            np.testing.assert_allclose(got, y + 2, rtol=1e-5, atol=1e-5)
+        elif direction == "bwd_data":
+            assert np.isfinite(cd.conv_backward_data(y, w, x.shape, groups=2, stride=2, padding=[(1, 0), 2])).all()
+        else:
+            out = np.ones_like(w)
+            cd.conv_backward_weights(
+                x, y, w.shape, groups=2, stride=2, padding=[(1, 0), 2], out=out, accumulate=True
+            )
+            plain = cd.conv_backward_weights(x, y, w.shape, groups=2, stride=2, padding=[(1, 0), 2])
+            np.testing.assert_allclose(out, plain + 1, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def trace(tmp_path, monkeypatch):
+    """Trace is on, into a file."""
+    file = tmp_path / "trace.csv"
+    monkeypatch.setenv("CONVDISPATCH_LAYERS", "trace")
+    monkeypatch.setenv("CONVDISPATCH_TRACE", str(file))
+    loader.reload()
+    dispatch.forget()
+    yield file
+    monkeypatch.undo()
+    loader.reload()
+    dispatch.forget()
+
+
+def test_trace_writes_a_line_a_call_that_reads_back(trace):
+    from convdispatch.grammar import read
+
+    cd.conv(X, W, padding=1)
+    cd.conv(X, W, padding=1)
+    cd.conv_backward_weights(X, np.ones((1, 2, 4, 4), np.float32), W.shape)
+    lines = trace.read_text().splitlines()
+    assert len(lines) == 3
+    for line, direction in zip(lines, ("fwd", "fwd", "bwd_weights"), strict=True):
+        assert re.fullmatch(r"convdispatch,1,\S+,[\w.]+,.+,\d+,\d+\.\d", line)
+        assert read(line).direction == direction
+    assert read(lines[0]) == cd.ConvProblem(mb=1, ic=1, ih=6, iw=6, oc=2, kh=3, kw=3, ph=1, pw=1)
+
+
+def test_both_layers_stack(trace, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_LAYERS", "validation,trace")
+    loader.reload()
+    dispatch.forget()
+    assert (cd.conv(X, W) == 9).all()
+    assert len(trace.read_text().splitlines()) == 1
