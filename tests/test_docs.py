@@ -1,0 +1,89 @@
+"""Documentation is run: snippets execute, tables name every variable, hooks stand with their exact signature."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import convdispatch as cd
+from convdispatch import dispatch, loader
+from convdispatch.api import hookspecs
+from convdispatch.cli import main
+from convdispatch.doctor import VARIABLES
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_readme_snippets_run(number):
+    exec(compile(blocks(ROOT / "README.md", "python")[number], "README.md", "exec"), {})
+
+
+def test_the_five_lines_are_right():
+    scope: dict = {}
+    exec(blocks(ROOT / "README.md", "python")[0], scope)
+
+    assert scope["y"].shape == (8, 64, 56, 56)
+    assert (scope["y"] >= 0).all()
+
+
+def test_the_plugin_of_the_guide_works(tmp_path, monkeypatch):
+    page = ROOT / "docs" / "writing-a-plugin.md"
+    package = tmp_path / "convdispatch_acme"
+    package.mkdir()
+    (package / "__init__.py").write_text(blocks(page, "python")[0])
+    (package / "direct1x1.cl").write_text(blocks(page, "c")[0])
+    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
+    loader.reload()
+    dispatch.forget()
+    try:
+        rng = np.random.default_rng(0)
+        x = rng.integers(-4, 5, (2, 5, 6, 7)).astype(np.float32)
+        w = rng.integers(-4, 5, (3, 5, 1, 1)).astype(np.float32)
+        bias = np.ones(3, np.float32)
+        with cd.policy(solver="acme.direct1x1"):
+            got = cd.conv(x, w, bias, activation="relu")
+        want = np.maximum(np.einsum("oc,nchw->nohw", w[:, :, 0, 0], x) + 1, 0)
+        np.testing.assert_array_equal(got, want)
+        with cd.policy(solver="acme.*"), pytest.raises(cd.NoSolver, match="stride 1 and no padding only"):
+            cd.conv(x, w, stride=2)
+    finally:
+        monkeypatch.undo()
+        loader.reload()
+        dispatch.forget()
+
+
+def test_hooks_stand_in_the_guide_with_their_signatures():
+    text = (ROOT / "docs" / "writing-a-plugin.md").read_text()
+    for name in ("convdispatch_solvers", "convdispatch_enqueue"):
+        parameters = ", ".join(inspect.signature(getattr(hookspecs, name)).parameters)
+        assert f"def {name}({parameters})" in text
+
+
+def test_every_variable_is_documented():
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "environment.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(VARIABLES)
+    source = "".join(p.read_text() for p in (ROOT / "convdispatch").rglob("*.py"))
+    assert set(re.findall(r"\b(CONVDISPATCH_[A-Z_]+)\b", source)) <= set(VARIABLES)
+
+
+def test_every_command_is_documented():
+    text = "".join(page.read_text() for page in PAGES)
+    for name in main.commands:
+        assert f"convdispatch {name}" in text, f"`convdispatch {name}` stands nowhere in the documentation"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
