@@ -90,16 +90,11 @@ def gather(x: Tensor, y: Tensor) -> Tensor:
     if x.ndim > _GATHER_AXES or x.dtype.itemsize not in _BITS:
         raise InvalidArgument(f"a strided copy takes up to {_GATHER_AXES} axes of numbers, got {x.ndim} of {x.dtype}")
     if y.size:
-        import pyopencl as cl
-
-        kernel = _gather(x.context, x.dtype.itemsize)
         missing = _GATHER_AXES - x.ndim
-        steps = [stride // x.dtype.itemsize for stride in x.strides]
-        sizes = cl.cltypes.make_long8(*[1] * missing, *x.shape)
-        kernel(
-            x.queue, (y.size,), None, x.base_data, _elements(x), sizes, cl.cltypes.make_long8(*[0] * missing, *steps),
-            y.base_data,
-        )  # fmt: skip
+        sizes = [1] * missing + list(x.shape)
+        strides = [0] * missing + [stride // x.dtype.itemsize for stride in x.strides]
+        scalars = map(np.int64, (*sizes[1:], *strides))
+        _gather(x.context, x.dtype.itemsize, y.size)(x.queue, (x.base_data, _elements(x), *scalars, y.base_data))
     return y
 
 
@@ -124,9 +119,8 @@ def _softmax(context: cl.Context, dtype: str, width: int, rows: int) -> Launch:
     return Launch(program, "softmax", (rows * _SOFTMAX_ITEMS,), (_SOFTMAX_ITEMS,), "x offset y", names=_NAMES)
 
 
-@functools.lru_cache(maxsize=64)
-def _gather(context: cl.Context, itemsize: int) -> cl.Kernel:
-    import pyopencl as cl
-
+@functools.lru_cache(maxsize=256)
+def _gather(context: cl.Context, itemsize: int, size: int) -> Launch:
     text = config_macros({"bits": _BITS[itemsize]}) + kernel_text(_PACKAGE, "gather.cl")
-    return cl.Kernel(build(context, text), "gather")
+    names = ("x", "offset", *(f"n{a}" for a in range(1, _GATHER_AXES)), *(f"s{a}" for a in range(_GATHER_AXES)), "y")
+    return Launch(build(context, text), "gather", (size,), None, " ".join(names), names=names)
