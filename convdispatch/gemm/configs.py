@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..api.device import DeviceInfo
+from .layout import direct
 from .spec import GemmSpec
 
 __all__ = ["configs", "cpu_configs", "gpu_configs"]
@@ -86,7 +87,8 @@ def _tile_cost(spec: GemmSpec, mr: int, nv: int, lanes: int, scatter: bool) -> f
                 step = max(sums, (rows + vectors) * 0.7, 4 * sums / (sums * _unroll(rows, vectors)))
                 store = sums * (lanes * 2 if scatter else 2)
                 total += count_m * count_n * (step * spec.k + store + 20)
-    return total
+    # Many rows of A in memory lie at many addresses that share a cache set, or need packing.
+    return total * (1.06 if mr > 8 else 1.0 + 0.002 * abs(mr - 6))
 
 
 def _unroll(rows: int, vectors: int) -> int:
@@ -101,8 +103,7 @@ def _cpu_blocks(
     nr = nv * lanes
     tiles, panels = _ceil(spec.m, mr), _ceil(spec.n, nr)
     narrow = spec.dtype in ("float16", "bfloat16")
-    direct_a = not narrow and spec.a.col.plain
-    direct_b = not narrow and spec.b.row.plain and spec.b.col.plain and spec.b.col.stride == 1 and spec.n >= lanes
+    direct_a, direct_b = direct(spec, "a", lanes), direct(spec, "b", lanes)
     want = 8 * device.compute_units
     split = 1
     if tiles * panels * spec.batch < 4 * device.compute_units and spec.k >= 1024:
@@ -123,7 +124,7 @@ def _cpu_blocks(
     config = {"kind": "cpu", "swap": swap, "lanes": lanes, "mr": mr, "nv": nv, "ku": _unroll(min(mr, spec.m), nv)}
     config |= {"kc": kc, "mt": mt, "np": wide, "bt": deep, "split": split, "ks": ks}
     # Packing pays when an element is read often: B once a tile of rows, A once a panel of columns.
-    pack_a = not spec.a_packed and not (direct_a and (panels <= 4 or spec.a.col.stride == 1))
+    pack_a = not spec.a_packed and not (direct_a and (panels <= 2 or (spec.a.col.stride == 1 and mr <= 8)))
     pack_b = not spec.b_packed and not (direct_b and tiles <= 3)
     yield {**config, "pack_a": pack_a, "pack_b": pack_b}
     if direct_a and not spec.a_packed:

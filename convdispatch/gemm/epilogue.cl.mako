@@ -75,8 +75,14 @@ inline void put_one(OUT_PARAMS, ACC v, int m, int n, int flags) {
   CSTORE(c, p, v);
 }
 
-// Lanes first to end - 1 of v, which stands for columns n to n + LANES - 1.
-inline void put_lanes(OUT_PARAMS, V v, int m, int n, int first, int end, int flags) {
+// Lanes first to end - 1 of v, which stands for columns n to n + LANES - 1. On a CPU it stays a function: a tile calls
+// it dozens of times, and compilers take minutes over so many copies of its loop.
+% if unroll:
+inline
+% else:
+__attribute__((noinline))
+% endif
+void put_lanes(OUT_PARAMS, V v, int m, int n, int first, int end, int flags) {
 % if unroll:
 % for lane in range(lanes):
   if (first <= ${lane} && ${lane} < end) put_one(OUT_ARGS, v.s${"%x" % lane}, m, n + ${lane}, flags);
@@ -84,6 +90,7 @@ inline void put_lanes(OUT_PARAMS, V v, int m, int n, int first, int end, int fla
 % else:
   union { V v; ACC s[LANES]; } u;
   u.v = v;
+  __attribute__((opencl_unroll_hint(1)))
   for (int lane = first; lane < end; ++lane) put_one(OUT_ARGS, u.s[lane], m, n + lane, flags);
 % endif
 }

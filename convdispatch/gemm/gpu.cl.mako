@@ -32,12 +32,12 @@ typedef ACC4 __attribute__((aligned(${4 * accsize if wide else accsize}))) quad;
 % else:
 % if x.offsets:
 % for s in range(x.slots):
-  const long ${o}_at${s} = ${x.i_text(f"min({x.origin} + {o}_i + {x.place(s)[1]}, {x.size - x.vec})")};
+  const long ${o}_at${s} = ${x.i_text(f"min({x.origin} + {o}_i + {x.place(s)[1]}, {x.size - (1 if x.k_unit else x.vec)})")};
 % endfor
   global const REAL *restrict p${o} = ${o} + ${o.upper()}_BATCH(z)${"" if x.k_split else " + " + x.k_text(f"begin + {o}_k")};
 % else:
   global const REAL *restrict p${o} = ${o} + ${o.upper()}_BATCH(z)
-      + ${x.i_text(f"min({x.origin} + {o}_i, {x.size - x.vec})" if x.ragged else f"{x.origin} + {o}_i")}${"" if x.k_split else " + " + x.k_text(f"begin + {o}_k")};
+      + ${x.i_text(f"min({x.origin} + {o}_i, {x.size - (1 if x.k_unit else x.vec)})" if x.ragged else f"{x.origin} + {o}_i")}${"" if x.k_split else " + " + x.k_text(f"begin + {o}_k")};
 % endif
 % endif
 % for s in range(x.slots):

@@ -18,7 +18,7 @@ from typing import Any
 
 from .spec import Axis, GemmSpec
 
-__all__ = ["PackedLayout", "packed_layout"]
+__all__ = ["PackedLayout", "direct", "packed_layout"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,15 @@ def packed_layout(spec: GemmSpec, config: Mapping[str, Any], operand: str) -> Pa
         width = config["bm"] if rows else config["bn"]
     batches, batch = _distinct(getattr(spec, operand).batch.simplified(spec.batch), spec.batch)
     return PackedLayout(width, -(-size // width), spec.k, batches, batch, spec.accumulator_size)
+
+
+def direct(spec: GemmSpec, letter: str, lanes: int) -> bool:
+    """Whether the CPU's kernel can read an operand where it lies; ``spec`` is simplified and in the kernel's order."""
+    if spec.dtype not in ("float32", "float64"):
+        return False
+    if letter == "a":
+        return spec.a.col.plain
+    return spec.b.row.plain and spec.b.col.plain and spec.b.col.stride == 1 and spec.n >= lanes
 
 
 def _distinct(axis: Axis, batch: int) -> tuple[int, Axis]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..kernels import build
-from .layout import packed_layout
+from .layout import direct, packed_layout
 from .source import gemm_text, pack_chunk, pack_text, reduce_text
 from .spec import GemmSpec
 
@@ -42,7 +42,9 @@ class GemmPlan:
         self._order = "ba" if swap else "ab"
         self._layouts = {letter: packed_layout(spec, config, letter) for letter in "ab"}
         self.packed_a_size, self.packed_b_size = self._layouts["a"].size, self._layouts["b"].size
-        packs = {"a": config.get("pack_a", False), "b": config.get("pack_b", False)}
+        packs = {"a": False, "b": False}
+        if config["kind"] == "cpu":
+            packs = {x: config["pack_" + x] or not direct(inner, x, config["lanes"]) for x in "ab"}
         self._areas: dict[str, int] = {}
         self._packers: dict[str, _Kernel] = {}
         self._inner, self._pack_lock = inner, threading.Lock()
