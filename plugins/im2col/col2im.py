@@ -1,0 +1,178 @@
+"""``columns[k, place] = w' dy``, then x sums the columns that its elements went into: the data gradient in general.
+
+Columns are made for some images, groups and channels at a time. 16-bit tensors are widened first, for sums are float32.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import DTYPES, Axis, ConvProblem, DeviceInfo, GemmPlan, GemmSpec, Launch, Matrix
+from convdispatch.api import activation_macro, build, gemm_configs, kernel_text
+
+from .convert import NARROW, inward
+from .steps import NAMES, Areas, Product, StepPlan, gemm_workspace
+from .window import Window, define
+
+__all__ = ["Col2im", "configs", "turned_pays"]
+
+_TILE = 256  # elements of x that a CPU work item sums at once
+
+
+def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
+    """Configurations: the product's choices under the first cap, then its first choice under the smaller ones."""
+    kind = {"kind": "cpu" if device.type == "cpu" else "gpu"}
+    for cap in caps:
+        draft = Col2im(problem, {"method": "col2im", "cap": cap, "gemm": kind})
+        choices = gemm_configs(draft.spec(*draft.largest), device)
+        for gemm in choices if cap == caps[0] else itertools.islice(choices, 1):
+            yield {"method": "col2im", "cap": cap, "gemm": gemm}
+
+
+def turned_pays(problem: ConvProblem) -> bool:
+    """Whether the turned product is expected to beat columns: by multiply-adds and what is lowered or summed."""
+    turned, plain = Window.of(problem, turned=True), Window.of(problem)
+    lowered, columns = turned.k * turned.pixels, plain.k * plain.pixels
+    # A lowered element costs some 8 multiply-adds to write, a column's element some 16 to write, read and add.
+    return lowered * (max(turned.group_targets, 6) + 8) <= columns * (max(plain.group_targets, 6) + 16)
+
+
+class Col2im:
+    """One configuration, worked out without compiling: chunks, products, workspace."""
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        self.problem, self.gemm = problem, config["gemm"]
+        self.cpu = self.gemm["kind"] == "cpu"
+        self.window = window = Window.of(problem)
+        self.widened = problem.dtype in NARROW
+        most = max(1, config["cap"] // (window.volume * window.pixels * window.accumulator_size))  # channels of columns
+        images = max(1, most // window.channels)
+        groups = window.groups if images > 1 else max(1, most // window.group_channels)
+        channels = window.group_channels if groups > 1 else max(1, most)
+        self.pieces = [
+            (image, group, channel)
+            for image in _cut(window.images, images)
+            for group in _cut(window.groups, groups)
+            for channel in _cut(window.group_channels, channels)
+        ]
+        self.largest = tuple(piece[1] for piece in self.pieces[0])
+
+    # --- pure ------------------------------------------------------------------------------------------------------
+
+    def ld(self, images: int) -> int:
+        """NCHW's elements from one row of columns to the next."""
+        return images * self.window.pixels
+
+    def spec(self, images: int, groups: int, channels: int) -> GemmSpec:
+        """The product that makes one piece's columns."""
+        window = self.window
+        k, n, dy = channels * window.volume, images * window.pixels, window.tensor(window.targets)
+        if window.nhwc:
+            row = Axis(1, inner=channels, outer=window.group_channels)
+            c = Matrix(Axis(1), Axis(groups * k), Axis(k))
+        else:
+            row = Axis(1)
+            c = Matrix(Axis(n), Axis(1), Axis(k * n))
+        return GemmSpec(
+            m=k,
+            n=n,
+            k=window.group_targets,
+            batch=groups,
+            dtype="float32" if self.widened else window.dtype,
+            a=Matrix(row, Axis(window.k), Axis(window.group_targets * window.k)),
+            b=dy,
+            c=c,
+        )
+
+    def areas(self) -> tuple[int, int, int, int]:
+        """Byte offsets of scratch memory, float32 dy and float32 w, and the workspace's size."""
+        areas = Areas()
+        specs = {self.spec(*(size for _, size in piece)) for piece in self.pieces}
+        areas.add(max(spec.m * spec.n * spec.batch * spec.accumulator_size for spec in specs))
+        scratch = areas.add(max(gemm_workspace(spec, self.gemm) for spec in specs))
+        wide_y = wide_w = areas.size
+        if self.widened:
+            wide_y = areas.add(4 * math.prod(self.problem.y_shape))
+            wide_w = areas.add(4 * math.prod(self.problem.w_shape))
+        return scratch, wide_y, wide_w, areas.size
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of workspace."""
+        return self.areas()[-1]
+
+    # --- compiled --------------------------------------------------------------------------------------------------
+
+    def plan(self, context: Any) -> StepPlan:
+        """Compile."""
+        window, problem = self.window, self.problem
+        scratch, wide_y, wide_w, workspace_size = self.areas()
+        gradient, gradient_offset, weights, weights_offset = "y", 0, "w", 0
+        steps: list[Any] = []
+        if self.widened:
+            gradient, gradient_offset, weights, weights_offset = "workspace", wide_y // 4, "workspace", wide_w // 4
+            steps.append(inward(context, problem.dtype, self.cpu, "y", wide_y, math.prod(problem.y_shape)))
+            steps.append(inward(context, problem.dtype, self.cpu, "w", wide_w, math.prod(problem.w_shape)))
+        program = build(context, self.text())
+        plans: dict[GemmSpec, GemmPlan] = {}
+        for (image, images), (group, groups), (channel, channels) in self.pieces:
+            spec = self.spec(images, groups, channels)
+            if spec not in plans:
+                plans[spec] = GemmPlan(context, spec, self.gemm)
+            start = channel * (1 if window.nhwc else window.volume)
+            product = Product(
+                plans[spec],
+                weights,
+                gradient,
+                "workspace",
+                weights_offset + group * window.group_targets * window.k + start,
+                gradient_offset
+                + window.offset(window.targets, image * window.pixels)
+                + group * window.group_targets * (1 if window.nhwc else window.pixels),
+                0,
+                scratch,
+            )
+            steps += [product, self._gather(program, (image, images), (group, groups), (channel, channels))]
+        return StepPlan(workspace_size, steps)
+
+    def text(self) -> str:
+        """The gather's program."""
+        window, problem = self.window, self.problem
+        kind = DTYPES[window.dtype].accumulator
+        text = window.macros() + activation_macro(problem.activation)
+        text += define(NHWC=int(window.nhwc), CPU=int(self.cpu), TILE=_TILE, V16=f"{kind}16")
+        text += define(ACCSIZE=window.accumulator_size)
+        text += define(**{part.upper(): int(getattr(problem, part)) for part in ("bias", "residual", "accumulate")})
+        return text + kernel_text(__package__, "col2im.cl")
+
+    def _gather(self, program: Any, image: Any, group: Any, channel: Any) -> Launch:
+        """The launch that sums one piece's columns into x."""
+        window = self.window
+        depth, height, width = window.source
+        piece = group[1] * channel[1]
+        local = None
+        if self.cpu:
+            rows = max(1, min(height, -(-32768 // (width * window.volume * (piece if window.nhwc else 1)))))
+            size = (-(-height // rows), depth * image[1], 1 if window.nhwc else piece)
+            local = (1, 1, 1)
+        else:
+            rows = 1
+            inner = (piece, width) if window.nhwc else (width, height)
+            size = (*inner, math.prod((*window.source, image[1], piece)) // math.prod(inner))
+        arguments = ["workspace", "x"]
+        arguments += ["bias"] if self.problem.bias else []
+        arguments += ["residual"] if self.problem.residual else []
+        numbers = (rows, image[0], image[1], group[0], group[1], channel[0], channel[1])
+        arguments += [np.int32(number) for number in numbers]
+        return Launch(program, "gather", size, local, arguments, names=NAMES)
+
+
+def _cut(total: int, most: int) -> list[tuple[int, int]]:
+    """(start, size) of nearly equal parts of at most ``most``."""
+    size = -(-total // -(-total // most))
+    return [(at, min(size, total - at)) for at in range(0, total, size)]

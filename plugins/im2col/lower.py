@@ -1,0 +1,109 @@
+"""Lowering: writes a chunk of a window's source as a matrix, in the form that the product reads best.
+
+- ``panel``: the product's packed operand, ``[g][block][k][width]``; what a CPU's product reads fastest.
+- ``columns``: ``[g][k][ld]``, places side by side; NCHW's own order.
+- ``rows``: ``[place][g][ld]``, k side by side; NHWC's own order, copied in runs of channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import DTYPES, Axis, Launch, Matrix, build, kernel_text
+
+from .steps import NAMES
+from .window import Window, define
+
+__all__ = ["Lowering"]
+
+_BLOCK = 256  # places of a block where the form does not say
+_ITEM = 32768  # elements that a CPU work item should write
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How a window is lowered: the form, and the panel's width or the most places of a chunk."""
+
+    window: Window
+    form: str
+    width: int = 0
+    """Places of a panel."""
+    most: int = 0
+    """Places of the largest chunk, which ``columns`` are laid out for."""
+    narrow_kept: bool = False
+    """Keep 16-bit elements; a panel never does."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element of the lowered matrix."""
+        return DTYPES[self.window.dtype].itemsize if self.narrow_kept else self.window.accumulator_size
+
+    @property
+    def ld(self) -> int:
+        """Elements from row to row; 0 for panels. Never a multiple of a page, which would crowd a cache's sets."""
+        if self.form == "panel":
+            return 0
+        ld = -(-(self.most if self.form == "columns" else self.window.k) // 16) * 16
+        return ld + 16 if ld % 256 == 0 else ld
+
+    def size(self, count: int) -> int:
+        """Bytes of a lowered chunk of ``count`` places."""
+        window = self.window
+        if self.form == "panel":
+            return -(-count // self.width) * self.width * window.k * window.groups * self.itemsize
+        return self.ld * (window.k if self.form == "columns" else count) * window.groups * self.itemsize
+
+    @property
+    def matrix(self) -> Matrix:
+        """The lowered matrix ``[k, place]``, batched by group."""
+        if self.form == "rows":
+            return Matrix(Axis(1), Axis(self.ld * self.window.groups), Axis(self.ld))
+        # Of a packed operand only the batch axis counts, and of it only that no two groups share.
+        return Matrix(Axis(self.ld), Axis(1), Axis(max(1, self.window.k * self.ld)))
+
+    def text(self, cpu: bool) -> str:
+        """The kernel's program."""
+        window = self.window
+        text = window.macros(self.narrow_kept)
+        if not cpu:
+            return text + define(NHWC=int(window.nhwc), LD=self.ld) + kernel_text(__package__, "lower_gpu.cl")
+        kind = DTYPES[window.dtype].accumulator
+        text += define(V16=f"{kind}16", V8=f"{kind}8", V4=f"{kind}4", DSTSIZE=self.itemsize)
+        text += define(W=self._block, LD=self.ld, CB=self._channels, RUNS=self._block // window.places[2] + 2)
+        text += define(DENSE=int(window.groups == 1 and window.spread[2] == 1))
+        text += kernel_text(__package__, "copy.cl")
+        return text + kernel_text(__package__, "lower_nhwc.cl" if window.nhwc else "lower_nchw.cl")
+
+    def launches(self, context: Any, cpu: bool, source: str, chunks: list[tuple[int, int]]) -> list[Launch]:
+        """One launch a chunk, from operand ``source`` to the start of the workspace."""
+        program, window = build(context, self.text(cpu)), self.window
+        result = []
+        for start, count in chunks:
+            blocks = -(-count // self._block)
+            local: tuple[int, ...] | None = (1, 1, 1)
+            if not cpu:
+                fast, slow = (window.k, count) if window.nhwc else (count, window.k)
+                local = (64, 4, 1)
+                size: tuple[int, ...] = (-(-fast // 64) * 64, -(-slow // 4) * 4, window.groups)
+            elif window.nhwc:
+                size = (blocks, window.groups, 1)
+            else:
+                size = (blocks, -(-window.group_channels // self._channels), window.groups)
+            arguments = [source, "workspace", np.int64(start), np.int32(count), np.int32(blocks)]
+            result.append(Launch(program, "lower", size, local, arguments, names=NAMES))
+        return result
+
+    @property
+    def _block(self) -> int:
+        """Places that a CPU work item lowers for some channels."""
+        if self.form == "panel":
+            return self.width
+        return max(1, min(_BLOCK, _ITEM // self.window.k)) if self.form == "rows" else _BLOCK
+
+    @property
+    def _channels(self) -> int:
+        """NCHW channels of a CPU work item."""
+        return max(1, min(self.window.group_channels, _ITEM // (self._block * self.window.volume)))

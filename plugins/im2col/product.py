@@ -1,0 +1,198 @@
+"""``target = weights x lowered(source)``: the forward convolution, and for stride 1 its data gradient.
+
+A chunk of the source is lowered and multiplied while it is in the cache, then the next one. Where the source is its
+own lowered matrix (1x1, stride 1, unpadded) nothing is lowered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import Axis, ConvProblem, DeviceInfo, Epilogue, GemmPlan, GemmSpec, Matrix, gemm_configs
+from convdispatch.api import packed_layout
+
+from .lower import Lowering
+from .steps import Areas, Product, StepPlan, gemm_workspace
+from .window import Window
+
+__all__ = ["WindowProduct", "configs"]
+
+
+def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
+    """Configurations: the product's choices under the first cap, then its first choice under the smaller ones."""
+    turned = problem.direction == "bwd_data"
+    window = Window.of(problem, turned)
+    if not window.in_place:
+        forms = [_form(window, device)]
+    elif window.nhwc or window.images == 1:
+        forms = ["flat"]
+    else:
+        forms = ["batched", "flat"] if window.pixels >= 128 else ["flat", "batched"]
+    method = "turned" if turned else "lower"
+    seen = []
+    for form in forms:
+        for cap in caps:
+            kind = {"kind": "cpu" if device.type == "cpu" else "gpu"}
+            draft = WindowProduct(problem, {"method": method, "form": form, "cap": cap, "gemm": kind})
+            choices = sorted(gemm_configs(draft.spec(draft.largest), device), key=draft.copies_rows)
+            for gemm in choices[: 1 if cap != caps[0] else None]:
+                config = {"method": method, "form": form, "cap": cap, "gemm": gemm}
+                seen.append((caps.index(cap) > 0, config))
+    yield from (config for _, config in sorted(seen, key=lambda pair: pair[0]))
+
+
+def _form(window: Window, device: DeviceInfo) -> str:
+    if device.type != "cpu":
+        return "rows" if window.nhwc else "columns"
+    return "rows" if window.nhwc and window.dtype in ("float32", "float64") else "panel"
+
+
+class WindowProduct:
+    """One configuration, worked out without compiling: chunks, product, workspace."""
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        self.problem, self.config = problem, config
+        self.turned = config["method"] == "turned"
+        self.window = window = Window.of(problem, self.turned)
+        self.gemm = config["gemm"]  # only its kind while it is to be chosen
+        self.cpu = self.gemm["kind"] == "cpu"
+        form = config["form"]
+        self.in_place, self.batched = form in ("flat", "batched"), form == "batched"
+        place_bytes = window.k * window.groups * window.accumulator_size
+        most = max(1, config["cap"] // place_bytes)
+        if self.batched:
+            most = max(window.pixels, most)
+        self.chunks = window.chunks(most)
+        self.largest = max(count for _, count in self.chunks)
+        self.lowering = None
+        if not self.in_place:
+            width = 1
+            if form == "panel" and "split" in self.gemm:
+                width = packed_layout(self.spec(self.largest), self.gemm, "b").width
+            self.lowering = Lowering(window, form, width, self.largest, narrow_kept=not self.cpu)
+
+    # --- pure ------------------------------------------------------------------------------------------------------
+
+    @property
+    def packs_weights(self) -> bool:
+        """Whether the product reads the weights packed: by choice, and always where they are packed only once."""
+        theirs = "pack_b" if self.gemm.get("swap") else "pack_a"
+        return self.cpu and (self.problem.constant_weights or bool(self.gemm.get(theirs)))
+
+    def copies_rows(self, gemm: Mapping[str, Any]) -> bool:
+        """Whether a choice of the product would copy lowered rows once more, which it could read as they lie."""
+        rows = self.config["form"] == "rows" and gemm["kind"] == "cpu"
+        return rows and (not gemm["swap"] or gemm["pack_a"])
+
+    def spec(self, count: int) -> GemmSpec:
+        """The product over a chunk of ``count`` places."""
+        window, problem = self.window, self.problem
+        batch, n = window.groups, count
+        a, c = window.weights(self.turned), window.tensor(window.targets)
+        bias = Axis(window.group_targets)
+        if self.batched:
+            images, groups = count // window.pixels, window.groups
+            batch, n = images * groups, window.pixels
+            a = Matrix(a.row, a.col, Axis(a.batch.stride, groups, 0))
+            c = _over_images(c, window, window.targets)
+            bias = Axis(bias.stride, groups, 0)
+        if self.in_place:
+            b = window.tensor(window.channels)
+            b = _over_images(b, window, window.channels) if self.batched else b
+        else:
+            # Before the product's choice is known, a stand-in for the lowering tells the form.
+            lowering = getattr(self, "lowering", None) or Lowering(window, self.config["form"], 1, count)
+            b = lowering.matrix
+        epilogue = Epilogue(
+            bias="m" if problem.bias else None,
+            bias_batch_stride=bias,
+            residual=problem.residual,
+            activation=problem.activation,
+            accumulate=problem.accumulate,
+        )
+        return GemmSpec(
+            m=window.group_targets,
+            n=n,
+            k=window.k,
+            batch=batch,
+            dtype=window.dtype,
+            a=a,
+            b=b,
+            c=c,
+            epilogue=epilogue,
+            a_packed=self.packs_weights,
+            b_packed=self.config["form"] == "panel",
+            alignment=self._alignment,
+        )
+
+    @property
+    def _alignment(self) -> int:
+        if self.cpu:
+            return 1
+        window = self.window
+        offsets = [window.offset(window.targets, start) for start, _ in self.chunks]
+        if self.in_place:
+            offsets += [window.offset(window.channels, start) for start, _ in self.chunks]
+        return 1 if any(offset % 4 for offset in offsets) else 4
+
+    def areas(self) -> tuple[int, int, int]:
+        """Byte offsets of the products' scratch memory and of the packed weights, and the workspace's size."""
+        areas = Areas()
+        if self.lowering is not None:
+            areas.add(max(self.lowering.size(count) for _, count in self.chunks))
+        scratch = areas.add(max(gemm_workspace(self.spec(count), self.gemm) for _, count in self.chunks))
+        packed = areas.size
+        if self.packs_weights and not self.problem.constant_weights:
+            packed = areas.add(packed_layout(self.spec(self.largest), self.gemm, "a").size)
+        return scratch, packed, areas.size
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of workspace."""
+        return self.areas()[-1]
+
+    # --- compiled --------------------------------------------------------------------------------------------------
+
+    def plan(self, context: Any) -> StepPlan:
+        """Compile."""
+        window, scratch_packed = self.window, self.areas()
+        scratch, packed, workspace_size = scratch_packed
+        source, target = ("y", "x") if self.turned else ("x", "y")
+        products = {count: GemmPlan(context, self.spec(count), self.gemm) for count in {n for _, n in self.chunks}}
+        first = products[self.largest]
+        steps: list[Any] = []
+        weights, weights_offset = "w", 0
+        if self.packs_weights and not self.problem.constant_weights:
+            weights, weights_offset = "workspace", packed // window.accumulator_size
+            steps.append(lambda queue, o, wait_for: first.pack_a(queue, o[1], o[3], wait_for, 0, weights_offset))
+        lowerings = [None] * len(self.chunks)
+        if self.lowering is not None:
+            lowerings = self.lowering.launches(context, self.cpu, source, self.chunks)
+        for (start, count), lowering in zip(self.chunks, lowerings, strict=True):
+            steps += [] if lowering is None else [lowering]
+            product = Product(
+                products[count],
+                weights,
+                source if self.in_place else "workspace",
+                target,
+                weights_offset,
+                window.offset(window.channels, start) if self.in_place else 0,
+                window.offset(window.targets, start),
+                scratch,
+            )
+            steps.append(product)
+        if not (self.packs_weights and self.problem.constant_weights):
+            return StepPlan(workspace_size, steps)
+        layout = packed_layout(first.spec, self.gemm, "a")
+        key = f"im2col {self.problem.layout} {self.problem.dtype} {self.problem.w_shape} g{window.groups} "
+        key += f"{self.config['method']} width {layout.width}"
+        return StepPlan(workspace_size, steps, layout.size, first.pack_a, key)
+
+
+def _over_images(matrix: Matrix, window: Window, channels: int) -> Matrix:
+    """A tensor's matrix batched over (image, group) instead of group, its columns one image's places."""
+    return dataclasses.replace(
+        matrix, col=Axis(1), batch=Axis(matrix.batch.stride, window.groups, channels * window.pixels)
+    )

@@ -1,0 +1,68 @@
+"""The solver: which method computes which problem, under which caps of workspace."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
+
+from . import col2im, product, weights
+
+__all__ = ["Im2col"]
+
+# Bytes of a lowered chunk, the first one by default. On a CPU a chunk is multiplied while it is in the cache; on a GPU
+# launches are dear and the matrix is streamed.
+_CPU_CAPS = (8 << 20, 2 << 20, 1 << 19, 1 << 16)
+_GPU_CAPS = (1 << 30, 256 << 20, 32 << 20, 1 << 20)
+
+_METHODS = {
+    "lower": product.WindowProduct,
+    "turned": product.WindowProduct,
+    "col2im": col2im.Col2im,
+    "weights": weights.WeightsProduct,
+}
+
+
+class Im2col(Solver):
+    """Lowering to a matrix product: every direction, rank, group, stride, dilation, padding, layout and dtype."""
+
+    name = "im2col"
+    deterministic = True
+    exact = True
+    fuses = EPILOGUE
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Only what the device cannot store, and what has nothing to compute."""
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        return device.supports(problem.dtype)
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """The best method's choices under the default cap first, then smaller caps; the last is the floor."""
+        caps = list(_CPU_CAPS if device.type == "cpu" else _GPU_CAPS)
+        if problem.direction == "fwd":
+            yield from product.configs(problem, device, caps)
+        elif problem.direction == "bwd_weights":
+            yield from weights.configs(problem, device, caps)
+        else:
+            methods = [col2im.configs(problem, device, caps)]
+            if {problem.sd, problem.sh, problem.sw} == {1}:
+                place = 1 if col2im.turned_pays(problem) else 0
+                methods.insert(1 - place, product.configs(problem, device, caps))
+            yield from itertools.chain(*methods)
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Bytes of workspace of a configuration's plan."""
+        return _METHODS[config["method"]](problem, config).workspace_size
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """The sum's operations at the product's usual share of the peak, and 8 for each lowered element."""
+        lowered = problem.flops / 2 / max(1, problem.oc // problem.g)
+        pointwise = problem.kd * problem.kh * problem.kw == 1
+        return problem.flops / 0.8 + (0 if pointwise else 8 * lowered)
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Any:
+        """Compile a configuration."""
+        return _METHODS[config["method"]](problem, config).plan(context)

@@ -1,0 +1,143 @@
+"""``dw[oc, k] = sum over places of dy[oc, place] L[k, place]``: the weights' gradient, chunk after chunk of places.
+
+16-bit tensors are summed in a float32 copy of dw, which is rounded once at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import Axis, ConvProblem, DeviceInfo, Epilogue, GemmPlan, GemmSpec, Matrix, gemm_configs
+
+from .convert import NARROW, inward, outward
+from .lower import Lowering
+from .steps import Areas, Product, StepPlan, gemm_workspace
+from .window import Window
+
+__all__ = ["WeightsProduct", "configs"]
+
+
+def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
+    """Configurations: the product's choices under the first cap, then its first choice under the smaller ones."""
+    kind = {"kind": "cpu" if device.type == "cpu" else "gpu"}
+    for cap in caps:
+        draft = WeightsProduct(problem, {"method": "weights", "cap": cap, "gemm": kind})
+        choices = list(gemm_configs(draft.spec(draft.chunks[0][1], problem.accumulate), device))
+        choices.sort(key=draft.packs_lowered)
+        for gemm in choices[: 1 if cap != caps[0] else None]:
+            yield {"method": "weights", "cap": cap, "gemm": gemm}
+
+
+class WeightsProduct:
+    """One configuration, worked out without compiling: chunks, products, workspace."""
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        self.problem, self.gemm = problem, config["gemm"]
+        self.cpu = self.gemm["kind"] == "cpu"
+        self.window = window = Window.of(problem)
+        total = window.images * window.pixels
+        self.in_place = window.in_place
+        self.chunks = [(0, total)]
+        self.lowering = None
+        if not self.in_place:
+            self.chunks = window.chunks(max(1, config["cap"] // (window.k * window.groups * window.accumulator_size)))
+            form = "rows" if window.nhwc else "columns"
+            self.lowering = Lowering(window, form, most=max(count for _, count in self.chunks))
+        # One product rounds once by itself; several are summed in float32 first.
+        self.widened = problem.dtype in NARROW and not self.in_place
+
+    # --- pure ------------------------------------------------------------------------------------------------------
+
+    def packs_lowered(self, gemm: Mapping[str, Any]) -> bool:
+        """Whether a choice of the product would copy the lowered matrix once more."""
+        return not self.in_place and bool(gemm.get("pack_a" if gemm.get("swap") else "pack_b"))
+
+    def spec(self, count: int, accumulate: bool) -> GemmSpec:
+        """The product over ``count`` places, added to what the result holds or not."""
+        window = self.window
+        b = window.tensor(window.channels) if self.lowering is None else self.lowering.matrix
+        return GemmSpec(
+            m=window.group_targets,
+            n=window.k,
+            k=count,
+            batch=window.groups,
+            dtype="float32" if self.widened else window.dtype,
+            a=window.tensor(window.targets),
+            b=b.transposed,
+            c=Matrix(Axis(window.k), Axis(1), Axis(window.group_targets * window.k)),
+            epilogue=Epilogue(accumulate=accumulate),
+            alignment=self._alignment,
+        )
+
+    @property
+    def _alignment(self) -> int:
+        window = self.window
+        return 1 if self.cpu or any(window.offset(window.targets, start) % 4 for start, _ in self.chunks) else 4
+
+    def _sums(self) -> list[tuple[int, int, bool]]:
+        """(start, count, accumulate) of each product."""
+        held = self.problem.accumulate and not self.widened
+        return [(start, count, held or start > 0) for start, count in self.chunks]
+
+    def areas(self) -> tuple[int, int, int, int]:
+        """Byte offsets of scratch memory, float32 dy and float32 dw, and the workspace's size."""
+        areas = Areas()
+        if self.lowering is not None:
+            areas.add(max(self.lowering.size(count) for _, count in self.chunks))
+        specs = {self.spec(count, accumulate) for _, count, accumulate in self._sums()}
+        scratch = areas.add(max(gemm_workspace(spec, self.gemm_for(spec)) for spec in specs))
+        wide_y = wide_w = areas.size
+        if self.widened:
+            wide_y = areas.add(4 * math.prod(self.problem.y_shape))
+            wide_w = areas.add(4 * math.prod(self.problem.w_shape))
+        return scratch, wide_y, wide_w, areas.size
+
+    def gemm_for(self, spec: GemmSpec) -> dict[str, Any]:
+        """The product's configuration for one chunk: a chunk shorter than the first is not split further."""
+        gemm = dict(self.gemm)
+        if gemm["split"] > 1:
+            gemm["split"] = -(-spec.k // gemm["ks"])
+        return gemm
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of workspace."""
+        return self.areas()[-1]
+
+    # --- compiled --------------------------------------------------------------------------------------------------
+
+    def plan(self, context: Any) -> StepPlan:
+        """Compile."""
+        window, problem = self.window, self.problem
+        scratch, wide_y, wide_w, workspace_size = self.areas()
+        gradient, gradient_offset, result, result_offset = "y", 0, "w", 0
+        steps: list[Any] = []
+        if self.widened:
+            gradient, gradient_offset, result, result_offset = "workspace", wide_y // 4, "workspace", wide_w // 4
+            steps.append(inward(context, problem.dtype, self.cpu, "y", wide_y, math.prod(problem.y_shape)))
+        lowerings = [None] * len(self.chunks)
+        if self.lowering is not None:
+            lowerings = self.lowering.launches(context, self.cpu, "x", self.chunks)
+        plans: dict[GemmSpec, GemmPlan] = {}
+        for (start, count, accumulate), lowering in zip(self._sums(), lowerings, strict=True):
+            spec = self.spec(count, accumulate)
+            if spec not in plans:
+                plans[spec] = GemmPlan(context, spec, self.gemm_for(spec))
+            steps += [] if lowering is None else [lowering]
+            product = Product(
+                plans[spec],
+                gradient,
+                "x" if self.in_place else "workspace",
+                result,
+                gradient_offset + window.offset(window.targets, start),
+                0,
+                result_offset,
+                scratch,
+            )
+            steps.append(product)
+        if self.widened:
+            size = math.prod(problem.w_shape)
+            steps.append(outward(context, problem.dtype, self.cpu, "w", wide_w, size, problem.accumulate))
+        return StepPlan(workspace_size, steps)

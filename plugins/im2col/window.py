@@ -1,0 +1,161 @@
+"""From a problem to the window that a lowering slides: which source element stands where in the lowered matrix.
+
+``L[k, i] = source[image, channel, position]`` with ``position = i * step + tap * spread - pad`` along each axis, zero
+outside the source. The forward product and the weights' gradient slide over x. The data gradient of a convolution of
+stride 1 is a forward product over dy with the taps turned round: step 1, spread ``-d``, pad ``-p``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from convdispatch.api import DTYPES, Axis, ConvProblem, Matrix, storage_macros
+
+__all__ = ["Window", "define"]
+
+_AXES = "dhw"
+
+
+def define(**values: object) -> str:
+    """OpenCL text: one ``#define`` a keyword."""
+    return "".join(f"#define {name} {value}\n" for name, value in values.items())
+
+
+@dataclass(frozen=True)
+class Window:
+    """A sliding window; triples are along (d, h, w)."""
+
+    images: int
+    channels: int
+    """Of the source."""
+    targets: int
+    """Channels of the tensor on the other side of the product."""
+    groups: int
+    source: tuple[int, ...]
+    places: tuple[int, ...]
+    """Positions of the window: the size of the other tensor."""
+    taps: tuple[int, ...]
+    step: tuple[int, ...]
+    spread: tuple[int, ...]
+    pad: tuple[int, ...]
+    nhwc: bool
+    dtype: str
+
+    @classmethod
+    def of(cls, problem: ConvProblem, turned: bool = False) -> Window:
+        """The window over x, or over dy with the taps turned round (stride 1 only)."""
+
+        def along(letter: str) -> tuple[int, ...]:
+            return tuple(getattr(problem, letter + axis) for axis in _AXES)
+
+        sides = (problem.mb, problem.ic, problem.oc, problem.g, along("i"), along("o"), along("k"))
+        tail = (problem.layout == "nhwc", problem.dtype)
+        if not turned:
+            return cls(*sides, along("s"), along("d"), along("p"), *tail)
+        images, ic, oc, groups, inputs, outputs, taps = sides
+        spread, pad = tuple(-d for d in along("d")), tuple(-p for p in along("p"))
+        return cls(images, oc, ic, groups, outputs, inputs, taps, (1, 1, 1), spread, pad, *tail)
+
+    @property
+    def group_channels(self) -> int:
+        """Source channels a group."""
+        return self.channels // self.groups
+
+    @property
+    def group_targets(self) -> int:
+        """Channels of the other tensor a group."""
+        return self.targets // self.groups
+
+    @functools.cached_property
+    def volume(self) -> int:
+        """Taps."""
+        return math.prod(self.taps)
+
+    @functools.cached_property
+    def k(self) -> int:
+        """Rows of the lowered matrix: channels of a group times taps."""
+        return self.group_channels * self.volume
+
+    @functools.cached_property
+    def pixels(self) -> int:
+        """Positions of the window an image."""
+        return math.prod(self.places)
+
+    @functools.cached_property
+    def source_pixels(self) -> int:
+        """Pixels of a source image."""
+        return math.prod(self.source)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the source is its own lowered matrix: 1x1, stride 1, unpadded."""
+        return self.volume == 1 and self.source == self.places and set(self.step) == {1} and not any(self.pad)
+
+    @property
+    def accumulator_size(self) -> int:
+        """Bytes of a sum."""
+        return 8 if self.dtype == "float64" else 4
+
+    def weights(self, turned: bool) -> Matrix:
+        """The weights as the product's left operand ``[target, k]``, in the order of k that the layout lowers to.
+
+        k is (channel, tap) for NCHW and (tap, channel) for NHWC, which is the weights' own order unless turned.
+        """
+        if not turned:
+            return Matrix(Axis(self.k), Axis(1), Axis(self.group_targets * self.k))
+        inner, batch = self.group_targets, Axis(self.group_targets * self.k)
+        if self.nhwc:
+            return Matrix(Axis(1), Axis(self.volume * inner, inner=self.group_channels, outer=inner), batch)
+        return Matrix(Axis(self.volume), Axis(1, inner=self.volume, outer=inner * self.volume), batch)
+
+    def tensor(self, channels: int) -> Matrix:
+        """A tensor of ``channels`` over the window's places as ``[channel, (image, place)]``, batched by group."""
+        group = channels // self.groups
+        if self.nhwc:
+            return Matrix(Axis(1), Axis(channels), Axis(group))
+        return Matrix(Axis(self.pixels), Axis(1, self.pixels, channels * self.pixels), Axis(group * self.pixels))
+
+    def offset(self, channels: int, start: int) -> int:
+        """Element offset of place ``start``, counted through the images, in such a tensor."""
+        if self.nhwc:
+            return start * channels
+        return start // self.pixels * channels * self.pixels + start % self.pixels
+
+    def chunks(self, most: int) -> list[tuple[int, int]]:
+        """Cut all places into runs (start, count) of about ``most`` or fewer, nearly equal ones.
+
+        NCHW's runs are whole images or lie in one image, so that a run's tensor elements have one formula.
+        """
+        total = self.images * self.pixels
+        if self.nhwc or self.images == 1:
+            return _runs(0, total, most, 64)
+        if most >= self.pixels:
+            return _runs(0, total, most // self.pixels * self.pixels, self.pixels)
+        return [run for image in range(self.images) for run in _runs(image * self.pixels, self.pixels, most, 64)]
+
+    def macros(self, narrow_kept: bool = False) -> str:
+        """The window as OpenCL text, with SRC and DST (element types) and GET(p, i), which turns one into the other.
+
+        ``narrow_kept``: the lowered matrix keeps the source's 16-bit elements; otherwise it holds sums' type.
+        """
+        text = storage_macros(self.dtype)
+        for prefix, triple in (
+            ("X", self.source), ("Y", self.places), ("T", self.taps), ("S", self.step), ("D", self.spread),
+            ("P", self.pad),
+        ):  # fmt: skip
+            text += define(**{prefix + axis.upper(): f"({value})" for axis, value in zip(_AXES, triple, strict=True)})
+        text += define(C=self.channels, CG=self.group_channels, G=self.groups, K=self.k, TAPS=self.volume)
+        narrow = self.dtype in ("float16", "bfloat16")
+        if narrow and not narrow_kept:
+            return text + define(SRC="REAL", DST="ACC", SAME=0) + "#define GET(p, i) LOAD(p, i)\n"
+        kind = "ushort" if narrow else DTYPES[self.dtype].storage
+        return text + define(SRC=kind, DST=kind, SAME=1) + "#define GET(p, i) ((p)[i])\n"
+
+
+def _runs(start: int, total: int, most: int, unit: int) -> list[tuple[int, int]]:
+    most = max(unit, most // unit * unit)
+    parts = -(-total // most)
+    size = -(-(-(-total // parts)) // unit) * unit
+    return [(start + at, min(size, total - at)) for at in range(0, total, size)]
