@@ -111,8 +111,10 @@ class ClassifyReport:
             yield layer_table(self)
 
     def show(self, console: Console) -> None:
-        """Print the tables; into a file or pipe as wide as they are, since nobody folds these lines back together."""
-        console.print(self, width=None if console.is_terminal else max(console.width, _FILE_WIDTH))
+        """Print the tables; a console that is a file or pipe becomes wide enough for them not to fold."""
+        if not console.is_terminal:
+            console.width = max(console.width, _FILE_WIDTH)
+        console.print(self)
 
 
 def classify(
