@@ -102,7 +102,7 @@ def _show(report: Any) -> None:
 @AS_JSON
 def explain(problem: str, device: str | None, as_json: bool) -> None:
     """Say which solver runs PROBLEM (such as mb1ic64ih56oc64kh3ph1), and why each other one does not."""
-    from .dispatch import explain as explain_problem
+    from .explanation import explain as explain_problem
     from .grammar import read
 
     explanation = explain_problem(read(problem), device)

@@ -1,4 +1,4 @@
-"""Chooses: ranks the solvers for a problem on a device, makes the winner's plan, keeps it, and explains itself.
+"""Chooses: ranks the solvers for a problem on a device, makes the winner's plan, keeps it, runs it.
 
 Order of precedence: the policy's pin, a lock file, measured records (the user's before the shipped), the nearest
 measured neighbour, ``registry.yaml``, predicted cost, name. Every candidate is asked ``rejects`` first. All selection
@@ -10,16 +10,26 @@ from __future__ import annotations
 import fnmatch
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import runtime
+from . import lockfile, runtime
 from .api.device import DeviceInfo
-from .api.errors import BuildFailed, ConvDispatchError, ConvDispatchWarning, Frozen, NoSolver, PlanFailed, PluginError
+from .api.errors import (
+    BuildFailed,
+    ConvDispatchError,
+    ConvDispatchWarning,
+    Frozen,
+    InvalidPolicy,
+    NoSolver,
+    PlanFailed,
+    PluginError,
+)
 from .api.policy import Policy, current_policy, forbid_when_frozen
 from .api.problem import ConvProblem
 from .api.solver import Solver
+from .evidence import Evidence, borrowed, error_reason, measured
 from .loader import Plugins, plugins
 from .prepared import Constant, Prepared
 from .registry import registry
@@ -27,7 +37,7 @@ from .registry import registry
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Candidate", "Explanation", "Verdict", "explain", "forget", "prepare", "quarantine", "rank", "run"]
+__all__ = ["Candidate", "forget", "make", "prepare", "quarantine", "rank", "refusal", "run", "visible_problem"]
 
 _lock = threading.RLock()
 _plans: dict[tuple[cl.Context, ConvProblem, Policy], Prepared] = {}
@@ -43,67 +53,6 @@ class Candidate:
     config: Mapping[str, Any]
     source: str
     """For example ``measured``, ``registry.yaml:12`` or ``predicted``."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What one solver answers for one problem, for ``explain``."""
-
-    solver: str
-    plugin: str
-    status: str
-    """``chosen``, ``accepted``, ``refused`` or ``quarantined``."""
-    reason: str | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    source: str | None = None
-    predicted: float | None = None
-    """Predicted cost, in direct-sum FLOP at the device's peak."""
-    fuses: tuple[str, ...] = ()
-    """Parts of the problem's epilogue that the solver computes itself."""
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Every solver's answer for one problem on one device, best first, and where the choice came from."""
-
-    problem: ConvProblem
-    device: DeviceInfo
-    chosen: str | None
-    source: str | None
-    verdicts: tuple[Verdict, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
-        return {
-            "problem": str(self.problem),
-            "device": str(self.device),
-            "chosen": self.chosen,
-            "source": self.source,
-            "solvers": [
-                {
-                    "solver": v.solver,
-                    "plugin": v.plugin,
-                    "status": v.status,
-                    "reason": v.reason,
-                    "config": dict(v.config),
-                    "source": v.source,
-                    "predicted": v.predicted,
-                    "fuses": list(v.fuses),
-                }
-                for v in self.verdicts
-            ],
-        }
-
-    def __str__(self) -> str:
-        lines = [f"{self.problem} on {self.device}"]
-        for verdict in self.verdicts:
-            if verdict.status == "chosen":
-                lines.append(f"  -> {verdict.solver} ({verdict.source})")
-            elif verdict.status == "accepted":
-                lines.append(f"     {verdict.solver} ({verdict.source})")
-            else:
-                lines.append(f"  x  {verdict.solver}: {verdict.reason}")
-        return "\n".join(lines)
 
 
 def visible_problem(solver: Solver, problem: ConvProblem) -> ConvProblem:
@@ -140,6 +89,9 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
         warnings.warn(f"solver {solver.name}: {reason}", ConvDispatchWarning, stacklevel=2)
     if reason:
         return "refused", reason
+    reason = error_reason(solver, problem, device, policy)
+    if reason:
+        return "refused", reason
     if policy.workspace_limit is not None and default_config(solver, problem, device, policy.workspace_limit) is None:
         return "refused", f"no configuration needs {policy.workspace_limit} bytes of workspace or less"
     failed = _quarantined.get((problem, device, solver.name))
@@ -149,30 +101,70 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
 def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> list[Candidate]:
     """The candidates for a problem, best first. Raises NoSolver with every reason when there is none."""
     policy = policy or current_policy()
-    loaded = plugins()
-    accepted, reasons = [], {}
-    for name in sorted(loaded.solvers):
-        refused = refusal(loaded.solvers[name], problem, device, policy)
+    accepted, reasons = {}, {}
+    for name, solver in sorted(plugins().solvers.items()):
+        refused = refusal(solver, problem, device, policy)
         if refused:
             reasons[name] = refused[1]
         else:
-            accepted.append(loaded.solvers[name])
+            accepted[name] = solver
     if not accepted:
         raise NoSolver(problem, str(device), reasons)
-    return _ordered(accepted, problem, device, policy)
+    return _Ranking(problem, device, policy, accepted, reasons).candidates()
 
 
-def _ordered(accepted: list[Solver], problem: ConvProblem, device: DeviceInfo, policy: Policy) -> list[Candidate]:
-    preferred, source = registry().preference(problem, device)
-    keyed = []
-    for solver in accepted:
-        config = default_config(solver, problem, device, policy.workspace_limit) or {}
-        place = next((i for i, glob in enumerate(preferred) if fnmatch.fnmatchcase(solver.name, glob)), len(preferred))
-        cost = solver.cost(visible_problem(solver, problem), device, config)
-        origin = source if place < len(preferred) else "predicted" if cost is not None else "name"
-        key = (place, cost is None, cost or 0.0, solver.name)
-        keyed.append((key, Candidate(solver, config, origin or "name")))
-    return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
+class _Ranking:
+    """Puts the accepted solvers of one problem in order, each with the configuration it would run."""
+
+    def __init__(
+        self,
+        problem: ConvProblem,
+        device: DeviceInfo,
+        policy: Policy,
+        accepted: Mapping[str, Solver],
+        reasons: Mapping[str, str],
+    ) -> None:
+        self.problem, self.device, self.policy = problem, device, policy
+        self.accepted, self.reasons = accepted, reasons
+
+    def candidates(self) -> list[Candidate]:
+        """Locked, measured, borrowed, then by registry, predicted cost and name; each solver once."""
+        ordered = []
+        known = measured(self.problem, self.device, self.policy, self.accepted, self.configs)
+        near = None if known else borrowed(self.problem, self.device, self.accepted, self.configs)
+        for evidence in [*self._locked(), *known, *([near] if near else [])]:
+            if all(evidence.solver != candidate.solver.name for candidate in ordered):
+                ordered.append(Candidate(self.accepted[evidence.solver], evidence.config, evidence.source))
+        named = {candidate.solver.name for candidate in ordered}
+        return ordered + [c for c in self._unmeasured() if c.solver.name not in named]
+
+    def configs(self, solver: str) -> list[Mapping[str, Any]]:
+        """What a solver offers for the problem."""
+        return list(self.accepted[solver].configs(visible_problem(self.accepted[solver], self.problem), self.device))
+
+    def _locked(self) -> list[Evidence]:
+        found = lockfile.in_force(self.problem)
+        if found is None or self.policy.solver is not None:
+            return []
+        decision, path = found
+        if decision.solver not in self.accepted:
+            reason = self.reasons.get(decision.solver, "no plugin provides it")
+            raise InvalidPolicy(
+                f"{path} fixes {decision.solver} for {self.problem}, which cannot run on {self.device}: {reason}; "
+                "lock anew with convdispatch find --lock"
+            )
+        return [Evidence(decision.solver, decision.config, f"lock file {path}")]
+
+    def _unmeasured(self) -> list[Candidate]:
+        preferred, source = registry().preference(self.problem, self.device)
+        keyed = []
+        for name, solver in self.accepted.items():
+            config = default_config(solver, self.problem, self.device, self.policy.workspace_limit) or {}
+            place = next((i for i, glob in enumerate(preferred) if fnmatch.fnmatchcase(name, glob)), len(preferred))
+            cost = solver.cost(visible_problem(solver, self.problem), self.device, config)
+            origin = source if place < len(preferred) else "predicted" if cost is not None else "name"
+            keyed.append(((place, cost is None, cost or 0.0, name), Candidate(solver, config, origin or "name")))
+        return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
 
 
 def default_config(
@@ -311,47 +303,3 @@ def forget(problem: ConvProblem | None = None) -> None:
 def on_forget(callback: Any) -> None:
     """Call ``callback()`` whenever plans are dropped; for caches that hold a Prepared."""
     _forgetters.append(callback)
-
-
-def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
-    """Every solver's answer to a problem: refused and why, or accepted and in which place, and the choice's source.
-
-    ``problem`` may be text; ``device`` is what ``runtime.find_device`` takes. Compiles nothing.
-    """
-    if isinstance(problem, str):
-        problem = ConvProblem.parse(problem)
-    info = device if isinstance(device, DeviceInfo) else runtime.device_info(runtime.find_device(device))
-    policy, loaded = current_policy(), plugins()
-    try:
-        ranked = rank(problem, info, policy)
-    except NoSolver:
-        ranked = []
-    verdicts = [*_accepted(ranked, problem, info, loaded), *_refused(problem, info, policy, loaded)]
-    first = ranked[0] if ranked else None
-    return Explanation(
-        problem, info, first.solver.name if first else None, first.source if first else None, tuple(verdicts)
-    )
-
-
-def _accepted(
-    ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo, loaded: Plugins
-) -> Iterator[Verdict]:
-    for place, candidate in enumerate(ranked):
-        solver = candidate.solver
-        seen = visible_problem(solver, problem)
-        yield Verdict(
-            solver.name,
-            loaded.plugin_of.get(solver.name, "?"),
-            "accepted" if place else "chosen",
-            config=candidate.config,
-            source=candidate.source,
-            predicted=solver.cost(seen, device, candidate.config),
-            fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(seen, part)),
-        )
-
-
-def _refused(problem: ConvProblem, device: DeviceInfo, policy: Policy, loaded: Plugins) -> Iterator[Verdict]:
-    for name, solver in sorted(loaded.solvers.items()):
-        answer = refusal(solver, problem, device, policy)
-        if answer:
-            yield Verdict(name, loaded.plugin_of.get(name, "?"), answer[0], reason=answer[1])

@@ -13,7 +13,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..dispatch import Explanation, explain
+    from ..explanation import Explanation, explain
     from ..gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, packed_layout
     from ..gemm import configs as gemm_configs
     from ..kernels import KernelPlan, Launch, build, config_macros, kernel_text
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         PlanFailed,
         PluginError,
     )
+    from .find import Result, Results, find
     from .hookspecs import API_VERSION, hookimpl
     from .policy import Policy, frozen, policy
     from .problem import ConvProblem
@@ -57,11 +58,12 @@ _HOME = {
         "PlanFailed",
         "PluginError",
     ],
+    ".find": ["Result", "Results", "find"],
     ".hookspecs": ["API_VERSION", "hookimpl"],
     ".policy": ["Policy", "frozen", "policy"],
     ".problem": ["ConvProblem"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],
-    "..dispatch": ["Explanation", "explain"],
+    "..explanation": ["Explanation", "explain"],
     "..gemm": ["Axis", "Epilogue", "GemmPlan", "GemmSpec", "Matrix", "gemm_configs", "packed_layout"],
     "..kernels": ["KernelPlan", "Launch", "build", "config_macros", "kernel_text"],
 }

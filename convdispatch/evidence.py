@@ -1,0 +1,112 @@
+"""What is known of a problem before anything runs: measured records, and the nearest measured neighbour's decision."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .api.device import DeviceInfo
+from .api.policy import Policy
+from .api.problem import ConvProblem
+from .api.solver import Solver
+from .neighbours import neighbours
+from .perfdb import perfdb, scope_of
+from .provenance import current
+from .record import Record, stale
+
+__all__ = ["FAR", "Evidence", "borrowed", "error_reason", "measured"]
+
+FAR = 12.0
+"""A neighbour further away than this says nothing: the registry decides."""
+
+Configs = Callable[[str], list[Mapping[str, Any]]]
+"""The configurations that a solver offers for the problem in question."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Why a configuration is preferred: its source in words, and the record behind it."""
+
+    solver: str
+    config: Mapping[str, Any]
+    source: str
+    record: Record | None = None
+
+
+def measured(
+    problem: ConvProblem, device: DeviceInfo, policy: Policy, accepted: Mapping[str, Solver], configs: Configs
+) -> list[Evidence]:
+    """The records of accepted solvers that the policy admits, fastest first, each solver's best only.
+
+    A record whose provenance changed still counts, for it is the best there is to go by; its source says the doubt,
+    and ``find`` will race it again. Its configuration is used only if the solver still offers it.
+    """
+    found: dict[str, Evidence] = {}
+    for record in perfdb().lookup(problem, device, scope_of(policy)):
+        if record.solver not in accepted or record.solver in found or not _admitted(record, policy):
+            continue
+        doubt = stale(record, current(record.solver, device))
+        config = dict(record.config)
+        if not _offered(config, configs(record.solver)):
+            continue
+        source = f"measured {record.median_ms:.4g} ms" + (f", {record.source} record" if record.source else "")
+        found[record.solver] = Evidence(record.solver, config, source + (f"; in doubt: {doubt}" if doubt else ""), record)
+    return list(found.values())
+
+
+def borrowed(
+    problem: ConvProblem, device: DeviceInfo, accepted: Mapping[str, Solver], configs: Configs
+) -> Evidence | None:
+    """The nearest measured problem's decision, when one is near enough; with the default configuration if its own
+    does not fit here."""
+    near = neighbours(perfdb(), device).nearest(problem, lambda solver, config: solver in accepted)
+    if near is None or near.distance > FAR:
+        return None
+    offered = configs(near.solver)
+    config = dict(near.config) if _offered(near.config, offered) else offered[0] if offered else {}
+    return Evidence(near.solver, config, f"neighbour: {near}")
+
+
+def error_reason(
+    solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy
+) -> str | None:
+    """Why ``policy(max_error=...)`` keeps a solver out, or None.
+
+    The measured error decides. Unmeasured, an exact solver is taken for a plain sum, whose error on random data grows
+    with the root of its length; any other has to be measured first.
+    """
+    limit = policy.max_error
+    if limit is None:
+        return None
+    errors = [r.error for r in perfdb().lookup(problem, device, scope_of(policy)) if r.solver == solver.name]
+    known = [error for error in errors if error is not None]
+    if known:
+        least = min(known)
+        return None if least <= limit else f"measured error {least:.2g}, policy(max_error={limit:.2g})"
+    if not solver.exact:
+        return f"its error is not measured, and policy(max_error={limit:.2g}) wants it: run find"
+    expected = _plain_sum_error(problem)
+    return None if expected <= limit else f"a plain sum errs by about {expected:.2g}, policy(max_error={limit:.2g})"
+
+
+def _plain_sum_error(problem: ConvProblem) -> float:
+    from .api.dtypes import DTYPES
+
+    epsilon = DTYPES[problem.dtype].epsilon
+    return epsilon * (2.0 + 0.1 * math.sqrt(problem.flops / max(1, 2 * math.prod(problem.out_shape))))
+
+
+def _admitted(record: Record, policy: Policy) -> bool:
+    if policy.deterministic and record.deterministic is False:
+        return False
+    if policy.max_error is not None and (record.error is None or record.error > policy.max_error):
+        return False
+    return policy.workspace_limit is None or record.workspace <= policy.workspace_limit
+
+
+def _offered(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> bool:
+    wanted = json.dumps(dict(config), sort_keys=True)
+    return any(json.dumps(dict(choice), sort_keys=True) == wanted for choice in offered)
