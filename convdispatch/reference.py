@@ -142,7 +142,7 @@ def _bias(problem: ConvProblem, bias: np.ndarray) -> np.ndarray:
 
 
 def _operand(problem: ConvProblem, name: str, array: np.ndarray | None) -> np.ndarray:
-    """An operand in float64, channels first, three spatial axes, groups apart: w [g, oc/g, ic/g, ...], x [mb, g, ...]."""
+    """An operand in float64, channels first, three axes of space, groups apart: w [g, oc/g, ic/g, ...], x [mb, g, ...]."""
     array = _channels_first(problem, _given(problem, name, array, getattr(problem, name + "_shape")))
     outer, channels, *spatial = array.shape
     spatial = [1] * (3 - problem.ndim) + spatial
@@ -203,7 +203,7 @@ def sample(
     at = np.asarray(at, np.int64).ravel()
     where = np.unravel_index(at, problem.out_shape)
     channel_axis = 1 if problem.layout == "nchw" else len(where) - 1
-    spatial = [axis for axis in where[1:]]
+    spatial = list(where[1:])
     channel = spatial.pop(channel_axis - 1)
     spatial = [np.zeros_like(at)] * (3 - problem.ndim) + spatial
     if problem.direction == "bwd_weights":

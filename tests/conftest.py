@@ -72,6 +72,7 @@ def solver(request: pytest.FixtureRequest) -> str | None:
 def queue(device):
     """A fresh in-order queue on the shared context of the device."""
     import pyopencl as cl
+
     from convdispatch import runtime
 
     return cl.CommandQueue(runtime.context(device))
