@@ -23,12 +23,12 @@ import platformdirs
 
 from .api.device import DeviceInfo
 from .api.errors import ConvDispatchWarning, InvalidArgument
-from .api.policy import forbid_when_frozen
+from .api.policy import Policy, forbid_when_frozen
 from .api.problem import ConvProblem
 from .packs import file_name, file_text, publish, read_records
 from .record import Damaged, NewerSchema, Provenance, Record, device_key, stale
 
-__all__ = ["PerfDB", "default_folders", "perfdb", "record_packs", "user_folder"]
+__all__ = ["PerfDB", "default_folders", "perfdb", "record_packs", "scope_of", "user_folder"]
 
 ENTRY_POINTS = "convdispatch.records"
 """Entry-point group of tuning packs: data-only packages with a ``records`` folder."""
@@ -66,6 +66,12 @@ def default_folders() -> dict[str, Path]:
 def perfdb() -> PerfDB:
     """The process's database over ``default_folders()``."""
     return PerfDB(default_folders())
+
+
+def scope_of(policy: Policy) -> Policy | None:
+    """The scope that searches and lookups under a policy have: None, which is everybody's, for the default one."""
+    policy = replace(policy, frozen=False, fallback=True)
+    return None if policy == Policy() else policy
 
 
 class PerfDB:

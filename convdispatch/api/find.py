@@ -1,0 +1,140 @@
+"""find: measures the solvers and configurations for a problem, verified first, within a budget, and records them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .device import DeviceInfo
+from .errors import InvalidArgument
+from .policy import Policy, current_policy, forbid_when_frozen
+from .problem import ConvProblem
+
+__all__ = ["Result", "Results", "find", "why_find"]
+
+
+@dataclass
+class Result:
+    """What a search found of one solver with one configuration. Times in milliseconds, memory in bytes."""
+
+    solver: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    status: str = "not tried"
+    """``measured``; ``cut``, being certain to lose; ``wrong``; ``failed``; ``refused``; ``not tried``."""
+    reason: str = ""
+    """Why it is not measured, in words."""
+    median_ms: float | None = None
+    p20: float | None = None
+    p80: float | None = None
+    ci: tuple[float, float] | None = None
+    """Confidence interval of the median, 95 %."""
+    count: int = 0
+    """Samples."""
+    error: float | None = None
+    """Measured relative error (norm) on sampled outputs, against float64."""
+    workspace: int | None = None
+    compile_ms: float | None = None
+    deterministic: bool | None = None
+    """Whether two runs gave the same bits."""
+
+
+class Results(list[Result]):
+    """The winner first, then by time, then those without a time; and what is true of the search as a whole."""
+
+    problem: ConvProblem
+    device: DeviceInfo
+    verdict: str = ""
+    """Why the first is first: the fastest, or how a tie was broken."""
+    tie: tuple[Result, ...] = ()
+    """Results that cannot be told apart from the fastest; empty when there is no tie."""
+    spent_ms: float = 0.0
+    """What the search took, compilation and verification included."""
+    peak_bytes: int = 0
+    """Most device memory that the search held at once: operands, workspace, packed weights."""
+    conditions: str = ""
+    """What kept the search from being complete, in words; empty when nothing did."""
+
+    def __init__(self, results: Iterable[Result] = ()) -> None:
+        super().__init__(results)
+
+    @property
+    def winner(self) -> Result | None:
+        """The result that won, or None when nothing could be measured."""
+        return self[0] if self and self[0].status == "measured" else None
+
+    def having(self, *statuses: str) -> list[Result]:
+        """The results with one of these statuses, in order."""
+        return [result for result in self if result.status in statuses]
+
+
+def find(
+    problem: ConvProblem | str,
+    device: Any = None,
+    *,
+    budget_ms: float | None = None,
+    workspace_limit: int | None = None,
+    memory_limit: int | None = None,
+    isolate: bool = False,
+    store: bool = True,
+) -> Results:
+    """Measure what could compute ``problem`` on ``device``, fastest first, and record it for later calls.
+
+    Every candidate is verified against float64 before it is timed; one that is wrong is quarantined and never recorded.
+    Candidates run cheapest-predicted first, the default configuration of each solver before the others; who is certain
+    to lose is cut; the rest race in interleaved rounds. ``budget_ms`` bounds the whole, compilation included: what did
+    not fit in comes back as ``not tried``. ``workspace_limit`` bounds a plan's workspace, ``memory_limit`` all device
+    memory that the search holds (half of the device's when None); both in bytes. With ``isolate`` each candidate runs
+    in a child process first, so that one that crashes or hangs costs only itself.
+
+    ``device`` is what ``runtime.find_device`` takes. Under a policy other than the default the results hold for that
+    policy and this process only; with ``store=False`` they are not recorded at all. The policy's solver pin,
+    determinism and workspace limit apply.
+
+    Raises InvalidArgument for a problem without work, NoDevice, and Frozen inside ``frozen()``.
+    """
+    from .. import runtime
+    from ..search import Search
+
+    problem = ConvProblem.parse(problem) if isinstance(problem, str) else problem
+    if problem.mb == 0:
+        raise InvalidArgument(f"{problem} has no images, so there is nothing to measure")
+    if budget_ms is not None and not budget_ms > 0:
+        raise InvalidArgument(f"budget_ms must be above 0, got {budget_ms!r}")
+    forbid_when_frozen("measure")
+    policy = current_policy()
+    limits = [limit for limit in (workspace_limit, policy.workspace_limit) if limit is not None]
+    search = Search(
+        problem,
+        runtime.find_device(device),
+        policy,
+        budget_ms=budget_ms,
+        workspace_limit=min(limits, default=None),
+        memory_limit=memory_limit,
+        isolate=isolate,
+    )
+    results = search.run()
+    if store:
+        search.record(results)
+    return results
+
+
+def why_find(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> str | None:
+    """Why a problem should be measured (again) on a device, or None when what is known can be trusted.
+
+    For a search that is resumed: what it has measured is skipped, and what an upgrade made doubtful is not.
+    """
+    from ..perfdb import perfdb, scope_of
+    from ..provenance import current
+
+    db = perfdb()
+    known = db.lookup(problem, device, scope_of(policy or current_policy()))
+    if not known:
+        return "never measured"
+    for record in known:
+        doubt = db.stale(record, current(record.solver, device))
+        if doubt:
+            return f"{record.solver} was {doubt}"
+    if not any(record.optimal for record in known):
+        return f"the last search was incomplete: {known[0].conditions}"
+    return None

@@ -1,0 +1,86 @@
+"""Lists what could compute a problem, in the order of promise, and finds a smaller problem to judge a suspect by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import dispatch
+from .api.device import DeviceInfo
+from .api.errors import InvalidProblem
+from .api.find import Result
+from .api.policy import Policy
+from .api.problem import ConvProblem
+from .api.solver import Solver
+from .loader import plugins
+from .measure import Timing
+from .prepared import Prepared
+
+__all__ = ["PROBE_FLOPS", "Entry", "candidates", "smaller"]
+
+PROBE_FLOPS = 2e8
+"""Operations of the smaller problem."""
+
+
+@dataclass
+class Entry:
+    """A candidate on its way through a search; ``prepared`` is there as long as it may win."""
+
+    solver: Solver
+    config: Mapping[str, Any]
+    cost: float | None
+    result: Result
+    prepared: Prepared | None = None
+    timing: Timing | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.solver.name} {sorted(self.config.items())}"
+
+    def ends(self, status: str, reason: str) -> None:
+        self.result.status, self.result.reason = status, reason
+        self.prepared = None
+
+
+def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[list[Entry], list[Result]]:
+    """Every solver that accepts, with each of its configurations; and the results of those that refuse.
+
+    Each solver's default configuration first, cheapest predicted first, then the others likewise.
+    """
+    first: list[Entry] = []
+    rest: list[Entry] = []
+    refused = []
+    for name, solver in sorted(plugins().solvers.items()):
+        answer = dispatch.refusal(solver, problem, device, policy)
+        if answer:
+            refused.append(Result(name, status="refused", reason=answer[1]))
+            continue
+        seen = dispatch.visible_problem(solver, problem)
+        for place, config in enumerate(list(solver.configs(seen, device)) or [{}]):
+            entry = Entry(solver, config, solver.cost(seen, device, config), Result(name, dict(config)))
+            (rest if place else first).append(entry)
+
+    def promise(entry: Entry) -> tuple[bool, float]:
+        return entry.cost is None, entry.cost or 0.0
+
+    return sorted(first, key=promise) + sorted(rest, key=promise), refused
+
+
+def smaller(problem: ConvProblem) -> ConvProblem | None:
+    """A problem of the same kind with at most PROBE_FLOPS operations: fewer images, then smaller images; or None."""
+    for change in _shrinking(problem):
+        try:
+            problem = problem.replace(**change(problem))
+        except InvalidProblem:
+            continue
+        if problem.flops <= PROBE_FLOPS:
+            return problem
+    return None
+
+
+def _shrinking(problem: ConvProblem) -> Iterator[Any]:
+    yield lambda now: {"mb": 1}
+    for _ in range(8):
+        for axis in problem.axes:
+            yield lambda now, axis=axis: {"i" + axis: max(1, getattr(now, "i" + axis) // 2)}

@@ -1,0 +1,299 @@
+"""One search: which candidates there are, in what order they are tried, what ends it, and what is recorded.
+
+Each candidate is compiled, verified and looked at for three samples; who takes three times the best is cut there.
+Those left, eight at most, race. The order is by promise: every solver's default configuration, cheapest predicted
+first, then the rest likewise. What a candidate will take is foretold from its predicted cost and what the cost has
+meant so far; one that would be far too slow, or cannot be foretold, runs a smaller problem first.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pyopencl as cl
+
+from . import dispatch, runtime
+from .api.device import DeviceInfo
+from .api.find import Result, Results
+from .api.policy import Policy
+from .api.problem import ConvProblem
+from .candidates import PROBE_FLOPS, Entry, candidates, smaller
+from .measure import HOPELESS, BadTiming, Candidate, race, summarise, verdict
+from .perfdb import perfdb, scope_of
+from .provenance import current
+from .record import Record, device_key, now
+from .trial import Rig, WrongResult
+
+if TYPE_CHECKING:
+    from .probing import Prober
+
+__all__ = ["Search"]
+
+LOOKS = 3
+"""Samples of the first look."""
+FINALISTS = 12
+ROUNDS = 25
+NEAR = 1.5
+"""Who took at most this many times the best at the first look may race."""
+FINAL_SHARE = 0.25
+"""Most of the budget that is kept for the race."""
+SUSPECT = 20.0
+"""Times the best so far that a suspect must be foretold to take, from the smaller problem, to be cut: small problems
+fill a device badly, so the foretelling errs by much."""
+
+
+class Search:
+    """The search for one problem on one device; ``run`` once, then ``record``."""
+
+    def __init__(
+        self,
+        problem: ConvProblem,
+        device: cl.Device,
+        policy: Policy,
+        *,
+        budget_ms: float | None = None,
+        workspace_limit: int | None = None,
+        memory_limit: int | None = None,
+        isolate: bool = False,
+    ) -> None:
+        self.problem, self.device, self.policy = problem, device, policy
+        self.info: DeviceInfo = runtime.device_info(device)
+        self.budget_ms, self.workspace_limit, self.memory_limit = budget_ms, workspace_limit, memory_limit
+        self.start = time.perf_counter()
+        self.queue = cl.CommandQueue(runtime.context(device))
+        self._isolate = isolate
+        self._prober: Prober | None = None
+        self._compile_ms: list[float] = []
+        self._ms_per_cost: float | None = None
+        self._rigs: dict[ConvProblem, Rig] = {}
+
+    # --- the whole -------------------------------------------------------------------------------------------------
+
+    def run(self) -> Results:
+        """Try, race, judge. Never raises for a candidate's sake."""
+        entries, refused = candidates(self.problem, self.info, self.policy)
+        try:
+            for entry in entries:
+                self._try(entry, entries)
+        finally:
+            if self._prober is not None:
+                self._prober.close()
+        self._race([entry for entry in entries if entry.prepared is not None])
+        self._quarantine(entries)
+        results = self._judge(entries, refused)
+        results.problem, results.device = self.problem, self.info
+        results.peak_bytes = max((rig.peak for rig in self._rigs.values()), default=0)
+        results.conditions = self._conditions(results)
+        self._rigs.clear()
+        results.spent_ms = self._spent_ms()
+        return results
+
+    def record(self, results: Results) -> None:
+        """Store every time that the search took, and let the next call choose anew."""
+        made = [self._record(result, results) for result in results if result.median_ms is not None]
+        if made:
+            perfdb().record(*made, scope=scope_of(self.policy))
+            dispatch.forget(self.problem)
+
+    # --- one candidate -----------------------------------------------------------------------------------------------
+
+    def _try(self, entry: Entry, entries: list[Entry]) -> None:
+        best = min((other.timing.median for other in entries if other.timing), default=None)
+        foretold = self._foretell(entry)
+        if not self._has_time((2 + LOOKS) * (foretold or 0) + max(self._compile_ms[-5:], default=0), best):
+            entry.ends("not tried", "the budget ended first")
+            return
+        try:
+            if self._isolate and not self._survives(entry):
+                return
+            if self._hopeless(entry, foretold, best):
+                return
+            self._measure(entry, best)
+        except WrongResult as error:
+            entry.ends("wrong", str(error))
+        except MemoryError as error:
+            entry.ends("refused", f"memory: {error}")
+        except BadTiming as error:
+            entry.ends("failed", str(error))
+        except Exception as error:  # a plugin's or compiler's failure: said in its result, and the search goes on
+            entry.ends("failed", f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+
+    def _measure(self, entry: Entry, best: float | None) -> None:
+        began = time.perf_counter()
+        prepared = dispatch.make(entry.solver, entry.config, self.problem, self.queue.context)
+        entry.result.compile_ms = (time.perf_counter() - began) * 1e3
+        entry.result.workspace = prepared.workspace_size
+        self._compile_ms.append(entry.result.compile_ms)
+        if self.workspace_limit is not None and prepared.workspace_size > self.workspace_limit:
+            entry.ends("refused", f"{prepared.workspace_size} bytes of workspace, the limit is {self.workspace_limit}")
+            return
+        rig = self._rig(self.problem)
+        began = time.perf_counter()
+        checked = rig.verify(prepared)
+        entry.result.error, entry.result.deterministic = checked.error, checked.deterministic
+        once = rig.sampler(prepared, expected_ms=1e9)()
+        sample = rig.sampler(prepared, expected_ms=once)
+        samples = [sample()]
+        while len(samples) < LOOKS and not (best and min(samples) > HOPELESS * best and len(samples) > 1):
+            samples.append(sample())
+        entry.timing = summarise(samples)
+        self._say(entry)
+        if entry.cost:
+            per_cost = entry.timing.median / entry.cost
+            self._ms_per_cost = min(per_cost, self._ms_per_cost or per_cost)
+        if best and min(samples) > HOPELESS * best:
+            entry.ends("cut", f"{min(samples) / best:.1f} times the best so far")
+        elif self.policy.deterministic and not checked.deterministic:
+            entry.ends("refused", "policy(deterministic=True), and two runs gave different bits")
+        elif self.policy.max_error is not None and checked.error > self.policy.max_error:
+            entry.ends("refused", f"relative error {checked.error:.2g}, the policy admits {self.policy.max_error:.2g}")
+        else:
+            entry.prepared = prepared
+
+    def _foretell(self, entry: Entry) -> float | None:
+        """Milliseconds that a run should take, by its cost and what the cost has meant at best."""
+        return entry.cost * self._ms_per_cost if entry.cost and self._ms_per_cost else None
+
+    def _hopeless(self, entry: Entry, foretold: float | None, best: float | None) -> bool:
+        """Try a suspect on a smaller problem; whether it is too slow to be run on the whole."""
+        suspect = foretold is None or (best is not None and foretold > SUSPECT * best)
+        small = smaller(self.problem) if suspect and self.problem.flops > 20 * PROBE_FLOPS else None
+        if small is None or dispatch.refusal(entry.solver, small, self.info, self.policy):
+            return False
+        prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
+        rig = self._rig(small)
+        rig.verify(prepared)
+        estimate = rig.sampler(prepared, expected_ms=1e9)() * self.problem.flops / small.flops
+        if best is not None and estimate > SUSPECT * best:
+            entry.ends(
+                "cut", f"a smaller problem foretells {estimate:.3g} ms, {estimate / best:.0f} times the best so far"
+            )
+            return True
+        if not self._has_time((2 + LOOKS) * estimate, best):
+            entry.ends("not tried", f"a smaller problem foretells {estimate:.3g} ms, more than the budget leaves")
+            return True
+        return False
+
+    def _survives(self, entry: Entry) -> bool:
+        from .probing import Prober
+
+        if self._prober is None:
+            self._prober = Prober(self.problem, self.device)
+        left = None if self.budget_ms is None else max(1.0, (self.budget_ms - self._spent_ms()) / 1e3)
+        status, reason = self._prober.ask(entry.solver.name, entry.config, timeout_s=left)
+        if status != "right":
+            entry.ends(status, reason)
+        return status == "right"
+
+    # --- the race ----------------------------------------------------------------------------------------------------
+
+    def _race(self, entries: list[Entry]) -> None:
+        # By the best of the few samples: one that was disturbed must not cost a candidate the race.
+        ranked = sorted(entries, key=lambda entry: entry.timing.ci[0])
+        for place, entry in enumerate(ranked):
+            ratio = entry.timing.ci[0] / ranked[0].timing.ci[0]
+            if ratio > NEAR:
+                entry.ends("cut", f"{ratio:.2f} times the best at the first look")
+            elif place >= FINALISTS:
+                entry.ends("cut", f"{ratio:.2f} times the best at the first look, and {FINALISTS} others were faster")
+        final = [entry for entry in ranked if entry.prepared is not None]
+        rig = self._rigs.get(self.problem)
+        rivals = [
+            Candidate(str(i), rig.sampler(e.prepared, e.timing.median), max(1.0, e.timing.median))
+            for i, e in enumerate(final)
+        ]
+        left = None if self.budget_ms is None else max(0.0, self.budget_ms - self._spent_ms())
+        outcomes = race(rivals, rounds=ROUNDS, budget_ms=left)
+        for i, entry in enumerate(final):
+            outcome = outcomes[str(i)]
+            if outcome.status == "failed":
+                entry.timing = None
+            elif outcome.timing is not None and outcome.timing.count >= entry.timing.count:
+                entry.timing = outcome.timing
+            status = "measured" if outcome.status == "not tried" else outcome.status
+            self._say(entry)
+            entry.result.status, entry.result.reason = status, outcome.reason if status != "measured" else ""
+
+    # --- what is answered and recorded -------------------------------------------------------------------------------
+
+    def _say(self, entry: Entry) -> None:
+        result, timing = entry.result, entry.timing
+        result.median_ms = timing.median if timing else None
+        result.p20, result.p80 = (timing.p20, timing.p80) if timing else (None, None)
+        result.ci, result.count = (timing.ci, timing.count) if timing else (None, 0)
+
+    def _judge(self, entries: list[Entry], refused: list[Result]) -> Results:
+        named = {entry.name: entry for entry in entries if entry.result.status == "measured"}
+        decision = verdict(
+            {name: entry.timing for name, entry in named.items()},
+            deterministic={name: bool(entry.result.deterministic) for name, entry in named.items()},
+            workspace={name: entry.result.workspace or 0 for name, entry in named.items()},
+        )
+        order = {status: i for i, status in enumerate(("measured", "cut", "wrong", "failed", "refused", "not tried"))}
+
+        def place(entry: Entry) -> tuple[bool, int, float]:
+            return entry.name != decision.winner, order[entry.result.status], entry.result.median_ms or 0.0
+
+        results = Results([*(entry.result for entry in sorted(entries, key=place)), *refused])
+        results.verdict = decision.reason
+        results.tie = tuple(named[name].result for name in decision.tie)
+        return results
+
+    def _quarantine(self, entries: list[Entry]) -> None:
+        """Set aside the solvers of which nothing worked, so that no call runs them unmeasured."""
+        for solver in {entry.solver.name for entry in entries}:
+            mine = [entry.result for entry in entries if entry.solver.name == solver]
+            tried = [result for result in mine if result.status not in ("not tried", "refused")]
+            bad = [result for result in tried if result.status in ("wrong", "failed")]
+            if bad and len(bad) == len(tried):
+                dispatch.quarantine(self.problem, self.info, solver, f"find: {bad[0].status}: {bad[0].reason}")
+
+    def _conditions(self, results: Results) -> str:
+        untried = len(results.having("not tried"))
+        starved = [r for r in results.having("refused") if "workspace, the limit" in r.reason or "memory:" in r.reason]
+        words = [f"{untried} candidates did not fit into {self.budget_ms:g} ms"] if untried else []
+        words += [f"{len(starved)} candidates did not fit into the memory"] if starved else []
+        return "; ".join(words)
+
+    def _record(self, result: Result, results: Results) -> Record:
+        from . import __version__
+
+        return Record(
+            problem=str(self.problem),
+            device=device_key(self.info),
+            solver=result.solver,
+            config=dict(result.config),
+            median_ms=result.median_ms,
+            ci_ms=result.ci,
+            p20_ms=result.p20,
+            p80_ms=result.p80,
+            count=result.count,
+            error=result.error,
+            workspace=result.workspace,
+            deterministic=result.deterministic,
+            device_name=str(self.info),
+            provenance=current(result.solver, self.info, self.workspace_limit),
+            budget_ms=self.budget_ms,
+            optimal=not results.conditions,
+            conditions=results.conditions,
+            created=now(),
+            version=__version__,
+        )
+
+    # --- time and memory ---------------------------------------------------------------------------------------------
+
+    def _spent_ms(self) -> float:
+        return (time.perf_counter() - self.start) * 1e3
+
+    def _has_time(self, expected_ms: float, best: float | None) -> bool:
+        """Whether work of ``expected_ms`` ends within the budget, leaving a race against ``best`` its share."""
+        if self.budget_ms is None:
+            return True
+        kept = 0.0 if best is None else min(FINAL_SHARE * self.budget_ms, ROUNDS * FINALISTS * max(1.0, best))
+        return self._spent_ms() + expected_ms <= self.budget_ms - kept
+
+    def _rig(self, problem: ConvProblem) -> Rig:
+        if problem not in self._rigs:
+            self._rigs[problem] = Rig(problem, self.queue, self.memory_limit)
+        return self._rigs[problem]

@@ -1,0 +1,300 @@
+"""Tries a plan on real memory: operands between guard zones, outputs against float64, and runs to be timed.
+
+A candidate is verified before it is timed. Its output is filled with NaN and lies between guard zones, as its workspace
+does; sampled elements are compared with the float64 reference; every element must be written, no guard changed, no
+input altered; and a second run shows whether the bits repeat.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import reference
+from .api.errors import ConvDispatchError
+from .api.problem import ConvProblem
+from .dispatch import visible_problem
+from .measure import timed
+from .prepared import Prepared, enqueue_plan
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Checked", "Rig", "WrongResult", "error_limit"]
+
+GUARD = 4096
+"""Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
+PATTERN = np.uint16(0x7FC1)
+"""Repeated, a NaN in every dtype, and one that no arithmetic makes."""
+COMPARE_LIMIT = 1 << 28
+"""Inputs of more bytes than this are not read back to see whether they were altered."""
+_LIMITS = {"float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
+_MATH_LIMITS = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
+
+
+class WrongResult(ConvDispatchError):  # noqa: N818 - named as the package's exceptions are
+    """A plan computed something else, or wrote where it must not."""
+
+
+def error_limit(problem: ConvProblem) -> float:
+    """Largest relative error (norm, against float64, standard normal data) at which a result counts as right.
+
+    For float32 data ``math`` decides; ``"ieee"`` allows twice the error of a plain float32 sum of the same length.
+    """
+    if problem.dtype != "float32":
+        return _LIMITS[problem.dtype]
+    if problem.math != "ieee":
+        return _MATH_LIMITS[problem.math]
+    taps = problem.kd * problem.kh * problem.kw
+    length = {
+        "fwd": problem.ic // problem.g * taps,
+        "bwd_data": problem.oc // problem.g * taps,
+        "bwd_weights": problem.mb * problem.od * problem.oh * problem.ow,
+    }[problem.direction]
+    return 2 * _plain_error(max(1, min(length, 1 << 18)))
+
+
+@functools.lru_cache(maxsize=256)
+def _plain_error(length: int) -> float:
+    """Relative error of one float32 running sum of ``length`` products, over 32 of them."""
+    random = np.random.default_rng(length)
+    a, b = random.standard_normal((2, 32, length), np.float32)
+    got = np.cumsum(a * b, axis=1, dtype=np.float32)[:, -1]
+    expected = (a.astype(np.float64) * b).sum(axis=1)
+    return max(reference.relative_error(got, expected), 2.0**-24)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What verification found of a plan that is right."""
+
+    error: float
+    """Relative error on the sampled elements."""
+    deterministic: bool
+    """The second run gave the same bits."""
+
+
+class Rig:
+    """The memory of one problem's trials on one queue. Standard normal data, several copies of them in turn.
+
+    ``memory_limit`` bounds the bytes held at once, a plan's workspace included. Raises MemoryError when not even one
+    copy of the operands fits.
+    """
+
+    def __init__(self, problem: ConvProblem, queue: cl.CommandQueue, memory_limit: int | None = None, seed: int = 0):
+        self.problem, self.queue = problem, queue
+        device = queue.device
+        self.memory_limit = min(memory_limit or device.global_mem_size // 2, device.global_mem_size)
+        self.host = _operands(problem, seed)
+        self.output_bytes = math.prod(problem.out_shape) * problem.itemsize
+        one = sum(array.nbytes for array in self.host.values()) + self.output_bytes + 2 * GUARD
+        if one > self.memory_limit:
+            raise MemoryError(f"the operands of {problem} take {one} bytes, the limit is {self.memory_limit}")
+        # Enough copies that none is found in a cache, as long as half of the memory stays free for workspaces.
+        wanted = 1 + 2 * device.global_mem_cache_size // max(one, 1)
+        copies = max(1, min(wanted, 8, self.memory_limit // (2 * one)))
+        self._sets = [self._new_set() for _ in range(copies)]
+        self.bytes = copies * one
+        self.peak = self.bytes
+        self._expected: dict[ConvProblem, tuple[np.ndarray, np.ndarray]] = {}
+        self._turn = 0
+
+    def room(self) -> int:
+        """Bytes left for a plan's workspace and packed weights."""
+        return self.memory_limit - self.bytes
+
+    # --- verifying -------------------------------------------------------------------------------------------------
+
+    def verify(self, prepared: Prepared) -> Checked:
+        """Run a plan and compare. Raises WrongResult saying what is wrong, MemoryError, and what the plan raises."""
+        seen = visible_problem(prepared.solver, self.problem)
+        checked = self._verify(prepared, seen, whole=False)
+        return checked if seen == self.problem else self._verify(prepared, self.problem, whole=True)
+
+    def _verify(self, prepared: Prepared, problem: ConvProblem, whole: bool) -> Checked:
+        """The plan alone on what it sees of the problem, or ``whole``, with the generic epilogue after it."""
+        extra = prepared.workspace_size + prepared.packed_size + 2 * GUARD
+        if extra > self.room():
+            raise MemoryError(f"it needs {extra} bytes beside the operands, {self.room()} are left")
+        self.peak = max(self.peak, self.bytes + extra)
+        output = _Guarded(self.queue, self.output_bytes)
+        scratch = _Guarded(self.queue, prepared.workspace_size) if prepared.workspace_size else None
+        weights = self._packed(prepared)
+        runs = []
+        for _ in range(2):
+            output.fill(self.host.get("initial") if problem.accumulate else None)
+            if scratch is not None:
+                scratch.fill()
+            self._enqueue(prepared, problem, whole, self._sets[0] | weights, output.memory, scratch).wait()
+            self.queue.finish()
+            output.check("output")
+            if scratch is not None:
+                scratch.check("workspace")
+            runs.append(output.read())
+        if not problem.accumulate:
+            unwritten = np.count_nonzero(_untouched(runs[0], problem.itemsize))
+            if unwritten:
+                raise WrongResult(f"{unwritten} of {self.output_bytes // problem.itemsize} elements were not written")
+        self._check_inputs(bool(weights))
+        return Checked(self._error(problem, runs[0]), bool(np.array_equal(*runs)))
+
+    def _error(self, problem: ConvProblem, run: np.ndarray) -> float:
+        if problem not in self._expected:
+            at = reference.positions(problem)
+            self._expected[problem] = at, reference.sample(problem, at, **_given(problem, self.host))
+        at, expected = self._expected[problem]
+        error = reference.relative_error(run.view(_dtype(problem))[at], expected)
+        if not error <= error_limit(problem):
+            raise WrongResult(f"relative error {error:.2g}, at most {error_limit(problem):.2g} counts as right")
+        return error
+
+    def _check_inputs(self, packed: bool) -> None:
+        import pyopencl as cl
+
+        for name in ("x", "w", "y", "bias", "residual"):
+            if name not in self.host or self.host[name].nbytes > COMPARE_LIMIT or (packed and name == "w"):
+                continue
+            now = np.empty_like(self.host[name])
+            cl.enqueue_copy(self.queue, now, self._sets[0][name])
+            if now.tobytes() != self.host[name].tobytes():
+                raise WrongResult(f"it altered its input {name}")
+
+    # --- timing ----------------------------------------------------------------------------------------------------
+
+    def sampler(self, prepared: Prepared, expected_ms: float, least_ms: float = 1.0) -> Callable[[], float]:
+        """A sample function for ``measure``: milliseconds a run, of as many runs as fill ``least_ms``, then a wait.
+
+        Each run takes the next copy of the operands.
+        """
+        seen = visible_problem(prepared.solver, self.problem)
+        weights = self._packed(prepared)
+        import pyopencl as cl
+
+        scratch = None
+        if prepared.workspace_size and seen == self.problem:
+            scratch = cl.Buffer(self.queue.context, cl.mem_flags.READ_WRITE, prepared.workspace_size)
+        repeat = max(1, min(200, math.ceil(least_ms / max(expected_ms, 1e-3))))
+
+        def work() -> None:
+            for _ in range(repeat):
+                self._turn = (self._turn + 1) % len(self._sets)
+                operands = self._sets[self._turn]
+                self._enqueue(
+                    prepared, self.problem, seen != self.problem, operands | weights, operands["out"], scratch
+                )
+            self.queue.finish()
+
+        sample = timed(work)
+        return lambda: sample() / repeat
+
+    # --- running ---------------------------------------------------------------------------------------------------
+
+    def _enqueue(
+        self, prepared: Prepared, problem: ConvProblem, whole: bool, given: Mapping[str, Any], out: Any, scratch: Any
+    ) -> cl.Event:
+        operands = {name: given.get(name) for name in ("x", "w", "y")} | {problem.written: out}
+        bias, residual = given.get("bias"), given.get("residual")
+        if whole:
+            return prepared.enqueue(self.queue, **operands, bias=bias, residual=residual)
+        workspace = scratch.memory if isinstance(scratch, _Guarded) else scratch
+        return enqueue_plan(
+            problem, prepared.plan, self.queue, *operands.values(), workspace, bias=bias, residual=residual
+        )
+
+    def _packed(self, prepared: Prepared) -> dict[str, Any]:
+        import pyopencl as cl
+
+        if not prepared.packed_size:
+            return {}
+        packed = cl.Buffer(self.queue.context, cl.mem_flags.READ_WRITE, prepared.packed_size)
+        prepared.plan.pack(self.queue, self._sets[0]["w"], packed).wait()
+        return {"w": packed}
+
+    def _new_set(self) -> dict[str, Any]:
+        import pyopencl as cl
+
+        flags = cl.mem_flags.READ_WRITE
+        memory = {
+            name: cl.Buffer(self.queue.context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf=array)
+            for name, array in self.host.items()
+            if name != "initial"
+        }
+        memory["out"] = cl.Buffer(self.queue.context, flags, max(self.output_bytes, 1))
+        zero = np.zeros(1, np.uint8)  # finite, also where a plan adds to it
+        cl.enqueue_fill_buffer(self.queue, memory["out"], zero, 0, max(self.output_bytes, 1))
+        return memory
+
+
+class _Guarded:
+    """Memory with a guard zone on each side."""
+
+    def __init__(self, queue: cl.CommandQueue, size: int) -> None:
+        import pyopencl as cl
+
+        self.queue, self.size = queue, size
+        self._room = -(-max(size, 1) // GUARD) * GUARD
+        self._whole = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, self._room + 2 * GUARD)
+        self.memory = self._whole.get_sub_region(GUARD, max(size, 1))
+
+    def fill(self, content: np.ndarray | None = None) -> None:
+        """PATTERN everywhere, guards included; then ``content``, if given, inside."""
+        import pyopencl as cl
+
+        cl.enqueue_fill_buffer(self.queue, self._whole, PATTERN, 0, self._room + 2 * GUARD)
+        if content is not None:
+            cl.enqueue_copy(self.queue, self._whole, content.reshape(-1).view(np.uint8), dst_offset=GUARD)
+
+    def check(self, what: str) -> None:
+        """Raise WrongResult if a guard changed."""
+        for name, start, stop in (("before", 0, GUARD), ("after", GUARD + self.size, self._room + 2 * GUARD)):
+            zone = self._bytes(start, stop)
+            pattern = np.array([PATTERN]).view(np.uint8)[np.arange(start, stop) % 2]
+            changed = np.flatnonzero(zone != pattern)
+            if len(changed):
+                raise WrongResult(f"it wrote {len(changed)} bytes {name} its {what} of {self.size} bytes")
+
+    def read(self) -> np.ndarray:
+        """The bytes inside."""
+        return self._bytes(GUARD, GUARD + self.size)
+
+    def _bytes(self, start: int, stop: int) -> np.ndarray:
+        import pyopencl as cl
+
+        content = np.empty(stop - start, np.uint8)
+        if stop > start:
+            cl.enqueue_copy(self.queue, content, self._whole, src_offset=start)
+        return content
+
+
+def _untouched(content: np.ndarray, itemsize: int) -> np.ndarray:
+    return (content.view(np.uint16).reshape(-1, itemsize // 2) == PATTERN).all(axis=1)
+
+
+def _dtype(problem: ConvProblem) -> np.dtype:
+    if problem.dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(problem.dtype)
+
+
+def _operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
+    shapes = {name: getattr(problem, name + "_shape") for name in "xwy" if name != problem.written}
+    shapes |= {"bias": (problem.channels_out,)} if problem.bias else {}
+    shapes |= {"residual": problem.out_shape} if problem.residual else {}
+    shapes |= {"initial": problem.out_shape} if problem.accumulate else {}
+    random = np.random.default_rng(seed)
+    kind = np.float64 if problem.dtype == "float64" else np.float32
+    return {name: random.standard_normal(shape, kind).astype(_dtype(problem)) for name, shape in shapes.items()}
+
+
+def _given(problem: ConvProblem, host: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the reference reads for a problem: fewer operands where a part of the epilogue is left out."""
+    names = [name for name in "xwy" if name != problem.written]
+    names += [name for name in ("bias", "residual") if getattr(problem, name)]
+    return {name: host[name] for name in [*names, *(["initial"] if problem.accumulate else [])]}
