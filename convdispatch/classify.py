@@ -6,6 +6,7 @@ solver that dispatch chose and its time, and the time of the whole net.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -154,11 +155,8 @@ def classify(
         pictures.append(Picture(str(file), tuple(Guess(i, names[i], float(probabilities[i])) for i in best)))
     if not runs:
         return ClassifyReport(str(where), layout, tuple(pictures))
-    x = Tensor.from_numpy(inputs[0], queue)
-    tell("timing the net")
-    net_ms = _median_ms(lambda: net(x), queue, runs)
-    tell("timing each layer")
-    layers = tuple(time_layers(net, x, runs))
+    tell("timing the net and each layer")
+    net_ms, layers = time_net(net, Tensor.from_numpy(inputs[0], queue), runs)
     return ClassifyReport(str(where), layout, tuple(pictures), layers, net_ms, runs)
 
 
@@ -167,28 +165,31 @@ def _input(picture: np.ndarray, layout: str) -> np.ndarray:
     return scaled if layout == "nhwc" else np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
 
 
-def time_layers(net: Module, x: Tensor, runs: int) -> Iterator[LayerTime]:
-    """Run ``net`` on x once, noting what each convolutional layer gets, then time the layers one by one on that.
+def time_net(net: Module, x: Tensor, runs: int) -> tuple[float, tuple[LayerTime, ...]]:
+    """Milliseconds of the whole net on x, and the times of its convolutional layers, each alone on what it gets there.
 
-    A layer alone finds its data in the cache as far as they fit, and its launches overlap; so the sum of all layers
-    is a little below the time of the net.
+    Every figure is the median of ``runs`` samples, taken in rounds of one a layer and one of the net, so that a drift
+    of the clock falls on all alike. A layer alone finds its data in the cache as far as they fit and its launches
+    overlap, so the sum of all layers can be below the net's time.
     """
     names = {id(module): name for name, module in net.named_modules()}
-    seen: list[tuple[Module, Tensor, Tensor | None]] = []
-    with observe(lambda layer, x, residual: seen.append((layer, x, residual))):
+    seen: list[tuple[Module, tuple[Tensor, ...]]] = []
+    with observe(lambda layer, x, residual: seen.append((layer, (x,) if residual is None else (x, residual)))):
         net(x)
-    for layer, given, residual in seen:
-        problem = layer.problem(given.shape, residual is not None)
+    works = [lambda: net(x), *(functools.partial(layer, *operands) for layer, operands in seen)]
+    net_ms, *layers_ms = _medians(works, x.queue, runs)
+    layers = []
+    for (layer, operands), ms in zip(seen, layers_ms, strict=True):
+        problem = layer.problem(operands[0].shape, len(operands) > 1)
         prepared = dispatch.prepare(problem, x.context)
-        operands = (given,) if residual is None else (given, residual)
-        ms = _median_ms(lambda layer=layer, operands=operands: layer(*operands), x.queue, runs)
-        yield LayerTime(names[id(layer)], problem, prepared.solver.name, prepared.source, ms)
+        layers.append(LayerTime(names[id(layer)], problem, prepared.solver.name, prepared.source, ms))
+    return net_ms, tuple(layers)
 
 
-def _median_ms(work: Callable[[], object], queue: cl.CommandQueue, runs: int) -> float:
-    """Median milliseconds of ``work``, which enqueues on ``queue``, over ``runs`` samples after a warm-up."""
+def _medians(works: Sequence[Callable[[], object]], queue: cl.CommandQueue, runs: int) -> list[float]:
+    """Median milliseconds of each of ``works``, which enqueue on ``queue``, over ``runs`` interleaved samples."""
 
-    def sample(repeat: int) -> float:
+    def sample(work: Callable[[], object], repeat: int) -> float:
         queue.finish()
         start = time.perf_counter_ns()
         for _ in range(repeat):
@@ -196,9 +197,12 @@ def _median_ms(work: Callable[[], object], queue: cl.CommandQueue, runs: int) ->
         queue.finish()
         return (time.perf_counter_ns() - start) / (1e6 * repeat)
 
-    sample(1)
-    repeat = max(1, min(100, round(_SAMPLE_MS / max(sample(2), 1e-3))))
-    return statistics.median(sample(repeat) for _ in range(runs))
+    repeats = []
+    for work in works:
+        sample(work, 1)  # compiles and warms up
+        repeats.append(max(1, min(100, round(_SAMPLE_MS / max(sample(work, 2), 1e-3)))))
+    rounds = [[sample(work, repeat) for work, repeat in zip(works, repeats, strict=True)] for _ in range(runs)]
+    return [statistics.median(samples) for samples in zip(*rounds, strict=True)]
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
