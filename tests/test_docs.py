@@ -12,7 +12,7 @@ import pytest
 import convdispatch as cd
 from convdispatch import dispatch, loader
 from convdispatch.api import hookspecs
-from convdispatch.cli import main
+from convdispatch.cli import COMMANDS
 from convdispatch.doctor import VARIABLES
 
 ROOT = Path(__file__).parent.parent
@@ -78,7 +78,7 @@ def test_every_variable_is_documented():
 
 def test_every_command_is_documented():
     text = "".join(page.read_text() for page in PAGES)
-    for name in main.commands:
+    for name in COMMANDS:
         assert f"convdispatch {name}" in text, f"`convdispatch {name}` stands nowhere in the documentation"
 
 

@@ -1,46 +1,26 @@
-"""The ``convdispatch`` command: each subcommand parses its options and calls one function elsewhere."""
+"""``info``, ``doctor``, ``explain``: what is there, what is wrong with it, what would run and why."""
 
 from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from .api.errors import ConvDispatchError
+from .options import AS_JSON, DEVICE
 
-__all__ = ["main"]
-
-DEVICE = click.option("--device", metavar="NAME", help="A device's name, vendor, type, or platform:device.")
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+__all__ = ["doctor", "explain", "info"]
 
 
-class _Group(click.Group):
-    """Turns this package's errors into one line and exit status 2."""
-
-    def invoke(self, context: click.Context) -> Any:
-        try:
-            return super().invoke(context)
-        except ConvDispatchError as error:
-            raise click.ClickException(str(error)) from error
-
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="convdispatch")
-def main() -> None:
-    """One conv() call, many engines: see what is there, what would run and why, and how fast it is."""
-
-
-@main.command()
+@click.command()
 @AS_JSON
 def info(as_json: bool) -> None:
     """List the devices and the solvers."""
-    from . import runtime
-    from .loader import plugins
+    from .. import runtime
+    from ..loader import plugins
 
     devices = [runtime.device_info(device) for device in runtime.devices()]
     solvers = plugins()
@@ -57,12 +37,12 @@ def info(as_json: bool) -> None:
         click.echo(f"solver  {name} (plugin {plugin} {solvers.version(name)})")
 
 
-@main.command()
+@click.command()
 @AS_JSON
 @click.option("--probe/--no-probe", default=True, help="Build and run a trivial kernel on each device.")
 def doctor(as_json: bool, probe: bool) -> None:
     """Show every vendor library, device and plugin: what loaded, what did not, why, and how to mend it."""
-    from .doctor import examine
+    from ..doctor import examine
 
     report = examine(probe=probe)
     if as_json:
@@ -96,28 +76,14 @@ def _show(report: Any) -> None:
         console.print(f"to mend: {line}", markup=False)
 
 
-@main.command()
+@click.command()
 @click.argument("problem")
 @DEVICE
 @AS_JSON
 def explain(problem: str, device: str | None, as_json: bool) -> None:
     """Say which solver runs PROBLEM (such as mb1ic64ih56oc64kh3ph1), and why each other one does not."""
-    from .explanation import explain as explain_problem
-    from .grammar import read
+    from ..explanation import explain as explain_problem
+    from ..grammar import read
 
     explanation = explain_problem(read(problem), device)
     click.echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))
-
-
-@main.command()
-@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--top", default=5, show_default=True, help="Names for each picture.")
-@click.option("--runs", default=20, show_default=True, help="Timed repetitions of each layer.")
-@click.option("--layout", type=click.Choice(["nchw", "nhwc"]), default=None, help="Layout of the activations.")
-@DEVICE
-def classify(paths: tuple[Path, ...], top: int, runs: int, layout: str | None, device: str | None) -> None:
-    """Name what the pictures at PATHS show (default: scikit-image's), with EfficientNet-lite0; time each layer."""
-    from .classify import classify as run
-
-    options: dict[str, Any] = {} if layout is None else {"layout": layout}
-    run(list(paths), top=top, runs=runs, device=device, **options).show(Console())
