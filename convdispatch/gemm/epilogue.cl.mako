@@ -19,7 +19,7 @@ typedef ushort${lanes} __attribute__((aligned(2))) vec_real;
 inline void store_bfloat16s(global ushort *p, V v) {
   const uint${lanes} u = as_uint${lanes}(v);
   const uint${lanes} rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, quiet = (u >> 16) | 64u;
-  *(global vec_real *)p = convert_ushort${lanes}(select(rounded, quiet, isnan(v)));
+  *(global vec_real *)p = convert_ushort${lanes}(v != v ? quiet : rounded);
 }
 #define STOREV(p, v) store_bfloat16s(p, v)
 % endif
@@ -96,7 +96,12 @@ void put_lanes(OUT_PARAMS, V v, int m, int n, int first, int end, int flags) {
 }
 
 // The whole of v; all its columns exist.
-inline void put_vector(OUT_PARAMS, V v, int m, int n, int flags) {
+% if unroll or (unit and c_col.plain and dtype in ("float32", "float64")):
+inline
+% else:
+__attribute__((noinline))
+% endif
+void put_vector(OUT_PARAMS, V v, int m, int n, int flags) {
 % if not unit:
   put_lanes(OUT_ARGS, v, m, n, 0, LANES, flags);
 % else:
