@@ -102,6 +102,16 @@ def test_expand(queue):
     assert not tensor.expand(3, 4, 2).contiguous
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "float64", "complex128"])
+def test_strided_copies_of_eight_axes(queue, dtype):
+    array, tensor = both(queue, (2, 3, 1, 2, 3, 2, 1, 2), dtype)
+    order = (5, 1, 7, 0, 4, 2, 6, 3)
+    same(tensor.transpose(order).copy(), array.transpose(order))
+    same(tensor[..., ::-1].copy(), array[..., ::-1])
+    with pytest.raises(InvalidArgument, match="up to 8 axes"):
+        tensor[None].transpose().copy()
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
