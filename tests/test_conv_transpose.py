@@ -1,0 +1,112 @@
+"""conv_transpose: PyTorch's meaning of shapes, output_padding and groups, checked by the adjoint's definition."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import convdispatch
+from convdispatch import InvalidArgument
+
+
+def scattered(x, w, stride, padding, output_padding, dilation, groups):
+    """The definition: every input element adds a scaled kernel to the output, which is then cropped."""
+    mb, ic, *size = x.shape
+    ocg, *kernel = w.shape[1:]
+    ndim = len(size)
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel)]
+    padded = [(n - 1) * s + r + extra for n, s, r, extra in zip(size, stride, reach, output_padding)]
+    y = np.zeros((mb, ocg * groups, *padded))
+    for place in itertools.product(*map(range, size)):
+        for group in range(groups):
+            mine = slice(group * ic // groups, (group + 1) * ic // groups)
+            patch = np.tensordot(x[(slice(None), mine, *place)].astype(float), w[mine].astype(float), (1, 0))
+            where = [slice(i * s, i * s + r, d) for i, s, r, d in zip(place, stride, reach, dilation)]
+            y[(slice(None), slice(group * ocg, (group + 1) * ocg), *where)] += patch
+    crop = [slice(p, n - p) for p, n in zip(padding, padded)]
+    assert len(crop) == ndim
+    return y[(slice(None), slice(None), *crop)]
+
+
+# x shape, oc/g, kernel, stride, padding, output_padding, dilation, groups
+CASES = {
+    "plain": ((2, 3, 4, 5), 4, (3, 3), (1, 1), (0, 0), (0, 0), (1, 1), 1),
+    "stride_2": ((2, 3, 4, 5), 4, (3, 3), (2, 2), (1, 1), (0, 0), (1, 1), 1),
+    "output_padding": ((2, 3, 4, 5), 4, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
+    "output_padding_one_axis": ((2, 3, 4, 5), 4, (3, 2), (3, 2), (1, 0), (2, 0), (1, 1), 1),
+    "groups": ((2, 4, 3, 3), 3, (3, 2), (2, 1), (1, 0), (1, 0), (1, 1), 2),
+    "depthwise": ((1, 5, 4, 4), 1, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 5),
+    "dilated": ((2, 3, 4, 3), 2, (3, 2), (1, 2), (2, 1), (0, 1), (2, 3), 1),
+    "pointwise_stride": ((2, 3, 4, 4), 5, (1, 1), (2, 2), (0, 0), (1, 1), (1, 1), 1),
+    "rapidocr": ((1, 6, 5, 7), 4, (2, 1), (2, 1), (0, 0), (0, 0), (1, 1), 1),
+    "stride_above_kernel": ((1, 2, 3, 3), 3, (2, 2), (3, 3), (0, 0), (0, 0), (1, 1), 1),
+    "1d": ((2, 3, 6), 4, (4,), (2,), (1,), (1,), (1,), 1),
+    "3d": ((1, 2, 3, 2, 3), 3, (2, 3, 2), (2, 1, 2), (0, 1, 1), (1, 0, 1), (1, 1, 1), 1),
+    "output_padding_below_dilation": ((1, 2, 4, 4), 3, (3, 3), (1, 1), (2, 2), (1, 1), (2, 2), 1),
+}
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_definition(case, layout):
+    shape, ocg, kernel, stride, padding, output_padding, dilation, groups = CASES[case]
+    random = np.random.default_rng(0)
+    x = random.integers(-4, 5, shape).astype(np.float32)
+    w = random.integers(-4, 5, (shape[1], ocg, *kernel)).astype(np.float32)
+    bias = random.integers(-4, 5, ocg * groups).astype(np.float32)
+    expected = scattered(x, w, stride, padding, output_padding, dilation, groups)
+    expected = expected + bias.reshape(-1, *[1] * len(kernel))
+    if layout == "nhwc":
+        x, w, expected = (np.moveaxis(array, 1, -1) for array in (x, w, expected))
+    got = convdispatch.conv_transpose(
+        x, w, bias, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation, groups=groups,
+        layout=layout,
+    )  # fmt: skip
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "plain"])
+def test_as_pytorch(case):
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: peers)")
+    shape, ocg, kernel, stride, padding, output_padding, dilation, groups = CASES[case]
+    random = np.random.default_rng(0)
+    x, w = random.standard_normal(shape), random.standard_normal((shape[1], ocg, *kernel))
+    function = getattr(torch.nn.functional, f"conv_transpose{len(kernel)}d")
+    geometry = (stride, padding, output_padding, groups, dilation)
+    expected = function(torch.from_numpy(x), torch.from_numpy(w), None, *geometry)
+    got = convdispatch.conv_transpose(
+        x, w, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation, groups=groups
+    )
+    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-10, atol=1e-10)
+
+
+def test_a_residual_and_an_activation():
+    x, w = np.ones((1, 1, 3), np.float32), np.ones((1, 1, 2), np.float32)
+    residual = np.array([[[-9, 0, 1, -9]]], np.float32)
+    got = convdispatch.conv_transpose(x, w, np.array([1], np.float32), residual=residual, activation="relu")
+    assert got.tolist() == [[[0, 3, 4, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"output_padding": 2}, "output_padding must be smaller than stride or dilation"),
+        ({"output_padding": -1}, "output_padding"),
+        ({"padding": 9}, "output would have size"),
+        ({"groups": 2}, "multiple of"),
+        ({"stride": 0}, "stride must be 1 or more"),
+        ({"layout": "hwc"}, "layout must be one of"),
+        ({"out": np.zeros((1, 1, 1, 1), np.float32)}, "out must have shape"),
+    ],
+)
+def test_refusals(changes, message):
+    x, w = np.ones((1, 3, 4, 4), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    with pytest.raises(convdispatch.ConvDispatchError, match=message):
+        convdispatch.conv_transpose(x, w, **changes)
+
+
+def test_channels_must_match():
+    with pytest.raises(InvalidArgument, match="takes 4 channels, x of shape"):
+        convdispatch.conv_transpose(np.ones((1, 3, 4, 4), np.float32), np.ones((4, 2, 3, 3), np.float32))
