@@ -17,6 +17,7 @@ import numpy as np
 
 from . import runtime
 from .api.errors import InvalidArgument
+from .strided import copy_strided
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -206,9 +207,9 @@ class Tensor:
                 self.queue, result.base_data, self.base_data, src_offset=self.offset, byte_count=self.nbytes
             )
         else:
-            from .nn.functional import gather
-
-            gather(self, result)
+            copy_strided(
+                self.queue, self.base_data, self.offset, self.shape, self.strides, self.dtype.itemsize, result.base_data
+            )
         return result
 
 

@@ -20,12 +20,10 @@ from ..tensor import Tensor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["fold_batch_norm", "gather", "global_average_pool", "linear", "softmax"]
+__all__ = ["fold_batch_norm", "global_average_pool", "linear", "softmax"]
 
 _PACKAGE = "convdispatch.nn"
 _SOFTMAX_ITEMS = 64
-_BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "ulong2"}
-_GATHER_AXES = 8
 _NAMES = ("x", "offset", "y")
 
 
@@ -85,19 +83,6 @@ def softmax(x: Tensor) -> Tensor:
     return y
 
 
-def gather(x: Tensor, y: Tensor) -> Tensor:
-    """Copy the strided view ``x`` (up to eight axes, any dtype) into the contiguous ``y``, which is returned."""
-    if x.ndim > _GATHER_AXES or x.dtype.itemsize not in _BITS:
-        raise InvalidArgument(f"a strided copy takes up to {_GATHER_AXES} axes of numbers, got {x.ndim} of {x.dtype}")
-    if y.size:
-        missing = _GATHER_AXES - x.ndim
-        sizes = [1] * missing + list(x.shape)
-        strides = [0] * missing + [stride // x.dtype.itemsize for stride in x.strides]
-        scalars = map(np.int64, (*sizes[1:], *strides))
-        _gather(x.context, x.dtype.itemsize, y.size)(x.queue, (x.base_data, _elements(x), *scalars, y.base_data))
-    return y
-
-
 def _elements(x: Tensor) -> np.int64:
     return np.int64(x.offset // x.dtype.itemsize)
 
@@ -117,10 +102,3 @@ def _softmax(context: cl.Context, dtype: str, width: int, rows: int) -> Launch:
     values = config_macros({"width": width, "items": _SOFTMAX_ITEMS})
     program = build(context, storage_macros(dtype) + values + kernel_text(_PACKAGE, "softmax.cl"))
     return Launch(program, "softmax", (rows * _SOFTMAX_ITEMS,), (_SOFTMAX_ITEMS,), "x offset y", names=_NAMES)
-
-
-@functools.lru_cache(maxsize=256)
-def _gather(context: cl.Context, itemsize: int, size: int) -> Launch:
-    text = config_macros({"bits": _BITS[itemsize]}) + kernel_text(_PACKAGE, "gather.cl")
-    names = ("x", "offset", *(f"n{a}" for a in range(1, _GATHER_AXES)), *(f"s{a}" for a in range(_GATHER_AXES)), "y")
-    return Launch(build(context, text), "gather", (size,), None, " ".join(names), names=names)

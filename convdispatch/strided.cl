@@ -6,9 +6,9 @@
 // arguments, counted in elements, so that one program serves every view. They are scalars because PoCL 3 loses a
 // kernel with vector arguments when it reads it back from its cache.
 
-kernel void gather(global const BITS *x, const long offset, const long n1, const long n2, const long n3, const long n4,
-                   const long n5, const long n6, const long n7, const long s0, const long s1, const long s2,
-                   const long s3, const long s4, const long s5, const long s6, const long s7, global BITS *y) {
+kernel void strided(global const BITS *x, const long offset, const long n1, const long n2, const long n3, const long n4,
+                    const long n5, const long n6, const long n7, const long s0, const long s1, const long s2,
+                    const long s3, const long s4, const long s5, const long s6, const long s7, global BITS *y) {
   const long i = get_global_id(0);
   long rest = i, from = offset;
 #define AXIS(n, s) from += rest % n * s, rest /= n
