@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import dispatch
@@ -33,14 +33,29 @@ class Entry:
     result: Result
     prepared: Prepared | None = None
     timing: Timing | None = None
+    broken: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.solver.name} {sorted(self.config.items())}"
 
     def ends(self, status: str, reason: str) -> None:
+        """The candidate is out of the search, or through it."""
         self.result.status, self.result.reason = status, reason
         self.prepared = None
+
+    def breaks(self, status: str, reason: str) -> None:
+        """The candidate is unsound: no call may run it, and a time it had counts for nothing."""
+        self.broken, self.timing = True, None
+        self.say()
+        self.ends(status, reason)
+
+    def say(self) -> None:
+        """Put the timing into the result."""
+        result, timing = self.result, self.timing
+        result.median_ms = timing.median if timing else None
+        result.p20, result.p80 = (timing.p20, timing.p80) if timing else (None, None)
+        result.ci, result.count = (timing.ci, timing.count) if timing else (None, 0)
 
 
 def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[list[Entry], list[Result]]:
@@ -48,6 +63,7 @@ def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tupl
 
     Each solver's default configuration first, cheapest predicted first, then the others likewise.
     """
+    policy = replace(policy, max_error=None, workspace_limit=None)  # both are judged by what is measured
     first: list[Entry] = []
     rest: list[Entry] = []
     refused = []

@@ -25,6 +25,7 @@ from .api.device import DeviceInfo
 from .api.errors import ConvDispatchWarning, InvalidArgument
 from .api.policy import Policy, forbid_when_frozen
 from .api.problem import ConvProblem
+from .measure import Timing, verdict
 from .packs import file_name, file_text, publish, read_records
 from .record import Damaged, NewerSchema, Provenance, Record, device_key, stale
 
@@ -32,6 +33,8 @@ __all__ = ["PerfDB", "default_folders", "perfdb", "record_packs", "scope_of", "u
 
 ENTRY_POINTS = "convdispatch.records"
 """Entry-point group of tuning packs: data-only packages with a ``records`` folder."""
+_RACED = 6
+"""Samples below which a record's interval is no interval, and it breaks no tie."""
 
 
 def user_folder() -> Path:
@@ -104,6 +107,7 @@ class PerfDB:
     def lookup(self, problem: ConvProblem | str, device: DeviceInfo | str, scope: Hashable = None) -> list[Record]:
         """What is known of a problem on a device: the user's records before shipped ones, each fastest first.
 
+        Of a tie for the first place the deterministic one stands first, then the one with less workspace.
         Of one solver and configuration only the record that counts: the first source's, and there the newest.
         ``scope`` adds, before all others, what was recorded for that scope only.
         """
@@ -238,7 +242,23 @@ class PerfDB:
             held = chosen.get(record.choice)
             if held is None or _order(held, rank) < _order(record, rank):
                 chosen[record.choice] = record
-        return sorted(chosen.values(), key=lambda r: (rank.get(r.source, 0), r.median_ms, r.solver, r.choice))
+        ranked = sorted(chosen.values(), key=lambda r: (rank.get(r.source, 0), r.median_ms, r.solver, r.choice))
+        return _winner_first(ranked)
+
+
+def _winner_first(ranked: list[Record]) -> list[Record]:
+    """Of those that cannot be told apart from the fastest of the first source, the one to prefer goes to the front."""
+    rivals = [record for record in ranked if record.source == ranked[0].source and record.count >= _RACED]
+    if len(rivals) < 2 or rivals[0] is not ranked[0]:
+        return ranked
+    names = {str(i): record for i, record in enumerate(rivals)}
+    decision = verdict(
+        {name: Timing(r.median_ms, r.ci_ms, r.p20_ms, r.p80_ms, r.count) for name, r in names.items()},
+        deterministic={name: r.deterministic is not False for name, r in names.items()},
+        workspace={name: r.workspace for name, r in names.items()},
+    )
+    winner = names[decision.winner]
+    return [winner, *(record for record in ranked if record is not winner)]
 
 
 def _order(record: Record, rank: dict[str, int]) -> tuple[int, str]:

@@ -39,26 +39,25 @@ class Prober:
 
     def ask(self, solver: str, config: Mapping[str, Any], timeout_s: float | None = None) -> tuple[str, str]:
         """Try a candidate: ``("right", "")``, or ``wrong``, ``failed`` or ``refused`` with the reason."""
-        timeout_s = min(timeout_s or RUN_S, RUN_S)
         if self._child is None:
             self._start()
-            if self._answer(START_S) is None:
-                return "failed", f"the child process did not start: {self._end()}"
+            started = self._answer(START_S)
+            if isinstance(started, str):
+                return "failed", f"the child process did not start: {started}"
         self._write({"solver": solver, "config": dict(config)})
-        answer = self._answer(timeout_s)
-        if answer is not None:
-            return answer["status"], answer["reason"]
-        return "failed", f"in a child process: {self._end(timeout_s)}"
+        answer = self._answer(min(timeout_s or RUN_S, RUN_S))
+        return ("failed", f"in a child process: {answer}") if isinstance(answer, str) else tuple(answer)
 
     def close(self) -> None:
         """End the child."""
         if self._child is not None:
+            self._child.kill()
             self._end()
 
     def _start(self) -> None:
         home = str(Path(__file__).parent.parent)
         paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        self._answers = queue.Queue()
+        self._answers = queue.Queue()  # not the old one: a late word of the last child would answer the wrong question
         self._child = subprocess.Popen(
             [sys.executable, "-m", "convdispatch.probing"],
             stdin=subprocess.PIPE,
@@ -77,26 +76,21 @@ class Prober:
         except OSError:  # it is dead, which its missing answer will tell
             pass
 
-    def _answer(self, timeout_s: float) -> dict[str, Any] | None:
+    def _answer(self, timeout_s: float) -> list[str] | str:
+        """Status and reason, or in words how the child ended; it is killed where it gives no answer."""
         try:
-            return self._answers.get(timeout=timeout_s)
+            answer = self._answers.get(timeout=timeout_s)
         except queue.Empty:
-            return None
+            self._child.kill()
+            self._end()
+            return f"it gave no answer within {timeout_s:.3g} s"
+        return self._end() if answer is None else [answer["status"], answer["reason"]]
 
-    def _end(self, timeout_s: float | None = None) -> str:
-        """Kill the child if it lives; how it ended, in words."""
+    def _end(self) -> str:
+        """Wait for the child's end, which is near; how it ended, in words."""
         child, self._child = self._child, None
-        code = child.poll()
-        if code is None and timeout_s is not None:
-            reason = f"it gave no answer within {timeout_s:.3g} s"
-        else:
-            reason = ""
-        if code is None:
-            child.kill()
-            code = child.wait()
         child.stdin.close()
-        if reason:
-            return reason
+        code = child.wait()
         return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with status {code}"
 
 

@@ -9,6 +9,7 @@ meant so far; one that would be far too slow, or cannot be foretold, runs a smal
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pyopencl as cl
@@ -19,11 +20,11 @@ from .api.find import Result, Results
 from .api.policy import Policy
 from .api.problem import ConvProblem
 from .candidates import PROBE_FLOPS, Entry, candidates, smaller
-from .measure import HOPELESS, BadTiming, Candidate, race, summarise, verdict
+from .measure import HOPELESS, BadTiming, Candidate, Timing, race, summarise, verdict
 from .perfdb import perfdb, scope_of
 from .provenance import current
 from .record import Record, device_key, now
-from .trial import Rig, WrongResult
+from .trial import OutOfTime, Rig, WrongResult
 
 if TYPE_CHECKING:
     from .probing import Prober
@@ -111,13 +112,17 @@ class Search:
                 return
             self._measure(entry, best)
         except WrongResult as error:
-            entry.ends("wrong", str(error))
+            entry.breaks("wrong", str(error))
+        except OutOfTime as error:
+            entry.ends("not tried", f"the budget ended: {error}")
         except MemoryError as error:
             entry.ends("refused", f"memory: {error}")
         except BadTiming as error:
             entry.ends("failed", str(error))
         except Exception as error:  # a plugin's or compiler's failure: said in its result, and the search goes on
-            entry.ends("failed", f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+            entry.breaks(
+                "failed", f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+            )
 
     def _measure(self, entry: Entry, best: float | None) -> None:
         began = time.perf_counter()
@@ -129,27 +134,35 @@ class Search:
             entry.ends("refused", f"{prepared.workspace_size} bytes of workspace, the limit is {self.workspace_limit}")
             return
         rig = self._rig(self.problem)
-        began = time.perf_counter()
-        checked = rig.verify(prepared)
+        checked = rig.verify(prepared, lambda run_ms: self._has_time((1 + LOOKS) * run_ms, best))
         entry.result.error, entry.result.deterministic = checked.error, checked.deterministic
-        once = rig.sampler(prepared, expected_ms=1e9)()
-        sample = rig.sampler(prepared, expected_ms=once)
-        samples = [sample()]
-        while len(samples) < LOOKS and not (best and min(samples) > HOPELESS * best and len(samples) > 1):
-            samples.append(sample())
-        entry.timing = summarise(samples)
-        self._say(entry)
+        entry.timing = self._look(rig.sampler(prepared, expected_ms=checked.run_ms), best)
+        entry.say()
         if entry.cost:
             per_cost = entry.timing.median / entry.cost
             self._ms_per_cost = min(per_cost, self._ms_per_cost or per_cost)
-        if best and min(samples) > HOPELESS * best:
-            entry.ends("cut", f"{min(samples) / best:.1f} times the best so far")
-        elif self.policy.deterministic and not checked.deterministic:
+        if self.policy.deterministic and not checked.deterministic:
             entry.ends("refused", "policy(deterministic=True), and two runs gave different bits")
         elif self.policy.max_error is not None and checked.error > self.policy.max_error:
             entry.ends("refused", f"relative error {checked.error:.2g}, the policy admits {self.policy.max_error:.2g}")
+        elif best and entry.timing.ci[0] > HOPELESS * best:
+            entry.ends("cut", f"{entry.timing.ci[0] / best:.1f} times the best so far")
         else:
             entry.prepared = prepared
+
+    def _look(self, sample: Callable[[], float], best: float | None) -> Timing:
+        """A few samples: two of a hopeless candidate, LOOKS of another, more where they differ wildly."""
+        samples: list[float] = []
+        while True:
+            samples.append(sample())
+            hopeless = best is not None and min(samples) > HOPELESS * best
+            if len(samples) < (2 if hopeless else LOOKS):
+                continue
+            try:
+                return summarise(samples)
+            except BadTiming:
+                if len(samples) >= 4 * LOOKS:
+                    raise
 
     def _foretell(self, entry: Entry) -> float | None:
         """Milliseconds that a run should take, by its cost and what the cost has meant at best."""
@@ -162,9 +175,7 @@ class Search:
         if small is None or dispatch.refusal(entry.solver, small, self.info, self.policy):
             return False
         prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
-        rig = self._rig(small)
-        rig.verify(prepared)
-        estimate = rig.sampler(prepared, expected_ms=1e9)() * self.problem.flops / small.flops
+        estimate = self._rig(small).verify(prepared).run_ms * self.problem.flops / small.flops
         if best is not None and estimate > SUSPECT * best:
             entry.ends(
                 "cut", f"a smaller problem foretells {estimate:.3g} ms, {estimate / best:.0f} times the best so far"
@@ -183,7 +194,7 @@ class Search:
         left = None if self.budget_ms is None else max(1.0, (self.budget_ms - self._spent_ms()) / 1e3)
         status, reason = self._prober.ask(entry.solver.name, entry.config, timeout_s=left)
         if status != "right":
-            entry.ends(status, reason)
+            entry.breaks(status, reason)
         return status == "right"
 
     # --- the race ----------------------------------------------------------------------------------------------------
@@ -208,20 +219,17 @@ class Search:
         for i, entry in enumerate(final):
             outcome = outcomes[str(i)]
             if outcome.status == "failed":
-                entry.timing = None
-            elif outcome.timing is not None and outcome.timing.count >= entry.timing.count:
+                (entry.ends if "BadTiming" in outcome.reason else entry.breaks)("failed", outcome.reason)
+                continue
+            if outcome.timing is not None and outcome.timing.count >= entry.timing.count:
                 entry.timing = outcome.timing
-            status = "measured" if outcome.status == "not tried" else outcome.status
-            self._say(entry)
-            entry.result.status, entry.result.reason = status, outcome.reason if status != "measured" else ""
+            entry.say()
+            # Without time to race, the first look is what there is.
+            entry.ends("measured" if outcome.status == "not tried" else outcome.status, outcome.reason)
+            if entry.result.status == "measured":
+                entry.result.reason = ""
 
     # --- what is answered and recorded -------------------------------------------------------------------------------
-
-    def _say(self, entry: Entry) -> None:
-        result, timing = entry.result, entry.timing
-        result.median_ms = timing.median if timing else None
-        result.p20, result.p80 = (timing.p20, timing.p80) if timing else (None, None)
-        result.ci, result.count = (timing.ci, timing.count) if timing else (None, 0)
 
     def _judge(self, entries: list[Entry], refused: list[Result]) -> Results:
         named = {entry.name: entry for entry in entries if entry.result.status == "measured"}
@@ -242,12 +250,11 @@ class Search:
 
     def _quarantine(self, entries: list[Entry]) -> None:
         """Set aside the solvers of which nothing worked, so that no call runs them unmeasured."""
-        for solver in {entry.solver.name for entry in entries}:
-            mine = [entry.result for entry in entries if entry.solver.name == solver]
-            tried = [result for result in mine if result.status not in ("not tried", "refused")]
-            bad = [result for result in tried if result.status in ("wrong", "failed")]
-            if bad and len(bad) == len(tried):
-                dispatch.quarantine(self.problem, self.info, solver, f"find: {bad[0].status}: {bad[0].reason}")
+        for solver in sorted({entry.solver.name for entry in entries if entry.broken}):
+            mine = [entry for entry in entries if entry.solver.name == solver]
+            if all(entry.broken or entry.result.status in ("not tried", "refused") for entry in mine):
+                bad = next(entry.result for entry in mine if entry.broken)
+                dispatch.quarantine(self.problem, self.info, solver, f"find: {bad.status}: {bad.reason}")
 
     def _conditions(self, results: Results) -> str:
         untried = len(results.having("not tried"))

@@ -7,8 +7,8 @@ input altered; and a second run shows whether the bits repeat.
 
 from __future__ import annotations
 
-import functools
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,12 @@ from .api.problem import ConvProblem
 from .dispatch import visible_problem
 from .measure import timed
 from .prepared import Prepared, enqueue_plan
+from .trialdata import error_limit, numpy_dtype, operands_of, random_operands
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Checked", "Rig", "WrongResult", "error_limit"]
+__all__ = ["Checked", "OutOfTime", "Rig", "WrongResult"]
 
 GUARD = 4096
 """Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
@@ -33,40 +34,14 @@ PATTERN = np.uint16(0x7FC1)
 """Repeated, a NaN in every dtype, and one that no arithmetic makes."""
 COMPARE_LIMIT = 1 << 28
 """Inputs of more bytes than this are not read back to see whether they were altered."""
-_LIMITS = {"float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
-_MATH_LIMITS = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
+
+
+class OutOfTime(Exception):  # noqa: N818
+    """The caller's time does not suffice to go on."""
 
 
 class WrongResult(ConvDispatchError):  # noqa: N818 - named as the package's exceptions are
     """A plan computed something else, or wrote where it must not."""
-
-
-def error_limit(problem: ConvProblem) -> float:
-    """Largest relative error (norm, against float64, standard normal data) at which a result counts as right.
-
-    For float32 data ``math`` decides; ``"ieee"`` allows twice the error of a plain float32 sum of the same length.
-    """
-    if problem.dtype != "float32":
-        return _LIMITS[problem.dtype]
-    if problem.math != "ieee":
-        return _MATH_LIMITS[problem.math]
-    taps = problem.kd * problem.kh * problem.kw
-    length = {
-        "fwd": problem.ic // problem.g * taps,
-        "bwd_data": problem.oc // problem.g * taps,
-        "bwd_weights": problem.mb * problem.od * problem.oh * problem.ow,
-    }[problem.direction]
-    return 2 * _plain_error(max(1, min(length, 1 << 18)))
-
-
-@functools.lru_cache(maxsize=256)
-def _plain_error(length: int) -> float:
-    """Relative error of one float32 running sum of ``length`` products, over 32 of them."""
-    random = np.random.default_rng(length)
-    a, b = random.standard_normal((2, 32, length), np.float32)
-    got = np.cumsum(a * b, axis=1, dtype=np.float32)[:, -1]
-    expected = (a.astype(np.float64) * b).sum(axis=1)
-    return max(reference.relative_error(got, expected), 2.0**-24)
 
 
 @dataclass(frozen=True)
@@ -77,6 +52,8 @@ class Checked:
     """Relative error on the sampled elements."""
     deterministic: bool
     """The second run gave the same bits."""
+    run_ms: float
+    """Wall-clock time of the second run, submission included."""
 
 
 class Rig:
@@ -90,7 +67,7 @@ class Rig:
         self.problem, self.queue = problem, queue
         device = queue.device
         self.memory_limit = min(memory_limit or device.global_mem_size // 2, device.global_mem_size)
-        self.host = _operands(problem, seed)
+        self.host = random_operands(problem, seed)
         self.output_bytes = math.prod(problem.out_shape) * problem.itemsize
         one = sum(array.nbytes for array in self.host.values()) + self.output_bytes + 2 * GUARD
         if one > self.memory_limit:
@@ -110,13 +87,18 @@ class Rig:
 
     # --- verifying -------------------------------------------------------------------------------------------------
 
-    def verify(self, prepared: Prepared) -> Checked:
-        """Run a plan and compare. Raises WrongResult saying what is wrong, MemoryError, and what the plan raises."""
-        seen = visible_problem(prepared.solver, self.problem)
-        checked = self._verify(prepared, seen, whole=False)
-        return checked if seen == self.problem else self._verify(prepared, self.problem, whole=True)
+    def verify(self, prepared: Prepared, has_time: Callable[[float], bool] = lambda run_ms: True) -> Checked:
+        """Run a plan and compare. ``has_time`` is asked after each run, with its milliseconds, whether to go on.
 
-    def _verify(self, prepared: Prepared, problem: ConvProblem, whole: bool) -> Checked:
+        Raises WrongResult saying what is wrong, OutOfTime, MemoryError, and what the plan raises.
+        """
+        seen = visible_problem(prepared.solver, self.problem)
+        checked = self._verify(prepared, seen, False, has_time)
+        return checked if seen == self.problem else self._verify(prepared, self.problem, True, has_time)
+
+    def _verify(
+        self, prepared: Prepared, problem: ConvProblem, whole: bool, has_time: Callable[[float], bool]
+    ) -> Checked:
         """The plan alone on what it sees of the problem, or ``whole``, with the generic epilogue after it."""
         extra = prepared.workspace_size + prepared.packed_size + 2 * GUARD
         if extra > self.room():
@@ -130,8 +112,13 @@ class Rig:
             output.fill(self.host.get("initial") if problem.accumulate else None)
             if scratch is not None:
                 scratch.fill()
+            self.queue.finish()
+            began = time.perf_counter()
             self._enqueue(prepared, problem, whole, self._sets[0] | weights, output.memory, scratch).wait()
             self.queue.finish()
+            run_ms = (time.perf_counter() - began) * 1e3
+            if not has_time(run_ms):
+                raise OutOfTime(f"a run took {run_ms:.3g} ms")
             output.check("output")
             if scratch is not None:
                 scratch.check("workspace")
@@ -141,14 +128,14 @@ class Rig:
             if unwritten:
                 raise WrongResult(f"{unwritten} of {self.output_bytes // problem.itemsize} elements were not written")
         self._check_inputs(bool(weights))
-        return Checked(self._error(problem, runs[0]), bool(np.array_equal(*runs)))
+        return Checked(self._error(problem, runs[0]), bool(np.array_equal(*runs)), run_ms)
 
     def _error(self, problem: ConvProblem, run: np.ndarray) -> float:
         if problem not in self._expected:
             at = reference.positions(problem)
-            self._expected[problem] = at, reference.sample(problem, at, **_given(problem, self.host))
+            self._expected[problem] = at, reference.sample(problem, at, **operands_of(problem, self.host))
         at, expected = self._expected[problem]
-        error = reference.relative_error(run.view(_dtype(problem))[at], expected)
+        error = reference.relative_error(run.view(numpy_dtype(problem))[at], expected)
         if not error <= error_limit(problem):
             raise WrongResult(f"relative error {error:.2g}, at most {error_limit(problem):.2g} counts as right")
         return error
@@ -273,28 +260,3 @@ class _Guarded:
 
 def _untouched(content: np.ndarray, itemsize: int) -> np.ndarray:
     return (content.view(np.uint16).reshape(-1, itemsize // 2) == PATTERN).all(axis=1)
-
-
-def _dtype(problem: ConvProblem) -> np.dtype:
-    if problem.dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(problem.dtype)
-
-
-def _operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
-    shapes = {name: getattr(problem, name + "_shape") for name in "xwy" if name != problem.written}
-    shapes |= {"bias": (problem.channels_out,)} if problem.bias else {}
-    shapes |= {"residual": problem.out_shape} if problem.residual else {}
-    shapes |= {"initial": problem.out_shape} if problem.accumulate else {}
-    random = np.random.default_rng(seed)
-    kind = np.float64 if problem.dtype == "float64" else np.float32
-    return {name: random.standard_normal(shape, kind).astype(_dtype(problem)) for name, shape in shapes.items()}
-
-
-def _given(problem: ConvProblem, host: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the reference reads for a problem: fewer operands where a part of the epilogue is left out."""
-    names = [name for name in "xwy" if name != problem.written]
-    names += [name for name in ("bias", "residual") if getattr(problem, name)]
-    return {name: host[name] for name in [*names, *(["initial"] if problem.accumulate else [])]}

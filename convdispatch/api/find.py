@@ -135,6 +135,5 @@ def why_find(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = N
         doubt = db.stale(record, current(record.solver, device))
         if doubt:
             return f"{record.solver} was {doubt}"
-    if not any(record.optimal for record in known):
-        return f"the last search was incomplete: {known[0].conditions}"
-    return None
+    newest = max(known, key=lambda record: record.created)
+    return None if newest.optimal else f"the last search was incomplete: {newest.conditions}"

@@ -1,0 +1,305 @@
+"""find against solvers that lie, crawl, hang, crash, spill and fail: what is chosen, what is said, what is recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from convdispatch import dispatch, loader, perfdb, runtime
+from convdispatch.api.errors import ConvDispatchWarning, Frozen, InvalidArgument
+from convdispatch.api.find import find, why_find
+from convdispatch.api.policy import frozen, policy
+from convdispatch.api.problem import ConvProblem
+from convdispatch.candidates import PROBE_FLOPS, smaller
+from convdispatch.explanation import explain
+from convdispatch.trialdata import error_limit
+
+PROBLEM = ConvProblem.parse("mb1ic4ih9oc4kh3ph1")
+
+
+@pytest.fixture
+def faults(monkeypatch, tmp_path, device):
+    """``faults("lies", ...)`` makes these solvers the only ones; records go to a folder of the test."""
+    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
+    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(Path(__file__).parent / "faulty_plugin"))
+    monkeypatch.setenv("CONVDISPATCH_PLUGINS", "faulty")
+
+    def load(*names):
+        monkeypatch.setenv("FAULTS", ",".join(names))
+        perfdb.perfdb.cache_clear()
+        dispatch.forget()
+        loader.reload()
+
+    yield load
+    monkeypatch.undo()
+    perfdb.perfdb.cache_clear()
+    loader.reload()
+    dispatch.forget()
+
+
+def searched(device, *, said=True, **more):
+    """The results by solver, and the whole; with ``said`` a quarantine is warned of."""
+    with pytest.warns(ConvDispatchWarning, match="set aside") if said else contextlib.nullcontext():
+        results = find(PROBLEM, device, **more)
+    return {result.solver.removeprefix("faulty."): result for result in results}, results
+
+
+def known(device):
+    return {r.solver for r in perfdb.perfdb().lookup(PROBLEM, runtime.device_info(device))}
+
+
+# --- what is wrong is never chosen ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "words"),
+    [
+        ("lies", "wrong", "relative error 1, at most 1e-05"),
+        ("partial", "wrong", "2 of 324 elements were not written"),
+        ("outside", "wrong", "wrote 4 bytes after its output"),
+        ("before", "wrong", "wrote 4 bytes before its output"),
+        ("overflow", "wrong", "bytes after its workspace"),
+        ("alters", "wrong", "altered its input x"),
+        ("no_compile", "failed", "BuildFailed"),
+        ("late", "failed", "the device was lost"),
+    ],
+)
+def test_a_bad_solver_is_quarantined_and_never_recorded(faults, device, fault, status, words):
+    faults("good", fault)
+    found, results = searched(device)
+    assert (found[fault].status, found[fault].median_ms) == (status, None)
+    assert words in found[fault].reason
+    assert results.winner.solver == "faulty.good"
+    assert known(device) == {"faulty.good"}
+    explained = {v.solver: v for v in explain(PROBLEM, device).verdicts}
+    assert explained["faulty." + fault].status == "quarantined"
+    assert words.split(",")[0] in explained["faulty." + fault].reason
+
+
+def test_one_wrong_configuration_costs_only_itself(faults, device):
+    faults("half")
+    _, results = searched(device, said=False)
+    assert [(r.status, r.config) for r in results] == [("measured", {"broken": False}), ("wrong", {"broken": True})]
+    assert explain(PROBLEM, device).verdicts[0].config == {"broken": False}
+
+
+def test_nobody_is_right(faults, device):
+    faults("lies")
+    _, results = searched(device)
+    assert results.winner is None
+    assert results.verdict == "no candidate has a time"
+    assert known(device) == set()
+
+
+# --- what is slow is cut ----------------------------------------------------------------------------------------------
+
+
+def test_a_solver_slow_by_a_thousand_is_cut_after_few_runs(faults, device):
+    faults("good", "slow")
+    start = time.monotonic()
+    found, results = searched(device, said=False)
+    assert time.monotonic() - start < 8 * 0.25 + 3
+    assert (found["slow"].status, found["slow"].count) == ("cut", 2)
+    assert "times the best so far" in found["slow"].reason
+    assert results.winner.solver == "faulty.good"
+    assert known(device) == {"faulty.good", "faulty.slow"}
+
+
+def test_a_suspect_runs_a_smaller_problem_first(faults, device, monkeypatch):
+    faults("good", "slow")
+    monkeypatch.setattr("convdispatch.search.PROBE_FLOPS", 100.0)
+    monkeypatch.setattr("convdispatch.candidates.PROBE_FLOPS", PROBLEM.flops / 2)
+    monkeypatch.setattr("convdispatch.search.Search._foretell", lambda *_: None)
+    found, _ = searched(device, said=False)
+    assert (found["slow"].status, found["slow"].count) == ("cut", 0)
+    assert "a smaller problem foretells" in found["slow"].reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["mb64ic64ih56oc64kh3ph1", "mb1ic512ih224oc512kh3ph1", "mb9ic8id30ih30iw30oc64kd3kh3kw3", "mb1ic64iw9999oc64kw9"],
+)
+def test_the_smaller_problem(text):
+    problem = ConvProblem.parse(text)
+    small = smaller(problem)
+    assert 0 < small.flops <= PROBE_FLOPS
+    same = {letter: getattr(problem, letter) for letter in ("ic", "oc", "kh", "kw", "ph", "sh", "ndim")}
+    assert same == {letter: getattr(small, letter) for letter in same}
+
+
+# --- budget and memory ------------------------------------------------------------------------------------------------
+
+
+def test_the_budget_holds_and_what_was_not_tried_is_said(faults, device):
+    faults("good", "many", "slow_compile")
+    find(PROBLEM, device)  # compiles what all share
+    faults("good", "slow_compile", "slow")
+    start = time.monotonic()
+    found, results = searched(device, said=False, budget_ms=300)
+    assert (time.monotonic() - start) * 1e3 < 300 * 1.1 + 500  # one compilation cannot be interrupted
+    assert "not tried" in {found["slow"].status, found["slow_compile"].status}
+    assert "did not fit into 300 ms" in results.conditions
+    assert not perfdb.perfdb().lookup(PROBLEM, runtime.device_info(device))[0].optimal
+    assert "incomplete" in why_find(PROBLEM, runtime.device_info(device))
+
+
+def test_workspace_and_memory_limits(faults, device):
+    faults("good", "many")
+    _, results = searched(device, said=False)
+    least = min(r.workspace for r in results)
+    assert results.conditions == ""
+    assert results.peak_bytes >= max(r.workspace for r in results)
+    _, results = searched(device, said=False, workspace_limit=least)
+    assert {r.status for r in results if r.workspace > least} == {"refused"}
+    assert f"the limit is {least}" in results.having("refused")[0].reason
+    assert "did not fit into the memory" in results.conditions
+    faults("good")
+    _, results = searched(device, said=False, memory_limit=100)
+    assert "memory: the operands" in results[0].reason
+
+
+# --- ties, determinism, policies --------------------------------------------------------------------------------------
+
+
+def test_determinism_is_verified_bit_by_bit(faults, device):
+    faults("good", "random")
+    found, _ = searched(device, said=False)
+    assert (found["good"].deterministic, found["random"].deterministic) == (True, False)
+    with policy(deterministic=True):
+        found, results = searched(device, said=False)
+        assert found["random"].status == "refused"
+        assert results.winner.solver == "faulty.good"
+
+
+def test_the_measured_error_decides(faults, device):
+    faults("good", "sloppy")
+    with policy(max_error=1e-6):
+        found, results = searched(device, said=False)
+        assert found["sloppy"].status == "refused"
+        assert "the policy admits 1e-06" in found["sloppy"].reason
+        assert results.winner.error < 1e-6
+        assert explain(PROBLEM, device).chosen == "faulty.good"
+
+
+def test_a_tie_takes_the_least_workspace(faults, device):
+    faults("many")
+    _, results = searched(device, said=False)
+    assert results.winner is results[0]
+    if len(results.tie) == 3:
+        assert results.winner.config == {"extra": 0}
+        assert "less workspace" in results.verdict
+    chosen = explain(PROBLEM, device).verdicts[0]
+    assert chosen.config == results.winner.config
+
+
+def test_a_search_under_a_policy_is_for_that_policy_only(faults, device):
+    faults("good", "many")
+    info = runtime.device_info(device)
+    with policy(solver="faulty.many"):
+        _, results = searched(device, said=False)
+        assert {r.solver for r in results if r.status == "measured"} == {"faulty.many"}
+        assert why_find(PROBLEM, info) is None
+    assert known(device) == set()
+    assert why_find(PROBLEM, info) == "never measured"
+    assert not list(Path(perfdb.user_folder()).rglob("*.json"))
+
+
+# --- records and what follows -----------------------------------------------------------------------------------------
+
+
+def test_the_record_carries_its_provenance(faults, device):
+    faults("good")
+    find(PROBLEM, device, budget_ms=60_000)
+    info = runtime.device_info(device)
+    (path,) = Path(perfdb.user_folder()).rglob("*.json")
+    (stored,) = json.loads(path.read_text())["records"]
+    assert stored["problem"] == str(PROBLEM)
+    assert stored["provenance"]["plugin"] == "faulty"
+    assert stored["provenance"]["driver"] == info.driver
+    assert len(stored["provenance"]["kernel_hash"]) == 16
+    assert (stored["budget_ms"], stored["optimal"], stored["deterministic"]) == (60_000, True, True)
+    assert 0 < stored["error"] < 1e-5
+    assert stored["ci_ms"][0] <= stored["median_ms"] <= stored["ci_ms"][1]
+    assert why_find(PROBLEM, info) is None
+    assert "measured" in explain(PROBLEM, device).source
+
+
+def test_nothing_is_stored_when_asked(faults, device):
+    faults("good")
+    find(PROBLEM, device, store=False)
+    assert known(device) == set()
+
+
+def test_an_upgrade_is_a_reason_to_measure_again(faults, device, monkeypatch):
+    faults("good")
+    find(PROBLEM, device)
+    monkeypatch.setattr("convdispatch.provenance.text_hash", lambda module: "another")
+    assert "faulty.good was measured with another kernel text" in why_find(PROBLEM, runtime.device_info(device))
+
+
+# --- a child process --------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_and_a_hang_take_only_a_child_with_them(faults, device, monkeypatch):
+    monkeypatch.setattr("convdispatch.probing.RUN_S", 5.0)
+    faults("good", "crashes", "hangs", "lies")
+    found, results = searched(device, isolate=True)
+    assert results.winner.solver == "faulty.good"
+    assert {name: found[name].status for name in ("crashes", "hangs", "lies")} == {
+        "crashes": "failed",
+        "hangs": "failed",
+        "lies": "wrong",
+    }
+    assert "killed by SIGABRT" in found["crashes"].reason
+    assert "no answer within 5 s" in found["hangs"].reason
+
+
+# --- the call itself --------------------------------------------------------------------------------------------------
+
+
+def test_the_call(faults, device):
+    faults("good")
+    assert find("mb1ic4ih9oc4kh3ph1", device)[0].status == "measured"
+    (refused,) = find(PROBLEM.replace(dtype="float64"), device)
+    assert (refused.status, refused.reason) == ("refused", "float32 only, got float64")
+    with pytest.raises(InvalidArgument, match="no images"):
+        find(PROBLEM.replace(mb=0), device)
+    with pytest.raises(InvalidArgument, match="budget_ms must be above 0"):
+        find(PROBLEM, device, budget_ms=0)
+    with frozen(), pytest.raises(Frozen):
+        find(PROBLEM, device)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mb2ic4ih9oc6kh3ph1+bias+relu",
+        "mb2ic4ih9oc6kh3ph1+bias+residual+relu",
+        "mb2ic4ih9oc6kh3ph1+accumulate",
+        "mb2ic4ih9oc6kh3ph1+constant",
+        "bwd_data_mb2ic4ih9oc6kh3sh2",
+        "bwd_weights_mb2ic4ih9oc6kh3",
+        "nhwc_mb2ic4ih9oc6kh3",
+        "f16_mb2ic4ih9oc6kh3",
+        "ieee_mb2ic4ih9oc6kh3",
+    ],
+)
+def test_every_kind_of_problem_can_be_searched(text, device, monkeypatch, tmp_path):
+    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path))
+    perfdb.perfdb.cache_clear()
+    results = find(text, device, budget_ms=3000)
+    assert results.winner is not None, [r.reason for r in results]
+    assert results.winner.error <= error_limit(ConvProblem.parse(text))
+    perfdb.perfdb.cache_clear()
+    dispatch.forget()
+
+
+def test_the_error_limits():
+    limits = [error_limit(PROBLEM.replace(**c)) for c in ({"math": "ieee"}, {}, {"math": "tf32"}, {"math": "fast"})]
+    assert limits == sorted(limits)
+    assert error_limit(PROBLEM.replace(math="ieee")) < error_limit(PROBLEM.replace(math="ieee", ic=4096))
+    assert error_limit(PROBLEM.replace(dtype="float64")) < 1e-10
