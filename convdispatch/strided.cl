@@ -1,4 +1,4 @@
-// y[i] = x[offset + sum over axes a of index_a(i) * strides[a]], i row-major over shape: a strided view made contiguous.
+// y[i] = x[offset + sum over axes a of index_a(i) * s_a], i row-major: a strided view made contiguous.
 //
 // Values the host defines:
 //   BITS          unsigned type of an element's size: uchar, ushort, uint, ulong or ulong2
