@@ -143,7 +143,8 @@ def test_the_budget_holds_and_what_was_not_tried_is_said(faults, device):
     assert (time.monotonic() - start) * 1e3 < 300 * 1.1 + 500  # one compilation cannot be interrupted
     assert "not tried" in {found["slow"].status, found["slow_compile"].status}
     assert "did not fit into 300 ms" in results.conditions
-    assert not perfdb.perfdb().lookup(PROBLEM, runtime.device_info(device))[0].optimal
+    records = perfdb.perfdb().lookup(PROBLEM, runtime.device_info(device))
+    assert {r.optimal for r in records if r.budget_ms == 300} == {False}
     assert "incomplete" in why_find(PROBLEM, runtime.device_info(device))
 
 
@@ -288,14 +289,12 @@ def test_the_call(faults, device):
         "ieee_mb2ic4ih9oc6kh3",
     ],
 )
-def test_every_kind_of_problem_can_be_searched(text, device, monkeypatch, tmp_path):
-    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path))
-    perfdb.perfdb.cache_clear()
+def test_every_kind_of_problem_can_be_searched(text, faults, device, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col")
+    faults()
     results = find(text, device, budget_ms=3000)
     assert results.winner is not None, [r.reason for r in results]
     assert results.winner.error <= error_limit(ConvProblem.parse(text))
-    perfdb.perfdb.cache_clear()
-    dispatch.forget()
 
 
 def test_the_error_limits():
