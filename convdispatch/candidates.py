@@ -1,7 +1,13 @@
-"""Lists what could compute a problem, in the order of promise, and finds a smaller problem to judge a suspect by."""
+"""Lists what could compute a problem, in the order of promise, and finds a smaller problem to judge a suspect by.
+
+First what is known to be good: the fastest on record, and what the nearest measured problem runs. Then what is not on
+record, each solver's default configuration before the others, cheapest predicted first. Last what is on record and was
+slower: so a search that its budget ended goes on, when it is repeated, where it was.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,10 +21,14 @@ from .api.problem import ConvProblem
 from .api.solver import Solver
 from .loader import plugins
 from .measure import Timing
+from .neighbours import neighbours
+from .perfdb import perfdb, scope_of
 from .prepared import Prepared
 
 __all__ = ["PROBE_FLOPS", "Entry", "candidates", "smaller"]
 
+KNOWN_FIRST = 3
+"""So many of the fastest on record are tried before what is not on record."""
 PROBE_FLOPS = 2e8
 """Operations of the smaller problem."""
 
@@ -59,14 +69,11 @@ class Entry:
 
 
 def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[list[Entry], list[Result]]:
-    """Every solver that accepts, with each of its configurations; and the results of those that refuse.
-
-    Each solver's default configuration first, cheapest predicted first, then the others likewise.
-    """
+    """Every solver that accepts, with each of its configurations, most promising first; and who refuses, and why."""
     policy = replace(policy, max_error=None, workspace_limit=None)  # both are judged by what is measured
-    first: list[Entry] = []
-    rest: list[Entry] = []
+    entries: list[tuple[tuple[int, bool, bool, float], Entry]] = []
     refused = []
+    best, slower = _on_record(problem, device, policy)
     for name, solver in sorted(plugins().solvers.items()):
         answer = dispatch.refusal(solver, problem, device, policy)
         if answer:
@@ -75,12 +82,27 @@ def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tupl
         seen = dispatch.visible_problem(solver, problem)
         for place, config in enumerate(list(solver.configs(seen, device)) or [{}]):
             entry = Entry(solver, config, solver.cost(seen, device, config), Result(name, dict(config)))
-            (rest if place else first).append(entry)
+            choice = _choice(name, config)
+            group = best.index(choice) - len(best) if choice in best else int(choice in slower)
+            entries.append(((group, place > 0, entry.cost is None, entry.cost or 0.0), entry))
+    return [entry for _, entry in sorted(entries, key=lambda pair: pair[0])], refused
 
-    def promise(entry: Entry) -> tuple[bool, float]:
-        return entry.cost is None, entry.cost or 0.0
 
-    return sorted(first, key=promise) + sorted(rest, key=promise), refused
+def _on_record(
+    problem: ConvProblem, device: DeviceInfo, policy: Policy
+) -> tuple[list[tuple[str, str]], set[tuple[str, str]]]:
+    """The choices to try first, best first, and those to try last."""
+    db = perfdb()
+    known = [_choice(r.solver, r.config) for r in db.lookup(problem, device, scope_of(policy))]
+    best = known[:KNOWN_FIRST]
+    near = neighbours(db, device).nearest(problem)
+    if near is not None and _choice(near.solver, near.config) not in known:
+        best.append(_choice(near.solver, near.config))
+    return best, set(known[KNOWN_FIRST:])
+
+
+def _choice(solver: str, config: Mapping[str, Any]) -> tuple[str, str]:
+    return solver, json.dumps(dict(config), sort_keys=True)
 
 
 def smaller(problem: ConvProblem) -> ConvProblem | None:

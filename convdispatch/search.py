@@ -1,8 +1,7 @@
 """One search: which candidates there are, in what order they are tried, what ends it, and what is recorded.
 
 Each candidate is compiled, verified and looked at for three samples; who takes three times the best is cut there.
-Those left, eight at most, race. The order is by promise: every solver's default configuration, cheapest predicted
-first, then the rest likewise. What a candidate will take is foretold from its predicted cost and what the cost has
+Those left, twelve at most, race. What a candidate will take is foretold from its predicted cost and what the cost has
 meant so far; one that would be far too slow, or cannot be foretold, runs a smaller problem first.
 """
 

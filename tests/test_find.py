@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ import pytest
 from convdispatch import dispatch, loader, perfdb, runtime
 from convdispatch.api.errors import ConvDispatchWarning, Frozen, InvalidArgument
 from convdispatch.api.find import find, why_find
-from convdispatch.api.policy import frozen, policy
+from convdispatch.api.policy import Policy, frozen, policy
 from convdispatch.api.problem import ConvProblem
-from convdispatch.candidates import PROBE_FLOPS, smaller
+from convdispatch.candidates import PROBE_FLOPS, candidates, smaller
 from convdispatch.explanation import explain
+from convdispatch.record import Record, device_key
 from convdispatch.trialdata import error_limit
 
 PROBLEM = ConvProblem.parse("mb1ic4ih9oc4kh3ph1")
@@ -145,7 +147,30 @@ def test_the_budget_holds_and_what_was_not_tried_is_said(faults, device):
     assert "did not fit into 300 ms" in results.conditions
     records = perfdb.perfdb().lookup(PROBLEM, runtime.device_info(device))
     assert {r.optimal for r in records if r.budget_ms == 300} == {False}
-    assert "incomplete" in why_find(PROBLEM, runtime.device_info(device))
+    info = runtime.device_info(device)
+    assert why_find(PROBLEM, info) is why_find(PROBLEM, info, budget_ms=300) is None
+    assert "incomplete" in why_find(PROBLEM, info, budget_ms=600)
+    assert "incomplete" in why_find(PROBLEM, info, budget_ms=None)
+
+
+def test_a_repeated_search_goes_on_where_it_was(faults, device, monkeypatch):
+    """The best on record first, then what was not tried, then the slower ones; and a neighbour's choice early."""
+    faults("good", "many")
+    monkeypatch.setattr("convdispatch.candidates.KNOWN_FIRST", 1)
+    info = runtime.device_info(device)
+
+    def order(problem):
+        return [
+            (e.solver.name.removeprefix("faulty."), e.config.get("extra", 0))
+            for e in candidates(problem, info, Policy())[0]
+        ]
+
+    assert order(PROBLEM) == [("good", 0), ("many", 0), ("many", 4096), ("many", 8192)]
+    sample = Record(str(PROBLEM), device_key(info), "", {}, 1.0, (1.0, 1.0), 1.0, 1.0, 25)
+    slow = replace(sample, solver="faulty.good", median_ms=9.0)
+    perfdb.perfdb().record(replace(sample, solver="faulty.many", config={"extra": 8192}), slow)
+    assert order(PROBLEM) == [("many", 8192), ("many", 0), ("many", 4096), ("good", 0)]
+    assert order(PROBLEM.replace(mb=2)) == [("many", 8192), ("good", 0), ("many", 0), ("many", 4096)]
 
 
 def test_workspace_and_memory_limits(faults, device):

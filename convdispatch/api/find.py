@@ -119,21 +119,30 @@ def find(
     return results
 
 
-def why_find(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> str | None:
+def why_find(
+    problem: ConvProblem,
+    device: DeviceInfo,
+    policy: Policy | None = None,
+    *,
+    budget_ms: float | None = 0.0,
+    workspace_limit: int | None = None,
+) -> str | None:
     """Why a problem should be measured (again) on a device, or None when what is known can be trusted.
 
-    For a search that is resumed: what it has measured is skipped, and what an upgrade made doubtful is not.
+    For a search that is resumed: what it has measured is skipped, and what an upgrade made doubtful is not. A search
+    that its budget or its memory ended counts as done unless these limits (None: no limit) are wider than its own.
     """
     from ..perfdb import perfdb, scope_of
     from ..provenance import current
 
-    db = perfdb()
-    known = db.lookup(problem, device, scope_of(policy or current_policy()))
+    known = perfdb().lookup(problem, device, scope_of(policy or current_policy()))
     if not known:
         return "never measured"
     for record in known:
-        doubt = db.stale(record, current(record.solver, device))
+        doubt = perfdb().stale(record, current(record.solver, device, workspace_limit))
         if doubt:
             return f"{record.solver} was {doubt}"
     newest = max(known, key=lambda record: record.created)
-    return None if newest.optimal else f"the last search was incomplete: {newest.conditions}"
+    if newest.optimal or newest.budget_ms is None or (budget_ms is not None and budget_ms <= newest.budget_ms):
+        return None
+    return f"the last search was incomplete: {newest.conditions}"
