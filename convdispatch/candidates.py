@@ -81,7 +81,9 @@ def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tupl
             continue
         seen = dispatch.visible_problem(solver, problem)
         for place, config in enumerate(list(solver.configs(seen, device)) or [{}]):
-            entry = Entry(solver, config, solver.cost(seen, device, config), Result(name, dict(config)))
+            entry = Entry(
+                solver, config, solver.cost(seen, device, config), Result(name, dict(config), default=place == 0)
+            )
             choice = _choice(name, config)
             group = best.index(choice) - len(best) if choice in best else int(choice in slower)
             entries.append(((group, place > 0, entry.cost is None, entry.cost or 0.0), entry))

@@ -47,7 +47,7 @@ class Regret:
     worst: float = 1.0
     worst_problem: str | None = None
     count: int = 0
-    """Problems that could be asked: several choices are measured, and the neighbour's is among them."""
+    """Problems that could be asked: several choices are measured, and what the neighbour's comes to is among them."""
 
     def __str__(self) -> str:
         if not self.count:
@@ -153,15 +153,18 @@ class Neighbours:
     def _leave_one_out(self) -> Regret:
         ratios: dict[str, float] = {}
         for problem in (problem for crowd in self._crowds.values() for problem in crowd.problems):
-            times = {record.choice[1:]: record.median_ms for record in self._choices[problem]}
+            choices = self._choices[problem]
+            times = {record.choice[1:]: record.median_ms for record in choices}
             if len(times) < 2:
                 continue
+            # A configuration that is not offered here is replaced by the solver's default.
+            defaults = {record.solver: record.median_ms for record in choices if record.default}
             borrowed = (
-                times[record.choice[1:]]
+                times.get(record.choice[1:], defaults.get(record.solver))
                 for _, other in self._nearest_first(problem)
                 if other != problem
                 for record in self._choices[other]
-                if record.choice[1:] in times  # what was not measured here cannot be judged here
+                if record.choice[1:] in times or record.solver in defaults  # else it cannot be judged here
             )
             chosen = next(borrowed, None)
             if chosen is not None:

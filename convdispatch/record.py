@@ -73,6 +73,8 @@ class Record:
     p80_ms: float
     count: int
     """Samples that the times rest on."""
+    default: bool = False
+    """Whether the configuration is the one that the solver runs where nothing is measured."""
     error: float | None = None
     """Measured relative error (norm, against float64) on sampled outputs."""
     workspace: int = 0

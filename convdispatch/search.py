@@ -133,7 +133,8 @@ class Search:
             entry.ends("refused", f"{prepared.workspace_size} bytes of workspace, the limit is {self.workspace_limit}")
             return
         rig = self._rig(self.problem)
-        checked = rig.verify(prepared, lambda run_ms: self._has_time((1 + LOOKS) * run_ms, best))
+        # While nothing is measured, one run more is enough to ask for: some answer is better than none.
+        checked = rig.verify(prepared, lambda run_ms: self._has_time((1 + LOOKS if best else 1) * run_ms, best))
         entry.result.error, entry.result.deterministic = checked.error, checked.deterministic
         entry.timing = self._look(rig.sampler(prepared, expected_ms=checked.run_ms), best)
         entry.say()
@@ -155,7 +156,7 @@ class Search:
         while True:
             samples.append(sample())
             hopeless = best is not None and min(samples) > HOPELESS * best
-            if len(samples) < (2 if hopeless else LOOKS):
+            if len(samples) < (2 if hopeless else LOOKS) and self._has_time(samples[-1], best):
                 continue
             try:
                 return summarise(samples)
@@ -270,6 +271,7 @@ class Search:
             device=device_key(self.info),
             solver=result.solver,
             config=dict(result.config),
+            default=result.default,
             median_ms=result.median_ms,
             ci_ms=result.ci,
             p20_ms=result.p20,

@@ -244,6 +244,7 @@ def test_the_record_carries_its_provenance(faults, device):
     (path,) = Path(perfdb.user_folder()).rglob("*.json")
     (stored,) = json.loads(path.read_text())["records"]
     assert stored["problem"] == str(PROBLEM)
+    assert stored["default"] is True
     assert stored["provenance"]["plugin"] == "faulty"
     assert stored["provenance"]["driver"] == info.driver
     assert len(stored["provenance"]["kernel_hash"]) == 16

@@ -126,6 +126,19 @@ def test_what_was_not_measured_here_is_not_judged_here():
     assert (regret.count, regret.worst) == (2, 10.0)
 
 
+def test_a_configuration_that_is_not_offered_here_is_judged_by_the_default():
+    other = BASE.replace(ic=128)
+    known = Neighbours(
+        [
+            record("gemm", 1.0, BASE, config={"tile": 64}),
+            record("gemm", 2.0, BASE, config={"tile": 8}, default=True),
+            record("gemm", 1.0, other, config={"tile": 128}),
+            record("gemm", 3.0, other, config={"tile": 8}, default=True),
+        ]
+    )
+    assert (known.regret().count, known.regret().worst) == (2, 3.0)
+
+
 def test_regret_of_too_few():
     assert Neighbours([]).regret() == Neighbours(measured(BASE, a=1.0, b=2.0)).regret() == Regret()
     assert "unknown" in str(Regret())

@@ -20,6 +20,8 @@ class Result:
 
     solver: str
     config: Mapping[str, Any] = field(default_factory=dict)
+    default: bool = False
+    """Whether the solver runs this configuration where nothing is measured."""
     status: str = "not tried"
     """``measured``; ``cut``, being certain to lose; ``wrong``; ``failed``; ``refused``; ``not tried``."""
     reason: str = ""
