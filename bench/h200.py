@@ -1,0 +1,279 @@
+"""Solvers against PyTorch with cuDNN on one NVIDIA GPU: every layer of the nets, all directions, in one run.
+
+    python bench/h200.py compare --net resnet50 --direction fwd --tries 3   # ours, checked, beside cuDNN in fp32
+    python bench/h200.py explore fwd_mb64ic256ih28oc512kh3ph1 --tiles 64,128,16,8,8 --splits 1
+
+``compare`` times the first ``--tries`` configurations of each solver and keeps the best. Both sides are timed on the
+device alone, from the first start to the last end of some repetitions that the host has queued up beforehand. Results
+are checked in sampled elements against float64. Full figures go to ``$OUT`` as JSON; a short table comes last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import pyopencl as cl  # noqa: E402
+
+from convdispatch import reference, runtime, shapes  # noqa: E402
+from convdispatch.api import ConvProblem  # noqa: E402
+from convdispatch.api.problem import DIRECTIONS  # noqa: E402
+
+NETS = ("convnet", "alexnet", "overfeat", "vgg_a", "googlenet", "resnet50")
+SHORT = {"fwd": "f", "bwd_data": "bd", "bwd_weights": "bw"}
+PLUG = """
+kernel void plug(global float *out, int steps) {
+  float a = get_global_id(0), b = 0.5f;
+  for (int i = 0; i < steps; ++i) { a = a * 0.999f + b; b = b * 0.999f + a; }
+  out[get_global_id(0)] = a + b;
+}
+"""
+
+
+class Ours:
+    """One problem's buffers on the OpenCL device, and timing of plans over them."""
+
+    def __init__(self) -> None:
+        self.device = runtime.find_device("nvidia" if not os.environ.get("CONVDISPATCH_DEVICE") else None)
+        self.info, self.context = runtime.device_info(self.device), runtime.context(self.device)
+        self.queue = cl.CommandQueue(self.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
+        self._plug = cl.Program(self.context, PLUG).build().plug
+        self._plug.set_scalar_arg_dtypes([None, np.int32])
+        self._sink = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, 1 << 20)
+        self._block = np.random.default_rng(0).standard_normal(1000003, dtype=np.float32)
+        self.memory: dict[str, cl.Buffer] = {}
+        self.shapes: ConvProblem | None = None
+
+    def load(self, problem: ConvProblem) -> None:
+        """Buffers for the problem's tensors, filled with normal data; kept while the shapes stay."""
+        if self.shapes is None or (self.shapes.x_shape, self.shapes.w_shape, self.shapes.y_shape) != (
+            problem.x_shape, problem.w_shape, problem.y_shape):  # fmt: skip
+            self.memory.clear()
+            self.host = {}
+            for at, name in enumerate("xwy"):
+                shape = getattr(problem, name + "_shape")
+                self.host[name] = np.resize(self._block[at * 1000 :], shape)
+                self.memory[name] = self._buffer(self.host[name])
+        self.shapes = problem
+
+    def _buffer(self, values: np.ndarray) -> cl.Buffer:
+        return cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=values)
+
+    def time(self, plan, *, seconds: float = 0.02) -> float:
+        """Median milliseconds of a repetition on the device."""
+        scratch = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
+        memory = dict(self.memory)
+        first = self._batch(plan, memory, scratch, 1)
+        repeat = int(min(50, max(3, seconds * 1e3 / max(first, 1e-3))))
+        return float(np.median([self._batch(plan, memory, scratch, repeat) for _ in range(3)]))
+
+    def _batch(self, plan, memory, scratch, repeat: int) -> float:
+        # The plug keeps the device busy (some 0.1 ms a repetition) while the host queues what is timed.
+        self._plug(self.queue, (1024,), (256,), self._sink, 30000 * repeat)
+        before = cl.enqueue_marker(self.queue)
+        for _ in range(repeat):
+            last = plan.enqueue(self.queue, memory["x"], memory["w"], memory["y"], scratch)
+        self.queue.finish()
+        return (last.profile.end - before.profile.end) * 1e-6 / repeat
+
+    def error(self, plan, problem: ConvProblem, count: int = 48) -> float:
+        """Relative error in sampled elements of a fresh output."""
+        shape = problem.out_shape
+        out = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, int(np.prod(shape)) * 4)
+        cl.enqueue_fill_buffer(self.queue, out, np.float32(np.nan), 0, out.size)
+        scratch = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
+        cl.enqueue_fill_buffer(self.queue, scratch, np.float32(np.nan), 0, scratch.size // 4 * 4)
+        memory = {**self.memory, problem.written: out}
+        plan.enqueue(self.queue, memory["x"], memory["w"], memory["y"], scratch)
+        got = np.empty(int(np.prod(shape)), np.float32)
+        cl.enqueue_copy(self.queue, got, out)
+        at = reference.positions(problem, count)
+        if not np.isfinite(got.sum()):
+            return float("inf")
+        return reference.relative_error(got[at], reference.sample(problem, at, **{
+            name: values for name, values in self.host.items() if name != problem.written}))  # fmt: skip
+
+
+def torch_ms(problem: ConvProblem) -> float:
+    """Median milliseconds of the same in PyTorch, replayed as a CUDA graph, TF32 off, cudnn.benchmark on."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    x, w, y = (torch.randn(getattr(problem, name + "_shape"), device="cuda") for name in "xwy")
+    geometry = [(problem.sh, problem.sw), (problem.ph, problem.pw), (problem.dh, problem.dw)]
+    mask = [problem.direction == "bwd_data", problem.direction == "bwd_weights", False]
+
+    def work() -> None:
+        if problem.direction == "fwd":
+            torch.nn.functional.conv2d(x, w, None, *geometry, problem.g)
+        else:
+            torch.ops.aten.convolution_backward(y, x, w, None, *geometry, False, [0, 0], problem.g, mask)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(5):
+            work()
+    samples = []
+    graph.replay()
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end) / 5)
+    return float(np.median(samples))
+
+
+def solvers(patterns: str) -> list:
+    """Solvers by glob."""
+    from fnmatch import fnmatch
+
+    from convdispatch.loader import plugins
+
+    found = dict(plugins().solvers)
+    if not any(name.startswith("implicitgemm.tiled") for name in found):  # run from a checkout that is not installed
+        from convdispatch_implicitgemm.gpu import gpu_solvers
+
+        found |= {solver.name: solver for solver in gpu_solvers()}
+    return [solver for name, solver in found.items() if any(fnmatch(name, p) for p in patterns.split(","))]
+
+
+def best(ours: Ours, problem: ConvProblem, candidates: list, tries: int, seconds: float) -> list[dict]:
+    """Times configurations of each solver; fastest first, each with its place in the solver's own order."""
+    rows = []
+    for solver in candidates:
+        if solver.rejects(problem, ours.info):
+            continue
+        for place, config in enumerate(itertools.islice(solver.configs(problem, ours.info), tries)):
+            start = time.perf_counter()
+            plan = solver.plan(ours.context, problem, config)
+            built = time.perf_counter() - start
+            ms = ours.time(plan, seconds=seconds)
+            rows.append({"solver": solver.name, "place": place, "config": dict(config), "ms": ms, "build_s": built})
+    return sorted(rows, key=lambda row: row["ms"])
+
+
+@click.group(context_settings={"max_content_width": 120})
+def main() -> None:
+    """Compare with cuDNN, or explore configurations."""
+
+
+@main.command()
+@click.option("--net", "nets", multiple=True, default=NETS, help="Shape tables.")
+@click.option("--direction", "directions", multiple=True, default=DIRECTIONS)
+@click.option("--solver", default="implicitgemm.tiled*", show_default=True, help="Globs, comma between.")
+@click.option("--tries", default=1, show_default=True, help="Configurations of each solver.")
+@click.option("--seconds", default=0.02, show_default=True, help="A timing batch.")
+@click.option("--torch/--no-torch", "peer", default=True)
+@click.option("--check/--no-check", default=True)
+@click.option("--budget", default=500.0, show_default=True, help="Seconds after which no further layer is begun.")
+def compare(nets, directions, solver, tries, seconds, peer, check, budget) -> None:
+    """Every layer of the nets beside cuDNN."""
+    ours, rows, begun = Ours(), [], time.perf_counter()
+    candidates = solvers(solver)
+    for net, direction in itertools.product(nets, directions):
+        for entry in shapes.load(net):
+            if time.perf_counter() - begun > budget:
+                break
+            problem = entry.problem.replace(direction=direction)
+            ours.load(problem)
+            timed = best(ours, problem, candidates, tries, seconds)
+            row = {"net": net, "layer": entry.name, "direction": direction, "problem": str(problem),
+                   "gflop": problem.flops / 1e9, "timed": timed, **timed[0]}  # fmt: skip
+            if check:
+                by_name = {each.name: each for each in candidates}
+                plan = by_name[row["solver"]].plan(ours.context, problem, row["config"])
+                row["error"] = ours.error(plan, problem)
+            row["torch"] = torch_ms(problem) if peer else float("nan")
+            rows.append(row)
+            print(f"{net:9} {entry.name:8} {SHORT[direction]:2} {row['ms']:8.3f} ms {problem.flops / row['ms'] / 1e9:6.1f} TF"
+                  f"  torch {row['torch']:8.3f}  ratio {row['torch'] / row['ms']:5.2f}  err {row.get('error', 0):.1e}"
+                  f"  first {next(t['ms'] for t in timed if t['place'] == 0):8.3f}  {row['solver']} {row['config']}",
+                  flush=True)  # fmt: skip
+    out = os.environ.get("OUT")
+    if out:
+        Path(out, "h200.json").write_text(json.dumps({"device": str(ours.info), "rows": rows}, indent=1))
+    print(f"\n{'net':9} dir  ours ms (first config)   torch ms  ratio   worst layers (ratio)")
+    for net, direction in itertools.product(nets, directions):
+        part = [row for row in rows if (row["net"], row["direction"]) == (net, direction)]
+        if part:
+            mine, theirs = (sum(row[key] for row in part) for key in ("ms", "torch"))
+            first = sum(next(t["ms"] for t in row["timed"] if t["place"] == 0) for row in part)
+            worst = sorted(part, key=lambda row: row["torch"] / row["ms"])[:4]
+            print(f"{net:9} {SHORT[direction]:3} {mine:8.3f} ({first:8.3f}) {theirs:10.3f} {theirs / mine:6.2f}   "
+                  + ", ".join(f"{row['layer']} {row['torch'] / row['ms']:.2f}" for row in worst))  # fmt: skip
+    wrong = [row for row in rows if not row.get("error", 0) < 1e-5]
+    print(f"{len(rows)} layers, {len(wrong)} wrong" + "".join(f"\n  {row['problem']} {row['error']}" for row in wrong))
+
+
+@main.command()
+@click.argument("problems", nargs=-1, required=True)
+@click.option("--tiles", default="", help="bm,bn,bk,tm,tn[,ln[,unroll]] ... separated by spaces; default: the solver's own.")
+@click.option("--splits", default="", help="Numbers, comma between; default: the solver's own.")
+@click.option("--walk", default="channels")
+@click.option("--top", default=12, show_default=True, help="Lines printed a problem.")
+@click.option("--limit", default=400, show_default=True, help="Configurations of the solver's own.")
+@click.option("--seconds", default=0.01, show_default=True)
+@click.option("--registers/--no-registers", default=True, help="Ask the compiler for registers and spills.")
+def explore(problems, tiles, splits, walk, top, limit, seconds, registers) -> None:
+    """Times many configurations of the tiled solver on some problems."""
+    from convdispatch_implicitgemm.gpu import Tiled
+    from convdispatch_implicitgemm.gpu.product import Product
+    from convdispatch_implicitgemm.gpu.tile import Tile
+
+    ours, solver, everything = Ours(), Tiled(), []
+    for text in problems:
+        problem = ConvProblem.parse(text)
+        ours.load(problem)
+        configs = list(itertools.islice(solver.configs(problem, ours.info), limit))
+        if tiles:
+            names = ("bm", "bn", "bk", "tm", "tn", "ln", "unroll")
+            shaped = [dict(zip(names, map(int, tile.split(",")))) for tile in tiles.split()]
+            configs = [{**shape, "walk": walk, "split": int(s)} for shape in shaped for s in (splits or "1").split(",")]
+            configs = [c for c in configs if Product(problem, Tile.of(c)).misfit is None]
+        rows = []
+        for place, config in enumerate(configs):
+            try:
+                plan = solver.plan(ours.context, problem, config)
+                rows.append((ours.time(plan, seconds=seconds), place, config, _registers(ours, plan) if registers else ""))
+            except Exception as error:
+                print("failed", config, str(error)[:300])
+        everything.append({"problem": text, "rows": rows})
+        print(f"\n{text}: {problem.flops / 1e9:.1f} GFLOP, {len(rows)} configurations", flush=True)
+        for ms, place, config, used in sorted(rows, key=lambda row: row[0])[:top]:
+            print(f"  {ms:8.4f} ms {problem.flops / ms / 1e9:6.2f} TF  #{place:3} {used:12} {config}", flush=True)
+    if os.environ.get("OUT"):
+        Path(os.environ["OUT"], "explore.json").write_text(json.dumps(everything))
+
+
+def _registers(ours: Ours, plan) -> str:
+    """Registers and spilled bytes as NVIDIA's compiler reports them; empty elsewhere."""
+    import re
+
+    text = next((text for text in getattr(plan, "texts", []) if "void product" in text), None)
+    if text is None or "cl_nv_compiler_options" not in ours.info.extensions:
+        return ""
+    program = cl.Program(ours.context, text).build(options=["-cl-nv-verbose"], cache_dir=False)
+    log = program.get_build_info(ours.device, cl.program_build_info.LOG)
+    used, spills = re.search(r"Used (\d+) registers", log), re.findall(r"(\d+) bytes spill stores", log)
+    return f"{used[1] if used else '?'} regs" + (f" {spills[0]} spilled" if spills and spills[0] != "0" else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""Implicit GEMM for GPUs, in portable OpenCL C 1.2: tiles in local memory, sums in registers."""
+
+from __future__ import annotations
+
+from convdispatch.api import Solver
+
+from .solver import Tiled
+
+__all__ = ["Tiled", "gpu_solvers"]
+
+
+def gpu_solvers() -> list[Solver]:
+    """The solvers for GPUs."""
+    return [Tiled()]

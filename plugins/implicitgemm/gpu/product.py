@@ -1,0 +1,374 @@
+"""Product: everything about one tiled product that its kernels' text needs, from a problem and a Tile; pure."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from convdispatch.api import ConvProblem
+
+from .geometry import Geometry, geometry
+from .tile import Tile
+
+__all__ = ["Loader", "Product"]
+
+_INT = 2**31 - 2**24  # element offsets up to here are ints; the margin covers what padding and ragged tiles overshoot
+_MASK = 32  # bits of the mask of a slice's taps
+
+
+@dataclass(frozen=True)
+class Loader:
+    """How a group's items cover a BK x BX slice that is read from a tensor: who loads what, in which vectors.
+
+    Of the items, ``kf`` neighbours lie along k, then ``xl`` along x, the rest along k again; each loads ``vk``
+    (``vx``) neighbouring elements at a time. ``pad`` elements follow each row of the slice in local memory.
+    """
+
+    letter: str
+    bx: int
+    bk: int
+    items: int
+    kf: int = 1
+    xl: int = 1
+    vx: int = 1
+    vk: int = 1
+
+    @property
+    def kh(self) -> int:
+        """Items along k beyond the neighbouring ones."""
+        return self.items // (self.kf * self.xl)
+
+    @property
+    def k_step(self) -> int:
+        """k's that all items cover at once."""
+        return self.kf * self.kh * self.vk
+
+    @property
+    def x_step(self) -> int:
+        """x's that all items cover at once."""
+        return self.xl * self.vx
+
+    @property
+    def k_slots(self) -> int:
+        """Slots of an item along k."""
+        return self.bk // self.k_step
+
+    @property
+    def x_slots(self) -> int:
+        """Slots of an item along x."""
+        return self.bx // self.x_step
+
+    @property
+    def vec(self) -> bool:
+        """Whether four elements are loaded at a time."""
+        return self.vx == 4 or self.vk == 4
+
+    @property
+    def type(self) -> str:
+        """OpenCL type of what a slot holds."""
+        return "ACC4" if self.vec else "ACC"
+
+    @property
+    def pitch(self) -> int:
+        """Elements from row to row of the slice; 4 more when neighbouring items write one above the other."""
+        return self.bx + (4 if self.kf > 1 else 0)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the items cover the slice evenly."""
+        if self.kf < 1 or self.xl < 1 or self.items % (self.kf * self.xl):
+            return False
+        return self.bk % self.k_step == 0 and self.bx % self.x_step == 0
+
+
+def across(letter: str, bx: int, bk: int, items: int, wide: bool) -> Loader:
+    """Neighbouring items along x: x is what lies side by side in memory."""
+    vx = 4 if wide else 1
+    return Loader(letter, bx, bk, items, 1, min(items, bx // vx), vx, 1)
+
+
+def along(letter: str, bx: int, bk: int, items: int, wide: bool) -> Loader:
+    """Neighbouring items along k, few enough that a warp's writes fall into different banks of local memory."""
+    vk = 4 if wide and bk % 4 == 0 else 1
+    units = bk // vk
+    kf = math.gcd(units, 2 if vk == 4 else 8)
+    kh = units // kf
+    while kh > 1 and (items % (kf * kh) or items // (kf * kh) > bx or bx % (items // (kf * kh))):
+        kh = next(k for k in range(kh - 1, 0, -1) if units // kf % k == 0)
+    return Loader(letter, bx, bk, items, kf, min(bx, items // (kf * kh)), 1, vk)
+
+
+@dataclass(frozen=True)
+class Product:
+    """One problem under one Tile."""
+
+    problem: ConvProblem
+    tile: Tile
+
+    @functools.cached_property
+    def geometry(self) -> Geometry:
+        """The walk."""
+        return geometry(self.problem)
+
+    @property
+    def data(self) -> bool:
+        """Forward or data gradient; otherwise the weights' gradient."""
+        return self.problem.direction != "bwd_weights"
+
+    @property
+    def accsize(self) -> int:
+        """Bytes of a sum."""
+        return 8 if self.problem.dtype == "float64" else 4
+
+    @property
+    def split(self) -> int:
+        """Parts of the sum."""
+        return self.tile.split
+
+    # --- k: slices ---------------------------------------------------------------------------------------------------
+
+    @property
+    def taps_in_slice(self) -> bool:
+        """Whether a slice holds taps of one channel."""
+        return self.data and self.tile.walk == "taps"
+
+    @property
+    def flat(self) -> bool:
+        """Whether the weights' columns run over channels and taps."""
+        return self.tile.walk == "flat"
+
+    @functools.cached_property
+    def run(self) -> tuple[int, int, int]:
+        """Taps of a slice along each axis, where slices hold taps."""
+        return tap_run(self.geometry)
+
+    @functools.cached_property
+    def walked(self) -> tuple[bool, ...]:
+        """Axes along which the tap moves from slice to slice."""
+        most = [max(phase.taps[axis] for phase in self.geometry.phases) for axis in range(3)]
+        if self.taps_in_slice:
+            return tuple(taps > run for taps, run in zip(most, self.run, strict=True))
+        return tuple(taps > 1 for taps in most)
+
+    @property
+    def runs(self) -> int:
+        """Slices of a channel, where slices hold taps."""
+        return self.geometry.volume // math.prod(self.run)
+
+    @functools.cached_property
+    def slices(self) -> tuple[int, ...]:
+        """Slices of each phase."""
+        geo, bk = self.geometry, self.tile.bk
+        if not self.data:
+            return (-(-self.n_places // bk),)
+        if self.taps_in_slice:
+            return (geo.c * self.runs,)
+        return tuple(-(-geo.c // bk) * phase.volume for phase in geo.phases)
+
+    @property
+    def slices_all(self) -> int:
+        """Slices of all phases."""
+        return sum(self.slices)
+
+    @property
+    def slices_before(self) -> tuple[int, ...]:
+        """Slices of the phases before each."""
+        return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
+
+    def slot_tap(self, k: int) -> tuple[int, int, int]:
+        """The tap, relative to the slice's first, at place ``k`` of a slice of taps."""
+        _, high, wide = self.run
+        return k // (high * wide), k // wide % high, k % wide
+
+    def slot_offset(self, k: int) -> int:
+        """Source elements from a slice's first tap to the tap at place ``k``."""
+        geo = self.geometry
+        return sum(t * d * s for t, d, s in zip(self.slot_tap(k), geo.spread, geo.source.axes, strict=True))
+
+    @property
+    def c_ragged(self) -> bool:
+        """Whether the last slice has channels that do not exist."""
+        return not self.taps_in_slice and self.geometry.c % self.tile.bk > 0
+
+    @property
+    def c_padded(self) -> int:
+        """Channels of packed weights."""
+        return self.geometry.c if self.taps_in_slice else -(-self.geometry.c // self.tile.bk) * self.tile.bk
+
+    # --- m and n -----------------------------------------------------------------------------------------------------
+
+    @property
+    def n_places(self) -> int:
+        """Places of all images."""
+        return self.geometry.images * self.geometry.target.pixels
+
+    @property
+    def n(self) -> int:
+        """Columns: places of a single phase, or channels times taps."""
+        geo = self.geometry
+        return geo.images * geo.phases[0].places if self.data else geo.c * geo.volume
+
+    @property
+    def m_tiles(self) -> int:
+        """Tiles along m."""
+        return -(-self.geometry.m // self.tile.bm)
+
+    @property
+    def n_tiles(self) -> int:
+        """Tiles along n (of the largest phase)."""
+        geo, bn = self.geometry, self.tile.bn
+        if self.data:
+            return -(-geo.most_places // bn)
+        return -(-self.n // bn) if self.flat else geo.volume * -(-geo.c // bn)
+
+    @property
+    def work_groups(self) -> int:
+        """Work groups of the launch."""
+        geo = self.geometry
+        return self.m_tiles * self.n_tiles * self.split * geo.groups * len(geo.phases)
+
+    @functools.cached_property
+    def guarded(self) -> tuple[bool, ...]:
+        """Axes along which a tap can fall outside the source."""
+        return tuple(not self.geometry.inside(axis) for axis in range(3))
+
+    # --- operands ----------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def a(self) -> Loader:
+        """The target as the left operand of the weights' gradient."""
+        geo, t = self.geometry, self.tile
+        if geo.target.nhwc:
+            return across("a", t.bm, t.bk, t.items, geo.m % 4 == 0)
+        return along("a", t.bm, t.bk, t.items, geo.target.pixels % 4 == 0)
+
+    @functools.cached_property
+    def b(self) -> Loader:
+        """The source as the right operand."""
+        geo, t = self.geometry, self.tile
+        nhwc, four = geo.source.nhwc, geo.source.pixels % 4 == 0
+        if self.data and not nhwc:
+            return across("b", t.bn, t.bk, t.items, geo.pointwise and four)
+        if self.data:
+            if self.taps_in_slice:
+                return across("b", t.bn, t.bk, t.items, False)
+            return along("b", t.bn, t.bk, t.items, geo.c % 4 == 0)
+        if nhwc:
+            return across("b", t.bn, t.bk, t.items, geo.c % 4 == 0 and not self.flat)
+        return along("b", t.bn, t.bk, t.items, geo.pointwise and four and not self.flat)
+
+    @property
+    def a_slots(self) -> int:
+        """Vectors of packed weights that an item copies a slice."""
+        return -(-self.tile.bk * self.tile.bm // 4 // self.tile.items)
+
+    @property
+    def a_pitch(self) -> int:
+        """Elements from row to row of A's slice."""
+        return self.tile.bm if self.data else self.a.pitch
+
+    @property
+    def weight_strides(self) -> tuple[int, int, int]:
+        """Element strides of the weights along m, channel and tap."""
+        geo, problem = self.geometry, self.problem
+        icg = problem.ic // problem.g
+        row = icg * geo.volume
+        inner, tap = (1, icg) if problem.layout == "nhwc" else (geo.volume, 1)
+        return (row, inner, tap) if problem.direction == "fwd" else (inner, row, tap)
+
+    def weight_group(self, group: str) -> str:
+        """Where a group's weights begin, as text."""
+        return f"(long){group} * {self.geometry.m * self.geometry.c * self.geometry.volume}"
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    @property
+    def index(self) -> str:
+        """Type of element offsets in the tensors that are read."""
+        geo = self.geometry
+        most = geo.images * max(geo.source.image, 0 if self.data else geo.target.image)
+        return "int" if most < _INT else "long"
+
+    @property
+    def out_index(self) -> str:
+        """Type of element offsets in the output and the partial sums."""
+        return "int" if self.out_size * self.split < _INT else "long"
+
+    @property
+    def out_size(self) -> int:
+        """Elements of the output."""
+        return math.prod(self.problem.out_shape)
+
+    @property
+    def packed_size(self) -> int:
+        """Bytes of packed weights."""
+        if not self.data:
+            return 0
+        return self.geometry.groups * self.slices_all * self.m_tiles * self.tile.bk * self.tile.bm * self.accsize
+
+    @property
+    def partial(self) -> bool:
+        """Whether the kernel leaves partial sums for ``reduce``."""
+        return self.split > 1 or not self.data
+
+    @property
+    def partial_size(self) -> int:
+        """Bytes of partial sums."""
+        return self.split * self.out_size * self.accsize if self.partial else 0
+
+    @property
+    def local_size(self) -> int:
+        """Bytes of local memory."""
+        return self.tile.stages * self.tile.bk * (self.a_pitch + self.b.pitch) * self.accsize
+
+    @property
+    def out_plain(self) -> bool:
+        """Whether places of the output are its pixels in order."""
+        return len(self.geometry.phases) == 1 and self.geometry.out_step == (1, 1, 1)
+
+    @property
+    def out_vector(self) -> str | None:
+        """Along which side four neighbouring results are one vector in memory."""
+        target = self.geometry.target
+        if target.nhwc:
+            return "m" if self.geometry.m % 4 == 0 else None
+        return "n" if self.out_plain and target.pixels % 4 == 0 else None
+
+    @property
+    def unroll(self) -> str:
+        """The pragma before the loop over a slice."""
+        return f"#pragma unroll {self.tile.unroll}" if self.tile.unroll else "#pragma unroll"
+
+    @property
+    def misfit(self) -> str | None:
+        """Why the tile cannot run this problem; None when it can."""
+        t = self.tile
+        if t.bm % t.tm or t.bn % t.tn or t.tm % 4 or t.tn % 4 or t.items < 1:
+            return "the tile does not divide into work items"
+        columns, rows = t.bn // t.tn, t.bm // t.tm
+        wide = min(t.ln, columns)
+        if columns % wide or rows % max(1, min(32 // wide, rows)):
+            return "the work items do not divide into warps"
+        if not self.b.fits or (not self.data and not self.a.fits):
+            return "the work items do not cover a slice evenly"
+        if self.taps_in_slice:
+            if t.bk != math.prod(self.run):
+                return f"a slice of taps is {math.prod(self.run)} deep, got {t.bk}"
+            if self.b.k_slots != t.bk:
+                return "a slice of taps needs work items side by side"
+        if t.split > max(1, min(self.slices)):
+            return "more parts than slices"
+        return None
+
+
+def tap_run(geo: Geometry) -> tuple[int, int, int] | None:
+    """Taps of a slice along each axis when it holds whole rows of one channel's taps; None when they do not fit."""
+    if len(geo.phases) != 1:
+        return None
+    kz, ky, kx = geo.kernel
+    best = None
+    for run in ((1, 1, kx), (1, ky, kx), (kz, ky, kx)):
+        if math.prod(run) <= 16:
+            best = run
+    return best

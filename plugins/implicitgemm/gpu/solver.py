@@ -1,0 +1,56 @@
+"""The solver of the tiled product: what it accepts, what it offers to tune, and what it expects to be fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
+
+from .choice import choices, predicted
+from .plan import TiledPlan, packed_bytes
+from .product import Product
+from .tile import Tile
+
+__all__ = ["Tiled"]
+
+
+class Tiled(Solver):
+    """Every direction, rank, group, stride, dilation, padding, layout and dtype, on devices with local memory."""
+
+    name = "implicitgemm.tiled"
+    deterministic = True
+    exact = True
+    fuses = EPILOGUE
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """CPUs, which have no use for local memory, and problems with nothing to compute."""
+        if device.type == "cpu":
+            return "GPUs and accelerators only, got a CPU"
+        return self.limits(problem, device)
+
+    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What ``rejects`` says beyond the kind of device."""
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        reason = device.supports(problem.dtype)
+        if reason is None and next(choices(problem, device), None) is None:
+            reason = f"the smallest tile needs more than {device.local_mem_size} bytes of local memory"
+        return reason
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """Tiles that fit the device, the one that is expected to be fastest first."""
+        return (tile.config() for tile in choices(problem, device))
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Packed weights, unless they are constant, and partial sums."""
+        product = Product(problem, Tile.of(config))
+        return packed_bytes(product) + product.partial_size
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """Multiply-adds of all tiles, whole waves of work groups, at the share of the peak that the tile reaches."""
+        return predicted(Product(problem, Tile.of(config)), device)
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TiledPlan:
+        """Compile a configuration."""
+        return TiledPlan(context, problem, config)

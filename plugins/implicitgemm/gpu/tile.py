@@ -1,0 +1,45 @@
+"""Tile: how a work group's tile is shaped and how the product is cut; a configuration as a value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Tile"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One configuration of the tiled product; see the head of ``product.cl.mako``."""
+
+    bm: int
+    bn: int
+    bk: int
+    tm: int
+    tn: int
+    ln: int = 8
+    stages: int = 2
+    split: int = 1
+    walk: str = "channels"
+    """What a slice of BK covers. Data: ``channels`` of one tap, or the ``taps`` of one channel (few channels).
+    Weights: places, and a tile's columns are ``channels`` of one tap or run ``flat`` over both (few channels)."""
+    unroll: int = 0
+    """Steps of a slice that are unrolled; 0: all."""
+
+    @property
+    def items(self) -> int:
+        """Work items of a group."""
+        return (self.bm // self.tm) * (self.bn // self.tn)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Tile:
+        """From a configuration's JSON values."""
+        return cls(**config)
+
+    def config(self) -> dict[str, Any]:
+        """As a configuration: what differs from the defaults, and the tile itself."""
+        values = dataclasses.asdict(self)
+        plain = {field.name: field.default for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value != plain[name]}
