@@ -54,7 +54,8 @@ class Constant:
         if copy is None:
             forbid_when_frozen("copy constant weights to the device")
             flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-            copy = cl.Buffer(queue.context, flags, hostbuf=np.ascontiguousarray(self.array))
+            native = np.ascontiguousarray(self.array, self.array.dtype.newbyteorder("="))
+            copy = cl.Buffer(queue.context, flags, hostbuf=native)
             with self._lock:
                 copy = self._device_copies.setdefault(queue.context, copy)
         return copy

@@ -94,6 +94,7 @@ def solvers(tmp_path, monkeypatch):
     registry.write_text("version: 1\n")
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(folder.parent))
     monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(registry))
+    monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col,test")
     loader.reload()
     dispatch.forget()
     yield registry

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import convdispatch as cd
-from convdispatch import dispatch, lockfile, runtime
+from convdispatch import dispatch, loader, lockfile, runtime
 from convdispatch.cli import main
 from convdispatch.perfdb import perfdb
 from convdispatch.provenance import current
@@ -23,7 +23,9 @@ PROBLEM = cd.ConvProblem(mb=1, ic=4, ih=8, iw=8, oc=4, kh=3, kw=3)
 
 @pytest.fixture
 def db(tmp_path, monkeypatch, naive):
-    """An empty database, and a second solver (``naive.direct``) to choose from."""
+    """An empty database, and two solvers to choose from: im2col's and ``naive.direct``."""
+    monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col,naive")
+    loader.reload()
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
     perfdb.cache_clear()
     dispatch.forget()

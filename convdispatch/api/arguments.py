@@ -5,6 +5,7 @@ Every refusal is an InvalidArgument or InvalidProblem in the caller's terms: wha
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,16 +87,24 @@ def _split(shape: Sequence[int], layout: str) -> tuple[int, int, tuple[int, ...]
 
 def whole(name: str, value: Any, least: int) -> int:
     """``value`` as an int of at least ``least``. Raises InvalidArgument."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if not _is_integer(value):
         raise InvalidArgument(f"{name} must be an integer, got {value!r}")
-    if value.__index__() < least:
+    if operator.index(value) < least:
         raise InvalidArgument(f"{name} must be {least} or more, got {value}")
-    return value.__index__()
+    return operator.index(value)
+
+
+def _is_integer(value: Any) -> bool:
+    # An array has __index__ too, and refuses it unless it holds one integer.
+    try:
+        return not isinstance(value, bool) and getattr(value, "ndim", 0) == 0 and operator.index(value) is not None
+    except TypeError:
+        return False
 
 
 def per_axis(name: str, value: Any, ndim: int, least: int) -> tuple[int, ...]:
     """One int for all axes, or one each, as a tuple of ``ndim`` ints. Raises InvalidArgument."""
-    if hasattr(value, "__index__"):
+    if _is_integer(value):
         return (whole(name, value, least),) * ndim
     try:
         values = tuple(value)
@@ -119,7 +128,7 @@ def _padding(
         # As PyTorch: the odd one of an odd total goes to the far side.
         totals = [spread * (extent - 1) for spread, extent in zip(dilations, kernel, strict=True)]
         return [(total // 2, total - total // 2) for total in totals]
-    if hasattr(padding, "__index__"):
+    if _is_integer(padding):
         return [(whole("padding", padding, 0),) * 2] * ndim  # type: ignore[list-item]
     try:
         items = list(padding)
@@ -131,8 +140,8 @@ def _padding(
         )
     pads = []
     for item in items:
-        pair = (item, item) if hasattr(item, "__index__") else tuple(item)
-        if len(pair) != 2:
+        pair = (item, item) if _is_integer(item) else item
+        if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
             raise InvalidArgument(f"each axis of padding takes an integer or a (near, far) pair, got {item!r}")
         pads.append((whole("padding", pair[0], 0), whole("padding", pair[1], 0)))
     return pads

@@ -44,7 +44,7 @@ class Call:
             named["dy"] = named.pop("y")
         present = {name: array for name, array in named.items() if array is not None}
         for name, array in present.items():
-            if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+            if not is_array(array):
                 raise InvalidArgument(
                     f"{name} must be a NumPy array, a pyopencl.array.Array or a Tensor, got {type(array).__name__}"
                 )
@@ -100,7 +100,9 @@ class Call:
 
     def _queue(self, lead: Any, queue: Any) -> Any:
         queue = queue if queue is not None else runtime.queue() if self.host else lead.queue
-        if queue is None:
+        if not hasattr(queue, "context"):
+            if queue is not None:
+                raise InvalidArgument(f"queue must be a pyopencl.CommandQueue, got {queue!r}")
             raise InvalidArgument("the array has no queue: pass queue=, or give the array one with with_queue()")
         return queue
 
@@ -118,6 +120,8 @@ class Call:
 
     def _run_host(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> np.ndarray:
         out = operands[self._out]
+        if out is not None and not out.flags.writeable:
+            self._check_out(out)
         direct = out is not None and out.flags.c_contiguous and out.dtype.isnative
         if direct and any(
             array is not None and np.may_share_memory(out, getattr(array, "array", array))
@@ -234,6 +238,11 @@ class Call:
         if isinstance(inner, np.ndarray):
             return weights.on_device(queue)
         return self._input(inner, self._strides[self._other], queue, [])
+
+def is_array(value: Any) -> bool:
+    """Whether ``value`` is one of the arrays that the calls take, or constant weights."""
+    return isinstance(value, np.ndarray | Constant) or hasattr(value, "base_data")
+
 
 def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Strides in bytes of a C-contiguous array."""

@@ -14,12 +14,13 @@ from typing import Any
 from .. import dispatch
 from ..prepared import Constant, constant
 from .arguments import describe, transposed_shape
-from .arrays import Call
+from .arrays import Call, is_array
 from .errors import InvalidArgument
 from .policy import current_policy
 
 __all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"]
 
+_WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
 _calls: dict[Any, Call] = {}
 dispatch.on_forget(_calls.clear)
 _LIMIT = 4096
@@ -88,7 +89,7 @@ def conv_backward_data(
         None,
         queue,
         (stride, padding, dilation, groups, None, layout, math, accumulate),
-        tuple(x_shape),
+        _sizes("x_shape", x_shape),
     )
 
 
@@ -118,7 +119,7 @@ def conv_backward_weights(
         None,
         queue,
         (stride, padding, dilation, groups, None, layout, math, accumulate),
-        tuple(w_shape),
+        _sizes("w_shape", w_shape),
     )
 
 
@@ -182,9 +183,10 @@ def _call(
             options,
             type(read),
             type(other),
+            type(operands[_WRITTEN[direction]]),
             getattr(read, "context", None) if queue is None else queue,
-            None if bias is None else (bias.shape, bias.dtype),
-            None if residual is None else (residual.shape, residual.dtype),
+            None if bias is None else (bias.shape, bias.dtype, type(bias)),
+            None if residual is None else (residual.shape, residual.dtype, type(residual)),
             current_policy(),
         )
         call = _calls.get(key)
@@ -214,8 +216,6 @@ def _describe_call(
     x_shape = shape if direction == "bwd_data" else _shape(x, names[0])
     w_shape = shape if direction == "bwd_weights" else _shape(w, names[1])
     y_shape = None if direction == "fwd" else _shape(y, "dy" if names[2] == "y" else names[2])
-    if not all(hasattr(size, "__index__") for size in (x_shape or ()) + (w_shape or ())):
-        raise InvalidArgument(f"a shape must be a tuple of integers, got {shape!r}")
     kind = Call.kind_of(operands, bias, residual, direction, names)
     problem = describe(
         direction,
@@ -236,15 +236,21 @@ def _describe_call(
         accumulate=bool(accumulate),
         constant_weights=isinstance(w, Constant),
     )
-    if accumulate and operands[{"fwd": 2, "bwd_data": 0, "bwd_weights": 1}[direction]] is None:
+    if accumulate and operands[_WRITTEN[direction]] is None:
         raise InvalidArgument("accumulate=True adds to what out holds: pass out=")
     return Call(problem, kind, bias, residual, queue, operands)
 
 
 def _shape(array: Any, name: str) -> tuple[int, ...]:
-    shape = getattr(array, "shape", None)
-    if shape is None:
+    if not is_array(array):
         raise InvalidArgument(
             f"{name} must be a NumPy array, a pyopencl.array.Array or a Tensor, got {type(array).__name__}"
         )
-    return tuple(shape)
+    return tuple(array.shape)
+
+
+def _sizes(name: str, shape: Any) -> tuple[int, ...]:
+    try:
+        return tuple(size.__index__() for size in shape)
+    except (TypeError, AttributeError):
+        raise InvalidArgument(f"{name} must be a tuple of integers, got {shape!r}") from None
