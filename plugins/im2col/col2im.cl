@@ -47,14 +47,18 @@ inline int place(int i, int tap, int step, int spread, int pad, int places) {
 
 #if !CPU
 kernel void gather(PARAMS) {
+  const long id = get_global_id(0);
+  const int pieces = groups * channels;
 #if NHWC
-  const int piece = get_global_id(0), ix = get_global_id(1);
-  const int iy = get_global_id(2) % XH, iz = get_global_id(2) / XH % XD, image = get_global_id(2) / (XH * XD);
+  const int piece = id % pieces;
+  const long pixel = id / pieces;
+  const int image = pixel / (XD * XH * XW);
 #else
-  const int ix = get_global_id(0), iy = get_global_id(1);
-  const int iz = get_global_id(2) % XD, piece = get_global_id(2) / XD % (groups * channels);
-  const int image = get_global_id(2) / (XD * groups * channels);
+  const long pixel = id;
+  const int piece = id / (XD * XH * XW) % pieces, image = id / ((long)(XD * XH * XW) * pieces);
 #endif
+  if (image >= images) return;
+  const int ix = pixel % XW, iy = pixel / XW % XH, iz = pixel / (XW * XH) % XD;
   const int group = piece / channels, c = piece % channels;
   ACC sum = 0;
   for (int tz = 0; tz < TD; ++tz) {

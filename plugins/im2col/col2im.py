@@ -12,8 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import DTYPES, Axis, ConvProblem, DeviceInfo, GemmPlan, GemmSpec, Launch, Matrix
-from convdispatch.api import activation_macro, build, gemm_configs, kernel_text
+from convdispatch.api import (
+    DTYPES,
+    Axis,
+    ConvProblem,
+    DeviceInfo,
+    GemmPlan,
+    GemmSpec,
+    Launch,
+    Matrix,
+    activation_macro,
+    build,
+    gemm_configs,
+    kernel_text,
+)
 
 from .convert import NARROW, inward
 from .steps import NAMES, Areas, Product, StepPlan, gemm_workspace
@@ -155,15 +167,13 @@ class Col2im:
         window = self.window
         depth, height, width = window.source
         piece = group[1] * channel[1]
-        local = None
         if self.cpu:
             rows = max(1, min(height, -(-32768 // (width * window.volume * (piece if window.nhwc else 1)))))
-            size = (-(-height // rows), depth * image[1], 1 if window.nhwc else piece)
-            local = (1, 1, 1)
+            size: tuple[int, ...] = (-(-height // rows), depth * image[1], 1 if window.nhwc else piece)
+            local: tuple[int, ...] = (1, 1, 1)
         else:
-            rows = 1
-            inner = (piece, width) if window.nhwc else (width, height)
-            size = (*inner, math.prod((*window.source, image[1], piece)) // math.prod(inner))
+            rows, local = 1, (128,)
+            size = (-(-math.prod((*window.source, image[1], piece)) // 128) * 128,)
         arguments = ["workspace", "x"]
         arguments += ["bias"] if self.problem.bias else []
         arguments += ["residual"] if self.problem.residual else []

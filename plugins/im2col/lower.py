@@ -72,7 +72,10 @@ class Lowering:
             return text + define(NHWC=int(window.nhwc), LD=self.ld) + kernel_text(__package__, "lower_gpu.cl")
         kind = DTYPES[window.dtype].accumulator
         text += define(V16=f"{kind}16", V8=f"{kind}8", V4=f"{kind}4", DSTSIZE=self.itemsize)
+        text += define(TO="global" if window.nhwc else "private")
         text += define(W=self._block, LD=self.ld, CB=self._channels, RUNS=self._block // window.places[2] + 2)
+        depth, height, width = (not window.inside(axis) for axis in range(3))
+        text += define(OUTSIDE=int(depth or height), CLIPPED=int(width))
         text += define(DENSE=int(window.groups == 1 and window.spread[2] == 1))
         text += kernel_text(__package__, "copy.cl")
         return text + kernel_text(__package__, "lower_nhwc.cl" if window.nhwc else "lower_nchw.cl")
@@ -85,9 +88,8 @@ class Lowering:
             blocks = -(-count // self._block)
             local: tuple[int, ...] | None = (1, 1, 1)
             if not cpu:
-                fast, slow = (window.k, count) if window.nhwc else (count, window.k)
-                local = (64, 4, 1)
-                size: tuple[int, ...] = (-(-fast // 64) * 64, -(-slow // 4) * 4, window.groups)
+                local = (128,)
+                size: tuple[int, ...] = (-(-count * window.k * window.groups // 128) * 128,)
             elif window.nhwc:
                 size = (blocks, window.groups, 1)
             else:

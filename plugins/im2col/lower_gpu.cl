@@ -5,14 +5,15 @@
 // NHWC   1: L is [i][g][LD]; 0: L is [g][k][LD]
 // start  first place of the chunk; count: its places
 kernel void lower(global const SRC *restrict x, global DST *restrict lowered, long start, int count, int blocks) {
+  const long id = get_global_id(0);
 #if NHWC
-  const int k = get_global_id(0), here = get_global_id(1), g = get_global_id(2);
-  if (k >= K || here >= count) return;
+  const int k = id % K, g = id / K % G, here = id / (K * G);
+  if (here >= count) return;
   const int c = k % CG, tap = k / CG;
   const long to = ((long)here * G + g) * LD + k;
 #else
-  const int here = get_global_id(0), k = get_global_id(1), g = get_global_id(2);
-  if (k >= K || here >= count) return;
+  const int here = id % count, k = id / count % K, g = id / ((long)count * K);
+  if (g >= G) return;
   const int c = k / TAPS, tap = k % TAPS;
   const long to = ((long)g * K + k) * LD + here;
 #endif

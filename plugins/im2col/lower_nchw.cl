@@ -5,6 +5,8 @@
 // LD     0: blocks are panels of a packed operand, [g][block][k][W]; else L is [g][k][LD]
 // RUNS   most rows of the window's places that a block touches
 // start  first place of the chunk; count: its places; blocks: ceil(count / W)
+//
+// OUTSIDE  1: some rows of the window lie outside x; CLIPPED: some places of a row do
 #if LD
 #define PLACE(k) (((long)g * K + (k)) * LD + i0)
 #else
@@ -15,6 +17,7 @@ kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void lower(global const SRC *restrict x, global DST *restrict lowered, long start, int count, int blocks) {
   const int block = get_global_id(0), c0 = get_global_id(1) * CB, c1 = min(c0 + CB, CG), g = get_global_id(2);
   const int i0 = block * W, n = min(W, count - i0);
+  DST rows[TW * W] __attribute__((aligned(64)));
   long from[RUNS];
   int z[RUNS], y[RUNS], u[RUNS], length[RUNS], runs = 0;
   for (int done = 0; done < n; ++runs) {
@@ -30,28 +33,45 @@ void lower(global const SRC *restrict x, global DST *restrict lowered, long star
   for (int c = c0; c < c1; ++c) {
     global const SRC *plane = x + (long)(g * CG + c) * (XD * XH * XW);
     for (int tz = 0; tz < TD; ++tz)
-      for (int ty = 0; ty < TH; ++ty)
-        for (int tx = 0; tx < TW; ++tx) {
-          global DST *to = lowered + PLACE(((c * TD + tz) * TH + ty) * TW + tx);
-          for (int r = 0; r < runs; ++r) {
-            const int iz = z[r] + tz * DD, iy = y[r] + ty * DH, ix = u[r] + tx * DW, len = length[r];
-            if ((uint)iz >= XD || (uint)iy >= XH) {
-              zero_run(to, len);
-            } else {
-              // Places low to high - 1 read inside the row.
-              const int low = min(len, ix < 0 ? (-ix + SW - 1) / SW : 0);
-              const int high = max(low, min(len, (XW - ix + SW - 1) / SW));
-              global const SRC *row = plane + from[r] + ((long)iz * XH + iy) * XW;
-              zero_run(to, low);
+      for (int ty = 0; ty < TH; ++ty) {
+        DST *to = rows;
+        for (int r = 0; r < runs; ++r) {
+          const int iz = z[r] + tz * DD, iy = y[r] + ty * DH, len = length[r];
+          if (OUTSIDE && ((uint)iz >= XD || (uint)iy >= XH)) {
+            for (int tx = 0; tx < TW; ++tx) zero_run(to + tx * W, len);
+          } else {
+            global const SRC *row = plane + from[r] + ((long)iz * XH + iy) * XW + u[r];
+            for (int tx = 0; tx < TW; ++tx) {
+              DST *target = to + tx * W;
+              int low = 0, high = len;
+              if (CLIPPED) {  // places low to high - 1 read inside the row
+                const int ix = u[r] + tx * DW;
+                low = min(len, ix < 0 ? (-ix + SW - 1) / SW : 0);
+                high = max(low, min(len, (XW - ix + SW - 1) / SW));
+                if (low > 0) zero_run(target, low);
+                if (high < len) zero_run(target + high, len - high);
+              }
 #if SW == 1
-              copy_run(to + low, row + (ix + low), high - low);
+              copy_run(target + low, row + (tx * DW + low), high - low);
 #else
-              for (int j = low; j < high; ++j) to[j] = GET(row, ix + j * SW);
+              for (int j = low; j < high; ++j) target[j] = GET(row, tx * DW + j * SW);
 #endif
-              zero_run(to + high, len - high);
             }
-            to += len;
           }
+          to += len;
         }
+        // Whole lines at once: lines that the other cores hold are dear to write in parts.
+        for (int tx = 0; tx < TW; ++tx) {
+          global DST *line = lowered + PLACE((c * TD + tz) * TH * TW + ty * TW + tx);
+#if LD
+          const int lanes = min(W, LD - i0);
+#else
+          const int lanes = W;
+#endif
+          int j = 0;
+          for (; j + 16 <= lanes; j += 16) *(global run16 *)(line + j) = *(const run16 *)(rows + tx * W + j);
+          for (; j < lanes; ++j) line[j] = rows[tx * W + j];
+        }
+      }
   }
 }

@@ -10,8 +10,17 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import Axis, ConvProblem, DeviceInfo, Epilogue, GemmPlan, GemmSpec, Matrix, gemm_configs
-from convdispatch.api import packed_layout
+from convdispatch.api import (
+    Axis,
+    ConvProblem,
+    DeviceInfo,
+    Epilogue,
+    GemmPlan,
+    GemmSpec,
+    Matrix,
+    gemm_configs,
+    packed_layout,
+)
 
 from .lower import Lowering
 from .steps import Areas, Product, StepPlan, gemm_workspace

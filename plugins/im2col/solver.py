@@ -8,7 +8,7 @@ from typing import Any
 
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
 
-from . import col2im, product, weights
+from . import col2im, depthwise, product, weights
 
 __all__ = ["Im2col"]
 
@@ -21,6 +21,7 @@ _METHODS = {
     "lower": product.WindowProduct,
     "turned": product.WindowProduct,
     "col2im": col2im.Col2im,
+    "depthwise": depthwise.Depthwise,
     "weights": weights.WeightsProduct,
 }
 
@@ -43,12 +44,14 @@ class Im2col(Solver):
         """The best method's choices under the default cap first, then smaller caps; the last is the floor."""
         caps = list(_CPU_CAPS if device.type == "cpu" else _GPU_CAPS)
         if problem.direction == "fwd":
+            yield from depthwise.configs(problem, device, caps)
             yield from product.configs(problem, device, caps)
         elif problem.direction == "bwd_weights":
             yield from weights.configs(problem, device, caps)
         else:
             methods = [col2im.configs(problem, device, caps)]
             if {problem.sd, problem.sh, problem.sw} == {1}:
+                yield from depthwise.configs(problem, device, caps)
                 place = 1 if col2im.turned_pays(problem) else 0
                 methods.insert(1 - place, product.configs(problem, device, caps))
             yield from itertools.chain(*methods)

@@ -93,6 +93,13 @@ class Window:
         """Whether the source is its own lowered matrix: 1x1, stride 1, unpadded."""
         return self.volume == 1 and self.source == self.places and set(self.step) == {1} and not any(self.pad)
 
+    def inside(self, axis: int) -> bool:
+        """Whether the window stays inside the source along an axis (0: d, 1: h, 2: w)."""
+        reach = (self.taps[axis] - 1) * self.spread[axis]
+        first = min(0, reach) - self.pad[axis]
+        last = max(0, reach) - self.pad[axis] + (self.places[axis] - 1) * self.step[axis]
+        return first >= 0 and last < self.source[axis]
+
     @property
     def accumulator_size(self) -> int:
         """Bytes of a sum."""
@@ -157,5 +164,6 @@ class Window:
 def _runs(start: int, total: int, most: int, unit: int) -> list[tuple[int, int]]:
     most = max(unit, most // unit * unit)
     parts = -(-total // most)
-    size = -(-(-(-total // parts)) // unit) * unit
+    even = -(-total // parts)
+    size = -(-even // unit) * unit
     return [(start + at, min(size, total - at)) for at in range(0, total, size)]

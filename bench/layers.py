@@ -1,0 +1,174 @@
+"""Solvers against a peer, layer by layer: median ms, GFLOP/s and their ratio, and the ratios' geometric mean.
+
+    python bench/layers.py --net cpu10 --solver im2col --against torch --direction fwd
+
+Each layer's rivals are timed in turns on random data, each call waited for. torch is timed in NCHW and channels_last;
+the solver in both layouts, unless ``--layout`` names one; a ratio is best against best (above 1: the solver is faster).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import numpy as np
+import rich
+from rich.table import Table
+
+from convdispatch import dispatch, runtime, shapes
+from convdispatch.api import ConvProblem
+from convdispatch.api.policy import Policy
+from convdispatch.loader import plugins
+
+Work = Callable[[], None]
+
+
+def solver_work(problem: ConvProblem, name: str | None, config: int | None) -> tuple[str, Work]:
+    """What runs the problem once on the default device and waits: (solver and configuration, function)."""
+    import pyopencl as cl
+
+    queue = runtime.queue()
+    info = runtime.device_info(queue.device)
+    if config is None:
+        prepared = dispatch.prepare(problem, queue.context, Policy(solver=name))
+    else:
+        solver = plugins().solvers[name]
+        choice = list(solver.configs(problem, info))[config]
+        prepared = dispatch.make(solver, choice, problem, queue.context)
+    random = np.random.default_rng(0)
+
+    def memory(shape: tuple[int, ...]) -> cl.Buffer:
+        values = random.standard_normal(shape, dtype=np.float32).astype(problem.dtype)
+        return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=values)
+
+    x, w, y = (memory(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
+    if prepared.packed_size:
+        packed = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, prepared.packed_size)
+        prepared.plan.pack(queue, w, packed).wait()
+        w = packed
+
+    def work() -> None:
+        prepared.enqueue(queue, x, w, y)
+        queue.finish()
+
+    return f"{prepared.solver.name} {dict(prepared.config)}", work
+
+
+def torch_work(problem: ConvProblem) -> Work:
+    """The same in torch on two threads, or as many as the device has cores, in the problem's layout."""
+    import torch
+
+    torch.set_num_threads(runtime.device_info(runtime.default_device()).compute_units)
+    form = {"memory_format": torch.channels_last} if problem.layout == "nhwc" and problem.ndim == 2 else {}
+    plain = problem.replace(layout="nchw")
+    kind = getattr(torch, problem.dtype)
+    x, w, y = (
+        torch.randn(shape).to(kind).contiguous(**form) for shape in (plain.x_shape, plain.w_shape, plain.y_shape)
+    )
+    near = [getattr(problem, "p" + axis) for axis in problem.axes]
+    far = [getattr(problem, f"p{axis}_r") for axis in problem.axes]
+    if near != far:
+        raise click.ClickException(f"torch cannot pad one side only: {problem}")
+    stride, spread = ([getattr(problem, letter + axis) for axis in problem.axes] for letter in "sd")
+    wanted = [problem.direction == "bwd_data", problem.direction == "bwd_weights", False]
+
+    def work() -> None:
+        if problem.direction == "fwd":
+            torch.convolution(x, w, None, stride, near, spread, False, [0] * problem.ndim, problem.g)
+        else:
+            torch.ops.aten.convolution_backward(
+                y, x, w, None, stride, near, spread, False, [0] * problem.ndim, problem.g, wanted
+            )
+
+    return work
+
+
+def race(works: dict[str, Work], seconds: float, rounds: int) -> dict[str, float]:
+    """Median milliseconds of each, taken in turns for some seconds and at least some rounds."""
+    for work in works.values():
+        work()
+    samples: dict[str, list[float]] = {name: [] for name in works}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(samples[next(iter(works))]) < rounds:
+        for name, work in works.items():
+            start = time.perf_counter_ns()
+            work()
+            samples[name].append((time.perf_counter_ns() - start) / 1e6)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def layers(net: str, only: str | None) -> Iterator[tuple[str, ConvProblem, int]]:
+    """The net's layers: name, problem, how often."""
+    for entry in shapes.load(net):
+        if only is None or any(part in entry.name for part in only.split(",")):
+            yield entry.name, entry.problem, entry.count
+
+
+@click.command(help=__doc__)
+@click.option("--net", default="cpu10", show_default=True, help="a table of convdispatch.shapes")
+@click.option("--only", help="layers whose name contains one of these words, parted by commas")
+@click.option("--solver", help="a solver's name or glob; dispatch's choice otherwise")
+@click.option("--config", type=int, help="the solver's configuration by its place, instead of the default")
+@click.option("--against", type=click.Choice(["torch", "nothing"]), default="torch", show_default=True)
+@click.option("--direction", type=click.Choice(["fwd", "bwd_data", "bwd_weights"]), default="fwd", show_default=True)
+@click.option("--layout", type=click.Choice(["nchw", "nhwc"]), help="the solver's layout; both otherwise")
+@click.option("--dtype", default="float32", show_default=True)
+@click.option("--mb", type=int, help="another batch size")
+@click.option("--constant/--no-constant", default=True, show_default=True, help="weights packed beforehand")
+@click.option("--seconds", default=1.0, show_default=True, help="time a layer")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="write the figures there too")
+@click.option("--show-config", is_flag=True, help="print what ran")
+def main(
+    net: str,
+    only: str | None,
+    solver: str | None,
+    config: int | None,
+    against: str,
+    direction: str,
+    layout: str | None,
+    dtype: str,
+    mb: int | None,
+    constant: bool,
+    seconds: float,
+    path: Path | None,
+    show_config: bool,
+) -> None:
+    layouts = [layout] if layout else ["nchw", "nhwc"]
+    table = Table(title=f"{net} {direction} {dtype}, {runtime.device_info(runtime.default_device())}")
+    table.add_column("layer")
+    for title in (*layouts, *(["torch nchw", "torch nhwc", "ratio"] if against == "torch" else []), "GFLOP/s"):
+        table.add_column(title, justify="right")
+    ratios, rows = [], []
+    for name, plain, count in layers(net, only):
+        flags = {"constant_weights": constant and direction != "bwd_weights", "mb": mb or plain.mb}
+        problem = plain.replace(direction=direction, dtype=dtype, **flags)
+        works = {}
+        for each in layouts:
+            ran, works[each] = solver_work(problem.replace(layout=each), solver, config)
+            if show_config:
+                rich.print(name, each, ran)
+        if against == "torch":
+            works |= {"torch " + each: torch_work(problem.replace(layout=each)) for each in ("nchw", "nhwc")}
+        times = race(works, seconds, 5)
+        ours = min(times[each] for each in layouts)
+        cells = [f"{value:.2f}" for value in times.values()]
+        if against == "torch":
+            ratios.append(min(times["torch nchw"], times["torch nhwc"]) / ours)
+            cells.append(f"{ratios[-1]:.2f}")
+        table.add_row(name, *cells, f"{problem.flops / ours / 1e6:.0f}")
+        rows.append({"layer": name, "problem": str(problem), "count": count, "ms": times})
+    rich.print(table)
+    if ratios:
+        mean = math.exp(statistics.fmean(map(math.log, ratios)))
+        rich.print(f"geometric mean of the ratios: {mean:.3f}")
+    if path:
+        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""One source channel a group: lowered in registers, for a product with one row or few would only move the matrix.
+
+Forward, and the data gradient of stride 1 with the taps turned round.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import DTYPES, ConvProblem, DeviceInfo, Launch, activation_macro, build, kernel_text
+
+from .steps import NAMES, StepPlan
+from .window import Window, define
+
+__all__ = ["Depthwise", "configs"]
+
+_MOST_TAPS = 64  # they are unrolled
+_MOST_TARGETS = 8
+_MOST_PLANE = 1 << 26  # bytes of one padded plane
+
+
+def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
+    """One configuration a cap; none where the problem is not of this kind."""
+    turned = problem.direction == "bwd_data"
+    window = Window.of(problem, turned)
+    if window.groups == 1 or window.group_channels > 1 or window.volume > _MOST_TAPS:
+        return
+    if window.group_targets > (1 if window.nhwc else _MOST_TARGETS):
+        return
+    config = {"method": "depthwise", "turned": turned, "cpu": device.type == "cpu"}
+    if not config["cpu"]:
+        yield config
+    elif window.nhwc:
+        rows = window.images * window.places[0] * window.places[1]
+        yield {**config, "rows": max(1, min(window.places[1], rows // (16 * device.compute_units)))}
+    else:
+        plane = Depthwise(problem, {**config, "items": 1}).workspace_size
+        jobs = window.images * window.groups
+        for cap in caps if plane <= _MOST_PLANE else []:
+            yield {**config, "items": max(1, min(jobs, 16 * device.compute_units, cap // plane))}
+
+
+class Depthwise:
+    """One configuration, worked out without compiling."""
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        self.problem, self.config = problem, config
+        self.window = window = Window.of(problem, config["turned"])
+        self.lanes = 8 if window.dtype == "float64" else 16
+        self.packs = config["cpu"] and window.nhwc
+        # NCHW's padded plane: the taps' steps from its first element, which stands at ``zero`` in the source.
+        low = [min(0, (taps - 1) * spread) for taps, spread in zip(window.taps, window.spread, strict=True)]
+        self.zero = [base - pad for base, pad in zip(low, window.pad, strict=True)]
+        self.reach = [
+            [tap * spread - base for tap in range(taps)]
+            for taps, spread, base in zip(window.taps, window.spread, low, strict=True)
+        ]
+        self.extent = [
+            (places - 1) * step + max(reach) + 1
+            for places, step, reach in zip(window.places, window.step, self.reach, strict=True)
+        ]
+        self.pitch = _up(_up(window.places[2], self.lanes) + max(self.reach[2]) // window.step[2], self.lanes)
+
+    @property
+    def packed_size(self) -> int:
+        """Bytes of the weights as [tap][channel]."""
+        return self.window.volume * _up(self.window.channels, self.lanes) * self.window.accumulator_size
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of workspace: NCHW's padded planes, or NHWC's turned weights."""
+        if self.packs:
+            return 0 if self.problem.constant_weights else self.packed_size
+        if not self.config["cpu"]:
+            return 0
+        plane = self.extent[0] * self.extent[1] * self.window.step[2] * self.pitch
+        return plane * self.window.accumulator_size * self.config["items"]
+
+    def plan(self, context: Any) -> StepPlan:
+        """Compile."""
+        program, window, problem = build(context, self.text()), self.window, self.problem
+        source, target = ("y", "x") if self.config["turned"] else ("x", "y")
+        extras = [part for part in ("bias", "residual") if getattr(problem, part)]
+        steps: list[Any] = []
+        local: tuple[int, ...] | None = (1, 1, 1)
+        arguments: list[Any] = [source, "w", target]
+        if not self.config["cpu"]:
+            size: tuple[int, ...] = (_up(window.images * window.targets * window.pixels, 128),)
+            local = (128,)
+        elif window.nhwc:
+            size = (-(-window.places[1] // self.config["rows"]), window.places[0], window.images)
+            arguments = [source, "w", np.int64(0), target]
+            if not problem.constant_weights:
+                arguments[1] = "workspace"
+                steps.append(self._packer(program, "workspace"))
+        else:
+            size = (self.config["items"], 1, 1)
+            arguments.append("workspace")
+        steps.append(Launch(program, "depthwise", size, local, arguments + extras, names=NAMES))
+        if not (self.packs and problem.constant_weights):
+            return StepPlan(self.workspace_size, steps)
+        packer = self._packer(program, "x")  # called with the packed buffer in x's place
+        key = f"im2col depthwise nhwc {problem.dtype} {problem.w_shape} lanes {self.lanes}"
+        return StepPlan(
+            self.workspace_size,
+            steps,
+            self.packed_size,
+            lambda queue, w, packed, wait_for=None: packer(queue, (packed, w, None, None, None, None), wait_for),
+            key,
+        )
+
+    def _packer(self, program: Any, target: str) -> Launch:
+        size = (_up(self.window.channels, self.lanes), self.window.volume)
+        return Launch(program, "pack", size, None, ["w", target, np.int64(0)], names=NAMES)
+
+    def text(self) -> str:
+        """The program."""
+        window, problem = self.window, self.problem
+        text = window.macros() + activation_macro(problem.activation)
+        text += define(ACCSIZE=window.accumulator_size, IMAGES=window.images, M=window.group_targets)
+        text += define(NHWC=int(window.nhwc), ACCUMULATE=int(problem.accumulate))
+        for part in ("bias", "residual"):
+            has = getattr(problem, part)
+            text += define(**{part.upper(): int(has)})
+            text += f"#define {part.upper()}_PARAM {f', global const REAL *restrict {part}' if has else ''}\n"
+            text += f"#define {part.upper()}_ARG {f', {part}' if has else ''}\n"
+        if not self.config["cpu"]:
+            return text + kernel_text(__package__, "depthwise_gpu.cl")
+        kind = DTYPES[window.dtype].accumulator
+        text += define(**{f"ACC{self.lanes}": f"{kind}{self.lanes}"})
+        plain = window.dtype in ("float32", "float64")
+        if window.nhwc:
+            low, high = self._inside()
+            text += define(ROWS=self.config["rows"], XLO=low, XHI=high, CP=_up(window.channels, self.lanes))
+            return text + kernel_text(
+                __package__,
+                "depthwise_nhwc.cl.mako",
+                lanes=self.lanes,
+                plain=plain,
+                volume=window.volume,
+                taps=window.taps,
+            )
+        text += define(ITEMS=self.config["items"], EZ=self.extent[0], EY=self.extent[1], PITCH=self.pitch)
+        text += define(ZERO_Z=f"({self.zero[0]})", ZERO_Y=f"({self.zero[1]})")
+        step, row = window.step[2], window.step[2] * self.pitch
+        offsets = [
+            (z * self.extent[1] + y) * row + x % step * self.pitch + x // step
+            for z, y, x in itertools.product(*self.reach)
+        ]
+        return text + kernel_text(
+            __package__,
+            "depthwise_nchw.cl.mako",
+            lanes=self.lanes,
+            plain=plain,
+            volume=window.volume,
+            offsets=offsets,
+            step=step,
+            pitch=self.pitch,
+            zero_x=self.zero[2],
+            width=window.source[2],
+        )
+
+    def _inside(self) -> tuple[int, int]:
+        """Places of a row, from and to, whose every tap reads inside the source's row."""
+        step, zero, width = self.window.step[2], self.zero[2], self.window.source[2]
+        low = max(0, -(zero // step))
+        last = (width - 1 - zero - max(self.reach[2])) // step
+        return low, max(low, min(self.window.places[2], math.floor(last) + 1))
+
+
+def _up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

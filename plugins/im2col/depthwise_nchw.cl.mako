@@ -1,0 +1,96 @@
+// y[image, g M + m, o] = epilogue(sum over taps t of w[g M + m, t] x[image, g, o S + t D - P]): one input channel a
+// group, NCHW on a CPU. A work item copies one zero-padded plane of x at a time into its part of the workspace, the
+// columns dealt out by their rest modulo the stride, so that every tap is a plain vector load without a test.
+//
+// M            output channels a group
+// ITEMS        work items; each takes every ITEMS-th plane
+// EZ EY        rows of a padded plane along d and h; PITCH: elements of one phase of a row
+// ZERO_Z ZERO_Y ZERO_X  positions of the padded plane's first element in x
+// W_STEP       elements from one output channel's weights to the next one's; TAP(t): place of a tap among them
+#define LANES ${lanes}
+typedef ACC${lanes} V;
+typedef V __attribute__((aligned(ACCSIZE))) vec;
+
+inline void fill(global const REAL *restrict x, global ACC *restrict plane) {
+  for (int ez = 0; ez < EZ; ++ez)
+    for (int ey = 0; ey < EY; ++ey) {
+      const int iz = ez + ZERO_Z, iy = ey + ZERO_Y;
+      global ACC *to = plane + (ez * EY + ey) * (SW * PITCH);
+      if ((uint)iz >= XD || (uint)iy >= XH) {
+        for (int j = 0; j < SW * PITCH; ++j) to[j] = 0;
+        continue;
+      }
+      global const REAL *row = x + ((long)iz * XH + iy) * XW;
+% for phase in range(step):
+      {
+        // Elements low to high - 1 of this phase lie in the row, the others are padding.
+<% first = zero_x + phase; low = max(0, -(first // step)); high = max(low, min(pitch, -((first - width) // step))) %>\
+        for (int j = 0; j < ${low}; ++j) to[${phase * pitch} + j] = 0;
+        for (int j = ${low}; j < ${high}; ++j) to[${phase * pitch} + j] = LOAD(row, j * SW + ${first});
+        for (int j = ${high}; j < PITCH; ++j) to[${phase * pitch} + j] = 0;
+      }
+% endfor
+    }
+}
+
+inline void put(global REAL *restrict y, long at, V sum, int n, int channel
+    BIAS_PARAM RESIDUAL_PARAM) {
+#if BIAS
+  sum += LOAD(bias, channel);
+#endif
+% if plain:
+  if (n == LANES) {
+#if RESIDUAL
+    sum += *(global const vec *)(residual + at);
+#endif
+    sum = ACTIVATION(V, sum);
+#if ACCUMULATE
+    sum += *(global const vec *)(y + at);
+#endif
+    *(global vec *)(y + at) = sum;
+    return;
+  }
+% endif
+  union { V v; ACC s[LANES]; } u;
+  u.v = sum;
+  for (int j = 0; j < n; ++j) {
+    ACC v = u.s[j];
+#if RESIDUAL
+    v += LOAD(residual, at + j);
+#endif
+    v = ACTIVATION(ACC, v);
+#if ACCUMULATE
+    v += LOAD(y, at + j);
+#endif
+    STORE(y, at + j, v);
+  }
+}
+
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void depthwise(global const REAL *restrict x, global const REAL *restrict w, global REAL *restrict y,
+    global ACC *restrict workspace BIAS_PARAM RESIDUAL_PARAM) {
+  global ACC *plane = workspace + (long)get_global_id(0) * (EZ * EY * SW * PITCH);
+  for (int job = get_global_id(0); job < IMAGES * G; job += ITEMS) {
+    const int g = job % G;
+    fill(x + (long)job * (XD * XH * XW), plane);
+    for (int m = 0; m < M; ++m) {
+      const int channel = g * M + m;
+      global const REAL *own = w + (long)channel * TAPS;
+% for t in range(volume):
+      const ACC w${t} = LOAD(own, ${t});
+% endfor
+      const long to = (long)(job * (long)M + m) * (YD * YH * YW);
+      for (int oz = 0; oz < YD; ++oz)
+        for (int oy = 0; oy < YH; ++oy) {
+          global const ACC *from = plane + (oz * SD * EY + oy * SH) * (SW * PITCH);
+          for (int ox = 0; ox < YW; ox += LANES) {
+            V sum = 0;
+% for t, at in enumerate(offsets):
+            sum = w${t} * *(global const vec *)(from + ox + ${at}) + sum;
+% endfor
+            put(y, to + ((long)oz * YH + oy) * YW + ox, sum, min(LANES, YW - ox), channel BIAS_ARG RESIDUAL_ARG);
+          }
+        }
+    }
+  }
+}

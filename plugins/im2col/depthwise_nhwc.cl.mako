@@ -1,0 +1,94 @@
+// y[image, o, c] = epilogue(sum over taps t of w[c, t] x[image, o S + t D - P, c]): depthwise, NHWC on a CPU, where a
+// vector is LANES neighbouring channels.
+//
+// ROWS     rows of y that a work item computes; XLO, XHI: places of a row between which no tap leaves x
+// CP       channels, rounded up to vectors
+#define LANES ${lanes}
+typedef ACC${lanes} V;
+typedef V __attribute__((aligned(ACCSIZE))) vec;
+
+// packed[tap][c] = w[c][tap], zero beyond the last channel.
+kernel void pack(global const REAL *restrict w, global ACC *restrict packed, long packed_off) {
+  const int c = get_global_id(0), t = get_global_id(1);
+  packed[packed_off + (long)t * CP + c] = c < C ? LOAD(w, (long)c * TAPS + t) : (ACC)0;
+}
+
+// LANES channels from p on, of which n exist.
+inline V get(global const REAL *p, int n) {
+% if plain:
+  if (n >= LANES) return *(global const vec *)p;
+% endif
+  union { V v; ACC s[LANES]; } u;
+  u.v = 0;
+  for (int j = 0; j < min(n, LANES); ++j) u.s[j] = LOAD(p, j);
+  return u.v;
+}
+
+inline void put(global REAL *restrict y, long at, V sum, int n, int channel BIAS_PARAM RESIDUAL_PARAM) {
+#if BIAS
+  sum += get(bias + channel, n);
+#endif
+#if RESIDUAL
+  sum += get(residual + at, n);
+#endif
+  sum = ACTIVATION(V, sum);
+#if ACCUMULATE
+  sum += get(y + at, n);
+#endif
+% if plain:
+  if (n >= LANES) {
+    *(global vec *)(y + at) = sum;
+    return;
+  }
+% endif
+  union { V v; ACC s[LANES]; } u;
+  u.v = sum;
+  for (int j = 0; j < min(n, LANES); ++j) STORE(y, at + j, u.s[j]);
+}
+
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void depthwise(global const REAL *restrict x, global const ACC *restrict packed, long packed_off,
+    global REAL *restrict y BIAS_PARAM RESIDUAL_PARAM) {
+  const int y0 = get_global_id(0) * ROWS, y1 = min(YH, y0 + ROWS);
+  const int oz = get_global_id(1), image = get_global_id(2);
+  x += (long)image * ((long)XD * XH * XW * C);
+  for (int c = 0; c < C; c += LANES) {
+    const int n = C - c;
+% for t in range(volume):
+    const V w${t} = *(global const vec *)(packed + packed_off + ${t}L * CP + c);
+% endfor
+    for (int oy = y0; oy < y1; ++oy) {
+      const long to = ((((long)image * YD + oz) * YH + oy) * YW) * C + c;
+      const int iz = oz * SD - PD, iy = oy * SH - PH;
+      for (int ox = 0; ox < YW; ++ox) {
+        const int ix = ox * SW - PW;
+        V sum = 0;
+        if (ox >= XLO && ox < XHI) {
+% for tz in range(taps[0]):
+% for ty in range(taps[1]):
+          if ((uint)(iz + ${tz} * DD) < XD && (uint)(iy + ${ty} * DH) < XH) {
+            global const REAL *p = x + (((long)(iz + ${tz} * DD) * XH + (iy + ${ty} * DH)) * XW + ix) * C + c;
+% for tx in range(taps[2]):
+            sum += w${(tz * taps[1] + ty) * taps[2] + tx} * get(p + ${tx} * DW * C, n);
+% endfor
+          }
+% endfor
+% endfor
+        } else {
+% for tz in range(taps[0]):
+% for ty in range(taps[1]):
+          if ((uint)(iz + ${tz} * DD) < XD && (uint)(iy + ${ty} * DH) < XH) {
+            global const REAL *p = x + (((long)(iz + ${tz} * DD) * XH + (iy + ${ty} * DH)) * XW + ix) * C + c;
+% for tx in range(taps[2]):
+            if ((uint)(ix + ${tx} * DW) < XW)
+              sum += w${(tz * taps[1] + ty) * taps[2] + tx} * get(p + ${tx} * DW * C, n);
+% endfor
+          }
+% endfor
+% endfor
+        }
+        put(y, to + (long)ox * C, sum, n, c BIAS_ARG RESIDUAL_ARG);
+      }
+    }
+  }
+}
