@@ -34,7 +34,7 @@ __all__ = ["PerfDB", "default_folders", "perfdb", "record_packs", "scope_of", "u
 ENTRY_POINTS = "convdispatch.records"
 """Entry-point group of tuning packs: data-only packages with a ``records`` folder."""
 _RACED = 6
-"""Samples below which a record's interval is no interval, and it breaks no tie."""
+"""Samples below which a record's interval is no interval."""
 
 
 def user_folder() -> Path:
@@ -247,18 +247,23 @@ class PerfDB:
 
 
 def _winner_first(ranked: list[Record]) -> list[Record]:
-    """Of those that cannot be told apart from the fastest of the first source, the one to prefer goes to the front."""
-    rivals = [record for record in ranked if record.source == ranked[0].source and record.count >= _RACED]
-    if len(rivals) < 2 or rivals[0] is not ranked[0]:
+    """The first source's winner to the front: of those that cannot be told apart from the fastest, the one to prefer.
+
+    A record of a few samples only, which a search cut at the first look, may have a lucky median: it goes before the
+    winner only where all of its samples were faster than the winner's interval.
+    """
+    group = [record for record in ranked if record.source == ranked[0].source]
+    raced = {str(place): record for place, record in enumerate(group) if record.count >= _RACED}
+    if not raced:
         return ranked
-    names = {str(i): record for i, record in enumerate(rivals)}
     decision = verdict(
-        {name: Timing(r.median_ms, r.ci_ms, r.p20_ms, r.p80_ms, r.count) for name, r in names.items()},
-        deterministic={name: r.deterministic is not False for name, r in names.items()},
-        workspace={name: r.workspace for name, r in names.items()},
+        {name: Timing(r.median_ms, r.ci_ms, r.p20_ms, r.p80_ms, r.count) for name, r in raced.items()},
+        deterministic={name: r.deterministic is not False for name, r in raced.items()},
+        workspace={name: r.workspace for name, r in raced.items()},
     )
-    winner = names[decision.winner]
-    return [winner, *(record for record in ranked if record is not winner)]
+    winner = raced[decision.winner]
+    front = [record for record in group if record.count < _RACED and record.ci_ms[1] < winner.ci_ms[0]] + [winner]
+    return front + [record for record in ranked if all(record is not other for other in front)]
 
 
 def _order(record: Record, rank: dict[str, int]) -> tuple[int, str]:

@@ -7,6 +7,8 @@ meant so far; one that would be far too slow, or cannot be foretold, runs a smal
 
 from __future__ import annotations
 
+import concurrent.futures
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -21,6 +23,7 @@ from .api.problem import ConvProblem
 from .candidates import PROBE_FLOPS, Entry, candidates, smaller
 from .measure import HOPELESS, BadTiming, Candidate, Timing, race, summarise, verdict
 from .perfdb import perfdb, scope_of
+from .prepared import Prepared
 from .provenance import current
 from .record import Record, device_key, now
 from .trial import OutOfTime, Rig, WrongResult
@@ -84,7 +87,7 @@ class Search:
         results = self._judge(entries, refused)
         results.problem, results.device = self.problem, self.info
         results.peak_bytes = max((rig.peak for rig in self._rigs.values()), default=0)
-        results.conditions = self._conditions(results)
+        results.conditions = _conditions(results, self.budget_ms)
         self._rigs.clear()
         results.spent_ms = self._spent_ms()
         return results
@@ -125,7 +128,7 @@ class Search:
 
     def _measure(self, entry: Entry, best: float | None) -> None:
         began = time.perf_counter()
-        prepared = dispatch.make(entry.solver, entry.config, self.problem, self.queue.context)
+        prepared = self._compile(entry, best)
         entry.result.compile_ms = (time.perf_counter() - began) * 1e3
         entry.result.workspace = prepared.workspace_size
         self._compile_ms.append(entry.result.compile_ms)
@@ -149,6 +152,22 @@ class Search:
             entry.ends("cut", f"{entry.timing.ci[0] / best:.1f} times the best so far")
         else:
             entry.prepared = prepared
+
+    def _compile(self, entry: Entry, best: float | None) -> Prepared:
+        """The candidate's plan. A compilation cannot be stopped: past the budget it is left to end by itself."""
+
+        def make() -> Prepared:
+            return dispatch.make(entry.solver, entry.config, self.problem, self.queue.context)
+
+        if self.budget_ms is None:
+            return make()
+        compiler = concurrent.futures.ThreadPoolExecutor(1, "convdispatch-compile")
+        try:
+            return compiler.submit(make).result(timeout=max(0.01, self._left_ms(best) / 1e3))
+        except concurrent.futures.TimeoutError:
+            raise OutOfTime("it was still compiling") from None
+        finally:
+            compiler.shutdown(wait=False)
 
     def _look(self, sample: Callable[[], float], best: float | None) -> Timing:
         """A few samples: two of a hopeless candidate, LOOKS of another, more where they differ wildly."""
@@ -191,7 +210,7 @@ class Search:
 
         if self._prober is None:
             self._prober = Prober(self.problem, self.device)
-        left = None if self.budget_ms is None else max(1.0, (self.budget_ms - self._spent_ms()) / 1e3)
+        left = None if self.budget_ms is None else max(1.0, self._left_ms(None) / 1e3)
         status, reason = self._prober.ask(entry.solver.name, entry.config, timeout_s=left)
         if status != "right":
             entry.breaks(status, reason)
@@ -214,7 +233,7 @@ class Search:
             Candidate(str(i), rig.sampler(e.prepared, e.timing.median), max(1.0, e.timing.median))
             for i, e in enumerate(final)
         ]
-        left = None if self.budget_ms is None else max(0.0, self.budget_ms - self._spent_ms())
+        left = None if self.budget_ms is None else max(0.0, self._left_ms(None))
         outcomes = race(rivals, rounds=ROUNDS, budget_ms=left)
         for i, entry in enumerate(final):
             outcome = outcomes[str(i)]
@@ -256,13 +275,6 @@ class Search:
                 bad = next(entry.result for entry in mine if entry.broken)
                 dispatch.quarantine(self.problem, self.info, solver, f"find: {bad.status}: {bad.reason}")
 
-    def _conditions(self, results: Results) -> str:
-        untried = len(results.having("not tried"))
-        starved = [r for r in results.having("refused") if "workspace, the limit" in r.reason or "memory:" in r.reason]
-        words = [f"{untried} candidates did not fit into {self.budget_ms:g} ms"] if untried else []
-        words += [f"{len(starved)} candidates did not fit into the memory"] if starved else []
-        return "; ".join(words)
-
     def _record(self, result: Result, results: Results) -> Record:
         from . import __version__
 
@@ -296,12 +308,24 @@ class Search:
 
     def _has_time(self, expected_ms: float, best: float | None) -> bool:
         """Whether work of ``expected_ms`` ends within the budget, leaving a race against ``best`` its share."""
+        return expected_ms <= self._left_ms(best)
+
+    def _left_ms(self, best: float | None) -> float:
         if self.budget_ms is None:
-            return True
+            return math.inf
         kept = 0.0 if best is None else min(FINAL_SHARE * self.budget_ms, ROUNDS * FINALISTS * max(1.0, best))
-        return self._spent_ms() + expected_ms <= self.budget_ms - kept
+        return self.budget_ms - kept - self._spent_ms()
 
     def _rig(self, problem: ConvProblem) -> Rig:
         if problem not in self._rigs:
             self._rigs[problem] = Rig(problem, self.queue, self.memory_limit)
         return self._rigs[problem]
+
+
+def _conditions(results: Results, budget_ms: float | None) -> str:
+    """What kept a search from being complete."""
+    untried = len(results.having("not tried"))
+    starved = [r for r in results.having("refused") if "workspace, the limit" in r.reason or "memory:" in r.reason]
+    words = [f"{untried} candidates did not fit into {budget_ms:g} ms"] if untried else []
+    words += [f"{len(starved)} candidates did not fit into the memory"] if starved else []
+    return "; ".join(words)

@@ -141,15 +141,15 @@ def test_the_budget_holds_and_what_was_not_tried_is_said(faults, device):
     find(PROBLEM, device)  # compiles what all share
     faults("good", "slow_compile", "slow")
     start = time.monotonic()
-    found, results = searched(device, said=False, budget_ms=300)
-    assert (time.monotonic() - start) * 1e3 < 300 * 1.1 + 500  # one compilation cannot be interrupted
+    found, results = searched(device, said=False, budget_ms=1000)
+    assert (time.monotonic() - start) * 1e3 < 1000 * 1.1 + 100  # a run cannot be interrupted, nor a busy machine
     assert "not tried" in {found["slow"].status, found["slow_compile"].status}
-    assert "did not fit into 300 ms" in results.conditions
+    assert "did not fit into 1000 ms" in results.conditions
     records = perfdb.perfdb().lookup(PROBLEM, runtime.device_info(device))
-    assert {r.optimal for r in records if r.budget_ms == 300} == {False}
+    assert {r.optimal for r in records if r.budget_ms == 1000} == {False}, list(results)
     info = runtime.device_info(device)
-    assert why_find(PROBLEM, info) is why_find(PROBLEM, info, budget_ms=300) is None
-    assert "incomplete" in why_find(PROBLEM, info, budget_ms=600)
+    assert why_find(PROBLEM, info) is why_find(PROBLEM, info, budget_ms=1000) is None
+    assert "incomplete" in why_find(PROBLEM, info, budget_ms=2000)
     assert "incomplete" in why_find(PROBLEM, info, budget_ms=None)
 
 

@@ -151,6 +151,24 @@ def test_a_newer_record_of_the_same_choice_replaces(folders):
         assert [r.median_ms for r in reader.lookup(PROBLEM, DEVICE)] == [3.0]
 
 
+def test_of_a_tie_the_deterministic_one_stands_first_then_the_one_with_less_workspace(db):
+    db.record(
+        record("fast", 1.0, workspace=9, deterministic=False),
+        record("steady", 1.01, workspace=9, deterministic=True),
+        record("lean", 1.015, workspace=1, deterministic=True),
+        record("slow", 2.0),
+    )
+    assert solvers(db.lookup(PROBLEM, DEVICE)) == ["lean", "fast", "steady", "slow"]
+
+
+def test_a_lucky_look_does_not_stand_before_the_winner_of_a_race(db):
+    lucky = replace(record("lucky", 0.9), count=3, ci_ms=(0.8, 5.0))
+    db.record(lucky, record("raced", 1.0))
+    assert solvers(db.lookup(PROBLEM, DEVICE)) == ["raced", "lucky"]
+    db.record(replace(lucky, solver="surely", ci_ms=(0.8, 0.89)))
+    assert solvers(db.lookup(PROBLEM, DEVICE)) == ["surely", "raced", "lucky"]
+
+
 def test_files_are_read_once(db, folders, monkeypatch):
     db.lookup(PROBLEM, DEVICE)
     PerfDB(folders).record(record())

@@ -26,7 +26,7 @@ class Plan:
         self.program = build(context, SOURCE)
         self.runs = 0
         if fault == "slow_compile":
-            time.sleep(0.4)
+            time.sleep(2.5)
         if fault == "no_compile":
             build(context, "kernel void broken( {")
 
