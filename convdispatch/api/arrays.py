@@ -82,6 +82,8 @@ class Call:
         if residual is not None and tuple(residual.shape) != self.out_shape:
             raise InvalidArgument(f"residual must have the result's shape {self.out_shape}, got {tuple(residual.shape)}")
         self._check_out(operands[self._out])
+        lead = operands[self._lead]
+        self._make = None if self.host else maker_of(type(lead), self.out_shape, self._out_strides, self.dtype)
         commands = self._queue(operands[self._lead], queue)
         self.context = commands.context
         unsupported = runtime.device_info(commands.device).supports(problem.dtype)
@@ -166,7 +168,7 @@ class Call:
         out, promise = operands[self._out], operands[1] if type(operands[1]) is Constant else None
         if out is None:
             forbid_when_frozen("allocate the result (pass out=)")
-            out = operands[self._out] = empty_like(operands[self._lead], self.out_shape, self._out_strides, queue)
+            out = operands[self._out] = self._make(queue, operands[self._lead])
         if self.empty:
             return self._zero(out, queue)
         events: list[Any] = []
@@ -267,19 +269,24 @@ def native(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
-def empty_like(array: Any, shape: tuple[int, ...], strides: tuple[int, ...], queue: Any) -> Any:
-    """An uninitialised C-contiguous array of ``array``'s class and dtype on ``queue``."""
-    kind = type(array)
+def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> Any:
+    """``make(queue, like)``: an uninitialised C-contiguous array of class ``kind``; sizes are worked out once."""
     if hasattr(kind, "empty"):  # Tensor
-        return kind.empty(shape, array.dtype, queue)
+        return lambda queue, like: kind.empty(shape, dtype, queue)
     import pyopencl as cl
 
-    size = max(1, math.prod(shape) * array.dtype.itemsize)
-    memory = array.allocator(size) if array.allocator else cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size)
-    try:  # the checks of Array's constructor cost six times what the rest of a warm call does
-        return kind(
-            queue, shape, array.dtype, allocator=array.allocator, data=memory, strides=strides,
-            _fast=True, _size=math.prod(shape), _context=queue.context, _queue=queue,
-        )  # fmt: skip
-    except TypeError:  # a pyopencl without this road, or a subclass that closed it
-        return kind(queue, shape, array.dtype, allocator=array.allocator, data=memory, strides=strides)
+    count = math.prod(shape)
+    size, flags, buffer = max(1, count * dtype.itemsize), cl.mem_flags.READ_WRITE, cl.Buffer
+
+    def make(queue: Any, like: Any) -> Any:
+        allocator, context = like.allocator, like.context
+        memory = allocator(size) if allocator else buffer(context, flags, size)
+        try:  # the checks of Array's constructor cost six times what the rest of a warm call does
+            return kind(
+                queue, shape, dtype, allocator=allocator, data=memory, strides=strides,
+                _fast=True, _size=count, _context=context, _queue=queue,
+            )  # fmt: skip
+        except TypeError:  # a pyopencl without this road, or a subclass that closed it
+            return kind(queue, shape, dtype, allocator=allocator, data=memory, strides=strides)
+
+    return make
