@@ -1,8 +1,8 @@
 """Measure the generated matrix product against the device's own multiply-add peak, taken in the same run.
 
-    python bench/gemm.py                                    # 1024 cubed on the default device, default configuration
-    python bench/gemm.py --size 4096 --configs all          # every configuration, fastest first
-    python bench/gemm.py --shape 64 3136 576 --batch 8 --layout nt --dtype float16 --device nvidia
+python bench/gemm.py                                    # 1024 cubed on the default device, default configuration
+python bench/gemm.py --size 4096 --configs all          # every configuration, fastest first
+python bench/gemm.py --shape 64 3136 576 --batch 8 --layout nt --dtype float16 --device nvidia
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import pyopencl as cl  # noqa: E402
+import pyopencl as cl
 
-from convdispatch import runtime  # noqa: E402
-from convdispatch.api.dtypes import DTYPES  # noqa: E402
-from convdispatch.api.errors import ConvDispatchError  # noqa: E402
-from convdispatch.gemm import Axis, GemmPlan, GemmSpec, Matrix, configs, packed_layout  # noqa: E402
-from convdispatch.gemm.configs import cpu_configs, gpu_configs  # noqa: E402
+from convdispatch import runtime
+from convdispatch.api.dtypes import DTYPES
+from convdispatch.api.errors import ConvDispatchError
+from convdispatch.gemm import Axis, GemmPlan, GemmSpec, Matrix, configs, packed_layout
+from convdispatch.gemm.configs import cpu_configs, gpu_configs
 
 # sum = sum * x + y in CHAINS independent chains of V a work item: nothing but multiply-adds.
 PEAK = """
@@ -85,7 +85,8 @@ class Bench:
             }
             items = self.info.compute_units * (8 if cpu else 2048)
             kernel = cl.Program(self.context, text).build().peak
-            kernel.set_scalar_arg_dtypes([None, *[np.dtype(f"float{8 * DTYPES[dtype].itemsize}" if acc == "double" else "float32")] * 2])
+            scalar = np.dtype("float64" if acc == "double" else "float32")
+            kernel.set_scalar_arg_dtypes([None, scalar, scalar])
             out = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, items * lanes * 8)
             local = (1,) if cpu else (min(256, self.info.max_work_group_size),)
             seconds, _, _ = self.time(lambda: kernel(self.queue, (items,), local, out, 0.999, 0.001))  # noqa: B023
@@ -135,7 +136,7 @@ def relative_error(spec: GemmSpec, a: np.ndarray, b: np.ndarray, c: np.ndarray) 
 @click.option("--shape", type=int, nargs=3, default=None, help="M N K instead of --size.")
 @click.option("--batch", default=1, show_default=True)
 @click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", show_default=True)
-@click.option("--layout", default="nn", show_default=True, help="n or t for A and B (and C): t is transposed in memory.")
+@click.option("--layout", default="nn", show_default=True, help="n or t for A, B (and C): t is transposed in memory.")
 @click.option("--configs", "which", default="1", show_default=True, help="all, or how many of the first.")
 @click.option("--generator", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", show_default=True)
 @click.option("--alignment", default=4, show_default=True, help="Elements that all offsets are multiples of.")

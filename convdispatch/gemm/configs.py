@@ -12,6 +12,7 @@ from .spec import GemmSpec
 __all__ = ["configs", "cpu_configs", "gpu_configs"]
 
 _L2 = 512 * 1024  # bytes of B that one pass over the rows may keep in a core's second-level cache
+_LOCAL = 128 * 1024  # bytes of local memory for a block of B that a work item packs itself
 _ITEM_FLOPS = 1_000_000  # a CPU work item should do so much, for starting one costs some hundred nanoseconds
 _GPU_TILES = (  # bm, bn, bk, tm, tn, ln, stages; 256 work items unless the tile is small
     (128, 128, 8, 8, 8, 8, 2),
@@ -70,11 +71,9 @@ def cpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
                 cost = _tile_cost(inner, mr, nv, lanes, scatter)
                 choices.append((cost, swap, mr, nv))
     choices.sort()
-    seen = 0
-    for cost, swap, mr, nv in choices:
-        if cost > 1.6 * choices[0][0] or seen == 6:
+    for cost, swap, mr, nv in choices[:6]:
+        if cost > 1.6 * choices[0][0]:
             break
-        seen += 1
         yield from _cpu_blocks((spec.swapped if swap else spec).simplified, device, swap, mr, nv, lanes)
 
 
@@ -128,10 +127,16 @@ def _cpu_blocks(
     config |= {"kc": kc, "mt": mt, "np": wide, "bt": deep, "split": split, "ks": ks}
     # Packing pays when an element is read often: B once a tile of rows, A once a panel of columns.
     pack_a = not spec.a_packed and not (direct_a and (panels <= 2 or (spec.a.col.stride == 1 and mr <= 8)))
-    pack_b = not spec.b_packed and not (direct_b and tiles <= 3)
+    pack_b = not spec.b_packed and not (direct_b and tiles <= 24)
+    depth = spec.k if split == 1 else ks
+    local_kc = min(depth, min(device.local_mem_size, _LOCAL) // (nr * spec.accumulator_size))
+    local_kc = 0 if local_kc < min(depth, 64) or (narrow and split == 1 and local_kc < depth) else local_kc
+    local_kc = local_kc and _ceil(depth, _ceil(depth, local_kc))
     yield {**config, "pack_a": pack_a, "pack_b": pack_b}
     if direct_a and not spec.a_packed:
         yield {**config, "pack_a": not pack_a, "pack_b": pack_b}
+    if not spec.b_packed and pack_b != "local" and local_kc:
+        yield {**config, "pack_a": pack_a, "pack_b": "local", "kc": local_kc}
     if direct_b and not spec.b_packed:
         yield {**config, "pack_a": pack_a, "pack_b": not pack_b}
     if not narrow and kc > 512:
@@ -182,5 +187,6 @@ def _gpu_cost(spec: GemmSpec, device: DeviceInfo, tile: dict[str, int]) -> float
     groups = _ceil(spec.m, bm) * _ceil(spec.n, bn) * spec.batch * split
     reads = 1 / tile["tm"] + 1 / tile["tn"]  # local memory per multiply-add
     fetches = 1 / bm + 1 / bn  # global memory per multiply-add
-    work = bm * bn * (ks + 32) * (1 + 1.2 * reads + 16 * fetches)
+    crowded = 1.1 if tile["tm"] * tile["tn"] > 64 else 1.0  # so many registers leave one work group a unit
+    work = bm * bn * (ks + 32) * (1 + 1.2 * reads + 16 * fetches) * crowded
     return max(groups / device.compute_units, 1) * work

@@ -9,16 +9,18 @@
 // MT     register tiles of one column panel that a work item computes
 // NP     column panels of a work item
 // BT     batches of a work item
+// b_local  the work item itself packs KC rows of a panel of B into local memory, which is its own: groups hold one item
 <%
 nr = nv * lanes
 tail_m, tail_n = m % mr, n % nr
 full_m, full_n = m // mr, n // nr
+padded = b_packed or b_local  # else B is read in place and has no lanes beyond its edge
 %>
 <%def name="tile(rows, columns)"><%
 whole, rest = columns // lanes, columns % lanes
 vectors = whole + (rest > 0)
 # A direct B has no padding: the last vector ends at the matrix' edge and overlaps the one before it.
-start = [j * lanes - (lanes - rest if not b_packed and j == whole else 0) for j in range(vectors)]
+start = [j * lanes - (lanes - rest if not padded and j == whole else 0) for j in range(vectors)]
 steps = range(ku)
 %>\
     {  // ${rows} x ${columns}
@@ -34,7 +36,9 @@ steps = range(ku)
       global const ACC *restrict pa${i} = a + A_ROW(tile * MR + ${i}) + A_COL(k0);
 % endfor
 % endif
-% if b_packed:
+% if b_local:
+      local const ACC *restrict pb = block;
+% elif b_packed:
       global const ACC *restrict pb = b + (long)panel * ((long)K * ${nr}) + (long)k0 * ${nr};
 % else:
       global const ACC *restrict pb = b + B_COL(panel * ${nr}) + B_ROW(k0);
@@ -44,7 +48,7 @@ steps = range(ku)
       for (; k + ${width} <= kb; k += ${width}) {
 % for u in range(width):
 % for j in range(vectors):
-        const V b${u}_${j} = *(global const vec_element *)(pb + ${u * b_step + start[j]});
+        const V b${u}_${j} = *(${'local' if b_local else 'global'} const vec_element *)(pb + ${u * b_step + start[j]});
 % endfor
 % for i in range(rows):
         const ACC a${u}_${i} = ${f"pa[{u * mr + i}]" if a_packed else f"pa{i}[{u * a_step}]"};
@@ -67,14 +71,66 @@ steps = range(ku)
 % if j < whole:
       put_vector(OUT_ARGS, ${total}, tile * MR + ${i}, panel * ${nr} + ${start[j]}, flags);
 % else:
-<% first = 0 if b_packed else lanes - rest %>\
+<% first = 0 if padded else lanes - rest %>\
       put_lanes(OUT_ARGS, ${total}, tile * MR + ${i}, panel * ${nr} + ${start[j]}, ${first}, ${first + rest}, flags);
 % endif
 % endfor
 % endfor
     }
 </%def>
+<%def name="scalars(columns)">\
+% if b_k_unit:
+          for (int k = 0; k < kb; k += LANES)  // short runs along k, so that the scattered writes stay in the cache
+            for (int lane = 0; lane < ${columns}; ++lane) {
+              global const REAL *from = b + B_COL(panel * ${nr} + lane) + B_ROW(k0 + k);
+              if (k + LANES <= kb) for (int q = 0; q < LANES; ++q) block[(k + q) * ${nr} + lane] = LOAD(from, q);
+              else for (int q = 0; q < kb - k; ++q) block[(k + q) * ${nr} + lane] = LOAD(from, q);
+            }
+% else:
+          for (int lane = 0; lane < ${columns}; ++lane) {
+            global const REAL *from = b + B_COL(panel * ${nr} + lane);
+            for (int k = 0; k < kb; ++k) block[k * ${nr} + lane] = LOAD(from, B_ROW(k0 + k));
+          }
+% endif
+</%def>
+<%def name="fill(columns)"><% whole, rest = columns // lanes, columns % lanes %>\
+        // block[k, lane] = B[k0 + k, panel's column lane]
+% if rest:
+        for (int k = 0; k < kb; ++k)
+          *(local vec_element *)(block + k * ${nr} + ${whole * lanes}) = (V)(0);
+% endif
+% if b_run and whole:
+% if b_run < n:
+        if (panel * ${nr} % ${b_run} + ${columns} <= ${b_run}) {
+% else:
+        {
+% endif
+          global const REAL *from = b + B_COL(panel * ${nr});
+          for (int k = 0; k < kb; ++k) {
+            const long row = B_ROW(k0 + k);
+% for v in range(whole):
+            *(local vec_element *)(block + k * ${nr} + ${v * lanes}) = LOADV(from + row + ${v * lanes});
+% endfor
+% for lane in range(whole * lanes, columns):
+            block[k * ${nr} + ${lane}] = LOAD(from, row + ${lane});
+% endfor
+          }
+        }
+% if b_run < n:
+        else {
+${scalars(columns)}\
+        }
+% endif
+% else:
+        {
+${scalars(columns)}\
+        }
+% endif
+</%def>
 <%def name="rows(columns)">\
+% if b_local:
+${fill(columns)}\
+% endif
 % if full_m:
         for (; tile < min(tile1, ${full_m}); ++tile)
 ${tile(mr, columns)}\
@@ -85,7 +141,10 @@ ${tile(tail_m, columns)}\
 % endif
 </%def>
 kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void gemm(global const ACC *restrict a_, long a_off, global const ACC *restrict b_, long b_off, OUT_KERNEL_PARAMS) {
+void gemm(global const ACC *restrict a_, long a_off, global const ${'REAL' if b_local else 'ACC'} *restrict b_, long b_off, OUT_KERNEL_PARAMS) {
+% if b_local:
+  local ACC block[KC * ${nr}] __attribute__((aligned(64)));
+% endif
   const int panel0 = get_global_id(0) * NP, panel1 = min(panel0 + NP, ${-(-n // nr)});
   const int tile0 = get_global_id(1) * MT, tile1 = min(tile0 + MT, ${-(-m // mr)});
   const int part = get_global_id(2) % SPLIT, z0 = get_global_id(2) / SPLIT * BT, z1 = min(z0 + BT, BATCH);
@@ -93,7 +152,7 @@ void gemm(global const ACC *restrict a_, long a_off, global const ACC *restrict 
   for (int z = z0; z < z1; ++z) {
     OUT_POINTERS(z, part)
     global const ACC *a = a_ + a_off + ${f"A_PACKED(z) * {-(-m // mr) * mr * k}L" if a_packed else "A_BATCH(z)"};
-    global const ACC *b = b_ + b_off + ${f"B_PACKED(z) * {-(-n // nr) * nr * k}L" if b_packed else "B_BATCH(z)"};
+    global const ${'REAL' if b_local else 'ACC'} *b = b_ + b_off + ${f"B_PACKED(z) * {-(-n // nr) * nr * k}L" if b_packed else "B_BATCH(z)"};
     for (int k0 = begin; k0 < end; k0 += KC) {
       const int kb = min(KC, end - k0);
       const int flags = (k0 > begin ? ADD : FLAGS) | (k0 + KC >= end ? LAST : 0);

@@ -27,7 +27,7 @@ void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed
     for (int k = k0; k < k1; ++k)
       for (int lane = count; lane < W; ++lane) packed[(long)k * W + lane] = 0;
 % if vectors:
-  if (count == W) {  // whole panels of neighbours: vector copies
+  if (count == W${f" && i0 % {run} + W <= {run}" if run else ""}) {  // whole panels of neighbours: vector copies
     global const REAL *p = x + X_I(i0);
     for (int k = k0; k < k1; ++k) {
       const long row = X_K(k);

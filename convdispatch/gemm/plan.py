@@ -45,6 +45,7 @@ class GemmPlan:
         packs = {"a": False, "b": False}
         if config["kind"] == "cpu":
             packs = {x: config["pack_" + x] or not direct(inner, x, config["lanes"]) for x in "ab"}
+            packs["b"] = packs["b"] and config["pack_b"] != "local"
         self._areas: dict[str, int] = {}
         self._packers: dict[str, _Kernel] = {}
         self._inner, self._pack_lock = inner, threading.Lock()
@@ -179,9 +180,7 @@ class _Kernel:
 def _replace(spec: GemmSpec, packed: Mapping[str, bool]) -> GemmSpec:
     import dataclasses
 
-    return dataclasses.replace(
-        spec, a_packed=spec.a_packed or packed["a"], b_packed=spec.b_packed or packed["b"]
-    )
+    return dataclasses.replace(spec, a_packed=spec.a_packed or packed["a"], b_packed=spec.b_packed or packed["b"])
 
 
 def _gemm_sizes(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

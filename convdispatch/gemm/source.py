@@ -35,7 +35,8 @@ def _epilogue(spec: GemmSpec, config: Mapping[str, Any], lanes: int, partial: bo
     text += _define(M=spec.m, N=spec.n, K=spec.k, BATCH=spec.batch, SPLIT=split, KS=ks)
     text += _define(FLAGS="ADD" if spec.epilogue.accumulate and not partial else 0)
     row, col, batch = (Axis(spec.n), Axis(1), Axis(0)) if partial else (spec.c.row, spec.c.col, spec.c.batch)
-    text += f"#define C_ROW(m) {row.text('m')}\n#define C_COL(n) {col.text('n')}\n#define C_BATCH(z) {batch.text('z')}\n"
+    text += f"#define C_ROW(m) {row.text('m')}\n#define C_COL(n) {col.text('n')}\n"
+    text += f"#define C_BATCH(z) {batch.text('z')}\n"
     text += f"#define BIAS_BATCH(z) {spec.epilogue.bias_batch.text('z')}\n"
     size = spec.accumulator_size
     return text + kernel_text(
@@ -85,6 +86,8 @@ def _cpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
     text += f"#define A_ROW(m) {spec.a.row.text('m')}\n#define A_COL(k) {spec.a.col.text('k')}\n"
     text += f"#define B_ROW(k) {spec.b.row.text('k')}\n#define B_COL(n) {spec.b.col.text('n')}\n"
     nr = config["nv"] * lanes
+    b_local = config["pack_b"] == "local" and not spec.b_packed
+    k, n = spec.b.row, spec.b.col
     return text + kernel_text(
         __package__,
         "cpu.cl.mako",
@@ -98,7 +101,10 @@ def _cpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
         a_packed=spec.a_packed,
         b_packed=spec.b_packed,
         a_step=spec.a.col.stride,
-        b_step=nr if spec.b_packed else spec.b.row.stride,
+        b_step=nr if spec.b_packed or b_local else k.stride,
+        b_local=b_local,
+        b_k_unit=k.plain and k.stride == 1 and n.stride != 1,
+        b_run=(spec.n if n.plain else n.inner) if n.stride == 1 and spec.n > 1 else 0,
     )
 
 
@@ -193,7 +199,8 @@ def pack_text(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> str:
         width=layout.width,
         accsize=spec.accumulator_size,
         k_unit=k.plain and k.stride == 1 and i.stride != 1,
-        vectors=i.plain and i.stride == 1 and layout.width % lanes == 0 and spec.dtype in ("float32", "float64"),
+        vectors=i.stride == 1 and layout.width % lanes == 0 and spec.dtype in ("float32", "float64"),
+        run=0 if i.plain else i.inner,
     )
 
 

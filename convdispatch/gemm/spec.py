@@ -105,7 +105,8 @@ class GemmSpec:
     ``dtype`` is how a, b, c, bias and residual are stored; sums are float32 or wider. ``a_packed`` (``b_packed``):
     that operand comes in panels of the accumulation type, as ``packed_layout`` describes; of its Matrix only the batch
     axis counts then (a batch stride of 0 means one shared operand). ``alignment`` is the caller's promise that every
-    offset it passes for a, b, c and residual is a multiple of so many elements; 4 lets a GPU move vectors.
+    offset it passes for a, b, c and residual is a multiple of so many elements, and every buffer's own start is aligned
+    to as many; 4 lets a GPU move vectors.
 
     Raises InvalidArgument when a number does not fit.
     """
@@ -153,13 +154,9 @@ class GemmSpec:
         """The same product with every axis in its plainest form."""
 
         def plain(matrix: Matrix, rows: int, cols: int) -> Matrix:
-            return Matrix(
-                matrix.row.simplified(rows), matrix.col.simplified(cols), matrix.batch.simplified(self.batch)
-            )
+            return Matrix(matrix.row.simplified(rows), matrix.col.simplified(cols), matrix.batch.simplified(self.batch))
 
-        epilogue = dataclasses.replace(
-            self.epilogue, bias_batch_stride=self.epilogue.bias_batch.simplified(self.batch)
-        )
+        epilogue = dataclasses.replace(self.epilogue, bias_batch_stride=self.epilogue.bias_batch.simplified(self.batch))
         return dataclasses.replace(
             self,
             a=plain(self.a, self.m, self.k),
