@@ -137,8 +137,8 @@ def test_the_smaller_problem(text):
 
 
 def test_the_budget_holds_and_what_was_not_tried_is_said(faults, device):
-    faults("good", "many", "slow_compile")
-    find(PROBLEM, device)  # compiles what all share
+    faults("good")
+    find(PROBLEM, device, store=False)  # compiles what all share
     faults("good", "slow_compile", "slow")
     start = time.monotonic()
     found, results = searched(device, said=False, budget_ms=1000)
@@ -146,7 +146,7 @@ def test_the_budget_holds_and_what_was_not_tried_is_said(faults, device):
     assert "not tried" in {found["slow"].status, found["slow_compile"].status}
     assert "did not fit into 1000 ms" in results.conditions
     records = perfdb.perfdb().lookup(PROBLEM, runtime.device_info(device))
-    assert {r.optimal for r in records if r.budget_ms == 1000} == {False}, list(results)
+    assert {r.optimal for r in records if r.budget_ms == 1000} == {False}
     info = runtime.device_info(device)
     assert why_find(PROBLEM, info) is why_find(PROBLEM, info, budget_ms=1000) is None
     assert "incomplete" in why_find(PROBLEM, info, budget_ms=2000)
