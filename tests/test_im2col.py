@@ -1,0 +1,169 @@
+"""The universal solver: every shape, direction, layout and dtype exactly; chunks, caps, packed weights, guard zones."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from checking import GUARD, Guarded, check, compare, make_operands, numpy_dtype
+
+from convdispatch import policy, runtime, shapes
+from convdispatch.api import ConvProblem, DeviceInfo
+
+im2col = pytest.importorskip("convdispatch_im2col")
+SOLVER = im2col.Im2col()
+CPU = DeviceInfo("some CPU", "intel", "cpu", "simd512", compute_units=2, simd_width=16, fp64=True)
+GPU = DeviceInfo(
+    "some GPU", "nvidia", "gpu", "sm_90", compute_units=132, max_work_group_size=1024,
+    max_work_item_sizes=(1024, 1024, 64), local_mem_size=49152, fp64=True,
+)  # fmt: skip
+
+
+def cases() -> list[ConvProblem]:
+    """Every shape in turn meets another direction, layout and dtype; all of them with ``--full``."""
+    entries = [entry for table in ("near_miss", "basic") for entry in shapes.load(table)]
+    variants = list(
+        itertools.product(
+            ("fwd", "bwd_data", "bwd_weights"), ("nchw", "nhwc"), ("float32", "float64", "float16", "bfloat16")
+        )
+    )
+    return [
+        entry.problem.replace(direction=direction, layout=layout, dtype=dtype)
+        for entry in entries
+        for direction, layout, dtype in variants
+    ]
+
+
+# A prime step walks through shapes and variants alike.
+THINNED = cases()[5::139]
+
+
+@pytest.mark.parametrize("problem", THINNED, ids=str)
+def test_shapes_are_exact(device, problem):
+    check(problem, device, solver="im2col")
+
+
+def test_all_shapes_are_exact(device, full):
+    if not full:
+        pytest.skip("--full runs the whole product")
+    for problem in cases():
+        check(problem, device, solver="im2col")
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mb2ic5ih9oc6kh3ph1+bias+residual+relu",
+        "mb2ic5ih9oc20kh1+bias+residual+relu",
+        "g6mb2ic6ih9oc6kh3ph1+bias+residual+relu",
+        "bwd_data_mb2ic5ih9oc6kh3ph1sh2+bias+residual+relu",
+        "bwd_data_mb2ic5ih9oc6kh3ph1+accumulate",
+        "bwd_weights_bf16_mb2ic5ih9oc6kh3ph1+accumulate",
+    ],
+)
+def test_epilogues(device, text, layout):
+    check(ConvProblem.parse(text).replace(layout=layout), device, solver="im2col")
+
+
+def test_real_data_within_the_contract(device):
+    check(ConvProblem.parse("mb2ic67ih15oc33kh3ph1"), device, solver="im2col", data="real", tolerance=1e-6)
+
+
+def run(problem: ConvProblem, config: dict, queue) -> None:
+    """One configuration's plan, between guard zones that hold the workspace too; exact."""
+    import pyopencl as cl
+
+    operands, expected = make_operands(problem)
+    plan = SOLVER.plan(queue.context, problem, config)
+    info = runtime.device_info(queue.device)
+    assert plan.workspace_size == SOLVER.workspace(problem, info, config)
+    dtype = numpy_dtype(problem.dtype)
+    blank = operands.initial if problem.accumulate else np.full(problem.out_shape, np.nan, dtype)
+    arrays = {name: array for name, array in operands.present().items() if name != "initial"}
+    arrays |= {problem.written: blank, "workspace": np.full(-(-plan.workspace_size // 4) + 1, np.nan, np.float32)}
+    guarded = {name: Guarded(array, queue) for name, array in arrays.items()}
+    memory = {name: each.buffer.get_sub_region(GUARD, each.nbytes) for name, each in guarded.items()}
+    extras = {name: memory[name] for name in ("bias", "residual") if name in memory}
+    wait_for = None
+    if problem.constant_weights and getattr(plan, "packed_size", 0):
+        packed = Guarded(np.full(plan.packed_size // 4, np.nan, np.float32), queue)
+        region = packed.buffer.get_sub_region(GUARD, packed.nbytes)
+        wait_for = [plan.pack(queue, memory["w"], region)]
+        memory["w"] = region
+    plan.enqueue(queue, memory["x"], memory["w"], memory["y"], memory["workspace"], wait_for, **extras)
+    cl.wait_for_events([cl.enqueue_marker(queue)])
+    for name, each in guarded.items():
+        damage = each.damage(payload_too=name not in (problem.written, "workspace"))
+        assert damage is None, f"{name}: {damage}: {problem} {config}"
+    compare(guarded[problem.written].read()[1], expected, 0.0, f"{problem} {config}")
+
+
+# More than one chunk under the smallest cap, along images, places, groups and channels.
+CHUNKED = [
+    "mb3ic40ih20iw23oc9kh3ph1+bias+relu",
+    "f16_mb2ic40ih20iw23oc9kh3ph1+constant",
+    "nhwc_mb3ic40ih20iw23oc17kh3ph1+bias+constant",
+    "nhwc_bf16_g2mb2ic40ih20iw23oc6kh3ph1sh2",
+    "mb5ic33ih17oc18kh1+residual+constant",
+    "nhwc_mb5ic33ih17oc18kh1",
+    "g5mb3ic5ih40oc10kh3ph1+constant",
+    "nhwc_g21mb2ic21ih20oc21kh5ph2+bias+constant",
+    "bwd_data_mb3ic9ih20iw23oc40kh3ph1sh2+bias",
+    "bwd_data_nhwc_g2mb2ic12ih20iw23oc40kh3ph1+accumulate",
+    "bwd_weights_mb3ic9ih20iw23oc7kh3ph1",
+    "bwd_weights_nhwc_bf16_g2mb3ic8ih20iw23oc6kh3ph1+accumulate",
+]
+
+
+@pytest.mark.parametrize("text", CHUNKED)
+def test_the_smallest_cap(queue, text):
+    problem = ConvProblem.parse(text)
+    run(problem, list(SOLVER.configs(problem, runtime.device_info(queue.device)))[-1], queue)
+
+
+def test_an_out_of_order_queue_keeps_the_order(device):
+    import pyopencl as cl
+
+    context = runtime.context(device)
+    queue = cl.CommandQueue(context, properties=cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
+    problem = ConvProblem.parse("mb3ic40ih20iw23oc9kh3ph1+bias+relu")
+    run(problem, list(SOLVER.configs(problem, runtime.device_info(device)))[-1], queue)
+
+
+def test_every_kind_of_configuration_of_one_problem(queue):
+    info, seen = runtime.device_info(queue.device), {}
+    for text in ("mb2ic20ih11oc35kh3ph1+constant", "bwd_data_mb2ic20ih11oc35kh3ph1", "mb2ic20ih12oc35kh1"):
+        for layout in ("nchw", "nhwc"):
+            problem = ConvProblem.parse(text).replace(layout=layout)
+            for config in SOLVER.configs(problem, info):
+                gemm = config["gemm"]
+                kind = (text, layout, config["method"], config.get("form"), gemm.get("swap"))
+                seen.setdefault(kind, (problem, config))
+    for problem, config in seen.values():
+        run(problem, config, queue)
+
+
+@pytest.mark.parametrize("info", [CPU, GPU], ids=["cpu", "gpu"])
+def test_answers_are_pure_and_caps_fall(info):
+    for problem in cases()[::53]:
+        assert SOLVER.rejects(problem, info) is None
+        sizes = [SOLVER.workspace(problem, info, config) for config in SOLVER.configs(problem, info)]
+        assert sizes
+        assert min(sizes) <= sizes[0]
+        assert SOLVER.cost(problem, info, {}) > 0
+
+
+def test_a_workspace_limit_is_kept(device):
+    problem = ConvProblem.parse("mb2ic40ih40oc9kh3ph1")
+    sizes = [SOLVER.workspace(problem, None, config) for config in SOLVER.configs(problem, runtime.device_info(device))]
+    assert sizes[-1] < sizes[0]
+    with policy(workspace_limit=sizes[-1]):
+        check(problem, device, solver=None)
+
+
+def test_what_it_rejects():
+    assert SOLVER.rejects(ConvProblem(mb=0), CPU) == "1 image or more, got 0"
+    no_double = DeviceInfo("small", "arm", "gpu", "mali")
+    assert "float64" in SOLVER.rejects(ConvProblem(dtype="float64"), no_double)
