@@ -148,8 +148,9 @@ class Candidate:
 class Outcome:
     """What a race found of one candidate.
 
-    ``status`` is ``measured``, ``cut`` (certain to lose), ``failed`` (it raised, or its times are impossible) or
-    ``not tried`` (the budget ended first). ``timing`` is None where no sample counts.
+    ``status`` is ``measured``, ``cut`` (certain to lose), ``failed`` (it raised, or its times are impossible),
+    ``unsteady`` (too many wild samples, as on a busy machine) or ``not tried`` (the budget ended first). ``timing`` is
+    None where no sample counts.
     """
 
     status: str
@@ -253,7 +254,7 @@ def _outcome(entrant: _Entrant) -> Outcome:
     try:
         return Outcome(status, reason, summarise(entrant.samples))
     except BadTiming as error:
-        return Outcome("failed", str(error), None)
+        return Outcome("unsteady", str(error), None)
 
 
 @dataclass(frozen=True)

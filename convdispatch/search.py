@@ -243,10 +243,9 @@ class Search:
             if outcome.timing is not None and outcome.timing.count >= entry.timing.count:
                 entry.timing = outcome.timing
             entry.say()
-            # Without time to race, the first look is what there is.
-            entry.ends("measured" if outcome.status == "not tried" else outcome.status, outcome.reason)
-            if entry.result.status == "measured":
-                entry.result.reason = ""
+            # Without time to race, or on a machine too busy for it, the first look is what there is.
+            status = {"not tried": "measured", "unsteady": "measured"}.get(outcome.status, outcome.status)
+            entry.ends(status, outcome.reason if status == "cut" else "")
 
     # --- what is answered and recorded -------------------------------------------------------------------------------
 

@@ -243,6 +243,14 @@ def test_a_clock_that_stands_still_gives_no_winner():
     assert judge(outcomes).winner is None
 
 
+def test_a_busy_machine_makes_a_candidate_unsteady_not_faulty():
+    clock = Clock()
+    wild = clock.candidate("wild", lambda run: 1.0 if run % 3 else 50.0)
+    outcomes = race([wild], rounds=24, clock=clock)
+    assert (outcomes["wild"].status, outcomes["wild"].timing) == ("unsteady", None)
+    assert "times off the median" in outcomes["wild"].reason
+
+
 def test_a_candidate_that_raises_fails_alone():
     clock = Clock()
 
