@@ -106,6 +106,11 @@ class Prepared:
         self._hook = hooks.manager.hook.convdispatch_enqueue if hooks.layers else None
         self._bare = self._hook is None and self._epilogue is None and not (problem.bias or problem.residual)
 
+    @property
+    def fuses_residual(self) -> bool:
+        """The solver adds the residual itself, element by element, so that it may be the output's own memory."""
+        return self._seen.residual
+
     def enqueue(
         self,
         queue: cl.CommandQueue,

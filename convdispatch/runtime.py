@@ -319,6 +319,15 @@ def region(queue: cl.CommandQueue, memory: cl.MemoryObject, offset: int, size: i
     return copy
 
 
+def copied(queue: cl.CommandQueue, memory: cl.MemoryObject, size: int, wait_for: Any = None) -> cl.MemoryObject:
+    """A copy of the first ``size`` bytes, from the queue's pool."""
+    import pyopencl as cl
+
+    copy = allocate(queue, size)
+    cl.enqueue_copy(queue, copy, memory, byte_count=size, wait_for=wait_for or None)
+    return copy
+
+
 def output_region(
     queue: cl.CommandQueue, memory: cl.MemoryObject, offset: int, size: int, keep: bool = False
 ) -> tuple[Any, cl.MemoryObject]:

@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE))  # for ``checking``
 
 # A test must not see the records, registry or plugins of the user who runs it, nor leave any behind.
 _HOME = Path(tempfile.mkdtemp(prefix="convdispatch-tests-"))
-os.environ.setdefault("CONVDISPATCH_DB", str(_HOME / "records.sqlite"))
+os.environ.setdefault("CONVDISPATCH_DB", str(_HOME / "records"))
 os.environ.setdefault("CONVDISPATCH_PLUGIN_DIR", str(_HOME / "plugins"))
 os.environ.pop("CONVDISPATCH_REGISTRY", None)
 

@@ -127,7 +127,7 @@ class Call:
         direct = out is not None and out.flags.c_contiguous and out.dtype.isnative
         if direct and any(
             array is not None and np.may_share_memory(out, getattr(array, "array", array))
-            for array in (operands[self._lead], operands[self._other], bias)
+            for array in (operands[self._lead], operands[self._other], bias, residual)
         ):
             direct = False  # an operand would change while it is still read
         result = out if direct else np.empty(self.out_shape, self.dtype)
@@ -182,7 +182,10 @@ class Call:
         if bias is not None:
             bias = self._input(bias, self._bias_strides, queue, events)
         if residual is not None:
+            shared = residual.base_data == out.base_data and not self.prepared.fuses_residual
             residual = self._input(residual, self._out_strides, queue, events)
+            if shared:  # the convolution would overwrite it before the epilogue's own pass reads it
+                residual = runtime.copied(queue, residual, out.nbytes, events)
         finish, operands[self._out] = self._output(out, queue, events)
         event = dispatch.run(
             self.problem,

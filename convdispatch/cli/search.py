@@ -17,6 +17,9 @@ from .options import AS_JSON, CONFIGURE, DEVICE, configure, read_entries
 
 __all__ = ["find"]
 
+BEST = 5
+"""Measured candidates that are printed without -v."""
+
 
 @click.command()
 @click.argument("names", metavar="[NET|PROBLEM]...", nargs=-1)
@@ -86,13 +89,14 @@ def _search(problems: list[ConvProblem], device: str | None, again: bool, quiet:
     chosen = runtime.find_device(device)
     info = runtime.device_info(chosen)
     console, found, known = Console(stderr=True), [], 0
+    known_limits = {name: limits[name] for name in ("budget_ms", "workspace_limit")}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=quiet, transient=True) as progress:
         task = progress.add_task("find", total=len(problems))
         try:
             for problem in problems:
                 progress.update(task, description=str(problem)[:60])
-                if again or why_find(problem, info):
+                if again or why_find(problem, info, **known_limits):
                     found.append(measure(problem, chosen, **limits))
                 else:
                     known += 1
@@ -112,19 +116,19 @@ def _show(results: Any, verbose: bool) -> None:
         f"({results.verdict}) in {results.spent_ms / 1e3:.1f} s, at most {results.peak_bytes / 2**20:.0f} MiB",
         highlight=False,
     )
-    table = Table("solver", "configuration", "state", "ms", "95 % interval", "error", "workspace", "why")
-    shown = [r for r in results if verbose or r.status in ("measured", "wrong", "failed", "refused")]
+    table = Table("solver", "state", "ms", "95 % interval", "error", "workspace", "configuration or why", box=None)
+    shown = [r for r in results if verbose or r.status in ("wrong", "failed", "refused")]
+    shown = shown if verbose else [*results.having("measured")[:BEST], *shown]
     for r in shown:
         interval = "" if r.ci is None else f"{r.ci[0]:.4g} to {r.ci[1]:.4g}"
         table.add_row(
             r.solver,
-            json.dumps(dict(r.config)) if r.config else "",
             r.status,
             "" if r.median_ms is None else f"{r.median_ms:.4g}",
             interval,
             "" if r.error is None else f"{r.error:.1e}",
             "" if r.workspace is None else str(r.workspace),
-            r.reason,
+            r.reason or " ".join(f"{name}={value}" for name, value in r.config.items()),
         )
     console.print(table)
     rest = len(results) - len(shown)
