@@ -1,0 +1,56 @@
+"""Writes a report as CSV, a line for each layer and each thing that was timed, and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .report import Report
+from .summary import Line, lines
+
+__all__ = ["write_csv", "write_json"]
+
+COLUMNS = (
+    "net", "layer", "count", "problem", "direction", "type", "what", "name", "config", "status", "median_ms", "p20_ms",
+    "p80_ms", "samples", "gflops", "roofline_ms", "fraction", "error", "workspace_bytes", "compile_ms", "reason",
+)  # fmt: skip
+
+
+def write_json(report: Report, path: Path) -> None:
+    """The whole report; ``report.load`` reads it."""
+    path.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def write_csv(report: Report, path: Path) -> None:
+    """``what`` is ``best`` and ``chosen`` (raced), ``candidate`` (by find) or ``peer``."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for line in lines(report):
+            writer.writerows(_rows(line))
+
+
+def _rows(line: Line) -> Iterator[dict[str, Any]]:
+    layer, found = line.layer, line.measured
+    common = {"net": layer.net, "layer": layer.name, "count": layer.count, "problem": found.problem}
+    common |= {"direction": line.problem.direction, "type": line.kind, "roofline_ms": line.roof_ms}
+
+    def timed(what: str, name: str, thing: Any, **more: Any) -> dict[str, Any]:
+        ms = thing.median_ms
+        figures = {"median_ms": ms, "p20_ms": thing.p20_ms, "p80_ms": thing.p80_ms, "samples": thing.count}
+        figures |= {"gflops": found.flops / ms / 1e6 if ms else None}
+        figures |= {"fraction": line.roof_ms / ms if ms and line.roof_ms else None}
+        return {**common, "what": what, "name": name, **figures, **more}
+
+    for what, choice in (("best", found.best), ("chosen", found.chosen)):
+        if choice:
+            yield timed(what, choice.solver, choice, config=json.dumps(choice.config), reason=choice.source)
+    for row in found.rows:
+        more = {"config": json.dumps(row.config), "status": row.status, "error": row.error, "reason": row.reason}
+        yield timed("candidate", row.solver, row, workspace_bytes=row.workspace, compile_ms=row.compile_ms, **more)
+    for peer in found.peers:
+        name = f"{peer.peer} {peer.variant}".strip()
+        yield timed("peer", name, peer, error=peer.error, reason=peer.reason)

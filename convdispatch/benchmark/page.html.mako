@@ -1,0 +1,255 @@
+<%!
+  WORDS = {"fwd": "forward", "bwd_data": "backward, data", "bwd_weights": "backward, weights"}
+%><%def name="bar(value, most, colour='var(--c0)')"><span class="bar"><i style="width:${"%.1f" % (100 * min(1, (value or 0) / most) if most else 0)}%;background:${colour}"></i></span></%def>\
+<%def name="ratio(value)"><td class="n ${'' if not value else 'good' if value >= 1 else 'bad'}">${number(value)}</td></%def>\
+<%def name="swatch(name)"><i class="swatch" style="background:${colour.get(family(name), 'var(--grid)')}"></i>${name}</%def>\
+<%def name="legend()"><p class="legend">Algorithms: \
+% for name, css in colour.items():
+<span><i class="swatch" style="background:${css}"></i>${name}</span> \
+% endfor
+</p></%def>\
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Convolutions on ${device["name"]}: convdispatch bench</title>
+<style>
+:root { color-scheme: light dark; --paper:#fcfcfb; --ink:#1c1d20; --soft:#62656d; --grid:#dddee2; --card:#f2f2ef;
+  --good:#12723c; --bad:#b3261e; --c0:#2f6fb7; --c1:#d9822b; --c2:#2f8f5b; --c3:#9255b0; --c4:#c2405c; --c5:#1f8a99;
+  --c6:#8a7a1e; --c7:#6b6f78; }
+@media (prefers-color-scheme: dark) { :root { --paper:#17181b; --ink:#e7e8ea; --soft:#a2a6af; --grid:#393c43;
+  --card:#202226; --good:#6fd29a; --bad:#ff8f86; --c0:#6da7e8; --c1:#f0a559; --c2:#63c48f; --c3:#c08fdb; --c4:#f07f97;
+  --c5:#5fc3d1; --c6:#cdbb52; --c7:#a7abb5; } }
+body { font:15px/1.5 system-ui,sans-serif; color:var(--ink); background:var(--paper); max-width:1080px; margin:2rem auto;
+  padding:0 1.2rem }
+h1 { font-size:1.7rem; line-height:1.2; margin-bottom:.2rem } h2 { font-size:1.2rem; margin:2.4rem 0 .4rem }
+h3 { font-size:1rem; margin:1.2rem 0 .3rem } p { max-width:75ch } .soft, caption, small { color:var(--soft) }
+code, pre { font:13px/1.45 ui-monospace,monospace } pre { background:var(--card); padding:.7rem 1rem; border-radius:6px;
+  white-space:pre-wrap; overflow-wrap:anywhere }
+.tiles { display:flex; flex-wrap:wrap; gap:.7rem; margin:1.2rem 0 } .tiles div { background:var(--card); border-radius:8px;
+  padding:.6rem 1rem; min-width:8.5rem } .tiles b { display:block; font-size:1.35rem; font-variant-numeric:tabular-nums }
+.scroll { overflow-x:auto } table { border-collapse:collapse; width:100%; font-size:13.5px }
+th, td { text-align:left; padding:.28rem .55rem; border-bottom:1px solid var(--grid); vertical-align:middle }
+th { color:var(--soft); font-weight:600 } .n { text-align:right; font-variant-numeric:tabular-nums; white-space:nowrap }
+.good { color:var(--good) } .bad { color:var(--bad) } tr.other td { color:var(--soft); font-style:italic }
+tr.group td { background:var(--card); font-weight:600 }
+.bar { display:inline-block; width:110px; height:10px; background:var(--grid); border-radius:3px; overflow:hidden }
+.bar i { display:block; height:100% } .wide .bar { width:240px }
+.swatch { display:inline-block; width:10px; height:10px; border-radius:2px; margin-right:.4em }
+.legend span { margin-right:1rem; white-space:nowrap } .published .bar i { background-image:repeating-linear-gradient(45deg,
+  transparent 0 3px, var(--paper) 3px 5px) }
+svg { width:100%; height:auto } svg text { fill:var(--soft); font-size:12px } svg .grid { stroke:var(--grid) }
+details { border-bottom:1px solid var(--grid) } summary { cursor:pointer; padding:.3rem 0 }
+.warn { border-left:4px solid var(--bad); padding-left:.8rem }
+</style></head><body>
+
+<h1>How fast are convolutions on ${device["name"]}?</h1>
+<p class="soft">Measured with convdispatch bench, ${report.environment["created"][:10]}</p>
+<p>Nearly all of the time of a convolutional network goes into its convolutions, and there are many ways to compute one.
+convdispatch is a Python library in which such ways, called solvers, compete on OpenCL devices. This page shows, layer by
+layer, how long each solver takes on this device, which one wins, what the library would have chosen without measuring,
+and how far all this is from what the device can do.</p>
+% if report.interrupted or missing:
+<p class="warn">The run was ended early: ${missing} problems that were asked for are not measured.</p>
+% endif
+
+<div class="tiles">
+<div><b>${len({line.measured.problem for line in lines})}</b>distinct problems</div>
+% for dtype, roof in report.roofs.items():
+<div><b>${number(roof["flops"]["rate"] / 1e9)}</b>GFLOP/s multiply-add (${dtype})</div>
+<div><b>${number(roof["bandwidth"]["rate"] / 1e9)}</b>GB/s copy</div>
+% if roof.get("matrix"):
+<div><b>${number(roof["matrix"]["rate"] / 1e9)}</b>GFLOP/s matrix units (${dtype})</div>
+% endif
+% endfor
+<div><b>${share(fraction)}</b>of the roofline, geometric mean</div>
+<div><b>${number(regret)}</b>regret of the choice, geometric mean</div>
+% for peer, mean in means.items():
+<div><b>${number(mean)}</b>${peer}'s time over ours, geometric mean</div>
+% endfor
+</div>
+
+<h2>What was measured, on what</h2>
+<table>
+<tr><th>device</th><td>${device["title"]} (${device["type"]}, ${device["arch"]}, ${device["compute_units"]} compute units, ${number(device["global_mem_size"] / 2**30)} GiB), driver ${device["driver"]}</td></tr>
+<tr><th>software</th><td>Python ${report.environment["python"]}, ${report.environment["system"]}; ${", ".join(f"{n} {v}" for n, v in report.environment["packages"].items())}</td></tr>
+<tr><th>solvers of</th><td>${", ".join(f"{n} {v}" for n, v in report.environment["plugins"].items())}</td></tr>
+% for peer, settings in report.settings.get("peers", {}).items():
+<tr><th>${peer}</th><td>${", ".join(f"{n} {v}" for n, v in settings.items())}</td></tr>
+% endfor
+% for peer, reason in report.settings.get("missing_peers", {}).items():
+<tr><th>${peer}</th><td>not measured: ${reason}</td></tr>
+% endfor
+% for dtype, roof in report.roofs.items():
+<tr><th>ceilings, ${dtype}</th><td>multiply-add by ${roof["flops"]["how"]}; copy by ${roof["bandwidth"]["how"]}${"; matrix units by " + roof["matrix"]["how"] if roof.get("matrix") else "; no matrix units were measured"}</td></tr>
+% endfor
+</table>
+<p>To measure the same again:</p>
+<pre>${report.settings.get("command") or "convdispatch bench"}</pre>
+
+<h2>Nets</h2>
+<p>Sums over a net's convolutions, each counted as often as the net runs it. <i>Best</i> takes the fastest solver of each
+layer; <i>chosen</i> what the library would have run without searching; <i>roofline</i> the least time that the measured
+ceilings allow. A ratio is the peer's time over ours: above 1, ours is faster.</p>
+<div class="scroll"><table>
+<tr><th>net</th><th>direction</th><th class="n">batch</th><th class="n">layers</th><th class="n">GFLOP</th><th class="n">best ms</th><th class="n">chosen ms</th><th class="n">roofline ms</th><th class="n">GFLOP/s</th>
+% for peer in peers:
+<th class="n">${peer} ms</th><th class="n">ratio of sums</th><th class="n">geomean</th>
+% endfor
+</tr>
+% for net in nets:
+<tr><td>${net.name}</td><td>${WORDS[net.direction]}</td><td class="n">${", ".join(map(str, net.batch))}</td><td class="n">${net.layers}</td><td class="n">${number(net.gflop)}</td><td class="n">${number(net.best_ms, 4)}</td><td class="n">${number(net.chosen_ms, 4)}</td><td class="n">${number(net.roof_ms, 4)}</td><td class="n">${number(net.gflops)}</td>
+% for peer in peers:
+<% theirs, ours, some = net.peers.get(peer, (None, None, 0)) %><td class="n">${number(theirs, 4)}\
+% if theirs and some < net.layers:
+ <small>(${some} layers)</small>\
+% endif
+</td>${ratio(theirs / ours if theirs else None)}${ratio(net.ratios[peer])}
+% endfor
+</tr>
+% endfor
+</table></div>
+
+<h2>Algorithms, net by net</h2>
+<p>Each algorithm's best time for every layer that it can run, and the best of all. An algorithm that refuses some layers
+has a shorter sum: the layers that it ran are counted.\
+% if published:
+ Hatched bars are <b>another card</b>: times published for ${card} by ${source}, at the batch size given there. They
+show what these nets took then; they are not comparable with this device.\
+% endif
+</p>
+% for net in nets:
+<%
+  rows = [("best of all", net.best_ms, net.layers, "var(--ink)")]
+  rows += [(n, ms, k, colour.get(n, "var(--c7)")) for n, (ms, k) in sorted(net.algorithms.items(), key=lambda p: p[1])]
+  rows += [(f"{p} (peer)", v[0], v[2], "var(--c7)") for p, v in net.peers.items()]
+  most = max(ms for _, ms, _, _ in rows)
+  old = [(row.library, row.forward_ms if net.direction == "fwd" else None) for row in published.get(net.name, [])]
+  old = sorted([(n, ms) for n, ms in old if ms is not None], key=lambda p: p[1])
+%>\
+<h3>${net.name}, ${WORDS[net.direction]}, batch ${", ".join(map(str, net.batch))}</h3>
+<div class="scroll"><table class="wide">
+% for name, ms, count, css in rows:
+<tr><td style="width:30%"><i class="swatch" style="background:${css}"></i>${name}</td><td>${bar(ms, most, css)}</td><td class="n">${number(ms, 4)} ms</td><td class="n soft">${"all layers" if count == net.layers else f"{count} of {net.layers} layers"}</td></tr>
+% endfor
+</table></div>
+% if old:
+<details><summary>Published for ${card}: ${len(old)} libraries, ${number(old[0][1])} to ${number(old[-1][1])} ms forward</summary>
+<table class="wide published">
+% for name, ms in old:
+<tr class="other"><td style="width:30%">${name}</td><td>${bar(ms, old[-1][1], "var(--c7)")}</td><td class="n">${number(ms)} ms</td><td class="n">another card, ${"convolutions" if net.name == "convnet" else "whole net"}, batch ${64 if net.name == "vgg_a" else 128}</td></tr>
+% endfor
+</table></details>
+% endif
+% endfor
+
+<h2>Layers</h2>
+<p>The fastest solver of each layer and its speed, counted as operations of the direct sum. The share of the roofline may
+exceed 100 % where an algorithm needs fewer operations. <i>Error</i> is relative, against float64. <i>Regret</i> is the time
+of what the library would have chosen over the best time: 1 is a perfect choice. Open a layer for every solver.</p>
+${legend()}
+% for net in nets:
+<% mine = [line for line in lines if (line.layer.net, line.problem.direction) == (net.name, net.direction)] %>\
+<h3>${net.name}, ${WORDS[net.direction]}</h3>
+<div class="scroll"><table>
+<tr><th>layer</th><th>type</th><th>fastest</th><th class="n">ms</th><th class="n">GFLOP/s</th><th>roofline</th><th class="n"></th><th class="n">error</th><th class="n">regret</th>
+% for peer in peers:
+<th class="n">${peer} ms</th><th class="n">ratio</th>
+% endfor
+</tr>
+% for line in mine:
+<% best = line.measured.best %>\
+<tr><td title="${line.measured.problem}">${line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1]}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else "none"}</td><td class="n">${number(line.ms, 4)}</td><td class="n">${number(line.gflops)}</td><td>${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))}</td><td class="n">${share(line.fraction)}</td><td class="n">${"%.1e" % best.error if best and best.error is not None else "–"}</td><td class="n">${number(line.measured.regret)}</td>
+% for peer in peers:
+<td class="n">${number(line.measured.peer_ms(peer), 4)}</td>${ratio(line.ratio(peer))}
+% endfor
+</tr>
+% endfor
+</table></div>
+% for line in mine:
+<details><summary><small>${line.layer.name}: every solver, ${len(line.measured.rows)} candidates</small></summary>
+<p class="soft"><code>${line.measured.problem}</code>${f"; {line.measured.conditions}" if line.measured.conditions else ""}\
+% if line.measured.chosen:
+; without searching: ${line.measured.chosen.solver} (${line.measured.chosen.source}), ${number(line.measured.chosen.median_ms, 4)} ms\
+% endif
+</p>
+<div class="scroll"><table>
+<tr><th>solver</th><th>configuration</th><th>state</th><th class="n">median ms</th><th class="n">p20 to p80</th><th class="n">runs</th><th class="n">GFLOP/s</th><th class="n">error</th><th class="n">workspace</th></tr>
+% for row in line.measured.rows[:40]:
+<tr><td>${swatch(row.solver)}</td><td><small>${", ".join(f"{k}={v}" for k, v in row.config.items())}</small></td><td>${row.status}${f": {row.reason}" if row.reason else ""}</td><td class="n">${number(row.median_ms, 4)}</td><td class="n">${f"{number(row.p20_ms)} to {number(row.p80_ms)}" if row.p20_ms else ""}</td><td class="n">${row.count or ""}</td><td class="n">${number(line.measured.flops / row.median_ms / 1e6) if row.median_ms else ""}</td><td class="n">${"%.1e" % row.error if row.error is not None else ""}</td><td class="n">${f"{number(row.workspace / 2**20)} MiB" if row.workspace is not None else ""}</td></tr>
+% endfor
+% for peer in line.measured.peers:
+<tr class="other"><td>${peer.peer} ${peer.variant}</td><td></td><td>peer${f": {peer.reason}" if peer.reason else ""}</td><td class="n">${number(peer.median_ms, 4)}</td><td class="n">${f"{number(peer.p20_ms)} to {number(peer.p80_ms)}" if peer.p20_ms else ""}</td><td class="n">${peer.count or ""}</td><td class="n">${number(line.measured.flops / peer.median_ms / 1e6) if peer.median_ms else ""}</td><td class="n">${"%.1e" % peer.error if peer.error is not None else ""}</td><td></td></tr>
+% endfor
+</table></div></details>
+% endfor
+% endfor
+
+<h2>Types of layer</h2>
+<p>Distinct problems, geometric means.</p>
+<div class="scroll"><table>
+<tr><th>direction</th><th>type</th><th class="n">problems</th><th>roofline</th><th class="n"></th><th class="n">regret</th>
+% for peer in peers:
+<th class="n">ratio to ${peer}</th>
+% endfor
+<th>won by</th></tr>
+% for row in types:
+<tr><td>${WORDS[row["direction"]]}</td><td>${row["type"]}</td><td class="n">${row["problems"]}</td><td>${bar(row["fraction"], 1)}</td><td class="n">${share(row["fraction"])}</td><td class="n">${number(row["regret"])}</td>
+% for peer in peers:
+${ratio(row["ratios"][peer])}
+% endfor
+<td>${", ".join(f"{w} {k}" for w, k in row["winners"].items())}</td></tr>
+% endfor
+</table></div>
+
+<h2>Where each algorithm wins</h2>
+<p>Each mark is a problem: its colour is the winner's, its fill is the share of the roofline (hollow is low).
+${", ".join(f"{name}: {shape}" for name, shape in marks.items())}. Point at a mark for its name.</p>
+${legend()}
+${figure | n}
+
+<h2>Gaps: below ${share(gap)} of the roofline</h2>
+% if gaps:
+<p>What there is to win, the most lost time first.</p>
+<div class="scroll"><table>
+<tr><th>problem</th><th>type</th><th>fastest</th><th class="n">share</th><th class="n">ms</th><th class="n">roofline ms</th><th>bound by</th></tr>
+% for line in gaps:
+<tr><td><code>${line.measured.problem}</code></td><td>${line.kind}</td><td>${swatch(line.winner)}</td><td class="n">${share(line.fraction)}</td><td class="n">${number(line.ms, 4)}</td><td class="n">${number(line.roof_ms, 4)}</td><td>${line.bound}</td></tr>
+% endfor
+</table></div>
+% else:
+<p>None.</p>
+% endif
+
+% if report.regret:
+<h2>How good is a choice that nobody measured?</h2>
+<p>Regret is the time of the library's choice over the best time that searching found; both ran in one race. First without
+any record, then with every second problem of the list measured and the others asked, and the other way round.</p>
+<table>
+<tr><th>what was known</th><th class="n">geometric mean</th><th class="n">worst</th><th>worst problem</th><th class="n">problems</th></tr>
+% for key, words in (("immediate", "nothing"), ("neighbours", "the other half of the list")):
+% if key in report.regret:
+<tr><td>${words}</td><td class="n">${number(report.regret[key]["geomean"], 4)}</td><td class="n">${number(report.regret[key]["worst"])}</td><td><code>${report.regret[key]["worst_problem"] or ""}</code></td><td class="n">${report.regret[key]["count"]}</td></tr>
+% endif
+% endfor
+</table>
+% endif
+
+% if faults or failures:
+<h2>What went wrong</h2>
+<table>
+% for line in failures:
+<tr><td><code>${line.measured.problem}</code></td><td class="bad">${line.measured.failure}</td></tr>
+% endfor
+% for line, row in faults:
+<tr><td><code>${line.measured.problem}</code></td><td class="bad">${row.solver} ${row.status}: ${row.reason}</td></tr>
+% endfor
+</table>
+% endif
+
+<h2>How it was measured</h2>
+<p>Every solver's result was compared with a float64 reference before it was timed; one that is wrong has no time. Rivals ran
+in interleaved rounds on the same random data, with several copies of it in turn so that none stays in a cache; times are
+medians, with the 20th and 80th percentile. The best solver, the chosen one and the peers ran once more in one race, from
+which the ratios come. A peer runs in each memory format that it has, and its better one counts. The roofline of a layer is
+the larger of its operations (two a multiply-add of the direct sum) over the multiply-add ceiling and its compulsory
+traffic (each of its three tensors once) over the copy bandwidth; both ceilings were measured in the same run.</p>
+</body></html>

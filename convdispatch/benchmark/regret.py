@@ -1,0 +1,40 @@
+"""What dispatch's choice costs where it cannot look the answer up: without any record, and with half of the list known.
+
+Regret is the time of what was chosen over the best time found by searching; both run in one race. Half of the list:
+every second problem is known and the others are asked, then the other way round, so that each is asked once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .report import Measured, Report
+from .session import Session
+from .summary import geomean
+
+__all__ = ["regret_report"]
+
+
+def regret_report(session: Session, report: Report, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """``immediate`` and ``neighbours``, each with ``geomean``, ``worst``, ``count`` and ``problems``."""
+    measured = [found for found in report.measured.values() if found.best_ms]
+    say("regret without records")
+    immediate = session.regret(measured, [])
+    say("regret with half of the list known")
+    halves = measured[::2], measured[1::2]
+    neighbours = session.regret(halves[1], halves[0]) | session.regret(halves[0], halves[1])
+    return {"immediate": _sum_up(immediate, measured), "neighbours": _sum_up(neighbours, measured)}
+
+
+def _sum_up(answers: dict[str, dict[str, Any]], measured: list[Measured]) -> dict[str, Any]:
+    known = {problem: answer["regret"] for problem, answer in answers.items() if answer["regret"]}
+    worst = max(known, key=lambda problem: known[problem], default=None)
+    best = {found.problem: found.best.solver for found in measured if found.best}
+    return {
+        "geomean": geomean(known.values()),
+        "worst": known[worst] if worst else None,
+        "worst_problem": worst,
+        "count": len(known),
+        "problems": {problem: {**answer, "best": best.get(problem, "")} for problem, answer in answers.items()},
+    }

@@ -1,0 +1,112 @@
+"""Shows a report as tables in the terminal: a line a layer, then sums a net, then what is amiss."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .report import Report
+from .summary import Line, gaps, geomean, lines, nets
+
+__all__ = ["number", "show"]
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A few significant digits without an exponent; a dash for None."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def share(value: float | None) -> str:
+    """Per cent; a dash for None."""
+    return "–" if value is None else f"{value:.0%}"
+
+
+def show(report: Report, console: Console) -> None:
+    """Print everything that is measured so far."""
+    every = lines(report)
+    peers = list(report.settings.get("peers", {}))
+    _heading(report, console)
+    if every:
+        console.print(_layers(every, peers))
+        console.print(_nets(every, peers))
+    low = gaps(every)
+    if low:
+        console.print(f"{len(low)} problems below half of the roofline, most lost time first:", highlight=False)
+        for line in low[:10]:
+            console.print(f"  {share(line.fraction):>4}  {line.measured.problem}  {line.winner}", highlight=False)
+    for peer in peers:
+        ratios = [ratio for line in every if (ratio := line.ratio(peer))]
+        if ratios:
+            console.print(f"{peer}: its time over ours, geometric mean of {len(ratios)} layers: {geomean(ratios):.3f}")
+    for peer, reason in report.settings.get("missing_peers", {}).items():
+        console.print(f"{peer} is not measured: {reason}", markup=False)
+    for name, words in (("immediate", "without records"), ("neighbours", "with half of the list known")):
+        found = report.regret.get(name)
+        if found and found["geomean"]:
+            worst = f"worst {found['worst']:.2f} ({found['worst_problem']})"
+            console.print(f"regret {words}: {found['geomean']:.3f} on {found['count']} problems, {worst}", highlight=False)
+    for line in every:
+        bad = [f"{row.solver} {row.status}: {row.reason}" for row in line.measured.rows if row.status in ("wrong", "failed")]
+        for words in [*([line.measured.failure] if line.measured.failure else []), *bad]:
+            console.print(f"{line.layer.name} {line.problem.direction}: {words}", style="red", markup=False)
+    if report.interrupted:
+        missing = len({layer.problem for layer in report.layers} - set(report.measured))
+        console.print(f"interrupted: {missing} problems are not measured; --resume FILE goes on where it was")
+
+
+def _heading(report: Report, console: Console) -> None:
+    device = report.environment["device"]
+    console.print(f"{device['title']}, driver {device['driver']}, {report.environment['created']}", highlight=False)
+    for dtype, roof in report.roofs.items():
+        words = [f"{roof['flops']['rate'] / 1e9:,.0f} GFLOP/s multiply-add", f"{roof['bandwidth']['rate'] / 1e9:,.1f} GB/s copy"]
+        words += [f"{roof['matrix']['rate'] / 1e12:,.0f} TFLOP/s matrix units"] if roof.get("matrix") else []
+        console.print(f"ceilings measured in this run, {dtype}: {', '.join(words)}", highlight=False)
+
+
+def _layers(every: list[Line], peers: list[str]) -> Table:
+    table = Table(title="Layers", title_justify="left")
+    for title in ("net", "layer", "direction", "fastest solver"):
+        table.add_column(title, overflow="fold")
+    for title in ("ms", "p20–p80", "GFLOP/s", "roofline", "error", "workspace", "regret"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for peer in peers:
+        table.add_column(f"{peer} ms", justify="right", no_wrap=True)
+        table.add_column("ratio", justify="right", no_wrap=True)
+    for line in every:
+        best = line.measured.best
+        cells = [number(line.ms, 4), f"{number(best.p20_ms)}–{number(best.p80_ms)}" if line.ms else "–"]
+        cells += [number(line.gflops), share(line.fraction)]
+        cells += [f"{best.error:.1e}" if best and best.error is not None else "–"]
+        cells += [f"{best.workspace / 2**20:,.1f} MiB" if best and best.workspace is not None else "–"]
+        cells += [number(line.measured.regret)]
+        for peer in peers:
+            ratio = line.ratio(peer)
+            style = "green" if ratio and ratio >= 1 else "red"
+            cells += [number(line.measured.peer_ms(peer), 4), Text(number(ratio), style=style if ratio else "")]
+        times = f" *{line.layer.count}" if line.layer.count > 1 else ""
+        table.add_row(line.layer.net, line.layer.name + times, line.problem.direction, line.winner or "none", *cells)
+    return table
+
+
+def _nets(every: list[Line], peers: list[str]) -> Table:
+    table = Table(title="Nets, sums over their convolutions", title_justify="left")
+    for title in ("net", "direction"):
+        table.add_column(title)
+    for title in ("layers", "GFLOP", "best ms", "chosen ms", "roofline ms", "GFLOP/s"):
+        table.add_column(title, justify="right")
+    for peer in peers:
+        table.add_column(f"{peer} ms", justify="right")
+        table.add_column("ratio of sums", justify="right")
+        table.add_column("geomean", justify="right")
+    for net in nets(every, peers):
+        cells = [number(net.gflop), number(net.best_ms, 4), number(net.chosen_ms, 4), number(net.roof_ms, 4)]
+        cells += [number(net.gflops)]
+        for peer in peers:
+            theirs, ours, layers = net.peers.get(peer, (None, None, 0))
+            some = "" if layers == net.layers else f" ({layers} layers)"
+            cells += [number(theirs, 4) + some, number(theirs / ours if ours else None), number(net.ratios[peer])]
+        table.add_row(net.name, net.direction, str(net.layers), *cells)
+    return table

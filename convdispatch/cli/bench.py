@@ -1,0 +1,103 @@
+"""``bench``: every solver's time for each layer of a net, beside the device's own ceilings and other libraries."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from .options import CONFIGURE, DEVICE, configure, read_entries
+
+__all__ = ["bench"]
+
+
+@click.command()
+@click.argument("names", metavar="[NET|PROBLEM]...", nargs=-1)
+@click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="A file of problems or a trace.")
+@CONFIGURE
+@click.option("--solver", metavar="GLOB", default=None, help="Only these solvers.")
+@click.option("--against", metavar="PEERS", default="", help="torch, onnxruntime; several with commas.")
+@click.option("--find/--no-find", "search", default=True, help="Measure every solver, or only the immediate choice.")
+@click.option("--budget", "budget_ms", type=float, default=3000.0, show_default=True, help="Milliseconds a problem.")
+@click.option("--record/--no-record", default=False, help="Keep the results for later calls, as find does.")
+@click.option("--regret", is_flag=True, help="What the choice costs without records, and with half of the list known.")
+@click.option("--resume", type=click.Path(path_type=Path), default=None, help="A journal to go on with and append to.")
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path), default=None, help="Write CSV there.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write JSON there.")
+@click.option("--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write one HTML page there.")
+@click.option("--render", type=click.Path(path_type=Path), default=None, help="Measure nothing: show this JSON.")
+@DEVICE
+def bench(
+    names: tuple[str, ...],
+    files: tuple[Path, ...],
+    against: str,
+    csv_path: Path | None,
+    json_path: Path | None,
+    html_path: Path | None,
+    render: Path | None,
+    device: str | None,
+    solver: str | None,
+    search: bool,
+    budget_ms: float,
+    record: bool,
+    regret: bool,
+    resume: Path | None,
+    **changes: Any,
+) -> None:
+    """Time every solver on each layer, with the device's measured ceilings and other libraries in the same run.
+
+    Nets: convnet, alexnet, overfeat, vgg_a, googlenet, resnet50, mobilenet, cpu10. Problems in any dialect.
+    """
+    from ..benchmark.export import write_csv, write_json
+    from ..benchmark.report import load
+    from ..benchmark.run import run
+    from ..benchmark.terminal import show
+
+    if render is not None:
+        report = load(render)
+    else:
+        report = run(
+            _nets(names, files, changes),
+            device,
+            against=[peer.strip() for peer in against.split(",") if peer.strip()],
+            solver=solver,
+            search=search,
+            budget_ms=budget_ms,
+            record=record,
+            regret=regret,
+            resume=resume,
+            command=_command(),
+            console=Console(stderr=True),
+        )
+    show(report, Console(width=None if sys.stdout.isatty() else 180))
+    if json_path is not None:
+        write_json(report, json_path)
+    if csv_path is not None:
+        write_csv(report, csv_path)
+    if html_path is not None:
+        from ..benchmark.page import write_html
+
+        write_html(report, html_path)
+
+
+def _command() -> str:
+    """The command to rerun, without the folders of this machine."""
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
+    return "convdispatch " + " ".join(shlex.quote(word) for word in words)
+
+
+def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, Any]) -> dict[str, Any]:
+    """Net to its layers: a table's name, a file's, or ``problems`` for those named one by one."""
+    from .. import shapes
+
+    nets: dict[str, Any] = {}
+    for name in names or (() if files else ("cpu10",)):
+        found = configure(read_entries([name]), **changes)
+        nets.setdefault(name if name in shapes.names() else "problems", []).extend(found)
+    for file in files:
+        nets.setdefault(file.stem, []).extend(configure(read_entries((), [file]), **changes))
+    return nets
