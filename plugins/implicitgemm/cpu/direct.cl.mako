@@ -1,0 +1,119 @@
+## target[n, place] = epilogue(sum over (c, tap) of w[n, c, tap] source[c, place * step + tap * spread - pad])
+//
+// A work item takes bands of rows. It copies the source rows that a band needs into its slot, zeros round them and
+// sums' type, so that nothing below knows of borders or dtypes; then, for each block of target channels and of source
+// channels, it runs register tiles over the band: PR x PC places by NV vectors of channels, a place's value broadcast.
+// Sums wait in the slot between blocks of source channels; at the last one they are turned to the target's layout.
+//
+// LANES, V  elements of a vector of sums, its type; NV vectors of a tile, NVL = NV * LANES channels
+// PR, PC    rows and columns of a tile; the columns' rest has a tile of its own
+// R         rows of a band, a multiple of PR
+// CB, NCB   source channels of a block, blocks
+// ITEMS     work items; PARTS: they share the channel blocks NB of a band
+// INTER     0: slot [block][c][tz][row][WP] from NCHW; 1: [block][tz][row][column][CP] from NHWC
+// XD XH XW, YD YH YW  source and places; ZD ZH ZW target; TD TH TW taps; S? step; D? spread; U? stride in the target
+// C, N, G   channels a group, groups; pad and start are arguments
+<% px = "CP" if inter else "1" %>
+<%def name="multiply(cols, x='xt[')">\
+% for v in range(nv):
+          const V w${v} = LOADW(ws + ${v * lanes});
+% endfor
+% for p in range(pr * cols):
+          const ACC b${p} = ${x}${(p // cols)} * SH * LINE + ${(p % cols)} * SW * ${px}];
+% for v in range(nv):
+          a${p}_${v} = b${p} * w${v} + a${p}_${v};
+% endfor
+% endfor
+          ws += NVL;
+</%def>
+
+% for cols in widths:
+// ${pr} x ${cols} places, all taps of count source channels.
+inline void tile_${cols}(global const ACC *restrict xs, global const ACC *restrict ws, global ACC *restrict ts, int count, int first) {
+% for p in range(pr * cols):
+  V ${", ".join(f"a{p}_{v}" for v in range(nv))};
+% endfor
+  if (first) {
+% for p in range(pr * cols):
+    ${" ".join(f"a{p}_{v} = 0;" for v in range(nv))}
+% endfor
+  } else {
+% for p in range(pr * cols):
+% for v in range(nv):
+    a${p}_${v} = LOADW(ts + ${(p // cols)} * YW * NVL + ${(p % cols) * nv * lanes + v * lanes});
+% endfor
+% endfor
+  }
+% if inter:
+#define LINE (WIDTH * CP)
+  ONCE for (int tz = 0; tz < TD; ++tz)
+    ONCE for (int ty = 0; ty < TH; ++ty) {
+      global const ACC *xt = xs + (tz * ROWS + ty * DH) * LINE;
+% if runs:
+      ONCE for (int i = 0; i < TW * C; ++i, ++xt) {  // neighbouring taps are neighbours in memory
+${multiply(cols)}\
+      }
+% else:
+      ONCE for (int tx = 0; tx < TW; ++tx, xt += DW * CP)
+        ONCE for (int c = 0; c < count; ++c) {
+${multiply(cols, "xt[c + ")}\
+        }
+% endif
+    }
+% else:
+#define LINE WP
+  ONCE for (int c = 0; c < count; ++c, xs += TD * ROWS * WP)
+    ONCE for (int tz = 0; tz < TD; ++tz)
+      ONCE for (int ty = 0; ty < TH; ++ty) {
+        global const ACC *xt = xs + (tz * ROWS + ty * DH) * WP;
+        ONCE for (int tx = 0; tx < TW; ++tx, xt += DW) {
+${multiply(cols)}\
+        }
+      }
+% endif
+#undef LINE
+% for p in range(pr * cols):
+% for v in range(nv):
+  STOREW(ts + ${(p // cols)} * YW * NVL + ${(p % cols) * nv * lanes + v * lanes}, a${p}_${v});
+% endfor
+% endfor
+}
+% endfor
+
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void conv(global const REAL *restrict x, global const ACC *restrict packed, long packed_off, global ACC *workspace,
+          long slots_off, OUT_KERNEL_PARAMS, int pd, int ph, int pw, int ud, int uh, int uw) {
+  const int item = get_global_id(0), part = get_global_id(1);
+  const int bands = IMAGES * G * YD * BANDS;
+  const int block0 = part * NB / PARTS, block1 = (part + 1) * NB / PARTS;
+  global ACC *slot = workspace + slots_off + (long)(item * PARTS + part) * SLOT;
+  global ACC *sums = slot + SLOT_X;
+  packed += packed_off;
+  int band = (int)((long)item * bands / ITEMS);
+  const int last = (int)((long)(item + 1) * bands / ITEMS);
+  for (; band < last; ++band) {
+    const int y0 = band % BANDS * R, z = band / BANDS % YD, g = band / (BANDS * YD) % G, image = band / (BANDS * YD * G);
+    const int rows = min(R, YH - y0);
+    stage(slot, x, image, g, z, y0, pd, ph, pw);
+    for (int block = block0; block < block1; ++block) {
+      global const ACC *ws = packed + ((long)g * NB + block) * WBLOCK;
+      global const ACC *xs = slot;
+      ONCE for (int cb = 0; cb < NCB; ++cb) {
+        const int count = min(CB, C - cb * CB);
+        ONCE for (int row = 0; row < rows; row += PR) {
+          global const ACC *xr = xs + row * SH * ${"(WIDTH * CP)" if inter else "WP"};
+          global ACC *tr = sums + row * YW * NVL;
+          int column = 0;
+          ONCE for (; column + PC <= YW; column += PC)
+            tile_${widths[0]}(xr + column * SW * ${px}, ws, tr + column * NVL, count, cb == 0);
+% if len(widths) > 1:
+          tile_${widths[1]}(xr + column * SW * ${px}, ws, tr + column * NVL, count, cb == 0);
+% endif
+        }
+        ws += (long)CB * (TD * TH * TW * NVL);
+        xs += SLOT_BLOCK;
+      }
+      finish(OUT_ARGS, sums, image, g, block * NVL, z, y0, rows, ud, uh, uw);
+    }
+  }
+}

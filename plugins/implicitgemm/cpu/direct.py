@@ -1,0 +1,174 @@
+"""``implicitgemm.direct``: forward and data gradient by register tiles over bands of rows, for every geometry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import DTYPES, EPILOGUE, ConvProblem, DeviceInfo, Launch, Solver, activation_macro, build
+from convdispatch.api import kernel_text, storage_macros
+
+from .passes import Pass, define, passes
+from .plan import NAMES, Areas, StepPlan
+from .plan import lanes as lanes_of
+from .tiles import default, predicted, spaces
+
+__all__ = ["Direct", "PassKernel"]
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+class PassKernel:
+    """One pass under one configuration: its sizes, its text, its launches."""
+
+    def __init__(self, p: Pass, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        self.p, self.problem, self.config = p, problem, config
+        self.lanes, self.inter = config["lanes"], p.nhwc
+        self.size = 8 if p.dtype == "float64" else 4
+        self.nvl = config["nv"] * self.lanes
+        self.cb = config["cb"]
+        self.ncb = _ceil(p.c, self.cb)
+        self.blocks = _ceil(p.n, self.nvl)
+        rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
+        self.width = (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
+        # Pitches of an odd number of cache lines, so that rows and columns spread over the cache's sets.
+        self.cp = self.cb if self.cb < 32 else _ceil(self.cb - 16, 32) * 32 + 16
+        self.wp = self.width if self.width < 32 else _ceil(self.width - 16, 32) * 32 + 16
+        line = self.width * self.cp if self.inter else self.wp * self.cb
+        self.slot_block = _ceil(p.taps[0] * rows * line, 16) * 16
+        self.slot_x = self.ncb * self.slot_block
+        self.slot = _ceil(self.slot_x + config["rows"] * p.places[2] * self.nvl, 1024) * 1024 + 80
+        self.wblock = p.c * p.volume * self.nvl
+        self.packed_size = p.groups * self.blocks * self.wblock * self.size
+        self.slots_size = config["items"] * config["parts"] * self.slot * self.size
+
+    def text(self) -> str:
+        """The program: packing and convolution."""
+        p, config, acc = self.p, self.config, DTYPES[self.p.dtype].accumulator
+        text = storage_macros(p.dtype) + activation_macro(self.problem.activation)
+        text += define(V=f"{acc}{self.lanes}", LANES=self.lanes, NVL=self.nvl, NV=config["nv"])
+        for prefix, triple in (
+            ("X", p.source), ("Y", p.places), ("Z", p.target), ("T", p.taps), ("S", p.step), ("D", p.spread),
+            ("U", p.stride),
+        ):  # fmt: skip
+            text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
+        text += define(IMAGES=p.images, G=p.groups, C=p.c, N=p.n, CB=self.cb, NCB=self.ncb)
+        text += define(NB=self.blocks, R=config["rows"], PR=config["pr"], PC=config["pc"], ITEMS=config["items"])
+        text += define(PARTS=config["parts"], CP=self.cp, WP=self.wp, SLOT=f"{self.slot}L", SLOT_X=self.slot_x)
+        text += define(SLOT_BLOCK=self.slot_block, WBLOCK=f"{self.wblock}L", INTER=int(self.inter), PACK_C=self.pack_c)
+        text += define(WN=self.p.w_strides[0], WC=p.w_strides[1], WT=p.w_strides[2], EMPTY=int(p.empty))
+        text += define(W_GROUP=self.problem.w_shape[0] // p.groups * _row(self.problem))
+        text += define(KH_=p.kernel[1], KW_=p.kernel[2])
+        text += define(**{f"KS{axis}": f"({step})" for axis, step in zip("DHW", p.w_step, strict=True)})
+        whole, rest = config["pc"], p.places[2] % config["pc"]
+        values = {
+            "dtype": p.dtype, "narrow": p.dtype in ("float16", "bfloat16"), "accsize": self.size, "lanes": self.lanes,
+            "nv": config["nv"], "pr": config["pr"], "widths": [whole, rest] if rest else [whole], "inter": self.inter,
+            "c": p.c, "cp": self.cp, "groups": p.groups, "runs": p.spread[2] == 1 and self.cp == p.c, "dense": p.dense, "bias": self.problem.bias, "residual": self.problem.residual,
+            "accumulate": self.problem.accumulate,
+        }  # fmt: skip
+        text += kernel_text(__package__, "pack.cl")
+        for file in ("stage.cl.mako", "put.cl.mako", "finish.cl.mako"):
+            text += kernel_text(__package__, file, **values)
+        return text + kernel_text(__package__, "direct.cl.mako", **values)
+
+    @property
+    def pack_c(self) -> int:
+        """Source channels of a packing work item."""
+        return max(1, min(self.p.c, 16384 // (self.p.volume * self.nvl)))
+
+    def packer(self, context: Any, offset: int, into: str = "workspace") -> Launch:
+        """Packs w into operand ``into`` from byte ``offset`` on."""
+        program = build(context, self.text())
+        sizes = (_ceil(self.p.c, self.pack_c), self.p.groups * self.blocks, 1)
+        first = [np.int32(f) for f in self.p.w_first]
+        return Launch(program, "pack", sizes, (1, 1, 1), ["w", into, np.int64(offset // self.size), *first], names=NAMES)
+
+    def launch(self, context: Any, weights: str, weights_offset: int, slots_offset: int) -> Launch:
+        """The convolution itself; offsets in bytes."""
+        program, p = build(context, self.text()), self.p
+        source, target = ("x", "y") if self.problem.direction == "fwd" else ("y", "x")
+        extras = [name for name in ("bias", "residual") if getattr(self.problem, name)]
+        arguments = [source, weights, np.int64(weights_offset // self.size), "workspace"]
+        arguments += [np.int64(slots_offset // self.size), target, *extras]
+        arguments += [np.int32(v) for v in (*p.pad, *p.start)]
+        sizes = (self.config["items"], self.config["parts"], 1)
+        return Launch(program, "conv", sizes, (1, 1, 1), arguments, names=NAMES)
+
+
+def _row(problem: ConvProblem) -> int:
+    return problem.ic // problem.g * problem.kd * problem.kh * problem.kw
+
+
+class Direct(Solver):
+    """Register tiles over bands of rows: any rank, group, stride, dilation, padding, layout and dtype."""
+
+    name = "implicitgemm.direct"
+    deterministic = True
+    exact = True
+    fuses = EPILOGUE
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Anything but a forward convolution or data gradient on a CPU."""
+        if device.type != "cpu":
+            return f"cpu only, got {device.type}"
+        if problem.direction == "bwd_weights":
+            return "forward and bwd_data only, got bwd_weights"
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        return device.supports(problem.dtype)
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """Tiles and blocks for the largest pass; the other passes take what their own counts favour."""
+        largest = max(passes(problem), key=lambda p: p.flops)
+        for config in spaces(largest, device):
+            yield {"lanes": lanes_of(device, problem.dtype), **config}
+
+    def _kernels(self, problem: ConvProblem, config: Mapping[str, Any], device: DeviceInfo) -> list[PassKernel]:
+        found = passes(problem)
+        largest = max(found, key=lambda p: p.flops)
+        same = (largest.places, largest.taps, largest.c)
+        return [
+            PassKernel(p, problem, config if (p.places, p.taps, p.c) == same else {**config, **default(p, device)})
+            for p in found
+        ]
+
+    def _areas(self, problem: ConvProblem, kernels: list[PassKernel]) -> tuple[list[int], int, int]:
+        """Byte offsets of each pass' packed weights, their size, and that of the slots, which all passes share."""
+        weights = Areas()
+        offsets = [weights.add(kernel.packed_size) for kernel in kernels]
+        return offsets, weights.size, max(kernel.slots_size for kernel in kernels)
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Slots, and packed weights unless they are constant."""
+        _, weights, slots = self._areas(problem, self._kernels(problem, config, device))
+        return slots if problem.constant_weights else slots + weights
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """The tiles' cycles, staging and stores."""
+        return sum(predicted(kernel.p, kernel.config, device) for kernel in self._kernels(problem, config, device))
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """Compile."""
+        device = _Wide(config["lanes"] * (2 if problem.dtype == "float64" else 1), context.devices[0].max_compute_units)
+        kernels = self._kernels(problem, config, device)
+        offsets, weights, slots = self._areas(problem, kernels)
+        held, base = ("w", 0) if problem.constant_weights else ("workspace", slots)
+        packers = [k.packer(context, at + base) for k, at in zip(kernels, offsets, strict=True)]
+        steps = [k.launch(context, held, at + base, 0) for k, at in zip(kernels, offsets, strict=True)]
+        if problem.constant_weights:
+            key = json.dumps([self.name, str(problem), dict(config)], sort_keys=True)
+            return StepPlan(slots, steps, weights, packers, key)
+        return StepPlan(slots + weights, [*packers, *steps])
+
+
+class _Wide:
+    """The two numbers of a DeviceInfo that choosing tiles needs, from a configuration and a context."""
+
+    def __init__(self, simd_width: int, compute_units: int) -> None:
+        self.simd_width, self.compute_units = simd_width, compute_units

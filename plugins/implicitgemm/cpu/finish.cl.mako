@@ -1,0 +1,64 @@
+## target[image, g, n, place] = activation(sum + bias + residual [+ target]) for a band of places and NVL channels.
+//
+// The sums lie in the slot as [place][NVL]. NHWC writes a place's vectors as they are; NCHW turns LANES x LANES blocks
+// in registers, so that neighbours along w are written together.
+<%
+extra = (", global const REAL *bias" if bias else "") + (", global const REAL *residual" if residual else "")
+%>
+typedef V __attribute__((aligned(${accsize}))) vec_sum;
+#define PLANE ((long)ZD * ZH * ZW)
+
+__attribute__((noinline))
+void finish(global REAL *y${extra}, global const ACC *sums, int image, int g, int n0, int z, int y0, int rows,
+            int ud, int uh, int uw) {
+  const int count = min(NVL, N - n0);
+% if inter:
+  for (int row = 0; row < rows; ++row) {
+    long p = (((long)image * ZD + z * UD + ud) * ZH + (y0 + row) * UH + uh) * ZW + uw;
+    p = p * (N * G) + g * N + n0;
+    for (int column = 0; column < YW; ++column, p += UW * N * G, sums += NVL) {
+      int n = 0;
+      for (; n + LANES <= count; n += LANES)
+        put_vector(OUT_ARGS, p + n, *(global const vec_sum *)(sums + n), ${"LOADV(bias + g * N + n0 + n)" if bias else "0"});
+      for (; n < count; ++n) put_one(OUT_ARGS, p + n, sums[n], ${"LOAD(bias, g * N + n0 + n)" if bias else "0"});
+    }
+  }
+% else:
+  const long p0 = (((long)image * G + g) * N + n0) * PLANE + (long)(z * UD + ud) * (ZH * ZW);
+% if dense:
+  const int places = rows * YW;
+  global const ACC *s = sums;
+  long p = p0 + (long)y0 * YW;
+  int q = 0;
+  for (; q + LANES <= places; q += LANES, s += LANES * NVL, p += LANES)
+    for (int n = 0; n < count; n += LANES) {
+% for i in range(lanes):
+      const V t0_${i} = *(global const vec_sum *)(s + ${i} * NVL + n);
+% endfor
+<%
+stages = lanes.bit_length() - 1
+half = lanes // 2
+%>\
+% for t in range(1, stages + 1):
+% for i in range(half):
+      const V t${t}_${i} = (V)(t${t - 1}_${2 * i}.even, t${t - 1}_${2 * i + 1}.even), t${t}_${i + half} = (V)(t${t - 1}_${2 * i}.odd, t${t - 1}_${2 * i + 1}.odd);
+% endfor
+% endfor
+% for i in range(lanes):
+      if (n + ${i} < count)
+        put_vector(OUT_ARGS, p + (n + ${i}) * PLANE, t${stages}_${i}, ${f"LOAD(bias, g * N + n0 + n + {i})" if bias else "0"});
+% endfor
+    }
+  for (; q < places; ++q, s += NVL, ++p)
+    for (int n = 0; n < count; ++n)
+      put_one(OUT_ARGS, p + n * PLANE, s[n], ${"LOAD(bias, g * N + n0 + n)" if bias else "0"});
+% else:
+  for (int n = 0; n < count; ++n)
+    for (int row = 0; row < rows; ++row) {
+      const long p = p0 + n * PLANE + ((long)(y0 + row) * UH + uh) * ZW + uw;
+      for (int column = 0; column < YW; ++column)
+        put_one(OUT_ARGS, p + column * UW, sums[(row * YW + column) * NVL + n], ${"LOAD(bias, g * N + n0 + n)" if bias else "0"});
+    }
+% endif
+% endif
+}

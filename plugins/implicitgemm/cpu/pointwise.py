@@ -1,0 +1,141 @@
+"""``implicitgemm.pointwise``: 1x1, stride 1, unpadded, is one matrix product with every tensor where it lies."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import EPILOGUE, Axis, ConvProblem, DeviceInfo, Epilogue, GemmPlan, GemmSpec, Matrix, Solver
+from convdispatch.api import gemm_configs, packed_layout
+
+__all__ = ["Pointwise"]
+
+_FOLD = 256  # pixels below which NCHW's images are folded into one product: short rows leave vectors half empty
+
+
+def _spec(problem: ConvProblem, fold: bool) -> GemmSpec:
+    """The product of a direction. ``fold``: columns are (image, pixel); otherwise each image is a batch of its own."""
+    g, mb, pixels = problem.g, problem.mb, problem.id * problem.ih * problem.iw
+    icg, ocg = problem.ic // g, problem.oc // g
+    nhwc = problem.layout == "nhwc"
+    images = 1 if fold else mb
+
+    def batch(group: int, image: int) -> Axis:
+        """Batches count (image, group)."""
+        return Axis(group, inner=g, outer=image) if images > 1 else Axis(group)
+
+    def tensor(channels: int) -> Matrix:
+        step = channels // g
+        if nhwc:
+            return Matrix(Axis(1), Axis(channels), batch(step, pixels * channels))
+        columns = Axis(1, pixels, channels * pixels) if fold and mb > 1 else Axis(1)
+        return Matrix(Axis(pixels), columns, batch(step * pixels, channels * pixels))
+
+    x, y, w = tensor(problem.ic), tensor(problem.oc), Matrix(Axis(icg), Axis(1), batch(ocg * icg, 0))
+    columns = pixels * (mb if fold else 1)
+    if problem.direction == "bwd_weights":
+        sizes, operands, rows = (ocg, icg, columns), (y, x.transposed, w), ocg
+    elif problem.direction == "fwd":
+        sizes, operands, rows = (ocg, columns, icg), (w, x, y), ocg
+    else:
+        sizes, operands, rows = (icg, columns, ocg), (w.transposed, y, x), icg
+    epilogue = Epilogue(
+        bias="m" if problem.bias else None,
+        bias_batch_stride=batch(rows, 0),
+        residual=problem.residual,
+        activation=problem.activation,
+        accumulate=problem.accumulate,
+    )
+    return GemmSpec(*sizes, g * images, problem.dtype, *operands, epilogue=epilogue, a_packed=problem.constant_weights)
+
+
+class PointwisePlan:
+    """A matrix product as a Plan."""
+
+    def __init__(self, context: Any, problem: ConvProblem, spec: GemmSpec, gemm: Mapping[str, Any], key: str) -> None:
+        self._gemm = GemmPlan(context, spec, gemm)
+        self.workspace_size = self._gemm.workspace_size
+        self._order = {"fwd": (1, 0, 2), "bwd_data": (1, 2, 0), "bwd_weights": (2, 0, 1)}[problem.direction]
+        self.packed_size = self._gemm.packed_a_size if problem.constant_weights else 0
+        self.pack_key = key
+
+    def pack(self, queue: Any, w: Any, packed: Any, wait_for: Any = None) -> Any:
+        """Write the weights' panels."""
+        return self._gemm.pack_a(queue, w, packed, wait_for)
+
+    def enqueue(
+        self,
+        queue: Any,
+        x: Any,
+        w: Any,
+        y: Any,
+        workspace: Any,
+        wait_for: Any = None,
+        *,
+        bias: Any = None,
+        residual: Any = None,
+    ) -> Any:
+        """Enqueue the product."""
+        operands = (x, w, y)
+        a, b, c = (operands[place] for place in self._order)
+        return self._gemm.enqueue(queue, a, b, c, workspace, wait_for, bias=bias, residual=residual)
+
+
+class Pointwise(Solver):
+    """1x1 convolutions of stride 1 without padding, all directions, on a CPU."""
+
+    name = "implicitgemm.pointwise"
+    deterministic = True
+    exact = True
+    fuses = EPILOGUE
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Anything but a plain matrix product on a CPU."""
+        if device.type != "cpu":
+            return f"cpu only, got {device.type}"
+        kernel = (problem.kd, problem.kh, problem.kw)
+        if kernel != (1, 1, 1):
+            return "1x1 only, got " + "x".join(map(str, kernel[3 - problem.ndim :]))
+        if (problem.od, problem.oh, problem.ow) != (problem.id, problem.ih, problem.iw):
+            return "stride 1 and no padding only"
+        if any(getattr(problem, pad + axis) for pad in ("p",) for axis in problem.axes):
+            return "no padding only"
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        return device.supports(problem.dtype)
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """The product's own choices, with NCHW's images folded and not."""
+        folds = [True]
+        if problem.layout == "nchw" and problem.mb > 1 and problem.direction != "bwd_weights":
+            small = problem.id * problem.ih * problem.iw < _FOLD
+            folds = [small, not small]
+        for fold in folds:
+            for gemm in gemm_configs(_spec(problem, fold), device):
+                yield {"fold": fold, "gemm": gemm}
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """What the product asks for: operands packed anew each call, and parts of a split sum."""
+        spec, gemm = _spec(problem, config["fold"]), config["gemm"]
+        size, order = 0, "ba" if gemm.get("swap") else "ab"
+        for theirs, ours in zip("ab", order, strict=True):
+            if gemm.get(f"pack_{theirs}") and not getattr(spec, f"{ours}_packed"):
+                size += -(-packed_layout(spec, gemm, ours).size // 128) * 128
+        if gemm["split"] > 1:
+            size += gemm["split"] * spec.batch * spec.m * spec.n * spec.accumulator_size
+        return size
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """The product's operations at its usual share of the peak, and what moves."""
+        elements = math.prod(problem.x_shape) + math.prod(problem.y_shape)
+        return problem.flops / 0.9 + 8 * elements
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> PointwisePlan:
+        """Compile."""
+        spec = _spec(problem, config["fold"])
+        key = json.dumps(
+            [self.name, problem.dtype, problem.direction, problem.w_shape, problem.g, dict(config)], sort_keys=True
+        )
+        return PointwisePlan(context, problem, spec, config["gemm"], key)

@@ -1,0 +1,102 @@
+"""Chooses register tiles, bands and blocks for one pass of the direct kernel; counts what they cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from convdispatch.api import DeviceInfo
+
+from .passes import Pass
+from .plan import lanes as lanes_of
+from .plan import registers
+
+__all__ = ["default", "spaces", "tile_cycles"]
+
+_SLOT = 320 * 1024  # bytes of a band's source rows: they share the second-level cache with a block of weights
+_WEIGHTS = 160 * 1024  # bytes of one block of weights
+_PLACES = 96  # a band should have so many places, or reading the weights shows
+_ITEMS = 16
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def tile_cycles(p: Pass, nv: int, pr: int, pc: int, lanes: int) -> float:
+    """Cycles for one (c, tap) over a whole row of places and all channels: one multiply-add or load a cycle."""
+
+    def step(cols: int) -> float:
+        return max(pr * cols * nv, pr * cols + nv, 4) + 0.4 * nv + 0.6 if cols else 0.0
+
+    width = p.places[2]
+    per_row = (width // pc * step(pc) + step(width % pc)) / pr
+    return per_row * _ceil(p.n, nv * lanes) * _ceil(p.places[1], pr) * pr / p.places[1]
+
+
+def tiles(p: Pass, device: DeviceInfo) -> Iterator[tuple[float, int, int, int]]:
+    """(cycles, nv, pr, pc) of every tile that fits the registers."""
+    lanes, room = lanes_of(device, p.dtype), registers(device)
+    height, width = p.places[1:]
+    for nv in range(1, 5):
+        if nv > 1 and (nv - 1) * lanes >= p.n:
+            break
+        for pc in range(1, min(width, room) + 1):
+            for pr in range(1, (min(height, 8) if pc == width else 1) + 1):
+                if pr * pc * nv + nv + 1 <= room:
+                    yield tile_cycles(p, nv, pr, pc, lanes), nv, pr, pc
+
+
+def complete(p: Pass, device: DeviceInfo, nv: int, pr: int, pc: int, weights: int = _WEIGHTS) -> dict[str, Any]:
+    """A configuration of one pass from its tile: bands, blocks of channels, work items."""
+    size = 8 if p.dtype == "float64" else 4
+    lanes = lanes_of(device, p.dtype)
+    height, width = p.places[1:]
+    row_bytes = p.c * p.taps[0] * ((width - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1) * size
+    extra = (p.taps[1] - 1) * p.spread[1] + 1
+    rows = max(1, (_SLOT // max(1, row_bytes) - extra) // p.step[1] + 1)
+    rows = max(rows, _ceil(_PLACES, width))
+    outer = p.images * p.groups * p.places[0]
+    want = 8 * device.compute_units
+    rows = min(rows, max(_ceil(_PLACES, width), height * outer // want), height)
+    rows = _ceil(_ceil(height, _ceil(height, rows)), pr) * pr
+    bands = outer * _ceil(height, rows)
+    blocks = _ceil(p.n, nv * lanes)
+    parts = max(1, min(blocks, 4 * device.compute_units // bands))
+    cb = max(1, weights // (nv * lanes * p.volume * size))
+    cb = p.c if cb >= p.c else _ceil(p.c, _ceil(p.c, cb))
+    return {"nv": nv, "pr": pr, "pc": pc, "rows": rows, "cb": min(cb, p.c), "items": min(bands, _ITEMS), "parts": parts}
+
+
+def default(p: Pass, device: DeviceInfo) -> dict[str, Any]:
+    """The configuration that the counts favour."""
+    _, nv, pr, pc = min(tiles(p, device), key=lambda choice: (choice[0], -choice[1]))
+    return complete(p, device, nv, pr, pc)
+
+
+def spaces(p: Pass, device: DeviceInfo) -> Iterator[dict[str, Any]]:
+    """Configurations, the default first: rival tiles, then other blocks of channels."""
+    choices = sorted(tiles(p, device), key=lambda choice: (choice[0], -choice[1]))
+    best: dict[int, tuple[int, int, int]] = {}
+    for cost, nv, pr, pc in choices:
+        if cost <= 1.25 * choices[0][0]:
+            best.setdefault(nv, (nv, pr, pc))
+    tiles_ = list(best.values())
+    for tile in tiles_:
+        yield complete(p, device, *tile)
+    for weights in (_WEIGHTS // 8, _WEIGHTS * 4):
+        config = complete(p, device, *tiles_[0], weights=weights)
+        if config != complete(p, device, *tiles_[0]):
+            yield config
+
+
+def predicted(p: Pass, config: dict[str, Any], device: DeviceInfo) -> float:
+    """FLOPs at the peak that a configuration's time amounts to."""
+    lanes = lanes_of(device, p.dtype)
+    cycles = tile_cycles(p, config["nv"], config["pr"], config["pc"], lanes)
+    rows = p.images * p.groups * p.places[0] * p.places[1]
+    work = 2 * lanes * cycles * rows * p.c * p.volume
+    staged = p.images * math.prod(p.source) * p.groups * p.c * (1 + (p.taps[1] - 1) / max(1, config["rows"]))
+    stored = p.images * p.groups * p.n * math.prod(p.places)
+    return work + 2 * lanes * (staged * 0.3 + stored * 0.6)

@@ -1,0 +1,172 @@
+"""``implicitgemm.weights``: the weights' gradient by register tiles of dw, over bands of rows of x and dy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import DTYPES, ConvProblem, DeviceInfo, Launch, Solver, build, kernel_text, storage_macros
+
+from .passes import Pass, define, passes
+from .plan import NAMES, Areas, StepPlan, registers
+from .plan import lanes as lanes_of
+
+__all__ = ["Weights"]
+
+_SLOT = 256 * 1024  # bytes of a band's source rows
+_GRADIENT = 64 * 1024  # bytes of a band's dy, one block of channels
+_AREAS = 24 << 20  # bytes of all parts of dw
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+class WeightsKernel:
+    """One configuration, worked out without compiling."""
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        self.problem, self.config = problem, config
+        self.p = p = passes(problem.replace(direction="fwd", accumulate=False))[0]
+        self.lanes, self.size = config["lanes"], 8 if p.dtype == "float64" else 4
+        self.nvl = config["nv"] * self.lanes
+        self.blocks = _ceil(p.n, self.nvl)
+        rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
+        self.width = source_width(p)
+        self.cp = p.c if p.c < 32 else _ceil(p.c - 16, 32) * 32 + 16
+        self.wp = self.width if self.width < 32 else _ceil(self.width - 16, 32) * 32 + 16
+        line = self.width * self.cp if p.nhwc else self.wp * p.c
+        self.slot_x = _ceil(p.taps[0] * rows * line, 16) * 16
+        self.slot = _ceil(self.slot_x + config["rows"] * p.places[2] * self.nvl, 1024) * 1024 + 80
+        areas = Areas()
+        areas.add(config["parts"] * p.groups * self.blocks * p.volume * p.c * self.nvl * self.size)
+        self.slots_at = areas.add(config["parts"] * config["chunks"] * self.slot * self.size)
+        self.workspace_size = areas.size
+
+    def text(self) -> str:
+        """The program."""
+        p, config, acc = self.p, self.config, DTYPES[self.p.dtype].accumulator
+        text = storage_macros(p.dtype)
+        text += define(V=f"{acc}{self.lanes}", LANES=self.lanes, NVL=self.nvl, NV=config["nv"])
+        for prefix, triple in (("X", p.source), ("Y", p.places), ("T", p.taps), ("S", p.step), ("D", p.spread)):
+            text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
+        text += define(IMAGES=p.images, G=p.groups, C=p.c, N=p.n, CB=p.c, NCB=1, NB=self.blocks, R=config["rows"])
+        text += define(JC=config["jc"], JW=config["jw"], PARTS=config["parts"], CHUNKS=config["chunks"])
+        text += define(CP=self.cp, WP=self.wp, SLOT=f"{self.slot}L", SLOT_X=self.slot_x, INTER=int(p.nhwc))
+        text += define(WN=p.w_strides[0], WC=p.w_strides[1], WT=p.w_strides[2], ADD=int(self.problem.accumulate))
+        text += define(W_GROUP=p.n * p.c * p.volume)
+        rest = p.c % config["jc"]
+        values = {
+            "accsize": self.size, "narrow": p.dtype in ("float16", "bfloat16"), "inter": p.nhwc, "cp": self.cp,
+            "c": p.c, "groups": p.groups, "lanes": self.lanes, "nv": config["nv"], "jw": config["jw"],
+            "heights": [config["jc"], rest] if rest else [config["jc"]],
+        }  # fmt: skip
+        return text + "".join(
+            kernel_text(__package__, file, **values) for file in ("stage.cl.mako", "weights.cl.mako")
+        )
+
+    def plan(self, context: Any) -> StepPlan:
+        """Compile."""
+        program, config = build(context, self.text()), self.config
+        arguments = ["x", "y", "workspace", np.int64(self.slots_at // self.size), *map(np.int32, self.p.pad)]
+        sizes = (config["parts"], config["chunks"], 1)
+        reduce_sizes = (self.p.c, self.p.groups * self.blocks, 1)
+        steps = [
+            Launch(program, "weights", sizes, (1, 1, 1), arguments, names=NAMES),
+            Launch(program, "reduce", reduce_sizes, (1, 1, 1), "workspace w", names=NAMES),
+        ]
+        return StepPlan(self.workspace_size, steps)
+
+
+def source_width(p: Pass) -> int:
+    """Columns of the source that a row of places reads."""
+    return (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
+
+
+def _cycles(p: Pass, nv: int, jc: int, jw: int, lanes: int) -> float:
+    """Cycles a place for all of dw but its d and h taps: one multiply-add or load a cycle."""
+
+    def step(channels: int) -> float:
+        sums = channels * jw
+        return max(sums * nv, sums + nv, 4) + 0.5 * nv + 0.6 if channels else 0.0
+
+    return (p.c // jc * step(jc) + step(p.c % jc)) * (p.taps[2] // jw) * _ceil(p.n, nv * lanes)
+
+
+def _tiles(p: Pass, device: Any) -> Iterator[tuple[float, int, int, int]]:
+    lanes, room = lanes_of(device, p.dtype), registers(device)
+    for nv in range(1, 5):
+        if nv > 1 and (nv - 1) * lanes >= p.n:
+            break
+        for jw in (taps for taps in range(1, p.taps[2] + 1) if p.taps[2] % taps == 0):
+            for jc in range(1, min(p.c, room) + 1):
+                if jc * jw * nv + nv + 1 <= room:
+                    yield _cycles(p, nv, jc, jw, lanes), nv, jc, jw
+
+
+def _complete(p: Pass, device: Any, nv: int, jc: int, jw: int) -> dict[str, Any]:
+    size, lanes = 8 if p.dtype == "float64" else 4, lanes_of(device, p.dtype)
+    height, width = p.places[1:]
+    row_bytes = p.c * p.taps[0] * source_width(p) * size
+    extra = (p.taps[1] - 1) * p.spread[1] + 1
+    rows = max(1, (_SLOT // row_bytes - extra) // p.step[1] + 1, _ceil(128, width))
+    rows = min(rows, max(_ceil(128, width), _GRADIENT // (width * nv * lanes * size)), height)
+    rows = _ceil(height, _ceil(height, rows))
+    bands = p.images * p.places[0] * _ceil(height, rows)
+    blocks = _ceil(p.n, nv * lanes)
+    area = p.groups * blocks * p.volume * p.c * nv * lanes * size
+    parts = max(1, min(bands, 8 * device.compute_units, _AREAS // area))
+    chunks = max(1, min(blocks, _ceil(4 * device.compute_units, parts)))
+    return {"lanes": lanes, "nv": nv, "jc": jc, "jw": jw, "rows": rows, "parts": parts, "chunks": chunks}
+
+
+class Weights(Solver):
+    """Register tiles of dw over bands of rows: any rank, group, stride, dilation, padding, layout and dtype."""
+
+    name = "implicitgemm.weights"
+    deterministic = True
+    exact = True
+    fuses = frozenset({"accumulate"})
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Anything but a weights' gradient on a CPU."""
+        if device.type != "cpu":
+            return f"cpu only, got {device.type}"
+        if problem.direction != "bwd_weights":
+            return f"bwd_weights only, got {problem.direction}"
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        return device.supports(problem.dtype)
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """The best tile by count first, then the best of each other width; then fewer parts of the sum."""
+        p = passes(problem.replace(direction="fwd", accumulate=False))[0]
+        choices = sorted(_tiles(p, device), key=lambda choice: (choice[0], -choice[1]))
+        best: dict[int, tuple[int, int, int]] = {}
+        for cost, *tile in choices:
+            if cost <= 1.3 * choices[0][0]:
+                best.setdefault(tile[0], tuple(tile))
+        for tile in best.values():
+            yield _complete(p, device, *tile)
+        first = _complete(p, device, *next(iter(best.values())))
+        for parts in (first["parts"] // 4, 1):
+            if 1 <= parts < first["parts"]:
+                yield {**first, "parts": parts, "chunks": min(_ceil(p.n, first["nv"] * first["lanes"]), 8)}
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Parts of dw and the bands' slots."""
+        return WeightsKernel(problem, config).workspace_size
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """The tiles' cycles, the copies of x and dy, the sum of the parts."""
+        p, lanes = passes(problem.replace(direction="fwd", accumulate=False))[0], config["lanes"]
+        places = p.images * p.groups * p.places[0] * p.places[1] * p.places[2]
+        work = _cycles(p, config["nv"], config["jc"], config["jw"], lanes) * p.taps[0] * p.taps[1] * places
+        copies = 0.3 * places * (p.c * config["chunks"] + p.n) + 0.3 * config["parts"] * p.groups * p.n * p.c * p.volume
+        return 2 * lanes * (work + copies)
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """Compile."""
+        return WeightsKernel(problem, config).plan(context)
