@@ -1,4 +1,4 @@
-"""The benchmark: figures worked out by hand, runs that are cut short and resumed, peers against the reference, the page."""
+"""The benchmark: figures worked out by hand, runs cut short and resumed, peers against the reference, the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,14 @@ DEVICE = {
     "title": "Simulated: <b>card</b>", "name": "<b>card</b>", "type": "gpu", "arch": "sim", "compute_units": 4,
     "global_mem_size": 1 << 30, "driver": "1", "key": "sim",
 }  # fmt: skip
-ENVIRONMENT = {"created": "2026-01-02T03:04:05Z", "device": DEVICE, "python": "3", "system": "x", "packages": {}, "plugins": {}}
+ENVIRONMENT = {
+    "created": "2026-01-02T03:04:05Z",
+    "device": DEVICE,
+    "python": "3",
+    "system": "x",
+    "packages": {},
+    "plugins": {},
+}
 ROOFS = {"float32": {"flops": {"rate": 1e9, "how": "a"}, "bandwidth": {"rate": 1e9, "how": "b"}, "matrix": None}}
 
 
@@ -58,7 +65,7 @@ def example() -> Report:
     return Report(layers, ENVIRONMENT, {"peers": {"torch": {"version": "2"}}}, ROOFS, found)
 
 
-# --- figures -----------------------------------------------------------------------------------------------------------
+# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def test_sums_weigh_layers_by_their_count():
@@ -98,9 +105,9 @@ def test_gaps_come_with_the_most_lost_time_first():
         ("mb1ic3ih32oc8kh11", "first layer"),
         ("g8mb1ic8ih8oc8kh3", "depthwise"),
         ("mb1ic8ih8oc8kh1sh2", "strided"),
-        ("mb1ic8ih8oc8kh1", "1×1"),
-        ("mb1ic8ih8oc8kh3ph1", "3×3"),
-        ("mb1ic8ih8oc8kh5", "5×5 and more"),
+        ("mb1ic8ih8oc8kh1", "1x1"),
+        ("mb1ic8ih8oc8kh3ph1", "3x3"),
+        ("mb1ic8ih8oc8kh5", "5x5 and more"),
         ("mb1ic8ih8iw8oc8kh1kw3", "other"),
     ],
 )
@@ -111,7 +118,7 @@ def test_types_of_layer(text, kind):
 def test_types_count_a_problem_once():
     report = example()
     report.layers.append(Layer("other", "again", report.layers[0].problem))
-    assert [(row["type"], row["problems"]) for row in types(lines(report), ["torch"])] == [("1×1", 1), ("3×3", 1)]
+    assert [(row["type"], row["problems"]) for row in types(lines(report), ["torch"])] == [("1x1", 1), ("3x3", 1)]
 
 
 def test_published_times():
@@ -121,7 +128,7 @@ def test_published_times():
     assert {row.net for row in titanx()} == {"convnet", "alexnet", "overfeat", "vgg_a", "googlenet"}
 
 
-# --- files -------------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def test_json_round_trip(tmp_path):
@@ -158,12 +165,12 @@ def test_what_is_no_report_is_refused(tmp_path, text):
         load(tmp_path / "x")
 
 
-# --- the page ----------------------------------------------------------------------------------------------------------
+# --- the page ---------------------------------------------------------------------------------------------------------
 
 
 def test_page_stands_alone_and_escapes():
     page = render(example())
-    assert not re.search(r'<script|<link|(src|href)\s*=|url\(|@import', page)
+    assert not re.search(r"<script|<link|(src|href)\s*=|url\(|@import", page)
     assert "<b>card</b>" not in page
     assert "another card" in page
     assert "relative error 1" in page, "a wrong solver is shown"
@@ -177,7 +184,7 @@ def test_page_of_a_run_that_measured_nothing():
     assert "2 problems that were asked for are not measured" in render(report)
 
 
-# --- running -----------------------------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -276,7 +283,7 @@ def test_ceilings_are_measured(device):
     assert bound == "compute"
 
 
-# --- peers -------------------------------------------------------------------------------------------------------------
+# --- peers ------------------------------------------------------------------------------------------------------------
 
 PEER_PROBLEMS = [
     "mb2ic6ih9iw7oc4kh3kw2sh2sw1ph1pw0",
@@ -301,11 +308,12 @@ def test_peers_compute_the_same_convolution(name, text, direction, layout):
     problem = problem.replace(layout=layout)
     host = random_operands(problem, 0)
     (peer,), _ = peers.load([name], CPU)
-    try:
-        variants = peer.variants(problem, host, 2)
-    except peers.Unable as error:
-        assert direction != "fwd", error
+    one_sided = (problem.ph, problem.pw) != (problem.ph_r, problem.pw_r)
+    if direction != "fwd" and (name == "onnxruntime" or one_sided):
+        with pytest.raises(peers.Unable):
+            peer.variants(problem, host, 2)
         return
+    variants = peer.variants(problem, host, 2)
     expected = reference.compute(problem, **operands_of(problem, host))
     for variant in variants:
         variant.run(3)

@@ -1,4 +1,4 @@
-"""What a benchmark ran on: device, driver, versions, plugins and the hashes of their text. Nothing that names a person."""
+"""What a benchmark ran on: device, driver, versions, plugins and hashes of their text; no name of a person or host."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ __all__ = ["PALETTE", "colours", "geometry_map"]
 PALETTE = 8
 """Colours that the page's style sheet defines: ``--c0`` and on."""
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 960, 460, 70, 52, 16, 16
-MARKS = {"1×1": "circle", "3×3": "square", "5×5 +": "diamond", "depthwise": "triangle"}
+MARKS = {"1x1": "circle", "3x3": "square", "5x5 +": "diamond", "depthwise": "triangle"}
 
 
 def colours(solvers: Sequence[str]) -> dict[str, str]:
@@ -33,7 +33,7 @@ def geometry_map(every: Sequence[Line], colour: dict[str, str]) -> str:
         return ""
     xs = [math.log2(_pixels(line)) for line in points]
     ys = [math.log2(_channels(line)) for line in points]
-    x0, x1, y0, y1 = math.floor(min(xs)) - 0.5, math.ceil(max(xs)) + 0.5, math.floor(min(ys)) - 0.5, math.ceil(max(ys)) + 0.5
+    (x0, x1), (y0, y1) = ((math.floor(min(v)) - 0.5, math.ceil(max(v)) + 0.5) for v in (xs, ys))
     span_x, span_y = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -49,9 +49,10 @@ def geometry_map(every: Sequence[Line], colour: dict[str, str]) -> str:
         _, py = at(x0, power)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + span_x}" y1="{py:.1f}" y2="{py:.1f}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{py + 4:.1f}" text-anchor="end">{_count(power)}</text>')
-    parts.append(f'<text x="{LEFT + span_x / 2}" y="{HEIGHT - 8}" text-anchor="middle">output pixels × batch</text>')
+    parts.append(f'<text x="{LEFT + span_x / 2}" y="{HEIGHT - 8}" text-anchor="middle">output pixels x batch</text>')
     middle = TOP + span_y / 2
-    parts.append(f'<text transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">√(channels in a group × out)</text>')
+    place = f'transform="translate(16 {middle}) rotate(-90)" text-anchor="middle"'
+    parts.append(f"<text {place}>geometric mean of channels in and out</text>")
     taken: dict[tuple[int, int], int] = {}
     for line, x, y in zip(points, xs, ys):
         px, py = at(x, y)
@@ -71,14 +72,15 @@ def _mark(line: Line, x: float, y: float, colour: str) -> str:
     }[MARKS[_kernel(line)]]
     share = "" if line.fraction is None else f", {line.fraction:.0%} of the roofline"
     title = escape(f"{line.layer.net} {line.layer.name} {line.problem.direction}: {line.winner}{share}")
-    return f'{shape} style="fill:{colour};stroke:{colour};fill-opacity:{fill:.2f}"><title>{title}</title></{shape[1:].split()[0]}>'
+    style = f"fill:{colour};stroke:{colour};fill-opacity:{fill:.2f}"
+    return f'{shape} style="{style}"><title>{title}</title></{shape[1:].split()[0]}>'
 
 
 def _kernel(line: Line) -> str:
     if line.kind == "depthwise":
         return "depthwise"
     size = max(getattr(line.problem, "k" + axis) for axis in line.problem.axes)
-    return "1×1" if size == 1 else "3×3" if size <= 3 else "5×5 +"
+    return "1x1" if size == 1 else "3x3" if size <= 3 else "5x5 +"
 
 
 def _pixels(line: Line) -> int:

@@ -71,7 +71,8 @@ def _model(problem: ConvProblem, host: Mapping[str, np.ndarray]) -> tuple[dict[s
     pads = [getattr(problem, "p" + axis + side) for side in ("", "_r") for axis in problem.axes]
     strides, dilations = ([getattr(problem, letter + axis) for axis in problem.axes] for letter in "sd")
     made = "z" if problem.activation else "y"
-    nodes = [helper.make_node("Conv", list(arrays), [made], strides=strides, dilations=dilations, pads=pads, group=problem.g)]
+    geometry = {"strides": strides, "dilations": dilations, "pads": pads, "group": problem.g}
+    nodes = [helper.make_node("Conv", list(arrays), [made], **geometry)]
     nodes += [helper.make_node("Relu", ["z"], ["y"])] if problem.activation else []
     kind = _TYPES[problem.dtype]
     graph = helper.make_graph(

@@ -1,8 +1,8 @@
 <%!
-  WORDS = {"fwd": "forward", "bwd_data": "backward, data", "bwd_weights": "backward, weights"}
+  WORDS = {"fwd": "forward", "bwd_data": "data gradient", "bwd_weights": "weights gradient"}
 %><%def name="bar(value, most, colour='var(--c0)')"><span class="bar"><i style="width:${"%.1f" % (100 * min(1, (value or 0) / most) if most else 0)}%;background:${colour}"></i></span></%def>\
 <%def name="ratio(value)"><td class="n ${'' if not value else 'good' if value >= 1 else 'bad'}">${number(value)}</td></%def>\
-<%def name="swatch(name)"><i class="swatch" style="background:${colour.get(family(name), 'var(--grid)')}"></i>${name}</%def>\
+<%def name="swatch(name)"><span class="name"><i class="swatch" style="background:${colour.get(family(name), 'var(--grid)')}"></i>${name}</span></%def>\
 <%def name="legend()"><p class="legend">Algorithms: \
 % for name, css in colour.items():
 <span><i class="swatch" style="background:${css}"></i>${name}</span> \
@@ -18,23 +18,23 @@
 @media (prefers-color-scheme: dark) { :root { --paper:#17181b; --ink:#e7e8ea; --soft:#a2a6af; --grid:#393c43;
   --card:#202226; --good:#6fd29a; --bad:#ff8f86; --c0:#6da7e8; --c1:#f0a559; --c2:#63c48f; --c3:#c08fdb; --c4:#f07f97;
   --c5:#5fc3d1; --c6:#cdbb52; --c7:#a7abb5; } }
-body { font:15px/1.5 system-ui,sans-serif; color:var(--ink); background:var(--paper); max-width:1080px; margin:2rem auto;
+body { font:15px/1.5 system-ui,sans-serif; color:var(--ink); background:var(--paper); max-width:1180px; margin:2rem auto;
   padding:0 1.2rem }
 h1 { font-size:1.7rem; line-height:1.2; margin-bottom:.2rem } h2 { font-size:1.2rem; margin:2.4rem 0 .4rem }
-h3 { font-size:1rem; margin:1.2rem 0 .3rem } p { max-width:75ch } .soft, caption, small { color:var(--soft) }
+h3 { font-size:1rem; margin:1.2rem 0 .3rem } p { max-width:95ch } .soft, caption, small { color:var(--soft) }
 code, pre { font:13px/1.45 ui-monospace,monospace } pre { background:var(--card); padding:.7rem 1rem; border-radius:6px;
   white-space:pre-wrap; overflow-wrap:anywhere }
 .tiles { display:flex; flex-wrap:wrap; gap:.7rem; margin:1.2rem 0 } .tiles div { background:var(--card); border-radius:8px;
   padding:.6rem 1rem; min-width:8.5rem } .tiles b { display:block; font-size:1.35rem; font-variant-numeric:tabular-nums }
 .scroll { overflow-x:auto } table { border-collapse:collapse; width:100%; font-size:13.5px }
-th, td { text-align:left; padding:.28rem .55rem; border-bottom:1px solid var(--grid); vertical-align:middle }
-th { color:var(--soft); font-weight:600 } .n { text-align:right; font-variant-numeric:tabular-nums; white-space:nowrap }
+th, td { text-align:left; padding:.28rem .45rem; border-bottom:1px solid var(--grid); vertical-align:middle }
+th { color:var(--soft); font-weight:600; vertical-align:bottom } .n { text-align:right; font-variant-numeric:tabular-nums } td.n { white-space:nowrap }
 .good { color:var(--good) } .bad { color:var(--bad) } tr.other td { color:var(--soft); font-style:italic }
 tr.group td { background:var(--card); font-weight:600 }
-.bar { display:inline-block; width:110px; height:10px; background:var(--grid); border-radius:3px; overflow:hidden }
+.bar { display:inline-block; width:80px; height:10px; background:var(--grid); border-radius:3px; overflow:hidden }
 .bar i { display:block; height:100% } .wide .bar { width:240px }
 .swatch { display:inline-block; width:10px; height:10px; border-radius:2px; margin-right:.4em }
-.legend span { margin-right:1rem; white-space:nowrap } .published .bar i { background-image:repeating-linear-gradient(45deg,
+.name { white-space:nowrap } .legend span { margin-right:1rem; white-space:nowrap } .published .bar i { background-image:repeating-linear-gradient(45deg,
   transparent 0 3px, var(--paper) 3px 5px) }
 svg { width:100%; height:auto } svg text { fill:var(--soft); font-size:12px } svg .grid { stroke:var(--grid) }
 details { border-bottom:1px solid var(--grid) } summary { cursor:pointer; padding:.3rem 0 }

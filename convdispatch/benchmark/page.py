@@ -58,9 +58,7 @@ def _values(report: Report) -> dict[str, Any]:
         "regret": geomean(line.measured.regret for line in every),
         "number": number,
         "share": share,
-        "faults": [
-            (line, row) for line in every for row in line.measured.rows if row.status in ("wrong", "failed")
-        ],
+        "faults": [(line, row) for line in every for row in line.measured.rows if row.status in ("wrong", "failed")],
         "failures": [line for line in every if line.measured.failure],
         "missing": len({layer.problem for layer in report.layers} - set(report.measured)),
     }

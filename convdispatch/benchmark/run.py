@@ -89,9 +89,7 @@ def _resumed(path: Path | None, report: Report, session: Session) -> dict[str, M
         raise InvalidArgument(f"{path} was measured on {then}, this device is {today}: name another file")
     wanted = {layer.problem for layer in report.layers}
     return {
-        text: found
-        for text, found in earlier.measured.items()
-        if text in wanted and found.settings == session.settings
+        text: found for text, found in earlier.measured.items() if text in wanted and found.settings == session.settings
     }
 
 

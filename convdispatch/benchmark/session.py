@@ -1,4 +1,4 @@
-"""Measures one problem: what dispatch would run, every solver by ``find``, then the best, the chosen and peers in a race.
+"""Measures one problem: every solver by ``find``, then the best, what dispatch would have run, and peers in one race.
 
 The race's rounds are interleaved (A B A B), all on the same random data. Before each sample a rival runs unseen for a
 while, because the threads of the one before it spin for some milliseconds after their work and would slow it.
@@ -83,7 +83,8 @@ class Session:
         if self.search:
             results = find(problem, self.device, budget_ms=self.budget_ms, store=self.record)
             found.rows = [_row(result) for result in results]
-            found.conditions, found.spent_ms, found.peak_bytes = results.conditions, results.spent_ms, results.peak_bytes
+            found.conditions, found.spent_ms = results.conditions, results.spent_ms
+            found.peak_bytes = results.peak_bytes
             found.best = _best(results)
         else:
             found.best = Choice(found.chosen.solver, found.chosen.config, "not searched")
@@ -104,7 +105,7 @@ class Session:
                 with contextlib.suppress(Exception):  # a choice that fails has no time, and its row says why
                     rivals[_key(choice)] = self._candidate(rig, problem, choice)
         copies = max(1, min(8, 1 + 2 * self.device.global_mem_cache_size // max(1, found.traffic)))
-        found.peers = [entered for peer in self.peers for entered in _enter(peer, problem, rig, copies, rivals)]
+        found.peers = [entered for peer in self.peers for entered in _add(peer, problem, rig, copies, rivals)]
         settle = SETTLE_MS if self.info.type == "cpu" else 0.0
         whole = sum(settle + (rival.expected_ms or 0.0) for rival in rivals.values())
         rounds = max(ROUNDS[0], min(ROUNDS[1], int(self.budget_ms / max(whole, 1e-3))))
@@ -114,9 +115,9 @@ class Session:
         for entered in found.peers:
             if not entered.reason:
                 _put(entered, outcomes.get(f"{entered.peer} {entered.variant}"))
-        if found.chosen and found.chosen.median_ms:
-            if found.best is None or found.chosen.median_ms < (found.best.median_ms or np.inf):
-                found.best = replace(found.chosen, source="fastest in the race")
+        chosen_ms = found.chosen.median_ms if found.chosen else None
+        if chosen_ms and chosen_ms < ((found.best and found.best.median_ms) or np.inf):
+            found.best = replace(found.chosen, source="fastest in the race")
         if found.best is None:
             found.failure = "no solver could be measured"
 
@@ -215,12 +216,10 @@ def _records(found: Measured, device: cl.Device) -> Iterator[Record]:
             )
 
 
-# --- the race ----------------------------------------------------------------------------------------------------------
+# --- the race --------------------------------------------------------------------------------------------------------
 
 
-def _enter(
-    peer: Peer, problem: ConvProblem, rig: Rig, copies: int, rivals: dict[str, Candidate]
-) -> Iterator[PeerTime]:
+def _add(peer: Peer, problem: ConvProblem, rig: Rig, copies: int, rivals: dict[str, Candidate]) -> Iterator[PeerTime]:
     """Add a peer's variants to the rivals, each with its error; one that cannot run says why."""
     try:
         variants = list(peer.variants(problem, rig.host, copies))

@@ -12,7 +12,7 @@ from .report import Layer, Measured, Report
 
 __all__ = ["TYPES", "Line", "Net", "family", "gaps", "geomean", "layer_type", "lines", "nets", "solver_times", "types"]
 
-TYPES = ("first layer", "depthwise", "strided", "1×1", "3×3", "5×5 and more", "other")
+TYPES = ("first layer", "depthwise", "strided", "1x1", "3x3", "5x5 and more", "other")
 GAP = 0.5
 """A layer below this share of its roofline is listed as a gap."""
 
@@ -68,10 +68,10 @@ def layer_type(problem: ConvProblem) -> str:
     if any(getattr(problem, "s" + axis) > 1 for axis in problem.axes):
         return "strided"
     if kernel == {1}:
-        return "1×1"
+        return "1x1"
     if kernel == {3}:
-        return "3×3"
-    return "5×5 and more" if min(kernel) >= 5 else "other"
+        return "3x3"
+    return "5x5 and more" if min(kernel) >= 5 else "other"
 
 
 def family(solver: str) -> str:

@@ -15,13 +15,13 @@ __all__ = ["number", "show"]
 def number(value: float | None, digits: int = 3) -> str:
     """A few significant digits without an exponent; a dash for None."""
     if value is None:
-        return "–"
+        return "-"
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def share(value: float | None) -> str:
     """Per cent; a dash for None."""
-    return "–" if value is None else f"{value:.0%}"
+    return "-" if value is None else f"{value:.0%}"
 
 
 def show(report: Report, console: Console) -> None:
@@ -47,9 +47,11 @@ def show(report: Report, console: Console) -> None:
         found = report.regret.get(name)
         if found and found["geomean"]:
             worst = f"worst {found['worst']:.2f} ({found['worst_problem']})"
-            console.print(f"regret {words}: {found['geomean']:.3f} on {found['count']} problems, {worst}", highlight=False)
+            mean = f"{found['geomean']:.3f} on {found['count']} problems"
+            console.print(f"regret {words}: {mean}, {worst}", highlight=False)
     for line in every:
-        bad = [f"{row.solver} {row.status}: {row.reason}" for row in line.measured.rows if row.status in ("wrong", "failed")]
+        rows = [row for row in line.measured.rows if row.status in ("wrong", "failed")]
+        bad = [f"{row.solver} {row.status}: {row.reason}" for row in rows]
         for words in [*([line.measured.failure] if line.measured.failure else []), *bad]:
             console.print(f"{line.layer.name} {line.problem.direction}: {words}", style="red", markup=False)
     if report.interrupted:
@@ -61,8 +63,9 @@ def _heading(report: Report, console: Console) -> None:
     device = report.environment["device"]
     console.print(f"{device['title']}, driver {device['driver']}, {report.environment['created']}", highlight=False)
     for dtype, roof in report.roofs.items():
-        words = [f"{roof['flops']['rate'] / 1e9:,.0f} GFLOP/s multiply-add", f"{roof['bandwidth']['rate'] / 1e9:,.1f} GB/s copy"]
-        words += [f"{roof['matrix']['rate'] / 1e12:,.0f} TFLOP/s matrix units"] if roof.get("matrix") else []
+        rates = {name: peak["rate"] / 1e9 for name, peak in roof.items() if isinstance(peak, dict)}
+        words = [f"{rates['flops']:,.0f} GFLOP/s multiply-add", f"{rates['bandwidth']:,.1f} GB/s copy"]
+        words += [f"{rates['matrix']:,.0f} GFLOP/s matrix units"] if "matrix" in rates else []
         console.print(f"ceilings measured in this run, {dtype}: {', '.join(words)}", highlight=False)
 
 
@@ -70,17 +73,17 @@ def _layers(every: list[Line], peers: list[str]) -> Table:
     table = Table(title="Layers", title_justify="left")
     for title in ("net", "layer", "direction", "fastest solver"):
         table.add_column(title, overflow="fold")
-    for title in ("ms", "p20–p80", "GFLOP/s", "roofline", "error", "workspace", "regret"):
+    for title in ("ms", "p20-p80", "GFLOP/s", "roofline", "error", "workspace", "regret"):
         table.add_column(title, justify="right", no_wrap=True)
     for peer in peers:
         table.add_column(f"{peer} ms", justify="right", no_wrap=True)
         table.add_column("ratio", justify="right", no_wrap=True)
     for line in every:
         best = line.measured.best
-        cells = [number(line.ms, 4), f"{number(best.p20_ms)}–{number(best.p80_ms)}" if line.ms else "–"]
+        cells = [number(line.ms, 4), f"{number(best.p20_ms)}-{number(best.p80_ms)}" if line.ms else "-"]
         cells += [number(line.gflops), share(line.fraction)]
-        cells += [f"{best.error:.1e}" if best and best.error is not None else "–"]
-        cells += [f"{best.workspace / 2**20:,.1f} MiB" if best and best.workspace is not None else "–"]
+        cells += [f"{best.error:.1e}" if best and best.error is not None else "-"]
+        cells += [f"{best.workspace / 2**20:,.1f} MiB" if best and best.workspace is not None else "-"]
         cells += [number(line.measured.regret)]
         for peer in peers:
             ratio = line.ratio(peer)
