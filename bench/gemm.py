@@ -74,7 +74,9 @@ class Bench:
         cpu = self.info.type == "cpu"
         wide = self.info.simd_width // (2 if acc == "double" else 1)
         best = 0.0
-        for lanes, chains in [(wide, 24), (wide, 12)] if cpu else [(1, 16), (1, 32), (2, 8), (4, 8)]:
+        for lanes, chains in (
+            [(wide, 24), (wide, 12), (max(1, wide // 2), 12)] if cpu else [(1, 16), (1, 32), (2, 8), (4, 8)]
+        ):
             names = [f"s{i}" for i in range(chains)]
             vector = f"{acc}{lanes}" if lanes > 1 else acc
             steps = 20000 if cpu else 4096

@@ -132,10 +132,12 @@ def _cpu_blocks(
     local_kc = min(depth, min(device.local_mem_size, _LOCAL) // (nr * spec.accumulator_size))
     local_kc = 0 if local_kc < min(depth, 64) or (narrow and split == 1 and local_kc < depth) else local_kc
     local_kc = local_kc and _ceil(depth, _ceil(depth, local_kc))
+    if pack_b and local_kc and tiles <= 24:  # a packing pass would cost more than what it feeds
+        yield {**config, "pack_a": pack_a, "pack_b": "local", "kc": local_kc}
     yield {**config, "pack_a": pack_a, "pack_b": pack_b}
     if direct_a and not spec.a_packed:
         yield {**config, "pack_a": not pack_a, "pack_b": pack_b}
-    if not spec.b_packed and pack_b != "local" and local_kc:
+    if not spec.b_packed and local_kc and not (pack_b and tiles <= 24):
         yield {**config, "pack_a": pack_a, "pack_b": "local", "kc": local_kc}
     if direct_b and not spec.b_packed:
         yield {**config, "pack_a": pack_a, "pack_b": not pack_b}
