@@ -12,6 +12,7 @@ from ..api.errors import ConvDispatchError
 __all__ = ["main"]
 
 COMMANDS = {
+    "bench": ".bench",
     "classify": ".run",
     "db": ".database",
     "doctor": ".inspect",
