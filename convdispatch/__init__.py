@@ -12,7 +12,7 @@ from .api import __all__ as _api_names
 
 if TYPE_CHECKING:
     from .api import *  # noqa: F403
-    from .tensor import Tensor
+    from .tensor import Tensor as Tensor
 
 __version__ = "0.1.0"
 __all__ = sorted([*_api_names, "Tensor", "__version__"])

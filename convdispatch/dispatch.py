@@ -248,7 +248,8 @@ def quarantine(
 ) -> None:
     """Set a solver aside for this problem and device, with a warning; raises PlanFailed if fallback is off."""
     if policy is not None and not policy.fallback:
-        raise PlanFailed(f"{solver} failed on {problem}, and policy(fallback=False) forbids another: {reason}") from error
+        message = f"{solver} failed on {problem}, and policy(fallback=False) forbids another: {reason}"
+        raise PlanFailed(message) from error
     _quarantined[problem, device, solver] = reason
     forget(problem)
     detail = f"\n{error.log}" if isinstance(error, BuildFailed) else ""

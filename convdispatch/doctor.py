@@ -135,7 +135,7 @@ def _mend_device(vendor: str, problem: str | None) -> str | None:
     if problem is None:
         return None
     if vendor == "pocl":
-        return "PoCL links with the system's compiler: apt-get install gcc libc6-dev; or pip install 'convdispatch[cpu]'"
+        return f"PoCL links with the system's compiler: apt-get install gcc libc6-dev; or {runtime.INSTALL}"
     return "update or reinstall the device's driver"
 
 

@@ -53,7 +53,8 @@ def measured(
         if not _offered(config, configs(record.solver)):
             continue
         source = f"measured {record.median_ms:.4g} ms" + (f", {record.source} record" if record.source else "")
-        found[record.solver] = Evidence(record.solver, config, source + (f"; in doubt: {doubt}" if doubt else ""), record)
+        source += f"; in doubt: {doubt}" if doubt else ""
+        found[record.solver] = Evidence(record.solver, config, source, record)
     return list(found.values())
 
 

@@ -122,7 +122,8 @@ def _import_file(name: str, file: Path) -> Any:
     module_name = f"convdispatch_dropin_{name}"
     locations = [str(file.parent)] if file.name == "__init__.py" else None
     spec = importlib.util.spec_from_file_location(module_name, file, submodule_search_locations=locations)
-    assert spec is not None and spec.loader is not None  # a .py file always has a loader
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:

@@ -1,7 +1,8 @@
 """Options, devices and isolation shared by all tests.
 
 ``--all-devices`` runs device tests on every OpenCL device that works, not only the default; ``--full`` runs whole
-products of shapes, layouts and dtypes instead of a thinned selection; ``--solver GLOB`` pins the solver.
+products of shapes, layouts and dtypes instead of a thinned selection; ``--solver GLOB`` pins another solver in the shape
+tests than the universal one (``*`` leaves the choice to dispatch): each other plugin has tests of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("convdispatch")
     group.addoption("--all-devices", action="store_true", help="every OpenCL device that works, not only the default")
     group.addoption("--full", action="store_true", help="whole products of shapes, layouts and dtypes")
-    group.addoption("--solver", default=None, help="pin the solver in shape tests (name or glob)")
+    group.addoption("--solver", default="im2col*", help="the solver of the shape tests (name or glob)")
 
 
 def _devices(everything: bool) -> list:

@@ -1,4 +1,4 @@
-"""Selection by evidence: records, doubt, neighbours, error budgets, lock files; and that a warm choice reads no file."""
+"""Selection by evidence: records, doubt, neighbours, error budgets, lock files; a warm choice reads no file."""
 
 from __future__ import annotations
 

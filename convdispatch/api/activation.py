@@ -49,7 +49,7 @@ ACTIVATIONS: dict[str, Activation] = {
 _FORM = re.compile(r"(\w+)(?:\(([^()]*)\))?")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def parse_activation(text: str) -> tuple[str, tuple[float, ...]]:
     """Split ``"leaky_relu(0.1)"`` into its name and numbers, defaults filled in.
 

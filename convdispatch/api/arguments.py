@@ -63,7 +63,7 @@ def describe(
     strides = per_axis("stride", stride, ndim, least=1)
     dilations = per_axis("dilation", dilation, ndim, least=1)
     pads = _padding(padding, ndim, kernel, strides, dilations)
-    numbers: dict[str, int] = {"mb": mb, "ic": ic, "oc": oc, "g": groups}
+    numbers: dict[str, Any] = {"mb": mb, "ic": ic, "oc": oc, "g": groups}
     for axis, size, extent, step, (near, far), spread in zip(
         "dhw"[3 - ndim :], spatial, kernel, strides, pads, dilations, strict=True
     ):
@@ -129,7 +129,7 @@ def _padding(
         totals = [spread * (extent - 1) for spread, extent in zip(dilations, kernel, strict=True)]
         return [(total // 2, total - total // 2) for total in totals]
     if _is_integer(padding):
-        return [(whole("padding", padding, 0),) * 2] * ndim  # type: ignore[list-item]
+        return [(whole("padding", padding, 0), whole("padding", padding, 0))] * ndim
     try:
         items = list(padding)
     except TypeError:
@@ -189,7 +189,7 @@ def transposed_shape(
         size = (spatial[axis] - 1) * strides[axis] + dilations[axis] * (kernel[axis] - 1) + 1 - near - far
         size += extra[axis]
         if size < 1:
-            raise InvalidArgument(f"the output would have size {size} along axis {axis}: padding {padding} is too large")
+            raise InvalidArgument(f"the output would have size {size} along axis {axis}: padding {padding} is too much")
         if extra[axis] >= strides[axis]:
             if far < extra[axis]:
                 raise InvalidArgument(

@@ -80,16 +80,17 @@ class Call:
         if bias is not None and tuple(bias.shape) != (problem.channels_out,):
             raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
         if residual is not None and tuple(residual.shape) != self.out_shape:
-            raise InvalidArgument(f"residual must have the result's shape {self.out_shape}, got {tuple(residual.shape)}")
+            shape = tuple(residual.shape)
+            raise InvalidArgument(f"residual must have the result's shape {self.out_shape}, got {shape}")
         self._check_out(operands[self._out])
         lead = operands[self._lead]
-        self._make = None if self.host else maker_of(type(lead), self.out_shape, self._out_strides, self.dtype)
+        self._make: Any = None if self.host else maker_of(type(lead), self.out_shape, self._out_strides, self.dtype)
         commands = self._queue(operands[self._lead], queue)
         self.context = commands.context
         unsupported = runtime.device_info(commands.device).supports(problem.dtype)
         if unsupported:
             raise InvalidArgument(unsupported)
-        self.prepared = None if self.empty else dispatch.prepare(problem, self.context)
+        self.prepared: Any = None if self.empty else dispatch.prepare(problem, self.context)
 
     def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
         """Run; returns the array that was written."""
@@ -155,9 +156,11 @@ class Call:
         finish, buffers[self._out] = runtime.host_output(
             queue, operands[self._out], keep=self.problem.accumulate
         )
-        extras = [None if array is None else runtime.host_input(queue, native(array)) for array in (bias, residual)]
+        bias, residual = (
+            None if array is None else runtime.host_input(queue, native(array)) for array in (bias, residual)
+        )
         promise = operands[1] if type(operands[1]) is Constant else None
-        dispatch.run(self.problem, self.prepared, queue, *buffers, *extras, None, promise)
+        self._run(queue, buffers, bias, residual, None, promise)
         finish()
 
     # --- arrays on a device ------------------------------------------------------------------------------------------
@@ -187,28 +190,25 @@ class Call:
             if shared:  # the convolution would overwrite it before the epilogue's own pass reads it
                 residual = runtime.copied(queue, residual, out.nbytes, events)
         finish, operands[self._out] = self._output(out, queue, events)
-        event = dispatch.run(
-            self.problem,
-            self.prepared,
-            queue,
-            *operands,
-            bias,
-            residual,
-            events or None,
-            promise,
-        )
+        event = self._run(queue, operands, bias, residual, events or None, promise)
         if finish is not None:
             event = finish(event)
         if hasattr(out, "events"):
             out.events[:] = (event,)
         return out
 
+    def _run(
+        self, queue: Any, buffers: list[Any], bias: Any, residual: Any, wait_for: Any, promise: Constant | None
+    ) -> Any:
+        x, w, y = buffers
+        return dispatch.run(self.problem, self.prepared, queue, x, w, y, bias, residual, wait_for, promise)
+
     def _zero(self, out: Any, queue: Any) -> Any:
         """The gradient of no images is zero; every other empty result has nothing to write."""
         if self.problem.direction == "bwd_weights" and not self.problem.accumulate:
             import pyopencl as cl
 
-            cl.enqueue_fill_buffer(queue, out.base_data, np.uint8(0), out.offset, out.nbytes)
+            cl.enqueue_fill_buffer(queue, out.base_data, np.zeros(1, np.uint8), out.offset, out.nbytes)
         return out
 
     def _input(self, array: Any, strides: Any, queue: Any, events: list[Any]) -> Any:

@@ -173,7 +173,7 @@ def _call(
     x, w, y = operands
     try:
         read, other = (x, w) if direction == "fwd" else (y, w) if direction == "bwd_data" else (x, y)
-        key = (
+        key: Any = (
             direction,
             read.shape,
             other.shape,
@@ -213,8 +213,8 @@ def _describe_call(
 ) -> Call:
     stride, padding, dilation, groups, activation, layout, math, accumulate = options
     x, w, y = operands
-    x_shape = shape if direction == "bwd_data" else _shape(x, names[0])
-    w_shape = shape if direction == "bwd_weights" else _shape(w, names[1])
+    x_shape = _shape(x, names[0]) if direction != "bwd_data" else shape or ()
+    w_shape = _shape(w, names[1]) if direction != "bwd_weights" else shape or ()
     y_shape = None if direction == "fwd" else _shape(y, "dy" if names[2] == "y" else names[2])
     kind = Call.kind_of(operands, bias, residual, direction, names)
     problem = describe(

@@ -64,7 +64,8 @@ class NoSolver(ConvDispatchError):
         self.device = device
         self.reasons = dict(reasons)
         lines = "".join(f"\n  {name}: {reason}" for name, reason in self.reasons.items())
-        what = f"{len(self.reasons)} refused:{lines}" if self.reasons else "no plugin is loaded; see `convdispatch doctor`"
+        nothing = "no plugin is loaded; see `convdispatch doctor`"
+        what = f"{len(self.reasons)} refused:{lines}" if self.reasons else nothing
         super().__init__(f"no solver for {problem} on {device!r}; {what}")
 
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .errors import Frozen, InvalidPolicy
 
@@ -40,7 +41,7 @@ class Policy:
         return self if not self.frozen and self.fallback else replace(self, frozen=False, fallback=True)
 
     def __hash__(self) -> int:
-        return self._hash  # type: ignore[attr-defined, no-any-return]
+        return self._hash  # type: ignore[attr-defined]
 
 
 _DEFAULT = Policy()
@@ -53,7 +54,7 @@ def current_policy() -> Policy:
 
 
 @contextlib.contextmanager
-def policy(**choices: object) -> Iterator[Policy]:
+def policy(**choices: Any) -> Iterator[Policy]:
     """Set some of Policy's fields inside the ``with`` block; the others stay as they are outside it.
 
     Raises InvalidPolicy for a name that Policy lacks or a value of the wrong kind.
@@ -78,7 +79,7 @@ def forbid_when_frozen(what: str) -> None:
         raise Frozen(f"inside frozen() this call would have to {what}; run it once before freezing")
 
 
-_KINDS = {
+_KINDS: dict[str, tuple[type, ...]] = {
     "solver": (str, type(None)),
     "max_error": (int, float, type(None)),
     "workspace_limit": (int, type(None)),
@@ -88,12 +89,12 @@ _KINDS = {
 }
 
 
-def _check(choices: dict[str, object]) -> None:
+def _check(choices: dict[str, Any]) -> None:
     for name, value in choices.items():
         if name not in _KINDS:
             raise InvalidPolicy(f"policy() has no choice {name!r}; it has {', '.join(_KINDS)}")
         if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and bool not in _KINDS[name]):
             kinds = " or ".join(kind.__name__ for kind in _KINDS[name])
             raise InvalidPolicy(f"policy({name}=...) takes {kinds}, got {value!r}")
-        if name in ("max_error", "workspace_limit") and value is not None and value < 0:
+        if name in ("max_error", "workspace_limit") and value is not None and float(value) < 0:
             raise InvalidPolicy(f"policy({name}=...) takes 0 or more, got {value!r}")

@@ -12,6 +12,7 @@ import functools
 import math as _math
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from .activation import activation_macro, parse_activation
 from .dtypes import DTYPES, storage_macros
@@ -54,14 +55,15 @@ class ConvProblem:
     pd: int = 0
     ph: int = 0
     pw: int = 0
-    pd_r: int | None = None
-    ph_r: int | None = None
-    pw_r: int | None = None
+    # None, the default, becomes the near side's pad, and for ndim what the sizes show.
+    pd_r: int = None  # type: ignore[assignment]
+    ph_r: int = None  # type: ignore[assignment]
+    pw_r: int = None  # type: ignore[assignment]
     dd: int = 1
     dh: int = 1
     dw: int = 1
     g: int = 1
-    ndim: int | None = None
+    ndim: int = None  # type: ignore[assignment]
     direction: str = "fwd"
     dtype: str = "float32"
     layout: str = "nchw"
@@ -209,7 +211,7 @@ class ConvProblem:
         """One input channel a group."""
         return self.g > 1 and self.ic == self.g
 
-    def replace(self, **changes: object) -> ConvProblem:
+    def replace(self, **changes: Any) -> ConvProblem:
         """A copy with some fields changed, validated anew."""
         return dataclasses.replace(self, **changes)
 
@@ -285,7 +287,7 @@ _LETTER = re.compile(r"([a-z]+(?:_r)?)(\d+)")
 
 def _parse(cls: type[ConvProblem], text: str) -> ConvProblem:
     body, *flags = str(text).strip().split("+")
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     short = {dtype.short: name for name, dtype in DTYPES.items()}
     words = [(word, {"direction": word}) for word in DIRECTIONS] + [(word, {"layout": word}) for word in LAYOUTS]
     words += [(alias, {"dtype": name}) for alias, name in short.items()]
@@ -320,11 +322,12 @@ def _parse(cls: type[ConvProblem], text: str) -> ConvProblem:
     problem = cls(**promote_square(values))
     for name, size in outputs.items():
         if getattr(problem, name) != size:
-            raise InvalidProblem(f"{text!r} says {name}{size}, but its other numbers give {name}{getattr(problem, name)}")
+            found = getattr(problem, name)
+            raise InvalidProblem(f"{text!r} says {name}{size}, but its other numbers give {name}{found}")
     return problem
 
 
-def promote_square(values: dict[str, object]) -> dict[str, object]:
+def promote_square(values: dict[str, Any]) -> dict[str, Any]:
     """Fill in the axes that a text leaves out, as benchdnn does: h from w or w from h, d only where d is named."""
     values = dict(values)
     named = {name[1] for name in values if name in _DEFAULTS and name not in ("mb", "ic", "oc", "g")}
@@ -339,7 +342,7 @@ def promote_square(values: dict[str, object]) -> dict[str, object]:
     return values
 
 
-def _spread(values: dict[str, object], names: list[str]) -> None:
+def _spread(values: dict[str, Any], names: list[str]) -> None:
     given = {values[name] for name in names if name in values}
     if len(given) == 1:
         for name in names:
