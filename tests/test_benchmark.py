@@ -178,6 +178,20 @@ def test_page_stands_alone_and_escapes():
     assert page.count("<svg") == 1
 
 
+def test_a_busy_machine_is_said():
+    report = example()
+    report.environment = {**ENVIRONMENT, "load": 3.0, "device": {**DEVICE, "type": "cpu"}}
+    assert "Other work was running" in render(report)
+    report.environment = {**report.environment, "load": 0.1}
+    assert "Other work was running" not in render(report)
+
+
+def test_sources_name_no_folder():
+    assert session._placeless("/home/me/registry.yaml:11") == "registry.yaml:11"
+    assert session._placeless("measured 1.2 ms, user record") == "measured 1.2 ms, user record"
+    assert session._placeless("lock file /a/b.lock") == "lock file b.lock"
+
+
 def test_page_of_a_run_that_measured_nothing():
     report = example()
     report.measured, report.interrupted = {}, True

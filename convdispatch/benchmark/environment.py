@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 from dataclasses import asdict
 from typing import Any
@@ -12,9 +13,12 @@ from ..loader import plugins
 from ..provenance import current
 from ..record import device_key, now
 
-__all__ = ["environment", "plugin_texts"]
+__all__ = ["busy", "environment", "plugin_texts"]
 
 PACKAGES = ("convdispatch", "pyopencl", "numpy", "torch", "onnxruntime", "intel-opencl-rt")
+
+BUSY = 0.3
+"""Load a processor from which on a warning stands in the report."""
 
 
 def environment(device: DeviceInfo) -> dict[str, Any]:
@@ -25,6 +29,7 @@ def environment(device: DeviceInfo) -> dict[str, Any]:
         "created": now()[:19] + "Z",
         "device": seen | {"title": str(device), "key": device_key(device)},
         "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": f"{platform.system()} {platform.machine()}",
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "plugins": plugin_texts(device),
@@ -35,6 +40,18 @@ def plugin_texts(device: DeviceInfo) -> dict[str, str]:
     """Plugin to ``version hash``, for each that has a solver; a changed kernel changes the hash."""
     made = (current(name, device) for name in plugins().solvers)
     return dict(sorted((p.plugin, f"{p.plugin_version} {p.kernel_hash}".strip()) for p in made))
+
+
+def busy(seen: dict[str, Any]) -> str:
+    """A warning where other work ran on a CPU device as the benchmark began; empty otherwise."""
+    load, device = seen.get("load"), seen["device"]
+    if device["type"] != "cpu" or load is None or load < BUSY * device["compute_units"]:
+        return ""
+    units = device["compute_units"]
+    return (
+        f"Other work was running: a load of {load:g} on {units} processors. Times are too long, and ratios cannot be "
+        "trusted: a library whose threads wait for each other in a spin loses far more than one whose threads do not."
+    )
 
 
 def _version(name: str) -> str:

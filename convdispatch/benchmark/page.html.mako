@@ -50,6 +50,9 @@ and how far all this is from what the device can do.</p>
 % if report.interrupted or missing:
 <p class="warn">The run was ended early: ${missing} problems that were asked for are not measured.</p>
 % endif
+% if busy:
+<p class="warn">${busy}</p>
+% endif
 
 <div class="tiles">
 <div><b>${len({line.measured.problem for line in lines})}</b>distinct problems</div>
@@ -143,7 +146,7 @@ show what these nets took then; they are not comparable with this device.\
 
 <h2>Layers</h2>
 <p>The fastest solver of each layer and its speed, counted as operations of the direct sum. The share of the roofline may
-exceed 100 % where an algorithm needs fewer operations. <i>Error</i> is relative, against float64. <i>Regret</i> is the time
+exceed 100 % where an algorithm needs fewer operations, or where weights stay in a cache. <i>Error</i> is relative, against float64. <i>Regret</i> is the time
 of what the library would have chosen over the best time: 1 is a perfect choice. Open a layer for every solver.</p>
 ${legend()}
 % for net in nets:
@@ -157,7 +160,7 @@ ${legend()}
 </tr>
 % for line in mine:
 <% best = line.measured.best %>\
-<tr><td title="${line.measured.problem}">${line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1]}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else "none"}</td><td class="n">${number(line.ms, 4)}</td><td class="n">${number(line.gflops)}</td><td>${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))}</td><td class="n">${share(line.fraction)}</td><td class="n">${"%.1e" % best.error if best and best.error is not None else "–"}</td><td class="n">${number(line.measured.regret)}</td>
+<tr><td title="${line.measured.problem}">${line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1]}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else "none"}</td><td class="n">${number(line.ms, 4)}</td><td class="n">${number(line.gflops)}</td><td>${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))}</td><td class="n">${share(line.fraction)}</td><td class="n">${"%.1e" % best.error if best and best.error is not None else "-"}</td><td class="n">${number(line.measured.regret)}</td>
 % for peer in peers:
 <td class="n">${number(line.measured.peer_ms(peer), 4)}</td>${ratio(line.ratio(peer))}
 % endfor
@@ -222,7 +225,7 @@ ${figure | n}
 % if report.regret:
 <h2>How good is a choice that nobody measured?</h2>
 <p>Regret is the time of the library's choice over the best time that searching found; both ran in one race. First without
-any record, then with every second problem of the list measured and the others asked, and the other way round.</p>
+any record, then with one half of the list measured and the other asked, and the other way round.</p>
 <table>
 <tr><th>what was known</th><th class="n">geometric mean</th><th class="n">worst</th><th>worst problem</th><th class="n">problems</th></tr>
 % for key, words in (("immediate", "nothing"), ("neighbours", "the other half of the list")):

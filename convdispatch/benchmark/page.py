@@ -6,6 +6,7 @@ import importlib.resources
 from pathlib import Path
 from typing import Any
 
+from .environment import busy
 from .figures import MARKS, colours, geometry_map
 from .published import CARD, SOURCE, titanx
 from .report import Report
@@ -38,6 +39,7 @@ def _values(report: Report) -> dict[str, Any]:
     published = {net.name: [row for row in titanx() if row.net == net.name] for net in sums}
     return {
         "report": report,
+        "busy": busy(report.environment),
         "device": report.environment["device"],
         "lines": every,
         "peers": peers,

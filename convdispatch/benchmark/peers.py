@@ -23,7 +23,7 @@ PEERS = {"torch": ".torch_peer", "onnxruntime": ".onnx_peer"}
 """Name to the module whose ``Peer`` it is."""
 
 
-class Unable(Exception):  # noqa: N818
+class Unable(Exception):
     """The peer cannot run this problem; the message says why."""
 
 

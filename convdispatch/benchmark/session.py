@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -79,7 +80,7 @@ class Session:
 
     def _measure(self, problem: ConvProblem, found: Measured) -> None:
         first = dispatch.rank(problem, self.info)[0]
-        found.chosen = Choice(first.solver.name, dict(first.config), first.source)
+        found.chosen = Choice(first.solver.name, dict(first.config), _placeless(first.source))
         if self.search:
             results = find(problem, self.device, budget_ms=self.budget_ms, store=self.record)
             found.rows = [_row(result) for result in results]
@@ -151,7 +152,7 @@ class Session:
                 first = dispatch.rank(problem, self.info)[0]
             except NoSolver:
                 return None
-        return Choice(first.solver.name, dict(first.config), first.source)
+        return Choice(first.solver.name, dict(first.config), _placeless(first.source))
 
     def _cost(self, found: Measured, choice: Choice) -> float | None:
         if _key(choice) == _key(found.best):
@@ -196,24 +197,26 @@ def _records(found: Measured, device: cl.Device) -> Iterator[Record]:
     from ..record import device_key, now
 
     info = runtime.device_info(device)
-    for row in found.rows:
-        if row.median_ms is not None and row.status in ("measured", "cut"):
-            yield Record(
-                problem=found.problem,
-                device=device_key(info),
-                solver=row.solver,
-                config=row.config,
-                median_ms=row.median_ms,
-                ci_ms=(row.p20_ms, row.p80_ms),
-                p20_ms=row.p20_ms,
-                p80_ms=row.p80_ms,
-                count=row.count,
-                error=row.error,
-                workspace=row.workspace or 0,
-                deterministic=row.deterministic,
-                provenance=current(row.solver, info),
-                created=now(),
-            )
+    rows = [row for row in found.rows if row.median_ms is not None and row.status in ("measured", "cut")]
+    listed = {_key(row) for row in rows}
+    # Where the budget ended the search early, the race alone has timed what was chosen.
+    rows += [c for c in (found.best,) if c is not None and c.median_ms and _key(c) not in listed]
+    for row in rows:
+        yield Record(
+            problem=found.problem,
+            device=device_key(info),
+            solver=row.solver,
+            config=row.config,
+            median_ms=row.median_ms,
+            ci_ms=(row.p20_ms, row.p80_ms),
+            p20_ms=row.p20_ms,
+            p80_ms=row.p80_ms,
+            count=row.count,
+            error=row.error,
+            workspace=row.workspace or 0,
+            provenance=current(row.solver, info),
+            created=now(),
+        )
 
 
 # --- the race --------------------------------------------------------------------------------------------------------
@@ -288,7 +291,12 @@ def _best(results: Results) -> Choice | None:
     )
 
 
-def _key(choice: Choice) -> str:
+def _placeless(source: str) -> str:
+    """A choice's source without the folders of this machine: a report is made to be shown."""
+    return re.sub(r"(?:/[^/\s]+)+/(?=[^/\s])", "", source)
+
+
+def _key(choice: Choice | Row) -> str:
     return f"{choice.solver} {json.dumps(dict(choice.config), sort_keys=True)}"
 
 

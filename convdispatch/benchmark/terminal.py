@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .environment import busy
 from .report import Report
 from .summary import Line, gaps, geomean, lines, nets
 
@@ -62,6 +63,9 @@ def show(report: Report, console: Console) -> None:
 def _heading(report: Report, console: Console) -> None:
     device = report.environment["device"]
     console.print(f"{device['title']}, driver {device['driver']}, {report.environment['created']}", highlight=False)
+    warning = busy(report.environment)
+    if warning:
+        console.print(warning, style="red")
     for dtype, roof in report.roofs.items():
         rates = {name: peak["rate"] / 1e9 for name, peak in roof.items() if isinstance(peak, dict)}
         words = [f"{rates['flops']:,.0f} GFLOP/s multiply-add", f"{rates['bandwidth']:,.1f} GB/s copy"]
