@@ -22,11 +22,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import pyopencl as cl  # noqa: E402
+import pyopencl as cl
 
-from convdispatch import reference, runtime, shapes  # noqa: E402
-from convdispatch.api import ConvProblem  # noqa: E402
-from convdispatch.api.problem import DIRECTIONS  # noqa: E402
+from convdispatch import reference, runtime, shapes
+from convdispatch.api import ConvProblem
+from convdispatch.api.problem import DIRECTIONS
 
 NETS = ("convnet", "alexnet", "overfeat", "vgg_a", "googlenet", "resnet50")
 SHORT = {"fwd": "f", "bwd_data": "bd", "bwd_weights": "bw"}
@@ -50,6 +50,8 @@ class Ours:
         self._plug.set_scalar_arg_dtypes([None, np.int32])
         self._sink = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, 1 << 20)
         self._block = np.random.default_rng(0).standard_normal(1000003, dtype=np.float32)
+        if os.environ.get("ZEROS"):  # fewer bits toggle: shows whether the power limit is what bounds the speed
+            self._block[:] = 0
         self.memory: dict[str, cl.Buffer] = {}
         self.shapes: ConvProblem | None = None
 
@@ -182,8 +184,9 @@ def main() -> None:
 @click.option("--seconds", default=0.02, show_default=True, help="A timing batch.")
 @click.option("--torch/--no-torch", "peer", default=True)
 @click.option("--check/--no-check", default=True)
+@click.option("--layer", "layers", multiple=True, help="Only these layers.")
 @click.option("--budget", default=500.0, show_default=True, help="Seconds after which no further layer is begun.")
-def compare(nets, directions, solver, tries, seconds, peer, check, budget) -> None:
+def compare(nets, directions, solver, tries, seconds, peer, check, layers, budget) -> None:
     """Every layer of the nets beside cuDNN."""
     ours, rows, begun = Ours(), [], time.perf_counter()
     candidates = solvers(solver)
@@ -191,6 +194,8 @@ def compare(nets, directions, solver, tries, seconds, peer, check, budget) -> No
         for entry in shapes.load(net):
             if time.perf_counter() - begun > budget:
                 break
+            if layers and entry.name not in layers:
+                continue
             problem = entry.problem.replace(direction=direction)
             ours.load(problem)
             timed = best(ours, problem, candidates, tries, seconds)
@@ -227,11 +232,12 @@ def compare(nets, directions, solver, tries, seconds, peer, check, budget) -> No
 @click.option("--tiles", default="", help="bm,bn,bk,tm,tn[,ln[,unroll]] ... separated by spaces; default: the solver's own.")
 @click.option("--splits", default="", help="Numbers, comma between; default: the solver's own.")
 @click.option("--walk", default="channels")
+@click.option("--orders", default="snake", show_default=True, help="Orders of the multiply-adds, comma between.")
 @click.option("--top", default=12, show_default=True, help="Lines printed a problem.")
 @click.option("--limit", default=400, show_default=True, help="Configurations of the solver's own.")
 @click.option("--seconds", default=0.01, show_default=True)
 @click.option("--registers/--no-registers", default=True, help="Ask the compiler for registers and spills.")
-def explore(problems, tiles, splits, walk, top, limit, seconds, registers) -> None:
+def explore(problems, tiles, splits, walk, orders, top, limit, seconds, registers) -> None:
     """Times many configurations of the tiled solver on some problems."""
     from convdispatch_implicitgemm.gpu import Tiled
     from convdispatch_implicitgemm.gpu.product import Product
@@ -245,7 +251,8 @@ def explore(problems, tiles, splits, walk, top, limit, seconds, registers) -> No
         if tiles:
             names = ("bm", "bn", "bk", "tm", "tn", "ln", "unroll")
             shaped = [dict(zip(names, map(int, tile.split(",")))) for tile in tiles.split()]
-            configs = [{**shape, "walk": walk, "split": int(s)} for shape in shaped for s in (splits or "1").split(",")]
+            configs = [{**shape, "walk": walk, "split": int(s), "order": order}
+                       for shape in shaped for s in (splits or "1").split(",") for order in orders.split(",")]
             configs = [c for c in configs if Product(problem, Tile.of(c)).misfit is None]
         rows = []
         for place, config in enumerate(configs):
@@ -270,6 +277,8 @@ def _registers(ours: Ours, plan) -> str:
     if text is None or "cl_nv_compiler_options" not in ours.info.extensions:
         return ""
     program = cl.Program(ours.context, text).build(options=["-cl-nv-verbose"], cache_dir=False)
+    if os.environ.get("OUT") and os.environ.get("DUMP_PTX"):
+        Path(os.environ["OUT"], os.environ["DUMP_PTX"]).write_bytes(program.binaries[0])
     log = program.get_build_info(ours.device, cl.program_build_info.LOG)
     used, spills = re.search(r"Used (\d+) registers", log), re.findall(r"(\d+) bytes spill stores", log)
     return f"{used[1] if used else '?'} regs" + (f" {spills[0]} spilled" if spills and spills[0] != "0" else "")

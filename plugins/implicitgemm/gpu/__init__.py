@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from convdispatch.api import Solver
 
+from .narrow import Narrow
 from .solver import Tiled
 
-__all__ = ["Tiled", "gpu_solvers"]
+__all__ = ["Narrow", "Tiled", "gpu_solvers"]
 
 
 def gpu_solvers() -> list[Solver]:
     """The solvers for GPUs."""
-    return [Tiled()]
+    return [Tiled(), Narrow()]

@@ -10,10 +10,11 @@ from convdispatch.api import ConvProblem, Launch, build, kernel_text
 from .product import Product
 from .tile import Tile
 
-__all__ = ["TiledPlan"]
+__all__ = ["ELEMENT", "TiledPlan", "packed_bytes"]
 
 _NAMES = ("x", "w", "y", "workspace", "bias", "residual", "packed")
-_ELEMENT = {"float32": 0, "float64": 0, "float16": 1, "bfloat16": 2}
+ELEMENT = {"float32": 0, "float64": 0, "float16": 1, "bfloat16": 2}
+"""How ``output.cl`` moves four elements of a dtype."""
 _ALIGN = 1024  # bytes: no device asks more of a sub-buffer
 
 
@@ -33,7 +34,7 @@ class TiledPlan:
         self.pack_key = self._pack_key()
         self._launches = []
         self.texts: list[str] = []
-        common = problem.macros() + f"#define ELEMENT {_ELEMENT[problem.dtype]}\n#define OUT_INDEX {product.out_index}\n"
+        common = problem.macros() + f"#define ELEMENT {ELEMENT[problem.dtype]}\n#define OUT_INDEX {product.out_index}\n"
         common += f"#define BIAS4 {int(product.out_vector == 'm')}\n"
         common += f"#define PARTIAL_AT {self._pack_bytes // product.accsize}L\n"
         self._pack = None

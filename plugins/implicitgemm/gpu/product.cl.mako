@@ -8,6 +8,7 @@
 ## TM, TN      tile of a work item, in quads of 4 that lie 4 * BM / TM rows and 4 * BN / TN columns apart, so that
 ##             neighbours read neighbouring 16 bytes of local memory
 ## LN          work items of a warp (32) along n; 32 / LN along m
+## ORDER       order of the multiply-adds of a step: rows, snake, parity
 ## STAGES      2: the next slice goes into local memory while this one is multiplied; 1: half the local memory
 ## SPLIT       parts of the sum over k, which end in the workspace
 <%
@@ -321,12 +322,8 @@ ${p.unroll}
 % for n in range(quads_n):
         const ACC4 b${n} = *(local const quad *)(lb + k * ${b.pitch} + ${n * (bn // quads_n)});
 % endfor
-% for q in range(quads_m):
-% for r in range(4):
-% for n in range(quads_n):
-        c${q}_${r}_${n} = a${q}.s${r} * b${n} + c${q}_${r}_${n};
-% endfor
-% endfor
+% for m, n in p.steps:
+        c${m // 4}_${m % 4}_${n // 4}.s${n % 4} = a${m // 4}.s${m % 4} * b${n // 4}.s${n % 4} + c${m // 4}_${m % 4}_${n // 4}.s${n % 4};
 % endfor
       }
     }

@@ -11,7 +11,7 @@ from convdispatch.api import ConvProblem
 from .geometry import Geometry, geometry
 from .tile import Tile
 
-__all__ = ["Loader", "Product"]
+__all__ = ["Loader", "Product", "element_index", "tap_run", "weight_strides"]
 
 _INT = 2**31 - 2**24  # element offsets up to here are ints; the margin covers what padding and ragged tiles overshoot
 _MASK = 32  # bits of the mask of a slice's taps
@@ -271,11 +271,7 @@ class Product:
     @property
     def weight_strides(self) -> tuple[int, int, int]:
         """Element strides of the weights along m, channel and tap."""
-        geo, problem = self.geometry, self.problem
-        icg = problem.ic // problem.g
-        row = icg * geo.volume
-        inner, tap = (1, icg) if problem.layout == "nhwc" else (geo.volume, 1)
-        return (row, inner, tap) if problem.direction == "fwd" else (inner, row, tap)
+        return weight_strides(self.problem)
 
     def weight_group(self, group: str) -> str:
         """Where a group's weights begin, as text."""
@@ -288,12 +284,12 @@ class Product:
         """Type of element offsets in the tensors that are read."""
         geo = self.geometry
         most = geo.images * max(geo.source.image, 0 if self.data else geo.target.image)
-        return "int" if most < _INT else "long"
+        return element_index(most)
 
     @property
     def out_index(self) -> str:
         """Type of element offsets in the output and the partial sums."""
-        return "int" if self.out_size * self.split < _INT else "long"
+        return element_index(self.out_size * self.split)
 
     @property
     def out_size(self) -> int:
@@ -336,6 +332,16 @@ class Product:
         return "n" if self.out_plain and target.pixels % 4 == 0 else None
 
     @property
+    def steps(self) -> list[tuple[int, int]]:
+        """(row, column) of the item's tile in the order of the multiply-adds."""
+        t = self.tile
+        columns = list(range(t.tn))
+        if t.order == "parity":
+            columns = columns[::2] + columns[1::2]
+        turns = t.order != "rows"
+        return [(m, n) for m in range(t.tm) for n in (columns[::-1] if turns and m % 2 else columns)]
+
+    @property
     def unroll(self) -> str:
         """The pragma before the loop over a slice."""
         return f"#pragma unroll {self.tile.unroll}" if self.tile.unroll else "#pragma unroll"
@@ -360,6 +366,19 @@ class Product:
         if t.split > max(1, min(self.slices)):
             return "more parts than slices"
         return None
+
+
+def element_index(elements: int) -> str:
+    """OpenCL type of offsets below ``elements``."""
+    return "int" if elements < _INT else "long"
+
+
+def weight_strides(problem: ConvProblem) -> tuple[int, int, int]:
+    """Element strides of a group's weights along the written tensor's channels, the read one's, and taps."""
+    icg, taps = problem.ic // problem.g, problem.kd * problem.kh * problem.kw
+    row = icg * taps
+    inner, tap = (1, icg) if problem.layout == "nhwc" else (taps, 1)
+    return (row, inner, tap) if problem.direction == "fwd" else (inner, row, tap)
 
 
 def tap_run(geo: Geometry) -> tuple[int, int, int] | None:

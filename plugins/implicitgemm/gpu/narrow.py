@@ -1,0 +1,229 @@
+"""implicitgemm.narrow: groups of at most four output channels, depthwise ones among them, without local memory."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Launch, Solver, build, kernel_text
+
+from .geometry import Geometry, geometry
+from .plan import ELEMENT
+from .product import element_index, weight_strides
+
+__all__ = ["Narrow"]
+
+_ROWS = (8, 4, 2, 1)
+_MOST_SUMS = 96  # sums of an item: beyond, registers run out
+_MOST_STEPS = 1600  # multiply-adds a channel that are written out
+_ITEMS = 128
+_NAMES = ("x", "w", "y", "workspace", "bias", "residual", "packed")
+
+
+class _Use(NamedTuple):
+    """One tap in one phase: which weights, and which rows the item's places read."""
+
+    phase: int
+    tap: int
+    dy: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NarrowProduct:
+    """What the kernel's text needs."""
+
+    problem: ConvProblem
+    rows: int
+    items: int = _ITEMS
+
+    @functools.cached_property
+    def geometry(self) -> Geometry:
+        """The walk."""
+        return geometry(self.problem)
+
+    @property
+    def mp(self) -> int:
+        """Output channels of a group in packed weights."""
+        return 4 if self.geometry.m > 2 else self.geometry.m
+
+    @functools.cached_property
+    def count(self) -> tuple[int, ...]:
+        """Places along each axis, those of the largest phase."""
+        return tuple(max(phase.count[axis] for phase in self.geometry.phases) for axis in range(3))
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of rows."""
+        return -(-self.count[1] // self.rows)
+
+    @property
+    def work_items(self) -> int:
+        """Work items that have something to do."""
+        return self.geometry.images * self.geometry.groups * self.count[0] * self.blocks * self.count[2]
+
+    @functools.cached_property
+    def columns(self) -> dict[tuple[int, int], list[_Use]]:
+        """What is read at each (depth, column) relative to the item's place, and what it is used for."""
+        geo, columns = self.geometry, {}
+        for number, phase in enumerate(geo.phases):
+            for tap in itertools.product(*map(range, phase.taps)):
+                dz, dy, dx = (o + t * d for o, t, d in zip(phase.origin, tap, geo.spread, strict=True))
+                kernel = [first + t * s for first, t, s in zip(phase.tap0, tap, geo.tap_step, strict=True)]
+                flat = (kernel[0] * geo.kernel[1] + kernel[1]) * geo.kernel[2] + kernel[2]
+                rows = tuple(dy + j * geo.step[1] for j in range(self.rows))
+                columns.setdefault((dz, dx), []).append(_Use(number, flat, rows))
+        return columns
+
+    @functools.cached_property
+    def reads(self) -> tuple[list[int], list[int], list[int]]:
+        """Depths, rows and columns that are read, relative to the item's place."""
+        rows = {dy for uses in self.columns.values() for use in uses for dy in use.dy}
+        return sorted({dz for dz, _ in self.columns}), sorted(rows), sorted({dx for _, dx in self.columns})
+
+    @staticmethod
+    def number(at: int) -> str:
+        """A relative position as part of a name."""
+        return f"m{-at}" if at < 0 else str(at)
+
+    @property
+    def loads(self) -> int:
+        """Elements that an item loads a channel."""
+        return sum(len({dy for use in uses for dy in use.dy}) for uses in self.columns.values())
+
+    @property
+    def steps(self) -> int:
+        """Multiply-adds of an item a channel."""
+        return self.geometry.volume * self.rows * self.geometry.m
+
+    @property
+    def sums(self) -> int:
+        """Sums of an item."""
+        return len(self.geometry.phases) * self.rows * self.geometry.m
+
+    @property
+    def index(self) -> str:
+        """Type of element offsets in the source."""
+        return element_index(self.geometry.images * self.geometry.source.image)
+
+    @property
+    def weight_strides(self) -> tuple[int, int, int]:
+        """Element strides of the weights along m, channel and tap."""
+        return weight_strides(self.problem)
+
+    @property
+    def packed_elements(self) -> int:
+        """Elements of packed weights."""
+        geo = self.geometry
+        return geo.groups * geo.c * geo.volume * self.mp
+
+    @property
+    def packed_size(self) -> int:
+        """Bytes of packed weights."""
+        return self.packed_elements * (8 if self.problem.dtype == "float64" else 4)
+
+
+class NarrowPlan:
+    """A Plan: packing, unless the weights are constant, and one launch."""
+
+    def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        product = NarrowProduct(problem, config["rows"])
+        constant = problem.constant_weights
+        self.workspace_size = 0 if constant else product.packed_size
+        self.packed_size = product.packed_size if constant else 0
+        self.pack_key = repr(("narrow", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g))
+        out = element_index(math.prod(problem.out_shape))
+        text = problem.macros() + f"#define ELEMENT {ELEMENT[problem.dtype]}\n"
+        text += f"#define OUT_INDEX {out}\n#define PARTIAL 0\n#define BIAS4 0\n"
+        text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "narrow.cl.mako", p=product)
+        program = build(context, text)
+        self._pack = Launch(program, "pack", (-(-product.packed_elements // 128) * 128,), (128,), "w packed", names=_NAMES)
+        source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
+        given = ["packed", source, written] + [name for name in ("bias", "residual") if getattr(problem, name)]
+        size = -(-product.work_items // product.items) * product.items
+        main = Launch(program, "narrow", (size,), (product.items,), given, names=_NAMES)
+        self._launches = [main] if constant else [self._pack, main]
+        self._constant = constant
+
+    def pack(self, queue: Any, w: Any, packed: Any, wait_for: Any = None) -> Any:
+        """Write constant weights' packed form."""
+        return self._pack(queue, (None, w, None, None, None, None, packed), wait_for)
+
+    def enqueue(
+        self,
+        queue: Any,
+        x: Any,
+        w: Any,
+        y: Any,
+        workspace: Any,
+        wait_for: Any = None,
+        *,
+        bias: Any = None,
+        residual: Any = None,
+    ) -> Any:
+        """Enqueue the launches, each after the one before; the last one's event."""
+        operands = (x, w, y, workspace, bias, residual, w if self._constant else workspace)
+        for launch in self._launches:
+            wait_for = (launch(queue, operands, wait_for),)
+        return wait_for[0]
+
+
+class Narrow(Solver):
+    """Forward and data gradient of groups with few output channels: depthwise layers, gradients of pictures."""
+
+    name = "implicitgemm.tiled_narrow"
+    deterministic = True
+    exact = True
+    fuses = EPILOGUE
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """CPUs, the weights' gradient, wide groups, and kernels too large to write out."""
+        if device.type == "cpu":
+            return "GPUs and accelerators only, got a CPU"
+        return self.limits(problem, device)
+
+    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What ``rejects`` says beyond the kind of device."""
+        if problem.direction == "bwd_weights":
+            return "forward and data gradient only, got the weights' gradient"
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        geo = geometry(problem)
+        if geo.m > 4:
+            return f"4 output channels a group or fewer, got {geo.m}"
+        if min(device.max_work_group_size, device.max_work_item_sizes[0]) < _ITEMS:
+            return f"{_ITEMS} work items a group, the device has {device.max_work_group_size}"
+        smallest = NarrowProduct(problem, 1)
+        if smallest.steps > _MOST_STEPS or smallest.sums > _MOST_SUMS:
+            return f"kernels of up to {_MOST_STEPS} multiply-adds an item and channel, got {smallest.steps}"
+        return device.supports(problem.dtype)
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """Places of an item, most reuse first as long as registers and places suffice."""
+        fits = []
+        for rows in _ROWS:
+            product = NarrowProduct(problem, rows)
+            if (product.steps > _MOST_STEPS or product.sums > _MOST_SUMS) and rows > 1:
+                continue
+            idle = product.work_items < 1024 * device.compute_units
+            waste = product.blocks * rows / product.count[1]
+            fits.append((idle, self.cost(problem, device, {"rows": rows}) * waste, rows))
+        return ({"rows": rows} for _, _, rows in sorted(fits))
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Packed weights, unless they are constant."""
+        return 0 if problem.constant_weights else NarrowProduct(problem, config["rows"]).packed_size
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """Instructions: multiply-adds, some three for each load, one for each weight vector."""
+        product = NarrowProduct(problem, config["rows"])
+        geo = product.geometry
+        instructions = product.steps + 4 * product.loads + 2 * geo.volume
+        return 2.0 * product.work_items * (geo.c * instructions + 20 * product.sums) / 0.7
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> NarrowPlan:
+        """Compile a configuration."""
+        return NarrowPlan(context, problem, config)
