@@ -37,7 +37,7 @@ tr.group td { background:var(--card); font-weight:600 }
 .name { white-space:nowrap } .legend span { margin-right:1rem; white-space:nowrap } .published .bar i { background-image:repeating-linear-gradient(45deg,
   transparent 0 3px, var(--paper) 3px 5px) }
 svg { width:100%; height:auto } svg text { fill:var(--soft); font-size:12px } svg .grid { stroke:var(--grid) }
-details { border-bottom:1px solid var(--grid) } summary { cursor:pointer; padding:.3rem 0 }
+details details { margin-left:1.2rem } details { border-bottom:1px solid var(--grid) } summary { cursor:pointer; padding:.3rem 0 }
 .warn { border-left:4px solid var(--bad); padding-left:.8rem }
 </style></head><body>
 
@@ -167,6 +167,7 @@ ${legend()}
 </tr>
 % endfor
 </table></div>
+<details><summary>Every solver, layer by layer</summary>
 % for line in mine:
 <details><summary><small>${line.layer.name}: every solver, ${len(line.measured.rows)} candidates</small></summary>
 <p class="soft"><code>${line.measured.problem}</code>${f"; {line.measured.conditions}" if line.measured.conditions else ""}\
@@ -184,6 +185,7 @@ ${legend()}
 % endfor
 </table></div></details>
 % endfor
+</details>
 % endfor
 
 <h2>Types of layer</h2>
