@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from .errors import Frozen, InvalidPolicy
 
@@ -96,5 +96,5 @@ def _check(choices: dict[str, Any]) -> None:
         if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and bool not in _KINDS[name]):
             kinds = " or ".join(kind.__name__ for kind in _KINDS[name])
             raise InvalidPolicy(f"policy({name}=...) takes {kinds}, got {value!r}")
-        if name in ("max_error", "workspace_limit") and value is not None and float(value) < 0:
+        if name in ("max_error", "workspace_limit") and value is not None and cast(float, value) < 0:
             raise InvalidPolicy(f"policy({name}=...) takes 0 or more, got {value!r}")
