@@ -52,16 +52,6 @@ class Roof:
     matrix: Peak | None = None
     """Of matrix units, where the device exposes them and a kernel here reached them."""
 
-    def ms(self, problem: ConvProblem) -> tuple[float, str]:
-        """Least milliseconds for a problem's direct sum and compulsory traffic, and which of the two bounds it.
-
-        Matrix units count where ``math`` or ``dtype`` lets a solver use them at their own precision.
-        """
-        free = problem.dtype in ("float16", "bfloat16") or problem.math in ("tf32", "fast")
-        compute = problem.flops / (self.matrix.rate if self.matrix and free else self.flops.rate)
-        memory = traffic(problem) / self.bandwidth.rate
-        return max(compute, memory) * 1e3, "compute" if compute >= memory else "memory"
-
 
 def traffic(problem: ConvProblem) -> int:
     """Bytes that must move once: each of x, w and y."""

@@ -91,6 +91,10 @@ def lines(report: Report) -> list[Line]:
 
 
 def _roof(report: Report, found: Measured) -> tuple[float | None, str]:
+    """Least milliseconds for a problem's direct sum and compulsory traffic, and which of the two bounds it.
+
+    Matrix units count where ``math`` or ``dtype`` lets a solver use them at their own precision.
+    """
     problem = found.parsed
     roof = report.roofs.get(problem.dtype)
     if not roof:
