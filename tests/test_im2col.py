@@ -113,6 +113,8 @@ CHUNKED = [
     "bwd_data_mb3ic9ih20iw23oc40kh3ph1sh2+bias",
     "bwd_data_nhwc_g2mb2ic12ih20iw23oc40kh3ph1+accumulate",
     "bwd_weights_mb3ic9ih20iw23oc7kh3ph1",
+    "bwd_weights_g21mb2ic21ih20oc42kh3ph1sh2+accumulate",
+    "bwd_weights_nhwc_g21mb2ic21ih20oc21kh3ph1",
     "bwd_weights_nhwc_bf16_g2mb3ic8ih20iw23oc6kh3ph1+accumulate",
 ]
 
@@ -138,8 +140,7 @@ def test_every_kind_of_configuration_of_one_problem(queue):
         for layout in ("nchw", "nhwc"):
             problem = ConvProblem.parse(text).replace(layout=layout)
             for config in SOLVER.configs(problem, info):
-                gemm = config["gemm"]
-                kind = (text, layout, config["method"], config.get("form"), gemm.get("swap"))
+                kind = (text, layout, config["method"], config.get("form"), config["gemm"].get("swap"))
                 seen.setdefault(kind, (problem, config))
     for problem, config in seen.values():
         run(problem, config, queue)

@@ -1,6 +1,6 @@
 """One source channel a group: lowered in registers, for a product with one row or few would only move the matrix.
 
-Forward, and the data gradient of stride 1 with the taps turned round.
+Forward, the data gradient of stride 1 with the taps turned round, and on a CPU the weights' gradient.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     if window.group_targets > (1 if window.nhwc else _MOST_TARGETS):
         return
     config = {"method": "depthwise", "turned": turned, "cpu": device.type == "cpu"}
+    if problem.direction == "bwd_weights" and not config["cpu"]:
+        return
     if not config["cpu"]:
         yield config
     elif window.nhwc:
@@ -40,7 +42,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
         yield {**config, "rows": max(1, min(window.places[1], rows // (16 * device.compute_units)))}
     else:
         plane = Depthwise(problem, {**config, "items": 1}).workspace_size
-        jobs = window.images * window.groups
+        jobs = window.targets if problem.direction == "bwd_weights" else window.images * window.groups
         for cap in caps if plane <= _MOST_PLANE else []:
             yield {**config, "items": max(1, min(jobs, 16 * device.compute_units, cap // plane))}
 
@@ -52,7 +54,8 @@ class Depthwise:
         self.problem, self.config = problem, config
         self.window = window = Window.of(problem, config["turned"])
         self.lanes = 8 if window.dtype == "float64" else 16
-        self.packs = config["cpu"] and window.nhwc
+        self.gradient = problem.direction == "bwd_weights"
+        self.packs = config["cpu"] and window.nhwc and not self.gradient
         # NCHW's padded plane: the taps' steps from its first element, which stands at ``zero`` in the source.
         low = [min(0, (taps - 1) * spread) for taps, spread in zip(window.taps, window.spread, strict=True)]
         self.zero = [base - pad for base, pad in zip(low, window.pad, strict=True)]
@@ -76,7 +79,7 @@ class Depthwise:
         """Bytes of workspace: NCHW's padded planes, or NHWC's turned weights."""
         if self.packs:
             return 0 if self.problem.constant_weights else self.packed_size
-        if not self.config["cpu"]:
+        if not self.config["cpu"] or self.window.nhwc:
             return 0
         plane = self.extent[0] * self.extent[1] * self.window.step[2] * self.pitch
         return plane * self.window.accumulator_size * self.config["items"]
@@ -84,6 +87,11 @@ class Depthwise:
     def plan(self, context: Any) -> StepPlan:
         """Compile."""
         program, window, problem = build(context, self.text()), self.window, self.problem
+        if self.gradient:
+            items = -(-window.channels // self.lanes) if window.nhwc else self.config["items"]
+            names = ["x", "y", "w"] + ([] if window.nhwc else ["workspace"])
+            launch = Launch(program, "gradient", (items, 1, 1), (1, 1, 1), names, names=NAMES)
+            return StepPlan(self.workspace_size, [launch])
         source, target = ("y", "x") if self.config["turned"] else ("x", "y")
         extras = [part for part in ("bias", "residual") if getattr(problem, part)]
         steps: list[Any] = []
@@ -142,6 +150,7 @@ class Depthwise:
                 "depthwise_nhwc.cl.mako",
                 lanes=self.lanes,
                 plain=plain,
+                gradient=self.gradient,
                 volume=window.volume,
                 taps=window.taps,
             )
@@ -157,6 +166,7 @@ class Depthwise:
             "depthwise_nchw.cl.mako",
             lanes=self.lanes,
             plain=plain,
+            gradient=self.gradient,
             volume=window.volume,
             offsets=offsets,
             step=step,

@@ -2,6 +2,10 @@
 // group, NCHW on a CPU. A work item copies one zero-padded plane of x at a time into its part of the workspace, the
 // columns dealt out by their rest modulo the stride, so that every tap is a plain vector load without a test.
 //
+% if gradient:
+// The weights' gradient: w[g M + m, t] = sum over image, o of y[image, g M + m, o] x[image, g, o S + t D - P].
+//
+% endif
 // M            output channels a group
 // ITEMS        work items; each takes every ITEMS-th plane
 // EZ EY        rows of a padded plane along d and h; PITCH: elements of one phase of a row
@@ -33,6 +37,57 @@ inline void fill(global const REAL *restrict x, global ACC *restrict plane) {
     }
 }
 
+% if gradient:
+// n elements from p on, then zeros.
+inline V get(global const REAL *p, int n) {
+% if plain:
+  if (n == LANES) return *(global const vec *)p;
+% endif
+  union { V v; ACC s[LANES]; } u;
+  u.v = 0;
+  for (int j = 0; j < n; ++j) u.s[j] = LOAD(p, j);
+  return u.v;
+}
+
+inline void put_sum(global REAL *restrict w, long at, V sum) {
+  union { V v; ACC s[LANES]; } u;
+  u.v = sum;
+  ACC v = 0;
+  for (int j = 0; j < LANES; ++j) v += u.s[j];
+#if ACCUMULATE
+  v += LOAD(w, at);
+#endif
+  STORE(w, at, v);
+}
+
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void gradient(global const REAL *restrict x, global const REAL *restrict y, global REAL *restrict w,
+    global ACC *restrict workspace) {
+  global ACC *plane = workspace + (long)get_global_id(0) * (EZ * EY * SW * PITCH);
+  for (int channel = get_global_id(0); channel < G * M; channel += ITEMS) {
+% for t in range(volume):
+    V sum${t} = 0;
+% endfor
+    for (int image = 0; image < IMAGES; ++image) {
+      fill(x + ((long)image * C + channel / M) * (XD * XH * XW), plane);
+      global const REAL *dy = y + ((long)image * (G * M) + channel) * (YD * YH * YW);
+      for (int oz = 0; oz < YD; ++oz)
+        for (int oy = 0; oy < YH; ++oy, dy += YW) {
+          global const ACC *from = plane + (oz * SD * EY + oy * SH) * (SW * PITCH);
+          for (int ox = 0; ox < YW; ox += LANES) {
+            const V d = get(dy + ox, min(LANES, YW - ox));
+% for t, at in enumerate(offsets):
+            sum${t} = d * *(global const vec *)(from + ox + ${at}) + sum${t};
+% endfor
+          }
+        }
+    }
+% for t in range(volume):
+    put_sum(w, (long)channel * TAPS + ${t}, sum${t});
+% endfor
+  }
+}
+% else:
 inline void put(global REAL *restrict y, long at, V sum, int n, int channel
     BIAS_PARAM RESIDUAL_PARAM) {
 #if BIAS
@@ -94,3 +149,4 @@ void depthwise(global const REAL *restrict x, global const REAL *restrict w, glo
     }
   }
 }
+% endif

@@ -7,12 +7,6 @@
 typedef ACC${lanes} V;
 typedef V __attribute__((aligned(ACCSIZE))) vec;
 
-// packed[tap][c] = w[c][tap], zero beyond the last channel.
-kernel void pack(global const REAL *restrict w, global ACC *restrict packed, long packed_off) {
-  const int c = get_global_id(0), t = get_global_id(1);
-  packed[packed_off + (long)t * CP + c] = c < C ? LOAD(w, (long)c * TAPS + t) : (ACC)0;
-}
-
 // LANES channels from p on, of which n exist.
 inline V get(global const REAL *p, int n) {
 % if plain:
@@ -22,6 +16,53 @@ inline V get(global const REAL *p, int n) {
   u.v = 0;
   for (int j = 0; j < min(n, LANES); ++j) u.s[j] = LOAD(p, j);
   return u.v;
+}
+
+% if gradient:
+// The weights' gradient: w[c, t] = sum over image, o of y[image, o, c] x[image, o S + t D - P, c].
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void gradient(global const REAL *restrict x, global const REAL *restrict y, global REAL *restrict w) {
+  const int c = get_global_id(0) * LANES, n = C - c;
+% for t in range(volume):
+  V sum${t} = 0;
+% endfor
+  for (int image = 0; image < IMAGES; ++image)
+    for (int oz = 0; oz < YD; ++oz)
+      for (int oy = 0; oy < YH; ++oy)
+        for (int ox = 0; ox < YW; ++ox) {
+          const V d = get(y + ((((long)image * YD + oz) * YH + oy) * YW + ox) * C + c, n);
+          const int iz = oz * SD - PD, iy = oy * SH - PH, ix = ox * SW - PW;
+          const int inside = ox >= XLO && ox < XHI;
+% for tz in range(taps[0]):
+% for ty in range(taps[1]):
+          if ((uint)(iz + ${tz} * DD) < XD && (uint)(iy + ${ty} * DH) < XH) {
+            global const REAL *p = x
+                + ((((long)image * XD + iz + ${tz} * DD) * XH + (iy + ${ty} * DH)) * XW + ix) * C + c;
+% for tx in range(taps[2]):
+            if (inside || (uint)(ix + ${tx} * DW) < XW)
+              sum${(tz * taps[1] + ty) * taps[2] + tx} += d * get(p + ${tx} * DW * C, n);
+% endfor
+          }
+% endfor
+% endfor
+        }
+  union { V v; ACC s[LANES]; } u;
+% for t in range(volume):
+  u.v = sum${t};
+  for (int j = 0; j < min(n, LANES); ++j) {
+    const long at = (long)(c + j) * TAPS + ${t};
+#if ACCUMULATE
+    u.s[j] += LOAD(w, at);
+#endif
+    STORE(w, at, u.s[j]);
+  }
+% endfor
+}
+% else:
+// packed[tap][c] = w[c][tap], zero beyond the last channel.
+kernel void pack(global const REAL *restrict w, global ACC *restrict packed, long packed_off) {
+  const int c = get_global_id(0), t = get_global_id(1);
+  packed[packed_off + (long)t * CP + c] = c < C ? LOAD(w, (long)c * TAPS + t) : (ACC)0;
 }
 
 inline void put(global REAL *restrict y, long at, V sum, int n, int channel BIAS_PARAM RESIDUAL_PARAM) {
@@ -92,3 +133,4 @@ void depthwise(global const REAL *restrict x, global const ACC *restrict packed,
     }
   }
 }
+% endif

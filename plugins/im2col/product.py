@@ -34,7 +34,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     turned = problem.direction == "bwd_data"
     window = Window.of(problem, turned)
     if not window.in_place:
-        forms = [_form(window, device)]
+        forms = _forms(window, device)
     elif window.nhwc or window.images == 1:
         forms = ["flat"]
     else:
@@ -45,17 +45,21 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
         for cap in caps:
             kind = {"kind": "cpu" if device.type == "cpu" else "gpu"}
             draft = WindowProduct(problem, {"method": method, "form": form, "cap": cap, "gemm": kind})
-            choices = sorted(gemm_configs(draft.spec(draft.largest), device), key=draft.copies_rows)
+            choices = [each for each in gemm_configs(draft.spec(draft.largest), device) if draft.suits(each)]
             for gemm in choices[: 1 if cap != caps[0] else None]:
                 config = {"method": method, "form": form, "cap": cap, "gemm": gemm}
                 seen.append((caps.index(cap) > 0, config))
     yield from (config for _, config in sorted(seen, key=lambda pair: pair[0]))
 
 
-def _form(window: Window, device: DeviceInfo) -> str:
+def _forms(window: Window, device: DeviceInfo) -> list[str]:
+    """Forms of the lowered matrix, the best first."""
     if device.type != "cpu":
-        return "rows" if window.nhwc else "columns"
-    return "rows" if window.nhwc and window.dtype in ("float32", "float64") else "panel"
+        return ["rows" if window.nhwc else "columns"]
+    if not window.nhwc or window.dtype not in ("float32", "float64"):
+        return ["panel"]
+    # Rows are for a product whose vectors run along the target's channels; few channels do not fill one.
+    return ["rows", "panel"] if window.group_targets >= 12 else ["panel", "rows"]
 
 
 class WindowProduct:
@@ -90,10 +94,11 @@ class WindowProduct:
         theirs = "pack_b" if self.gemm.get("swap") else "pack_a"
         return self.cpu and (self.problem.constant_weights or bool(self.gemm.get(theirs)))
 
-    def copies_rows(self, gemm: Mapping[str, Any]) -> bool:
-        """Whether a choice of the product would copy lowered rows once more, which it could read as they lie."""
-        rows = self.config["form"] == "rows" and gemm["kind"] == "cpu"
-        return rows and (not gemm["swap"] or gemm["pack_a"])
+    def suits(self, gemm: Mapping[str, Any]) -> bool:
+        """Whether a choice of the product fits the form: rows are read as they lie, or not at all."""
+        if self.config["form"] != "rows" or gemm["kind"] != "cpu":
+            return True
+        return bool(gemm["swap"]) and not gemm["pack_a"]
 
     def spec(self, count: int) -> GemmSpec:
         """The product over a chunk of ``count`` places."""

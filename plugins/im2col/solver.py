@@ -47,6 +47,7 @@ class Im2col(Solver):
             yield from depthwise.configs(problem, device, caps)
             yield from product.configs(problem, device, caps)
         elif problem.direction == "bwd_weights":
+            yield from depthwise.configs(problem, device, caps)
             yield from weights.configs(problem, device, caps)
         else:
             methods = [col2im.configs(problem, device, caps)]
