@@ -5,6 +5,7 @@ from __future__ import annotations
 from convdispatch.api import Solver
 
 from .depthwise import Depthwise
+from .depthwise_weights import DepthwiseWeights
 from .direct import Direct
 from .pointwise import Pointwise
 from .weights import Weights
@@ -14,4 +15,4 @@ __all__ = ["solvers"]
 
 def solvers() -> list[Solver]:
     """The solvers of this room."""
-    return [Depthwise(), Direct(), Pointwise(), Weights()]
+    return [Depthwise(), DepthwiseWeights(), Direct(), Pointwise(), Weights()]

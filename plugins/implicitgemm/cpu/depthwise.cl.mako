@@ -12,30 +12,6 @@
 // P          places of a tile (NHWC), vectors of a tile (NCHW)
 // ITEMS      work items; the bands and channels are dealt to them in runs
 // X? Y? Z? T? S? D? U?  source, places, target, taps, step, spread, stride in the target; G channels
-typedef V __attribute__((aligned(${accsize}))) vec;
-#define LOADW(p) (*(global const vec *)(p))
-#define STOREW(p, v) (*(global vec *)(p) = (v))
-#define ONCE __attribute__((opencl_unroll_hint(1)))
-#define ROWS ((R - 1) * SH + (TH - 1) * DH + 1)
-#define WIDTH ((YW - 1) * SW + (TW - 1) * DW + 1)
-#define BANDS ((YH + R - 1) / R)
-#define FLAT ((R - 1) * WP + YW)
-<%
-extra = (", global const REAL *bias" if bias else "") + (", global const REAL *residual" if residual else "")
-%>
-inline void copy_run(global ACC *restrict to, global const REAL *restrict from, int size) {
-  int i = 0;
-% if not narrow:
-  for (; i + LANES <= size; i += LANES) STOREW(to + i, LOADW(from + i));
-% endif
-  ONCE for (; i < size; ++i) to[i] = LOAD(from, i);
-}
-
-inline void zero_run(global ACC *restrict to, int size) {
-  int i = 0;
-  for (; i + LANES <= size; i += LANES) STOREW(to + i, (V)(0));
-  ONCE for (; i < size; ++i) to[i] = 0;
-}
 % if inter:
 
 // P neighbouring places of one row, LANES channels.
@@ -97,30 +73,12 @@ void depthwise(global const REAL *restrict x, global const ACC *restrict packed,
   const int work = IMAGES * YD * BANDS * CHUNKS;
   global ACC *slot = workspace + slots_off + (long)item * SLOT;
   packed += packed_off;
-  const int begin = clamp(pw, 0, WIDTH), end = clamp(XW + pw, begin, WIDTH);
   const int last = (int)((long)(item + 1) * work / ITEMS);
   ONCE for (int job = (int)((long)item * work / ITEMS); job < last; ++job) {
     const int c0 = job % CHUNKS * CB, channels = min(CB, G - c0);
     const int band = job / CHUNKS, y0 = band % BANDS * R, z = band / BANDS % YD, image = band / (BANDS * YD);
     const int rows = min(R, YH - y0);
-    global ACC *to = slot;
-    ONCE for (int tz = 0; tz < TD; ++tz)
-      ONCE for (int row = 0; row < ROWS; ++row) {
-        const int iz = z * SD + tz * DD - pd, iy = y0 * SH + row - ph;
-        const int inside = (uint)iz < XD && (uint)iy < XH;
-        const int first = inside ? begin : WIDTH, stop = inside ? end : WIDTH;
-        global const REAL *from = x + ((((long)image * XD + iz) * XH + iy) * XW + first - pw) * G + c0;
-        zero_run(to, first * CB);
-        to += first * CB;
-        if (CB == G) {
-          copy_run(to, from, (stop - first) * CB);
-          to += (stop - first) * CB;
-        } else {
-          ONCE for (int i = first; i < stop; ++i, to += CB, from += G) copy_run(to, from, channels);
-        }
-        zero_run(to, (WIDTH - stop) * CB);
-        to += (WIDTH - stop) * CB;
-      }
+    stage(slot, x, image, c0, channels, z, y0, pd, ph, pw);
     ONCE for (int c = 0; c < channels; c += LANES) {
       global const ACC *ws = packed + c0 + c;
       const int count = channels - c;
@@ -147,32 +105,11 @@ void depthwise(global const REAL *restrict x, global const ACC *restrict packed,
   global ACC *slot = workspace + slots_off + (long)item * SLOT;
   global ACC *sums = slot + SLOT_X;
   packed += packed_off;
-  const int begin = clamp(pw, 0, WIDTH), end = clamp(XW + pw, begin, WIDTH);
   const int last = (int)((long)(item + 1) * work / ITEMS);
   ONCE for (int job = (int)((long)item * work / ITEMS); job < last; ++job) {
     const int y0 = job % BANDS * R, z = job / BANDS % YD, g = job / (BANDS * YD) % G, image = job / (BANDS * YD * G);
     const int rows = min(R, YH - y0);
-    ONCE for (int tz = 0; tz < TD; ++tz)
-      ONCE for (int row = 0; row < ROWS; ++row) {
-        const int iz = z * SD + tz * DD - pd, iy = y0 * SH + row - ph;
-        const int inside = (uint)iz < XD && (uint)iy < XH;
-        const int first = inside ? begin : WIDTH, stop = inside ? end : WIDTH;
-        global const REAL *from = x + (((long)image * G + g) * XD + iz) * ((long)XH * XW) + iy * XW + first - pw;
-        global ACC *to = slot + row % SH * (SW * PART) + (tz * PROWS + row / SH) * WP;
-% if step_w == 1:
-        zero_run(to, first);
-        copy_run(to + first, from, stop - first);
-        zero_run(to + stop, WIDTH - stop);
-% else:
-        ONCE for (int s = 0; s < SW; ++s, to += PART)
-          for (int i = 0; i * SW + s < WIDTH; ++i) {
-            const int q = i * SW + s;
-            ACC v = 0;
-            if (q >= first && q < stop) v = LOAD(from, q - first);
-            to[i] = v;
-          }
-% endif
-      }
+    stage(slot, x, image, g, 1, z, y0, pd, ph, pw);
     global const ACC *ws = packed + g * (TD * TH * TW);
     const int flat = (rows - 1) * WP + YW;
     ONCE for (int q = 0; q < flat; q += ${vectors} * LANES) {

@@ -9,8 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import DTYPES, EPILOGUE, ConvProblem, DeviceInfo, Launch, Solver, activation_macro, build
-from convdispatch.api import kernel_text, storage_macros
+from convdispatch.api import (
+    DTYPES,
+    EPILOGUE,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    activation_macro,
+    build,
+    kernel_text,
+    storage_macros,
+)
 
 from .passes import Pass, define, passes
 from .plan import NAMES, Areas, StepPlan
@@ -18,6 +28,7 @@ from .plan import lanes as lanes_of
 
 __all__ = ["Depthwise"]
 
+FILES = ("put.cl.mako", "planes.cl.mako", "depthwise.cl.mako")
 _SLOT = 48 * 1024  # bytes of a band's source rows
 _VECTORS = 4  # vectors of places that NCHW computes at a time
 
@@ -80,7 +91,7 @@ class DepthwiseKernel:
             "vectors": min(_VECTORS, _ceil(flat, self.lanes)), "dense": p.stride[2] == 1, "bias": self.problem.bias,
             "residual": self.problem.residual, "accumulate": self.problem.accumulate,
         }  # fmt: skip
-        return text + "".join(kernel_text(__package__, f, **values) for f in ("put.cl.mako", "depthwise.cl.mako"))
+        return text + "".join(kernel_text(__package__, f, **values) for f in FILES)
 
     def packer(self, context: Any, offset: int) -> Launch:
         """Packs w into the workspace, or the packed buffer in its place, from byte ``offset`` on."""

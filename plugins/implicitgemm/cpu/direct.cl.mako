@@ -16,7 +16,7 @@
 <% px = "CP" if inter else "1" %>
 <%def name="multiply(cols, x='xt[')">\
 % for v in range(nv):
-          const V w${v} = LOADW(ws + ${v * lanes});
+          const V w${v} = LOADW(wt + ${v * lanes});
 % endfor
 % for p in range(pr * cols):
           const ACC b${p} = ${x}${(p // cols)} * SH * LINE + ${(p % cols)} * SW * ${px}];
@@ -24,12 +24,12 @@
           a${p}_${v} = b${p} * w${v} + a${p}_${v};
 % endfor
 % endfor
-          ws += NVL;
 </%def>
 
 % for cols in widths:
-// ${pr} x ${cols} places, all taps of count source channels.
-inline void tile_${cols}(global const ACC *restrict xs, global const ACC *restrict ws, global ACC *restrict ts, int count, int first) {
+// ${pr} x ${cols} places, the taps z0 to z1 - 1, y0 to y1 - 1, x0 to x1 - 1 of count source channels.
+inline void tile_${cols}(global const ACC *restrict xs, global const ACC *restrict ws, global ACC *restrict ts,
+                      int count, int first, int z0, int z1, int y0, int y1, int x0, int x1) {
 % for p in range(pr * cols):
   V ${", ".join(f"a{p}_{v}" for v in range(nv))};
 % endfor
@@ -46,27 +46,29 @@ inline void tile_${cols}(global const ACC *restrict xs, global const ACC *restri
   }
 % if inter:
 #define LINE (WIDTH * CP)
-  ONCE for (int tz = 0; tz < TD; ++tz)
-    ONCE for (int ty = 0; ty < TH; ++ty) {
-      global const ACC *xt = xs + (tz * ROWS + ty * DH) * LINE;
+  ONCE for (int tz = z0; tz < z1; ++tz)
+    ONCE for (int ty = y0; ty < y1; ++ty) {
+      global const ACC *xt = xs + (tz * ROWS + ty * DH) * LINE + x0 * (DW * CP);
+      global const ACC *wt = ws + ((tz * TH + ty) * TW + x0) * (count * NVL);
 % if runs:
-      ONCE for (int i = 0; i < TW * C; ++i, ++xt) {  // neighbouring taps are neighbours in memory
+      ONCE for (int i = x0 * C; i < x1 * C; ++i, ++xt, wt += NVL) {  // neighbouring taps are neighbours in memory
 ${multiply(cols)}\
       }
 % else:
-      ONCE for (int tx = 0; tx < TW; ++tx, xt += DW * CP)
-        ONCE for (int c = 0; c < count; ++c) {
+      ONCE for (int tx = x0; tx < x1; ++tx, xt += DW * CP)
+        ONCE for (int c = 0; c < count; ++c, wt += NVL) {
 ${multiply(cols, "xt[c + ")}\
         }
 % endif
     }
 % else:
 #define LINE WP
-  ONCE for (int c = 0; c < count; ++c, xs += TD * ROWS * WP)
-    ONCE for (int tz = 0; tz < TD; ++tz)
-      ONCE for (int ty = 0; ty < TH; ++ty) {
-        global const ACC *xt = xs + (tz * ROWS + ty * DH) * WP;
-        ONCE for (int tx = 0; tx < TW; ++tx, xt += DW) {
+  ONCE for (int c = 0; c < count; ++c, xs += TD * ROWS * WP, ws += TD * TH * TW * NVL)
+    ONCE for (int tz = z0; tz < z1; ++tz)
+      ONCE for (int ty = y0; ty < y1; ++ty) {
+        global const ACC *xt = xs + (tz * ROWS + ty * DH) * WP + x0 * DW;
+        global const ACC *wt = ws + ((tz * TH + ty) * TW + x0) * NVL;
+        ONCE for (int tx = x0; tx < x1; ++tx, xt += DW, wt += NVL) {
 ${multiply(cols)}\
         }
       }
@@ -79,6 +81,13 @@ ${multiply(cols)}\
 % endfor
 }
 % endfor
+
+// The taps t of 0 <= t < taps whose position first + t * spread .. last + t * spread meets 0 .. size - 1: the others
+// read zeros alone, and a data gradient has many of them.
+inline int taps_from(int last, int spread) { return last >= 0 ? 0 : (spread - 1 - last) / spread; }
+inline int taps_to(int first, int spread, int size, int taps) {
+  return first >= size ? 0 : min(taps, (size - 1 - first) / spread + 1);
+}
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void conv(global const REAL *restrict x, global const ACC *restrict packed, long packed_off, global ACC *workspace,
@@ -94,6 +103,7 @@ void conv(global const REAL *restrict x, global const ACC *restrict packed, long
   for (; band < last; ++band) {
     const int y0 = band % BANDS * R, z = band / BANDS % YD, g = band / (BANDS * YD) % G, image = band / (BANDS * YD * G);
     const int rows = min(R, YH - y0);
+    const int tz0 = taps_from(z * SD - pd, DD), tz1 = taps_to(z * SD - pd, DD, XD, TD);
     stage(slot, x, image, g, z, y0, pd, ph, pw);
     for (int block = block0; block < block1; ++block) {
       global const ACC *ws = packed + ((long)g * NB + block) * WBLOCK;
@@ -103,12 +113,16 @@ void conv(global const REAL *restrict x, global const ACC *restrict packed, long
         ONCE for (int row = 0; row < rows; row += PR) {
           global const ACC *xr = xs + row * SH * ${"(WIDTH * CP)" if inter else "WP"};
           global ACC *tr = sums + row * YW * NVL;
+          const int row0 = (y0 + row) * SH - ph;
+          const int ty0 = taps_from(row0 + (PR - 1) * SH, DH), ty1 = taps_to(row0, DH, XH, TH);
           int column = 0;
-          ONCE for (; column + PC <= YW; column += PC)
-            tile_${widths[0]}(xr + column * SW * ${px}, ws, tr + column * NVL, count, cb == 0);
-% if len(widths) > 1:
-          tile_${widths[1]}(xr + column * SW * ${px}, ws, tr + column * NVL, count, cb == 0);
-% endif
+% for cols in widths:
+          ${"ONCE for (; column + PC <= YW; column += PC)" if loop.first else ""} {
+            const int first = column * SW - pw;
+            const int tx0 = taps_from(first + ${cols - 1} * SW, DW), tx1 = taps_to(first, DW, XW, TW);
+            tile_${cols}(xr + column * SW * ${px}, ws, tr + column * NVL, count, cb == 0, tz0, tz1, ty0, ty1, tx0, tx1);
+          }
+% endfor
         }
         ws += (long)CB * (TD * TH * TW * NVL);
         xs += SLOT_BLOCK;

@@ -8,8 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import DTYPES, EPILOGUE, ConvProblem, DeviceInfo, Launch, Solver, activation_macro, build
-from convdispatch.api import kernel_text, storage_macros
+from convdispatch.api import (
+    DTYPES,
+    EPILOGUE,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    activation_macro,
+    build,
+    kernel_text,
+    storage_macros,
+)
 
 from .passes import Pass, define, passes
 from .plan import NAMES, Areas, StepPlan
@@ -40,8 +50,8 @@ class PassKernel:
         self.cp = self.cb if self.cb < 32 else _ceil(self.cb - 16, 32) * 32 + 16
         self.wp = self.width if self.width < 32 else _ceil(self.width - 16, 32) * 32 + 16
         line = self.width * self.cp if self.inter else self.wp * self.cb
-        self.slot_block = _ceil(p.taps[0] * rows * line, 16) * 16
-        self.slot_x = self.ncb * self.slot_block
+        self.slot_block = p.taps[0] * rows * line
+        self.slot_x = _ceil(self.ncb * self.slot_block, 16) * 16
         self.slot = _ceil(self.slot_x + config["rows"] * p.places[2] * self.nvl, 1024) * 1024 + 80
         self.wblock = p.c * p.volume * self.nvl
         self.packed_size = p.groups * self.blocks * self.wblock * self.size

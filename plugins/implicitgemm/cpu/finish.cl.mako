@@ -13,14 +13,14 @@ void finish(global REAL *y${extra}, global const ACC *sums, int image, int g, in
             int ud, int uh, int uw) {
   const int count = min(NVL, N - n0);
 % if inter:
-  for (int row = 0; row < rows; ++row) {
+  ONCE for (int row = 0; row < rows; ++row) {
     long p = (((long)image * ZD + z * UD + ud) * ZH + (y0 + row) * UH + uh) * ZW + uw;
     p = p * (N * G) + g * N + n0;
-    for (int column = 0; column < YW; ++column, p += UW * N * G, sums += NVL) {
+    ONCE for (int column = 0; column < YW; ++column, p += UW * N * G, sums += NVL) {
       int n = 0;
-      for (; n + LANES <= count; n += LANES)
+      ONCE for (; n + LANES <= count; n += LANES)
         put_vector(OUT_ARGS, p + n, *(global const vec_sum *)(sums + n), ${"LOADV(bias + g * N + n0 + n)" if bias else "0"});
-      for (; n < count; ++n) put_one(OUT_ARGS, p + n, sums[n], ${"LOAD(bias, g * N + n0 + n)" if bias else "0"});
+      ONCE for (; n < count; ++n) put_one(OUT_ARGS, p + n, sums[n], ${"LOAD(bias, g * N + n0 + n)" if bias else "0"});
     }
   }
 % else:
@@ -30,8 +30,8 @@ void finish(global REAL *y${extra}, global const ACC *sums, int image, int g, in
   global const ACC *s = sums;
   long p = p0 + (long)y0 * YW;
   int q = 0;
-  for (; q + LANES <= places; q += LANES, s += LANES * NVL, p += LANES)
-    for (int n = 0; n < count; n += LANES) {
+  ONCE for (; q + LANES <= places; q += LANES, s += LANES * NVL, p += LANES)
+    ONCE for (int n = 0; n < count; n += LANES) {
 % for i in range(lanes):
       const V t0_${i} = *(global const vec_sum *)(s + ${i} * NVL + n);
 % endfor
@@ -49,14 +49,14 @@ half = lanes // 2
         put_vector(OUT_ARGS, p + (n + ${i}) * PLANE, t${stages}_${i}, ${f"LOAD(bias, g * N + n0 + n + {i})" if bias else "0"});
 % endfor
     }
-  for (; q < places; ++q, s += NVL, ++p)
-    for (int n = 0; n < count; ++n)
+  ONCE for (; q < places; ++q, s += NVL, ++p)
+    ONCE for (int n = 0; n < count; ++n)
       put_one(OUT_ARGS, p + n * PLANE, s[n], ${"LOAD(bias, g * N + n0 + n)" if bias else "0"});
 % else:
-  for (int n = 0; n < count; ++n)
-    for (int row = 0; row < rows; ++row) {
+  ONCE for (int n = 0; n < count; ++n)
+    ONCE for (int row = 0; row < rows; ++row) {
       const long p = p0 + n * PLANE + ((long)(y0 + row) * UH + uh) * ZW + uw;
-      for (int column = 0; column < YW; ++column)
+      ONCE for (int column = 0; column < YW; ++column)
         put_one(OUT_ARGS, p + column * UW, sums[(row * YW + column) * NVL + n], ${"LOAD(bias, g * N + n0 + n)" if bias else "0"});
     }
 % endif

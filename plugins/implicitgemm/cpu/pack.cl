@@ -3,6 +3,7 @@
 // INTER   0: order (c, tap); 1: (block of CB c's, tap, c of the block)
 // WN WC WT  elements of w from n to n, c to c, tap to tap; F? kernel position of tap 0 (arguments), K? its step
 // EMPTY   1: all weights are 0
+#define ONCE __attribute__((opencl_unroll_hint(1)))
 kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void pack(global const REAL *restrict w, global ACC *restrict packed, long packed_off, int fd, int fh, int fw) {
   const int block = get_global_id(1) % NB, g = get_global_id(1) / NB;
@@ -10,15 +11,15 @@ void pack(global const REAL *restrict w, global ACC *restrict packed, long packe
   const int c0 = get_global_id(0) * PACK_C, c1 = min(c0 + PACK_C, C);
   w += (long)g * W_GROUP + (long)n0 * WN;
   packed += packed_off + (long)get_global_id(1) * WBLOCK;
-  for (int c = c0; c < c1; ++c) {
+  ONCE for (int c = c0; c < c1; ++c) {
 #if INTER
     const int cb = c / CB, cn = min(CB, C - cb * CB);
 #endif
     const int real = EMPTY ? 0 : count;
     int tap = 0;
-    for (int tz = 0; tz < TD; ++tz)
-      for (int ty = 0; ty < TH; ++ty)
-        for (int tx = 0; tx < TW; ++tx, ++tap) {
+    ONCE for (int tz = 0; tz < TD; ++tz)
+      ONCE for (int ty = 0; ty < TH; ++ty)
+        ONCE for (int tx = 0; tx < TW; ++tx, ++tap) {
 #if INTER
           global ACC *to = packed + ((long)cb * CB * (TD * TH * TW) + (long)tap * cn + (c - cb * CB)) * NVL;
 #else
@@ -27,7 +28,7 @@ void pack(global const REAL *restrict w, global ACC *restrict packed, long packe
           const int at = ((fd + tz * KSD) * KH_ + fh + ty * KSH) * KW_ + fw + tx * KSW;
           global const REAL *from = w + (long)c * WC + (long)at * WT;
           // One loop: Intel's compiler loses an element between two loops that share their counter.
-          for (int n = 0; n < NVL; ++n) to[n] = n < real ? LOAD(from, (long)n * WN) : (ACC)0;
+          ONCE for (int n = 0; n < NVL; ++n) to[n] = n < real ? LOAD(from, (long)n * WN) : (ACC)0;
         }
   }
 }

@@ -7,8 +7,19 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, Axis, ConvProblem, DeviceInfo, Epilogue, GemmPlan, GemmSpec, Matrix, Solver
-from convdispatch.api import gemm_configs, packed_layout
+from convdispatch.api import (
+    EPILOGUE,
+    Axis,
+    ConvProblem,
+    DeviceInfo,
+    Epilogue,
+    GemmPlan,
+    GemmSpec,
+    Matrix,
+    Solver,
+    gemm_configs,
+    packed_layout,
+)
 
 __all__ = ["Pointwise"]
 

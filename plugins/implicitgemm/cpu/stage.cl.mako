@@ -8,23 +8,24 @@
 typedef V __attribute__((aligned(${accsize}))) vec;
 #define LOADW(p) (*(global const vec *)(p))
 #define STOREW(p, v) (*(global vec *)(p) = (v))
+// Unrolled, neighbouring taps share values, and a compiler that keeps them in registers spills sums.
+#undef ONCE
+#define ONCE __attribute__((opencl_unroll_hint(1)))
 #define ROWS ((R - 1) * SH + (TH - 1) * DH + 1)
 #define WIDTH ((YW - 1) * SW + (TW - 1) * DW + 1)
 #define BANDS ((YH + R - 1) / R)
-// Unrolled, neighbouring taps share values, and a compiler that keeps them in registers spills sums.
-#define ONCE __attribute__((opencl_unroll_hint(1)))
 
 // Elements begin to end - 1 of a slot's row are a run of the source, the others 0; unit elements stand for one column.
 inline void stage_run(global ACC *restrict to, global const REAL *restrict from, int begin, int end, int size) {
   int i = 0;
-  for (; i < begin; ++i) to[i] = 0;
+  ONCE for (; i < begin; ++i) to[i] = 0;
 % if narrow:
-  for (; i < end; ++i) to[i] = LOAD(from, i - begin);
+  ONCE for (; i < end; ++i) to[i] = LOAD(from, i - begin);
 % else:
   for (; i + LANES <= end; i += LANES) STOREW(to + i, LOADW(from + i - begin));
-  for (; i < end; ++i) to[i] = from[i - begin];
+  ONCE for (; i < end; ++i) to[i] = from[i - begin];
 % endif
-  for (; i < size; ++i) to[i] = 0;
+  ONCE for (; i < size; ++i) to[i] = 0;
 }
 
 inline void stage(global ACC *restrict slot, global const REAL *restrict x, int image, int g, int z, int y0,
@@ -32,17 +33,17 @@ inline void stage(global ACC *restrict slot, global const REAL *restrict x, int 
   const int begin = clamp(pw, 0, WIDTH), end = clamp(XW + pw, begin, WIDTH);
   const int skip = begin - pw;  // the first column of the source
 % if inter:
-  for (int block = 0; block < NCB; ++block) {
+  ONCE for (int block = 0; block < NCB; ++block) {
     const int count = min(CB, C - block * CB);
-    for (int tz = 0; tz < TD; ++tz)
-      for (int row = 0; row < ROWS; ++row, slot += WIDTH * CP) {
+    ONCE for (int tz = 0; tz < TD; ++tz)
+      ONCE for (int row = 0; row < ROWS; ++row, slot += WIDTH * CP) {
         const int iz = z * SD + tz * DD - pd, iy = y0 * SH + row - ph;
         const int inside = (uint)iz < XD && (uint)iy < XH && begin < end;
         global const REAL *from = x + ((((long)image * XD + iz) * XH + iy) * XW + skip) * (C * G) + g * C + block * CB;
 % if cp == c and groups == 1:
         stage_run(slot, from, inside ? begin * C : WIDTH * C, inside ? end * C : WIDTH * C, WIDTH * C);
 % else:
-        for (int i = 0; i < WIDTH; ++i) {
+        ONCE for (int i = 0; i < WIDTH; ++i) {
           const int here = inside && i >= begin && i < end;
           stage_run(slot + i * CP, from + (long)(i - begin) * (C * G), 0, here ? count : 0, count);
         }
@@ -50,9 +51,9 @@ inline void stage(global ACC *restrict slot, global const REAL *restrict x, int 
       }
   }
 % else:
-  for (int c = 0; c < C; ++c)
-    for (int tz = 0; tz < TD; ++tz)
-      for (int row = 0; row < ROWS; ++row, slot += WP) {
+  ONCE for (int c = 0; c < C; ++c)
+    ONCE for (int tz = 0; tz < TD; ++tz)
+      ONCE for (int row = 0; row < ROWS; ++row, slot += WP) {
         const int iz = z * SD + tz * DD - pd, iy = y0 * SH + row - ph;
         const int inside = (uint)iz < XD && (uint)iy < XH;
         global const REAL *from = x + ((((long)image * G + g) * C + c) * XD + iz) * ((long)XH * XW) + iy * XW + skip;

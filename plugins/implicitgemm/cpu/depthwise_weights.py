@@ -1,0 +1,123 @@
+"""``implicitgemm.depthwise_weights``: the weights' gradient of one channel a group, a vector a tap in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import DTYPES, ConvProblem, DeviceInfo, Launch, Solver, build, kernel_text, storage_macros
+
+from .depthwise import DepthwiseKernel
+from .passes import Pass, define, passes
+from .plan import NAMES, Areas, StepPlan
+from .plan import lanes as lanes_of
+
+__all__ = ["DepthwiseWeights"]
+
+_SLOT = 48 * 1024  # bytes of a band's source rows
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _pass(problem: ConvProblem) -> Pass:
+    return passes(problem.replace(direction="fwd", accumulate=False))[0]
+
+
+class _Kernel:
+    """One configuration, worked out without compiling; slots are laid as the forward kernel lays them."""
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        self.problem, self.config, self.p = problem, config, _pass(problem)
+        self.forward = f = DepthwiseKernel(self.p, problem, {**config, "items": 1})
+        p = self.p
+        # The taps of all rows at once while their sums fit the registers, else row by row.
+        whole = p.taps[1] * p.taps[2] <= config["sums"] and (p.taps[0] == 1 or not p.nhwc)
+        self.tile_rows = p.taps[1] if whole else 1
+        self.bands = p.images * p.places[0] * _ceil(p.places[1], f.rows)
+        self.chunks = _ceil(p.groups, f.cb) if p.nhwc else min(p.groups, config["chunks"])
+        self.parts = max(1, min(self.bands, config["parts"] // self.chunks))
+        if p.nhwc:
+            self.gradient = f.rows * p.places[2] * f.cb + f.lanes
+        else:
+            self.gradient = f.rows * f.wp + f.lanes
+        self.slot = _ceil(f.slot_x + self.gradient + (0 if p.nhwc else p.volume * f.lanes), 16) * 16
+        areas = Areas()
+        areas.add(self.parts * p.volume * f.ct * f.size)
+        self.slots_at = areas.add(self.parts * self.chunks * self.slot * f.size)
+        self.workspace_size = areas.size
+
+    def text(self) -> str:
+        """The program."""
+        p, f = self.p, self.forward
+        text = storage_macros(p.dtype) + define(V=f"{DTYPES[p.dtype].accumulator}{f.lanes}", LANES=f.lanes)
+        for prefix, triple in (("X", p.source), ("Y", p.places), ("T", p.taps), ("S", p.step), ("D", p.spread)):
+            text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
+        text += define(IMAGES=p.images, G=p.groups, R=f.rows, CB=f.cb, CHUNKS=self.chunks, PARTS=self.parts, CT=f.ct)
+        text += define(SLOT=f"{self.slot}L", SLOT_X=f.slot_x, GRADIENT=self.gradient, WP=f.wp, PART=f.part)
+        text += define(PROWS=f.prows, ADD=int(self.problem.accumulate))
+        values = {
+            "narrow": p.dtype in ("float16", "bfloat16"), "accsize": f.size, "lanes": f.lanes, "inter": p.nhwc,
+            "taps_w": p.taps[2], "step_w": p.step[2], "step_h": p.step[1], "spread_w": p.spread[2],
+            "spread_h": p.spread[1], "tile_rows": self.tile_rows,
+        }  # fmt: skip
+        files = ("planes.cl.mako", "depthwise_weights.cl.mako")
+        return text + "".join(kernel_text(__package__, file, **values) for file in files)
+
+    def plan(self, context: Any) -> StepPlan:
+        """Compile."""
+        program = build(context, self.text())
+        arguments = ["x", "y", "workspace", np.int64(self.slots_at // self.forward.size), *map(np.int32, self.p.pad)]
+        steps = [
+            Launch(program, "weights", (self.parts, self.chunks, 1), (1, 1, 1), arguments, names=NAMES),
+            Launch(program, "reduce", (self.p.groups, 1, 1), (1, 1, 1), "workspace w", names=NAMES),
+        ]
+        return StepPlan(self.workspace_size, steps)
+
+
+class DepthwiseWeights(Solver):
+    """One input and one output channel a group, on a CPU: the weights' gradient."""
+
+    name = "implicitgemm.depthwise_weights"
+    deterministic = True
+    exact = True
+    fuses = frozenset({"accumulate"})
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Anything but the weights' gradient of one channel a group."""
+        if device.type != "cpu":
+            return f"cpu only, got {device.type}"
+        if problem.direction != "bwd_weights":
+            return f"bwd_weights only, got {problem.direction}"
+        if not problem.ic == problem.oc == problem.g:
+            return f"one channel in and out a group only, got {problem.ic} and {problem.oc} in {problem.g} groups"
+        if problem.kw > 25:
+            return f"25 taps a row at most, got {problem.kw}"
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        return device.supports(problem.dtype)
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """The slot's size, the channels at a time, the parts of the sum."""
+        lanes, units = lanes_of(device, problem.dtype), device.compute_units
+        sums = 25 if device.simd_width >= 16 else 12
+        base = {"lanes": lanes, "p": 8, "cb": lanes, "slot": _SLOT, "sums": sums, "chunks": 16 * units, "parts": 16 * units}
+        yield base
+        yield {**base, "slot": 4 * _SLOT}
+        if problem.layout == "nhwc":
+            yield {**base, "cb": 4 * lanes}
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Parts of dw and the bands' slots."""
+        return _Kernel(problem, config).workspace_size
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """A multiply-add and a load a cycle, and the copies of x and dy."""
+        return 2.5 * problem.flops
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """Compile."""
+        return _Kernel(problem, config).plan(context)

@@ -1,0 +1,78 @@
+## slot = the source rows of a band, zeros round them: depthwise kernels compute from there without a test.
+//
+// NHWC: [tz][row][column][CB], channels c0 to c0 + channels - 1 of G.
+// NCHW: [row % SH][column % SW][tz][row / SH][WP], one channel c0: neighbouring places of a row are neighbours here
+// whatever the step.
+//
+// LANES, V  elements of a vector of sums, its type
+// R         rows of a band; ROWS source rows of WIDTH columns belong to it
+// CB        channels of a slot (NHWC); WP, PROWS, PART  columns, rows and elements of one part of a slot (NCHW)
+// X? source, YW YH places, T? taps, S? step, D? spread
+typedef V __attribute__((aligned(${accsize}))) vec;
+#define LOADW(p) (*(global const vec *)(p))
+#define STOREW(p, v) (*(global vec *)(p) = (v))
+#define ONCE __attribute__((opencl_unroll_hint(1)))
+#define ROWS ((R - 1) * SH + (TH - 1) * DH + 1)
+#define WIDTH ((YW - 1) * SW + (TW - 1) * DW + 1)
+#define BANDS ((YH + R - 1) / R)
+#define FLAT ((R - 1) * WP + YW)
+inline void copy_run(global ACC *restrict to, global const REAL *restrict from, int size) {
+  int i = 0;
+% if not narrow:
+  for (; i + LANES <= size; i += LANES) STOREW(to + i, LOADW(from + i));
+% endif
+  ONCE for (; i < size; ++i) to[i] = LOAD(from, i);
+}
+
+inline void zero_run(global ACC *restrict to, int size) {
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) STOREW(to + i, (V)(0));
+  ONCE for (; i < size; ++i) to[i] = 0;
+}
+
+inline void stage(global ACC *restrict slot, global const REAL *restrict x, int image, int c0, int channels, int z,
+                  int y0, int pd, int ph, int pw) {
+  const int begin = clamp(pw, 0, WIDTH), end = clamp(XW + pw, begin, WIDTH);
+% if inter:
+  global ACC *to = slot;
+  ONCE for (int tz = 0; tz < TD; ++tz)
+    ONCE for (int row = 0; row < ROWS; ++row) {
+      const int iz = z * SD + tz * DD - pd, iy = y0 * SH + row - ph;
+      const int inside = (uint)iz < XD && (uint)iy < XH;
+      const int first = inside ? begin : WIDTH, stop = inside ? end : WIDTH;
+      global const REAL *from = x + ((((long)image * XD + iz) * XH + iy) * XW + first - pw) * G + c0;
+      zero_run(to, first * CB);
+      to += first * CB;
+      if (CB == G) {
+        copy_run(to, from, (stop - first) * CB);
+        to += (stop - first) * CB;
+      } else {
+        ONCE for (int i = first; i < stop; ++i, to += CB, from += G) copy_run(to, from, channels);
+      }
+      zero_run(to, (WIDTH - stop) * CB);
+      to += (WIDTH - stop) * CB;
+    }
+% else:
+  ONCE for (int tz = 0; tz < TD; ++tz)
+    ONCE for (int row = 0; row < ROWS; ++row) {
+      const int iz = z * SD + tz * DD - pd, iy = y0 * SH + row - ph;
+      const int inside = (uint)iz < XD && (uint)iy < XH;
+      const int first = inside ? begin : WIDTH, stop = inside ? end : WIDTH;
+      global const REAL *from = x + (((long)image * G + c0) * XD + iz) * ((long)XH * XW) + iy * XW + first - pw;
+      global ACC *to = slot + row % SH * (SW * PART) + (tz * PROWS + row / SH) * WP;
+% if step_w == 1:
+      zero_run(to, first);
+      copy_run(to + first, from, stop - first);
+      zero_run(to + stop, WIDTH - stop);
+% else:
+      ONCE for (int s = 0; s < SW; ++s, to += PART)
+        for (int i = 0; i < WP; ++i) {
+          const int q = i * SW + s;
+          ACC v = 0;
+          if (q >= first && q < stop) v = LOAD(from, q - first);
+          to[i] = v;
+        }
+% endif
+    }
+% endif
+}
