@@ -74,8 +74,10 @@ def announce() -> str | None:
 
 def _all() -> list[tuple[str, str]]:
     listed = [*_listed_by_variable(), *_listed_by_system(), *_installed_by_pip()]
-    unique = {Path(library).name: (source, library) for source, library in reversed(listed)}
-    found = [entry for entry in listed if unique[Path(entry[1]).name] == entry]
+    first: dict[str, tuple[str, str]] = {}
+    for source, library in listed:  # libpocl.so.2 and libpocl.so.2.12.0 are one library
+        first.setdefault(Path(library).name.split(".so")[0], (source, library))
+    found = list(first.values())
     return found if any(_NVIDIA in library for _, library in found) else [*found, *_unlisted_nvidia()]
 
 
