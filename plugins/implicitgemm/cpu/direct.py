@@ -71,7 +71,7 @@ class PassKernel:
         text += define(NB=self.blocks, R=config["rows"], PR=config["pr"], PC=config["pc"], ITEMS=config["items"])
         text += define(PARTS=config["parts"], CP=self.cp, WP=self.wp, SLOT=f"{self.slot}L", SLOT_X=self.slot_x)
         text += define(SLOT_BLOCK=self.slot_block, WBLOCK=f"{self.wblock}L", INTER=int(self.inter), PACK_C=self.pack_c)
-        text += define(WN=self.p.w_strides[0], WC=p.w_strides[1], WT=p.w_strides[2], EMPTY=int(p.empty))
+        text += define(FOLD=p.fold, YW_ALL=p.width or p.places[2], WN=self.p.w_strides[0], WC=p.w_strides[1], WT=p.w_strides[2], EMPTY=int(p.empty))
         text += define(W_GROUP=self.problem.w_shape[0] // p.groups * _row(self.problem))
         text += define(KH_=p.kernel[1], KW_=p.kernel[2])
         text += define(**{f"KS{axis}": f"({step})" for axis, step in zip("DHW", p.w_step, strict=True)})
@@ -79,7 +79,7 @@ class PassKernel:
         values = {
             "dtype": p.dtype, "narrow": p.dtype in ("float16", "bfloat16"), "accsize": self.size, "lanes": self.lanes,
             "nv": config["nv"], "pr": config["pr"], "widths": [whole, rest] if rest else [whole], "inter": self.inter,
-            "c": p.c, "cp": self.cp, "groups": p.groups, "runs": p.spread[2] == 1 and self.cp == p.c, "dense": p.dense, "bias": self.problem.bias, "residual": self.problem.residual,
+            "c": p.c, "cp": self.cp, "groups": p.groups, "runs": p.spread[2] == 1 and self.cp == p.c, "dense": p.dense, "fold": p.fold, "bias": self.problem.bias, "residual": self.problem.residual,
             "accumulate": self.problem.accumulate,
         }  # fmt: skip
         text += kernel_text(__package__, "pack.cl")
@@ -111,6 +111,10 @@ class PassKernel:
         return Launch(program, "conv", sizes, (1, 1, 1), arguments, names=NAMES)
 
 
+def _passes(problem: ConvProblem, lanes: int) -> list[Pass]:
+    return [p.folded(lanes) for p in passes(problem)]
+
+
 def _row(problem: ConvProblem) -> int:
     return problem.ic // problem.g * problem.kd * problem.kh * problem.kw
 
@@ -135,12 +139,12 @@ class Direct(Solver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles and blocks for the largest pass; the other passes take what their own counts favour."""
-        largest = max(passes(problem), key=lambda p: p.flops)
+        largest = max(_passes(problem, lanes_of(device, problem.dtype)), key=lambda p: p.flops)
         for config in spaces(largest, device):
             yield {"lanes": lanes_of(device, problem.dtype), **config}
 
     def _kernels(self, problem: ConvProblem, config: Mapping[str, Any], device: DeviceInfo) -> list[PassKernel]:
-        found = passes(problem)
+        found = _passes(problem, config["lanes"])
         largest = max(found, key=lambda p: p.flops)
         same = (largest.places, largest.taps, largest.c)
         return [

@@ -12,7 +12,22 @@ __attribute__((noinline))
 void finish(global REAL *y${extra}, global const ACC *sums, int image, int g, int n0, int z, int y0, int rows,
             int ud, int uh, int uw) {
   const int count = min(NVL, N - n0);
+% if fold > 1:
+  // n counts (j, channel), and column * FOLD + j is the place.
+  ONCE for (int n = 0; n < count; ++n) {
+    const int j = (n0 + n) / (N / FOLD), channel = (n0 + n) % (N / FOLD);
+    ONCE for (int row = 0; row < rows; ++row)
+      ONCE for (int column = 0; column * FOLD + j < YW_ALL; ++column) {
+        const long at = ((long)(z * UD + ud) * ZH + (y0 + row) * UH + uh) * ZW + (column * FOLD + j) * UW + uw;
 % if inter:
+        const long p = ((long)image * PLANE + at) * (N / FOLD * G) + g * (N / FOLD) + channel;
+% else:
+        const long p = (((long)image * G + g) * (N / FOLD) + channel) * PLANE + at;
+% endif
+        put_one(OUT_ARGS, p, sums[(row * YW + column) * NVL + n], ${"LOAD(bias, g * (N / FOLD) + channel)" if bias else "0"});
+      }
+  }
+% elif inter:
   ONCE for (int row = 0; row < rows; ++row) {
     long p = (((long)image * ZD + z * UD + ud) * ZH + (y0 + row) * UH + uh) * ZW + uw;
     p = p * (N * G) + g * N + n0;

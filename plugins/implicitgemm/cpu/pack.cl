@@ -3,13 +3,17 @@
 // INTER   0: order (c, tap); 1: (block of CB c's, tap, c of the block)
 // WN WC WT  elements of w from n to n, c to c, tap to tap; F? kernel position of tap 0 (arguments), K? its step
 // EMPTY   1: all weights are 0
+// FOLD    n counts (j, channel): FOLD neighbouring places of a row as channels, whose taps are shifted by j
 #define ONCE __attribute__((opencl_unroll_hint(1)))
 kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void pack(global const REAL *restrict w, global ACC *restrict packed, long packed_off, int fd, int fh, int fw) {
   const int block = get_global_id(1) % NB, g = get_global_id(1) / NB;
   const int n0 = block * NVL, count = min(NVL, N - n0);
   const int c0 = get_global_id(0) * PACK_C, c1 = min(c0 + PACK_C, C);
-  w += (long)g * W_GROUP + (long)n0 * WN;
+  w += (long)g * W_GROUP;
+#if FOLD == 1
+  w += (long)n0 * WN;
+#endif
   packed += packed_off + (long)get_global_id(1) * WBLOCK;
   ONCE for (int c = c0; c < c1; ++c) {
 #if INTER
@@ -25,10 +29,21 @@ void pack(global const REAL *restrict w, global ACC *restrict packed, long packe
 #else
           global ACC *to = packed + ((long)c * (TD * TH * TW) + tap) * NVL;
 #endif
+#if FOLD > 1
+          ONCE for (int n = 0; n < NVL; ++n) {
+            const int shifted = tx - (n0 + n) / (N / FOLD);
+            const int at = ((fd + tz * KSD) * KH_ + fh + ty * KSH) * KW_ + fw + shifted * KSW;
+            ACC v = 0;
+            if (n < real && shifted >= 0 && shifted <= TW - FOLD)
+              v = LOAD(w, (long)((n0 + n) % (N / FOLD)) * WN + (long)c * WC + (long)at * WT);
+            to[n] = v;
+          }
+#else
           const int at = ((fd + tz * KSD) * KH_ + fh + ty * KSH) * KW_ + fw + tx * KSW;
           global const REAL *from = w + (long)c * WC + (long)at * WT;
           // One loop: Intel's compiler loses an element between two loops that share their counter.
           ONCE for (int n = 0; n < NVL; ++n) to[n] = n < real ? LOAD(from, (long)n * WN) : (ACC)0;
+#endif
         }
   }
 }

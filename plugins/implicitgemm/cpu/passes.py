@@ -9,6 +9,7 @@ Visin 2016 describe the arithmetic; the split by phases is that of sub-pixel con
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -59,6 +60,10 @@ class Pass:
     dtype: str
     empty: bool = False
     """No tap reaches these elements: the sum is 0."""
+    fold: int = 1
+    """Neighbouring places of a row that stand as channels: ``n`` counts (place of the fold, channel)."""
+    width: int = 0
+    """Places of a row before the fold; 0: not folded."""
 
     @functools.cached_property
     def volume(self) -> int:
@@ -74,7 +79,32 @@ class Pass:
     @property
     def dense(self) -> bool:
         """Whether the pass writes the whole target."""
-        return self.places == self.target
+        return self.fold == 1 and self.places == self.target
+
+    def folded(self, lanes: int) -> Pass:
+        """The same sums with neighbouring places of a row as channels, where few channels would leave lanes empty.
+
+        ``target[(j, n), place] = sum over t' of w[n, t' - j] source[place * J + t' - pad]``, j < J: a convolution of
+        step J whose ``taps + J - 1`` taps are partly zeros. Worth it while those cost less than the empty lanes.
+        """
+        if self.step[2] != 1 or self.spread[2] != 1 or self.n > lanes // 2 or self.empty:
+            return self
+
+        def steps(j: int) -> float:
+            return (self.taps[2] + j - 1) * -(-self.n * j // lanes) / j
+
+        best = min(range(1, min(4 * lanes // self.n, self.places[2]) + 1), key=lambda j: (steps(j), j))
+        if steps(best) > 0.8 * steps(1):
+            return self
+        return dataclasses.replace(
+            self,
+            n=self.n * best,
+            places=(*self.places[:2], -(-self.places[2] // best)),
+            taps=(*self.taps[:2], self.taps[2] + best - 1),
+            step=(*self.step[:2], best),
+            fold=best,
+            width=self.places[2],
+        )
 
 
 def _along(problem: ConvProblem, letter: str) -> tuple[int, ...]:
