@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..explanation import Explanation, explain
     from ..gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, packed_layout
     from ..gemm import configs as gemm_configs
+    from ..gemm import workspace_size as gemm_workspace
     from ..kernels import KernelPlan, Launch, build, config_macros, kernel_text
     from .activation import activation_macro
     from .conv import constant, conv, conv_backward_data, conv_backward_weights, conv_transpose
@@ -64,12 +65,12 @@ _HOME = {
     ".problem": ["ConvProblem"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],
     "..explanation": ["Explanation", "explain"],
-    "..gemm": ["Axis", "Epilogue", "GemmPlan", "GemmSpec", "Matrix", "gemm_configs", "packed_layout"],
+    "..gemm": ["Axis", "Epilogue", "GemmPlan", "GemmSpec", "Matrix", "gemm_configs", "gemm_workspace", "packed_layout"],
     "..kernels": ["KernelPlan", "Launch", "build", "config_macros", "kernel_text"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-_NAMED_THERE = {"gemm_configs": "configs"}
+_NAMED_THERE = {"gemm_configs": "configs", "gemm_workspace": "workspace_size"}
 
 __all__ = sorted(_MODULE_OF)
 

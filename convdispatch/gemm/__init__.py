@@ -6,7 +6,17 @@
 
 from .configs import configs
 from .layout import PackedLayout, packed_layout
-from .plan import GemmPlan
+from .plan import GemmPlan, workspace_size
 from .spec import Axis, Epilogue, GemmSpec, Matrix
 
-__all__ = ["Axis", "Epilogue", "GemmPlan", "GemmSpec", "Matrix", "PackedLayout", "configs", "packed_layout"]
+__all__ = [
+    "Axis",
+    "Epilogue",
+    "GemmPlan",
+    "GemmSpec",
+    "Matrix",
+    "PackedLayout",
+    "configs",
+    "packed_layout",
+    "workspace_size",
+]

@@ -17,7 +17,7 @@ from .spec import GemmSpec
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["GemmPlan"]
+__all__ = ["GemmPlan", "workspace_size"]
 
 _ALIGN = 128  # bytes between the areas of the workspace
 
@@ -42,24 +42,13 @@ class GemmPlan:
         self._order = "ba" if swap else "ab"
         self._layouts = {letter: packed_layout(spec, config, letter) for letter in "ab"}
         self.packed_a_size, self.packed_b_size = self._layouts["a"].size, self._layouts["b"].size
-        packs = {"a": False, "b": False}
-        if config["kind"] == "cpu":
-            packs = {x: config["pack_" + x] or not direct(inner, x, config["lanes"]) for x in "ab"}
-            packs["b"] = packs["b"] and config["pack_b"] != "local"
-        self._areas: dict[str, int] = {}
         self._packers: dict[str, _Kernel] = {}
         self._inner, self._pack_lock = inner, threading.Lock()
-        size = 0
-        for theirs, ours in zip("ab", self._order, strict=True):  # kernel's operand, caller's operand
-            if packs[theirs] and not getattr(inner, theirs + "_packed"):
-                self._areas[ours] = size
-                size += -(-self._layouts[ours].size // _ALIGN) * _ALIGN
+        self._areas, self.workspace_size = _workspace_areas(spec, config)
+        for ours in "ab":
+            if ours in self._areas:
                 self._packer(ours)
         split = config["split"]
-        if split > 1:
-            self._areas["partial"] = size
-            size += split * spec.batch * spec.m * spec.n * spec.accumulator_size
-        self.workspace_size = size
         read = _replace(inner, {theirs: ours in self._areas for theirs, ours in zip("ab", self._order, strict=True)})
         outs = 1 + (spec.epilogue.bias is not None) + spec.epilogue.residual
         program = build(context, gemm_text(read, config))
@@ -157,6 +146,29 @@ class GemmPlan:
                 program = build(self._context, pack_text(self._inner, self.config, theirs))
                 self._packers[letter] = _Kernel(program, "pack", sizes, local, 2)
             return self._packers[letter]
+
+
+def workspace_size(spec: GemmSpec, config: Mapping[str, Any]) -> int:
+    """Bytes of workspace that ``GemmPlan(context, spec, config)`` asks for, without compiling it."""
+    return _workspace_areas(spec, config)[1]
+
+
+def _workspace_areas(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[dict[str, int], int]:
+    """Byte offsets of the caller's operands to pack (``a``, ``b``) and of ``partial`` sums, and the size of all."""
+    inner = (spec.swapped if config.get("swap") else spec).simplified
+    packs = {"a": False, "b": False}
+    if config["kind"] == "cpu":
+        packs = {x: config["pack_" + x] or not direct(inner, x, config["lanes"]) for x in "ab"}
+        packs["b"] = packs["b"] and config["pack_b"] != "local"
+    areas, size = {}, 0
+    for theirs, ours in zip("ab", "ba" if config.get("swap") else "ab", strict=True):  # kernel's, caller's operand
+        if packs[theirs] and not getattr(inner, theirs + "_packed"):
+            areas[ours] = size
+            size += -(-packed_layout(spec, config, ours).size // _ALIGN) * _ALIGN
+    if config["split"] > 1:
+        areas["partial"] = size
+        size += config["split"] * spec.batch * spec.m * spec.n * spec.accumulator_size
+    return areas, size
 
 
 class _Kernel:

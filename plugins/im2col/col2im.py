@@ -24,11 +24,12 @@ from convdispatch.api import (
     activation_macro,
     build,
     gemm_configs,
+    gemm_workspace,
     kernel_text,
 )
 
 from .convert import NARROW, inward
-from .steps import NAMES, Areas, Product, StepPlan, gemm_workspace
+from .steps import NAMES, Areas, Product, StepPlan
 from .window import Window, define
 
 __all__ = ["Col2im", "configs", "turned_pays"]

@@ -19,11 +19,12 @@ from convdispatch.api import (
     GemmSpec,
     Matrix,
     gemm_configs,
+    gemm_workspace,
     packed_layout,
 )
 
 from .lower import Lowering
-from .steps import Areas, Product, StepPlan, gemm_workspace
+from .steps import Areas, Product, StepPlan
 from .window import Window
 
 __all__ = ["WindowProduct", "configs"]

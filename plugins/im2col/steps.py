@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from convdispatch.api import GemmPlan, GemmSpec, packed_layout
+from convdispatch.api import GemmPlan
 
-__all__ = ["ALIGN", "NAMES", "Areas", "Product", "StepPlan", "gemm_workspace"]
+__all__ = ["ALIGN", "NAMES", "Areas", "Product", "StepPlan"]
 
 NAMES = ("x", "w", "y", "workspace", "bias", "residual")
 """What an enqueue brings, in this order, to every step."""
@@ -106,14 +106,3 @@ class StepPlan:
         for step in self._steps:
             wait_for = (step(queue, operands, wait_for),)
         return wait_for[0]
-
-
-def gemm_workspace(spec: GemmSpec, config: Mapping[str, Any]) -> int:
-    """Bytes of workspace that ``GemmPlan(context, spec, config)`` will ask for, without compiling it."""
-    size, order = 0, "ba" if config.get("swap") else "ab"
-    for theirs, ours in zip("ab", order, strict=True):
-        if config.get(f"pack_{theirs}") and not getattr(spec, f"{ours}_packed"):
-            size += -(-packed_layout(spec, config, ours).size // ALIGN) * ALIGN
-    if config["split"] > 1:
-        size += config["split"] * spec.batch * spec.m * spec.n * spec.accumulator_size
-    return size

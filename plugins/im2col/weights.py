@@ -9,11 +9,21 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import Axis, ConvProblem, DeviceInfo, Epilogue, GemmPlan, GemmSpec, Matrix, gemm_configs
+from convdispatch.api import (
+    Axis,
+    ConvProblem,
+    DeviceInfo,
+    Epilogue,
+    GemmPlan,
+    GemmSpec,
+    Matrix,
+    gemm_configs,
+    gemm_workspace,
+)
 
 from .convert import NARROW, inward, outward
 from .lower import Lowering
-from .steps import Areas, Product, StepPlan, gemm_workspace
+from .steps import Areas, Product, StepPlan
 from .window import Window
 
 __all__ = ["WeightsProduct", "configs"]
