@@ -207,7 +207,8 @@ def compare(nets, directions, solver, tries, seconds, peer, check, layers, budge
                 row["error"] = ours.error(plan, problem)
             row["torch"] = torch_ms(problem) if peer else float("nan")
             rows.append(row)
-            print(f"{net:9} {entry.name:8} {SHORT[direction]:2} {row['ms']:8.3f} ms {problem.flops / row['ms'] / 1e9:6.1f} TF"
+            speed = problem.flops / row["ms"] / 1e9
+            print(f"{net:9} {entry.name:8} {SHORT[direction]:2} {row['ms']:8.3f} ms {speed:6.1f} TF"
                   f"  torch {row['torch']:8.3f}  ratio {row['torch'] / row['ms']:5.2f}  err {row.get('error', 0):.1e}"
                   f"  first {next(t['ms'] for t in timed if t['place'] == 0):8.3f}  {row['solver']} {row['config']}",
                   flush=True)  # fmt: skip
@@ -229,7 +230,7 @@ def compare(nets, directions, solver, tries, seconds, peer, check, layers, budge
 
 @main.command()
 @click.argument("problems", nargs=-1, required=True)
-@click.option("--tiles", default="", help="bm,bn,bk,tm,tn[,ln[,unroll]] ... separated by spaces; default: the solver's own.")
+@click.option("--tiles", default="", help="bm,bn,bk,tm,tn[,ln[,unroll]] with spaces between; default: all.")
 @click.option("--splits", default="", help="Numbers, comma between; default: the solver's own.")
 @click.option("--walk", default="channels")
 @click.option("--orders", default="snake", show_default=True, help="Orders of the multiply-adds, comma between.")
@@ -251,14 +252,19 @@ def explore(problems, tiles, splits, walk, orders, top, limit, seconds, register
         if tiles:
             names = ("bm", "bn", "bk", "tm", "tn", "ln", "unroll")
             shaped = [dict(zip(names, map(int, tile.split(",")))) for tile in tiles.split()]
-            configs = [{**shape, "walk": walk, "split": int(s), "order": order}
-                       for shape in shaped for s in (splits or "1").split(",") for order in orders.split(",")]
+            configs = [
+                {**shape, "walk": walk, "split": int(s), "order": order}
+                for shape in shaped
+                for s in (splits or "1").split(",")
+                for order in orders.split(",")
+            ]
             configs = [c for c in configs if Product(problem, Tile.of(c)).misfit is None]
         rows = []
         for place, config in enumerate(configs):
             try:
                 plan = solver.plan(ours.context, problem, config)
-                rows.append((ours.time(plan, seconds=seconds), place, config, _registers(ours, plan) if registers else ""))
+                used = _registers(ours, plan) if registers else ""
+                rows.append((ours.time(plan, seconds=seconds), place, config, used))
             except Exception as error:
                 print("failed", config, str(error)[:300])
         everything.append({"problem": text, "rows": rows})

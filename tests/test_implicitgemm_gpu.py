@@ -1,22 +1,33 @@
-"""The GPU room of implicitgemm, run on whatever device there is: plans are made directly, as a GPU would get them."""
+"""The GPU room of implicitgemm, run on whatever device there is: plans are made directly, as a GPU would get them.
+
+Integer data compare exactly; every operand lies between guard zones, outputs and workspaces begin as NaN, each plan
+runs twice. A failure names problem, solver and configuration.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
+import json
 
 import numpy as np
 import pyopencl as cl
 import pytest
-from checking import GUARD, TOLERANCE, Guarded, compare, make_operands
-from convdispatch_implicitgemm.gpu import gpu_solvers
+from checking import TOLERANCE, Guarded, compare, make_operands, numpy_dtype
+from convdispatch_implicitgemm.gpu import DepthwiseWeights, Narrow, Tiled, gpu_solvers
+from convdispatch_implicitgemm.gpu.geometry import geometry
+from convdispatch_implicitgemm.gpu.product import Product
+from convdispatch_implicitgemm.gpu.tile import Tile
 
-from convdispatch import ConvProblem, runtime, shapes
+from convdispatch import ConvProblem, shapes
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
 
 SMALL = DeviceInfo("small", "arm", "gpu", "", max_work_group_size=256, max_work_item_sizes=(256, 256, 64),
                    local_mem_size=32768, compute_units=4, fp64=True)  # fmt: skip
+LARGE = DeviceInfo("large", "nvidia", "gpu", "sm_90", max_work_group_size=1024, max_work_item_sizes=(1024, 1024, 64),
+                   local_mem_size=49152, compute_units=132, fp64=True)  # fmt: skip
 SOLVERS = {solver.name: solver for solver in gpu_solvers()}
+LAYOUTS = ("nchw", "nhwc")
 
 
 def region(guarded: Guarded) -> cl.Buffer:
@@ -27,14 +38,14 @@ def region(guarded: Guarded) -> cl.Buffer:
 def check(queue, problem: ConvProblem, name: str, config=None, *, data: str = "integer") -> None:
     """Run one configuration (the first by default) twice between guard zones; compare with the reference."""
     solver = SOLVERS[name]
-    config = dict(config if config is not None else next(iter(solver.configs(problem, SMALL))))
+    config = json.loads(json.dumps(dict(config if config is not None else next(iter(solver.configs(problem, SMALL))))))
     plan = solver.plan(queue.context, problem, config)
-    assert plan.workspace_size == solver.workspace(problem, SMALL, config)
+    hint = f"{problem} {name} {config}"
+    assert plan.workspace_size == solver.workspace(problem, SMALL, config), hint
     operands, expected = make_operands(problem, data)
     given = {key: Guarded(array, queue) for key, array in operands.present().items() if key != "initial"}
     scratch = Guarded(np.full(max(1, plan.workspace_size), 0xFF, np.uint8), queue)
     buffers = {key: region(value) for key, value in given.items()}
-    hint = f"{problem} {name} {config}"
     if getattr(plan, "packed_size", 0):
         packed = Guarded(np.full(plan.packed_size, 0xFF, np.uint8), queue)
         plan.pack(queue, buffers["w"], region(packed)).wait()
@@ -42,38 +53,143 @@ def check(queue, problem: ConvProblem, name: str, config=None, *, data: str = "i
         assert packed.damage(payload_too=False) is None, hint
     extras = {key: buffers[key] for key in ("bias", "residual") if key in buffers}
     for _ in range(2):
-        blank = operands.initial if problem.accumulate else np.full(problem.out_shape, np.nan, expected_dtype(problem))
-        out = Guarded(blank, queue)
+        blank = np.full(problem.out_shape, np.nan, numpy_dtype(problem.dtype))
+        out = Guarded(operands.initial if problem.accumulate else blank, queue)
         buffers[problem.written] = region(out)
         plan.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], region(scratch), **extras).wait()
         for key, guarded in {**given, "workspace": scratch, "out": out}.items():
             damage = guarded.damage(payload_too=key not in ("out", "workspace"))
             assert damage is None, f"{hint}: {key}: {damage}"
-        limit = 0.0 if data == "integer" else TOLERANCE[problem.dtype]
-        compare(out.read()[1], expected, limit, hint)
+        compare(out.read()[1], expected, 0.0 if data == "integer" else TOLERANCE[problem.dtype], hint)
 
 
-def expected_dtype(problem: ConvProblem) -> np.dtype:
-    """The output's dtype."""
-    from checking import numpy_dtype
-
-    return numpy_dtype(problem.dtype)
-
-
-def tables() -> list:
-    """Every near miss in every direction."""
+def entries() -> list:
+    """Every line of the small tables in every direction and layout."""
+    lines = [entry for table in ("near_miss", "basic") for entry in shapes.load(table) if entry.problem.mb]
     return [
-        pytest.param(entry.problem.replace(direction=direction), id=f"{direction}-{entry.name}")
-        for table in ("near_miss", "basic")
-        for entry in shapes.load(table)
-        for direction in DIRECTIONS
-    ]
+        pytest.param(entry.problem.replace(direction=direction, layout=layout), number,
+                     id=f"{direction}-{layout}-{entry.name}")
+        for number, (entry, direction, layout) in enumerate(itertools.product(lines, DIRECTIONS, LAYOUTS))
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("problem", tables())
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_near_misses(queue, problem, layout):
-    problem = problem.replace(layout=layout)
+@pytest.mark.parametrize(("problem", "number"), entries())
+def test_near_misses(queue, full, problem, number):
+    if not full and number % 19:
+        pytest.skip("with --full only")
     for name, solver in SOLVERS.items():
-        if problem.mb and solver.limits(problem, SMALL) is None:
+        if solver.limits(problem, SMALL) is None:
             check(queue, problem, name)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_dtypes(queue, dtype, direction):
+    layout = LAYOUTS[len(dtype + direction) % 2]
+    text = "mb2ic8ih9iw8oc12kh3ph1"
+    problem = ConvProblem.parse(text).replace(direction=direction, dtype=dtype, layout=layout)
+    check(queue, problem, "implicitgemm.tiled")
+    check(queue, problem, "implicitgemm.tiled", data="real")
+
+
+@pytest.mark.parametrize("text", [
+    "fwd_mb2ic8ih6oc8kh3ph1+bias+residual+relu",
+    "fwd_nhwc_mb2ic8ih6oc8kh3ph1+bias+residual+relu",
+    "fwd_mb2ic8ih7oc10kh1+bias+constant",
+    "fwd_nhwc_f16_mb1ic5ih7oc6kh3+bias+relu+constant",
+    "fwd_mb2ic6ih6oc8kh3+accumulate",
+    "bwd_data_mb2ic8ih9oc8kh3sh2ph1+bias+relu+constant",
+    "bwd_data_mb2ic3ih9oc8kh3sh2ph1+bias+residual",
+    "bwd_weights_mb2ic8ih6oc8kh3ph1+accumulate",
+    "bwd_weights_g4mb2ic4ih6oc4kh3ph1+accumulate",
+    "fwd_g4mb2ic4ih6oc4kh3ph1+bias+relu6+constant",
+])  # fmt: skip
+def test_epilogues_and_constant_weights(queue, text):
+    problem = ConvProblem.parse(text)
+    for name, solver in SOLVERS.items():
+        if solver.limits(problem, SMALL) is None:
+            check(queue, problem, name)
+
+
+# One problem a way of reading: enough channels, places and taps that several slices and tiles follow each other.
+WAYS = [
+    "fwd_mb3ic20ih7oc70kh3ph1",
+    "fwd_nhwc_mb3ic20ih7oc70kh3ph1",
+    "fwd_mb2ic3ih15oc20kh5sh2ph2",
+    "bwd_data_mb2ic20ih9oc18kh3sh2ph1",
+    "bwd_weights_mb2ic20ih8oc34kh3ph1",
+    "bwd_weights_nhwc_mb2ic20ih8oc36kh3ph1",
+]
+
+
+@pytest.mark.parametrize("text", WAYS)
+def test_configurations(queue, full, text):
+    problem = ConvProblem.parse(text)
+    solver = SOLVERS["implicitgemm.tiled"]
+    seen = set()
+    for config in solver.configs(problem, SMALL):
+        tile = Tile.of(config)
+        kind = (tile.bm, tile.bn, tile.tm, tile.tn, tile.walk) if full else (tile.walk, tile.split > 1, tile.bk > 8)
+        if kind not in seen and (full or len(seen) < 5):
+            seen.add(kind)
+            check(queue, problem, solver.name, config)
+
+
+@pytest.mark.parametrize("text", WAYS)
+def test_splits_and_single_stage(queue, text):
+    problem = ConvProblem.parse(text)
+    for split, stages in ((3, 2), (1, 1)):
+        tile = next(tile for tile in (Tile(32, 64, 16, 4, 4, split=split, stages=stages),
+                                      Tile(32, 128, 5, 8, 4, split=split, stages=stages, walk="taps"))
+                    if Product(problem, tile).misfit is None)  # fmt: skip
+        check(queue, problem, "implicitgemm.tiled", tile.config())
+
+
+@pytest.mark.parametrize("text", ["bwd_data_mb2ic3ih13oc6kh7sh2ph3", "bwd_data_nhwc_g2mb1ic4ih9iw14oc4kh5sh3ph1"])
+def test_narrow_groups_in_every_shape(queue, text):
+    problem = ConvProblem.parse(text)
+    for config in Narrow().configs(problem, SMALL):
+        check(queue, problem, Narrow.name, config)
+
+
+def test_phases_write_every_pixel_once():
+    for entry in shapes.load("near_miss"):
+        problem = entry.problem.replace(direction="bwd_data")
+        geo = geometry(problem)
+        seen = np.zeros(geo.target.size, int)
+        taps = 0
+        for phase in geo.phases:
+            places = [first + np.arange(count) * step for first, count, step in
+                      zip(phase.first, phase.count, geo.out_step, strict=True)]  # fmt: skip
+            seen[np.ix_(*places)] += 1
+            taps += phase.volume
+        assert (seen == 1).all(), entry.name
+        assert taps <= geo.volume, entry.name
+
+
+@pytest.mark.parametrize("net", ["resnet50", "alexnet", "googlenet"])
+def test_configurations_keep_to_the_devices_limits(net):
+    for entry, direction, device in itertools.product(shapes.load(net)[:9], DIRECTIONS, (SMALL, LARGE)):
+        problem = entry.problem.replace(direction=direction)
+        for solver in SOLVERS.values():
+            if solver.limits(problem, device):
+                continue
+            configs = list(solver.configs(problem, device))
+            assert configs
+            assert all(solver.cost(problem, device, config) > 0 for config in configs)
+            if isinstance(solver, Tiled):
+                assert all(Product(problem, Tile.of(config)).local_size <= device.local_mem_size for config in configs)
+                assert all(Tile.of(config).items <= device.max_work_group_size for config in configs)
+
+
+def test_a_cpu_is_refused_in_words():
+    cpu = DeviceInfo("some", "intel", "cpu", "simd512", max_work_group_size=4096)
+    for solver in SOLVERS.values():
+        assert "CPU" in solver.rejects(ConvProblem.parse("mb1ic4ih8oc4kh3"), cpu)
+
+
+def test_what_is_left_out_is_refused():
+    assert "4 output channels" in Narrow().rejects(ConvProblem.parse("mb1ic4ih8oc8kh3"), SMALL)
+    assert "forward" in Narrow().rejects(ConvProblem.parse("bwd_weights_mb1ic4ih8oc4kh3"), SMALL)
+    assert "1 input channel" in DepthwiseWeights().rejects(ConvProblem.parse("bwd_weights_mb1ic4ih8oc8kh3"), SMALL)
+    assert "fp64" in Tiled().rejects(ConvProblem.parse("f64_mb1ic4ih8oc8kh3"), DeviceInfo("g", "arm", "gpu", ""))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from convdispatch.api import Solver, hookimpl
 
-from . import cpu
+from . import cpu, gpu
 
 __all__ = ["convdispatch_solvers"]
 
@@ -18,4 +18,4 @@ __all__ = ["convdispatch_solvers"]
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
     """The solvers of every room."""
-    return [*cpu.solvers()]
+    return [*cpu.solvers(), *gpu.gpu_solvers()]

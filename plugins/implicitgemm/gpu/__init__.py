@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from convdispatch.api import Solver
 
+from .depthwise_weights import DepthwiseWeights
 from .narrow import Narrow
 from .solver import Tiled
 
-__all__ = ["Narrow", "Tiled", "gpu_solvers"]
+__all__ = ["DepthwiseWeights", "Narrow", "Tiled", "gpu_solvers"]
 
 
 def gpu_solvers() -> list[Solver]:
     """The solvers for GPUs."""
-    return [Tiled(), Narrow()]
+    return [Tiled(), Narrow(), DepthwiseWeights()]

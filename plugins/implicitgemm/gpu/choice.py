@@ -12,32 +12,34 @@ from .geometry import geometry
 from .product import Product, tap_run
 from .tile import Tile
 
-__all__ = ["choices", "predicted"]
+__all__ = ["choices", "fits", "predicted"]
 
 # (bm, bn, tm, tn): share of the multiply-add peak that a busy device reaches, forward and in the weights' gradient.
 # Measured on an H200; what counts is their order.
 _TILES = {
-    (64, 128, 8, 8): (0.72, 0.65),
-    (128, 64, 8, 8): (0.72, 0.64),
-    (128, 128, 16, 8): (0.70, 0.60),
-    (96, 128, 12, 8): (0.68, 0.60),
-    (64, 64, 8, 8): (0.64, 0.62),
-    (48, 128, 12, 8): (0.60, 0.60),
-    (32, 128, 8, 8): (0.60, 0.55),
-    (128, 128, 8, 8): (0.60, 0.52),
-    (32, 128, 8, 4): (0.52, 0.45),
-    (64, 64, 8, 4): (0.55, 0.55),
-    (32, 64, 4, 4): (0.38, 0.38),
-    (16, 128, 4, 4): (0.35, 0.30),
-    (32, 32, 4, 4): (0.30, 0.30),
-    (16, 32, 4, 4): (0.20, 0.20),
+    (64, 128, 8, 8): (0.74, 0.70),
+    (128, 64, 8, 8): (0.72, 0.71),
+    (128, 128, 16, 8): (0.72, 0.60),
+    (64, 256, 8, 16): (0.70, 0.66),
+    (96, 128, 12, 8): (0.70, 0.74),
+    (64, 64, 8, 8): (0.66, 0.72),
+    (48, 128, 12, 8): (0.65, 0.68),
+    (32, 128, 8, 8): (0.68, 0.62),
+    (128, 128, 8, 8): (0.60, 0.54),
+    (32, 128, 8, 4): (0.50, 0.55),
+    (64, 64, 8, 4): (0.50, 0.64),
+    (32, 64, 4, 4): (0.42, 0.45),
+    (16, 128, 4, 4): (0.40, 0.35),
+    (32, 32, 4, 4): (0.32, 0.44),
+    (16, 32, 4, 4): (0.22, 0.32),
     (8, 16, 4, 4): (0.06, 0.06),
 }
 _DEPTHS = (16, 8, 12, 4)
-_RESIDENT = 384  # work items that a compute unit holds at once; their registers are what bounds it
+_RESIDENT = 384  # of 8x8 tiles: work items that a compute unit holds at once; their registers are what bounds it
 # What a compute unit spends on its last r groups of 128 items, in times of one at full speed: fewer hide less.
 _TAIL = (0.0, 2.2, 2.6, 3.0)
 _FLOPS_A_BYTE = 15.0  # multiply-add operations in the time of moving a byte
+_MOST = 64  # choices offered
 _LAUNCH = 1 << 23  # bytes moved in the time between two launches
 
 
@@ -54,7 +56,9 @@ def _tiles(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
                 walks.insert(0, ("taps", math.prod(run)))
             for walk, bk in walks:
                 for stages in (2, 1):
-                    tile = Tile(bm, bn, bk, tm, tn, stages=stages, walk=walk)
+                    # Tiles of 16 rows need every register, and this order keeps the fewest values alive.
+                    order = "rows" if tm * tn > 96 else "parity"
+                    tile = Tile(bm, bn, bk, tm, tn, stages=stages, walk=walk, order=order)
                     product = Product(problem, tile)
                     if product.misfit or product.local_size > device.local_mem_size:
                         continue
@@ -71,13 +75,22 @@ def _splits(product: Product, device: DeviceInfo) -> list[int]:
     return sorted({1, *(min(most, max(1, wave * slots // groups)) for wave in waves)})
 
 
+def _depth_factor(product: Product) -> float:
+    """Shallow slices spend more on barriers; but streams that are read once want the registers for more groups."""
+    streamed = not product.data and product.geometry.pointwise
+    factors = {16: 0.93, 12: 0.85, 8: 0.93, 4: 0.75} if streamed else {16: 1.0, 12: 0.9, 8: 0.9, 4: 0.74}
+    return factors.get(product.tile.bk, 0.8)
+
+
 def predicted(product: Product, device: DeviceInfo) -> float:
     """Operations that would take as long at the device's multiply-add peak."""
     t = product.tile
     shares = _TILES.get((t.bm, t.bn, t.tm, t.tn), (0.5, 0.5))
-    share = shares[0 if product.data else 1] * {1: 0.9, 2: 1.0}[t.stages] * (1.0 if t.bk > 12 else 0.5 + t.bk / 32)
-    if t.walk != "channels":
-        share *= 0.93
+    share = shares[0 if product.data else 1] * {1: 0.9, 2: 1.0}[t.stages]
+    if t.walk == "flat":
+        share *= 0.97
+    if t.walk != "taps":
+        share *= _depth_factor(product)
     slices = sum(product.slices) / len(product.slices) / t.split
     work = 2.0 * t.bm * t.bn * (slices * t.bk + 32)  # 32: the first loads and the last stores, in steps of k
     resident = max(1, _RESIDENT // t.items)
@@ -94,13 +107,21 @@ def predicted(product: Product, device: DeviceInfo) -> float:
     return cost + _FLOPS_A_BYTE * traffic
 
 
-def choices(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
-    """Tiles that fit, the cheapest predicted first."""
+def fits(problem: ConvProblem, device: DeviceInfo) -> bool:
+    """Whether any tile can run the problem on the device."""
+    return next(_tiles(problem, device), None) is not None
+
+
+def choices(problem: ConvProblem, device: DeviceInfo) -> list[Tile]:
+    """Tiles that fit, the cheapest predicted first; among them the one of the smallest workspace."""
     ranked = []
     for tile in _tiles(problem, device):
         for split in _splits(Product(problem, tile), device):
             product = Product(problem, replace(tile, split=split))
             if product.misfit is None:
-                ranked.append((predicted(product, device), len(ranked), product.tile))
+                ranked.append((predicted(product, device), len(ranked), product))
     ranked.sort(key=lambda entry: entry[:2])
-    return (tile for _, _, tile in ranked)
+    products = [product for _, _, product in ranked]
+    smallest = min(products, key=lambda product: product.packed_size + product.partial_size, default=None)
+    kept = products[:_MOST]
+    return [product.tile for product in (kept if smallest in kept else [*kept, smallest])]

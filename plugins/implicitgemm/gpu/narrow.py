@@ -38,6 +38,8 @@ class NarrowProduct:
 
     problem: ConvProblem
     rows: int
+    apart: bool = False
+    """Phases of different rows of the output go to different work items, which leaves registers for more places."""
     items: int = _ITEMS
 
     @functools.cached_property
@@ -66,10 +68,18 @@ class NarrowProduct:
         return self.geometry.images * self.geometry.groups * self.count[0] * self.blocks * self.count[2]
 
     @functools.cached_property
-    def columns(self) -> dict[tuple[int, int], list[_Use]]:
-        """What is read at each (depth, column) relative to the item's place, and what it is used for."""
+    def sets(self) -> list[list[int]]:
+        """Numbers of the phases that an item computes together."""
+        sets: dict[object, list[int]] = {}
+        for number, phase in enumerate(self.geometry.phases):
+            sets.setdefault(phase.first[:2] if self.apart else None, []).append(number)
+        return list(sets.values())
+
+    def columns(self, phases: list[int]) -> dict[tuple[int, int], list[_Use]]:
+        """What some phases read at each (depth, column) relative to the item's place, and what it is used for."""
         geo, columns = self.geometry, {}
-        for number, phase in enumerate(geo.phases):
+        for number in phases:
+            phase = geo.phases[number]
             for tap in itertools.product(*map(range, phase.taps)):
                 dz, dy, dx = (o + t * d for o, t, d in zip(phase.origin, tap, geo.spread, strict=True))
                 kernel = [first + t * s for first, t, s in zip(phase.tap0, tap, geo.tap_step, strict=True)]
@@ -78,31 +88,34 @@ class NarrowProduct:
                 columns.setdefault((dz, dx), []).append(_Use(number, flat, rows))
         return columns
 
-    @functools.cached_property
-    def reads(self) -> tuple[list[int], list[int], list[int]]:
+    @staticmethod
+    def reads(columns: dict[tuple[int, int], list[_Use]]) -> tuple[list[int], list[int], list[int]]:
         """Depths, rows and columns that are read, relative to the item's place."""
-        rows = {dy for uses in self.columns.values() for use in uses for dy in use.dy}
-        return sorted({dz for dz, _ in self.columns}), sorted(rows), sorted({dx for _, dx in self.columns})
+        rows = {dy for uses in columns.values() for use in uses for dy in use.dy}
+        return sorted({dz for dz, _ in columns}), sorted(rows), sorted({dx for _, dx in columns})
 
     @staticmethod
     def number(at: int) -> str:
         """A relative position as part of a name."""
         return f"m{-at}" if at < 0 else str(at)
 
-    @property
+    @functools.cached_property
     def loads(self) -> int:
-        """Elements that an item loads a channel."""
-        return sum(len({dy for use in uses for dy in use.dy}) for uses in self.columns.values())
+        """Elements that the items of all sets load for a place block and a channel."""
+        return sum(
+            len({dy for use in uses for dy in use.dy}) for each in self.sets for uses in self.columns(each).values()
+        )
 
-    @property
+    @functools.cached_property
     def steps(self) -> int:
-        """Multiply-adds of an item a channel."""
-        return self.geometry.volume * self.rows * self.geometry.m
+        """Most multiply-adds of an item a channel."""
+        taps = max(sum(self.geometry.phases[number].volume for number in each) for each in self.sets)
+        return taps * self.rows * self.geometry.m
 
     @property
     def sums(self) -> int:
-        """Sums of an item."""
-        return len(self.geometry.phases) * self.rows * self.geometry.m
+        """Most sums of an item."""
+        return max(map(len, self.sets)) * self.rows * self.geometry.m
 
     @property
     def index(self) -> str:
@@ -130,7 +143,7 @@ class NarrowPlan:
     """A Plan: packing, unless the weights are constant, and one launch."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        product = NarrowProduct(problem, config["rows"])
+        product = NarrowProduct(problem, config["rows"], config.get("apart", False))
         constant = problem.constant_weights
         self.workspace_size = 0 if constant else product.packed_size
         self.packed_size = product.packed_size if constant else 0
@@ -140,11 +153,12 @@ class NarrowPlan:
         text += f"#define OUT_INDEX {out}\n#define PARTIAL 0\n#define BIAS4 0\n"
         text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "narrow.cl.mako", p=product)
         program = build(context, text)
-        self._pack = Launch(program, "pack", (-(-product.packed_elements // 128) * 128,), (128,), "w packed", names=_NAMES)
+        size = -(-product.packed_elements // 128) * 128
+        self._pack = Launch(program, "pack", (size,), (128,), "w packed", names=_NAMES)
         source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
         given = ["packed", source, written] + [name for name in ("bias", "residual") if getattr(problem, name)]
         size = -(-product.work_items // product.items) * product.items
-        main = Launch(program, "narrow", (size,), (product.items,), given, names=_NAMES)
+        main = Launch(program, "narrow", (size, len(product.sets)), (product.items, 1), given, names=_NAMES)
         self._launches = [main] if constant else [self._pack, main]
         self._constant = constant
 
@@ -203,26 +217,36 @@ class Narrow(Solver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Places of an item, most reuse first as long as registers and places suffice."""
-        fits = []
-        for rows in _ROWS:
-            product = NarrowProduct(problem, rows)
-            if (product.steps > _MOST_STEPS or product.sums > _MOST_SUMS) and rows > 1:
+        ranked = []
+        for rows, apart in itertools.product(_ROWS, (False, True)):
+            product = NarrowProduct(problem, rows, apart)
+            if apart and len(product.sets) in (1, len(product.geometry.phases)) and product.geometry.out_step[2] > 1:
                 continue
-            idle = product.work_items < 1024 * device.compute_units
+            if apart and len(product.sets) == 1:
+                continue
+            if (product.steps > _MOST_STEPS or product.sums > _MOST_SUMS) and (rows > 1 or apart):
+                continue
+            config = {"rows": rows, "apart": True} if apart else {"rows": rows}
+            idle = product.work_items * len(product.sets) < 1024 * device.compute_units
             waste = product.blocks * rows / product.count[1]
-            fits.append((idle, self.cost(problem, device, {"rows": rows}) * waste, rows))
-        return ({"rows": rows} for _, _, rows in sorted(fits))
+            ranked.append((idle, self.cost(problem, device, config) * waste, len(ranked), config))
+        return (config for *_, config in sorted(ranked, key=lambda entry: entry[:3]))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Packed weights, unless they are constant."""
-        return 0 if problem.constant_weights else NarrowProduct(problem, config["rows"]).packed_size
+        return (
+            0
+            if problem.constant_weights
+            else NarrowProduct(problem, config["rows"], config.get("apart", False)).packed_size
+        )
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Instructions: multiply-adds, some three for each load, one for each weight vector."""
-        product = NarrowProduct(problem, config["rows"])
+        """Issue slots: multiply-adds, some four for each load, some eight for each vector of weights."""
+        product = NarrowProduct(problem, config["rows"], config.get("apart", False))
         geo = product.geometry
-        instructions = product.steps + 4 * product.loads + 2 * geo.volume
-        return 2.0 * product.work_items * (geo.c * instructions + 20 * product.sums) / 0.7
+        steps = geo.volume * product.rows * geo.m
+        sums = len(geo.phases) * product.rows * geo.m
+        return 2.0 * product.work_items * (geo.c * (steps + 4 * product.loads + 8 * geo.volume) + 20 * sums) / 0.7
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> NarrowPlan:
         """Compile a configuration."""

@@ -139,7 +139,7 @@ class Product:
         return self.tile.walk == "flat"
 
     @functools.cached_property
-    def run(self) -> tuple[int, int, int]:
+    def run(self) -> tuple[int, int, int] | None:
         """Taps of a slice along each axis, where slices hold taps."""
         return tap_run(self.geometry)
 
@@ -359,11 +359,13 @@ class Product:
         if not self.b.fits or (not self.data and not self.a.fits):
             return "the work items do not cover a slice evenly"
         if self.taps_in_slice:
+            if self.run is None:
+                return "no row of taps fits into a slice"
             if t.bk != math.prod(self.run):
                 return f"a slice of taps is {math.prod(self.run)} deep, got {t.bk}"
             if self.b.k_slots != t.bk:
                 return "a slice of taps needs work items side by side"
-        if t.split > max(1, min(self.slices)):
+        if t.split > max(1, *self.slices):
             return "more parts than slices"
         return None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
 
-from .choice import choices, predicted
+from .choice import choices, fits, predicted
 from .plan import TiledPlan, packed_bytes
 from .product import Product
 from .tile import Tile
@@ -34,7 +34,7 @@ class Tiled(Solver):
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         reason = device.supports(problem.dtype)
-        if reason is None and next(choices(problem, device), None) is None:
+        if reason is None and not fits(problem, device):
             reason = f"the smallest tile needs more than {device.local_mem_size} bytes of local memory"
         return reason
 

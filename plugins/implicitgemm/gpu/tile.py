@@ -27,7 +27,7 @@ class Tile:
     Weights: places, and a tile's columns are ``channels`` of one tap or run ``flat`` over both (few channels)."""
     unroll: int = 0
     """Steps of a slice that are unrolled; 0: all."""
-    order: str = "snake"
+    order: str = "parity"
     """In which order a step's multiply-adds are written, which the compiler keeps nearly: ``rows`` of the item's tile,
     rows there and back (``snake``), or a row's even columns before its odd ones (``parity``). Neighbours that share
     an operand spare the register file a read."""
