@@ -42,7 +42,7 @@ TOLERANCE = 0.02
 """Medians closer than this, in intervals that overlap, are a tie."""
 
 
-class BadTiming(ConvDispatchError):  # noqa: N818 - named as the package's exceptions are
+class BadTiming(ConvDispatchError):
     """A time that no work can take (zero, negative, not a number), or samples too wild to have a median."""
 
 

@@ -21,11 +21,11 @@ SCHEMA = 1
 """Raised when an older convdispatch could misread a record; newer ones keep reading the older."""
 
 
-class Damaged(ValueError):  # noqa: N818 - named as the package's exceptions are
+class Damaged(ValueError):
     """The text is no record: truncated, altered or of impossible content."""
 
 
-class NewerSchema(ValueError):  # noqa: N818
+class NewerSchema(ValueError):
     """The text was written by a newer convdispatch and may mean something else."""
 
 

@@ -36,11 +36,11 @@ COMPARE_LIMIT = 1 << 28
 """Inputs of more bytes than this are not read back to see whether they were altered."""
 
 
-class OutOfTime(Exception):  # noqa: N818
+class OutOfTime(Exception):
     """The caller's time does not suffice to go on."""
 
 
-class WrongResult(ConvDispatchError):  # noqa: N818 - named as the package's exceptions are
+class WrongResult(ConvDispatchError):
     """A plan computed something else, or wrote where it must not."""
 
 

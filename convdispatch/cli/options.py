@@ -26,7 +26,7 @@ _CHANGES = (
 )
 
 
-def CONFIGURE(command: click.Command) -> click.Command:  # noqa: N802 - used as the other options are
+def CONFIGURE(command: click.Command) -> click.Command:
     """The options that change problems after they are read."""
     for option in reversed(_CHANGES):
         command = option(command)
