@@ -29,7 +29,7 @@ from .plan import lanes as lanes_of
 __all__ = ["Depthwise"]
 
 FILES = ("put.cl.mako", "planes.cl.mako", "depthwise.cl.mako")
-_SLOT = 48 * 1024  # bytes of a band's source rows
+_SLOT = 96 * 1024  # bytes of a band's source rows
 _VECTORS = 4  # vectors of places that NCHW computes at a time
 
 
@@ -47,7 +47,7 @@ class DepthwiseKernel:
         self.width = (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
         self.halo = (p.taps[1] - 1) * p.spread[1] + 1
         self.wp = _ceil(self.width, p.step[2])
-        self.cb = min(config["cb"], p.groups)
+        self.cb = self._channels()
         per_row = self.width * self.cb if p.nhwc else self.wp * p.step[2]
         fitting = (config["slot"] // (p.taps[0] * per_row * self.size) - self.halo) // p.step[1] + 1
         self.rows = max(1, min(p.places[1], max(fitting, min(4, p.places[1]))))
@@ -65,6 +65,14 @@ class DepthwiseKernel:
         self.items = min(work, config["items"])
         self.packed_size = self.ct * p.volume * self.size
         self.slots_size = self.items * self.slot * self.size
+
+    def _channels(self) -> int:
+        """NHWC channels at a time: all of them, copied in whole rows, unless that leaves too few jobs."""
+        p, asked = self.p, self.config["cb"]
+        if asked:
+            return min(asked, p.groups)
+        few = _ceil(16, max(1, p.images * p.places[0] * _ceil(p.places[1], 8)))
+        return min(p.groups, _ceil(_ceil(p.groups, few), self.lanes) * self.lanes)
 
     def text(self) -> str:
         """The program: packing and convolution."""
@@ -131,15 +139,14 @@ class Depthwise(Solver):
         return device.supports(problem.dtype)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Places of a tile, channels of a work item at a time, and the slot's size."""
+        """Places of a tile, channels of a work item at a time (0: as many as leave enough jobs), the slot's size."""
         lanes = lanes_of(device, problem.dtype)
-        base = {"lanes": lanes, "p": 8, "cb": 4 * lanes, "slot": _SLOT, "items": 16 * device.compute_units}
+        base = {"lanes": lanes, "p": 8, "cb": 0, "slot": _SLOT, "items": 16 * device.compute_units}
         yield base
         if problem.layout == "nhwc":
             yield {**base, "p": 4}
-            yield {**base, "cb": lanes}
-            yield {**base, "cb": 64 * lanes, "slot": 4 * _SLOT}
-        yield {**base, "slot": 4 * _SLOT}
+            yield {**base, "cb": 4 * lanes}
+        yield {**base, "slot": _SLOT // 4}
 
     def _kernels(self, problem: ConvProblem, config: Mapping[str, Any]) -> list[DepthwiseKernel]:
         return [DepthwiseKernel(p, problem, config) for p in passes(problem)]

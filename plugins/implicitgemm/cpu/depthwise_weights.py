@@ -104,7 +104,8 @@ class DepthwiseWeights(Solver):
         """The slot's size, the channels at a time, the parts of the sum."""
         lanes, units = lanes_of(device, problem.dtype), device.compute_units
         sums = 25 if device.simd_width >= 16 else 12
-        base = {"lanes": lanes, "p": 8, "cb": lanes, "slot": _SLOT, "sums": sums, "chunks": 16 * units, "parts": 16 * units}
+        base = {"lanes": lanes, "p": 8, "cb": lanes, "slot": _SLOT, "sums": sums}
+        base |= {"chunks": 16 * units, "parts": 16 * units}
         yield base
         yield {**base, "slot": 4 * _SLOT}
         if problem.layout == "nhwc":

@@ -71,16 +71,18 @@ class PassKernel:
         text += define(NB=self.blocks, R=config["rows"], PR=config["pr"], PC=config["pc"], ITEMS=config["items"])
         text += define(PARTS=config["parts"], CP=self.cp, WP=self.wp, SLOT=f"{self.slot}L", SLOT_X=self.slot_x)
         text += define(SLOT_BLOCK=self.slot_block, WBLOCK=f"{self.wblock}L", INTER=int(self.inter), PACK_C=self.pack_c)
-        text += define(FOLD=p.fold, YW_ALL=p.width or p.places[2], WN=self.p.w_strides[0], WC=p.w_strides[1], WT=p.w_strides[2], EMPTY=int(p.empty))
+        text += define(WN=p.w_strides[0], WC=p.w_strides[1], WT=p.w_strides[2], EMPTY=int(p.empty))
+        text += define(FOLD=p.fold, YW_ALL=p.width or p.places[2])
         text += define(W_GROUP=self.problem.w_shape[0] // p.groups * _row(self.problem))
         text += define(KH_=p.kernel[1], KW_=p.kernel[2])
         text += define(**{f"KS{axis}": f"({step})" for axis, step in zip("DHW", p.w_step, strict=True)})
         whole, rest = config["pc"], p.places[2] % config["pc"]
         values = {
             "dtype": p.dtype, "narrow": p.dtype in ("float16", "bfloat16"), "accsize": self.size, "lanes": self.lanes,
-            "nv": config["nv"], "pr": config["pr"], "widths": [whole, rest] if rest else [whole], "inter": self.inter,
-            "c": p.c, "cp": self.cp, "groups": p.groups, "runs": p.spread[2] == 1 and self.cp == p.c, "dense": p.dense, "fold": p.fold, "bias": self.problem.bias, "residual": self.problem.residual,
-            "accumulate": self.problem.accumulate,
+            "nv": config["nv"], "pr": config["pr"], "widths": [whole, rest] if rest else [whole],
+            "inter": self.inter, "c": p.c, "cp": self.cp, "groups": p.groups,
+            "runs": p.spread[2] == 1 and self.cp == p.c, "dense": p.dense, "fold": p.fold, "bias": self.problem.bias,
+            "residual": self.problem.residual, "accumulate": self.problem.accumulate,
         }  # fmt: skip
         text += kernel_text(__package__, "pack.cl")
         for file in ("stage.cl.mako", "put.cl.mako", "finish.cl.mako"):
@@ -97,7 +99,8 @@ class PassKernel:
         program = build(context, self.text())
         sizes = (_ceil(self.p.c, self.pack_c), self.p.groups * self.blocks, 1)
         first = [np.int32(f) for f in self.p.w_first]
-        return Launch(program, "pack", sizes, (1, 1, 1), ["w", into, np.int64(offset // self.size), *first], names=NAMES)
+        arguments = ["w", into, np.int64(offset // self.size), *first]
+        return Launch(program, "pack", sizes, (1, 1, 1), arguments, names=NAMES)
 
     def launch(self, context: Any, weights: str, weights_offset: int, slots_offset: int) -> Launch:
         """The convolution itself; offsets in bytes."""

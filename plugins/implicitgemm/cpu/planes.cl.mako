@@ -65,13 +65,12 @@ inline void stage(global ACC *restrict slot, global const REAL *restrict x, int 
       copy_run(to + first, from, stop - first);
       zero_run(to + stop, WIDTH - stop);
 % else:
-      ONCE for (int s = 0; s < SW; ++s, to += PART)
-        for (int i = 0; i < WP; ++i) {
-          const int q = i * SW + s;
-          ACC v = 0;
-          if (q >= first && q < stop) v = LOAD(from, q - first);
-          to[i] = v;
-        }
+      ONCE for (int s = 0; s < SW; ++s, to += PART) {
+        const int i0 = first > s ? (first - s + SW - 1) / SW : 0, i1 = max(i0, stop > s ? (stop - s + SW - 1) / SW : 0);
+        zero_run(to, i0);
+        for (int i = i0; i < i1; ++i) to[i] = LOAD(from, i * SW + s - first);
+        zero_run(to + i1, WP - i1);
+      }
 % endif
     }
 % endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -24,15 +25,26 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def _taps(p: Pass, axis: int, start: int, count: int) -> int:
+    """Taps along an axis that read more than zeros for ``count`` places from ``start`` on: what the kernel runs."""
+    taps, step, spread, size = p.taps[axis], p.step[axis], p.spread[axis], p.source[axis]
+    first = start * step - p.pad[axis]
+    last = first + (count - 1) * step
+    begin = 0 if last >= 0 else _ceil(-last, spread)
+    end = 0 if first >= size else min(taps, (size - 1 - first) // spread + 1)
+    return max(0, end - begin)
+
+
+@functools.lru_cache(maxsize=4096)
 def tile_cycles(p: Pass, nv: int, pr: int, pc: int, lanes: int) -> float:
-    """Cycles for one (c, tap) over a whole row of places and all channels: one multiply-add or load a cycle."""
-
-    def step(cols: int) -> float:
-        return max(pr * cols * nv, pr * cols + nv, 4) + 0.4 * nv + 0.6 if cols else 0.0
-
-    width = p.places[2]
-    per_row = (width // pc * step(pc) + step(width % pc)) / pr
-    return per_row * _ceil(p.n, nv * lanes) * _ceil(p.places[1], pr) * pr / p.places[1]
+    """Cycles of one source channel over a whole plane of places and all channels: a multiply-add or load a cycle."""
+    height, width = p.places[1:]
+    rows = sum(_taps(p, 1, row, pr) for row in range(0, height, pr))
+    steps = 0.0
+    for column in range(0, width, pc):
+        sums = pr * min(pc, width - column)
+        steps += _taps(p, 2, column, min(pc, width - column)) * (max(sums * nv, sums + nv, 4) + 0.4 * nv + 0.6)
+    return rows * steps * p.taps[0] * _ceil(p.n, nv * lanes)
 
 
 def tiles(p: Pass, device: DeviceInfo) -> Iterator[tuple[float, int, int, int]]:
@@ -95,8 +107,7 @@ def predicted(p: Pass, config: dict[str, Any], device: DeviceInfo) -> float:
     """FLOPs at the peak that a configuration's time amounts to."""
     lanes = lanes_of(device, p.dtype)
     cycles = tile_cycles(p, config["nv"], config["pr"], config["pc"], lanes)
-    rows = p.images * p.groups * p.places[0] * p.places[1]
-    work = 2 * lanes * cycles * rows * p.c * p.volume
+    work = 2 * lanes * cycles * p.images * p.groups * p.places[0] * p.c
     staged = p.images * math.prod(p.source) * p.groups * p.c * (1 + (p.taps[1] - 1) / max(1, config["rows"]))
     stored = p.images * p.groups * p.n * math.prod(p.places)
     return work + 2 * lanes * (staged * 0.3 + stored * 0.6)
