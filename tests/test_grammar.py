@@ -96,6 +96,7 @@ def test_any_geometry_is_within_these_dialects(dialect, problem):
 @settings(deadline=None)
 def test_a_2_d_geometry_without_extras_is_within_all(problem):
     assume(problem.ndim == 2)
+    assume(problem.kh <= problem.ih + 2 * problem.ph and problem.kw <= problem.iw + 2 * problem.pw)
     plain = problem.replace(g=1, dh=1, dw=1, ph_r=problem.ph, pw_r=problem.pw)
     for dialect in DIALECTS:
         assert read(write(plain, dialect)) == plain
