@@ -206,11 +206,17 @@ void product(global const ${"ACC" if p.data else "REAL"} *restrict a, global con
 % endif
 % if p.data:
   const int n0 = n_tile * ${bn};
-  if (n0 >= n_end) return;
 % endif
   // The parts share the slices evenly.
   int slice = ${"0" if p.split == 1 else "(int)((long)slices * part / SPLIT)"};
-  const int last = ${"slices" if p.split == 1 else "(int)((long)slices * (part + 1) / SPLIT)"};
+<% last = "slices" if p.split == 1 else "(int)((long)slices * (part + 1) / SPLIT)" %>\
+% if many:
+  // Smaller phases need fewer groups. Those left over add nothing and write nothing; they do not return, because PoCL 3
+  // loses the writes' guards when a group returns before a barrier.
+  const int last = n0 < n_end ? ${last} : slice;
+% else:
+  const int last = ${last};
+% endif
 % if p.data:
 ${place(b)}\
   a += ((long)group * ${p.slices_all}${" + before" if many else ""}) * ${p.m_tiles * bk * bm} + ((long)m_tile * slices + slice) * ${bk * bm} + tid * 4;

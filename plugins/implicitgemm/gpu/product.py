@@ -9,94 +9,12 @@ from dataclasses import dataclass
 from convdispatch.api import ConvProblem
 
 from .geometry import Geometry, geometry
+from .loader import Loader, across, along
 from .tile import Tile
 
-__all__ = ["Loader", "Product", "element_index", "tap_run", "weight_strides"]
+__all__ = ["Product", "element_index", "tap_run", "weight_strides"]
 
 _INT = 2**31 - 2**24  # element offsets up to here are ints; the margin covers what padding and ragged tiles overshoot
-_MASK = 32  # bits of the mask of a slice's taps
-
-
-@dataclass(frozen=True)
-class Loader:
-    """How a group's items cover a BK x BX slice that is read from a tensor: who loads what, in which vectors.
-
-    Of the items, ``kf`` neighbours lie along k, then ``xl`` along x, the rest along k again; each loads ``vk``
-    (``vx``) neighbouring elements at a time. ``pad`` elements follow each row of the slice in local memory.
-    """
-
-    letter: str
-    bx: int
-    bk: int
-    items: int
-    kf: int = 1
-    xl: int = 1
-    vx: int = 1
-    vk: int = 1
-
-    @property
-    def kh(self) -> int:
-        """Items along k beyond the neighbouring ones."""
-        return self.items // (self.kf * self.xl)
-
-    @property
-    def k_step(self) -> int:
-        """k's that all items cover at once."""
-        return self.kf * self.kh * self.vk
-
-    @property
-    def x_step(self) -> int:
-        """x's that all items cover at once."""
-        return self.xl * self.vx
-
-    @property
-    def k_slots(self) -> int:
-        """Slots of an item along k."""
-        return self.bk // self.k_step
-
-    @property
-    def x_slots(self) -> int:
-        """Slots of an item along x."""
-        return self.bx // self.x_step
-
-    @property
-    def vec(self) -> bool:
-        """Whether four elements are loaded at a time."""
-        return self.vx == 4 or self.vk == 4
-
-    @property
-    def type(self) -> str:
-        """OpenCL type of what a slot holds."""
-        return "ACC4" if self.vec else "ACC"
-
-    @property
-    def pitch(self) -> int:
-        """Elements from row to row of the slice; 4 more when neighbouring items write one above the other."""
-        return self.bx + (4 if self.kf > 1 else 0)
-
-    @property
-    def fits(self) -> bool:
-        """Whether the items cover the slice evenly."""
-        if self.kf < 1 or self.xl < 1 or self.items % (self.kf * self.xl):
-            return False
-        return self.bk % self.k_step == 0 and self.bx % self.x_step == 0
-
-
-def across(letter: str, bx: int, bk: int, items: int, wide: bool) -> Loader:
-    """Neighbouring items along x: x is what lies side by side in memory."""
-    vx = 4 if wide else 1
-    return Loader(letter, bx, bk, items, 1, min(items, bx // vx), vx, 1)
-
-
-def along(letter: str, bx: int, bk: int, items: int, wide: bool) -> Loader:
-    """Neighbouring items along k, few enough that a warp's writes fall into different banks of local memory."""
-    vk = 4 if wide and bk % 4 == 0 else 1
-    units = bk // vk
-    kf = math.gcd(units, 2 if vk == 4 else 8)
-    kh = units // kf
-    while kh > 1 and (items % (kf * kh) or items // (kf * kh) > bx or bx % (items // (kf * kh))):
-        kh = next(k for k in range(kh - 1, 0, -1) if units // kf % k == 0)
-    return Loader(letter, bx, bk, items, kf, min(bx, items // (kf * kh)), 1, vk)
 
 
 @dataclass(frozen=True)
