@@ -104,12 +104,12 @@ class DepthwiseWeights(Solver):
         """The slot's size, the channels at a time, the parts of the sum."""
         lanes, units = lanes_of(device, problem.dtype), device.compute_units
         sums = 25 if device.simd_width >= 16 else 12
-        base = {"lanes": lanes, "p": 8, "cb": lanes, "slot": _SLOT, "sums": sums}
+        base = {"lanes": lanes, "p": 8, "cb": 0, "slot": _SLOT, "sums": sums}
         base |= {"chunks": 16 * units, "parts": 16 * units}
         yield base
         yield {**base, "slot": 4 * _SLOT}
         if problem.layout == "nhwc":
-            yield {**base, "cb": 4 * lanes}
+            yield {**base, "cb": lanes}
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Parts of dw and the bands' slots."""

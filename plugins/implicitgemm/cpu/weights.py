@@ -17,7 +17,7 @@ __all__ = ["Weights"]
 
 _SLOT = 256 * 1024  # bytes of a band's source rows
 _GRADIENT = 64 * 1024  # bytes of a band's dy, one block of channels
-_AREAS = 24 << 20  # bytes of all parts of dw
+_AREAS = 8 << 20  # bytes of all parts of dw
 
 
 def _ceil(a: int, b: int) -> int:
@@ -118,6 +118,7 @@ def _complete(p: Pass, device: Any, nv: int, jc: int, jw: int) -> dict[str, Any]
     blocks = _ceil(p.n, nv * lanes)
     area = p.groups * blocks * p.volume * p.c * nv * lanes * size
     parts = max(1, min(bands, 8 * device.compute_units, _AREAS // area))
+    parts -= parts % device.compute_units if parts > device.compute_units else 0  # even shares
     chunks = max(1, min(blocks, _ceil(4 * device.compute_units, parts)))
     return {"lanes": lanes, "nv": nv, "jc": jc, "jw": jw, "rows": rows, "parts": parts, "chunks": chunks}
 
