@@ -79,6 +79,7 @@ void weights(global const REAL *restrict x, global const REAL *restrict y, globa
   }
 % else:
   global ACC *lanes = gradient + GRADIENT;
+  zero_run(slot, SLOT_X);  // gaps between the parts meet dy's zeros, and 0 * NaN is not 0
   const int g1 = (chunk + 1) * G / CHUNKS;
   ONCE for (int g = chunk * G / CHUNKS; g < g1; ++g) {
     ONCE for (int band = begin; band < end; ++band) {
