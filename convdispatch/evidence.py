@@ -71,9 +71,7 @@ def borrowed(
     return Evidence(near.solver, config, f"neighbour: {near}")
 
 
-def error_reason(
-    solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy
-) -> str | None:
+def error_reason(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> str | None:
     """Why ``policy(max_error=...)`` keeps a solver out, or None.
 
     The measured error decides. Unmeasured, an exact solver is taken for a plain sum, whose error on random data grows

@@ -100,9 +100,7 @@ def call(problem: ConvProblem, arrays: dict[str, Any], out: Any = None, queue: A
     epilogue = {"activation": problem.activation, "residual": arrays.get("residual")}
     if problem.direction == "fwd":
         accumulate = {"accumulate": True} if problem.accumulate else {}
-        return convdispatch.conv(
-            arrays["x"], arrays["w"], arrays.get("bias"), **keywords, **epilogue, **accumulate
-        )
+        return convdispatch.conv(arrays["x"], arrays["w"], arrays.get("bias"), **keywords, **epilogue, **accumulate)
     if problem.direction == "bwd_weights":
         return convdispatch.conv_backward_weights(
             arrays["x"], arrays["y"], problem.w_shape, accumulate=problem.accumulate, **keywords

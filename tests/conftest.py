@@ -1,8 +1,8 @@
 """Options, devices and isolation shared by all tests.
 
 ``--all-devices`` runs device tests on every OpenCL device that works, not only the default; ``--full`` runs whole
-products of shapes, layouts and dtypes instead of a thinned selection; ``--solver GLOB`` pins another solver in the shape
-tests than the universal one (``*`` leaves the choice to dispatch): each other plugin has tests of its own.
+products of shapes, layouts and dtypes instead of a thinned selection; ``--solver GLOB`` pins another solver in the
+shape tests than the universal one (``*`` leaves the choice to dispatch): each other plugin has tests of its own.
 """
 
 from __future__ import annotations

@@ -86,9 +86,7 @@ def test_validation_on_the_in_tree_solvers(bad, direction):
             assert np.isfinite(cd.conv_backward_data(y, w, x.shape, groups=2, stride=2, padding=[(1, 0), 2])).all()
         else:
             out = np.ones_like(w)
-            cd.conv_backward_weights(
-                x, y, w.shape, groups=2, stride=2, padding=[(1, 0), 2], out=out, accumulate=True
-            )
+            cd.conv_backward_weights(x, y, w.shape, groups=2, stride=2, padding=[(1, 0), 2], out=out, accumulate=True)
             plain = cd.conv_backward_weights(x, y, w.shape, groups=2, stride=2, padding=[(1, 0), 2])
             np.testing.assert_allclose(out, plain + 1, rtol=1e-4, atol=1e-4)
 

@@ -69,9 +69,7 @@ def describe(
     ):
         numbers |= {f"i{axis}": size, f"k{axis}": extent, f"s{axis}": step, f"d{axis}": spread}
         numbers |= {f"p{axis}": near, f"p{axis}_r": far}
-    problem = ConvProblem(
-        ndim=ndim, direction=direction, dtype=dtype, layout=layout, math=math, **numbers, **epilogue
-    )
+    problem = ConvProblem(ndim=ndim, direction=direction, dtype=dtype, layout=layout, math=math, **numbers, **epilogue)
     if y_shape is not None and tuple(y_shape) != problem.y_shape:
         raise InvalidArgument(
             f"{names[2]} must have shape {problem.y_shape}, which {names[0]} {tuple(x_shape)}, {names[1]} "

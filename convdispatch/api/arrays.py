@@ -150,12 +150,8 @@ class Call:
         for place in (self._lead, self._other):
             array = operands[place]
             constant = isinstance(array, Constant)
-            buffers[place] = (
-                self._constant(array, queue) if constant else runtime.host_input(queue, native(array))
-            )
-        finish, buffers[self._out] = runtime.host_output(
-            queue, operands[self._out], keep=self.problem.accumulate
-        )
+            buffers[place] = self._constant(array, queue) if constant else runtime.host_input(queue, native(array))
+        finish, buffers[self._out] = runtime.host_output(queue, operands[self._out], keep=self.problem.accumulate)
         bias, residual = (
             None if array is None else runtime.host_input(queue, native(array)) for array in (bias, residual)
         )
@@ -244,6 +240,7 @@ class Call:
             return weights.on_device(queue)
         return self._input(inner, self._strides[self._other], queue, [])
 
+
 def is_array(value: Any) -> bool:
     """Whether ``value`` is one of the arrays that the calls take, or constant weights."""
     return isinstance(value, np.ndarray | Constant) or hasattr(value, "base_data")
@@ -262,8 +259,7 @@ def _contiguous(array: Any) -> bool:
     """Whether elements lie without gaps in C order; strides of axes of size 1 mean nothing."""
     expected = contiguous_strides(array.shape, array.dtype.itemsize)
     return array.size == 0 or all(
-        size == 1 or stride == wanted
-        for size, stride, wanted in zip(array.shape, array.strides, expected, strict=True)
+        size == 1 or stride == wanted for size, stride, wanted in zip(array.shape, array.strides, expected, strict=True)
     )
 
 

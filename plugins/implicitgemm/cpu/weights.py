@@ -63,9 +63,7 @@ class WeightsKernel:
             "c": p.c, "groups": p.groups, "lanes": self.lanes, "nv": config["nv"], "jw": config["jw"],
             "heights": [config["jc"], rest] if rest else [config["jc"]],
         }  # fmt: skip
-        return text + "".join(
-            kernel_text(__package__, file, **values) for file in ("stage.cl.mako", "weights.cl.mako")
-        )
+        return text + "".join(kernel_text(__package__, file, **values) for file in ("stage.cl.mako", "weights.cl.mako"))
 
     def plan(self, context: Any) -> StepPlan:
         """Compile."""
