@@ -21,7 +21,7 @@ from .api.problem import ConvProblem
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["KernelPlan", "build", "config_macros", "kernel_text"]
+__all__ = ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "kernel_text"]
 
 _programs: dict[tuple[Any, str, tuple[str, ...]], cl.Program] = {}
 _lock = threading.Lock()
@@ -33,16 +33,19 @@ def _read(package: str, file: str) -> str:
     return importlib.resources.files(package).joinpath(file).read_text(encoding="utf-8")
 
 
+@functools.lru_cache(maxsize=256)
+def _template(package: str, file: str) -> Any:
+    from mako.template import Template
+
+    return Template(_read(package, file), strict_undefined=True)
+
+
 def kernel_text(package: str, file: str, **values: Any) -> str:
     """The text of a kernel file beside ``package``'s modules; ``.cl.mako`` is rendered with ``values``.
 
     A ``#line`` directive makes the compiler's messages name the file.
     """
-    text = _read(package, file)
-    if file.endswith(".mako"):
-        from mako.template import Template
-
-        text = Template(text, strict_undefined=True).render(**values)
+    text = _template(package, file).render(**values) if file.endswith(".mako") else _read(package, file)
     return f'#line 1 "{package}/{file}"\n{text}'
 
 
@@ -89,7 +92,8 @@ def _compile(context: cl.Context, text: str, options: list[str]) -> cl.Program:
         raise BuildFailed(f"a kernel did not compile for {devices}: {first.strip()}", log) from error
 
 
-_OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")
+OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")
+"""What an enqueue brings to every launch, in this order."""
 
 
 class KernelPlan:
@@ -115,7 +119,7 @@ class KernelPlan:
         text = problem.macros() + config_macros(config) + kernel_text(package, file, problem=problem, config=config)
         self.program = build(context, text, options)
         self.workspace_size = workspace_size
-        self._launches = [Launch(self.program, *launch, names=_OPERANDS) for launch in launches]
+        self._launches = [Launch(self.program, *launch, names=OPERANDS) for launch in launches]
 
     def enqueue(
         self,

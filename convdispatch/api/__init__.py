@@ -1,8 +1,8 @@
 """The header: all that a caller or a plugin may import. Names load when first used.
 
 Callers: ``conv`` and its relatives, ``constant``, ``policy``, ``frozen``, ``explain``, ``ConvProblem``, the errors.
-Plugins: ``Solver``, ``Plan``, ``DeviceInfo``, ``hookimpl``, ``KernelPlan``, and the shared kernel text and matrix
-product that plans are made of.
+Plugins: ``Solver``, ``Plan``, ``DeviceInfo``, ``hookimpl``, ``KernelPlan``, ``StepPlan``, and the shared kernel text
+and matrix product that plans are made of.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ..gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, packed_layout
     from ..gemm import configs as gemm_configs
     from ..gemm import workspace_size as gemm_workspace
-    from ..kernels import KernelPlan, Launch, build, config_macros, kernel_text
+    from ..kernels import OPERANDS, KernelPlan, Launch, build, config_macros, kernel_text
+    from ..steps import Areas, Product, Step, StepPlan
     from .activation import activation_macro
     from .conv import constant, conv, conv_backward_data, conv_backward_weights, conv_transpose
     from .device import DeviceInfo
@@ -66,7 +67,8 @@ _HOME = {
     ".solver": ["EPILOGUE", "Plan", "Solver"],
     "..explanation": ["Explanation", "explain"],
     "..gemm": ["Axis", "Epilogue", "GemmPlan", "GemmSpec", "Matrix", "gemm_configs", "gemm_workspace", "packed_layout"],
-    "..kernels": ["KernelPlan", "Launch", "build", "config_macros", "kernel_text"],
+    "..kernels": ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "kernel_text"],
+    "..steps": ["Areas", "Product", "Step", "StepPlan"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -14,6 +14,8 @@ import numpy as np
 
 from convdispatch.api import (
     DTYPES,
+    OPERANDS,
+    Areas,
     Axis,
     ConvProblem,
     DeviceInfo,
@@ -21,6 +23,8 @@ from convdispatch.api import (
     GemmSpec,
     Launch,
     Matrix,
+    Product,
+    StepPlan,
     activation_macro,
     build,
     gemm_configs,
@@ -29,7 +33,6 @@ from convdispatch.api import (
 )
 
 from .convert import NARROW, inward
-from .steps import NAMES, Areas, Product, StepPlan
 from .window import Window, define
 
 __all__ = ["Col2im", "configs", "turned_pays"]
@@ -180,7 +183,7 @@ class Col2im:
         arguments += ["residual"] if self.problem.residual else []
         numbers = (rows, image[0], image[1], group[0], group[1], channel[0], channel[1])
         arguments += [np.int32(number) for number in numbers]
-        return Launch(program, "gather", size, local, arguments, names=NAMES)
+        return Launch(program, "gather", size, local, arguments, names=OPERANDS)
 
 
 def _cut(total: int, most: int) -> list[tuple[int, int]]:

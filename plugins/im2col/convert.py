@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import Launch, build, kernel_text, storage_macros
+from convdispatch.api import OPERANDS, Launch, build, kernel_text, storage_macros
 
-from .steps import NAMES
 from .window import define
 
 __all__ = ["NARROW", "inward", "outward"]
@@ -32,4 +31,4 @@ def _launch(context: Any, dtype: str, cpu: bool, way: int, add: bool, ends: tupl
     program = build(context, text + kernel_text(__package__, "convert.cl"))
     source, source_offset, target, target_offset = ends
     arguments = [source, np.int64(source_offset), target, np.int64(target_offset), np.int64(size)]
-    return Launch(program, "convert", (-(-size // chunk),), None, arguments, names=NAMES)
+    return Launch(program, "convert", (-(-size // chunk),), None, arguments, names=OPERANDS)

@@ -12,9 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import DTYPES, ConvProblem, DeviceInfo, Launch, activation_macro, build, kernel_text
+from convdispatch.api import (
+    DTYPES,
+    OPERANDS,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    StepPlan,
+    activation_macro,
+    build,
+    kernel_text,
+)
 
-from .steps import NAMES, StepPlan
 from .window import Window, define
 
 __all__ = ["Depthwise", "configs"]
@@ -90,7 +99,7 @@ class Depthwise:
         if self.gradient:
             items = -(-window.channels // self.lanes) if window.nhwc else self.config["items"]
             names = ["x", "y", "w"] + ([] if window.nhwc else ["workspace"])
-            launch = Launch(program, "gradient", (items, 1, 1), (1, 1, 1), names, names=NAMES)
+            launch = Launch(program, "gradient", (items, 1, 1), (1, 1, 1), names, names=OPERANDS)
             return StepPlan(self.workspace_size, [launch])
         source, target = ("y", "x") if self.config["turned"] else ("x", "y")
         extras = [part for part in ("bias", "residual") if getattr(problem, part)]
@@ -105,26 +114,26 @@ class Depthwise:
             arguments = [source, "w", np.int64(0), target]
             if not problem.constant_weights:
                 arguments[1] = "workspace"
-                steps.append(self._packer(program, "workspace"))
+                steps.append(self._packer(program))
         else:
             size = (self.config["items"], 1, 1)
             arguments.append("workspace")
-        steps.append(Launch(program, "depthwise", size, local, arguments + extras, names=NAMES))
+        steps.append(Launch(program, "depthwise", size, local, arguments + extras, names=OPERANDS))
         if not (self.packs and problem.constant_weights):
             return StepPlan(self.workspace_size, steps)
-        packer = self._packer(program, "x")  # called with the packed buffer in x's place
+        packer = self._packer(program)
         key = f"im2col depthwise nhwc {problem.dtype} {problem.w_shape} lanes {self.lanes}"
         return StepPlan(
             self.workspace_size,
             steps,
             self.packed_size,
-            lambda queue, w, packed, wait_for=None: packer(queue, (packed, w, None, None, None, None), wait_for),
+            [packer],
             key,
         )
 
-    def _packer(self, program: Any, target: str) -> Launch:
+    def _packer(self, program: Any) -> Launch:
         size = (_up(self.window.channels, self.lanes), self.window.volume)
-        return Launch(program, "pack", size, None, ["w", target, np.int64(0)], names=NAMES)
+        return Launch(program, "pack", size, None, ["w", "workspace", np.int64(0)], names=OPERANDS)
 
     def text(self) -> str:
         """The program."""

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import DTYPES, Axis, Launch, Matrix, build, kernel_text
+from convdispatch.api import DTYPES, OPERANDS, Axis, Launch, Matrix, build, kernel_text
 
-from .steps import NAMES
 from .window import Window, define
 
 __all__ = ["Lowering"]
@@ -95,7 +94,7 @@ class Lowering:
             else:
                 size = (blocks, -(-window.group_channels // self._channels), window.groups)
             arguments = [source, "workspace", np.int64(start), np.int32(count), np.int32(blocks)]
-            result.append(Launch(program, "lower", size, local, arguments, names=NAMES))
+            result.append(Launch(program, "lower", size, local, arguments, names=OPERANDS))
         return result
 
     @property

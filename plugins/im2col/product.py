@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import (
+    OPERANDS,
+    Areas,
     Axis,
     ConvProblem,
     DeviceInfo,
@@ -18,13 +20,15 @@ from convdispatch.api import (
     GemmPlan,
     GemmSpec,
     Matrix,
+    Product,
+    Step,
+    StepPlan,
     gemm_configs,
     gemm_workspace,
     packed_layout,
 )
 
 from .lower import Lowering
-from .steps import Areas, Product, StepPlan
 from .window import Window
 
 __all__ = ["WindowProduct", "configs"]
@@ -203,7 +207,7 @@ class WindowProduct:
         layout = packed_layout(first.spec, self.gemm, "a")
         key = f"im2col {self.problem.layout} {self.problem.dtype} {self.problem.w_shape} g{window.groups} "
         key += f"{self.config['method']} width {layout.width}"
-        return StepPlan(workspace_size, steps, layout.size, first.pack_a, key)
+        return StepPlan(workspace_size, steps, layout.size, [_packer(first)], key)
 
 
 def _over_images(matrix: Matrix, window: Window, channels: int) -> Matrix:
@@ -211,3 +215,9 @@ def _over_images(matrix: Matrix, window: Window, channels: int) -> Matrix:
     return dataclasses.replace(
         matrix, col=Axis(1), batch=Axis(matrix.batch.stride, window.groups, channels * window.pixels)
     )
+
+
+def _packer(plan: GemmPlan) -> Step:
+    """The weights, A of ``plan``, into their packed form."""
+    w, packed = OPERANDS.index("w"), OPERANDS.index("workspace")
+    return lambda queue, operands, wait_for=None: plan.pack_a(queue, operands[w], operands[packed], wait_for)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import (
+    Areas,
     Axis,
     ConvProblem,
     DeviceInfo,
@@ -17,13 +18,14 @@ from convdispatch.api import (
     GemmPlan,
     GemmSpec,
     Matrix,
+    Product,
+    StepPlan,
     gemm_configs,
     gemm_workspace,
 )
 
 from .convert import NARROW, inward, outward
 from .lower import Lowering
-from .steps import Areas, Product, StepPlan
 from .window import Window
 
 __all__ = ["WeightsProduct", "configs"]

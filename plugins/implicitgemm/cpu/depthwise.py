@@ -12,19 +12,22 @@ import numpy as np
 from convdispatch.api import (
     DTYPES,
     EPILOGUE,
+    OPERANDS,
+    Areas,
     ConvProblem,
     DeviceInfo,
     Launch,
     Solver,
+    StepPlan,
     activation_macro,
     build,
     kernel_text,
     storage_macros,
 )
 
+from .device import PAGE
+from .device import lanes as lanes_of
 from .passes import Pass, define, passes
-from .plan import NAMES, Areas, StepPlan
-from .plan import lanes as lanes_of
 
 __all__ = ["Depthwise"]
 
@@ -105,7 +108,7 @@ class DepthwiseKernel:
         """Packs w into the workspace, or the packed buffer in its place, from byte ``offset`` on."""
         first = [np.int32(f) for f in self.p.w_first]
         arguments = ["w", "workspace", np.int64(offset // self.size), *first]
-        return Launch(build(context, self.text()), "pack", (1, 1, 1), (1, 1, 1), arguments, names=NAMES)
+        return Launch(build(context, self.text()), "pack", (1, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
 
     def launch(self, context: Any, weights: str, offset: int) -> Launch:
         """The convolution itself; ``offset`` of the weights in bytes."""
@@ -113,7 +116,9 @@ class DepthwiseKernel:
         extras = [name for name in ("bias", "residual") if getattr(self.problem, name)]
         arguments = [source, weights, np.int64(offset // self.size), "workspace", np.int64(0), target, *extras]
         arguments += [np.int32(v) for v in (*self.p.pad, *self.p.start)]
-        return Launch(build(context, self.text()), "depthwise", (self.items, 1, 1), (1, 1, 1), arguments, names=NAMES)
+        return Launch(
+            build(context, self.text()), "depthwise", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS
+        )
 
 
 class Depthwise(Solver):
@@ -153,7 +158,7 @@ class Depthwise(Solver):
 
     def _areas(self, kernels: list[DepthwiseKernel]) -> tuple[list[int], int, int]:
         """Byte offsets of each pass' weights, their size, and that of the slots."""
-        weights, slots = Areas(), Areas()
+        weights, slots = Areas(PAGE), Areas(PAGE)
         offsets = [weights.add(kernel.packed_size) for kernel in kernels]
         slots.add(max(kernel.slots_size for kernel in kernels))
         return offsets, weights.size, slots.size

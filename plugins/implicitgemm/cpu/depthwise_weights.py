@@ -7,12 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import DTYPES, ConvProblem, DeviceInfo, Launch, Solver, build, kernel_text, storage_macros
+from convdispatch.api import (
+    DTYPES,
+    OPERANDS,
+    Areas,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    StepPlan,
+    build,
+    kernel_text,
+    storage_macros,
+)
 
 from .depthwise import DepthwiseKernel
+from .device import PAGE
+from .device import lanes as lanes_of
 from .passes import Pass, define, passes
-from .plan import NAMES, Areas, StepPlan
-from .plan import lanes as lanes_of
 
 __all__ = ["DepthwiseWeights"]
 
@@ -45,7 +57,7 @@ class _Kernel:
         else:
             self.gradient = f.rows * f.wp + f.lanes
         self.slot = _ceil(f.slot_x + self.gradient + (0 if p.nhwc else p.volume * f.lanes), 16) * 16
-        areas = Areas()
+        areas = Areas(PAGE)
         areas.add(self.parts * p.volume * f.ct * f.size)
         self.slots_at = areas.add(self.parts * self.chunks * self.slot * f.size)
         self.workspace_size = areas.size
@@ -72,8 +84,8 @@ class _Kernel:
         program = build(context, self.text())
         arguments = ["x", "y", "workspace", np.int64(self.slots_at // self.forward.size), *map(np.int32, self.p.pad)]
         steps = [
-            Launch(program, "weights", (self.parts, self.chunks, 1), (1, 1, 1), arguments, names=NAMES),
-            Launch(program, "reduce", (self.p.groups, 1, 1), (1, 1, 1), "workspace w", names=NAMES),
+            Launch(program, "weights", (self.parts, self.chunks, 1), (1, 1, 1), arguments, names=OPERANDS),
+            Launch(program, "reduce", (self.p.groups, 1, 1), (1, 1, 1), "workspace w", names=OPERANDS),
         ]
         return StepPlan(self.workspace_size, steps)
 

@@ -11,19 +11,22 @@ import numpy as np
 from convdispatch.api import (
     DTYPES,
     EPILOGUE,
+    OPERANDS,
+    Areas,
     ConvProblem,
     DeviceInfo,
     Launch,
     Solver,
+    StepPlan,
     activation_macro,
     build,
     kernel_text,
     storage_macros,
 )
 
+from .device import PAGE
+from .device import lanes as lanes_of
 from .passes import Pass, define, passes
-from .plan import NAMES, Areas, StepPlan
-from .plan import lanes as lanes_of
 from .tiles import default, predicted, spaces
 
 __all__ = ["Direct", "PassKernel"]
@@ -100,7 +103,7 @@ class PassKernel:
         sizes = (_ceil(self.p.c, self.pack_c), self.p.groups * self.blocks, 1)
         first = [np.int32(f) for f in self.p.w_first]
         arguments = ["w", into, np.int64(offset // self.size), *first]
-        return Launch(program, "pack", sizes, (1, 1, 1), arguments, names=NAMES)
+        return Launch(program, "pack", sizes, (1, 1, 1), arguments, names=OPERANDS)
 
     def launch(self, context: Any, weights: str, weights_offset: int, slots_offset: int) -> Launch:
         """The convolution itself; offsets in bytes."""
@@ -111,7 +114,7 @@ class PassKernel:
         arguments += [np.int64(slots_offset // self.size), target, *extras]
         arguments += [np.int32(v) for v in (*p.pad, *p.start)]
         sizes = (self.config["items"], self.config["parts"], 1)
-        return Launch(program, "conv", sizes, (1, 1, 1), arguments, names=NAMES)
+        return Launch(program, "conv", sizes, (1, 1, 1), arguments, names=OPERANDS)
 
 
 def _passes(problem: ConvProblem, lanes: int) -> list[Pass]:
@@ -157,7 +160,7 @@ class Direct(Solver):
 
     def _areas(self, problem: ConvProblem, kernels: list[PassKernel]) -> tuple[list[int], int, int]:
         """Byte offsets of each pass' packed weights, their size, and that of the slots, which all passes share."""
-        weights = Areas()
+        weights = Areas(PAGE)
         offsets = [weights.add(kernel.packed_size) for kernel in kernels]
         return offsets, weights.size, max(kernel.slots_size for kernel in kernels)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from convdispatch.api import DeviceInfo
 
+from .device import lanes as lanes_of
+from .device import registers
 from .passes import Pass
-from .plan import lanes as lanes_of
-from .plan import registers
 
 __all__ = ["default", "spaces", "tile_cycles"]
 

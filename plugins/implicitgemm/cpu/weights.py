@@ -7,11 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import DTYPES, ConvProblem, DeviceInfo, Launch, Solver, build, kernel_text, storage_macros
+from convdispatch.api import (
+    DTYPES,
+    OPERANDS,
+    Areas,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    StepPlan,
+    build,
+    kernel_text,
+    storage_macros,
+)
 
+from .device import PAGE, registers
+from .device import lanes as lanes_of
 from .passes import Pass, define, passes
-from .plan import NAMES, Areas, StepPlan, registers
-from .plan import lanes as lanes_of
 
 __all__ = ["Weights"]
 
@@ -40,7 +52,7 @@ class WeightsKernel:
         line = self.width * self.cp if p.nhwc else self.wp * p.c
         self.slot_x = _ceil(p.taps[0] * rows * line, 16) * 16
         self.slot = _ceil(self.slot_x + config["rows"] * p.places[2] * self.nvl, 1024) * 1024 + 80
-        areas = Areas()
+        areas = Areas(PAGE)
         areas.add(config["parts"] * p.groups * self.blocks * p.volume * p.c * self.nvl * self.size)
         self.slots_at = areas.add(config["parts"] * config["chunks"] * self.slot * self.size)
         self.workspace_size = areas.size
@@ -72,8 +84,8 @@ class WeightsKernel:
         sizes = (config["parts"], config["chunks"], 1)
         reduce_sizes = (self.p.c, self.p.groups * self.blocks, 1)
         steps = [
-            Launch(program, "weights", sizes, (1, 1, 1), arguments, names=NAMES),
-            Launch(program, "reduce", reduce_sizes, (1, 1, 1), "workspace w", names=NAMES),
+            Launch(program, "weights", sizes, (1, 1, 1), arguments, names=OPERANDS),
+            Launch(program, "reduce", reduce_sizes, (1, 1, 1), "workspace w", names=OPERANDS),
         ]
         return StepPlan(self.workspace_size, steps)
 

@@ -1,0 +1,13 @@
+"""oneDNN's convolutions on the memory of an OpenCL CPU device."""
+
+from collections.abc import Sequence
+
+from convdispatch.api import Solver, hookimpl
+
+__all__ = ["convdispatch_solvers"]
+
+
+@hookimpl
+def convdispatch_solvers() -> Sequence[Solver]:
+    """This plugin's solvers."""
+    return ()
