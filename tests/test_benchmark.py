@@ -23,8 +23,8 @@ from convdispatch.benchmark.report import Choice, Journal, Layer, Measured, Peer
 from convdispatch.benchmark.summary import gaps, geomean, layer_type, lines, nets, types
 from convdispatch.cli.bench import bench
 from convdispatch.perfdb import perfdb
+from convdispatch.search.trialdata import operands_of, random_operands
 from convdispatch.shapes import Entry
-from convdispatch.trialdata import operands_of, random_operands
 
 TINY = "fwd_f32_mb1ic4ih6iw6oc4kh3kw3"
 DEVICE = {

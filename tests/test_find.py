@@ -15,10 +15,10 @@ from convdispatch.api.errors import ConvDispatchWarning, Frozen, InvalidArgument
 from convdispatch.api.find import find, why_find
 from convdispatch.api.policy import Policy, frozen, policy
 from convdispatch.api.problem import ConvProblem
-from convdispatch.candidates import PROBE_FLOPS, candidates, smaller
 from convdispatch.explanation import explain
 from convdispatch.record import Record, device_key
-from convdispatch.trialdata import error_limit
+from convdispatch.search.candidates import PROBE_FLOPS, candidates, smaller
+from convdispatch.search.trialdata import error_limit
 
 PROBLEM = ConvProblem.parse("mb1ic4ih9oc4kh3ph1")
 
@@ -113,9 +113,9 @@ def test_a_solver_slow_by_a_thousand_is_cut_after_few_runs(faults, device):
 
 def test_a_suspect_runs_a_smaller_problem_first(faults, device, monkeypatch):
     faults("good", "slow")
-    monkeypatch.setattr("convdispatch.search.PROBE_FLOPS", 100.0)
-    monkeypatch.setattr("convdispatch.candidates.PROBE_FLOPS", PROBLEM.flops / 2)
-    monkeypatch.setattr("convdispatch.search.Search._foretell", lambda *_: None)
+    monkeypatch.setattr("convdispatch.search.session.PROBE_FLOPS", 100.0)
+    monkeypatch.setattr("convdispatch.search.candidates.PROBE_FLOPS", PROBLEM.flops / 2)
+    monkeypatch.setattr("convdispatch.search.session.Search._foretell", lambda *_: None)
     found, _ = searched(device, said=False)
     assert (found["slow"].status, found["slow"].count) == ("cut", 0)
     assert "a smaller problem foretells" in found["slow"].reason
@@ -156,7 +156,7 @@ def test_the_budget_holds_and_what_was_not_tried_is_said(faults, device):
 def test_a_repeated_search_goes_on_where_it_was(faults, device, monkeypatch):
     """The best on record first, then what was not tried, then the slower ones; and a neighbour's choice early."""
     faults("good", "many")
-    monkeypatch.setattr("convdispatch.candidates.KNOWN_FIRST", 1)
+    monkeypatch.setattr("convdispatch.search.candidates.KNOWN_FIRST", 1)
     info = runtime.device_info(device)
 
     def order(problem):
@@ -272,7 +272,7 @@ def test_an_upgrade_is_a_reason_to_measure_again(faults, device, monkeypatch):
 
 
 def test_a_crash_and_a_hang_take_only_a_child_with_them(faults, device, monkeypatch):
-    monkeypatch.setattr("convdispatch.probing.RUN_S", 5.0)
+    monkeypatch.setattr("convdispatch.search.probing.RUN_S", 5.0)
     faults("good", "crashes", "hangs", "lies")
     found, results = searched(device, isolate=True)
     assert results.winner.solver == "faulty.good"

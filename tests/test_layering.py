@@ -26,7 +26,7 @@ RANK = {
             ["perfdb", "neighbours", "lockfile"],
             ["evidence"],
             ["prepared", "dispatch"],
-            ["explanation", "trial", "trialdata", "candidates", "probing", "search", "api.find"],
+            ["explanation", "search", "api.find"],
             ["api.arguments", "api.arrays", "api.conv"],
             ["tensor"],
             ["nn"],

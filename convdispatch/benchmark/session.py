@@ -25,8 +25,8 @@ from ..loader import plugins
 from ..measure import Candidate, Outcome, Timing, race, timed
 from ..perfdb import perfdb
 from ..record import Record
-from ..trial import Rig
-from ..trialdata import operands_of
+from ..search.trial import Rig
+from ..search.trialdata import operands_of
 from .environment import plugin_texts
 from .peaks import traffic
 from .peers import Peer, Unable, Variant

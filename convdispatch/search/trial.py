@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import reference
-from .api.errors import ConvDispatchError
-from .api.problem import ConvProblem
-from .dispatch import visible_problem
-from .measure import timed
-from .prepared import Prepared, enqueue_plan
+from .. import reference
+from ..api.errors import ConvDispatchError
+from ..api.problem import ConvProblem
+from ..dispatch import visible_problem
+from ..measure import timed
+from ..prepared import Prepared, enqueue_plan
 from .trialdata import error_limit, numpy_dtype, operands_of, random_operands
 
 if TYPE_CHECKING:

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING
 
 import pyopencl as cl
 
-from . import dispatch, runtime
-from .api.device import DeviceInfo
-from .api.find import Result, Results
-from .api.policy import Policy
-from .api.problem import ConvProblem
+from .. import dispatch, runtime
+from ..api.device import DeviceInfo
+from ..api.find import Results
+from ..api.policy import Policy
+from ..api.problem import ConvProblem
+from ..measure import HOPELESS, BadTiming, Candidate, Timing, race, summarise
+from ..perfdb import perfdb, scope_of
+from ..prepared import Prepared
+from .answer import conditions, judge, record_of, set_aside
 from .candidates import PROBE_FLOPS, Entry, candidates, smaller
-from .measure import HOPELESS, BadTiming, Candidate, Timing, race, summarise, verdict
-from .perfdb import perfdb, scope_of
-from .prepared import Prepared
-from .provenance import current
-from .record import Record, device_key, now
 from .trial import OutOfTime, Rig, WrongResult
 
 if TYPE_CHECKING:
@@ -83,18 +82,22 @@ class Search:
             if self._prober is not None:
                 self._prober.close()
         self._race([entry for entry in entries if entry.prepared is not None])
-        self._quarantine(entries)
-        results = self._judge(entries, refused)
+        set_aside(entries, self.problem, self.info)
+        results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
         results.peak_bytes = max((rig.peak for rig in self._rigs.values()), default=0)
-        results.conditions = _conditions(results, self.budget_ms)
+        results.conditions = conditions(results, self.budget_ms)
         self._rigs.clear()
         results.spent_ms = self._spent_ms()
         return results
 
     def record(self, results: Results) -> None:
         """Store every time that the search took, and let the next call choose anew."""
-        made = [self._record(result, results) for result in results if result.median_ms is not None]
+        made = [
+            record_of(result, results, self.workspace_limit, self.budget_ms)
+            for result in results
+            if result.median_ms is not None
+        ]
         if made:
             perfdb().record(*made, scope=scope_of(self.policy))
             dispatch.forget(self.problem)
@@ -247,59 +250,6 @@ class Search:
             status = {"not tried": "measured", "unsteady": "measured"}.get(outcome.status, outcome.status)
             entry.ends(status, outcome.reason if status == "cut" else "")
 
-    # --- what is answered and recorded -------------------------------------------------------------------------------
-
-    def _judge(self, entries: list[Entry], refused: list[Result]) -> Results:
-        named = {entry.name: entry for entry in entries if entry.result.status == "measured"}
-        decision = verdict(
-            {name: entry.timing for name, entry in named.items()},
-            deterministic={name: bool(entry.result.deterministic) for name, entry in named.items()},
-            workspace={name: entry.result.workspace or 0 for name, entry in named.items()},
-        )
-        order = {status: i for i, status in enumerate(("measured", "cut", "wrong", "failed", "refused", "not tried"))}
-
-        def place(entry: Entry) -> tuple[bool, int, float]:
-            return entry.name != decision.winner, order[entry.result.status], entry.result.median_ms or 0.0
-
-        results = Results([*(entry.result for entry in sorted(entries, key=place)), *refused])
-        results.verdict = decision.reason
-        results.tie = tuple(named[name].result for name in decision.tie)
-        return results
-
-    def _quarantine(self, entries: list[Entry]) -> None:
-        """Set aside the solvers of which nothing worked, so that no call runs them unmeasured."""
-        for solver in sorted({entry.solver.name for entry in entries if entry.broken}):
-            mine = [entry for entry in entries if entry.solver.name == solver]
-            if all(entry.broken or entry.result.status in ("not tried", "refused") for entry in mine):
-                bad = next(entry.result for entry in mine if entry.broken)
-                dispatch.quarantine(self.problem, self.info, solver, f"find: {bad.status}: {bad.reason}")
-
-    def _record(self, result: Result, results: Results) -> Record:
-        from . import __version__
-
-        return Record(
-            problem=str(self.problem),
-            device=device_key(self.info),
-            solver=result.solver,
-            config=dict(result.config),
-            default=result.default,
-            median_ms=result.median_ms,
-            ci_ms=result.ci,
-            p20_ms=result.p20,
-            p80_ms=result.p80,
-            count=result.count,
-            error=result.error,
-            workspace=result.workspace,
-            deterministic=result.deterministic,
-            device_name=str(self.info),
-            provenance=current(result.solver, self.info, self.workspace_limit),
-            budget_ms=self.budget_ms,
-            optimal=not results.conditions,
-            conditions=results.conditions,
-            created=now(),
-            version=__version__,
-        )
-
     # --- time and memory ---------------------------------------------------------------------------------------------
 
     def _spent_ms(self) -> float:
@@ -319,12 +269,3 @@ class Search:
         if problem not in self._rigs:
             self._rigs[problem] = Rig(problem, self.queue, self.memory_limit)
         return self._rigs[problem]
-
-
-def _conditions(results: Results, budget_ms: float | None) -> str:
-    """What kept a search from being complete."""
-    untried = len(results.having("not tried"))
-    starved = [r for r in results.having("refused") if "workspace, the limit" in r.reason or "memory:" in r.reason]
-    words = [f"{untried} candidates did not fit into {budget_ms:g} ms"] if untried else []
-    words += [f"{len(starved)} candidates did not fit into the memory"] if starved else []
-    return "; ".join(words)

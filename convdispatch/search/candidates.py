@@ -12,18 +12,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import dispatch
-from .api.device import DeviceInfo
-from .api.errors import InvalidProblem
-from .api.find import Result
-from .api.policy import Policy
-from .api.problem import ConvProblem
-from .api.solver import Solver
-from .loader import plugins
-from .measure import Timing
-from .neighbours import neighbours
-from .perfdb import perfdb, scope_of
-from .prepared import Prepared
+from .. import dispatch
+from ..api.device import DeviceInfo
+from ..api.errors import InvalidProblem
+from ..api.find import Result
+from ..api.policy import Policy
+from ..api.problem import ConvProblem
+from ..api.solver import Solver
+from ..loader import plugins
+from ..measure import Timing
+from ..neighbours import neighbours
+from ..perfdb import perfdb, scope_of
+from ..prepared import Prepared
 
 __all__ = ["PROBE_FLOPS", "Entry", "candidates", "smaller"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from . import reference
-from .api.problem import ConvProblem
+from .. import reference
+from ..api.problem import ConvProblem
 
 __all__ = ["error_limit", "numpy_dtype", "operands_of", "random_operands"]
 

@@ -1,7 +1,7 @@
 """Runs candidates in a child process first, so that one that crashes or hangs takes only the child with it.
 
-The child is ``python -m convdispatch.probing``: it reads one JSON line a candidate, verifies the candidate as a search
-does, and answers with one JSON line. Solvers print to standard output as they please; answers are marked.
+The child is ``python -m convdispatch.search.probing``: it reads one JSON line a candidate, verifies the candidate
+as a search does, and answers with one JSON line. Solvers print to standard output as they please; answers are marked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Prober:
     death."""
 
     def __init__(self, problem: Any, device: Any) -> None:
-        from . import runtime
+        from .. import runtime
 
         self._setup = {"problem": str(problem), "device": runtime.devices().index(device)}
         self._child: subprocess.Popen[str] | None = None
@@ -59,7 +59,7 @@ class Prober:
         paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         self._answers = queue.Queue()  # not the old one: a late word of the last child would answer the wrong question
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "convdispatch.probing"],
+            [sys.executable, "-m", "convdispatch.search.probing"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -105,8 +105,8 @@ def _listen(stream: IO[str], answers: queue.Queue[dict[str, Any] | None]) -> Non
 
 def _serve() -> None:
     """The child: one setup line, then one candidate a line."""
-    from . import runtime
-    from .api.problem import ConvProblem
+    from .. import runtime
+    from ..api.problem import ConvProblem
 
     setup = json.loads(sys.stdin.readline())
     problem, device = ConvProblem.parse(setup["problem"]), runtime.devices()[setup["device"]]
@@ -124,8 +124,8 @@ def _say(answer: dict[str, str]) -> None:
 def _try(problem: Any, device: Any, candidate: dict[str, Any], rig: list[Any]) -> dict[str, str]:
     import pyopencl as cl
 
-    from . import dispatch, runtime
-    from .loader import plugins
+    from .. import dispatch, runtime
+    from ..loader import plugins
     from .trial import Rig, WrongResult
 
     try:

@@ -1,0 +1,5 @@
+"""The search behind ``find``: candidates, their trial, the race, the verdict."""
+
+from .session import Search
+
+__all__ = ["Search"]
