@@ -19,6 +19,8 @@ from ..api.errors import BuildFailed
 from ..api.problem import ConvProblem
 from ..kernels import build, kernel_text
 from ..measure import Candidate, race, timed
+from .matrix import matrix_variants
+from .variant import Variant, launcher
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -69,19 +71,10 @@ def measure_roof(device: cl.Device, dtype: str) -> Roof:
     bandwidth = _best(_copies(queue, info))
     if flops is None or bandwidth is None:
         raise BuildFailed(f"no kernel could measure the ceilings of {info}")
-    return Roof(dtype, flops, bandwidth, _best(v for probe in MATRIX for v in probe(queue, info, dtype)))
+    return Roof(dtype, flops, bandwidth, _best(matrix_variants(queue, info, dtype)))
 
 
-@dataclass(frozen=True)
-class _Variant:
-    """A kernel that does ``work`` units (operations or bytes) a run."""
-
-    how: str
-    work: float
-    run: Callable[[], None]
-
-
-def _best(variants: Iterator[_Variant]) -> Peak | None:
+def _best(variants: Iterator[Variant]) -> Peak | None:
     """Race variants by milliseconds a giga-unit. One that fails to build or run is out."""
     rivals: dict[str, Candidate] = {}
     for variant in variants:
@@ -100,12 +93,12 @@ def _best(variants: Iterator[_Variant]) -> Peak | None:
     return Peak(1e12 / timings[name].median, name, timings[name].count)
 
 
-def _per_unit(variant: _Variant, repeat: int) -> Callable[[], float]:
+def _per_unit(variant: Variant, repeat: int) -> Callable[[], float]:
     sample = timed(variant.run, repeat=repeat)
     return lambda: sample() * 1e9 / variant.work
 
 
-def _flops(queue: cl.CommandQueue, info: DeviceInfo, acc: str) -> Iterator[_Variant]:
+def _flops(queue: cl.CommandQueue, info: DeviceInfo, acc: str) -> Iterator[Variant]:
     """Two operations a multiply-add, in the accumulation type ``acc``."""
     import pyopencl as cl
 
@@ -119,11 +112,11 @@ def _flops(queue: cl.CommandQueue, info: DeviceInfo, acc: str) -> Iterator[_Vari
         program = _program(queue, f"{acc}{lanes if lanes > 1 else ''}", acc, steps=steps, chains=chains)
         kernel, out = program.flops, cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, items * lanes * 8)
         kernel.set_args(out, element.type(0.999), element.type(0.001))
-        run = _launcher(queue, kernel, items, local, out)
-        yield _Variant(f"{chains} chains of {acc}{lanes}", 2.0 * items * lanes * chains * steps, run)
+        run = launcher(queue, kernel, items, local, out)
+        yield Variant(f"{chains} chains of {acc}{lanes}", 2.0 * items * lanes * chains * steps, run)
 
 
-def _copies(queue: cl.CommandQueue, info: DeviceInfo) -> Iterator[_Variant]:
+def _copies(queue: cl.CommandQueue, info: DeviceInfo) -> Iterator[Variant]:
     """Bytes read and bytes written, both counted."""
     import pyopencl as cl
 
@@ -138,14 +131,14 @@ def _copies(queue: cl.CommandQueue, info: DeviceInfo) -> Iterator[_Variant]:
     for lanes, item in [(wide, 4096), (wide, 256)] if cpu else [(4, 1), (4, 4), (2, 4), (1, 8)]:
         kernel = _program(queue, f"float{lanes if lanes > 1 else ''}", "float", item=item, apart=int(not cpu)).copy
         kernel.set_args(target, source)
-        run = _launcher(queue, kernel, size // (4 * lanes * item), None if cpu else (256,), source, target)
-        yield _Variant(f"kernel, {item} float{lanes} an item", 2.0 * size, run)
+        run = launcher(queue, kernel, size // (4 * lanes * item), None if cpu else (256,), source, target)
+        yield Variant(f"kernel, {item} float{lanes} an item", 2.0 * size, run)
 
     def command() -> None:
         cl.enqueue_copy(queue, target, source, byte_count=size)
         queue.finish()
 
-    yield _Variant("clEnqueueCopyBuffer", 2.0 * size, command)
+    yield Variant("clEnqueueCopyBuffer", 2.0 * size, command)
 
 
 def _program(
@@ -154,19 +147,3 @@ def _program(
     values = {"V": vector, "ACC": acc, "STEPS": steps, "ITEM": item, "APART": apart}
     text = "".join(f"#define {name} {value}\n" for name, value in values.items())
     return build(queue.context, text + kernel_text("convdispatch.benchmark", "peaks.cl.mako", chains=chains))
-
-
-def _launcher(
-    queue: cl.CommandQueue, kernel: Any, items: int, local: tuple[int, ...] | None, *memory: cl.Buffer
-) -> Callable[[], None]:
-    import pyopencl as cl
-
-    def run(_held: tuple[cl.Buffer, ...] = memory) -> None:  # a kernel's arguments do not keep their memory alive
-        cl.enqueue_nd_range_kernel(queue, kernel, (items,), local)
-        queue.finish()
-
-    return run
-
-
-MATRIX: list[Callable[[cl.CommandQueue, DeviceInfo, str], Iterator[_Variant]]] = []
-"""Probes of matrix units: each yields variants for a queue, device and dtype, or nothing where it has none."""
