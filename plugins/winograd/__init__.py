@@ -1,13 +1,21 @@
-"""Minimal filtering: fewer multiplications for small kernels at stride 1, for CPUs and GPUs."""
+"""winograd: minimal filtering, a convolution of small kernels at stride 1 with fewer multiplications.
 
-from collections.abc import Sequence
+    Y = AT ((G g GT) * (BT d B)) A      tile by tile, the products summed over the channels in between
+
+Each kind of device has a room of its own, ``cpu`` and ``gpu``; ``transforms`` makes the matrices, ``program`` prints
+products with them.
+"""
+
+from __future__ import annotations
 
 from convdispatch.api import Solver, hookimpl
+
+from . import cpu, gpu
 
 __all__ = ["convdispatch_solvers"]
 
 
 @hookimpl
-def convdispatch_solvers() -> Sequence[Solver]:
-    """This plugin's solvers."""
-    return ()
+def convdispatch_solvers() -> list[Solver]:
+    """The solvers of every room."""
+    return [*cpu.solvers(), *gpu.solvers()]

@@ -1,0 +1,176 @@
+"""Prints a product with a constant matrix as straight-line OpenCL C: few operations, shared subexpressions.
+
+``out = M in`` over named variables, scalars or vectors alike. Points of opposite sign make pairs of columns, or rows,
+of M that differ only in signs: their sums and differences are computed once. Multiplications by 1 are left out, and
+every other one is joined with an addition (``a * b + c``, which compilers contract to one instruction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+__all__ = ["Program", "literal", "program"]
+
+Form = dict[str, Fraction]
+"""A sum of named values, each with a factor other than 0."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Statements, and how many operations they are (a multiply-add counts once)."""
+
+    text: str
+    operations: int
+
+
+def literal(value: Fraction, dtype: str = "float") -> str:
+    """A constant as OpenCL C text, rounded to the type once."""
+    number = repr(float(value))
+    return number + ("" if dtype == "double" else "h" if dtype == "half" else "f")
+
+
+def program(
+    matrix: Sequence[Sequence[Fraction]],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    type: str = "float",
+    dtype: str = "float",
+    prefix: str = "t",
+    declare: bool = False,
+    indent: str = "",
+) -> Program:
+    """Statements that set ``outputs[i] = sum over j of matrix[i][j] * inputs[j]``.
+
+    ``inputs`` are expressions without side effects that stand many times (variables, as a rule), ``outputs`` what is
+    assigned to, an array's element or a variable, which ``declare`` declares. ``type`` is the type of the temporaries
+    (``float16``, ``V``), ``dtype`` that of the constants, ``prefix`` begins the names of temporaries. Inputs are read
+    before any output is written only if they are other variables than the outputs. Raises ValueError where the sizes
+    differ.
+    """
+    if len(matrix) != len(outputs) or any(len(row) != len(inputs) for row in matrix):
+        raise ValueError(
+            f"a matrix of {len(outputs)} rows by {len(inputs)} columns, "
+            f"got {len(matrix)} by {sorted({len(row) for row in matrix})}"
+        )
+    writer = _Writer(type, dtype, prefix, indent)
+    forms = [{name: value for name, value in zip(inputs, row, strict=True) if value} for row in matrix]
+    writer.share_columns(forms)
+    for output, (base, scaled, sign) in zip(outputs, writer.share_rows(forms), strict=True):
+        total = dict(base)
+        if scaled:
+            name, factor = scaled
+            total[name] = total.get(name, Fraction(0)) + sign * factor
+        writer.assign(output, total, declare)
+    return Program("".join(writer.lines), writer.operations)
+
+
+def _dyadic(value: Fraction) -> bool:
+    return value.denominator & (value.denominator - 1) == 0
+
+
+class _Writer:
+    def __init__(self, type_: str, dtype: str, prefix: str, indent: str) -> None:
+        self.type, self.dtype, self.prefix, self.indent = type_, dtype, prefix, indent
+        self.lines: list[str] = []
+        self.operations = 0
+        self._held: dict[tuple[tuple[str, Fraction], ...], str] = {}
+        self._names = 0
+
+    def share_columns(self, forms: list[Form]) -> None:
+        """Where two values stand in several forms with factors equal up to sign, put their sum and difference there."""
+        while True:
+            names = sorted({name for form in forms for name in form})
+            best: tuple[int, str, str] | None = None
+            for i, a in enumerate(names):
+                for b in names[i + 1 :]:
+                    rows = [(form.get(a, Fraction(0)), form.get(b, Fraction(0))) for form in forms]
+                    if any(abs(x) != abs(y) for x, y in rows):
+                        continue
+                    signs = [x * y > 0 for x, y in rows if x]
+                    saved = len(signs) - len(set(signs))
+                    if saved > 0 and (best is None or saved > best[0]):
+                        best = saved, a, b
+            if best is None:
+                return
+            _, a, b = best
+            for form in forms:
+                if a in form:
+                    x, y = form.pop(a), form.pop(b)
+                    form[self._temporary({a: Fraction(1), b: Fraction(1 if x == y else -1)})] = x
+
+    def share_rows(self, forms: list[Form]) -> list[tuple[Form, tuple[str, Fraction] | None, int]]:
+        """Pairs of forms that are ``even + odd`` and ``even - odd``: both halves are computed once."""
+        result: list[tuple[Form, tuple[str, Fraction] | None, int] | None] = [None] * len(forms)
+        for i, first in enumerate(forms):
+            for j in range(i + 1, len(forms)):
+                second = forms[j]
+                if result[i] or result[j] or first.keys() != second.keys() or len(first) < 3:
+                    continue
+                even = {name: value for name, value in first.items() if second[name] == value}
+                odd = {name: value for name, value in first.items() if second[name] == -value}
+                if len(even) + len(odd) < len(first) or not even or not odd:
+                    continue
+                shared, factor = self._scaled(even)
+                turned = self._scaled(odd)
+                for k, sign in ((i, 1), (j, -1)):
+                    result[k] = {shared: factor}, turned, sign
+        return [found or (form, None, 1) for found, form in zip(result, forms, strict=True)]
+
+    def _scaled(self, form: Form) -> tuple[str, Fraction]:
+        """A value and a factor whose product is the form."""
+        if len(form) == 1:
+            return next(iter(form.items()))
+
+        def quality(by: Fraction) -> tuple[int, int, bool]:
+            """Many factors of 1, then many that a float holds exactly."""
+            found = [abs(value / by) for value in form.values()]
+            return found.count(Fraction(1)), sum(_dyadic(value) for value in found), abs(by) == 1
+
+        factor = max(form.values(), key=quality)
+        return self._temporary({name: value / factor for name, value in form.items()}), factor
+
+    def _temporary(self, form: Form) -> str:
+        key = tuple(sorted(form.items()))
+        if key not in self._held:
+            name = f"{self.prefix}{self._names}"
+            self._names += 1
+            self.lines.append(f"{self.indent}const {self.type} {name} = {self._expression(form)};\n")
+            self._held[key] = name
+        return self._held[key]
+
+    def assign(self, output: str, form: Form, declare: bool) -> None:
+        """One output."""
+        what = f"const {self.type} {output}" if declare else output
+        self.lines.append(f"{self.indent}{what} = {self._expression(form)};\n")
+
+    def _expression(self, form: Form) -> str:
+        """A chain of additions and multiply-adds that begins with a factor of 1 where there is one."""
+        if not form:
+            return "0"
+        items = sorted(form.items(), key=lambda item: (item[1] != 1, item[1] != -1))
+        (name, factor), *rest = items
+        if factor == 1:
+            text = name
+        elif factor == -1:
+            text = f"-{name}"
+            if rest and rest[0][1] > 0:  # a - b, not -b + a
+                second, times = rest.pop(0)
+                text = f"{literal(times, self.dtype)} * {second} - {name}"
+                self.operations += 1
+        else:
+            text = f"{literal(factor, self.dtype)} * {name}"
+            self.operations += 1
+        for name, factor in rest:
+            self.operations += 1
+            if abs(factor) == 1:
+                text = f"{text} {'+' if factor > 0 else '-'} {name}"
+            else:
+                text = (
+                    f"{literal(factor, self.dtype)} * {name} + ({text})"
+                    if " " in text
+                    else (f"{literal(factor, self.dtype)} * {name} + {text}")
+                )
+        return text

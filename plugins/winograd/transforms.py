@@ -1,0 +1,117 @@
+"""From a tile size and a kernel size to exact transform matrices: the Cook–Toom construction of minimal filtering.
+
+F(m, r) computes m neighbouring sums ``y[i] = sum over k of g[k] d[i + k]`` of an r-tap kernel with ``m + r - 1``
+multiplications: ``y = AT ((G g) * (BT d))``, elementwise in the middle. Two dimensions nest: ``Y = AT ((G g GT) * (BT d
+B)) A``. The two polynomials' values at ``alpha = m + r - 1`` points, infinity among them, determine their product; the
+transpose of that bilinear map is the filter (Winograd, Arithmetic Complexity of Computations, 1980; Lavin and Gray
+2015). The points decide the rounding error (Barabasz et al. 2020, Error Analysis and Improving the Accuracy of Winograd
+Convolution; Alam et al. 2022, Winograd Convolution for Deep Neural Networks: Efficient Point Selection): those here
+were chosen by measuring.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+__all__ = ["Matrix", "Transform", "default_points", "transform"]
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+# Positive halves of the pairs of opposite points, by their number; opposite points share half of their arithmetic.
+# The best of a search through small fractions by the float32 error of F(m, 3), those preferred whose squares float32
+# holds exactly. 0 goes with them where the count of points is odd.
+_PAIRS = {
+    2: ("1",),
+    3: ("1",),
+    4: ("3/8", "5/4"),
+    5: ("5/8", "3/2"),
+    6: ("5/16", "13/16", "7/4"),
+    7: ("1/2", "1", "2"),
+    8: ("1/4", "5/8", "9/8", "9/4"),
+    9: ("3/8", "7/8", "5/4", "5/2"),
+}
+
+
+@dataclass(frozen=True)
+class Transform:
+    """The exact matrices of F(m, r): ``at`` (m, alpha), ``g`` (alpha, r), ``bt`` (alpha, alpha)."""
+
+    m: int
+    """Outputs of a tile."""
+    r: int
+    """Taps of the kernel."""
+    points: tuple[Fraction, ...]
+    """The alpha - 1 finite points; infinity is the last row or column of every matrix."""
+    at: Matrix
+    g: Matrix
+    bt: Matrix
+
+    @property
+    def alpha(self) -> int:
+        """Multiplications, and elements of a tile of the input."""
+        return self.m + self.r - 1
+
+
+def default_points(count: int) -> tuple[Fraction, ...]:
+    """``count`` finite points: pairs of opposite numbers, and 0 where the count is odd.
+
+    Raises ValueError above nine points, whose float32 error is beyond use.
+    """
+    if count not in _PAIRS and count > 1:
+        raise ValueError(f"9 finite points at most, got {count}: the error of larger tiles is beyond use")
+    chosen = [Fraction(0)] if count % 2 else []
+    for text in _PAIRS.get(count, ()):
+        chosen += [Fraction(text), -Fraction(text)]
+    return tuple(chosen)
+
+
+@functools.lru_cache(maxsize=64)
+def transform(m: int, r: int, points: tuple[Fraction, ...] | None = None, once: str = "g") -> Transform:
+    """F(m, r): m outputs, r taps. ``points`` are the finite ones, all different, ``m + r - 2`` of them.
+
+    ``once`` names the matrix, ``"g"`` or ``"at"``, that takes all divisions, so that the two others have few
+    multiplications: ``"g"`` where the kernel is transformed once and the data often, ``"at"`` where a sum over many
+    tiles is transformed back once (the weights' gradient, whose "kernel" is a tile of dy). F(1, 1) is the identity.
+    Raises ValueError for sizes below 1, a wrong count of points, equal points.
+    """
+    if m < 1 or r < 1:
+        raise ValueError(f"a tile and a kernel of 1 or more, got F({m}, {r})")
+    if once not in ("g", "at"):
+        raise ValueError(f'once is "g" or "at", got {once!r}')
+    alpha = m + r - 1
+    finite = default_points(alpha - 1) if points is None else tuple(Fraction(p) for p in points)
+    if len(finite) != alpha - 1 or len(set(finite)) != alpha - 1:
+        raise ValueError(f"F({m}, {r}) takes {alpha - 1} different finite points, got {[str(p) for p in finite]}")
+    # Row j of BT: the coefficients of prod over i != j of (t - p_i), monic; the row of infinity: of all of them.
+    # Dividing by N_j = prod over i != j of (p_j - p_i) makes it row j of the inverse transposed Vandermonde matrix.
+    bt = [_monic([p for i, p in enumerate(finite) if i != j], alpha) for j in range(alpha - 1)]
+    bt.append(_monic(finite, alpha))
+    norms = [math.prod((p - q for q in finite if q != p), start=Fraction(1)) for p in finite] + [Fraction(1)]
+    g, a = _powers(finite, r), _powers(finite, m)
+    if once == "g":
+        g = [[value / norm for value in row] for row, norm in zip(g, norms, strict=True)]
+    else:
+        a = [[value / norm for value in row] for row, norm in zip(a, norms, strict=True)]
+    at = [list(column) for column in zip(*a, strict=True)]
+    return Transform(m, r, finite, _freeze(at), _freeze(g), _freeze(bt))
+
+
+def _monic(roots: tuple[Fraction, ...] | list[Fraction], size: int) -> list[Fraction]:
+    """Coefficients of the polynomial with these roots, lowest first, in ``size`` places."""
+    values = [Fraction(1)]
+    for root in roots:
+        shifted, scaled = [Fraction(0), *values], [*(-root * v for v in values), Fraction(0)]
+        values = [a + b for a, b in zip(shifted, scaled, strict=True)]
+    return values + [Fraction(0)] * (size - len(values))
+
+
+def _powers(points: tuple[Fraction, ...], count: int) -> list[list[Fraction]]:
+    """Powers 0 to count - 1 of each point; of infinity only the highest counts."""
+    return [[p**k for k in range(count)] for p in points] + [[Fraction(int(k == count - 1)) for k in range(count)]]
+
+
+def _freeze(rows: list[list[Fraction]]) -> Matrix:
+    return tuple(tuple(row) for row in rows)
