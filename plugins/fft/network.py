@@ -1,0 +1,188 @@
+"""Straight-line arithmetic as a graph: equal expressions are one node, signs are no operations, networks transpose."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["Network", "Value"]
+
+Value = tuple[int, int] | None
+"""(sign, node), or None: an exact 0."""
+
+Node = tuple
+"""("leaf", name), ("+", a, b), ("-", a, b) with node numbers, or ("*", factor, a) with a factor above 0."""
+
+
+class Network:
+    """Additions and multiplications by constants over named leaves; ``outputs`` names some of the values."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.outputs: list[tuple[str, Value]] = []
+        self._known: dict[Node, int] = {}
+
+    def leaf(self, name: str) -> Value:
+        """An input."""
+        return 1, self._node(("leaf", name))
+
+    def negate(self, a: Value) -> Value:
+        """-a."""
+        return None if a is None else (-a[0], a[1])
+
+    def add(self, a: Value, b: Value) -> Value:
+        """a + b."""
+        if a is None or b is None:
+            return b if a is None else a
+        if a[1] == b[1]:
+            return None if a[0] != b[0] else self.multiply(2.0, a)
+        first, second = (a, b) if a[1] < b[1] else (b, a)
+        return first[0], self._node(("+" if first[0] == second[0] else "-", first[1], second[1]))
+
+    def subtract(self, a: Value, b: Value) -> Value:
+        """a - b."""
+        return self.add(a, self.negate(b))
+
+    def multiply(self, factor: float, a: Value) -> Value:
+        """factor * a."""
+        if a is None or factor == 0:
+            return None
+        sign = a[0] if factor > 0 else -a[0]
+        factor, node = abs(factor), self.nodes[a[1]]
+        if factor == 1:
+            return sign, a[1]
+        if node[0] == "*":
+            return self.multiply(sign * factor * node[1], (1, node[2]))
+        return sign, self._node(("*", factor, a[1]))
+
+    def output(self, name: str, value: Value) -> None:
+        """Name a value that the code writes."""
+        self.outputs.append((name, value))
+
+    def _node(self, node: Node) -> int:
+        if node not in self._known:
+            self._known[node] = len(self.nodes)
+            self.nodes.append(node)
+        return self._known[node]
+
+    def transposed(self, order: Sequence[str]) -> Network:
+        """The network of the transposed matrix: leaves become outputs, in ``order``, and outputs leaves."""
+        result = Network()
+        gathered: dict[int, Value] = {}
+
+        def give(node: int, value: Value) -> None:
+            gathered[node] = result.add(gathered.get(node), value)
+
+        for name, value in self.outputs:
+            if value is not None:
+                leaf = result.leaf(name)
+                give(value[1], leaf if value[0] > 0 else result.negate(leaf))
+        found: dict[str, Value] = {}
+        for place in reversed(range(len(self.nodes))):
+            value = gathered.get(place)
+            kind, *rest = self.nodes[place]
+            if kind == "leaf":
+                found[rest[0]] = value
+            elif kind == "*":
+                give(rest[1], result.multiply(rest[0], value))
+            else:
+                give(rest[0], value)
+                give(rest[1], value if kind == "+" else result.negate(value))
+        for name in order:
+            result.output(name, found.get(name))
+        return result
+
+    # --- what is kept of it -------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _uses(self) -> Counter[int]:
+        """How often each node is read by nodes that the outputs need, or is an output."""
+        uses: Counter[int] = Counter()
+        waiting = [value[1] for _, value in self.outputs if value is not None]
+        while waiting:
+            node = waiting.pop()
+            uses[node] += 1
+            if uses[node] == 1:
+                waiting += _operands(self.nodes[node])
+        return uses
+
+    @functools.cached_property
+    def _inlined(self) -> frozenset[int]:
+        """Products that one addition alone reads: a multiply-add takes them in. An addition takes in one."""
+        taken = set()
+        written = {value[1] for _, value in self.outputs if value is not None}
+        for place in self._uses:
+            if self.nodes[place][0] in "+-":
+                for operand in reversed(_operands(self.nodes[place])):
+                    if self.nodes[operand][0] == "*" and self._uses[operand] == 1 and operand not in written:
+                        taken.add(operand)
+                        break
+        return frozenset(taken)
+
+    @property
+    def additions(self) -> int:
+        """Additions and subtractions that the outputs need."""
+        return sum(self.nodes[place][0] in "+-" for place in self._uses)
+
+    @property
+    def multiplications(self) -> int:
+        """Products that the outputs need and no addition takes in."""
+        return sum(self.nodes[place][0] == "*" and place not in self._inlined for place in self._uses)
+
+    def used(self) -> tuple[str, ...]:
+        """The leaves that the outputs need."""
+        return tuple(node[1] for place, node in enumerate(self.nodes) if node[0] == "leaf" and place in self._uses)
+
+    # --- text ---------------------------------------------------------------------------------------------------------
+
+    def lines(
+        self,
+        read: Callable[[str], str],
+        write: Callable[[str, str], str],
+        real: str,
+        temporary: str,
+        first: Iterable[str] = (),
+    ) -> list[str]:
+        """Statements, each node after its operands and each output as soon as it is known; ``first`` are read first."""
+        lines: list[str] = []
+        done: set[int] = set()
+
+        def place(node: int) -> None:
+            if node in done:
+                return
+            done.add(node)
+            for operand in _operands(self.nodes[node]):
+                place(operand)
+            if node not in self._inlined:
+                lines.append(f"const {real} {temporary}{node} = {self._expression(node, read, temporary)};")
+
+        for name in first:
+            place(self._known["leaf", name])
+        for name, value in self.outputs:
+            if value is None:
+                lines.append(write(name, "0.0f"))
+                continue
+            place(value[1])
+            lines.append(write(name, ("-" if value[0] < 0 else "") + f"{temporary}{value[1]}"))
+        return lines
+
+    def _expression(self, place: int, read: Callable[[str], str], temporary: str) -> str:
+        kind, *rest = self.nodes[place]
+        if kind == "leaf":
+            return read(rest[0])
+        if kind == "*":
+            return f"{_literal(rest[0])} * {temporary}{rest[1]}"
+        a, b = (
+            self._expression(operand, read, temporary) if operand in self._inlined else f"{temporary}{operand}"
+            for operand in rest
+        )
+        return f"{a} {kind} {b}"
+
+
+def _operands(node: Node) -> list[int]:
+    return [] if node[0] == "leaf" else [node[2]] if node[0] == "*" else [node[1], node[2]]
+
+
+def _literal(value: float) -> str:
+    return f"{value:.9g}" + ("f" if "." in f"{value:.9g}" or "e" in f"{value:.9g}" else ".0f")

@@ -1,0 +1,237 @@
+"""Overlap-save: cuts a convolution of stride 1 into tiles whose transforms multiply, and counts what that costs.
+
+With a tile of n source elements, whose first is ``tile * step - pad``, and the kernel at its dilated positions,
+
+    target[tile * step + j] = inverse(sum over c of forward(tile) * conj(forward(kernel)))[j],  0 <= j < step
+
+holds for ``step = n - extent + 1``: the circle's other elements are wrapped sums and are dropped (overlap-save,
+Oppenheim and Schafer). All directions are of this form. The data gradient's source is dy, its kernel is turned round
+and its pad is ``extent - 1 - pad``. The weights' gradient takes tiles of x as above and of dy, ``step`` elements a tile
+without overlap and zeros behind, multiplies x by conj(dy), sums over images and tiles too, and keeps the elements
+``tap * dilation``. Conjugation is the choice of the inverse codelet for the kernel's or dy's forward transform.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from convdispatch.api import ConvProblem
+
+from .transforms import codelet, half
+
+__all__ = ["AxisTiling", "Tiling", "axis_tiling", "tiling", "tilings", "unsuited"]
+
+_AXES = "dhw"
+
+
+@dataclass(frozen=True)
+class AxisTiling:
+    """One axis. ``n`` 1 stands for a kernel of one tap: nothing is transformed, every place is a tile."""
+
+    n: int
+    """Points of the transform."""
+    places: int
+    """Places that the tiles cover: of the target, or of dy for the weights' gradient."""
+    source: int
+    """Elements of the source: x, or dy for the data gradient."""
+    pad: int
+    """Zeros before the source; below 0: elements skipped."""
+    taps: int
+    dilation: int
+    turned: bool
+    """Tap t of the kernel lies at ``(taps - 1 - t) * dilation``."""
+
+    @property
+    def extent(self) -> int:
+        """Elements that the kernel spans."""
+        return (self.taps - 1) * self.dilation + 1
+
+    @property
+    def step(self) -> int:
+        """Places of a tile: how far apart tiles begin."""
+        return self.n - self.extent + 1
+
+    @property
+    def tiles(self) -> int:
+        """Tiles along the axis."""
+        return -(-self.places // self.step)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Where the taps lie in the transform, in their order in w."""
+        places = range(0, self.extent, self.dilation)
+        return tuple(reversed(places)) if self.turned else tuple(places)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The tiles of a problem along (d, h, w).
+
+    One axis, ``half_axis``, goes first from real to half a spectrum and last back; spectra are counted in complex
+    elements, ``frequencies`` a tile and channel.
+    """
+
+    direction: str
+    axes: tuple[AxisTiling, AxisTiling, AxisTiling]
+    images: int
+    groups: int
+    ic: int
+    """Input channels a group."""
+    oc: int
+    """Output channels a group."""
+
+    @property
+    def half_axis(self) -> int:
+        """The innermost axis that is transformed."""
+        return max(axis for axis in range(3) if self.axes[axis].n > 1)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Points of the transform along d, h, w."""
+        return tuple(axis.n for axis in self.axes)
+
+    @property
+    def spectrum(self) -> tuple[int, ...]:
+        """Frequencies along d, h, w."""
+        return tuple(half(n) if axis == self.half_axis else n for axis, n in enumerate(self.sizes))
+
+    @property
+    def frequencies(self) -> int:
+        """Complex elements of one tile's spectrum."""
+        return math.prod(self.spectrum)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of an image."""
+        return math.prod(axis.tiles for axis in self.axes)
+
+    @property
+    def scale(self) -> float:
+        """What the products must be multiplied with, for the codelets scale nothing."""
+        gain = 1.0
+        for axis, n in enumerate(self.sizes):
+            gain *= n / 2 if axis == self.half_axis else n
+        return 1.0 / gain
+
+    @property
+    def products(self) -> tuple[int, int, int]:
+        """(m, n, k) of the complex matrix product of each frequency and group: m source rows or oc, n, k summed."""
+        rows = self.images * self.tiles
+        if self.direction == "fwd":
+            return rows, self.oc, self.ic
+        if self.direction == "bwd_data":
+            return rows, self.ic, self.oc
+        return self.oc, self.ic, rows
+
+    @property
+    def spectra(self) -> tuple[int, int, int]:
+        """Complex elements of the spectra of (x, w, y), over all groups, images and tiles."""
+        rows = self.images * self.tiles * self.groups * self.frequencies
+        return rows * self.ic, self.groups * self.ic * self.oc * self.frequencies, rows * self.oc
+
+    def product_operations(self, real_products: int = 4) -> float:
+        """Operations of the products over channels, two a multiply-add, with three or four real products."""
+        return 2.0 * real_products * self.groups * math.prod(self.products) * self.frequencies
+
+    def forward_operations(self, given: Sequence[int] | None = None) -> int:
+        """Operations of one tile's forward transform, when along each axis only the first ``given`` are not 0."""
+        return _transform(self.sizes, self.half_axis, tuple(given or self.sizes), "forward")
+
+    def inverse_operations(self, wanted: Sequence[Sequence[int]]) -> int:
+        """Operations of one tile's inverse transform of which ``wanted`` elements along each axis are kept."""
+        return _transform(self.sizes, self.half_axis, tuple(map(tuple, wanted)), "inverse")
+
+    @property
+    def kept(self) -> tuple[tuple[int, ...], ...]:
+        """The elements along each axis that the inverse transform must give."""
+        if self.direction == "bwd_weights":
+            return tuple(axis.positions for axis in self.axes)
+        return tuple(tuple(range(axis.step)) for axis in self.axes)
+
+    def transform_operations(self, constant_weights: bool = False) -> float:
+        """Operations of every forward and inverse transform of one call."""
+        channels = self.groups * self.images * self.tiles
+        kernel = self.forward_operations([axis.extent for axis in self.axes])
+        back = self.inverse_operations(self.kept)
+        if self.direction == "bwd_weights":
+            dy = self.forward_operations([axis.step for axis in self.axes])
+            pairs = self.groups * self.ic * self.oc
+            return float(channels * (self.ic * self.forward_operations() + self.oc * dy) + pairs * back)
+        source, target = (self.ic, self.oc) if self.direction == "fwd" else (self.oc, self.ic)
+        weights = 0 if constant_weights else self.groups * self.ic * self.oc * kernel
+        return float(channels * (source * self.forward_operations() + target * back) + weights)
+
+    def bytes(self, constant_weights: bool = False) -> float:
+        """Bytes that spectra move when each is written once and read once; a constant's is only read."""
+        x, w, y = (8.0 * size for size in self.spectra)
+        return 2 * x + 2 * y + (1 if constant_weights else 2) * w
+
+
+@functools.lru_cache(maxsize=4096)
+def _transform(sizes: tuple[int, ...], half_axis: int, part: tuple, kind: str) -> int:
+    """Axis by axis, the real one first (forward) or last (inverse); lines of zeros, or dropped ones, are not run."""
+    counts = [len(p) if kind == "inverse" else p for p in part]
+    total = 0
+    order = [half_axis, *(axis for axis in range(3) if axis != half_axis and sizes[axis] > 1)]
+    for place, axis in enumerate(order):
+        lines = 1
+        for other, n in enumerate(sizes):
+            if other == half_axis != axis:
+                lines *= half(n)
+            elif other != axis:
+                lines *= n if other in order[:place] else counts[other]
+        name = f"real_{kind}" if axis == half_axis else kind
+        limits = {"given": part[axis]} if kind == "forward" else {"wanted": part[axis]}
+        total += lines * codelet(sizes[axis], name, **limits).operations
+    return total
+
+
+def unsuited(problem: ConvProblem) -> str | None:
+    """Why a problem cannot be cut into tiles, in words; None when it can."""
+    strides = tuple(getattr(problem, "s" + axis) for axis in problem.axes)
+    if set(strides) != {1}:
+        return "stride 1 only, got " + "x".join(map(str, strides))
+    kernel = tuple(getattr(problem, "k" + axis) for axis in problem.axes)
+    if set(kernel) == {1}:
+        return "more than one tap only, got " + "x".join(map(str, kernel))
+    return None
+
+
+def axis_tiling(problem: ConvProblem, axis: str, n: int) -> AxisTiling:
+    """One axis of ``problem`` with transforms of ``n`` points."""
+    inputs, outputs, taps, pad, dilation = (getattr(problem, letter + axis) for letter in "iokpd")
+    if problem.direction == "bwd_data":
+        return AxisTiling(n, inputs, outputs, (taps - 1) * dilation - pad, taps, dilation, True)
+    return AxisTiling(n, outputs, inputs, pad, taps, dilation, False)
+
+
+def tiling(problem: ConvProblem, sizes: Sequence[int]) -> Tiling:
+    """The tiling of ``problem`` with transforms of ``sizes`` points along d, h, w; 1 along axes of one tap."""
+    axes = [axis_tiling(problem, axis, n) for axis, n in zip(_AXES, sizes, strict=True)]
+    for name, axis in zip(_AXES, axes, strict=True):
+        if axis.n < axis.extent:
+            raise ValueError(f"along {name} the kernel spans {axis.extent} elements, the transform has {axis.n}")
+    g = problem.g
+    return Tiling(problem.direction, tuple(axes), problem.mb, g, problem.ic // g, problem.oc // g)
+
+
+def tilings(problem: ConvProblem, sizes: Iterable[int]) -> Iterator[Tiling]:
+    """Every tiling whose transforms along each axis are of one of ``sizes`` points; none that a shorter one beats.
+
+    Along an axis, the shortest transform of those with equally many tiles stands; a kernel of one tap gets none.
+    """
+    choices = []
+    for axis in _AXES:
+        found: dict[int, int] = {}
+        for n in [1] if getattr(problem, "k" + axis) == 1 else sorted(set(sizes)):
+            part = axis_tiling(problem, axis, n)
+            if part.step >= 1:
+                found.setdefault(part.tiles, n)
+        choices.append(sorted(found.values()))
+    for combination in itertools.product(*choices):
+        if max(combination) > 1:
+            yield tiling(problem, combination)
