@@ -17,6 +17,7 @@ import numpy as np
 
 from .api.errors import BuildFailed
 from .api.problem import ConvProblem
+from .recording import Recording
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -159,7 +160,7 @@ class Launch:
     ) -> None:
         import pyopencl as cl
 
-        self._kernel = cl.Kernel(program, kernel)
+        self._program, self._name, self._kernel = program, kernel, cl.Kernel(program, kernel)
         # A cl.Kernel holds the arguments it was given last, so two threads must not set them at once.
         self._lock = threading.Lock()
         self._global_size, self._local_size = tuple(map(int, global_size)), local_size
@@ -167,9 +168,8 @@ class Launch:
         self._scalars = [None if isinstance(argument, str) else argument for argument in given]
         self._places = [names.index(argument) if isinstance(argument, str) else None for argument in given]
         self._named = tuple(self._places) if None not in self._places else None
-        self._kernel.set_scalar_arg_dtypes(
-            [None if isinstance(argument, str) else np.asarray(argument).dtype for argument in given]
-        )
+        self._dtypes = [None if isinstance(argument, str) else np.asarray(argument).dtype for argument in given]
+        self._kernel.set_scalar_arg_dtypes(self._dtypes)
 
     def __call__(
         self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Sequence[cl.Event] | None = None
@@ -182,5 +182,7 @@ class Launch:
                 scalar if place is None else operands[place]
                 for place, scalar in zip(self._places, self._scalars, strict=True)
             ]
+        if type(queue) is Recording:
+            return queue.launch(self._program, self._name, self._dtypes, self._global_size, self._local_size, arguments)
         with self._lock:
             return self._kernel(queue, self._global_size, self._local_size, *arguments, wait_for=wait_for)

@@ -16,6 +16,7 @@ from . import icd
 from .api.device import DeviceInfo
 from .api.errors import NoDevice
 from .api.policy import current_policy, forbid_when_frozen
+from .recording import Recording
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "allocate",
     "context",
+    "copy",
     "default_device",
     "device_info",
     "devices",
@@ -245,6 +247,8 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     """Device memory of at least ``size`` bytes for work on ``queue``, from the queue's pool where it is in order."""
     import pyopencl as cl
 
+    if type(queue) is Recording:
+        return queue.allocate(size)
     pool = _pools.get(queue)
     if pool is None:
         if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
@@ -308,24 +312,45 @@ def host_output(queue: cl.CommandQueue, array: Any, keep: bool = False) -> tuple
 
 def region(queue: cl.CommandQueue, memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObject:
     """A buffer that starts ``offset`` bytes into ``memory``: a sub-buffer where aligned, else a copy on the queue."""
-    import pyopencl as cl
-
     if offset == 0:
         return memory
     if offset % device_info(queue.device).buffer_alignment == 0:
         return memory.get_sub_region(offset, size)
-    copy = allocate(queue, size)
-    cl.enqueue_copy(queue, copy, memory, byte_count=size, src_offset=offset)
-    return copy
+    part = allocate(queue, size)
+    copy(queue, part, memory, size, source_offset=offset)
+    return part
 
 
 def copied(queue: cl.CommandQueue, memory: cl.MemoryObject, size: int, wait_for: Any = None) -> cl.MemoryObject:
     """A copy of the first ``size`` bytes, from the queue's pool."""
+    fresh = allocate(queue, size)
+    copy(queue, fresh, memory, size, wait_for=wait_for)
+    return fresh
+
+
+def copy(
+    queue: cl.CommandQueue,
+    target: cl.MemoryObject,
+    source: cl.MemoryObject,
+    size: int,
+    source_offset: int = 0,
+    target_offset: int = 0,
+    wait_for: Any = None,
+) -> cl.Event:
+    """Enqueue a copy of ``size`` bytes from ``source`` to ``target``, from the given bytes on."""
+    if type(queue) is Recording:
+        return queue.copy(target, source, size, source_offset, target_offset)
     import pyopencl as cl
 
-    copy = allocate(queue, size)
-    cl.enqueue_copy(queue, copy, memory, byte_count=size, wait_for=wait_for or None)
-    return copy
+    return cl.enqueue_copy(
+        queue,
+        target,
+        source,
+        byte_count=size,
+        src_offset=source_offset,
+        dst_offset=target_offset,
+        wait_for=wait_for or None,
+    )
 
 
 def output_region(
@@ -335,15 +360,13 @@ def output_region(
 
     ``finish`` returns the event after which the values are in ``memory``; ``keep`` brings present values along.
     """
-    import pyopencl as cl
-
     if offset % device_info(queue.device).buffer_alignment == 0:
         return None, memory.get_sub_region(offset, size)
-    copy = allocate(queue, size)
+    part = allocate(queue, size)
     if keep:
-        cl.enqueue_copy(queue, copy, memory, byte_count=size, src_offset=offset)
+        copy(queue, part, memory, size, source_offset=offset)
 
     def finish(event: cl.Event) -> cl.Event:
-        return cl.enqueue_copy(queue, memory, copy, byte_count=size, dst_offset=offset, wait_for=[event])
+        return copy(queue, memory, part, size, target_offset=offset, wait_for=[event])
 
-    return finish, copy
+    return finish, part

@@ -20,6 +20,7 @@ RANK = {
         [
             ["api.errors", "api.activation", "api.dtypes", "api.problem", "api.device", "api.solver", "api.hookspecs"],
             ["api.policy"],
+            ["recording"],
             ["icd", "kernels", "runtime", "gemm", "steps", "strided"],
             ["registry", "loader", "reference", "grammar", "measure", "shapes"],
             ["record", "packs", "provenance"],

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..kernels import build
+from ..recording import Recording
 from .layout import direct, packed_layout
 from .source import gemm_text, pack_chunk, pack_text, reduce_text
 from .spec import GemmSpec
@@ -179,12 +180,15 @@ class _Kernel:
     ) -> None:
         import pyopencl as cl
 
-        self._kernel = cl.Kernel(program, name)
-        self._kernel.set_scalar_arg_dtypes([None, np.int64] * pairs)
+        self._program, self._name, self._kernel = program, name, cl.Kernel(program, name)
+        self._dtypes = [None, np.int64] * pairs
+        self._kernel.set_scalar_arg_dtypes(self._dtypes)
         self._sizes, self._local = sizes, local
         self._lock = threading.Lock()  # a cl.Kernel holds the arguments it was given last
 
     def __call__(self, queue: cl.CommandQueue, arguments: tuple[Any, ...], wait_for: Any) -> cl.Event:
+        if type(queue) is Recording:
+            return queue.launch(self._program, self._name, self._dtypes, self._sizes, self._local, arguments)
         with self._lock:
             return self._kernel(queue, self._sizes, self._local, *arguments, wait_for=wait_for)
 
