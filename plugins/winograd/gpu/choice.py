@@ -1,0 +1,92 @@
+"""Which configurations to try for a problem on a device, and what each is expected to cost."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import DeviceInfo, gemm_configs
+
+from .plan import work_of
+from .walk import Walk
+from .work import Work
+
+__all__ = ["choices", "predicted"]
+
+_TILES = 4  # product tiles offered
+_SMALLEST = 64  # tiles of a piece below which cutting further would only add launches
+_SHARE = 0.69  # of the multiply-add peak that a long product reaches
+_START = 24  # steps of k that a work group's first loads and last stores cost
+_FLOPS_A_BYTE = 15.0  # operations at the peak in the time of moving a byte
+_LAUNCH = 2.5e8  # operations at the peak in the time between two launches
+_RESIDENT = 3  # work groups of a product that a compute unit holds
+
+
+def _tiles(work: Work, device: DeviceInfo) -> list[dict[str, Any]]:
+    """Product tiles that fit the device, the one expected to be fastest first."""
+    found: list[dict[str, Any]] = []
+    for config in gemm_configs(work.product(), device):
+        tile = {name: value for name, value in config.items() if name not in ("kind", "split", "ks")}
+        if tile not in found:
+            found.append(tile)
+    return found[:_TILES]
+
+
+def _parts(walk: Walk, tile: Mapping[str, Any], device: DeviceInfo, pieces: int) -> int:
+    """Parts of the weights' gradient's sums that fill the device with whole waves of work groups."""
+    if not walk.weights:
+        return 1
+    whole = Work(walk, pieces)
+    groups = -(-whole.mp // tile["bm"]) * -(-whole.kp // tile["bn"]) * walk.points * walk.groups
+    slots = device.compute_units * _RESIDENT
+    most = max(1, min(64, whole.piece // 256))
+
+    def waste(parts: int) -> float:
+        waves = math.ceil(groups * parts / slots)
+        return waves * slots / (groups * parts) + 0.02 * parts * (1 if groups >= slots else 0.2)
+
+    return min(range(1, most + 1), key=waste)
+
+
+def choices(walk: Walk, device: DeviceInfo) -> Iterator[dict[str, Any]]:
+    """Configurations: product tiles over the largest pieces that one allocation holds, then ever smaller pieces."""
+    limit = min(device.max_alloc_size or 1 << 62, (device.global_mem_size or 1 << 62) // 4)
+    pieces = 1
+    while Work(walk, pieces).areas[3] > limit and Work(walk, pieces).piece > _SMALLEST:
+        pieces *= 2
+    tiles = _tiles(Work(walk, pieces), device)
+    for tile in tiles:
+        yield {**tile, "pieces": pieces, "parts": _parts(walk, tile, device, pieces)}
+    while tiles and Work(walk, pieces).piece > _SMALLEST:
+        pieces *= 2
+        yield {**tiles[0], "pieces": pieces, "parts": _parts(walk, tiles[0], device, pieces)}
+
+
+@functools.lru_cache(maxsize=4096)
+def _traffic(work: Work) -> float:
+    """Bytes that the transforms move; the product's own hide behind its arithmetic."""
+    walk, problem = work.walk, work.walk.problem
+    tensors = math.prod(problem.out_shape) * problem.itemsize * (1 + problem.accumulate + problem.residual)
+    tensors += math.prod(problem.x_shape if problem.written != "x" else problem.y_shape) * problem.itemsize
+    if walk.weights:
+        tensors += math.prod(problem.y_shape) * problem.itemsize
+        moved = work.source_size + work.second_size + work.product_size
+    else:
+        moved = work.pieces * (work.source_size + work.product_size) + (0 if work.constant else 2 * work.second_size)
+    return tensors + moved * work.accsize
+
+
+def predicted(walk: Walk, config: Mapping[str, Any], device: DeviceInfo) -> float:
+    """Operations that would take as long at the device's multiply-add peak."""
+    work = work_of(walk, config)
+    spec = work.product()
+    m, n = (spec.n, spec.m) if config["swap"] else (spec.m, spec.n)
+    groups = -(-m // config["bm"]) * -(-n // config["bn"]) * spec.batch
+    each = 2.0 * config["bm"] * config["bn"] * (spec.k + _START)
+    slots = device.compute_units * _RESIDENT
+    waves = max(math.ceil(groups / slots), groups / slots + 0.3)
+    product = waves * slots * each / _SHARE
+    launches = work.pieces * (4 if walk.weights else 3) + 1
+    return work.pieces * product + _FLOPS_A_BYTE * _traffic(work) + launches * _LAUNCH

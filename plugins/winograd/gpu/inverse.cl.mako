@@ -1,0 +1,85 @@
+## out = activation(AT p A + bias + residual) [+ out] for every tile of products p, or AT (sum of parts of p) A, the
+## weights' gradient, for every pair of channels.
+##
+## One work item writes one tile of one channel (NCHW: neighbours are tiles), or of VW channels (NHWC).
+<%
+a_h, a_w = walk.alpha
+o_h, o_w = walk.taps if walk.weights else walk.tile
+at_h, at_w = walk.matrices("at")
+T = f"ACC{o.width}"
+def name(letter, i, j): return f"{letter}{i}_{j}"
+
+extras = ["bias"] * problem.bias + ["residual"] * problem.residual
+%>\
+kernel void inverse(global const ACC *restrict p, global REAL *restrict out, ${"".join(f"global const REAL *restrict {name}, " for name in extras)}int first) {
+% if walk.weights:
+  const int n = get_global_id(0) * ${o.width}, m = get_global_id(1), group = get_global_id(2);
+  if (n >= ${o.n} || m >= ${o.m}) return;
+  p += ${o.at}L + ((long)group * ${o.mp} + m) * ${o.np} + n;
+  out += ((long)group * ${o.m} + m) * ${o.n * o.taps} + n${"" if walk.nhwc else f" * {o.taps}"};
+% else:
+<% tensor = walk.target %>\
+% if walk.nhwc:
+  const int c = get_global_id(0) * ${o.width}, t = get_global_id(1);
+% else:
+  const int t = get_global_id(0), c = get_global_id(1);
+% endif
+  const int tile = first + t;
+  if (t >= ${o.piece} || tile >= ${walk.tiles} || c >= ${tensor.channels}) return;
+  const int image = tile / ${walk.counts[0] * walk.counts[1]};
+  const int y = tile / ${walk.counts[1]} % ${walk.counts[0]} * ${o_h}, x = tile % ${walk.counts[1]} * ${o_w};
+  const int group = c / ${o.m}, m = c % ${o.m};
+  p += ${o.at}L + ${f"((long)group * {o.rows} + t) * {o.mp} + m" if walk.nhwc else f"((long)group * {o.mp} + m) * {o.rows} + t"};
+<% s_h, s_w = tensor.axes %>\
+  const long at = (long)image * ${tensor.image} + (long)c * ${tensor.channel} + (long)y * ${s_h} + (long)x * ${s_w};
+  out += at;
+% if problem.residual:
+  residual += at;
+% endif
+% if problem.bias:
+  const ${T} shift = LOAD${o.width}(bias + c);
+% endif
+% endif
+% for j in range(a_w):
+% for i in range(a_h):
+  ${"" if o.parts > 1 else "const "}${T} ${name("d", i, j)} = *(global const ${T} *)(p + ${i * a_w + j} * ${o.plane}L);
+% endfor
+% endfor
+% if o.parts > 1:
+  for (int part = 1; part < ${o.parts}; ++part) {
+    p += ${walk.points * o.plane}L;
+% for i in range(a_h):
+% for j in range(a_w):
+    ${name("d", i, j)} += *(global const ${T} *)(p + ${i * a_w + j} * ${o.plane}L);
+% endfor
+% endfor
+  }
+% endif
+% for j in range(a_w):
+${program(at_h, [name("d", i, j) for i in range(a_h)], [name("h", i, j) for i in range(o_h)], T)}
+% endfor
+% for i in range(o_h):
+${program(at_w, [name("h", i, j) for j in range(a_w)], [name("v", i, j) for j in range(o_w)], T)}
+% endfor
+% if walk.weights:
+% for i in range(o_h):
+% for j in range(o_w):
+  put${o.width}(out + ${(i * o_w + j) * (o.n if walk.nhwc else 1)}, ${name("v", i, j)});
+% endfor
+% endfor
+% else:
+<% run = o.run %>\
+% for i in range(o_h):
+  ${f"if (y + {i} < {tensor.size[0]}) " if tensor.size[0] % o_h and i else ""}{
+% for j in range(0, o_w, run):
+<%
+value = f"(ACC{run})({', '.join(name('v', i, j + lane) for lane in range(run))})" if run > 1 else name("v", i, j)
+offset = i * s_h + j * s_w
+given = [f"out + {offset}", value] + ["shift"] * problem.bias + [f"residual + {offset}"] * problem.residual
+%>\
+    ${f"if (x + {j} < {tensor.size[1]}) " if tensor.size[1] % o_w and j else ""}put${o.width * run}(${", ".join(given)});
+% endfor
+  }
+% endfor
+% endif
+}

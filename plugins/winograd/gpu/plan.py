@@ -1,0 +1,121 @@
+"""The passes of one problem as a plan: transforms, batched matrix products, inverse transform."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import OPERANDS, GemmPlan, Launch, Product, StepPlan, build, kernel_text
+
+from .walk import Walk
+from .work import Data, Work, printer
+
+__all__ = ["ELEMENT", "gemm_config", "passes", "work_of"]
+
+ELEMENT = {"float32": 0, "float64": 0, "float16": 1, "bfloat16": 2}
+"""How ``io.cl`` moves elements of a dtype."""
+_GEMM = ("bm", "bn", "bk", "tm", "tn", "ln", "stages", "swap")
+
+
+def work_of(walk: Walk, config: Mapping[str, Any]) -> Work:
+    """The work that a configuration describes."""
+    return Work(walk, config["pieces"], config["parts"])
+
+
+def gemm_config(work: Work, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The product's own configuration."""
+    spec = work.product()
+    return {"kind": "gpu", **{name: config[name] for name in _GEMM}, "split": 1, "ks": spec.k}
+
+
+def passes(context: Any, walk: Walk, config: Mapping[str, Any]) -> StepPlan:
+    """Compile a configuration."""
+    work = work_of(walk, config)
+    maker = _Passes(context, work)
+    gemm, steps, packers = gemm_config(work, config), [], []
+    source, second, product, size = work.areas
+    if not walk.weights:
+        packers = [maker.filter()]
+        steps += [] if work.constant else packers
+    first = GemmPlan(context, work.product(), gemm)
+    for piece in range(work.pieces):
+        at = piece * work.piece
+        steps.append(maker.data(work.source, "y" if walk.problem.direction == "bwd_data" else "x", at))
+        if walk.weights:
+            steps.append(maker.data(work.gradient, "y", at))
+            plan = first if piece == 0 else GemmPlan(context, work.product(accumulate=True), gemm)
+            steps.append(Product(plan, "workspace", "workspace", "workspace", second, source, product))
+        else:
+            weights = "w" if work.constant else "workspace"
+            steps.append(Product(first, weights, "workspace", "workspace", second, source, product))
+            steps.append(maker.inverse(at))
+    if walk.weights:
+        steps.append(maker.inverse(0))
+    key = repr(("winograd", walk.m, walk.problem.direction, walk.problem.layout, walk.problem.dtype,
+                walk.problem.w_shape, walk.problem.g))  # fmt: skip
+    return StepPlan(size, steps, work.packed_size, packers if work.constant else (), key if work.constant else None)
+
+
+class _Passes:
+    """Makes the launches of one work."""
+
+    def __init__(self, context: Any, work: Work) -> None:
+        self.context, self.work = context, work
+        problem = work.walk.problem
+        self._head = (
+            problem.macros() + f"#define ELEMENT {ELEMENT[problem.dtype]}\n" + kernel_text(__package__, "io.cl")
+        )
+        self._limit = context.devices[0].max_work_group_size
+
+    def _program(self, *files: str, **values: Any) -> Any:
+        text = self._head
+        for file in files:
+            text += kernel_text(
+                __package__,
+                file,
+                walk=self.work.walk,
+                problem=self.work.walk.problem,
+                program=printer(self.work.acc),
+                **values,
+            )
+        return build(self.context, text)
+
+    def _launch(self, program: Any, kernel: str, sizes: tuple[int, ...], arguments: list[Any]) -> Launch:
+        """Work groups of up to 128 items, as many neighbours along the first axis as there are."""
+        wide = 1
+        while wide < min(128, self._limit, sizes[0]):
+            wide *= 2
+        local = (wide, max(1, min(128, self._limit) // wide), 1)[: len(sizes)]
+        size = tuple(-(-n // each) * each for n, each in zip(sizes, local, strict=True))
+        return Launch(program, kernel, size, local, arguments, names=OPERANDS)
+
+    def data(self, data: Data, operand: str, first: int) -> Launch:
+        """Tiles of ``operand``, from tile ``first`` on."""
+        program = self._program("data.cl.mako", d=data)
+        channels = data.groups * data.padded
+        sizes = (-(-channels // data.width), data.rows) if data.tensor.nhwc else (data.rows, channels)
+        return self._launch(program, "transform_tiles", sizes, [operand, "workspace", np.int32(first)])
+
+    def filter(self) -> Launch:
+        """The weights, into the workspace or the packed form in its place."""
+        work = self.work
+        program = self._program("filter.cl.mako", f=work.filter)
+        sizes = (work.mp, work.kp, work.walk.groups)
+        return self._launch(program, "transform_weights", sizes, ["w", "workspace"])
+
+    def inverse(self, first: int) -> Launch:
+        """The output, from tile ``first`` on."""
+        work, inverse = self.work, self.work.inverse
+        walk, problem = work.walk, work.walk.problem
+        program = self._program("put.cl.mako", "inverse.cl.mako", o=inverse)
+        if walk.weights:
+            sizes = (-(-inverse.n // inverse.width), inverse.m, walk.groups)
+        elif walk.nhwc:
+            sizes = (-(-walk.target.channels // inverse.width), inverse.piece)
+        else:
+            sizes = (inverse.piece, walk.target.channels)
+        extras = [name for name in ("bias", "residual") if getattr(problem, name)]
+        given = ["workspace", problem.written, *extras, np.int32(first)]
+        return self._launch(program, "inverse", sizes, given)

@@ -1,0 +1,77 @@
+"""The solvers of the non-fused form: transforms, batched products and inverse transform in launches of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, Solver
+
+from .choice import choices, predicted
+from .plan import passes, work_of
+from .walk import Walk
+
+__all__ = ["Batched"]
+
+_CHANNELS = 16  # of a group below which the transforms cost more than the products that they spare
+_FIRST = 1 << 31  # elements of one area, for indices of tiles and rows are ints
+
+
+class Batched(Solver):
+    """F(m, r) along every axis with r taps: stride 1, 1-D and 2-D, groups, any padding, every direction and dtype."""
+
+    deterministic = True
+    exact = False
+    fuses = EPILOGUE
+
+    def __init__(self, m: int, r: int) -> None:
+        self.m, self.r = m, r
+        self.name = f"winograd.tiled_f{m}x{r}"
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What ``limits`` says, CPUs, and groups so narrow that other solvers do better."""
+        if device.type == "cpu":
+            return "GPUs and accelerators only, got a CPU"
+        reason = self.limits(problem, device)
+        if reason:
+            return reason
+        narrow = min(problem.ic, problem.oc) // problem.g
+        if narrow < _CHANNELS:
+            return f"{_CHANNELS} or more channels a group, got {narrow}"
+        return None
+
+    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What the kernels cannot do."""
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        if problem.ndim > 2:
+            return f"1-D and 2-D only, got {problem.ndim}-D"
+        kernel = (problem.kh, problem.kw)
+        if self.r not in kernel or set(kernel) - {1, self.r}:
+            return f"{self.r} taps along one axis or both, 1 along the other, got {kernel[0]}x{kernel[1]}"
+        if (problem.sh, problem.sw) != (1, 1):
+            return f"stride 1 only, got {problem.sh}x{problem.sw}"
+        if any(d != 1 for d, k in zip((problem.dh, problem.dw), kernel, strict=True) if k > 1):
+            return f"dilation 1 only, got {problem.dh}x{problem.dw}"
+        if problem.math == "ieee" and self.m > 2:
+            return f"as exact as a plain sum only in tiles of 2, got {self.m}"
+        reason = device.supports(problem.dtype)
+        if reason is None and next(choices(Walk(problem, self.m), device), None) is None:
+            reason = "no tile of the product fits the device's local memory"
+        return reason
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """Tiles of the product, then pieces of falling workspace."""
+        return choices(Walk(problem, self.m), device)
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Transformed tiles and products of a piece, and transformed weights that are not constant."""
+        return work_of(Walk(problem, self.m), config).areas[3]
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """Multiply-adds of the products at the share of the peak that they reach, and what the transforms move."""
+        return predicted(Walk(problem, self.m), config, device)
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
+        """Compile a configuration."""
+        return passes(context, Walk(problem, self.m), config)

@@ -1,0 +1,284 @@
+"""How one problem is cut and where its transformed tiles lie: what the kernels' text and the plan ask; pure."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from convdispatch.api import DTYPES, Areas, Axis, Epilogue, GemmSpec, Matrix
+
+from ..program import program
+from ..transforms import Matrix as Coefficients
+from .walk import Pair, Tensor, Walk
+
+__all__ = ["Data", "Filter", "Inverse", "Work", "printer"]
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def printer(accumulator: str) -> Callable[..., str]:
+    """``program(matrix, inputs, outputs, type)`` for templates: statements that declare the outputs."""
+    numbers = itertools.count()
+
+    def text(matrix: Coefficients, inputs: list[str], outputs: list[str], type_: str) -> str:
+        prefix = f"e{next(numbers)}_"
+        printed = program(
+            matrix, inputs, outputs, type=type_, dtype=accumulator, prefix=prefix, declare=True, indent="  "
+        )
+        return printed.text.rstrip("\n")
+
+    return text
+
+
+@dataclass(frozen=True)
+class Data:
+    """Tiles of one tensor on their way into the product."""
+
+    tensor: Tensor
+    inputs: Pair
+    """Elements read along h and w."""
+    outputs: Pair
+    matrices: tuple[Coefficients, Coefficients]
+    step: Pair
+    """From tile to tile."""
+    origin: Pair
+    counts: Pair
+    tiles: int
+    piece: int
+    """Tiles of a piece of the work; the rows beyond them are zeros."""
+    rows: int
+    groups: int
+    channels: int
+    """Channels a group, ``padded`` to a multiple of four with zeros."""
+    padded: int
+    at: int
+    """Elements of the workspace before them."""
+
+    @property
+    def plane(self) -> int:
+        """Elements a point."""
+        return self.groups * self.padded * self.rows
+
+    @property
+    def width(self) -> int:
+        """Channels of a work item: its tile should stay in registers."""
+        if not self.tensor.nhwc:
+            return 1
+        most = 4 if math.prod(self.outputs) <= 16 else 2 if math.prod(self.outputs) <= 36 else 1
+        return math.gcd(most, self.channels)
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """(first, count) of the columns that are loaded at once: aligned wherever the tile stands."""
+        columns, length = [], self.inputs[1]
+        unit = 1 if self.tensor.nhwc else math.gcd(4, self.tensor.size[1], self.step[1] if self.counts[1] > 1 else 4)
+        j = 0
+        while j < length:
+            width = next((n for n in (4, 2) if unit % n == 0 and (self.origin[1] + j) % n == 0 and j + n <= length), 1)
+            columns.append((j, width))
+            j += width
+        return columns
+
+    def guarded(self, axis: int, offset: int) -> bool:
+        """Whether element ``offset`` of some tile lies outside the tensor."""
+        first = self.origin[axis] + offset
+        return first < 0 or first + (self.counts[axis] - 1) * self.step[axis] >= self.tensor.size[axis]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Weights on their way into the product."""
+
+    m: int
+    mp: int
+    k: int
+    kp: int
+    plane: int
+    group: int
+    """Elements of a group's weights."""
+    strides: tuple[int, int, int]
+    """Of the weights along m, k and the taps."""
+    at: int
+
+
+@dataclass(frozen=True)
+class Inverse:
+    """Products on their way out."""
+
+    m: int
+    mp: int
+    n: int
+    np: int
+    rows: int
+    piece: int
+    parts: int
+    plane: int
+    taps: int
+    width: int
+    run: int
+    """Columns of a tile that are stored at once."""
+    at: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """A walk in ``pieces`` of tiles, one after the other in the same memory.
+
+    Sums of the weights' gradient, over tiles, are cut in ``parts`` that run side by side.
+    """
+
+    walk: Walk
+    pieces: int = 1
+    parts: int = 1
+
+    @property
+    def acc(self) -> str:
+        """OpenCL type of sums."""
+        return DTYPES[self.walk.problem.dtype].accumulator
+
+    @property
+    def accsize(self) -> int:
+        """Bytes of a sum."""
+        return 8 if self.acc == "double" else 4
+
+    @property
+    def m(self) -> int:
+        """Rows of a group's products: the target's channels, for the weights' gradient dy's."""
+        return self.walk.target.channels // self.walk.groups
+
+    @property
+    def k(self) -> int:
+        """The source's channels a group."""
+        return self.walk.source.channels // self.walk.groups
+
+    @property
+    def mp(self) -> int:
+        """``m`` in whole vectors."""
+        return _up(self.m, 4)
+
+    @property
+    def kp(self) -> int:
+        """``k`` in whole vectors."""
+        return _up(self.k, 4)
+
+    @property
+    def piece(self) -> int:
+        """Tiles of a piece."""
+        return -(-self.walk.tiles // self.pieces)
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """Places for the tiles of a piece: whole vectors, whole slices of a sum, or whole tiles of a large product."""
+        if self.walk.weights:
+            return self.parts * _up(-(-self.piece // self.parts), 16)
+        return _up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
+
+    # --- memory, in elements of sums ---------------------------------------------------------------------------------
+
+    @property
+    def source_size(self) -> int:
+        """Transformed tiles of the source."""
+        return self.walk.points * self.walk.groups * self.kp * self.rows
+
+    @property
+    def second_size(self) -> int:
+        """The product's other operand: transformed weights, or tiles of dy."""
+        return self.walk.points * self.walk.groups * self.mp * (self.rows if self.walk.weights else self.kp)
+
+    @property
+    def product_size(self) -> int:
+        """What the product writes."""
+        return (
+            self.walk.points * self.walk.groups * self.mp * (self.parts * self.kp if self.walk.weights else self.rows)
+        )
+
+    @functools.cached_property
+    def areas(self) -> tuple[int, int, int, int]:
+        """Where source, second and product begin, and the bytes of all; constant weights lie elsewhere."""
+        areas, unit = Areas(), self.accsize
+        source, product = areas.add(self.source_size * unit), areas.add(self.product_size * unit)
+        second = 0 if self.constant else areas.add(self.second_size * unit)
+        return source // unit, second // unit, product // unit, areas.size
+
+    @property
+    def constant(self) -> bool:
+        """Whether the weights' transform is made once."""
+        return not self.walk.weights and self.walk.problem.constant_weights
+
+    @property
+    def packed_size(self) -> int:
+        """Bytes of transformed constant weights."""
+        return self.second_size * self.accsize if self.constant else 0
+
+    # --- passes ------------------------------------------------------------------------------------------------------
+
+    def _data(self, tensor: Tensor, inputs: Pair, name: str, origin: Pair, channels: int, at: int) -> Data:
+        walk = self.walk
+        return Data(tensor, inputs, walk.alpha, walk.matrices(name), walk.tile, origin, walk.counts, walk.tiles,
+                    self.piece, self.rows, walk.groups, channels, _up(channels, 4), at)  # fmt: skip
+
+    @property
+    def source(self) -> Data:
+        """The source's tiles."""
+        return self._data(self.walk.source, self.walk.alpha, "bt", self.walk.origin, self.k, self.areas[0])
+
+    @property
+    def gradient(self) -> Data:
+        """Tiles of dy, for the weights' gradient."""
+        return self._data(self.walk.y, self.walk.tile, "g", (0, 0), self.m, self.areas[1])
+
+    @property
+    def filter(self) -> Filter:
+        """The weights."""
+        problem = self.walk.problem
+        taps, icg = math.prod(self.walk.taps), problem.ic // problem.g
+        inner, tap = (1, icg) if self.walk.nhwc else (taps, 1)
+        row = icg * taps
+        strides = (row, inner, tap) if problem.direction == "fwd" else (inner, row, tap)
+        return Filter(self.m, self.mp, self.k, self.kp, self.walk.groups * self.kp * self.mp,
+                      self.m * self.k * taps, strides, self.areas[1])  # fmt: skip
+
+    @property
+    def inverse(self) -> Inverse:
+        """The products."""
+        walk = self.walk
+        outputs = walk.taps if walk.weights else walk.tile
+        most = 4 if walk.points <= 16 else 2 if walk.points <= 36 else 1
+        width = math.gcd(most, self.k if walk.weights else self.m) if walk.nhwc else 1
+        run = 1 if walk.nhwc or walk.weights else math.gcd(4, outputs[1], walk.target.size[1])
+        plane = walk.groups * self.mp * (self.kp if walk.weights else self.rows)
+        return Inverse(self.m, self.mp, self.k, self.kp, self.rows, self.piece, self.parts, plane,
+                       math.prod(walk.taps), width, run, self.areas[2])  # fmt: skip
+
+    def product(self, accumulate: bool = False) -> GemmSpec:
+        """The matrix products, one a point and group (and part of the sum)."""
+        walk, g, rows = self.walk, self.walk.groups, self.rows
+        dtype = "float64" if self.acc == "double" else "float32"
+        epilogue = Epilogue(accumulate=accumulate)
+        if walk.weights:
+            each = rows // self.parts
+            batch = walk.points * g * self.parts
+
+            def operand(channels: int) -> Matrix:
+                """Rows are channels, columns tiles; batches are (point, group), and before them the parts."""
+                tile, channel = (channels, 1) if walk.nhwc else (1, rows)
+                return Matrix(
+                    Axis(channel), Axis(tile), Axis(channels * rows, inner=walk.points * g, outer=each * tile)
+                )
+
+            c = Matrix(Axis(self.kp), Axis(1), Axis(self.mp * self.kp))
+            return GemmSpec(self.mp, self.kp, each, batch, dtype, operand(self.mp), operand(self.kp).transposed, c,
+                            epilogue, alignment=4)  # fmt: skip
+        a = Matrix(Axis(1), Axis(self.mp), Axis(self.mp * self.kp))
+        if walk.nhwc:
+            b, c = Matrix(Axis(1), Axis(self.kp)), Matrix(Axis(1), Axis(self.mp))
+        else:
+            b, c = Matrix(Axis(rows), Axis(1)), Matrix(Axis(rows), Axis(1))
+        b = Matrix(b.row, b.col, Axis(self.kp * rows))
+        c = Matrix(c.row, c.col, Axis(self.mp * rows))
+        return GemmSpec(self.mp, rows, self.kp, walk.points * g, dtype, a, b, c, epilogue, alignment=4)
