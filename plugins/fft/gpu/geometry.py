@@ -1,0 +1,126 @@
+"""Transform: a convolution as products of spectra: which pixels are transformed, and where the results lie; pure.
+
+Along an axis a tile of ``size`` points holds the data at places 0, 1, ... and the kernel's taps at 0, d, 2d, ... The
+product of their spectra is a circular sum, whose places differ from the true ones by multiples of ``size``:
+
+- **whole**: one tile holds the image. The pads are zeros that need not be stored: with ``size`` at least the image plus
+  the wider pad, what wraps round falls on places that nobody reads. Result j lies at ``j - p`` or ``j + p``, mod size.
+- **tiled** (overlap-save): tiles of ``size`` points start ``step = size - extent + 1`` apart, and of each result only
+  the ``step`` places are kept to which nothing wrapped. For the weights' gradient tiles of dy hold ``step`` pixels and
+  those of x ``size``, so nothing wraps at the kernel's taps, and the sum over tiles is part of the product.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from convdispatch.api import ConvProblem
+
+__all__ = ["Axis", "Span", "Transform", "half"]
+
+
+def half(n: int) -> int:
+    """Frequencies of n real points: the others are their conjugates."""
+    return n // 2 + 1
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a tile takes of a tensor along an axis: ``given`` places, ``spread`` apart, from ``origin + tile * step``."""
+
+    length: int
+    """Elements of the tensor along the axis."""
+    given: int
+    origin: int = 0
+    step: int = 0
+    spread: int = 1
+    """Places of the transform between two elements."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether no tile reaches outside the tensor."""
+        return self.step == 0 and self.origin >= 0 and self.origin + (self.given - 1) // self.spread < self.length
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a problem under transforms of ``size`` points; ``tiles`` 1 with ``step`` 0 is the whole image."""
+
+    size: int
+    tiles: int
+    data: Span
+    """The tensor that the kernel or dy is multiplied with: x, or dy for the data gradient."""
+    other: Span
+    """w, or dy for the weights' gradient."""
+    wanted: tuple[int, ...]
+    """Places of a tile's results."""
+    out_step: int
+    """Results between two tiles' first ones."""
+    out_length: int
+
+    @classmethod
+    def of(cls, problem: ConvProblem, axis: str, size: int) -> Axis | None:
+        """Transforms of ``size`` points along ``axis``; None when they are too small."""
+        length, kernel, spread, out = (getattr(problem, letter + axis) for letter in "ikdo")
+        near, far = getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")
+        extent = spread * (kernel - 1) + 1
+        taps = Span(kernel, extent, spread=spread)
+        if size >= max(length + near, out + extent - 1 - near, length, out, extent):
+            x, y = Span(length, length), Span(out, out)
+            if problem.direction == "fwd":
+                return cls(size, 1, x, taps, tuple((j - near) % size for j in range(out)), 0, out)
+            if problem.direction == "bwd_data":
+                return cls(size, 1, y, taps, tuple((j + near) % size for j in range(length)), 0, length)
+            return cls(size, 1, x, y, tuple((j * spread - near) % size for j in range(kernel)), 0, kernel)
+        step = size - extent + 1
+        if step < 1:
+            return None
+        if problem.direction == "fwd":
+            data = Span(length, size, -near, step)
+            return cls(size, -(-out // step), data, taps, tuple(range(step)), step, out)
+        if problem.direction == "bwd_data":
+            data = Span(out, size, near - (extent - 1), step)
+            return cls(size, -(-length // step), data, taps, tuple(range(extent - 1, size)), step, length)
+        data, other = Span(length, size, -near, step), Span(out, step, 0, step)
+        return cls(size, -(-out // step), data, other, tuple(j * spread for j in range(kernel)), 0, kernel)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Both axes of a problem. ``columns`` is transformed first, real to half a spectrum; then ``rows``, complex.
+
+    Pixels of a row lie side by side, so neighbouring work items take neighbouring columns. A 1-D problem is one column.
+    """
+
+    columns: Axis
+    rows: Axis
+
+    @classmethod
+    def of(cls, problem: ConvProblem, sizes: tuple[int, int]) -> Transform | None:
+        """Transforms of ``sizes`` (height, width) points; None when they do not fit."""
+        if problem.ndim == 1:
+            columns, rows = Axis.of(problem, "w", sizes[1]), Axis.of(problem, "h", 1)
+        else:
+            columns, rows = Axis.of(problem, "h", sizes[0]), Axis.of(problem, "w", sizes[1])
+        return cls(columns, rows) if columns is not None and rows is not None else None
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of an image."""
+        return self.columns.tiles * self.rows.tiles
+
+    @property
+    def height(self) -> int:
+        """Rows of half a spectrum."""
+        return half(self.columns.size)
+
+    def own_conjugate(self, row: int) -> bool:
+        """Whether a row of the spectrum is the transform of real values: half of it says all."""
+        return row == 0 or 2 * row == self.columns.size
+
+    @functools.cached_property
+    def frequencies(self) -> int:
+        """Complex numbers that a real tile's spectrum consists of."""
+        short, full = half(self.rows.size), self.rows.size
+        return sum(short if self.own_conjugate(row) else full for row in range(self.height))

@@ -1,0 +1,237 @@
+"""FftPlan: transforms, products and inverse transforms of a problem's parts, as launches over one workspace."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import OPERANDS, Areas, ConvProblem, DeviceInfo, Launch, StepPlan, build, kernel_text
+
+from .geometry import Transform
+from .spectra import Forward, Inverse, group_items, planes, slot_pitch, slots_of
+
+__all__ = ["Layout", "make_plan"]
+
+_PAIR = 8  # bytes of a complex number
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One configuration of one problem: the spectra's shapes, parts and places in the workspace; pure.
+
+    The products are m x n x k in each frequency and group: m the slots of the left operand, n those of the right one,
+    k the rows of both. Each of the three is cut in ``parts``.
+    """
+
+    problem: ConvProblem
+    transform: Transform
+    parts: tuple[int, int, int]
+    local: int
+    """Most bytes of local memory of a transform's work group."""
+    tile: tuple[int, int, int, int, int]
+    """bm, bn, bk, tm, tn of the product."""
+    three: bool
+    """Three real products a complex one instead of four."""
+
+    @classmethod
+    def of(cls, problem: ConvProblem, config: Mapping[str, Any]) -> Layout:
+        """The layout that a configuration describes."""
+        transform = Transform.of(problem, (config["th"], config["tw"]))
+        if transform is None:
+            raise ValueError(f"transforms of {config['th']}x{config['tw']} points do not fit {problem}")
+        parts = (config["m_parts"], config["n_parts"], config["k_parts"])
+        tile = tuple(config[name] for name in ("bm", "bn", "bk", "tm", "tn"))
+        return cls(problem, transform, parts, config["local"], tile, config["three"])
+
+    def config(self) -> dict[str, Any]:
+        """The configuration that describes this layout: JSON values."""
+        heights = self.transform.columns.size, self.transform.rows.size
+        th, tw = heights[::-1] if self.problem.ndim == 1 else heights
+        config = {"th": th, "tw": tw, "local": self.local, "three": self.three}
+        config |= dict(zip(("bm", "bn", "bk", "tm", "tn"), self.tile, strict=True))
+        return config | dict(zip(("m_parts", "n_parts", "k_parts"), self.parts, strict=True))
+
+    def fits(self, device: DeviceInfo) -> bool:
+        """Whether a device's limits allow the layout's work groups."""
+        bm, bn, bk, tm, tn = self.tile
+        product = 2 * bk * (bm + bn) * (12 if self.three else 8)
+        most = max(device.max_work_group_size, 1)
+        stages = [s * slot_pitch(s, width, self.transform.height) * 8
+                  for s, width in zip(self.slots, self._widths, strict=True)]  # fmt: skip
+        items = [group_items(s, width, self.transform.height) for s, width in zip(self.slots, self._widths, strict=True)]
+        return (max(*stages, product) <= max(self.local, device.local_mem_size) and max(*items, bm // tm * (bn // tn)) <= most)
+
+    @functools.cached_property
+    def planes(self):
+        """Left operand, right operand, result."""
+        return planes(self.problem, self.transform)
+
+    @property
+    def totals(self) -> tuple[int, int, int]:
+        """m, n and k of the whole product."""
+        left, right, _ = self.planes
+        return left.slot.total, right.slot.total, left.row.total
+
+    @functools.cached_property
+    def slots(self) -> tuple[int, int, int]:
+        """Slots of a work group, of the left operand's, the right operand's and the result's transforms."""
+        left, right, result = self._widths
+        return tuple(slots_of(width, self.transform.height, total, self.local)
+                     for width, total in ((left, self.totals[0]), (right, self.totals[1]), (result, self.totals[1])))  # fmt: skip
+
+    @property
+    def _widths(self) -> tuple[int, int, int]:
+        rows = self.transform.rows
+        return -(-rows.other.given // rows.other.spread), -(-rows.data.given // rows.data.spread), len(rows.wanted)
+
+    @functools.cached_property
+    def chunks(self) -> tuple[int, int, int]:
+        """m, n and k of a part; those of m and n fill whole work groups."""
+        quanta = (max(4, self.slots[0]), max(4, *self.slots[1:]), 1)
+        chunks = []
+        for total, parts, quantum in zip(self.totals, self.parts, quanta, strict=True):
+            chunk = -(-total // parts)
+            chunks.append(-(-chunk // quantum) * quantum)
+        return tuple(chunks)
+
+    @property
+    def result_rows(self) -> int:
+        """m of a part's product: no slots of padding where there is one part."""
+        return min(self.chunks[0], self.totals[0])
+
+    @property
+    def starts(self) -> tuple[range, range, range]:
+        """Where the parts of m, n and k begin."""
+        return tuple(range(0, total, chunk) for total, chunk in zip(self.totals, self.chunks, strict=True))
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, int, int]:
+        """Bytes of a part's left, right and resulting spectra."""
+        m, n, k = self.chunks
+        numbers = self.transform.frequencies * self.problem.g * _PAIR
+        return numbers * m * k, numbers * k * n, numbers * self.result_rows * n
+
+    @property
+    def packs(self) -> bool:
+        """Whether the weights' spectra are kept."""
+        return self.problem.constant_weights and self.problem.direction != "bwd_weights"
+
+    @property
+    def packed_size(self) -> int:
+        """Bytes of the kept spectra: every part of m and k."""
+        return self.sizes[0] * len(self.starts[0]) * len(self.starts[2]) if self.packs else 0
+
+    @functools.cached_property
+    def areas(self) -> tuple[tuple[int, int, int], int]:
+        """Byte offsets of left, right and result in the workspace, and its size."""
+        areas = Areas(1024)
+        left, right, result = self.sizes
+        places = (0 if self.packs else areas.add(left), areas.add(right), areas.add(result))
+        return places, areas.size
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of workspace."""
+        return self.areas[1]
+
+    def forward(self, other: bool) -> Forward:
+        """The transform of the left operand (``other``) or the right one."""
+        at = 0 if other else 1
+        return Forward(self.transform, self.planes[at], self.problem.g, self.chunks[2], self.chunks[at],
+                       self.slots[at], other)  # fmt: skip
+
+    def inverse(self) -> Inverse:
+        """The way back."""
+        return Inverse(self.transform, self.planes[2], self.problem.g, self.result_rows, self.chunks[1], self.slots[2])
+
+
+def make_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+    """Compile a configuration; the steps run part by part, and an operand's spectra stay while they are needed."""
+    layout = Layout.of(problem, config)
+    kernels = _Kernels(context, layout)
+    steps, packers = [], []
+    at_left, at_right, at_result = layout.areas[0]
+    held_left = held_right = None
+    m_starts, n_starts, k_starts = layout.starts
+    for (m_index, m), n, (k_index, k) in itertools.product(enumerate(m_starts), n_starts, enumerate(k_starts)):
+        left, home = at_left, "workspace"
+        if layout.packs:
+            left, home = (m_index * len(k_starts) + k_index) * layout.sizes[0], "w"
+        if held_left != (m, k):
+            held_left = (m, k)
+            step = kernels.analyse(True, left, k, m)
+            if not layout.packs:
+                steps.append(step)
+            elif n == 0:
+                packers.append(step)
+        if held_right != (n, k):
+            held_right = (n, k)
+            steps.append(kernels.analyse(False, at_right, k, n))
+        steps.append(kernels.product(home, left, at_right, at_result, k > 0))
+        if k == k_starts[-1]:
+            steps.append(kernels.synthesise(at_result, m, n))
+    key = repr(("fft", problem.direction, problem.w_shape, problem.layout, problem.g, problem.dh, problem.dw, config["th"],
+                config["tw"], layout.chunks[0], layout.chunks[2]))  # fmt: skip
+    return StepPlan(layout.workspace_size, steps, layout.packed_size, packers, key if layout.packs else None)
+
+
+class _Kernels:
+    """The launches of a layout, their programs built once."""
+
+    def __init__(self, context: Any, layout: Layout) -> None:
+        self._context, self._layout = context, layout
+        self._macros = layout.problem.macros()
+
+    @functools.cache  # noqa: B019  (lives as long as the plan is being made)
+    def _forward(self, other: bool) -> tuple[Any, Forward]:
+        way = self._layout.forward(other)
+        return build(self._context, self._macros + kernel_text(__package__, "forward.cl.mako", p=way)), way
+
+    @functools.cache  # noqa: B019
+    def _inverse(self) -> tuple[Any, Inverse]:
+        way = self._layout.inverse()
+        text = self._macros + f"#define SCALE ((ACC){way.scale!r}f)\n" + kernel_text(__package__, "output.cl")
+        return build(self._context, text + kernel_text(__package__, "inverse.cl.mako", p=way)), way
+
+    @functools.cache  # noqa: B019
+    def _product(self, accumulate: bool) -> Any:
+        layout = self._layout
+        bm, bn, bk, tm, tn = layout.tile
+        m, n, k = layout.result_rows, layout.chunks[1], layout.chunks[2]
+        values = {"bm": bm, "bn": bn, "bk": bk, "tm": tm, "tn": tn, "m": m, "n": n, "k": k}
+        values |= {"m_pitch": layout.chunks[0], "n_pitch": n, "three": layout.three, "accumulate": accumulate}
+        values |= {"conjugate": layout.problem.direction != "bwd_data"}
+        values |= {"batch": layout.transform.frequencies * layout.problem.g}
+        return build(self._context, self._macros + kernel_text(__package__, "product.cl.mako", **values))
+
+    def analyse(self, other: bool, place: int, row: int, slot: int) -> Launch:
+        """Transform a part of the left operand (``other``) or the right one to byte ``place``."""
+        program, way = self._forward(other)
+        tensor, area = way.planes.tensor, "workspace"
+        arguments = [tensor, area, np.int64(place // _PAIR), np.int32(row), np.int32(slot)]
+        size = (way.work_groups * way.items,)
+        return Launch(program, "analyse", size, (way.items,), arguments, names=OPERANDS)
+
+    def product(self, home: str, left: int, right: int, result: int, accumulate: bool) -> Launch:
+        """Multiply the part at bytes ``left`` (of operand ``home``) and ``right`` into ``result``."""
+        layout = self._layout
+        bm, bn, _, tm, tn = layout.tile
+        items = (bm // tm) * (bn // tn)
+        groups = -(-layout.result_rows // bm) * -(-layout.chunks[1] // bn)
+        groups *= layout.transform.frequencies * layout.problem.g
+        arguments = [home, np.int64(left // 16), "workspace", np.int64(right // 16), "workspace", np.int64(result // 16)]
+        program = self._product(accumulate)
+        return Launch(program, "product", (groups * items,), (items,), arguments, names=OPERANDS)
+
+    def synthesise(self, result: int, row: int, slot: int) -> Launch:
+        """Transform the part at byte ``result`` back into the output."""
+        program, way = self._inverse()
+        problem = self._layout.problem
+        extras = [name for name in ("bias", "residual") if getattr(problem, name)]
+        arguments = ["workspace", np.int64(result // _PAIR), problem.written, *extras, np.int32(row), np.int32(slot)]
+        return Launch(program, "synthesise", (way.work_groups * way.items,), (way.items,), arguments, names=OPERANDS)

@@ -1,0 +1,60 @@
+"""The solver for GPUs: what it accepts, what it offers to tune, and what it expects to be fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, StepPlan
+
+from ..tiling import unsuited
+from .choice import layouts, operations
+from .plan import Layout, make_plan
+
+__all__ = ["Spectra"]
+
+
+class Spectra(Solver):
+    """Stride 1, 1-D and 2-D, every direction, group, dilation and padding, on devices with local memory."""
+
+    name = "fft.gpu"
+    deterministic = True
+    exact = False
+    fuses = EPILOGUE
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """CPUs, which have kernels of their own; strides; single taps; float64, for the transforms' constants."""
+        if device.type == "cpu":
+            return "GPUs and accelerators only, got a CPU"
+        return self.limits(problem, device)
+
+    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What ``rejects`` says beyond the kind of device."""
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        if problem.dtype == "float64":
+            return f"float32 sums only, got {problem.dtype}"
+        if problem.ndim == 3:
+            return "1-D and 2-D only, got 3-D"
+        reason = unsuited(problem)
+        if reason is not None:
+            return reason
+        if next(layouts(problem, device), None) is None:
+            return f"no transform of 64 points or fewer holds a kernel of {problem.kh}x{problem.kw} and fits the device"
+        return None
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """Transforms and products, the one that is expected to be fastest first; then the same in ever more parts."""
+        return (layout.config() for layout in layouts(problem, device))
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Bytes of a part's spectra."""
+        return Layout.of(problem, config).workspace_size
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """Operations of products and transforms, and bytes of spectra in the time of operations."""
+        return operations(Layout.of(problem, config))
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """Compile a configuration."""
+        return make_plan(context, problem, config)

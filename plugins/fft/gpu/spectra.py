@@ -1,0 +1,385 @@
+"""Planes and passes: which tile of which tensor a spectrum belongs to, and the text of the passes between them; pure."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from convdispatch.api import ConvProblem
+
+from ..transforms import codelet
+from .geometry import Span, Transform, half
+
+__all__ = ["Forward", "Inverse", "Line", "Planes", "group_items", "planes", "slot_pitch", "slots_of"]
+
+_TYPES = "#define PAIR_(T) T##2\n#define PAIR_OF(T) PAIR_(T)\n#define PAIR PAIR_OF(ACC)"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One axis of a matrix of spectra: what its index counts, and how far apart the tiles' planes lie in the tensor."""
+
+    total: int
+    """Indices of a group."""
+    stride: int
+    """Elements between neighbours."""
+    group: int = 0
+    """Elements between two groups' first ones."""
+    tiles: int = 0
+    """Above 0: the index counts tiles, so many an image."""
+    channels: bool = False
+    """Whether the index counts channels of the written tensor."""
+
+
+@dataclass(frozen=True)
+class Planes:
+    """A tensor seen as a matrix of tiles, (row, slot), in each group."""
+
+    tensor: str
+    row: Line
+    slot: Line
+    column_stride: int
+    """Elements between neighbours in a column of pixels."""
+    row_stride: int
+
+
+def planes(problem: ConvProblem, transform: Transform) -> tuple[Planes, Planes, Planes]:
+    """The left operand, the right one and the result of the products over channels; rows of operands are summed."""
+    g, tiles = problem.g, transform.tiles
+    icg, ocg = problem.ic // g, problem.oc // g
+    nchw = problem.layout == "nchw"
+    taps = problem.kh * problem.kw
+
+    def strides(channels: int, letter: str) -> tuple[int, int, int, int]:
+        """Of image, channel, pixel row and pixel; the kernel's image is an output channel."""
+        high, wide = getattr(problem, letter + "h"), getattr(problem, letter + "w")
+        return (channels * high * wide, *((high * wide, wide, 1) if nchw else (1, wide * channels, channels)))
+
+    def data(tensor: str) -> tuple[Line, Line, int, int]:
+        per, all_channels, letter = (icg, problem.ic, "i") if tensor == "x" else (ocg, problem.oc, "o")
+        image, channel, down, right = strides(all_channels, letter)
+        images = Line(problem.mb * tiles, image, tiles=tiles)
+        return images, Line(per, channel, per * channel, channels=tensor == problem.written), down, right
+
+    def place(tensor: str, row: Line, slot: Line, down: int, right: int) -> Planes:
+        # A 1-D problem's pixels stand in a column.
+        return Planes(tensor, row, slot, *((right, down) if problem.ndim == 1 else (down, right)))
+
+    _, inner, down, right = strides(icg, "k")
+    w_oc, w_ic = Line(ocg, icg * taps, ocg * icg * taps), Line(icg, inner)
+    x_images, x_channels, *x_steps = data("x")
+    y_images, y_channels, *y_steps = data("y")
+    if problem.direction == "fwd":
+        left = place("w", w_ic, w_oc, down, right)
+        return left, place("x", x_channels, x_images, *x_steps), place("y", y_channels, y_images, *y_steps)
+    if problem.direction == "bwd_data":
+        left = place("w", w_oc, w_ic, down, right)
+        return left, place("y", y_channels, y_images, *y_steps), place("x", x_channels, x_images, *x_steps)
+    left = place("y", y_images, y_channels, *y_steps)
+    return left, place("x", x_images, x_channels, *x_steps), place("w", w_oc, w_ic, down, right)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What both ways share: a work group holds ``slots`` tiles of one row."""
+
+    transform: Transform
+    planes: Planes
+    groups: int
+    rows: int
+    """Rows of a part, in each group."""
+    pitch: int
+    """Slots of a part, those of padding included."""
+    slots: int
+
+    types = _TYPES
+
+    @property
+    def row_size(self) -> int:
+        """Points of a row."""
+        return self.transform.rows.size
+
+    @property
+    def height(self) -> int:
+        """Rows of half a spectrum."""
+        return self.transform.height
+
+    @property
+    def width(self) -> int:
+        """Columns that are transformed."""
+        raise NotImplementedError
+
+    @property
+    def blocks(self) -> int:
+        """Work groups of a row."""
+        return self.pitch // self.slots
+
+    @property
+    def work_groups(self) -> int:
+        """Work groups of the launch."""
+        return self.blocks * self.rows * self.groups
+
+    @property
+    def items(self) -> int:
+        """Work items of a group."""
+        return group_items(self.slots, self.width, self.height)
+
+    # Items that take rows of neighbouring slots, and those that take neighbouring columns, find different banks.
+    @property
+    def row_pitch(self) -> int:
+        """Numbers from row to row of a half spectrum in local memory: odd."""
+        return self.width | 1
+
+    @property
+    def slot_pitch(self) -> int:
+        """Numbers from slot to slot in local memory."""
+        return slot_pitch(self.slots, self.width, self.height)
+
+    @property
+    def stage_size(self) -> int:
+        """Numbers in local memory."""
+        return self.slots * self.slot_pitch
+
+    @property
+    def frequency_stride(self) -> int:
+        """Numbers between two frequencies in memory."""
+        return self.groups * self.rows * self.pitch
+
+    @property
+    def whole_text(self) -> str:
+        """Whether row f of the spectrum is kept in full."""
+        edges = ["f != 0"] + ([f"f != {self.height - 1}"] if self.transform.columns.size % 2 == 0 else [])
+        return " && ".join(edges)
+
+    def first_frequency(self, f: str) -> str:
+        """The first frequency of row ``f``."""
+        return f"({f} == 0 ? 0 : {half(self.row_size)} + ({f} - 1) * {self.row_size})"
+
+    @property
+    def place_text(self) -> str:
+        """Element of the tensor where the plane of (group, row, slot) begins."""
+        terms = [
+            f"(long)({name}{f' / {line.tiles}' if line.tiles > 1 else ''}) * {line.stride}"
+            for name, line in (("row", self.planes.row), ("slot", self.planes.slot))
+        ]
+        if self.groups > 1:
+            terms.append(f"(long)group * {self.planes.row.group + self.planes.slot.group}")
+        return " + ".join(terms)
+
+    @property
+    def _tile(self) -> str | None:
+        """The tile's number in its image, as text."""
+        for name, line in (("row", self.planes.row), ("slot", self.planes.slot)):
+            if line.tiles > 1:
+                return f"{name} % {line.tiles}"
+        return None
+
+    @property
+    def live_text(self) -> str:
+        """Whether row and slot exist."""
+        tests = []
+        if self.planes.row.total % self.rows:
+            tests.append(f"row < {self.planes.row.total}")
+        if self.planes.slot.total % self.pitch:
+            tests.append(f"slot < {self.planes.slot.total}")
+        return " && ".join(tests + self._column_tests) or "true"
+
+    @property
+    def _column_tests(self) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True)
+class Forward(_Pass):
+    """Tiles to spectra; ``other`` for the kernel or dy that multiplies the data."""
+
+    other: bool = False
+
+    @property
+    def columns(self) -> Span:
+        """What is read along a column."""
+        return self.transform.columns.other if self.other else self.transform.columns.data
+
+    @property
+    def rows_span(self) -> Span:
+        """What is read along a row."""
+        return self.transform.rows.other if self.other else self.transform.rows.data
+
+    @property
+    def width(self) -> int:
+        """Columns that hold anything."""
+        return -(-self.rows_span.given // self.rows_span.spread)
+
+    @property
+    def column_elements(self) -> range:
+        """Elements of a column."""
+        return range(-(-self.columns.given // self.columns.spread))
+
+    @property
+    def column_stride(self) -> int:
+        """Elements of the tensor between a column's neighbours."""
+        return self.planes.column_stride
+
+    @property
+    def tile_texts(self) -> list[str]:
+        """Where the tile begins, and ``from`` moved there."""
+        wide, tile = self.transform.rows.tiles, self._tile or "0"
+        right = f"{self.rows_span.origin} + ({tile}) % {wide} * {self.rows_span.step} + e"
+        down = f"{self.columns.origin} + ({tile}) / {wide} * {self.columns.step}"
+        return [
+            f"const int px = {right if self.rows_span.step else 'e'}, py = {down if self.columns.step else '0'};",
+            f"from += (long)px * {self.planes.row_stride} + (long)py * {self.planes.column_stride};",
+        ]
+
+    @property
+    def _column_tests(self) -> list[str]:
+        return [] if self.rows_span.inside else [f"px >= 0 && px < {self.rows_span.length}"]
+
+    def column_guard(self, k: int) -> str:
+        """Whether element ``k`` of the column is read."""
+        return "live" if self.columns.inside else f"live && py + {k} >= 0 && py + {k} < {self.columns.length}"
+
+    @property
+    def column_code(self) -> str:
+        """Real column ``v`` to half a spectrum at ``to``."""
+        code = codelet(self.transform.columns.size, "real_forward", given=self.columns.given)
+        last = self.transform.columns.size // 2 if self.transform.columns.size % 2 == 0 else 0
+        store = _pairs(lambda k: f"to[{k * self.row_pitch}]", (0, last))
+        return code.text(_holes(self.columns), store, real="ACC", indent="    ")
+
+    @property
+    def row_code(self) -> str:
+        """Complex row ``v`` to its spectrum at ``to``."""
+        code = codelet(self.row_size, "forward", given=self.rows_span.given)
+
+        def place(k: int) -> str:
+            return ("if (whole) " if 2 * k > self.row_size else "") + f"to[{k * self.frequency_stride}L]"
+
+        return code.text(_parts(_holes(self.rows_span)), _pairs(place), real="ACC", indent="    ")
+
+
+class Inverse(_Pass):
+    """Spectra to tiles."""
+
+    @property
+    def width(self) -> int:
+        """Columns that are wanted."""
+        return len(self.transform.rows.wanted)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether tiles reach beyond the tensor."""
+        return any(axis.tiles * axis.out_step > axis.out_length for axis in (self.transform.columns, self.transform.rows))
+
+    @property
+    def tile_texts(self) -> list[str]:
+        """Where the tile's results begin."""
+        wide, tile = self.transform.rows.tiles, self._tile or "0"
+        right = f"({tile}) % {wide} * {self.transform.rows.out_step} + e"
+        down = f"({tile}) / {wide} * {self.transform.columns.out_step}"
+        return [
+            f"const int px = {right if self.transform.rows.out_step else 'e'};",
+            f"const int py = {down if self.transform.columns.out_step else '0'};",
+        ]
+
+    @property
+    def _column_tests(self) -> list[str]:
+        axis = self.transform.rows
+        return [f"px < {axis.out_length}"] if axis.tiles * axis.out_step > axis.out_length else []
+
+    @property
+    def channel_text(self) -> str:
+        """The written tensor's channel, for the bias."""
+        for name, line in (("row", self.planes.row), ("slot", self.planes.slot)):
+            if line.channels:
+                return f"group * {line.total} + {name}"
+        return "0"
+
+    @property
+    def row_code(self) -> str:
+        """Complex row ``v`` to its wanted places at ``to``."""
+        wanted = self.transform.rows.wanted
+        code = codelet(self.row_size, "inverse", wanted=wanted)
+        places = {k: j for j, k in enumerate(wanted)}
+        return code.text(_parts(_plain), _pairs(lambda k: f"to[{places[k]}]"), real="ACC", indent="    ")
+
+    @property
+    def column_code(self) -> str:
+        """Half a spectrum ``v`` to the column's wanted pixels."""
+        axis = self.transform.columns
+        code = codelet(axis.size, "real_inverse", wanted=axis.wanted)
+        places = {str(k): j for j, k in enumerate(axis.wanted)}
+        ragged = axis.tiles * axis.out_step > axis.out_length
+
+        def store(name: str, value: str) -> str:
+            j = places[name]
+            guard = "live" + (f" && py + {j} < {axis.out_length}" if ragged else "")
+            at = f"to + (long)px * {self.planes.row_stride} + (long)(py + {j}) * {self.planes.column_stride}"
+            return f"if ({guard}) put(OUT_ARGS, {at}, {value}, channel);"
+
+        return code.text(_parts(_plain), store, real="ACC", indent="    ")
+
+    @functools.cached_property
+    def scale(self) -> float:
+        """What results are multiplied with."""
+        columns = codelet(self.transform.columns.size, "real_inverse", wanted=self.transform.columns.wanted)
+        return 1.0 / (columns.gain * self.row_size)
+
+
+def slots_of(width: int, height: int, total: int, local: int) -> int:
+    """Tiles of a work group: 256 items and ``local`` bytes at most; no more than ``total`` needs."""
+    slots = 1
+    while slots < 32 and slots < total and 2 * slots * max(width, height) <= 256:
+        if 2 * slots * slot_pitch(2 * slots, width, height) * 8 > local:
+            break
+        slots *= 2
+    return slots
+
+
+def slot_pitch(slots: int, width: int, height: int) -> int:
+    """Numbers of local memory from slot to slot: 16 neighbours of (slot, row) lie in the 16 pairs of banks."""
+    row = width | 1
+    want = row * (16 // min(slots, 16)) % 16 if slots < 16 else 1
+    return height * row + (want - height * row) % 16
+
+
+def group_items(slots: int, width: int, height: int) -> int:
+    """Work items of a group: one a column and one a row of the spectrum, 256 at most."""
+    return min(256, -(-slots * max(width, height) // 32) * 32)
+
+
+def _plain(k: int) -> str:
+    return f"v{k}"
+
+
+def _holes(span: Span) -> Callable:
+    """Places between spread taps hold 0."""
+
+    def read(name: str | int) -> str:
+        k = int(name)
+        return "(ACC)0" if k % span.spread else f"v{k}"
+
+    return read
+
+
+def _parts(read: Callable) -> Callable:
+    """Names of parts to parts of pairs."""
+
+    def part(name: str) -> str:
+        value = read(int(name[1:]))
+        return value if value == "(ACC)0" else f"{value}.s{'ri'.index(name[0])}"
+
+    return part
+
+
+def _pairs(place: Callable[[int], str], lone: tuple[int, ...] = ()) -> Callable:
+    """Stores pairs: a real part waits for its imaginary one, except those that are ``lone``."""
+
+    def store(name: str, value: str) -> str:
+        part, k = name[0], int(name[1:])
+        if part == "i":
+            return f"{place(k)} = (PAIR)(out{k}, {value});"
+        return f"{place(k)} = (PAIR)({value}, 0);" if k in lone else f"const ACC out{k} = {value};"
+
+    return store
