@@ -86,13 +86,16 @@ class Codelet:
         return "".join(f"{indent}{line}\n" for line in lines)
 
 
-def codelet(n: int, kind: str, *, given: int | None = None, wanted: Iterable[int] | None = None) -> Codelet:
+def codelet(
+    n: int, kind: str, *, given: int | None = None, wanted: Iterable[int] | None = None, halved: bool = False
+) -> Codelet:
     """The transform of ``n`` points of one of KINDS.
 
     ``given``: only the first so many inputs (of ``n``, or of ``half(n)`` frequencies) may differ from 0; the others are
     not read. ``wanted``: indices of the outputs to compute, all when None. ``forward`` and ``inverse`` scale nothing;
     ``real_inverse`` of ``real_forward`` gives n/2 times the input (n times for n = 1), and reads neither the imaginary
-    part of frequency 0 nor that of n/2.
+    part of frequency 0 nor that of n/2. ``halved``, of a real inverse: frequencies 0 and n/2 come halved already, as
+    they do where the axis before went from half a spectrum to real.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -104,13 +107,13 @@ def codelet(n: int, kind: str, *, given: int | None = None, wanted: Iterable[int
     chosen = tuple(range(outputs) if wanted is None else wanted)
     if given < 0 or any(not 0 <= k < outputs for k in chosen):
         raise ValueError(f"{kind} of {n} points has outputs 0 to {outputs - 1}, wanted {chosen}, given {given}")
-    return _codelet(n, kind, given, chosen)
+    return _codelet(n, kind, given, chosen, halved)
 
 
 @functools.lru_cache(maxsize=512)
-def _codelet(n: int, kind: str, given: int, wanted: tuple[int, ...]) -> Codelet:
+def _codelet(n: int, kind: str, given: int, wanted: tuple[int, ...], halved: bool) -> Codelet:
     if kind == "real_inverse":
-        return _real_inverse(n, given, wanted)
+        return _real_inverse(n, given, wanted, halved)
     net = Network()
     real = kind == "real_forward"
     if real:
@@ -125,7 +128,7 @@ def _codelet(n: int, kind: str, given: int, wanted: tuple[int, ...]) -> Codelet:
     return _made(n, kind, net, float(n))
 
 
-def _real_inverse(n: int, given: int, wanted: tuple[int, ...]) -> Codelet:
+def _real_inverse(n: int, given: int, wanted: tuple[int, ...], halved: bool) -> Codelet:
     """The transposed network of the real forward transform, with halves at frequencies 0 and n/2.
 
     The inverse weighs those two once and the others twice; everything is halved here.
@@ -135,7 +138,7 @@ def _real_inverse(n: int, given: int, wanted: tuple[int, ...]) -> Codelet:
     result = _dft(net, [(net.leaf(str(j)) if j in kept else None, None) for j in range(n)], -1)
     for k in range(given):
         edge = k == 0 or 2 * k == n
-        scale = 0.5 if edge and n > 1 else 1.0
+        scale = 0.5 if edge and n > 1 and not halved else 1.0
         net.output(f"r{k}", net.multiply(scale, result[k][0]))
         if not edge:
             net.output(f"i{k}", result[k][1])
