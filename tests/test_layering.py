@@ -30,7 +30,7 @@ RANK = {
             ["explanation", "search", "api.find"],
             ["api.arguments", "api.arrays", "api.conv"],
             ["tensor"],
-            ["nn"],
+            ["nn", "inference"],
             ["models"],
             ["classify", "doctor", "benchmark"],
             ["cli", "__main__"],

@@ -1,0 +1,101 @@
+"""Program: a recording made ready to run: memory laid out, kernels bound, one enqueue a command and nothing else.
+
+Commands of one queue keep their order without events. A program on several queues waits by events where a step needs
+what another queue computes, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .. import runtime
+from ..recording import Recording, Slot
+from .arena import Arena, lay_out, lifetimes
+from .schedule import Schedule
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Program"]
+
+
+class Program:
+    """``run()`` enqueues everything that ``recording`` holds. Safe from several threads, one run at a time.
+
+    ``kept`` slots have memory of their own, which ``memory(slot)`` answers; the others live in the arena.
+    """
+
+    def __init__(self, recording: Recording, schedule: Schedule | None = None) -> None:
+        import pyopencl as cl
+
+        self.queue, self._lock = recording.queue, threading.Lock()
+        self.schedule = schedule or Schedule.single(recording.commands)
+        align = max(128, runtime.device_info(recording.device).buffer_alignment)
+        self.arena: Arena = lay_out(lifetimes(recording.commands, self.schedule.regions), align)
+        flags = cl.mem_flags.READ_WRITE
+        self._memory = cl.Buffer(recording.context, flags, max(self.arena.size, 1))
+        self._own = {
+            slot.root: cl.Buffer(recording.context, flags, slot.root.size)
+            for command in recording.commands
+            for slot in command.slots
+            if slot.root.kept
+        }
+        self._parts: dict[tuple[int, int], Any] = {}
+        self.what = [command.what for command in recording.commands]
+        self._runs: list[Callable[..., Any]] = [command.make(self.memory) for command in recording.commands]
+        self._queues = [self.queue, *(cl.CommandQueue(recording.context) for _ in range(self.schedule.queues - 1))]
+        self._steps = self.schedule.steps
+        self._plain = self.schedule.queues == 1
+
+    def memory(self, slot: Slot) -> cl.MemoryObject:
+        """The buffer of a slot."""
+        if slot.root.kept:
+            own = self._own[slot.root]
+            return own if slot.offset == 0 and slot.size == own.size else own.get_sub_region(slot.offset, slot.size)
+        start = self.arena.offsets[slot.root] + slot.offset
+        key = (start, slot.size)
+        if key not in self._parts:
+            self._parts[key] = self._memory.get_sub_region(*key)
+        return self._parts[key]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the program holds."""
+        return self.arena.size + sum(buffer.size for buffer in self._own.values())
+
+    def run(self) -> cl.Event | None:
+        """Enqueue all commands; the event of the last one. Never waits."""
+        with self._lock:
+            return self._run_plain() if self._plain else self._run_on_several()
+
+    def _run_plain(self) -> Any:
+        queue, event = self.queue, None
+        for run in self._runs:
+            event = run(queue)
+        return event
+
+    def _run_on_several(self) -> Any:
+        last: list[Any] = [None] * len(self._queues)
+        done: dict[int, Any] = {}
+        runs = self._runs
+        start = [self._mark()] if any(step.starts for step in self._steps) else None
+        for step in self._steps:
+            queue = self._queues[step.queue]
+            wait = [done[other] for other in step.after] or (start if step.starts else None)
+            for place in step.commands:
+                last[step.queue] = runs[place](queue, wait)
+                wait = None
+            if step.awaited:
+                done[step.key] = last[step.queue]
+                queue.flush()
+        return last[0]
+
+    def _mark(self) -> Any:
+        """The event of all that the first queue was given before."""
+        import pyopencl as cl
+
+        event = cl.enqueue_marker(self.queue)
+        self.queue.flush()
+        return event
