@@ -1,0 +1,185 @@
+"""A plan: the reorders that a problem's layouts need and the convolution between them, as one command of the queue."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Mapping, Sequence
+from ctypes import c_int, c_void_p
+from typing import TYPE_CHECKING, Any
+
+from convdispatch.api import Areas, ConvDispatchError, ConvProblem
+
+from .library import library
+from .native import Call, Script
+from .primitive import Convolution, Descriptor
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["OneDNNPlan"]
+
+_ARGUMENT = {"x": 1, "w": 33, "y": 17, "bias": 41, "scratch": 80, "dx": 129, "dy": 145, "dw": 161}
+_FROM, _TO = 1, 17
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = [("number", c_int), ("memory", c_void_p)]
+
+
+class _Work:
+    """Primitives in the order they run, the memory they see, and where it lies when they run."""
+
+    def __init__(self) -> None:
+        self._lib, self._keep = library(), []
+        self._places: list[tuple[c_void_p, str, int]] = []
+        self._memories: list[c_void_p] = []
+        self._primitives: list[tuple[c_void_p, Any]] = []
+
+    def memory(self, descriptor: Descriptor, operand: str, offset: int = 0) -> c_void_p:
+        """Memory of a layout that will lie ``offset`` bytes into an operand."""
+        made = self._lib.make("memory_create", descriptor.handle, self._lib.engine, None)
+        self._keep.append(descriptor)
+        self._memories.append(made)
+        self._places.append((made, operand, offset))
+        return made
+
+    def run(self, descriptor: c_void_p, arguments: Mapping[int, c_void_p]) -> None:
+        """A primitive of a descriptor with its memory, by argument number."""
+        primitive = self._lib.make("primitive_create", descriptor)
+        pairs = (_Argument * len(arguments))(*((number, memory) for number, memory in arguments.items()))
+        self._primitives.append((primitive, pairs))
+
+    def reorder(self, source: Descriptor, origin: c_void_p, target: Descriptor, destination: c_void_p) -> None:
+        """From one layout to another."""
+        engine = self._lib.engine
+        descriptor = self._lib.make("reorder_primitive_desc_create", source.handle, engine, target.handle, engine, None)
+        self.run(descriptor, {_FROM: origin, _TO: destination})
+        self._lib.call("primitive_desc_destroy", descriptor)
+
+    def script(self) -> Script:
+        """All of it as calls: first each memory learns its address, then the primitives run."""
+        place, execute = (self._lib.address(name) for name in ("memory_set_data_handle", "primitive_execute"))
+        calls = [Call(place, memory.value, operand, offset=offset) for memory, operand, offset in self._places]
+        calls += [
+            Call(execute, primitive.value, self._lib.stream.value, len(pairs), ctypes.addressof(pairs))
+            for primitive, pairs in self._primitives
+        ]
+        return Script(calls)
+
+    def destroy(self) -> None:
+        """Give everything back; nothing may run any more."""
+        for primitive, _ in self._primitives:
+            self._lib.call("primitive_destroy", primitive)
+        for memory in self._memories:
+            self._lib.call("memory_destroy", memory)
+
+
+class _Runner:
+    """One piece of work as a command that may be enqueued again and again, one run at a time."""
+
+    def __init__(self, work: _Work) -> None:
+        self._work, self._script, self._lock = work, work.script(), threading.Lock()
+        self._last: tuple[Any, Any] | None = None  # queue and event of the last run
+
+    def enqueue(self, queue: cl.CommandQueue, buffers: dict[str, Any], wait_for: Any) -> cl.Event:
+        if self._script.status.value:
+            raise ConvDispatchError(f"an earlier run failed with status {self._script.status.value}")
+        with self._lock:
+            # The memory objects hold one run's addresses: a run on another queue waits for the last one. On an
+            # in-order queue that is so anyway.
+            events = list(wait_for or ())
+            if self._last is not None and (self._last[0] != queue or _out_of_order(queue)):
+                self._last[0].flush()
+                events.append(self._last[1])
+            event = self._script.enqueue(queue, buffers, events)
+            self._last = (queue, event)
+        return event
+
+    def __del__(self) -> None:
+        if self._last is not None:
+            self._last[0].flush()
+            self._last[1].wait()
+        self._work.destroy()
+
+
+def _out_of_order(queue: cl.CommandQueue) -> bool:
+    import pyopencl as cl
+
+    return bool(queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
+
+
+class OneDNNPlan:
+    """oneDNN's convolution with the reorders round it; their time is part of the plan's.
+
+    What the layouts want reordered lies in the workspace, and the library's own scratch memory too. Constant weights
+    are reordered once, by ``pack``. A residual is reordered into the output, which the convolution adds to.
+    """
+
+    packed_size = 0
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        found = Convolution(problem, config)
+        areas, work = Areas(), _Work()
+        self._packer = None
+        user, chosen, written = found.user, found.chosen, problem.written
+        memories: dict[int, c_void_p] = {}
+        before, after = [], []
+        for name in "xwy":
+            same = user[name] == chosen[name]
+            if name == "w" and problem.constant_weights and written != "w" and not same:
+                self.packed_size = chosen[name].size
+                self._pack = (user[name], chosen[name])
+                same = True
+            if same:
+                memory = work.memory(chosen[name], name)
+            else:
+                memory = work.memory(chosen[name], "workspace", areas.add(chosen[name].size))
+                move = (user[name], work.memory(user[name], name), chosen[name], memory)
+                if name == written:
+                    after.append((move[2], move[3], move[0], move[1]))
+                else:
+                    before.append(move)
+            if name == written and (problem.residual or problem.accumulate):
+                source = "residual" if problem.residual else name
+                # The sum begins with what the output holds: bring it there, unless it is there already.
+                self._sum = (user[name], work.memory(user[name], source), chosen[name], memory)
+                if problem.residual or not same:
+                    before.append(self._sum)
+            memories[_ARGUMENT[found.roles[name]]] = memory
+        if problem.bias:
+            memories[_ARGUMENT["bias"]] = work.memory(Descriptor.strided((problem.oc,), (1,), problem.dtype), "bias")
+        if found.scratch.size:
+            memories[_ARGUMENT["scratch"]] = work.memory(found.scratch, "workspace", areas.add(found.scratch.size))
+        for move in before:
+            work.reorder(*move)
+        work.run(found.handle, memories)
+        for move in after:
+            work.reorder(*move)
+        self.workspace_size, self.implementation = areas.size, found.implementation
+        self._runner = _Runner(work)
+
+    def enqueue(
+        self,
+        queue: cl.CommandQueue,
+        x: cl.MemoryObject,
+        w: cl.MemoryObject,
+        y: cl.MemoryObject,
+        workspace: cl.MemoryObject | None,
+        wait_for: Sequence[cl.Event] | None = None,
+        bias: cl.MemoryObject | None = None,
+        residual: cl.MemoryObject | None = None,
+    ) -> cl.Event:
+        """Enqueue reorders and convolution as one native command; never waits."""
+        buffers = {"x": x, "w": w, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
+        return self._runner.enqueue(queue, buffers, wait_for)
+
+    def pack(
+        self, queue: cl.CommandQueue, w: cl.MemoryObject, packed: cl.MemoryObject, wait_for: Any = None
+    ) -> cl.Event:
+        """Constant weights into the layout that the convolution reads."""
+        if self._packer is None:
+            work, (plain, wanted) = _Work(), self._pack
+            work.reorder(plain, work.memory(plain, "w"), wanted, work.memory(wanted, "packed"))
+            self._packer = _Runner(work)
+        return self._packer.enqueue(queue, {"w": w, "packed": packed}, wait_for)

@@ -1,0 +1,216 @@
+"""A problem as oneDNN's primitive: descriptors of its tensors, the layouts that are chosen, the name of what runs.
+
+Dilations count from 0 there, groups are an axis of their own of the weights, and sums, activations and the place of
+the scratch memory are attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ctypes import byref, c_char_p, c_int64, c_void_p
+from typing import Any
+
+from convdispatch.api import ConvProblem
+from convdispatch.api.activation import parse_activation
+
+from .library import library
+
+__all__ = ["DTYPES", "Convolution", "Descriptor", "dims_of"]
+
+DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
+"""Numbers of ``dnnl_data_type_t``."""
+_TAG_ANY, _USER_SCRATCHPAD, _DIRECT, _IMPLEMENTATION = 1, 1, 1, 8
+_BLOCKED = {3: 56, 4: 78, 5: 121}
+"""``dnnl_aBc16b`` and its kin by number of axes: channels in blocks of sixteen."""
+_INFERENCE, _TRAINING = 96, 64
+_ELTWISE = {
+    "relu": (32, lambda p: (0.0, 0.0)),
+    "leaky_relu": (32, lambda p: (p[0], 0.0)),
+    "relu6": (46, lambda p: (0.0, 6.0)),
+    "clip": (46, lambda p: p),
+    "elu": (34, lambda p: (p[0], 0.0)),
+    "sigmoid": (41, lambda p: (0.0, 0.0)),
+    "silu": (44, lambda p: (1.0, 0.0)),
+    "tanh": (33, lambda p: (0.0, 0.0)),
+}
+_QUERY = {"x": 129, "dx": 130, "w": 131, "dw": 132, "y": 133, "dy": 134, "scratch": 136}
+
+
+class Descriptor:
+    """A tensor's layout, owned; ``size`` in bytes."""
+
+    def __init__(self, handle: c_void_p) -> None:
+        self.handle = handle
+        self.size: int = library().handle.dnnl_memory_desc_get_size(handle)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Descriptor) and bool(
+            library().handle.dnnl_memory_desc_equal(self.handle, other.handle)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __del__(self) -> None:
+        library().handle.dnnl_memory_desc_destroy(self.handle)
+
+    @classmethod
+    def strided(cls, dims: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Descriptor:
+        """Elements of ``dtype`` at given steps, in elements."""
+        made = library().make(
+            "memory_desc_create_with_strides", len(dims), _longs(dims), DTYPES[dtype], _longs(strides)
+        )
+        return cls(made)
+
+    @classmethod
+    def tagged(cls, dims: tuple[int, ...], dtype: str, tag: int) -> Descriptor:
+        """A layout by the library's own number, 1 for its choice."""
+        return cls(library().make("memory_desc_create_with_tag", len(dims), _longs(dims), DTYPES[dtype], tag))
+
+
+def _longs(values: Any) -> Any:
+    return (c_int64 * len(values))(*values)
+
+
+def dims_of(problem: ConvProblem, name: str, layout: str | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(sizes, steps in elements) of x, w or y as the library orders axes: channels before space, groups first."""
+    letter = {"x": "i", "w": "k", "y": "o"}[name]
+    space = tuple(getattr(problem, letter + axis) for axis in problem.axes)
+    if name == "w":
+        head = (problem.oc, problem.ic // problem.g)
+    else:
+        head = (problem.mb, problem.ic if name == "x" else problem.oc)
+    order = list(range(len(head) + len(space)))
+    if (layout or problem.layout) == "nhwc":
+        order = [0, *order[2:], 1]
+    sizes = (*head, *space)
+    steps, step = [0] * len(sizes), 1
+    for axis in reversed(order):
+        steps[axis] = step
+        step *= sizes[axis]
+    if name == "w" and problem.g > 1:
+        sizes = (problem.g, problem.oc // problem.g, *sizes[1:])
+        steps = [steps[0] * (problem.oc // problem.g), *steps]
+    return sizes, tuple(steps)
+
+
+class Convolution:
+    """The primitive descriptor of one problem in one configuration, with the layouts it settled on.
+
+    ``config["data"]``: ``any`` leaves the layouts of images to the library, ``plain`` keeps the caller's, ``nhwc`` and
+    ``blocked`` (sixteen channels together) ask for one; weights are always the library's choice. ``config["skip"]``
+    passes over so many implementations. Raises OneDNNError when there is none.
+    """
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        self.problem, self.lib = problem, library()
+        self.user = {name: Descriptor.strided(*dims_of(problem, name), problem.dtype) for name in "xwy"}
+        self.handle = c_void_p()
+        wanted = {name: self._wanted(name, config["data"]) for name in "xwy"}
+        attributes = self._attributes()
+        try:
+            self.handle = self._create(wanted, attributes)
+            for _ in range(config.get("skip", 0)):
+                self.lib.call("primitive_desc_next_impl", self.handle)
+        finally:
+            self.lib.call("primitive_attr_destroy", attributes)
+        direction = {"fwd": ("x", "w", "y"), "bwd_data": ("dx", "w", "dy"), "bwd_weights": ("x", "dw", "dy")}
+        self.roles = dict(zip("xwy", direction[problem.direction], strict=True))
+        self.chosen = {name: self._queried(role) for name, role in self.roles.items()}
+        self.scratch = self._queried("scratch")
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self.lib.call("primitive_desc_destroy", self.handle)
+
+    @property
+    def implementation(self) -> str:
+        """The library's name for what runs, as in ``jit:avx512_core``."""
+        text = c_char_p()
+        self.lib.call("primitive_desc_query", self.handle, _IMPLEMENTATION, 0, byref(text))
+        return (text.value or b"").decode()
+
+    def same(self, other: Convolution) -> bool:
+        """Runs the same implementation on the same layouts."""
+        return self.implementation == other.implementation and self.chosen == other.chosen
+
+    def _wanted(self, name: str, data: str) -> Descriptor:
+        sizes, _ = dims_of(self.problem, name)
+        dtype = self.problem.dtype
+        if name == "w" or data == "any":
+            return Descriptor.tagged(sizes, dtype, _TAG_ANY)
+        if data == "blocked":
+            channels = self.problem.ic if name == "x" else self.problem.oc
+            if channels >= 16:
+                return Descriptor.tagged(sizes, dtype, _BLOCKED[len(sizes)])
+            return Descriptor.strided(*dims_of(self.problem, name, "nchw"), dtype)
+        return Descriptor.strided(*dims_of(self.problem, name, None if data == "plain" else data), dtype)
+
+    def _attributes(self) -> c_void_p:
+        lib, problem = self.lib, self.problem
+        attributes = lib.make("primitive_attr_create")
+        lib.call("primitive_attr_set_scratchpad_mode", attributes, _USER_SCRATCHPAD)
+        sums = problem.direction == "fwd" and (problem.residual or problem.accumulate)
+        if sums or problem.activation:
+            after = lib.make("post_ops_create")
+            if sums:
+                lib.call("post_ops_append_sum", after, 1.0, 0, 0)
+            if problem.activation:
+                name, numbers = parse_activation(problem.activation)
+                kind, parameters = _ELTWISE[name]
+                lib.call("post_ops_append_eltwise", after, kind, *parameters(numbers))
+            lib.call("primitive_attr_set_post_ops", attributes, after)
+            lib.call("post_ops_destroy", after)
+        return attributes
+
+    def _create(self, wanted: dict[str, Descriptor], attributes: c_void_p) -> c_void_p:
+        lib, problem = self.lib, self.problem
+        x, w, y = (wanted[name].handle for name in "xwy")
+        strides, dilations, near, far = (
+            _longs([read(axis) for axis in problem.axes])
+            for read in (
+                lambda axis: getattr(problem, "s" + axis),
+                lambda axis: getattr(problem, "d" + axis) - 1,
+                lambda axis: getattr(problem, "p" + axis),
+                lambda axis: getattr(problem, f"p{axis}_r"),
+            )
+        )
+        geometry = (strides, dilations, near, far)
+        bias = Descriptor.tagged((problem.oc,), problem.dtype, _TAG_ANY) if problem.bias else None
+        engine = lib.engine
+        if problem.direction == "fwd":
+            tensors = (x, w, bias and bias.handle, y)
+            return lib.make(
+                "convolution_forward_primitive_desc_create",
+                engine,
+                _INFERENCE,
+                _DIRECT,
+                *tensors,
+                *geometry,
+                attributes,
+            )
+        anything = [Descriptor.tagged(dims_of(problem, name)[0], problem.dtype, _TAG_ANY) for name in "xwy"]
+        any_x, any_w, any_y = (descriptor.handle for descriptor in anything)
+        hint = lib.make(
+            "convolution_forward_primitive_desc_create",
+            *(engine, _TRAINING, _DIRECT, any_x, any_w, None, any_y),
+            *geometry,
+            None,
+        )
+        try:
+            if problem.direction == "bwd_data":
+                return lib.make(
+                    "convolution_backward_data_primitive_desc_create",
+                    *(engine, _DIRECT, x, w, y),
+                    *(*geometry, hint, attributes),
+                )
+            return lib.make(
+                "convolution_backward_weights_primitive_desc_create",
+                *(engine, _DIRECT, x, w, None, y),
+                *(*geometry, hint, attributes),
+            )
+        finally:
+            lib.call("primitive_desc_destroy", hint)
+
+    def _queried(self, role: str) -> Descriptor:
+        found = self.lib.handle.dnnl_primitive_desc_query_md(self.handle, _QUERY[role], 0)
+        return Descriptor(self.lib.make("memory_desc_clone", found))

@@ -1,0 +1,94 @@
+"""oneDNN's solvers: what they refuse, and which layouts are worth a measurement."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from convdispatch.api import ConvProblem, DeviceInfo, Solver
+
+from .library import OneDNNError, missing
+from .plan import OneDNNPlan
+from .primitive import DTYPES, Convolution
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Forward", "Gradient"]
+
+_LAYOUTS = ("any", "plain", "nhwc", "blocked")
+_NO_NATIVE_KERNELS = {"oclgrind": "a simulator whose kernels are not the machine's code"}
+
+
+@functools.lru_cache(maxsize=1024)
+def _choices(problem: ConvProblem) -> tuple[tuple[dict[str, Any], ...], str]:
+    """Configurations that differ in what runs, the library's own choice first; and why there is none."""
+    found: list[tuple[dict[str, Any], Convolution]] = []
+    reference, refused = "", ""
+    for data in _LAYOUTS:
+        config = {"data": data}
+        try:
+            made = Convolution(problem, config)
+        except OneDNNError as error:
+            refused = refused or str(error)
+            continue
+        if made.implementation.startswith("ref"):
+            reference = made.implementation
+        elif not any(made.same(other) for _, other in found):
+            found.append((config, made))
+    why = f"only the reference code {reference}" if reference else f"no implementation ({refused})"
+    return tuple(config for config, _ in found), why
+
+
+class _OneDNN(Solver):
+    exact = True
+    directions: tuple[str, ...] = ()
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Another direction, a device that is no CPU, no library, or nothing in it but reference code."""
+        if problem.direction not in self.directions:
+            return f"{' or '.join(self.directions)} only, got {problem.direction}"
+        if device.type != "cpu":
+            return f"cpu only, got {device.type}"
+        if device.vendor in _NO_NATIVE_KERNELS:
+            return f"native kernels only, got {device.vendor}, {_NO_NATIVE_KERNELS[device.vendor]}"
+        if problem.dtype not in DTYPES:
+            return f"{', '.join(DTYPES)} only, got {problem.dtype}"
+        if problem.mb == 0:
+            return "mb of 1 or more only, got 0"
+        if problem.residual and problem.accumulate:
+            return "residual or accumulate only, got both"
+        reason = missing()
+        if reason:
+            return reason
+        choices, why = _choices(_asked(problem))
+        return None if choices else f"an implementation in onednn only, got {why}"
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
+        """Layouts of the images: the library's choice, the caller's, channels last, blocks of sixteen channels."""
+        return _choices(_asked(problem))[0]
+
+    def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> OneDNNPlan:
+        """The primitive and its reorders; the library generates their code now."""
+        return OneDNNPlan(problem, config)
+
+
+def _asked(problem: ConvProblem) -> ConvProblem:
+    """The problem without what changes nothing about the library's answer, so that more of them share it."""
+    return problem.replace(constant_weights=False, math="float32")
+
+
+class Forward(_OneDNN):
+    """Forward convolution with bias, a sum and an activation in the same pass."""
+
+    name = "onednn.forward"
+    fuses = frozenset({"bias", "residual", "activation", "accumulate"})
+    directions = ("fwd",)
+
+
+class Gradient(_OneDNN):
+    """The gradients with respect to data and weights."""
+
+    name = "onednn.gradient"
+    directions = ("bwd_data", "bwd_weights")
