@@ -3,19 +3,23 @@
     python bench/h200.py compare --net resnet50 --direction fwd --tries 3   # ours, checked, beside cuDNN in fp32
     python bench/h200.py explore fwd_mb64ic256ih28oc512kh3ph1 --tiles 64,128,16,8,8 --splits 1
 
-``compare`` times the first ``--tries`` configurations of each solver and keeps the best. Both sides are timed on the
+``compare`` times the first ``--tries`` configurations of each solver whose predicted cost is near the least, and keeps
+the best; ``--warm`` compiles them beforehand in several processes. Both sides are timed on the
 device alone, from the first start to the last end of some repetitions that the host has queued up beforehand. Results
 are checked in sampled elements against float64. Full figures go to ``$OUT`` as JSON; a short table comes last.
 """
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
+import multiprocessing
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -24,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pyopencl as cl
 
-from convdispatch import reference, runtime, shapes
-from convdispatch.api import ConvProblem
+from convdispatch import dispatch, reference, runtime, shapes
+from convdispatch.api import ConvProblem, Policy
 from convdispatch.api.problem import DIRECTIONS
+from convdispatch.search.trialdata import numpy_dtype
 
 NETS = ("convnet", "alexnet", "overfeat", "vgg_a", "googlenet", "resnet50")
 SHORT = {"fwd": "f", "bwd_data": "bd", "bwd_weights": "bw"}
@@ -53,19 +58,19 @@ class Ours:
         if os.environ.get("ZEROS"):  # fewer bits toggle: shows whether the power limit is what bounds the speed
             self._block[:] = 0
         self.memory: dict[str, cl.Buffer] = {}
-        self.shapes: ConvProblem | None = None
+        self.form: Any = None
 
     def load(self, problem: ConvProblem) -> None:
-        """Buffers for the problem's tensors, filled with normal data; kept while the shapes stay."""
-        if self.shapes is None or (self.shapes.x_shape, self.shapes.w_shape, self.shapes.y_shape) != (
-            problem.x_shape, problem.w_shape, problem.y_shape):  # fmt: skip
+        """Buffers for the problem's tensors, filled with normal data; kept while shapes and dtype stay."""
+        form = (problem.x_shape, problem.w_shape, problem.y_shape, problem.dtype)
+        if self.form != form:
             self.memory.clear()
             self.host = {}
             for at, name in enumerate("xwy"):
                 shape = getattr(problem, name + "_shape")
-                self.host[name] = np.resize(self._block[at * 1000 :], shape)
+                self.host[name] = np.resize(self._block[at * 1000 :], shape).astype(numpy_dtype(problem))
                 self.memory[name] = self._buffer(self.host[name])
-        self.shapes = problem
+        self.form = form
 
     def _buffer(self, values: np.ndarray) -> cl.Buffer:
         return cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=values)
@@ -89,15 +94,16 @@ class Ours:
 
     def error(self, plan, problem: ConvProblem, count: int = 48) -> float:
         """Relative error in sampled elements of a fresh output."""
-        shape = problem.out_shape
-        out = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, int(np.prod(shape)) * 4)
-        cl.enqueue_fill_buffer(self.queue, out, np.float32(np.nan), 0, out.size)
+        count_all, dtype = int(np.prod(problem.out_shape)), numpy_dtype(problem)
+        out = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, count_all * dtype.itemsize)
+        cl.enqueue_fill_buffer(self.queue, out, np.full(1, np.nan, dtype).view(np.uint8), 0, out.size)
         scratch = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
         cl.enqueue_fill_buffer(self.queue, scratch, np.float32(np.nan), 0, scratch.size // 4 * 4)
         memory = {**self.memory, problem.written: out}
         plan.enqueue(self.queue, memory["x"], memory["w"], memory["y"], scratch)
-        got = np.empty(int(np.prod(shape)), np.float32)
-        cl.enqueue_copy(self.queue, got, out)
+        got = np.empty(count_all, dtype)
+        cl.enqueue_copy(self.queue, got.view(np.uint8), out)
+        got = got.astype(np.float32)
         at = reference.positions(problem, count)
         if not np.isfinite(got.sum()):
             return float("inf")
@@ -106,12 +112,19 @@ class Ours:
 
 
 def torch_ms(problem: ConvProblem) -> float:
-    """Median milliseconds of the same in PyTorch, replayed as a CUDA graph, TF32 off, cudnn.benchmark on."""
+    """Median milliseconds of the same in PyTorch, replayed as a CUDA graph; cudnn.benchmark on.
+
+    TF32 where the problem's math allows it; channels last for NHWC.
+    """
     import torch
 
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    x, w, y = (torch.randn(getattr(problem, name + "_shape"), device="cuda") for name in "xwy")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = problem.math == "tf32"
+    form = {"memory_format": torch.channels_last} if problem.layout == "nhwc" else {}
+    plain, kind = problem.replace(layout="nchw"), getattr(torch, problem.dtype)
+    x, w, y = (
+        torch.randn(getattr(plain, name + "_shape"), device="cuda").to(kind).contiguous(**form) for name in "xwy"
+    )
     geometry = [(problem.sh, problem.sw), (problem.ph, problem.pw), (problem.dh, problem.dw)]
     mask = [problem.direction == "bwd_data", problem.direction == "bwd_weights", False]
 
@@ -148,27 +161,54 @@ def solvers(patterns: str) -> list:
 
     from convdispatch.loader import plugins
 
-    found = dict(plugins().solvers)
-    if not any(name.startswith("implicitgemm.tiled") for name in found):  # run from a checkout that is not installed
-        from convdispatch_implicitgemm.gpu import gpu_solvers
-
-        found |= {solver.name: solver for solver in gpu_solvers()}
+    found = plugins().solvers
     return [solver for name, solver in found.items() if any(fnmatch(name, p) for p in patterns.split(","))]
+
+
+NEAR = 5.0
+"""Predicted costs up to this many times the least are tried."""
+
+
+def choices(problem: ConvProblem, info: Any, candidates: list, tries: int) -> list[tuple[int, Any, dict]]:
+    """(place in the solver's own order, solver, configuration) of what may be the best, by predicted cost."""
+    found = []
+    for solver in candidates:
+        if not dispatch.refusal(solver, problem, info, Policy()):
+            for place, config in enumerate(itertools.islice(solver.configs(problem, info), tries)):
+                found.append((solver.cost(problem, info, config) or 0.0, place, solver, config))
+    least = min((cost for cost, *_ in found if cost), default=0.0)
+    return [(place, solver, config) for cost, place, solver, config in found if cost <= NEAR * least or not cost]
 
 
 def best(ours: Ours, problem: ConvProblem, candidates: list, tries: int, seconds: float) -> list[dict]:
     """Times configurations of each solver; fastest first, each with its place in the solver's own order."""
     rows = []
-    for solver in candidates:
-        if solver.rejects(problem, ours.info):
-            continue
-        for place, config in enumerate(itertools.islice(solver.configs(problem, ours.info), tries)):
-            start = time.perf_counter()
+    for place, solver, config in choices(problem, ours.info, candidates, tries):
+        start = time.perf_counter()
+        try:
             plan = solver.plan(ours.context, problem, config)
             built = time.perf_counter() - start
             ms = ours.time(plan, seconds=seconds)
-            rows.append({"solver": solver.name, "place": place, "config": dict(config), "ms": ms, "build_s": built})
+        except Exception as error:
+            print("failed", solver.name, problem, config, str(error)[:200], flush=True)
+            continue
+        rows.append({"solver": solver.name, "place": place, "config": dict(config), "ms": ms, "build_s": built})
     return sorted(rows, key=lambda row: row["ms"])
+
+
+def warm(work: tuple[list[str], str, int]) -> int:
+    """Compile what ``compare`` will time for some problems, so that it finds the binaries on disk; how many failed."""
+    texts, patterns, tries = work
+    device = runtime.find_device("nvidia")
+    info, failed = runtime.device_info(device), 0
+    for text in texts:
+        problem = ConvProblem.parse(text)
+        for _, solver, config in choices(problem, info, solvers(patterns), tries):
+            try:
+                solver.plan(runtime.context(device), problem, config)
+            except Exception:  # compare will say it
+                failed += 1
+    return failed
 
 
 @click.group(context_settings={"max_content_width": 120})
@@ -179,27 +219,47 @@ def main() -> None:
 @main.command()
 @click.option("--net", "nets", multiple=True, default=NETS, help="Shape tables.")
 @click.option("--direction", "directions", multiple=True, default=DIRECTIONS)
-@click.option("--solver", default="implicitgemm.tiled*", show_default=True, help="Globs, comma between.")
+@click.option("--solver", default="*", show_default=True, help="Globs, comma between.")
 @click.option("--tries", default=1, show_default=True, help="Configurations of each solver.")
 @click.option("--seconds", default=0.02, show_default=True, help="A timing batch.")
 @click.option("--torch/--no-torch", "peer", default=True)
 @click.option("--check/--no-check", default=True)
 @click.option("--layer", "layers", multiple=True, help="Only these layers.")
 @click.option("--budget", default=500.0, show_default=True, help="Seconds after which no further layer is begun.")
-def compare(nets, directions, solver, tries, seconds, peer, check, layers, budget) -> None:
+@click.option("--dtype", default="float32", show_default=True)
+@click.option("--math", default="float32", show_default=True)
+@click.option("--layout", default="nchw", show_default=True)
+@click.option("--warm", "processes", default=0, help="Compile in so many processes beforehand.")
+@click.option("--limit", default=1e-5, show_default=True, help="Relative error from which a layer counts as wrong.")
+def compare(
+    nets, directions, solver, tries, seconds, peer, check, layers, budget, dtype, math, layout, processes, limit
+) -> None:
     """Every layer of the nets beside cuDNN."""
-    ours, rows, begun = Ours(), [], time.perf_counter()
+    begun = time.perf_counter()
+    form = {"dtype": dtype, "math": math, "layout": layout}
+    asked = [
+        (net, entry.name, entry.problem.replace(direction=direction, **form))
+        for net, direction in itertools.product(nets, directions)
+        for entry in shapes.load(net)
+        if not layers or entry.name in layers
+    ]
+    if processes:
+        texts = sorted({str(problem) for *_, problem in asked})
+        with multiprocessing.get_context("spawn").Pool(processes) as pool:
+            failed = pool.map(warm, [([text], solver, tries) for text in texts], chunksize=1)
+        print(f"compiled for {len(texts)} problems in {time.perf_counter() - begun:.0f} s, {sum(failed)} failed")
+    ours, rows = Ours(), []
     candidates = solvers(solver)
     for net, direction in itertools.product(nets, directions):
-        for entry in shapes.load(net):
+        for _, name, problem in (a for a in asked if a[0] == net and a[2].direction == direction):
             if time.perf_counter() - begun > budget:
                 break
-            if layers and entry.name not in layers:
-                continue
-            problem = entry.problem.replace(direction=direction)
             ours.load(problem)
             timed = best(ours, problem, candidates, tries, seconds)
-            row = {"net": net, "layer": entry.name, "direction": direction, "problem": str(problem),
+            if not timed:
+                print(f"{net:9} {name:8} {SHORT[direction]:2} no solver", flush=True)
+                continue
+            row = {"net": net, "layer": name, "direction": direction, "problem": str(problem),
                    "gflop": problem.flops / 1e9, "timed": timed, **timed[0]}  # fmt: skip
             if check:
                 by_name = {each.name: each for each in candidates}
@@ -208,23 +268,24 @@ def compare(nets, directions, solver, tries, seconds, peer, check, layers, budge
             row["torch"] = torch_ms(problem) if peer else float("nan")
             rows.append(row)
             speed = problem.flops / row["ms"] / 1e9
-            print(f"{net:9} {entry.name:8} {SHORT[direction]:2} {row['ms']:8.3f} ms {speed:6.1f} TF"
+            print(f"{net:9} {name:8} {SHORT[direction]:2} {row['ms']:8.3f} ms {speed:6.1f} TF"
                   f"  torch {row['torch']:8.3f}  ratio {row['torch'] / row['ms']:5.2f}  err {row.get('error', 0):.1e}"
-                  f"  first {next(t['ms'] for t in timed if t['place'] == 0):8.3f}  {row['solver']} {row['config']}",
-                  flush=True)  # fmt: skip
+                  f"  {row['solver']} #{row['place']} {row['config']}", flush=True)  # fmt: skip
     out = os.environ.get("OUT")
     if out:
         Path(out, "h200.json").write_text(json.dumps({"device": str(ours.info), "rows": rows}, indent=1))
-    print(f"\n{'net':9} dir  ours ms (first config)   torch ms  ratio   worst layers (ratio)")
+    won = collections.Counter(row["solver"] for row in rows)
+    print("\nfastest: " + ", ".join(f"{name} {count}" for name, count in won.most_common()))
+    print(f"{'net':9} dir  ours ms (first config)   torch ms  ratio   worst layers (ratio)")
     for net, direction in itertools.product(nets, directions):
         part = [row for row in rows if (row["net"], row["direction"]) == (net, direction)]
         if part:
             mine, theirs = (sum(row[key] for row in part) for key in ("ms", "torch"))
-            first = sum(next(t["ms"] for t in row["timed"] if t["place"] == 0) for row in part)
+            first = sum(next((t["ms"] for t in row["timed"] if t["place"] == 0), row["ms"]) for row in part)
             worst = sorted(part, key=lambda row: row["torch"] / row["ms"])[:4]
             print(f"{net:9} {SHORT[direction]:3} {mine:8.3f} ({first:8.3f}) {theirs:10.3f} {theirs / mine:6.2f}   "
                   + ", ".join(f"{row['layer']} {row['torch'] / row['ms']:.2f}" for row in worst))  # fmt: skip
-    wrong = [row for row in rows if not row.get("error", 0) < 1e-5]
+    wrong = [row for row in rows if not row.get("error", 0) < limit]
     print(f"{len(rows)} layers, {len(wrong)} wrong" + "".join(f"\n  {row['problem']} {row['error']}" for row in wrong))
 
 
