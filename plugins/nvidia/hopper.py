@@ -1,0 +1,57 @@
+"""From OpenCL C to a program for sm_90a, which OpenCL's own compiler does not target.
+
+Hopper's ``wgmma`` needs ``.target sm_90a``. The road: kernel text holds those instructions in inline assembly as PTX
+comments (``//@wgmma...``), with their operands; the driver compiles it for sm_90 and hands out its PTX as the program's
+binary; here the marks are stripped and the target rewritten; ``clCreateProgramWithBinary`` takes the PTX back and
+assembles it. Registers are allocated by the last step, so nothing is lost on the way.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+from convdispatch.api import BuildFailed, build
+
+__all__ = ["MARK", "build_for_hopper", "for_hopper"]
+
+MARK = "//@"
+"""What hides an instruction from the first compilation."""
+_programs: dict[tuple[Any, str], Any] = {}
+_lock = threading.Lock()
+
+
+def for_hopper(ptx: str) -> str:
+    """PTX compiled for sm_90, with its marked instructions uncovered and its target sm_90a.
+
+    Raises BuildFailed when the text has no target line or no mark: then the driver did not keep the comments.
+    """
+    if MARK not in ptx:
+        raise BuildFailed("the driver's PTX lacks the marked instructions: it does not keep comments", ptx[:2000])
+    text, found = re.subn(r"(?m)^(\s*\.target\s+)sm_90\b", r"\1sm_90a", ptx)
+    if not found:
+        target = re.search(r"(?m)^\s*\.target.*$", ptx)
+        raise BuildFailed(f"expected PTX for sm_90, got {target[0].strip() if target else 'no target'}", ptx[:2000])
+    return text.replace(MARK, "")
+
+
+def build_for_hopper(context: Any, text: str) -> Any:
+    """Compile kernel text whose marked lines are for sm_90a; once per (context, text).
+
+    Raises BuildFailed with the driver's log.
+    """
+    import pyopencl as cl
+
+    key = (context, text)
+    with _lock:
+        if key not in _programs:
+            first = build(context, text)
+            ptx = first.get_info(cl.program_info.BINARIES)[0].decode("latin-1")
+            uncovered = for_hopper(ptx).rstrip("\0") + "\0"
+            try:
+                program = cl.Program(context, context.devices, [uncovered.encode("latin-1")])
+                _programs[key] = program.build()
+            except cl.RuntimeError as error:
+                raise BuildFailed(f"the PTX for sm_90a was refused: {str(error).splitlines()[0]}", str(error)) from error
+        return _programs[key]

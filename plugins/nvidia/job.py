@@ -1,0 +1,306 @@
+"""Job: a problem and a tile, and every number that the kernels' texts need of the two."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from convdispatch.api import ConvProblem
+
+from .formats import FORMATS, Format
+from .tile import Tile
+from .walk import Phase, Walk, along, chunks, walk
+
+__all__ = ["LOCAL_LIMIT", "SEARCHERS", "Job", "Source"]
+
+LOCAL_LIMIT = 227 * 1024
+"""Bytes of local memory that a work group can have; static arrays of this size load, whatever the device reports."""
+SEARCHERS = 256
+"""Work groups that look for a tensor's largest magnitude."""
+_INT = 2**31
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor that the product reads as planes of 16-bit channels: [image][pixel][plane][group][8 c8]."""
+
+    name: str
+    """Operand: x or y."""
+    images: int
+    groups: int
+    c: int
+    size: tuple[int, int, int]
+    planes: int
+    fold: bool = False
+    direct: bool = False
+    """Whether the tensor itself has this form, so that nothing is packed."""
+
+    @property
+    def c8(self) -> int:
+        """Chunks of eight channels."""
+        return chunks(self.c)
+
+    @property
+    def plane(self) -> int:
+        """Elements from plane to plane."""
+        return self.groups * self.c8 * 8
+
+    @property
+    def pixel(self) -> int:
+        """Elements from pixel to pixel."""
+        return self.planes * self.plane
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of an image."""
+        return math.prod(self.size)
+
+    @property
+    def image(self) -> int:
+        """Elements from image to image."""
+        return self.pixels * self.pixel
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """Elements from pixel to pixel along d, h, w."""
+        return (self.size[1] * self.size[2] * self.pixel, self.size[2] * self.pixel, self.pixel)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the packed form."""
+        return 0 if self.direct else self.images * self.image * 2
+
+
+@dataclass(frozen=True)
+class Target:
+    """The tensor that the data directions write: element strides, whatever the layout."""
+
+    channels: int
+    size: tuple[int, int, int]
+    nhwc: bool
+
+    @property
+    def channel(self) -> int:
+        """Elements from channel to channel."""
+        return 1 if self.nhwc else math.prod(self.size)
+
+    @property
+    def image(self) -> int:
+        """Elements from image to image."""
+        return self.channels * math.prod(self.size)
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """Elements from pixel to pixel along d, h, w."""
+        unit = self.channels if self.nhwc else 1
+        return (self.size[1] * self.size[2] * unit, self.size[2] * unit, unit)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What ``product.cl.mako`` and ``pack.cl.mako`` are rendered from."""
+
+    problem: ConvProblem
+    tile: Tile
+
+    @functools.cached_property
+    def walk(self) -> Walk:
+        """The problem's walk."""
+        return walk(self.problem)
+
+    @property
+    def format(self) -> Format:
+        """How values are split."""
+        return FORMATS[self.tile.format]
+
+    @property
+    def data(self) -> bool:
+        """Whether places are rows and the weights are packed (forward, data gradient)."""
+        return self.problem.direction != "bwd_weights"
+
+    # --- operands ----------------------------------------------------------------------------------------------------
+
+    def _source(self, name: str, c: int, size: tuple[int, int, int], fold: bool) -> Source:
+        problem = self.problem
+        direct = self.format.name == "native" and problem.layout == "nhwc" and not fold and c % 8 == 0
+        return Source(name, problem.mb, problem.g, c, size, self.format.planes, fold, direct)
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The tensor that is read at ``place * step + origin + tap * spread``."""
+        name = "y" if self.problem.direction == "bwd_data" else "x"
+        return self._source(name, self.walk.c, self.walk.source, self.walk.fold)
+
+    @functools.cached_property
+    def places(self) -> Source:
+        """The tensor over the places that the weights' gradient reads: dy."""
+        return self._source("y", self.walk.m, self.walk.target, False)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Tensors that are packed."""
+        both = (self.source,) if self.data else (self.source, self.places)
+        return tuple(source for source in both if not source.direct)
+
+    @property
+    def target(self) -> Target:
+        """What the data directions write."""
+        return Target(self.walk.m * self.walk.groups, self.walk.target, self.problem.layout == "nhwc")
+
+    # --- rows, columns, depth ----------------------------------------------------------------------------------------
+
+    @property
+    def n_places(self) -> int:
+        """Places of all images."""
+        return self.walk.images * self.walk.phases[0].places
+
+    @property
+    def n(self) -> int:
+        """Columns: target channels, or chunks of eight source channels of every tap."""
+        return self.walk.m if self.data else self.walk.phases[0].volume * self.walk.c8 * 8
+
+    @property
+    def m_tiles(self) -> int:
+        """Tiles along m: places, or target channels."""
+        return -(-(self.walk.most_places if self.data else self.walk.m) // self.tile.bm)
+
+    @property
+    def n_tiles(self) -> int:
+        """Tiles along n."""
+        return -(-self.n // self.tile.bn)
+
+    def depth(self, phase: Phase) -> int:
+        """Chunks of eight along k in a phase."""
+        return phase.volume * self.walk.c8
+
+    @functools.cached_property
+    def slices(self) -> tuple[int, ...]:
+        """Slices of each phase."""
+        if not self.data:
+            return (-(-self.n_places // self.tile.bk),)
+        return tuple(-(-self.depth(phase) * 8 // self.tile.bk) for phase in self.walk.phases)
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Slices of the phases before each."""
+        return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
+
+    @property
+    def work_groups(self) -> int:
+        """Work groups of the product."""
+        return self.m_tiles * self.n_tiles * self.tile.split * self.walk.groups * len(self.walk.phases)
+
+    # --- local memory ------------------------------------------------------------------------------------------------
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of local memory: a swizzle's width."""
+        return self.tile.bk * 2 if self.data else 128
+
+    @property
+    def a_bytes(self) -> int:
+        """Bytes of a plane of A in a stage."""
+        return self.tile.bm * self.tile.bk * 2
+
+    @property
+    def b_bytes(self) -> int:
+        """Bytes of a plane of B in a stage."""
+        return self.tile.bn * self.tile.bk * 2
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage."""
+        return (self.a_bytes + self.b_bytes) * self.format.planes
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of local memory."""
+        return self.stage_bytes * self.tile.stages
+
+    # --- workspace ---------------------------------------------------------------------------------------------------
+
+    @property
+    def weight_slice(self) -> int:
+        """Elements of a slice of packed weights, all planes."""
+        return self.tile.bn * self.tile.bk * self.format.planes
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of packed weights."""
+        return self.walk.groups * sum(self.slices) * self.n_tiles * self.weight_slice * 2 if self.data else 0
+
+    @property
+    def partial(self) -> bool:
+        """Whether the product leaves float32 sums for ``reduce``."""
+        return self.tile.split > 1 or not self.data
+
+    @property
+    def partial_elements(self) -> int:
+        """Elements of one part."""
+        if self.data:
+            return math.prod(self.problem.out_shape)
+        return self.walk.groups * self.walk.m * self.n
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of all parts."""
+        return self.partial_elements * self.tile.split * 4 if self.partial else 0
+
+    # --- text --------------------------------------------------------------------------------------------------------
+
+    @property
+    def index(self) -> str:
+        """OpenCL type of offsets in the packed tensors."""
+        both = (self.source,) if self.data else (self.source, self.places)
+        return "int" if max(s.images * s.image for s in both) < _INT else "long"
+
+    @property
+    def out_index(self) -> str:
+        """OpenCL type of offsets in the output and its parts."""
+        return "int" if self.partial_elements * self.tile.split < _INT else "long"
+
+    @functools.cached_property
+    def guarded(self) -> tuple[bool, ...]:
+        """Axes along which a tap can fall outside the source."""
+        return tuple(not self.walk.inside(axis) for axis in range(3))
+
+    @functools.cached_property
+    def tap_bits(self) -> tuple[int, int, int]:
+        """Bits that tell which taps along an axis lie inside, for the guarded axes."""
+        most = [max(phase.taps[axis] for phase in self.walk.phases) for axis in range(3)]
+        return tuple(most[axis] if self.guarded[axis] else 0 for axis in range(3))
+
+    @property
+    def weight_strides(self) -> tuple[int, int, int, int]:
+        """Elements from weight to weight along oc, ic, tap; and of a group."""
+        problem = self.problem
+        icg, taps = problem.ic // problem.g, math.prod(along(problem, "k"))
+        inner, tap = (1, icg) if problem.layout == "nhwc" else (taps, 1)
+        return icg * taps, inner, tap, problem.oc // problem.g * icg * taps
+
+    @property
+    def misfit(self) -> str | None:
+        """Why the tile cannot run this problem; None when it can."""
+        t = self.tile
+        warp_m, warp_n = (64, 8) if t.engine == "wgmma" else (16, 16)
+        if t.bm % (t.wm * warp_m) or t.bn % (t.wn * warp_n) or t.bk not in (32, 64):
+            return "the tile does not divide into warps"
+        if t.engine == "wgmma" and (t.bm != t.wm * 64 or t.bn // t.wn > 256):
+            return "a group of warps multiplies 64 rows and at most 256 columns"
+        if self.data and (t.bm * t.bk // 8) % t.items:
+            return "the work items do not cover a slice evenly"
+        if not self.data and (t.bm % 64 or t.bn % 64 or t.bk * 8 % t.items or (t.bn // t.wn % 64 and t.engine == "wgmma")):
+            return "blocks of 64 channels do not fit the tile"
+        if sum(self.tap_bits) > 32 and self.data:
+            return "more than 32 taps along the axes"
+        if self.local_bytes > LOCAL_LIMIT:
+            return f"{self.local_bytes} bytes of local memory"
+        if t.engine == "wgmma" and t.stages < 3:
+            return "three stages or more"
+        if t.split > max(1, *self.slices):
+            return "more parts than slices"
+        accumulators = t.frag_m * t.frag_n * 4 * (2 if t.engine == "wgmma" and self.format.exact else 1)
+        if accumulators > 200:
+            return "more sums than registers"
+        return None

@@ -1,0 +1,189 @@
+## Tensors as planes of 16-bit numbers: sources channels last, [image][pixel][plane][group][chunks of 8 channels], and
+## weights in the slices that a work group of ``product`` copies as they lie in its local memory.
+##
+## One launch packs several tensors (pieces): each has a range of work groups of 256 items.
+## Scaled formats first look for the largest finite magnitude (``magnitudes``); ``pack`` then multiplies by the power of
+## two that brings it to 2^14, and leaves the inverse behind the packed tensor.
+##
+## pieces  (name, kind, work groups, elements of the tensor, its offset in 16-bit numbers, of its scales in floats)
+<%
+t, geo, f = job.tile, job.walk, job.format
+problem = job.problem
+native = f.name == "native"
+nhwc = problem.layout == "nhwc"
+icg = problem.ic // problem.g
+c8 = geo.c8
+type = "ushort" if native else "REAL"
+value = "(p)[i]" if native else "LOAD(p, i)"
+w_oc, w_ic, w_tap, w_group = job.weight_strides
+searchers = 256
+%>\
+#define VALUE_TYPE ${"ushort" if native else "float"}
+#define FETCH(p, i) ${"((p)[i])" if native else "LOAD(p, i)"}
+% if not native:
+// The planes of eight values, to out, plane by plane.
+inline void put8(global ushort *out, const float *v, float scale, long plane) {
+  ushort h[${f.planes}][8];
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    float rest = v[e]${" * scale" if f.scaled else ""};
+    const int finite = fabs(rest) <= 3.4028235e38f;
+#pragma unroll
+    for (int p = 0; p < ${f.planes}; ++p) {
+      ushort part = narrow(rest);
+% if f.bfloat:
+      if (finite && (part & 0x7fff) == 0x7f80) part = (ushort)(as_uint(rest) >> 16);  // rounding up would overflow
+% endif
+      h[p][e] = p == 0 || finite ? part : (ushort)0;
+      rest = finite ? rest - widen(part) : 0;
+    }
+  }
+#pragma unroll
+  for (int p = 0; p < ${f.planes}; ++p)
+    *(global uint4 *)(out + p * plane) = (uint4)(h[p][0] | (uint)h[p][1] << 16, h[p][2] | (uint)h[p][3] << 16,
+                                                 h[p][4] | (uint)h[p][5] << 16, h[p][6] | (uint)h[p][7] << 16);
+}
+% else:
+inline void put8(global ushort *out, const ushort *v, float scale, long plane) {
+  *(global uint4 *)out = (uint4)(v[0] | (uint)v[1] << 16, v[2] | (uint)v[3] << 16, v[4] | (uint)v[5] << 16, v[6] | (uint)v[7] << 16);
+}
+% endif
+% for name, kind, groups, elements, at, scale_at in pieces:
+% if kind == "weights":
+// An item packs eight k's of one row in every tap.
+inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id, float scale) {
+  const int q = id % ${c8}, row = id / ${c8} % ${job.n_tiles * t.bn}, group = id / ${c8 * job.n_tiles * t.bn};
+  if (group >= ${geo.groups}) return;
+  const int n = row % ${t.bn}, n_tile = row / ${t.bn};
+  packed += ((long)group * ${sum(job.slices)} * ${job.n_tiles} + n_tile) * ${job.weight_slice} + n * ${t.bk};
+% for number, p in enumerate(geo.phases):
+% if p.volume:
+  for (int tap = 0; tap < ${p.volume}; ++tap) {
+    const int z = tap / ${p.taps[1] * p.taps[2]} * ${geo.tap_step[0]} + ${p.tap0[0]};
+    const int y = tap / ${p.taps[2]} % ${p.taps[1]} * ${geo.tap_step[1]} + ${p.tap0[1]};
+    const int x = tap % ${p.taps[2]} * ${geo.tap_step[2]} + ${p.tap0[2]};
+    VALUE_TYPE v[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const int c = q * 8 + e;
+% if geo.fold:
+      const long from = (long)group * ${w_group} + (long)row * ${w_oc} + c % ${icg} * ${w_ic} + ((z * ${problem.kh} + y) * ${problem.kw} + c / ${icg}) * ${w_tap};
+% elif problem.direction == "fwd":
+      const long from = (long)group * ${w_group} + (long)row * ${w_oc} + (long)c * ${w_ic} + ((z * ${problem.kh} + y) * ${problem.kw} + x) * ${w_tap};
+% else:
+      const long from = (long)group * ${w_group} + (long)c * ${w_oc} + (long)row * ${w_ic} + ((z * ${problem.kh} + y) * ${problem.kw} + x) * ${w_tap};
+% endif
+      v[e] = row < ${geo.m} && c < ${geo.c} ? FETCH(w, from) : 0;
+    }
+    const int k = tap * ${c8} + q, chunk = k % ${t.bk // 8};
+    put8(packed + (long)(${job.before[number]} + k / ${t.bk // 8}) * ${job.n_tiles * job.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, scale, ${t.bn * t.bk});
+  }
+  if (q == 0)
+    for (int k = ${job.depth(p)}; k < ${job.slices[number] * t.bk // 8}; ++k) {
+      const VALUE_TYPE v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+      const int chunk = k % ${t.bk // 8};
+      put8(packed + (long)(${job.before[number]} + k / ${t.bk // 8}) * ${job.n_tiles * job.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, scale, ${t.bn * t.bk});
+    }
+% endif
+% endfor
+}
+% else:
+<%
+src = kind
+channels = src.groups * (icg if src.fold else src.c)
+own = (problem.id, problem.ih, problem.iw) if src.name == "x" else (problem.od, problem.oh, problem.ow)
+pixels_own = own[0] * own[1] * own[2]
+image_own = channels * pixels_own
+step_c, step_p = (1, channels) if nhwc else (pixels_own, 1)
+%>\
+// One chunk of eight channels at one pixel.
+inline void pack8_${name}(global const ${type} *x, global ushort *packed, int place, int group, int q, float scale) {
+  const int image = place / ${src.pixels}, pixel = place % ${src.pixels};
+  x += (long)image * ${image_own} + (long)group * ${channels // src.groups * step_c};
+  VALUE_TYPE v[8];
+% if src.fold:
+  const int column = pixel % ${src.size[2]} * ${problem.sw} - ${problem.pw};
+  x += (pixel / ${src.size[2]} * ${own[2]} + column) * ${step_p};
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    const int c = q * 8 + e, shift = c / ${icg} * ${problem.dw};
+    v[e] = c < ${src.c} && (uint)(column + shift) < ${own[2]}u ? FETCH(x, (long)(c % ${icg}) * ${step_c} + shift * ${step_p}) : 0;
+  }
+% else:
+  x += (long)pixel * ${step_p} + (long)q * ${8 * step_c};
+#pragma unroll
+  for (int e = 0; e < 8; ++e) v[e] = ${f"q * 8 + e < {src.c} ? FETCH(x, (long)e * {step_c}) : 0" if src.c % 8 else f"FETCH(x, (long)e * {step_c})"};
+% endif
+  put8(packed + (long)place * ${src.pixel} + group * ${src.c8 * 8} + q * 8, v, scale, ${src.plane});
+}
+inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, float scale) {
+% if nhwc:
+  const int q = id % ${src.c8}, group = id / ${src.c8} % ${src.groups}, place = id / ${src.c8 * src.groups};
+  if (place < ${src.images * src.pixels}) pack8_${name}(x, packed, place, group, q, scale);
+% else:
+<% pairs = -(-src.c8 // 2) %>\
+  const int pair = id / 32 % ${pairs}, group = id / ${32 * pairs} % ${src.groups}, place = id / ${32 * pairs * src.groups} * 32 + id % 32;
+  if (place >= ${src.images * src.pixels}) return;
+  pack8_${name}(x, packed, place, group, pair * 2, scale);
+  ${f"if (pair * 2 + 1 < {src.c8}) " if src.c8 % 2 else ""}pack8_${name}(x, packed, place, group, pair * 2 + 1, scale);
+% endif
+}
+% endif
+% endfor
+<% args = ", ".join(f"global const {type} *restrict {p[0]}_from, global ushort *restrict {p[0]}_to" for p in pieces) %>\
+% if f.scaled:
+// largest[i] = the largest finite magnitude that work group i saw.
+kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+void magnitudes(${args}) {
+  local float shared[256];
+  const int tid = get_local_id(0), piece = get_group_id(0) / ${searchers}, group = get_group_id(0) % ${searchers};
+  float most = 0;
+% for number, (name, kind, groups, elements, at, scale_at) in enumerate(pieces):
+  if (piece == ${number})
+    for (long i = group * 256 + tid; i < ${elements}; i += ${256 * searchers}) {
+      const float v = fabs(${name}_from[i]);
+      if (v <= 3.4028235e38f) most = max(most, v);
+    }
+% endfor
+  shared[tid] = most;
+  for (int reach = 128; reach > 0; reach /= 2) {
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (tid < reach) shared[tid] = max(shared[tid], shared[tid + reach]);
+  }
+% for number, (name, kind, groups, elements, at, scale_at) in enumerate(pieces):
+  if (piece == ${number} && tid == 0) ((global float *)${name}_to)[${scale_at + 1} + group] = shared[0];
+% endfor
+}
+% endif
+kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+void pack(${args}) {
+  const int tid = get_local_id(0);
+  int group = get_group_id(0);
+  float scale = 1;
+% if f.scaled:
+  local float shared[256];
+  int left = group;
+% for name, kind, groups, elements, at, scale_at in pieces:
+  if (left >= 0 && left < ${groups}) shared[tid] = ((global float *)${name}_to)[${scale_at + 1} + tid];
+  left -= ${groups};
+% endfor
+  for (int reach = 128; reach > 0; reach /= 2) {
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (tid < reach) shared[tid] = max(shared[tid], shared[tid + reach]);
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  // 2^(14 - e) for a largest magnitude of 2^e; the exponent stays in what a float and its inverse can hold.
+  const int e = shared[0] > 0 ? clamp((int)(as_uint(shared[0]) >> 23) - 127, -112, 127) : 14;
+  scale = as_float((uint)(127 + 14 - e) << 23);
+% endif
+% for name, kind, groups, elements, at, scale_at in pieces:
+  if (group < ${groups}) {
+% if f.scaled:
+    if (group == 0 && tid == 0) ((global float *)${name}_to)[${scale_at}] = as_float((uint)(127 - 14 + e) << 23);
+% endif
+    pack_${name}(${name}_from, ${name}_to + ${at}L, (uint)group * 256u + tid, scale);
+    return;
+  }
+  group -= ${groups};
+% endfor
+}

@@ -1,0 +1,159 @@
+"""NvidiaPlan: magnitudes, packing, the product and the sum of its parts, as launches over the problem's buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, build, kernel_text
+
+from .hopper import build_for_hopper
+from .job import SEARCHERS, Job, Source
+from .tile import Tile
+
+__all__ = ["Layout", "NvidiaPlan"]
+
+_NAMES = (*OPERANDS, "packed")
+_ELEMENT = {"float32": 0, "float16": 1, "bfloat16": 2}
+
+
+class Layout:
+    """Where packed tensors and parts lie: byte offsets in the workspace, or in the packed weights' own buffer."""
+
+    def __init__(self, job: Job) -> None:
+        self.constant = job.data and job.problem.constant_weights
+        areas = Areas()
+        scales = (1 + SEARCHERS) * 4 if job.format.scaled else 0
+        self.at: dict[str, int] = {}
+        self.scale_at: dict[str, int] = {}
+        for source in job.sources:
+            self.at[source.name] = areas.add(source.bytes)
+            self.scale_at[source.name] = areas.add(scales)
+        weights = Areas() if self.constant else areas
+        if job.data:
+            self.at["w"] = weights.add(job.weights_bytes)
+            self.scale_at["w"] = weights.add(scales)
+        self.packed_size = weights.size if self.constant else 0
+        self.partial = areas.add(job.partial_bytes)
+        self.size = areas.size
+
+
+class NvidiaPlan:
+    """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
+
+    def __init__(
+        self, context: Any, problem: ConvProblem, config: Mapping[str, Any], engine: str, *, emulate: bool = False
+    ) -> None:
+        job = self.job = Job(problem, Tile.of({**config, "engine": engine}))
+        where = self._where = Layout(job)
+        self.workspace_size, self.packed_size = where.size, where.packed_size
+        self.pack_key = self._key() if self.packed_size else None
+        self._common = problem.macros() + f"#define ELEMENT {_ELEMENT[problem.dtype]}\n"
+        self._common += f"#define OUT_INDEX {job.out_index}\n" + ("#define EMULATE 1\n" if emulate else "")
+        self._emulate = emulate
+        pieces = [(source.name, source) for source in job.sources]
+        weights = [("w", None)] if job.data else []
+        self._packers = self._pack(context, weights) if where.constant else []
+        self._launches = self._pack(context, pieces if where.constant else pieces + weights)
+        self._launches.append(self._product(context))
+        if job.partial:
+            self._launches.append(self._reduce(context))
+
+    def _key(self) -> str:
+        problem, tile = self.job.problem, self.job.tile
+        phases = tuple((phase.taps, phase.tap0) for phase in self.job.walk.phases)
+        return repr(("nvidia", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, phases,
+                     self.job.walk.fold, self.job.walk.tap_step, tile.bn, tile.bk, tile.format))  # fmt: skip
+
+    def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
+        if not tensors:
+            return []
+        job, where = self.job, self._where
+        pieces, given = [], []
+        for name, source in tensors:
+            if source is None:
+                items = job.walk.groups * job.n_tiles * job.tile.bn * job.walk.c8
+                shape = job.problem.w_shape
+            else:
+                places = source.images * source.pixels
+                if job.problem.layout == "nhwc":
+                    items = places * source.groups * source.c8
+                else:
+                    items = -(-places // 32) * 32 * source.groups * -(-source.c8 // 2)
+                shape = getattr(job.problem, source.name + "_shape")
+            pieces.append((name, "weights" if source is None else source, -(-items // 256), math.prod(shape),
+                           where.at[name] // 2, where.scale_at[name] // 4))  # fmt: skip
+            given += [name, "packed" if source is None and not where.constant else "workspace"]
+        text = self._common + kernel_text(__package__, "narrow.cl.mako", job=job)
+        text += kernel_text(__package__, "pack.cl.mako", job=job, pieces=pieces)
+        program = build(context, text)
+        launches = []
+        if job.format.scaled:
+            launches.append(Launch(program, "magnitudes", (SEARCHERS * 256 * len(pieces),), (256,), given, names=_NAMES))
+        groups = sum(piece[2] for piece in pieces)
+        launches.append(Launch(program, "pack", (groups * 256,), (256,), given, names=_NAMES))
+        return launches
+
+    def product_text(self) -> str:
+        """The product's program."""
+        job, where = self.job, self._where
+        places = (job.source.name, "w") if job.data else ("y", "x")
+        text = self._common + f"#define PARTIAL {int(job.partial)}\n#define PARTIAL_AT {where.partial // 4}L\n"
+        text += f"#define PAIRS {int(job.problem.layout == 'nhwc' and job.walk.m % 2 == 0)}\n"
+        for letter, name in zip("AB", places):
+            text += f"#define {letter}_AT {where.at.get(name, 0) // 2}L\n"
+            text += f"#define SCALE_{letter}_AT {where.scale_at.get(name, 0) // 4}L\n"
+        for file in ("finish.cl", "narrow.cl.mako", "ptx.cl.mako", "product.cl.mako"):
+            text += kernel_text(__package__, file, **({"job": job} if file.endswith("mako") else {}))
+        return text
+
+    def _product(self, context: Any) -> Launch:
+        job = self.job
+        packed = {source.name for source in job.sources}
+        a = job.source.name if job.data else "y"
+        given = ["workspace" if a in packed else a]
+        given.append("packed" if job.data else "workspace" if "x" in packed else "x")
+        if job.format.scaled:
+            given += given[:2]
+        given += ["workspace"] if job.partial else [job.problem.written, *self._extras()]
+        text = self.product_text()
+        hopper = job.tile.engine == "wgmma" and not self._emulate
+        program = build_for_hopper(context, text) if hopper else build(context, text)
+        items = job.tile.items
+        return Launch(program, "product", (job.work_groups * items,), (items,), given, names=_NAMES)
+
+    def _reduce(self, context: Any) -> Launch:
+        job = self.job
+        text = self._common + "#define PARTIAL 0\n#define PAIRS 0\n" + kernel_text(__package__, "finish.cl")
+        text += kernel_text(__package__, "reduce.cl.mako", job=job, partial_at=self._where.partial // 4)
+        size = math.prod(job.problem.out_shape)
+        given = ["workspace", job.problem.written, *self._extras()]
+        return Launch(build(context, text), "reduce", (-(-size // 256) * 256,), (256,), given, names=_NAMES)
+
+    def _extras(self) -> list[str]:
+        return [name for name in ("bias", "residual") if getattr(self.job.problem, name)]
+
+    def pack(self, queue: Any, w: Any, packed: Any, wait_for: Any = None) -> Any:
+        """Write constant weights' packed form."""
+        for launch in self._packers:
+            wait_for = (launch(queue, (None, w, None, packed, None, None, None), wait_for),)
+        return wait_for[0]
+
+    def enqueue(
+        self,
+        queue: Any,
+        x: Any,
+        w: Any,
+        y: Any,
+        workspace: Any,
+        wait_for: Any = None,
+        *,
+        bias: Any = None,
+        residual: Any = None,
+    ) -> Any:
+        """Enqueue the launches, each after the one before; the last one's event."""
+        operands = (x, w, y, workspace, bias, residual, w if self._where.constant else workspace)
+        for launch in self._launches:
+            wait_for = (launch(queue, operands, wait_for),)
+        return wait_for[0]

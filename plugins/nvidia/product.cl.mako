@@ -1,0 +1,368 @@
+## C[m, n] = sum over k of A[m, k] B[k, n] on tensor cores, from 16-bit planes that ``pack`` wrote channels last.
+##
+## Data (forward, data gradient): m = (image, place), n = target channel, k = chunks of 8 channels of tap after tap.
+##   A's rows are gathered from the source, 16 bytes a copy; B comes packed in slices as they lie in local memory.
+## Weights: m = target channel, n = chunks of 8 channels of tap after tap, k = (image, place).
+##   Both operands are gathered with k along rows; the tensor cores read them turned.
+##
+## Local memory holds STAGES slices of BK along k. Rows are BK numbers long (data) or 64 (weights, blocks of 64
+## channels); 16-byte chunks of a row are exchanged (swizzled) so that eight rows of a column lie in different banks.
+##
+## bm, bn, bk  tile of a work group, and the depth of a slice
+## wm, wn      warps (mma) or groups of four warps (wgmma) along m and n
+## stages      slices in local memory; the copies of stages - 1 (mma) or - 2 (wgmma) are under way
+## split       parts of the sum over k, which end in the workspace
+## promote     wgmma: slices between additions of its sums to float32 registers
+<%
+t, geo, f = job.tile, job.walk, job.format
+items, planes, data = t.items, f.planes, job.data
+src = job.source
+axes, names = range(3), "zyx"
+many = len(geo.phases) > 1
+wgmma = t.engine == "wgmma"
+distance = t.stages - (2 if wgmma else 1)
+frag_m, frag_n = t.frag_m, t.frag_n
+sums = frag_m * frag_n * 4
+rowb = job.row_bytes
+cr = t.bk // 8
+a_bytes, b_bytes, stage_bytes = job.a_bytes, job.b_bytes, job.stage_bytes
+def phase(field, axis):
+    return f"{field}_{names[axis]}" if many else str(getattr(geo.phases[0], field)[axis])
+def turned(row):
+    return f"({row}) % 8" if rowb == 128 else f"({row}) / 2 % 4"
+apart = wgmma and f.exact
+c8 = geo.c8
+%>\
+#define INDEX ${job.index}
+% if many:
+// first, count, taps, origin along d, h, w; slices of the phases before, and its own.
+constant int PHASES[${len(geo.phases)}][14] = {
+% for number, p in enumerate(geo.phases):
+  {${", ".join(map(str, (*p.first, *p.count, *p.taps, *p.origin, job.before[number], job.slices[number])))}},
+% endfor
+};
+% endif
+<%def name="fetch_data(slice, stage)">\
+      {
+        const int q = ${slice} * ${cr} + chunk, tap = q / ${c8};
+<%
+kx, ky = phase("taps", 2), phase("taps", 1)
+div = [f"tap / max(1, {kx} * {ky})", f"tap / max(1, {kx}) % max(1, {ky})", f"tap % max(1, {kx})"]
+if not many:
+    k = geo.phases[0].taps
+    div = ["0" if k[0] == 1 else f"tap / {k[1] * k[2]}", "0" if k[1] == 1 else f"tap / {k[2]}" + ("" if k[0] == 1 else f" % {k[1]}"), "0" if k[2] == 1 else f"tap % {k[2]}"]
+bits = job.tap_bits
+low = [bits[1] + bits[2], bits[2], 0]
+%>\
+% for axis in axes:
+        const int t${names[axis]} = ${div[axis]};
+% endfor
+        const int real = q < depth;
+        const INDEX shift = ${" + ".join(f"(INDEX)t{names[axis]} * ({geo.spread[axis] * src.axes[axis]})" for axis in axes)} + q % ${c8} * 8;
+% for i in range(rows_a):
+        {
+          const int ok = real${"".join(f" & (int)(ok{i} >> ({low[axis]} + t{names[axis]}))" for axis in axes if job.guarded[axis])};
+          global const ushort *from = a + (at${i} + shift);
+% for p in range(planes):
+          copy16(memory, base, ${stage} + to + ${p * a_bytes + i * step_a * rowb}, from + ${p * src.plane}, ok & 1);
+% endfor
+        }
+% endfor
+        global const ushort *from = b + (long)${slice} * ${job.n_tiles * job.weight_slice};
+% for i in range(-(-job.weight_slice // 8 // items)):
+        ${f"if (tid < {job.weight_slice // 8 - i * items}) " if (i + 1) * items > job.weight_slice // 8 else ""}copy16(memory, base, ${stage} + tid * 16 + ${planes * a_bytes + i * items * 16}, from + ${i * items * 8}, 1);
+% endfor
+      }
+</%def>
+<%def name="fetch_weights(slice, stage)">\
+% for i in range(rows_k):
+      {
+        const int q = ${slice} * ${t.bk} + row + ${i * step_k}, real = q < ${job.n_places};
+<% dy = job.places; out = geo.phases[0].count %>\
+        {
+          global const ushort *from = a + (INDEX)q * ${dy.pixel};
+% for block in range(t.bm // 64):
+% for p in range(planes):
+          copy16(memory, base, ${stage} + to + ${p * a_bytes + block * t.bk * 128 + i * step_k * 128}, from + (a_at + ${block * 64 + p * dy.plane}), real & (a_c + ${block * 64} < ${dy.c8 * 8}));
+% endfor
+% endfor
+        }
+        const int image = q / ${geo.phases[0].places}, pixel = q % ${geo.phases[0].places};
+<% div = ["0" if out[0] == 1 else f"pixel / {out[1] * out[2]}", f"pixel / {out[2]}" + (f" % {out[1]}" if out[0] > 1 else ""), f"pixel % {out[2]}"] %>\
+% for axis in axes:
+        const int i${names[axis]} = (${div[axis]}) * ${geo.step[axis]} + (${geo.phases[0].origin[axis]});
+% endfor
+        global const ushort *from = b + ((INDEX)image * ${src.image}${"".join(f" + (INDEX)i{names[axis]} * {src.axes[axis]}" for axis in axes)});
+% for block in range(t.bn // 64):
+        {
+          const int ok = real & real_b${block}${"".join(f" & ((uint)(i{names[axis]} + shift_{names[axis]}{block}) < {src.size[axis]}u)" for axis in axes if job.guarded[axis])};
+% for p in range(planes):
+          copy16(memory, base, ${stage} + to + ${planes * a_bytes + p * b_bytes + block * t.bk * 128 + i * step_k * 128}, from + (b_at${block} + ${p * src.plane}), ok);
+% endfor
+        }
+% endfor
+      }
+% endfor
+</%def>
+<%def name="fetch(slice, stage)">\
+% if data:
+${fetch_data(slice, stage)}\
+% else:
+${fetch_weights(slice, stage)}\
+% endif
+</%def>
+<%def name="multiply_mma()">\
+% for k in range(t.bk // 16):
+      {
+        uint fa[${planes}][${frag_m}][4], fb[${planes}][${frag_n // 2}][4];
+% for p in range(planes):
+% for i in range(frag_m):
+% if data:
+        LDMATRIX(fa[${p}][${i}], stage_at + ${p * a_bytes + i * 16 * rowb} + a_row + (((${k * 2} + lane / 16) ^ (${turned("lane")})) << 4));
+% else:
+        LDMATRIX_TRANS(fa[${p}][${i}], stage_at + ${p * a_bytes + k * 2048} + a_row + (a_chunk + ${i * 2}) / 8 * ${t.bk * 128} + (((a_chunk + ${i * 2}) % 8 ^ lane % 8) << 4));
+% endif
+% endfor
+% for j in range(frag_n // 2):
+% if data:
+        LDMATRIX(fb[${p}][${j}], stage_at + ${planes * a_bytes + p * b_bytes + j * 16 * rowb} + b_row + (((${k * 2} + lane / 8 % 2) ^ (${turned("lane")})) << 4));
+% else:
+        LDMATRIX_TRANS(fb[${p}][${j}], stage_at + ${planes * a_bytes + p * b_bytes + k * 2048} + b_row + (b_chunk + ${j * 2}) / 8 * ${t.bk * 128} + (((b_chunk + ${j * 2}) % 8 ^ lane % 8) << 4));
+% endif
+% endfor
+% endfor
+% for i in range(frag_m):
+% for j in range(frag_n):
+<% at = (i * frag_n + j) * 4 %>\
+% if f.exact:
+        {
+          float part4[4] = {0, 0, 0, 0};
+% for pa, pb in f.products:
+          MMA(part4, fa[${pa}][${i}], fb[${pb}][${j // 2}] + ${j % 2 * 2});
+% endfor
+% for e in range(4):
+          sum[${at + e}] += part4[${e}];
+% endfor
+        }
+% else:
+% for pa, pb in f.products:
+        MMA(sum + ${at}, fa[${pa}][${i}], fb[${pb}][${j // 2}] + ${j % 2 * 2});
+% endfor
+% endif
+% endfor
+% endfor
+      }
+% endfor
+</%def>
+<%
+if data:
+    rows_a, step_a = t.bm * cr // items, items // cr
+else:
+    rows_k, step_k = t.bk * 8 // items, items // 8
+%>\
+#ifdef EMULATE
+#define LDMATRIX(r, at) gather(r, memory, scratch, at, 0)
+#define LDMATRIX_TRANS(r, at) gather(r, memory, scratch, at, 1)
+#define MMA(c, a, b) mma_emulated(c, scratch, a, b)
+#define WGMMA(c, a, b, add) wgmma_emulated(c, memory, a, b, LBO, SBO, add)
+#else
+#define LDMATRIX(r, at) ldmatrix(r, memory, base, at)
+#define LDMATRIX_TRANS(r, at) ldmatrix_trans(r, memory, base, at)
+#define MMA(c, a, b) mma(c, a, b)
+#define WGMMA(c, a, b, add) wgmma(c, descriptor(base, a, LBO, SBO), descriptor(base, b, LBO, SBO), add)
+#endif
+#define LBO ${t.bk * 128}
+#define SBO ${8 * rowb}
+kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
+void product(global const ushort *restrict a, global const ushort *restrict b${", global const float *restrict scale_a, global const float *restrict scale_b" if f.scaled else ""}, OUT_PARAMS) {
+  local uint4 area[${job.local_bytes // 16}] __attribute__((aligned(1024)));
+#ifdef EMULATE
+  local uint scratch[${items // 32 * 192}];
+#endif
+  local uchar *memory = (local uchar *)area;
+  const uint base = LOCAL_BASE(memory);
+  const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
+  int rest = get_group_id(0);
+  const int n_tile = rest % ${job.n_tiles};
+  rest /= ${job.n_tiles};
+  const int m_tile = rest % ${job.m_tiles};
+  rest /= ${job.m_tiles};
+  const int part = rest % ${t.split};
+  rest /= ${t.split};
+  const int number = rest % ${len(geo.phases)}, group = rest / ${len(geo.phases)};
+  const int m0 = m_tile * ${t.bm}, n0 = n_tile * ${t.bn};
+% if many:
+  constant int *row_of = PHASES[number];
+  const int ${", ".join(f"{field}_{names[axis]} = row_of[{3 * i + axis}]" for i, field in enumerate(("first", "count", "taps", "origin")) for axis in axes)};
+  const int before = row_of[12], slices = row_of[13];
+  const int places = count_z * count_y * count_x, m_end = places * ${geo.images};
+  const int depth = taps_z * taps_y * taps_x * ${c8};
+% else:
+  const int slices = ${job.slices[0]}, m_end = ${geo.images * geo.phases[0].places if data else geo.m};
+  const int depth = ${job.depth(geo.phases[0])};
+% endif
+<% first, last = ("0", "slices") if t.split == 1 else (f"(int)((long)slices * part / {t.split})", f"(int)((long)slices * (part + 1) / {t.split})") %>\
+  const int begin = ${first}, end = ${f"m0 < m_end ? {last} : {first}" if many else last};
+  a += A_AT;
+  b += B_AT;
+% if data:
+  // This item's chunk of a row, and its rows: where they read, and which taps lie inside.
+  const int chunk = tid % ${cr}, row = tid / ${cr};
+  const uint to = row * ${rowb} + ((chunk ^ ${turned("row")}) << 4);
+  a += (long)group * ${src.c8 * 8};
+  b += ((long)group * ${sum(job.slices)}${" + before" if many else ""}) * ${job.n_tiles * job.weight_slice}L + (long)n_tile * ${job.weight_slice} + tid * 8;
+<% count = [phase("count", axis) for axis in axes]; per = "places" if many else str(geo.phases[0].places) %>\
+% for i in range(rows_a):
+  INDEX at${i};
+  uint ok${i} = 0;
+  {
+    const int n = min(m0 + row + ${i * step_a}, m_end - 1), image = n / ${per}, pixel = n % ${per};
+    const int iz = pixel / (${count[1]} * ${count[2]}) * ${geo.step[0]} + (${phase("origin", 0)});
+    const int iy = pixel / ${count[2]} % ${count[1]} * ${geo.step[1]} + (${phase("origin", 1)});
+    const int ix = pixel % ${count[2]} * ${geo.step[2]} + (${phase("origin", 2)});
+    at${i} = (INDEX)image * ${src.image} + (INDEX)iz * ${src.axes[0]} + (INDEX)iy * ${src.axes[1]} + (INDEX)ix * ${src.axes[2]};
+<% low = [job.tap_bits[1] + job.tap_bits[2], job.tap_bits[2], 0] %>\
+% for axis in axes:
+% for tap in range(job.tap_bits[axis]):
+    ok${i} |= (uint)((uint)(i${names[axis]} + ${tap * geo.spread[axis]}) < ${src.size[axis]}u) << ${low[axis] + tap};
+% endfor
+% endfor
+  }
+% endfor
+% else:
+  // This item's chunk of a block of 64 channels, and its rows of places.
+  const int chunk = tid % 8, row = tid / 8;
+  const uint to = row * 128 + ((chunk ^ row % 8) << 4);
+  const int a_c = m0 + chunk * 8;
+  const INDEX a_at = (INDEX)group * ${job.places.c8 * 8} + a_c;
+<% k = geo.kernel %>\
+% for block in range(t.bn // 64):
+  const int q${block} = n0 / 8 + ${block * 8} + chunk, tap${block} = q${block} / ${c8}, real_b${block} = q${block} < depth;
+  const int shift_z${block} = tap${block} / ${k[1] * k[2]} * ${geo.spread[0]}, shift_y${block} = tap${block} / ${k[2]} % ${k[1]} * ${geo.spread[1]}, shift_x${block} = tap${block} % ${k[2]} * ${geo.spread[2]};
+  const INDEX b_at${block} = (INDEX)group * ${src.c8 * 8} + q${block} % ${c8} * 8 + (INDEX)shift_z${block} * ${src.axes[0]} + (INDEX)shift_y${block} * ${src.axes[1]} + (INDEX)shift_x${block} * ${src.axes[2]};
+% endfor
+% endif
+% if wgmma:
+  const int wg = warp / 4, wg_m = wg % ${t.wm}, wg_n = wg / ${t.wm};
+  const int row0 = wg_m * 64 + warp % 4 * 16 + lane / 4, column0 = wg_n * ${t.bn // t.wn} + lane % 4 * 2;
+% if data:
+  const uint a_from = wg_m * ${64 * rowb}, b_from = ${planes * a_bytes} + wg_n * ${t.bn // t.wn * rowb};
+% else:
+  const uint a_from = wg_m * ${t.bk * 128}, b_from = ${planes * a_bytes} + wg_n * ${t.bn // t.wn // 64 * t.bk * 128};
+% endif
+% else:
+  const int w_m = warp % ${t.wm}, w_n = warp / ${t.wm};
+  const int row0 = w_m * ${t.bm // t.wm} + lane / 4, column0 = w_n * ${t.bn // t.wn} + lane % 4 * 2;
+% if data:
+  const uint a_row = (w_m * ${t.bm // t.wm} + lane % 16) * ${rowb}, b_row = (w_n * ${t.bn // t.wn} + lane / 16 * 8 + lane % 8) * ${rowb};
+% else:
+  const uint a_row = (lane / 16 * 8 + lane % 8) * 128, a_chunk = w_m * ${t.bm // t.wm // 8} + lane / 8 % 2;
+  const uint b_row = (lane / 8 % 2 * 8 + lane % 8) * 128, b_chunk = w_n * ${t.bn // t.wn // 8} + lane / 16;
+% endif
+% endif
+  float sum[${sums}];
+#pragma unroll
+  for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
+% if apart:
+  float fresh[${sums}];
+#pragma unroll
+  for (int i = 0; i < ${sums}; ++i) fresh[i] = 0;
+% endif
+  for (int i = 0; i < ${distance}; ++i) {
+    if (begin + i < end) {
+${fetch("(begin + i)", f"i * {stage_bytes}")}\
+    }
+    copies_commit();
+  }
+  uint stage_at = 0, next_at = ${distance * stage_bytes};
+% if wgmma:
+  int add = 0${f", left = {t.promote}" if apart else ""};
+% endif
+  for (int slice = begin; slice < end; ++slice) {
+    COPIES_WAIT(${distance - 1});
+% if wgmma:
+    VISIBLE_TO_WGMMA();
+    BARRIER();
+    WGMMA_BEGIN();
+% for k in range(t.bk // 16):
+% for pa, pb in f.products:
+<% k_at = k * 32 if data else k * 2048 %>\
+    WGMMA(${"fresh" if apart else "sum"}, stage_at + a_from + ${pa * a_bytes + k_at}, stage_at + b_from + ${pb * b_bytes + k_at}, ${"add" if (k, (pa, pb)) == (0, f.products[0]) else "1"});
+% endfor
+% endfor
+    WGMMA_COMMIT();
+    add = 1;
+% else:
+    BARRIER();
+% endif
+    if (slice + ${distance} < end) {
+${fetch(f"(slice + {distance})", "next_at")}\
+    }
+    copies_commit();
+    next_at = next_at == ${(t.stages - 1) * stage_bytes} ? 0 : next_at + ${stage_bytes};
+% if wgmma:
+% if apart:
+    if (--left == 0) {
+      wgmma_finish(fresh);
+#pragma unroll
+      for (int i = 0; i < ${sums}; ++i) sum[i] += fresh[i];
+      add = 0;
+      left = ${t.promote};
+    } else
+% endif
+      WGMMA_WAIT(1);
+% else:
+${multiply_mma()}\
+% endif
+    stage_at = stage_at == ${(t.stages - 1) * stage_bytes} ? 0 : stage_at + ${stage_bytes};
+  }
+% if apart:
+  wgmma_finish(fresh);
+  if (add) {
+#pragma unroll
+    for (int i = 0; i < ${sums}; ++i) sum[i] += fresh[i];
+  }
+% elif wgmma:
+  wgmma_finish(sum);
+% endif
+% if f.scaled:
+  const float unscale_a = scale_a[SCALE_A_AT], unscale_b = scale_b[SCALE_B_AT];
+#pragma unroll
+  for (int i = 0; i < ${sums}; ++i) sum[i] = sum[i] * unscale_a * unscale_b;
+% endif
+% for i in range(frag_m):
+% for half in (0, 1):
+  {
+    const int m = m0 + row0 + ${i * 16 + half * 8};
+    if (m < m_end) {
+% if data:
+      const int image = m / ${per}, pixel = m % ${per};
+<% dst = job.target %>\
+      const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
+          + (OUT_INDEX)(pixel / (${count[1]} * ${count[2]}) * ${geo.out_step[0]} + ${phase("first", 0)}) * ${dst.axes[0]}
+          + (OUT_INDEX)(pixel / ${count[2]} % ${count[1]} * ${geo.out_step[1]} + ${phase("first", 1)}) * ${dst.axes[1]}
+          + (OUT_INDEX)(pixel % ${count[2]} * ${geo.out_step[2]} + ${phase("first", 2)}) * ${dst.axes[2]} + (OUT_INDEX)group * ${geo.m} * ${dst.channel};
+#pragma unroll
+      for (int j = 0; j < ${frag_n}; ++j) {
+        const int n = n0 + column0 + j * 8, row = group * ${geo.m} + n;
+        const float v0 = sum[(${i * frag_n} + j) * 4 + ${half * 2}], v1 = sum[(${i * frag_n} + j) * 4 + ${half * 2 + 1}];
+#if PAIRS
+        if (n < ${geo.m}) put2(OUT_ARGS, v0, v1, out_at + n, row);
+#else
+        if (n < ${geo.m}) put(OUT_ARGS, v0, out_at + (OUT_INDEX)n * ${dst.channel}, row);
+        if (n + 1 < ${geo.m}) put(OUT_ARGS, v1, out_at + (OUT_INDEX)(n + 1) * ${dst.channel}, row + 1);
+#endif
+      }
+% else:
+      const OUT_INDEX out_at = ((OUT_INDEX)(part * ${geo.groups} + group) * ${geo.m} + m) * ${job.n};
+#pragma unroll
+      for (int j = 0; j < ${frag_n}; ++j) {
+        const int n = n0 + column0 + j * 8;
+        if (n < ${job.n}) put2(OUT_ARGS, sum[(${i * frag_n} + j) * 4 + ${half * 2}], sum[(${i * frag_n} + j) * 4 + ${half * 2 + 1}], out_at + n, 0);
+      }
+% endif
+    }
+  }
+% endfor
+% endfor
+}

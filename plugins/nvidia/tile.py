@@ -1,0 +1,55 @@
+"""Tile: one configuration of the product, as a value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Tile"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a work group's tile is shaped and how the product is cut; see the head of ``product.cl.mako``."""
+
+    bm: int
+    bn: int
+    wm: int
+    """Warps (``mma``) or groups of four warps (``wgmma``) along m."""
+    wn: int
+    format: str
+    """A key of ``formats.FORMATS``."""
+    engine: str = "mma"
+    """``mma``: mma.sync on registers; ``wgmma``: Hopper's products out of local memory."""
+    bk: int = 64
+    stages: int = 3
+    split: int = 1
+    promote: int = 1
+    """``wgmma``: slices after which exact formats move their sums to float32 registers."""
+
+    @property
+    def items(self) -> int:
+        """Work items of a group."""
+        return self.wm * self.wn * (128 if self.engine == "wgmma" else 32)
+
+    @property
+    def frag_m(self) -> int:
+        """16-row fragments of a warp."""
+        return 1 if self.engine == "wgmma" else self.bm // self.wm // 16
+
+    @property
+    def frag_n(self) -> int:
+        """8-column fragments of a warp."""
+        return self.bn // self.wn // 8
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Tile:
+        """From a configuration's JSON values."""
+        return cls(**config)
+
+    def config(self) -> dict[str, Any]:
+        """As a configuration: what differs from the defaults."""
+        plain = {field.name: field.default for field in dataclasses.fields(self)}
+        return {name: value for name, value in dataclasses.asdict(self).items() if value != plain[name]}
