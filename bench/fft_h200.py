@@ -1,0 +1,129 @@
+"""The FFT solver for GPUs against PyTorch with cuDNN on one NVIDIA GPU: builds, checks and times, pass by pass.
+
+    python bench/fft_h200.py convnet:L2 convnet:L3 alexnet:c2 overfeat:c2            # first configurations beside cuDNN
+    python bench/fft_h200.py convnet:L3 --direction fwd --with three=1 --with bm=64,bn=64,tm=8,tn=8   # variants
+
+Every variant is checked in sampled elements against float64; its passes are timed by events in full runs of the plan,
+the plan as a whole by repetitions that the host has queued beforehand. cuDNN (TF32 off, ``cudnn.benchmark``) runs in
+the same process. A table comes last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+
+import pyopencl as cl
+from convdispatch_fft.gpu import Spectra
+from convdispatch_fft.gpu.plan import Layout
+from h200 import SHORT, Ours, torch_ms
+
+from convdispatch import shapes
+from convdispatch.api import ConvProblem
+from convdispatch.api.problem import DIRECTIONS
+
+
+def passes(ours: Ours, plan, rounds: int = 5) -> list[float]:
+    """Median milliseconds of each step, by its own event, in runs of the whole plan."""
+    scratch = cl.Buffer(ours.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
+    operands = (ours.memory["x"], ours.memory["w"], ours.memory["y"], scratch, None, None)
+    found = []
+    for _ in range(rounds):
+        events = [step(ours.queue, operands) for step in plan._steps]
+        ours.queue.finish()
+        found.append([(event.profile.end - event.profile.start) * 1e-6 for event in events])
+    return list(np.median(found, axis=0))
+
+
+def registers(ours: Ours, plan) -> str:
+    """Registers and spills of each program, as NVIDIA's compiler reports them."""
+    words = []
+    for step in plan._steps:
+        program = step._kernel.program
+        log = cl.Program(ours.context, program.source).build(["-cl-nv-verbose"], cache_dir=False)
+        log = log.get_build_info(ours.device, cl.program_build_info.LOG)
+        used, spills = re.search(r"Used (\d+) registers", log), re.findall(r"(\d+) bytes spill stores", log)
+        words.append((used[1] if used else "?") + (f"+{spills[0]}" if spills and spills[0] != "0" else ""))
+    return "/".join(words)
+
+
+def parse(text: str) -> dict:
+    """``three=1,bm=64`` as part of a configuration."""
+    return {name: int(value) for name, value in (part.split("=") for part in text.split(",") if part)}
+
+
+@click.command(context_settings={"max_content_width": 120})
+@click.argument("layers", nargs=-1, required=True)
+@click.option("--direction", "directions", multiple=True, default=DIRECTIONS)
+@click.option("--tries", default=1, show_default=True, help="Configurations of the solver's own.")
+@click.option("--with", "variants", multiple=True, help="Changes of the first configuration: name=value,...")
+@click.option("--torch/--no-torch", "peer", default=True)
+@click.option("--constant", is_flag=True, help="Keep the weights' spectra.")
+@click.option("--limit", default=0, help="Workspace limit in MiB: the first configuration within it.")
+@click.option("--registers/--no-registers", "ask", default=False)
+@click.option("--seconds", default=0.02, show_default=True, help="A timing batch.")
+def main(layers, directions, tries, variants, peer, constant, limit, ask, seconds) -> None:
+    """Times LAYERS, each ``table:name`` or a problem's text."""
+    ours, solver, table = Ours(), Spectra(), []
+    for text, direction in itertools.product(layers, directions):
+        net, _, name = text.rpartition(":")
+        known = {entry.name: entry.problem for entry in shapes.load(net)} if net else {}
+        problem = known[name] if net else ConvProblem.parse(text)
+        problem = problem.replace(direction=direction, constant_weights=constant and direction != "bwd_weights")
+        ours.shapes = None  # the direction before wrote one of the tensors
+        ours.load(problem)
+        configs = [dict(config) for config in solver.configs(problem, ours.info)]
+        if limit:
+            configs = [c for c in configs if solver.workspace(problem, ours.info, c) <= limit << 20]
+        wanted = [*configs[:tries], *({**configs[0], **parse(variant)} for variant in variants)]
+        theirs = torch_ms(problem) if peer else float("nan")
+        best = None
+        for number, config in enumerate(wanted):
+            config["three"] = bool(config["three"])
+            layout = Layout.of(problem, config)
+            begun = time.perf_counter()
+            try:
+                plan = solver.plan(ours.context, problem, config)
+                built = time.perf_counter() - begun
+                error, ms = measure(ours, plan, problem, seconds)
+                parts = passes(ours, plan)
+            except Exception as failure:
+                print(f"{text} {SHORT[direction]} {config} failed: {str(failure)[:300]}", flush=True)
+                continue
+            steps = " ".join(f"{part:.3f}" for part in parts[:6])
+            print(f"{text} {SHORT[direction]:2} {ms:.3f} ms  passes {steps}  torch {theirs:.3f}  err {error:.1e}"
+                  f"  {plan.workspace_size >> 20} MiB  slots {layout.slots} build {built:.1f} s"
+                  f"  {registers(ours, plan) if ask else ''} {config if number == 0 else (variants[number - tries] if number >= tries else config)}",
+                  flush=True)  # fmt: skip
+            if error < 1e-5 and (best is None or ms < best[0]):
+                best = ms, number, error
+        if best:
+            table.append((text, SHORT[direction], best[0], theirs, best[2], best[1]))
+    print(f"\n{'layer':16} dir     ours   cuDNN  ratio  error  (variant)")
+    for text, direction, ms, theirs, error, number in table:
+        print(f"{text:16} {direction:3} {ms:8.3f} {theirs:7.3f} {theirs / ms:6.2f}  {error:.1e}  ({number})")
+
+
+def measure(ours: Ours, plan, problem: ConvProblem, seconds: float) -> tuple[float, float]:
+    """(error, milliseconds) of a plan, with the weights packed where it keeps them."""
+    if not plan.packed_size:
+        return ours.error(plan, problem), ours.time(plan, seconds=seconds)
+    packed = cl.Buffer(ours.context, cl.mem_flags.READ_WRITE, plan.packed_size)
+    plan.pack(ours.queue, ours.memory["w"], packed)
+    plain, ours.memory["w"] = ours.memory["w"], packed
+    try:
+        return ours.error(plan, problem), ours.time(plan, seconds=seconds)
+    finally:
+        ours.memory["w"] = plain
+
+
+if __name__ == "__main__":
+    main()
