@@ -88,7 +88,7 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
         for tile in _TILES:
             if tile[0] // tile[3] * (tile[1] // tile[4]) > device.max_work_group_size:
                 continue
-            layout = Layout(problem, transform, (1, 1, 1), local, tile, False)
+            layout = Layout(problem, transform, (1, 1, 1), local, tile, False, 8, 256)
             if layout.fits(device):
                 found.append((operations(layout) * _slower(tile), len(found), layout))
     if not found:
@@ -101,7 +101,7 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
         if shape not in seen and cost < 2 * found[0][0]:
             seen.add(shape)
             yield layout
-            yield dataclasses.replace(layout, three=not layout.three)
+            yield dataclasses.replace(layout, three=True, tile=(64, 64, 8, 8, 8))
     yield from (layout for _, _, layout in found[1:4])
     yield from in_parts(best)
     smallest = min((layout for _, _, layout in found), key=lambda layout: layout.transform.frequencies)

@@ -37,6 +37,10 @@ class Layout:
     """bm, bn, bk, tm, tn of the product."""
     three: bool
     """Three real products a complex one instead of four."""
+    unroll: int
+    """k's of a slice whose loop is unrolled."""
+    wide: int
+    """Most work items of a transform's group."""
 
     @classmethod
     def of(cls, problem: ConvProblem, config: Mapping[str, Any]) -> Layout:
@@ -46,13 +50,14 @@ class Layout:
             raise ValueError(f"transforms of {config['th']}x{config['tw']} points do not fit {problem}")
         parts = (config["m_parts"], config["n_parts"], config["k_parts"])
         tile = tuple(config[name] for name in ("bm", "bn", "bk", "tm", "tn"))
-        return cls(problem, transform, parts, config["local"], tile, config["three"])
+        return cls(problem, transform, parts, config["local"], tile, config["three"], config["unroll"], config["wide"])
 
     def config(self) -> dict[str, Any]:
         """The configuration that describes this layout: JSON values."""
         heights = self.transform.columns.size, self.transform.rows.size
         th, tw = heights[::-1] if self.problem.ndim == 1 else heights
-        config = {"th": th, "tw": tw, "local": self.local, "three": self.three}
+        config = {"th": th, "tw": tw, "local": self.local, "wide": self.wide}
+        config |= {"three": self.three, "unroll": self.unroll}
         config |= dict(zip(("bm", "bn", "bk", "tm", "tn"), self.tile, strict=True))
         return config | dict(zip(("m_parts", "n_parts", "k_parts"), self.parts, strict=True))
 
@@ -63,7 +68,7 @@ class Layout:
         most = max(device.max_work_group_size, 1)
         stages = [s * slot_pitch(s, width, self.transform.height) * 8
                   for s, width in zip(self.slots, self._widths, strict=True)]  # fmt: skip
-        items = [group_items(s, width, self.transform.height) for s, width in zip(self.slots, self._widths, strict=True)]
+        items = [group_items(s, width, self.transform.height, self.wide) for s, width in zip(self.slots, self._widths, strict=True)]
         return (max(*stages, product) <= max(self.local, device.local_mem_size) and max(*items, bm // tm * (bn // tn)) <= most)
 
     @functools.cached_property
@@ -143,11 +148,12 @@ class Layout:
         """The transform of the left operand (``other``) or the right one."""
         at = 0 if other else 1
         return Forward(self.transform, self.planes[at], self.problem.g, self.chunks[2], self.chunks[at],
-                       self.slots[at], other)  # fmt: skip
+                       self.slots[at], self.wide, other)  # fmt: skip
 
     def inverse(self) -> Inverse:
         """The way back."""
-        return Inverse(self.transform, self.planes[2], self.problem.g, self.result_rows, self.chunks[1], self.slots[2])
+        return Inverse(self.transform, self.planes[2], self.problem.g, self.result_rows, self.chunks[1], self.slots[2],
+                       self.wide)  # fmt: skip
 
 
 def make_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
@@ -204,10 +210,11 @@ class _Kernels:
         bm, bn, bk, tm, tn = layout.tile
         m, n, k = layout.result_rows, layout.chunks[1], layout.chunks[2]
         values = {"bm": bm, "bn": bn, "bk": bk, "tm": tm, "tn": tn, "m": m, "n": n, "k": k}
-        values |= {"m_pitch": layout.chunks[0], "n_pitch": n, "three": layout.three, "accumulate": accumulate}
+        values |= {"m_pitch": layout.chunks[0], "n_pitch": n, "unroll": layout.unroll, "accumulate": accumulate}
         values |= {"conjugate": layout.problem.direction != "bwd_data"}
         values |= {"batch": layout.transform.frequencies * layout.problem.g}
-        return build(self._context, self._macros + kernel_text(__package__, "product.cl.mako", **values))
+        file = "product3.cl.mako" if layout.three else "product.cl.mako"
+        return build(self._context, self._macros + kernel_text(__package__, file, **values))
 
     def analyse(self, other: bool, place: int, row: int, slot: int) -> Launch:
         """Transform a part of the left operand (``other``) or the right one to byte ``place``."""

@@ -2,8 +2,7 @@
 //
 // Elements are (re, im) pairs, side by side. A work group computes BM x BN of one frequency from slices of BK k's in
 // local memory; a work item computes TM x TN, in pairs that lie 2 BM / TM rows and 2 BN / TN columns apart, so that
-// neighbours read neighbouring 16 bytes. A complex product takes four real ones, or three (Gauss):
-// re = ar br - ai bi, im = (ar + ai)(br + bi) - ar br - ai bi.
+// neighbours read neighbouring 16 bytes. A complex product takes four real ones; product3.cl.mako takes three.
 <%
 rows, columns = bm // tm, bn // tn
 items = rows * columns
@@ -11,7 +10,7 @@ warp_n = min(8, columns)
 warp_m = max(1, min(32 // warp_n, rows))
 pairs_m, pairs_n = tm // 2, tn // 2
 sides = [("a", bm, m, m_pitch, "m0"), ("b", bn, n, n_pitch, "n0")]
-negative = conjugate
+minus, plus = ("+", "-") if conjugate else ("-", "+")
 %>\
 #define PAIR_(T) T##2
 #define PAIR_OF(T) PAIR_(T)
@@ -36,13 +35,7 @@ at = f"(kt + (tid + {s * items}) / {tile // 2}) * {pitch // 2} + (tid + {s * ite
 <% total = bk * tile // 2 %>\
 % for s in range(-(-total // items)):
       ${f"if (tid + {s * items} < {total}) " if total % items and (s + 1) * items > total else ""}{
-% if o == "a" and negative and three:
-        ${o}_next${s}.s13 = -${o}_next${s}.s13;
-% endif
         s${o}[stage * ${total} + tid + ${s * items}] = ${o}_next${s};
-% if three:
-        t${o}[stage * ${total} + tid + ${s * items}] = ${o}_next${s}.s02 + ${o}_next${s}.s13;
-% endif
       }
 % endfor
 </%def>\
@@ -51,9 +44,6 @@ void product(global const QUAD *restrict a, long a_off, global const QUAD *restr
              global QUAD *restrict c, long c_off) {
 % for o, tile, *_ in sides:
   local QUAD s${o}[${2 * bk * tile // 2}];
-% if three:
-  local PAIR t${o}[${2 * bk * tile // 2}];
-% endif
 % endfor
   const int tid = get_local_id(0), warp = tid / ${warp_m * warp_n}, lane = tid % ${warp_m * warp_n};
   const int tx = warp % ${columns // warp_n} * ${warp_n} + lane % ${warp_n}, ty = warp / ${columns // warp_n} * ${warp_m} + lane / ${warp_n};
@@ -65,9 +55,6 @@ void product(global const QUAD *restrict a, long a_off, global const QUAD *restr
 % for q in range(tm):
 % for p in range(pairs_n):
   QUAD ${f"u{q}_{p} = (QUAD)(0)"};
-% if three:
-  PAIR ${f"v{q}_{p} = (PAIR)(0)"};
-% endif
 % endfor
 % endfor
 % for o, tile, *_ in sides:
@@ -89,45 +76,22 @@ ${fetch(*side)}\
 % endfor
     }
     local const QUAD *la = sa + stage * ${bk * bm // 2} + ty, *lb = sb + stage * ${bk * bn // 2} + tx;
-% if three:
-    local const PAIR *ma = ta + stage * ${bk * bm // 2} + ty, *mb = tb + stage * ${bk * bn // 2} + tx;
-% endif
-#pragma unroll
+#pragma unroll ${unroll}
     for (int k = 0; k < ${bk}; ++k) {
 % for q in range(pairs_m):
       const QUAD a${q} = la[k * ${bm // 2} + ${q * rows}];
-% if three:
-      const PAIR d${q} = ma[k * ${bm // 2} + ${q * rows}];
-% endif
 % endfor
 % for p in range(pairs_n):
       const QUAD b${p} = lb[k * ${bn // 2} + ${p * columns}];
-% if three:
-      const PAIR e${p} = mb[k * ${bn // 2} + ${p * columns}];
-% endif
 % endfor
 % for q in range(tm):
-% if three:
-## u: (ar br, ai bi) of both columns; v: the products of the sums
-% for p in range(pairs_n):
-      u${q}_${p}.s02 = a${q // 2}.s${q % 2 * 2} * b${p}.s02 + u${q}_${p}.s02;
-% endfor
-% for p in range(pairs_n):
-      u${q}_${p}.s13 = a${q // 2}.s${q % 2 * 2 + 1} * b${p}.s13 + u${q}_${p}.s13;
-% endfor
-% for p in range(pairs_n):
-      v${q}_${p} = d${q // 2}.s${q % 2} * e${p} + v${q}_${p};
-% endfor
-% else:
 % for p in range(pairs_n):
       u${q}_${p} = a${q // 2}.s${q % 2 * 2} * b${p} + u${q}_${p};
 % endfor
 % for p in range(pairs_n):
-<% minus, plus = ("-", "+") if not conjugate else ("+", "-") %>\
       u${q}_${p}.s02 = u${q}_${p}.s02 ${minus} a${q // 2}.s${q % 2 * 2 + 1} * b${p}.s13;
       u${q}_${p}.s13 = u${q}_${p}.s13 ${plus} a${q // 2}.s${q % 2 * 2 + 1} * b${p}.s02;
 % endfor
-% endif
 % endfor
     }
     if (kt >= ${k}) break;
@@ -145,13 +109,7 @@ ${keep(*side[:2])}\
 % for p in range(pairs_n):
       ${f"if (n0 + (tx + {p * columns}) * 2 < {n_pitch})" if n_pitch % bn else ""} {
         const long at = row * ${n_pitch // 2}L + tx + ${p * columns};
-% if three:
-        QUAD r;
-        r.s02 = u${q}_${p}.s02 - u${q}_${p}.s13;
-        r.s13 = v${q}_${p} - u${q}_${p}.s02 - u${q}_${p}.s13;
-% else:
         const QUAD r = u${q}_${p};
-% endif
         c[at] = ${"c[at] + r" if accumulate else "r"};
       }
 % endfor

@@ -92,6 +92,8 @@ class _Pass:
     pitch: int
     """Slots of a part, those of padding included."""
     slots: int
+    wide: int
+    """Most work items of a group."""
 
     types = _TYPES
 
@@ -123,7 +125,7 @@ class _Pass:
     @property
     def items(self) -> int:
         """Work items of a group."""
-        return group_items(self.slots, self.width, self.height)
+        return group_items(self.slots, self.width, self.height, self.wide)
 
     # Items that take rows of neighbouring slots, and those that take neighbouring columns, find different banks.
     @property
@@ -344,9 +346,9 @@ def slot_pitch(slots: int, width: int, height: int) -> int:
     return height * row + (want - height * row) % 16
 
 
-def group_items(slots: int, width: int, height: int) -> int:
-    """Work items of a group: one a column and one a row of the spectrum, 256 at most."""
-    return min(256, -(-slots * max(width, height) // 32) * 32)
+def group_items(slots: int, width: int, height: int, most: int) -> int:
+    """Work items of a group: one a column and one a row of the spectrum, ``most`` at most."""
+    return min(most, -(-slots * max(width, height) // 32) * 32)
 
 
 def _plain(k: int) -> str:

@@ -1,0 +1,122 @@
+## c[f, m, n] (+)= sum over k of a[f, k, m] b[f, k, n], complex, by three real products instead of four (Gauss):
+//
+// re = ar br - ai bi, im = (ar + ai)(br + bi) - ar br - ai bi. As product.cl.mako, but slices lie in local memory as three
+// planes (re, im, re + im), and a work item computes TM x TN of each plane's product, in quads.
+<%
+rows, columns = bm // tm, bn // tn
+items = rows * columns
+warp_n = min(8, columns)
+warp_m = max(1, min(32 // warp_n, rows))
+sides = [("a", bm, m, m_pitch, "m0"), ("b", bn, n, n_pitch, "n0")]
+%>\
+#define PAIR_(T) T##2
+#define PAIR_OF(T) PAIR_(T)
+#define PAIR PAIR_OF(ACC)
+#define QUAD_(T) T##4
+#define QUAD_OF(T) QUAD_(T)
+#define QUAD QUAD_OF(ACC)
+<%def name="fetch(o, tile, size, pitch, first)">\
+<% total = bk * tile // 2 %>\
+% for s in range(-(-total // items)):
+<%
+guards = []
+if total % items and (s + 1) * items > total: guards.append(f"tid + {s * items} < {total}")
+if k % bk: guards.append(f"kt + (tid + {s * items}) / {tile // 2} < {k}")
+if pitch % tile: guards.append(f"{first} + (tid + {s * items}) % {tile // 2} * 2 < {pitch}")
+at = f"(kt + (tid + {s * items}) / {tile // 2}) * {pitch // 2} + (tid + {s * items}) % {tile // 2}"
+%>\
+      ${o}_next${s} = ${f"{' && '.join(guards)} ? p{o}[{at}] : (QUAD)(0)" if guards else f"p{o}[{at}]"};
+% endfor
+</%def>\
+<%def name="keep(o, tile)">\
+<% total = bk * tile // 2 %>\
+% for s in range(-(-total // items)):
+      ${f"if (tid + {s * items} < {total}) " if total % items and (s + 1) * items > total else ""}{
+        local PAIR *to = (local PAIR *)(s${o} + stage * ${3 * bk * tile // 4}) + tid + ${s * items};
+        const PAIR re = ${o}_next${s}.s02, im = ${"-" if o == "a" and conjugate else ""}${o}_next${s}.s13;
+        to[0] = re;
+        to[${total}] = im;
+        to[${2 * total}] = re + im;
+      }
+% endfor
+</%def>\
+kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
+void product(global const QUAD *restrict a, long a_off, global const QUAD *restrict b, long b_off,
+             global QUAD *restrict c, long c_off) {
+% for o, tile, *_ in sides:
+  local QUAD s${o}[${2 * 3 * bk * tile // 4}];
+% endfor
+  const int tid = get_local_id(0), warp = tid / ${warp_m * warp_n}, lane = tid % ${warp_m * warp_n};
+  const int tx = warp % ${columns // warp_n} * ${warp_n} + lane % ${warp_n}, ty = warp / ${columns // warp_n} * ${warp_m} + lane / ${warp_n};
+<% n_tiles, m_tiles = -(-n // bn), -(-m // bm) %>\
+  const int n0 = get_group_id(0) % ${n_tiles} * ${bn}, m0 = get_group_id(0) / ${n_tiles} % ${m_tiles} * ${bm};
+  const long f = get_group_id(0) / ${n_tiles * m_tiles};
+  global const QUAD *restrict pa = a + a_off + f * ${k * m_pitch // 2} + m0 / 2;
+  global const QUAD *restrict pb = b + b_off + f * ${k * n_pitch // 2} + n0 / 2;
+% for plane in range(3):
+% for q in range(tm):
+  QUAD ${", ".join(f"u{plane}_{q}_{p} = (QUAD)(0)" for p in range(tn // 4))};
+% endfor
+% endfor
+% for o, tile, *_ in sides:
+  QUAD ${", ".join(f"{o}_next{s}" for s in range(-(-(bk * tile // 2) // items)))};
+% endfor
+  int kt = 0, stage = 0;
+% for side in sides:
+${fetch(*side)}\
+% endfor
+% for side in sides:
+${keep(*side[:2])}\
+% endfor
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (;;) {
+    kt += ${bk};
+    if (kt < ${k}) {
+% for side in sides:
+${fetch(*side)}\
+% endfor
+    }
+    local const QUAD *la = sa + stage * ${3 * bk * bm // 4} + ty, *lb = sb + stage * ${3 * bk * bn // 4} + tx;
+#pragma unroll ${unroll}
+    for (int k = 0; k < ${bk}; ++k) {
+% for plane in range(3):
+      {
+% for q in range(tm // 4):
+        const QUAD a${q} = la[${plane * bk * bm // 4} + k * ${bm // 4} + ${q * rows}];
+% endfor
+% for p in range(tn // 4):
+        const QUAD b${p} = lb[${plane * bk * bn // 4} + k * ${bn // 4} + ${p * columns}];
+% endfor
+% for q in range(tm):
+% for p in range(tn // 4):
+        u${plane}_${q}_${p} = a${q // 4}.s${q % 4} * b${p} + u${plane}_${q}_${p};
+% endfor
+% endfor
+      }
+% endfor
+    }
+    if (kt >= ${k}) break;
+    stage ^= 1;
+% for side in sides:
+${keep(*side[:2])}\
+% endfor
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+  c += c_off + f * ${m * n_pitch // 2} + n0 / 2;
+% for q in range(tm):
+  {
+    const int row = m0 + (ty + ${q // 4 * rows}) * 4 + ${q % 4};
+    ${f"if (row < {m})" if m % bm else ""} {
+% for p in range(tn // 4):
+      ${f"if (n0 + (tx + {p * columns}) * 4 < {n_pitch})" if n_pitch % bn else ""} {
+        const long at = row * ${n_pitch // 2}L + (tx + ${p * columns}) * 2;
+        const QUAD re = u0_${q}_${p} - u1_${q}_${p}, im = u2_${q}_${p} - u0_${q}_${p} - u1_${q}_${p};
+        const QUAD first = (QUAD)(re.s0, im.s0, re.s1, im.s1), second = (QUAD)(re.s2, im.s2, re.s3, im.s3);
+        c[at] = ${"c[at] + first" if accumulate else "first"};
+        c[at + 1] = ${"c[at + 1] + second" if accumulate else "second"};
+      }
+% endfor
+    }
+  }
+% endfor
+}
