@@ -1,0 +1,45 @@
+"""Marks the operations that nets are made of, so that a trace can note them instead of letting them run.
+
+An operation called by another is part of it and not noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+__all__ = ["operation", "tracing"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Note = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class _Thread(threading.local):
+    note: Note | None = None
+
+
+_thread = _Thread()
+
+
+def operation(function: Function) -> Function:
+    """``function`` as an operation: where a trace is in force, the trace is called and answers the result."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        note = _thread.note
+        return function(*args, **kwargs) if note is None else note(function, args, kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def tracing(note: Note | None) -> Iterator[None]:
+    """Inside the block, operations of this thread call ``note(function, args, kwargs)``; None lets them run."""
+    outer, _thread.note = _thread.note, note
+    try:
+        yield
+    finally:
+        _thread.note = outer
