@@ -146,6 +146,7 @@ class Launch:
     """One kernel with its sizes and its arguments; safe to enqueue from several threads.
 
     ``arguments`` mixes names with NumPy scalars; a call passes the operands that ``names`` lists, in that order.
+    ``dtypes`` are the arguments' types where named ones are scalars: None for memory, else NumPy's type.
     """
 
     def __init__(
@@ -157,6 +158,7 @@ class Launch:
         arguments: str | Sequence[Any],
         *,
         names: Sequence[str],
+        dtypes: Sequence[Any] | None = None,
     ) -> None:
         import pyopencl as cl
 
@@ -168,7 +170,7 @@ class Launch:
         self._scalars = [None if isinstance(argument, str) else argument for argument in given]
         self._places = [names.index(argument) if isinstance(argument, str) else None for argument in given]
         self._named = tuple(self._places) if None not in self._places else None
-        self._dtypes = [None if isinstance(argument, str) else np.asarray(argument).dtype for argument in given]
+        self._dtypes = list(dtypes) if dtypes else [None if isinstance(a, str) else np.asarray(a).dtype for a in given]
         self._kernel.set_scalar_arg_dtypes(self._dtypes)
 
     def __call__(
