@@ -42,6 +42,11 @@ class Source:
         return chunks(self.c)
 
     @property
+    def turn(self) -> int:
+        """Chunks that neighbours write side by side when channels first become last."""
+        return 8 if self.c8 > 4 else 4 if self.c8 > 2 else self.c8
+
+    @property
     def plane(self) -> int:
         """Elements from plane to plane."""
         return self.groups * self.c8 * 8

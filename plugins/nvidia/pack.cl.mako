@@ -20,9 +20,11 @@ searchers = 256
 %>\
 #define VALUE_TYPE ${"ushort" if native else "float"}
 #define FETCH(p, i) ${"((p)[i])" if native else "LOAD(p, i)"}
-% if not native:
-// The planes of eight values, to out, plane by plane.
-inline void put8(global ushort *out, const float *v, float scale, long plane) {
+// Eight values as 16-byte chunks, one a plane.
+inline void split8(uint4 *chunk, const VALUE_TYPE *v, float scale) {
+% if native:
+  chunk[0] = (uint4)(v[0] | (uint)v[1] << 16, v[2] | (uint)v[3] << 16, v[4] | (uint)v[5] << 16, v[6] | (uint)v[7] << 16);
+% else:
   ushort h[${f.planes}][8];
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
@@ -40,18 +42,19 @@ inline void put8(global ushort *out, const float *v, float scale, long plane) {
   }
 #pragma unroll
   for (int p = 0; p < ${f.planes}; ++p)
-    *(global uint4 *)(out + p * plane) = (uint4)(h[p][0] | (uint)h[p][1] << 16, h[p][2] | (uint)h[p][3] << 16,
-                                                 h[p][4] | (uint)h[p][5] << 16, h[p][6] | (uint)h[p][7] << 16);
-}
-% else:
-inline void put8(global ushort *out, const ushort *v, float scale, long plane) {
-  *(global uint4 *)out = (uint4)(v[0] | (uint)v[1] << 16, v[2] | (uint)v[3] << 16, v[4] | (uint)v[5] << 16, v[6] | (uint)v[7] << 16);
-}
+    chunk[p] = (uint4)(h[p][0] | (uint)h[p][1] << 16, h[p][2] | (uint)h[p][3] << 16, h[p][4] | (uint)h[p][5] << 16, h[p][6] | (uint)h[p][7] << 16);
 % endif
+}
+inline void put8(global ushort *out, const VALUE_TYPE *v, float scale, long plane) {
+  uint4 chunk[${f.planes}];
+  split8(chunk, v, scale);
+#pragma unroll
+  for (int p = 0; p < ${f.planes}; ++p) *(global uint4 *)(out + p * plane) = chunk[p];
+}
 % for name, kind, groups, elements, at, scale_at in pieces:
 % if kind == "weights":
 // An item packs eight k's of one row in every tap.
-inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id, float scale) {
+inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id, float scale, local uint4 *turn) {
   const int q = id % ${c8}, row = id / ${c8} % ${job.n_tiles * t.bn}, group = id / ${c8 * job.n_tiles * t.bn};
   if (group >= ${geo.groups}) return;
   const int n = row % ${t.bn}, n_tile = row / ${t.bn};
@@ -96,11 +99,10 @@ pixels_own = own[0] * own[1] * own[2]
 image_own = channels * pixels_own
 step_c, step_p = (1, channels) if nhwc else (pixels_own, 1)
 %>\
-// One chunk of eight channels at one pixel.
-inline void pack8_${name}(global const ${type} *x, global ushort *packed, int place, int group, int q, float scale) {
+// Eight channels at one pixel.
+inline void read8_${name}(VALUE_TYPE *v, global const ${type} *x, int place, int group, int q) {
   const int image = place / ${src.pixels}, pixel = place % ${src.pixels};
   x += (long)image * ${image_own} + (long)group * ${channels // src.groups * step_c};
-  VALUE_TYPE v[8];
 % if src.fold:
   const int column = pixel % ${src.size[2]} * ${problem.sw} - ${problem.pw};
   x += (pixel / ${src.size[2]} * ${own[2]} + column) * ${step_p};
@@ -114,20 +116,40 @@ inline void pack8_${name}(global const ${type} *x, global ushort *packed, int pl
 #pragma unroll
   for (int e = 0; e < 8; ++e) v[e] = ${f"q * 8 + e < {src.c} ? FETCH(x, (long)e * {step_c}) : 0" if src.c % 8 else f"FETCH(x, (long)e * {step_c})"};
 % endif
+}
+% if nhwc:
+inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, float scale, local uint4 *turn) {
+  const int q = id % ${src.c8}, group = id / ${src.c8} % ${src.groups}, place = id / ${src.c8 * src.groups};
+  if (place >= ${src.images * src.pixels}) return;
+  VALUE_TYPE v[8];
+  read8_${name}(v, x, place, group, q);
   put8(packed + (long)place * ${src.pixel} + group * ${src.c8 * 8} + q * 8, v, scale, ${src.plane});
 }
-inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, float scale) {
-% if nhwc:
-  const int q = id % ${src.c8}, group = id / ${src.c8} % ${src.groups}, place = id / ${src.c8 * src.groups};
-  if (place < ${src.images * src.pixels}) pack8_${name}(x, packed, place, group, q, scale);
 % else:
-<% pairs = -(-src.c8 // 2) %>\
-  const int pair = id / 32 % ${pairs}, group = id / ${32 * pairs} % ${src.groups}, place = id / ${32 * pairs * src.groups} * 32 + id % 32;
-  if (place >= ${src.images * src.pixels}) return;
-  pack8_${name}(x, packed, place, group, pair * 2, scale);
-  ${f"if (pair * 2 + 1 < {src.c8}) " if src.c8 % 2 else ""}pack8_${name}(x, packed, place, group, pair * 2 + 1, scale);
-% endif
+// Channels first: neighbours read neighbouring pixels, change places in local memory, and write neighbouring chunks.
+<% wide = src.turn; blocks = -(-src.c8 // wide); places = 256 // wide %>\
+inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, float scale, local uint4 *turn) {
+  const int tid = id % 256, unit = id / 256;
+  const int block = unit % ${blocks}, group = unit / ${blocks} % ${src.groups}, first = unit / ${blocks * src.groups} * ${places};
+  {
+    const int place = first + tid % ${places}, q = block * ${wide} + tid / ${places};
+    uint4 chunk[${f.planes}];
+    if (place < ${src.images * src.pixels}${f" && q < {src.c8}" if src.c8 % wide else ""}) {
+      VALUE_TYPE v[8];
+      read8_${name}(v, x, place, group, q);
+      split8(chunk, v, scale);
+#pragma unroll
+      for (int p = 0; p < ${f.planes}; ++p) turn[p * 256 + tid % ${places} * ${wide} + (tid / ${places} ^ tid % ${wide})] = chunk[p];
+    }
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  const int place = first + tid / ${wide}, q = block * ${wide} + tid % ${wide};
+  if (place < ${src.images * src.pixels}${f" && q < {src.c8}" if src.c8 % wide else ""})
+#pragma unroll
+    for (int p = 0; p < ${f.planes}; ++p)
+      *(global uint4 *)(packed + (long)place * ${src.pixel} + p * ${src.plane} + group * ${src.c8 * 8} + q * 8) = turn[p * 256 + tid / ${wide} * ${wide} + (tid % ${wide} ^ tid / ${wide} % ${wide})];
 }
+% endif
 % endif
 % endfor
 <% args = ", ".join(f"global const {type} *restrict {p[0]}_from, global ushort *restrict {p[0]}_to" for p in pieces) %>\
@@ -159,6 +181,7 @@ kernel __attribute__((reqd_work_group_size(256, 1, 1)))
 void pack(${args}) {
   const int tid = get_local_id(0);
   int group = get_group_id(0);
+  local uint4 turn[${256 * f.planes}];
   float scale = 1;
 % if f.scaled:
   local float shared[256];
@@ -181,7 +204,7 @@ void pack(${args}) {
 % if f.scaled:
     if (group == 0 && tid == 0) ((global float *)${name}_to)[${scale_at}] = as_float((uint)(127 - 14 + e) << 23);
 % endif
-    pack_${name}(${name}_from, ${name}_to + ${at}L, (uint)group * 256u + tid, scale);
+    pack_${name}(${name}_from, ${name}_to + ${at}L, (uint)group * 256u + tid, scale, turn);
     return;
   }
   group -= ${groups};

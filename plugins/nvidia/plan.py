@@ -80,7 +80,7 @@ class NvidiaPlan:
                 if job.problem.layout == "nhwc":
                     items = places * source.groups * source.c8
                 else:
-                    items = -(-places // 32) * 32 * source.groups * -(-source.c8 // 2)
+                    items = -(-places * source.turn // 256) * 256 * source.groups * -(-source.c8 // source.turn)
                 shape = getattr(job.problem, source.name + "_shape")
             pieces.append((name, "weights" if source is None else source, -(-items // 256), math.prod(shape),
                            where.at[name] // 2, where.scale_at[name] // 4))  # fmt: skip
