@@ -29,15 +29,28 @@ from .api.errors import (
 from .api.policy import Policy, current_policy, forbid_when_frozen
 from .api.problem import ConvProblem
 from .api.solver import Solver
+from .derivation import Derived, derived
 from .evidence import Evidence, borrowed, error_reason, measured
-from .loader import Plugins, plugins
+from .loader import plugins
 from .prepared import Constant, Prepared
 from .registry import registry
+from .visible import visible_problem
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Candidate", "forget", "make", "prepare", "quarantine", "rank", "refusal", "run", "visible_problem"]
+__all__ = [
+    "Candidate",
+    "contestants",
+    "forget",
+    "make",
+    "prepare",
+    "quarantine",
+    "rank",
+    "refusal",
+    "run",
+    "visible_problem",
+]
 
 _lock = threading.RLock()
 _plans: dict[tuple[cl.Context, ConvProblem, Policy], Prepared] = {}
@@ -55,22 +68,13 @@ class Candidate:
     """For example ``measured``, ``registry.yaml:12`` or ``predicted``."""
 
 
-def visible_problem(solver: Solver, problem: ConvProblem) -> ConvProblem:
-    """The problem as the solver sees it: without the parts of the epilogue that it does not fuse.
-
-    Parts that follow an unfused one in the epilogue's order are left to the generic pass too.
-    """
-    if not (problem.bias or problem.residual or problem.activation or problem.accumulate):
-        return problem
-    if problem.accumulate and "accumulate" not in solver.fuses:
-        return problem.replace(bias=False, residual=False, activation=None, accumulate=False)
-    changes: dict[str, Any] = {}
-    for part, nothing in (("bias", False), ("residual", False), ("activation", None)):
-        if getattr(problem, part) and (part not in solver.fuses or changes):
-            changes[part] = nothing
-    if changes and problem.accumulate:
-        return problem.replace(bias=False, residual=False, activation=None, accumulate=False)
-    return problem.replace(**changes) if changes else problem
+def contestants(problem: ConvProblem, device: DeviceInfo) -> dict[str, Solver]:
+    """Every solver for a problem, by name, sorted: the plugins', and those derived where a plugin has a gap."""
+    loaded = plugins()
+    own: dict[str, dict[str, Solver]] = {}
+    for name, solver in loaded.solvers.items():
+        own.setdefault(loaded.plugin_of.get(name, name), {})[name] = solver
+    return dict(sorted({**loaded.solvers, **derived(problem, device, own)}.items()))
 
 
 def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[str, str] | None:
@@ -80,6 +84,8 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
     if policy.deterministic and not solver.deterministic:
         return "refused", "policy(deterministic=True), and this solver is not"
     reason = registry().erratum(solver.name, problem, device)
+    if reason is None and isinstance(solver, Derived):
+        reason = registry().erratum(solver.root.name, solver.innermost(problem), device)
     if reason:
         return "refused", reason
     try:
@@ -102,7 +108,7 @@ def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None)
     """The candidates for a problem, best first. Raises NoSolver with every reason when there is none."""
     policy = policy or current_policy()
     accepted, reasons = {}, {}
-    for name, solver in sorted(plugins().solvers.items()):
+    for name, solver in contestants(problem, device).items():
         refused = refusal(solver, problem, device, policy)
         if refused:
             reasons[name] = refused[1]
@@ -160,11 +166,16 @@ class _Ranking:
         keyed = []
         for name, solver in self.accepted.items():
             config = default_config(solver, self.problem, self.device, self.policy.workspace_limit) or {}
-            place = next((i for i, glob in enumerate(preferred) if fnmatch.fnmatchcase(name, glob)), len(preferred))
+            place = next((i for i, glob in enumerate(preferred) if _prefers(glob, name)), len(preferred))
             cost = solver.cost(visible_problem(solver, self.problem), self.device, config)
             origin = source if place < len(preferred) else "predicted" if cost is not None else "name"
             keyed.append(((place, cost is None, cost or 0.0, name), Candidate(solver, config, origin or "name")))
         return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
+
+
+def _prefers(glob: str, name: str) -> bool:
+    """Whether a registry's glob means a solver: a derived one only if it says so, for rewriting has its own cost."""
+    return ("+" in glob or "+" not in name) and fnmatch.fnmatchcase(name, glob)
 
 
 def default_config(
@@ -233,8 +244,8 @@ def make(
 
 
 def _reasons(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> dict[str, str]:
-    loaded: Plugins = plugins()
-    answers = {name: refusal(solver, problem, device, policy) for name, solver in sorted(loaded.solvers.items())}
+    solvers = contestants(problem, device)
+    answers = {name: refusal(solver, problem, device, policy) for name, solver in solvers.items()}
     return {name: answer[1] for name, answer in answers.items() if answer}
 
 

@@ -11,7 +11,8 @@ from .api.device import DeviceInfo
 from .api.errors import NoSolver
 from .api.policy import current_policy
 from .api.problem import ConvProblem
-from .dispatch import Candidate, rank, refusal, visible_problem
+from .derivation import Derived
+from .dispatch import Candidate, contestants, rank, refusal, visible_problem
 from .loader import plugins
 from .perfdb import perfdb, scope_of
 
@@ -40,6 +41,8 @@ class Verdict:
     """Bytes: of the record, or as the solver states them without compiling."""
     fuses: tuple[str, ...] = ()
     """Parts of the problem's epilogue that the solver computes itself."""
+    rewriting: str | None = None
+    """Of a derived solver: what is done to the problem, and what it becomes."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,10 @@ def _line(verdict: Verdict) -> str:
         facts.append(f"error {verdict.error:.2g}")
     if verdict.workspace:
         facts.append(f"workspace {verdict.workspace} bytes")
+    if verdict.rewriting:
+        facts.append(verdict.rewriting)
+    if verdict.rewriting and verdict.predicted is not None:
+        facts.append(f"predicted {verdict.predicted / 1e6:.4g} MFLOP with it")
     return f"  {'->' if verdict.status == 'chosen' else '  '} {verdict.solver} ({'; '.join(facts)})"
 
 
@@ -106,7 +113,7 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
         record = next((record for record in records if record.solver == solver.name), None)
         yield Verdict(
             solver.name,
-            plugins().plugin_of.get(solver.name, "?"),
+            plugins().provider(solver.name),
             "accepted" if place else "chosen",
             config=candidate.config,
             source=candidate.source,
@@ -115,12 +122,12 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
             error=record.error if record else None,
             workspace=record.workspace if record else solver.workspace(seen, device, candidate.config),
             fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(seen, part)),
+            rewriting=solver.words(seen) if isinstance(solver, Derived) else None,
         )
 
 
 def _refused(problem: ConvProblem, device: DeviceInfo) -> Iterator[Verdict]:
-    loaded = plugins()
-    for name, solver in sorted(loaded.solvers.items()):
+    for name, solver in contestants(problem, device).items():
         answer = refusal(solver, problem, device, current_policy())
         if answer:
-            yield Verdict(name, loaded.plugin_of.get(name, "?"), answer[0], reason=answer[1])
+            yield Verdict(name, plugins().provider(name), answer[0], reason=answer[1])

@@ -57,9 +57,14 @@ class Plugins:
     layers: list[str] = field(default_factory=list)
     report: list[Loaded] = field(default_factory=list)
 
+    def provider(self, solver: str) -> str:
+        """The plugin that brought ``solver``; of a derived one (``name+rewriting``) the plugin it rests on."""
+        return self.plugin_of.get(solver) or self.plugin_of.get(solver.partition("+")[0], "?")
+
     def version(self, solver: str) -> str:
         """Version of the distribution that brought ``solver``; empty for a drop-in."""
-        return next((entry.version for entry in self.report if solver in entry.solvers), "")
+        plugin = self.provider(solver)
+        return next((entry.version for entry in self.report if entry.name == plugin and entry.solvers), "")
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ _TEXTS = {".py", ".cl", ".mako", ".h", ".c", ".cu"}
 def current(solver: str, device: DeviceInfo, workspace_limit: int | None = None) -> Provenance:
     """The provenance that a measurement of ``solver`` on ``device`` would have now."""
     loaded = plugins()
-    found = loaded.solvers.get(solver)
+    found = loaded.solvers.get(solver) or loaded.solvers.get(solver.partition("+")[0])
     return Provenance(
-        plugin=loaded.plugin_of.get(solver, ""),
+        plugin=loaded.provider(solver) if found is not None else "",
         plugin_version=loaded.version(solver),
         kernel_hash=text_hash(type(found).__module__) if found is not None else "",
         driver=device.driver,

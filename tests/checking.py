@@ -16,6 +16,7 @@ import numpy as np
 import convdispatch
 from convdispatch import reference, runtime
 from convdispatch.api.problem import ConvProblem
+from convdispatch.derivation import named
 from convdispatch.loader import plugins
 
 GUARD = 4096
@@ -205,7 +206,7 @@ def check(
         damage = guarded.damage(payload_too=name != "out")
         assert damage is None, f"{chosen}: {name}: {damage}\n{rerun(problem, chosen, seed)}"
     _, got = out.read()
-    exact = data == "integer" and plugins().solvers[chosen].exact and not _rounds(problem)
+    exact = data == "integer" and named(chosen, plugins().solvers).exact and not _rounds(problem)
     limit = 0.0 if exact else tolerance if tolerance is not None else TOLERANCE[problem.dtype]
     return compare(got, expected, limit, f"{chosen}, {data} data", rerun(problem, chosen, seed))
 

@@ -21,6 +21,7 @@ from ..api.errors import ConvDispatchError, NoSolver
 from ..api.find import Result, Results, find
 from ..api.policy import policy
 from ..api.problem import ConvProblem
+from ..derivation import named
 from ..loader import plugins
 from ..measure import Candidate, Outcome, Timing, race, timed
 from ..perfdb import perfdb
@@ -123,7 +124,7 @@ class Session:
             found.failure = "no solver could be measured"
 
     def _candidate(self, rig: Rig, problem: ConvProblem, choice: Choice) -> Candidate:
-        solver = plugins().solvers[choice.solver]
+        solver = named(choice.solver, plugins().solvers)
         prepared = dispatch.make(solver, choice.config, problem, rig.queue.context)
         checked = rig.verify(prepared)
         choice.error, choice.workspace = checked.error, prepared.workspace_size

@@ -19,7 +19,6 @@ from ..api.find import Result
 from ..api.policy import Policy
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
-from ..loader import plugins
 from ..measure import Timing
 from ..neighbours import neighbours
 from ..perfdb import perfdb, scope_of
@@ -74,7 +73,7 @@ def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tupl
     entries: list[tuple[tuple[int, bool, bool, float], Entry]] = []
     refused = []
     best, slower = _on_record(problem, device, policy)
-    for name, solver in sorted(plugins().solvers.items()):
+    for name, solver in dispatch.contestants(problem, device).items():
         answer = dispatch.refusal(solver, problem, device, policy)
         if answer:
             refused.append(Result(name, status="refused", reason=answer[1]))

@@ -125,11 +125,12 @@ def _try(problem: Any, device: Any, candidate: dict[str, Any], rig: list[Any]) -
     import pyopencl as cl
 
     from .. import dispatch, runtime
+    from ..derivation import named
     from ..loader import plugins
     from .trial import Rig, WrongResult
 
     try:
-        solver = plugins().solvers[candidate["solver"]]
+        solver = named(candidate["solver"], plugins().solvers)
         prepared = dispatch.make(solver, candidate["config"], problem, runtime.context(device))
         if not rig:
             rig.append(Rig(problem, cl.CommandQueue(runtime.context(device))))

@@ -1,0 +1,44 @@
+"""Turns a conformance report into one self-contained HTML page: no script, no font and no file from elsewhere."""
+
+from __future__ import annotations
+
+import importlib.resources
+from pathlib import Path
+
+from .checks import CHECKS, LONG
+from .outcome import Report, reasons
+
+__all__ = ["render", "write_html"]
+
+
+def write_html(report: Report, path: Path) -> None:
+    """Write the page."""
+    path.write_text(render(report), encoding="utf-8")
+
+
+def render(report: Report) -> str:
+    """The page's text."""
+    from mako.template import Template
+
+    text = importlib.resources.files(__package__).joinpath("page.html.mako").read_text(encoding="utf-8")
+    template = Template(text, strict_undefined=True, default_filters=["h"])
+    return template.render(
+        report=report,
+        device=report.environment["device"],
+        levels=report.levels(),
+        verdict=report.verdict(),
+        failed=report.of(status="failed"),
+        passed=report.of(status="passed"),
+        refused=report.of(status="refused"),
+        reasons=reasons,
+        checks=CHECKS,
+        long=LONG,
+        worst={
+            solver: {
+                kind: max((o.errors[kind] for o in report.of(solver=solver) if kind in o.errors), default=None)
+                for kind in ("integer", "real")
+            }
+            for solver in report.solvers
+        },
+        cases=list(dict.fromkeys((o.level, o.case, o.problem) for o in report.outcomes)),
+    )

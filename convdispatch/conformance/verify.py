@@ -1,0 +1,118 @@
+"""Verifies a plugin and makes the report: the cases of a level, or some of them, on one device."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .. import runtime, shapes
+from ..api.errors import InvalidArgument
+from ..provenance import current
+from ..record import device_key, now
+from .levels import VERSION, Case, cases, digest, named
+from .outcome import Outcome, Report
+from .session import Kit, find_plugin
+from .workers import run
+
+__all__ = ["TIMEOUT_S", "select", "verify"]
+
+TIMEOUT_S = 300.0
+"""Longest time of one case with all solvers; a compilation is the most of it."""
+
+
+def select(level: str, pattern: str | None = None, own: Sequence[shapes.Entry] = ()) -> list[Case]:
+    """The cases of a level and a vendor's own, of which a glob names some. Raises InvalidArgument for none."""
+    every = [*cases(level), *named(list(own))]
+    found = [case for case in every if pattern is None or fnmatch.fnmatchcase(case.name, pattern)]
+    if not found:
+        raise InvalidArgument(f"no case of level {level} is named {pattern!r}; --list shows them")
+    return found
+
+
+def verify(
+    plugin: str,
+    level: str = "full",
+    device: Any = None,
+    *,
+    solver: str | None = None,
+    case: str | None = None,
+    own: Sequence[shapes.Entry] = (),
+    derived: bool = False,
+    jobs: int = 0,
+    command: str = "",
+    report: Callable[[Case, list[Outcome], int], None] = lambda case, outcomes, total: None,
+) -> Report:
+    """Run a plugin's solvers through the cases of ``level``; ``report`` is told of each case as it ends.
+
+    ``solver`` and ``case`` are globs that choose some; ``own`` are further problems. With ``jobs`` the cases run in so
+    many child processes, each of which may die without harm; with 0 in this process. ``device`` is a name then.
+    Raises InvalidArgument for a plugin, solver or case that does not exist, and NoDevice.
+    """
+    began = time.perf_counter()
+    entry, chosen = find_plugin(plugin), runtime.find_device(device)
+    asked = select(level, case, own)
+    made = Report(
+        plugin={"name": entry.name, "version": entry.version, "solvers": list(entry.solvers)},
+        environment=_environment(chosen),
+        level=level,
+        version=VERSION,
+        digest=digest(),
+        command=command,
+        selected=solver is not None or case is not None,
+    )
+    info = runtime.device_info(chosen)
+    made.plugin["text"] = next((current(name, info).kernel_hash for name in entry.solvers), "")
+    settings = {"plugin": plugin, "solver": solver, "derived": derived}
+    Kit(**settings, device=chosen)  # an unknown solver is said before anything runs
+
+    def heard(done: Case, outcomes: list[Outcome]) -> None:
+        made.outcomes += outcomes
+        report(done, outcomes, len(asked))
+
+    if jobs:
+        run(asked, settings | {"device": _address(chosen)}, jobs, TIMEOUT_S, heard)
+    else:
+        kit = Kit(**settings, device=chosen)
+        for one in asked:
+            heard(one, kit.run(one))
+    place = {one.name: number for number, one in enumerate(asked)}
+    made.outcomes.sort(key=lambda outcome: (place[outcome.case], outcome.solver))
+    made.seconds = round(time.perf_counter() - began, 2)
+    return made
+
+
+def _address(device: Any) -> str:
+    """``platform:device`` by numbers, which a child finds again."""
+    return f"{runtime.platforms().index(device.platform)}:{device.platform.get_devices().index(device)}"
+
+
+def _environment(device: Any) -> dict[str, Any]:
+    info = runtime.device_info(device)
+    seen = asdict(info)
+    del seen["extensions"]
+    packages = {}
+    for name in ("convdispatch", "pyopencl", "numpy"):
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            packages[name] = ""
+    return {
+        "created": now()[:19] + "Z",
+        "device": seen | {"title": str(info), "key": device_key(info)},
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": packages,
+    }
+
+
+def own_cases(files: Sequence[Path]) -> list[shapes.Entry]:
+    """The problems of files in any dialect that the commands read. Raises InvalidArgument."""
+    from ..grammar import read_file
+
+    return [entry for file in files for entry in read_file(file)]
