@@ -68,18 +68,6 @@ ${program(at_w, [name("h", i, j) for j in range(a_w)], [name("v", i, j) for j in
 % endfor
 % endfor
 % else:
-<% run = o.run %>\
-% for i in range(o_h):
-  ${f"if (y + {i} < {tensor.size[0]}) " if tensor.size[0] % o_h and i else ""}{
-% for j in range(0, o_w, run):
-<%
-value = f"(ACC{run})({', '.join(name('v', i, j + lane) for lane in range(run))})" if run > 1 else name("v", i, j)
-offset = i * s_h + j * s_w
-given = [f"out + {offset}", value] + ["shift"] * problem.bias + [f"residual + {offset}"] * problem.residual
-%>\
-    ${f"if (x + {j} < {tensor.size[1]}) " if tensor.size[1] % o_w and j else ""}put${o.width * run}(${", ".join(given)});
-% endfor
-  }
-% endfor
+  put_tile(${", ".join(["out"] + ["shift"] * problem.bias + ["residual"] * problem.residual + ["y", "x"] + [name("v", i, j) for i in range(o_h) for j in range(o_w)])});
 % endif
 }

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from convdispatch.api import OPERANDS, GemmPlan, Launch, Product, StepPlan, build, kernel_text
 
 from .walk import Walk
-from .work import Data, Work, printer
+from .work import Data, Filter, Work, printer
 
-__all__ = ["ELEMENT", "gemm_config", "passes", "work_of"]
+if TYPE_CHECKING:
+    from .fused import FusedWork
+
+__all__ = ["ELEMENT", "Passes", "gemm_config", "pack_key", "passes", "work_of"]
 
 ELEMENT = {"float32": 0, "float64": 0, "float16": 1, "bfloat16": 2}
 """How ``io.cl`` moves elements of a dtype."""
@@ -33,11 +37,11 @@ def gemm_config(work: Work, config: Mapping[str, Any]) -> dict[str, Any]:
 def passes(context: Any, walk: Walk, config: Mapping[str, Any]) -> StepPlan:
     """Compile a configuration."""
     work = work_of(walk, config)
-    maker = _Passes(context, work)
+    maker = Passes(context, work)
     gemm, steps, packers = gemm_config(work, config), [], []
     source, second, product, size = work.areas
     if not walk.weights:
-        packers = [maker.filter()]
+        packers = [maker.filter(work.filter)]
         steps += [] if work.constant else packers
     first = GemmPlan(context, work.product(), gemm)
     for piece in range(work.pieces):
@@ -53,12 +57,18 @@ def passes(context: Any, walk: Walk, config: Mapping[str, Any]) -> StepPlan:
             steps.append(maker.inverse(at))
     if walk.weights:
         steps.append(maker.inverse(0))
-    key = repr(("winograd", walk.m, walk.problem.direction, walk.problem.layout, walk.problem.dtype,
-                walk.problem.w_shape, walk.problem.g))  # fmt: skip
-    return StepPlan(size, steps, work.packed_size, packers if work.constant else (), key if work.constant else None)
+    if work.constant:
+        return StepPlan(size, steps, work.packed_size, packers, pack_key(walk))
+    return StepPlan(size, steps)
 
 
-class _Passes:
+def pack_key(walk: Walk) -> str:
+    """Equal for plans that read the same transformed weights."""
+    problem = walk.problem
+    return repr(("winograd", walk.m, problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g))
+
+
+class Passes:
     """Makes the launches of one work."""
 
     def __init__(self, context: Any, work: Work) -> None:
@@ -92,10 +102,10 @@ class _Passes:
         sizes = (-(-channels // data.width), data.rows) if data.tensor.nhwc else (data.rows, channels)
         return self._launch(program, "transform_tiles", sizes, [operand, "workspace", np.int32(first)])
 
-    def filter(self) -> Launch:
+    def filter(self, weights: Filter) -> Launch:
         """The weights, into the workspace or the packed form in its place."""
         work = self.work
-        program = self._program("filter.cl.mako", f=work.filter)
+        program = self._program("filter.cl.mako", f=weights)
         sizes = (work.mp, work.kp, work.walk.groups)
         return self._launch(program, "transform_weights", sizes, ["w", "workspace"])
 
@@ -110,6 +120,20 @@ class _Passes:
             sizes = (-(-walk.target.channels // inverse.width), inverse.piece)
         else:
             sizes = (inverse.piece, walk.target.channels)
-        extras = [name for name in ("bias", "residual") if getattr(problem, name)]
-        given = ["workspace", problem.written, *extras, np.int32(first)]
+        given = ["workspace", problem.written, *self._extras(), np.int32(first)]
         return self._launch(program, "inverse", sizes, given)
+
+    def fused(self, work: FusedWork) -> Launch:
+        """Everything but the weights' transform."""
+        walk = work.walk
+        out = dataclasses.replace(self.work.inverse, width=1)
+        self._head += f"#define INDEX {work.index}\n"
+        program = self._program("put.cl.mako", "fused.cl.mako", o=out, f=work)
+        source, written = ("y", "x") if walk.problem.direction == "bwd_data" else ("x", "y")
+        weights = "w" if walk.problem.constant_weights else "workspace"
+        arguments = [source, weights, written, *self._extras()]
+        size = (work.work_groups * work.items,)
+        return Launch(program, "fused", size, (work.items,), arguments, names=OPERANDS)
+
+    def _extras(self) -> list[str]:
+        return [name for name in ("bias", "residual") if getattr(self.work.walk.problem, name)]

@@ -1,4 +1,4 @@
-"""The solvers of the non-fused form: transforms, batched products and inverse transform in launches of their own."""
+"""What all solvers refuse, and those of the non-fused form: transforms, batched products, inverse transform."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from .error import refusal
 from .plan import passes, work_of
 from .walk import Walk
 
-__all__ = ["Batched"]
+__all__ = ["Batched", "Tiles"]
 
 _CHANNELS = 16  # of a group below which the transforms cost more than the products that they spare
 
 
-class Batched(Solver):
-    """F(m, r) along every axis with r taps: stride 1, 1-D and 2-D, groups, any padding, every direction and dtype."""
+class Tiles(Solver):
+    """F(m, r) along every axis with r taps: stride 1, 1-D and 2-D, groups, any padding, every dtype."""
 
     deterministic = True
     exact = False
     fuses = EPILOGUE
 
-    def __init__(self, m: int, r: int) -> None:
-        self.m, self.r = m, r
-        self.name = f"winograd.tiled_f{m}x{r}"
+    def __init__(self, m: int, r: int, name: str) -> None:
+        self.m, self.r, self.name = m, r, name
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``limits`` says, CPUs, and groups so narrow that other solvers do better."""
@@ -53,9 +52,20 @@ class Batched(Solver):
             return f"stride 1 only, got {problem.sh}x{problem.sw}"
         if any(d != 1 for d, k in zip((problem.dh, problem.dw), kernel, strict=True) if k > 1):
             return f"dilation 1 only, got {problem.dh}x{problem.dw}"
-        reason = device.supports(problem.dtype) or refusal(Walk(problem, self.m))
+        return device.supports(problem.dtype) or refusal(Walk(problem, self.m))
+
+
+class Batched(Tiles):
+    """In passes, one launch each."""
+
+    def __init__(self, m: int, r: int) -> None:
+        super().__init__(m, r, f"winograd.tiled_f{m}x{r}")
+
+    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What the kernels cannot do."""
+        reason = super().limits(problem, device)
         if reason is None and next(choices(Walk(problem, self.m), device), None) is None:
-            reason = "no tile of the product fits the device's local memory"
+            reason = f"the product's smallest tile needs more than {device.local_mem_size} bytes of local memory"
         return reason
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:

@@ -1,0 +1,186 @@
+## Tiles of the source are transformed, multiplied and transformed back by one work group: nothing but weights is stored.
+##
+## A group computes 8 IM channels of 8 JN tiles, all points at once: IM x JN work items a point, each a tile of 8 x 8
+## products in quads that lie 4 IM channels and 4 JN tiles apart. Slices of BK source channels follow each other:
+##   rows of the next slice's tiles and its weights are loaded while this one is multiplied;
+##   rows are transformed from registers into local memory, then columns in place.
+## The products leave through local memory, ER rows of each item at a time.
+<%
+from math import prod
+a_h, a_w = walk.alpha
+o_h, o_w = walk.tile
+bt_h, bt_w = walk.matrices("bt")
+at_h, at_w = walk.matrices("at")
+points, bk, im, jn, er = walk.points, f.bk, f.im, f.jn, f.er
+tm, tn, items = f.tm, f.tn, f.items
+src, dst, weights = walk.source, walk.target, f.filter
+s_h, s_w = src.axes
+row_tasks, column_tasks, put_tasks = a_h * bk * tn, a_w * bk * tn, er * im * tn
+quads = points * bk * tm // 4
+extras = ["bias"] * problem.bias + ["residual"] * problem.residual
+def name(letter, i, j): return f"{letter}{i}_{j}"
+def slots(total): return range(-(-total // items))
+def test(s, total): return f"tid + {s * items} < {total}" if (s + 1) * items > total else ""
+def guard(s, total): return f"if ({test(s, total)}) " if test(s, total) else ""
+ragged = weights.k % bk
+data = f.data
+def outside(axis, k): return data.guarded(axis, k)
+%>\
+typedef ACC4 __attribute__((aligned(${4 * f.accsize}))) quad;
+<%def name="fetch()">\
+% for s in slots(row_tasks):
+% for j in range(a_w):
+<% guards = [f"(mask{s} & {1 << j}u)"] + ([f"channel + c{s} < {weights.k}"] if ragged else []) %>\
+      d${s}_${j} = ${" && ".join(guards)} ? LOAD1(from + at${s} + ${j * s_w}) : (ACC)0;
+% endfor
+% endfor
+% for s in slots(quads):
+<% guards = ([f"u_ok{s}"] if weights.mp % tm or test(s, quads) else []) + ([f"channel + u_k{s} < {weights.kp}"] if weights.kp % bk else []) %>\
+      w${s} = ${f"{' && '.join(guards)} ? " if guards else ""}*(global const quad *)(u + u_at${s})${" : (ACC4)(0)" if guards else ""};
+% endfor
+      from += ${bk * src.channel};
+      u += ${bk * weights.mp};
+      channel += ${bk};
+</%def>
+kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
+void fused(global const REAL *restrict from, global const ACC *restrict u, global REAL *restrict out${"".join(f", global const REAL *restrict {each}" for each in extras)}) {
+  local ACC all[${f.local}] __attribute__((aligned(${4 * f.accsize})));
+  local ACC *sv = all, *su = all + ${points * bk * tn};
+  const int tid = get_local_id(0), point = tid / ${im * jn}, tx = tid % ${jn}, ty = tid / ${jn} % ${im};
+  int rest = get_group_id(0);
+  const int m0 = rest % ${f.m_blocks} * ${tm};
+  rest /= ${f.m_blocks};
+  const int t0 = rest % ${f.t_blocks} * ${tn}, group = rest / ${f.t_blocks};
+  from += (long)group * ${weights.k * src.channel};
+  u += (long)group * ${weights.kp * weights.mp} + m0;
+  int channel = 0;
+% for s in slots(row_tasks):
+<%
+fast, slow = ("c", "tile") if walk.nhwc else ("tile", "c")
+%>\
+  // Row ${s} of this item: of tile l, channel c, row i of the tile.
+% if walk.nhwc:
+  const int c${s} = (tid + ${s * items}) % ${bk}, l${s} = (tid + ${s * items}) / ${bk} % ${tn};
+% else:
+  const int l${s} = (tid + ${s * items}) % ${tn}, c${s} = (tid + ${s * items}) / ${tn} % ${bk};
+% endif
+  const int i${s} = (tid + ${s * items}) / ${tn * bk};
+  INDEX at${s};
+  uint mask${s} = 0;
+  {
+    const int exists = t0 + l${s} < ${walk.tiles}${f" && {test(s, row_tasks)}" if test(s, row_tasks) else ""};
+    const int tile = min(t0 + l${s}, ${walk.tiles - 1}), image = tile / ${prod(walk.counts)};
+    const int y = tile / ${walk.counts[1]} % ${walk.counts[0]} * ${o_h} + (${walk.origin[0]}) + i${s};
+    const int x = tile % ${walk.counts[1]} * ${o_w} + (${walk.origin[1]});
+    at${s} = (INDEX)image * ${src.image} + (INDEX)c${s} * ${src.channel} + (INDEX)y * ${s_h} + (INDEX)x * ${s_w};
+    if (exists && (uint)y < ${src.size[0]}) {
+% for j in range(a_w):
+      ${f"if ((uint)(x + {j}) < {src.size[1]}) " if outside(1, j) else ""}mask${s} |= ${1 << j}u;
+% endfor
+    }
+  }
+  ACC ${", ".join(f"d{s}_{j}" for j in range(a_w))};
+% endfor
+% for s in slots(quads):
+  const int u_m${s} = (tid + ${s * items}) % ${tm // 4} * 4, u_k${s} = (tid + ${s * items}) / ${tm // 4} % ${bk}, u_p${s} = (tid + ${s * items}) / ${tm // 4 * bk};
+  const INDEX u_at${s} = (INDEX)u_p${s} * ${weights.plane} + u_k${s} * ${weights.mp} + u_m${s};
+<% tests = ([test(s, quads)] if test(s, quads) else []) + ([f"m0 + u_m{s} < {weights.mp}"] if weights.mp % tm else []) %>\
+% if tests:
+  const int u_ok${s} = ${" && ".join(tests)};
+% endif
+  ACC4 w${s};
+% endfor
+% for q in range(2):
+% for r in range(4):
+  ACC4 ${", ".join(f"p{q}_{r}_{p} = (ACC4)(0)" for p in range(2))};
+% endfor
+% endfor
+${fetch()}\
+  for (int slice = 0; slice < ${f.slices}; ++slice) {
+% for s in slots(quads):
+    ${guard(s, quads)}*(local quad *)(su + (u_p${s} * ${bk} + u_k${s}) * ${tm} + u_m${s}) = w${s};
+% endfor
+% for s in slots(row_tasks):
+    ${guard(s, row_tasks)}{
+${program(bt_w, [f"d{s}_{j}" for j in range(a_w)], [f"v{j}" for j in range(a_w)], "ACC")}
+      local ACC *to = sv + (i${s} * ${a_w * bk} + c${s}) * ${tn} + l${s};
+% for j in range(a_w):
+      to[${j * bk * tn}] = v${j};
+% endfor
+    }
+% endfor
+    barrier(CLK_LOCAL_MEM_FENCE);
+% if a_h > 1:
+% for s in slots(column_tasks):
+    ${guard(s, column_tasks)}{
+      local ACC *to = sv + tid + ${s * items};  // (column, channel, tile) in the order of memory
+% for i in range(a_h):
+      const ACC h${i} = to[${i * a_w * bk * tn}];
+% endfor
+${program(bt_h, [f"h{i}" for i in range(a_h)], [f"v{i}" for i in range(a_h)], "ACC")}
+% for i in range(a_h):
+      to[${i * a_w * bk * tn}] = v${i};
+% endfor
+    }
+% endfor
+    barrier(CLK_LOCAL_MEM_FENCE);
+% endif
+    if (slice + 1 < ${f.slices}) {
+${fetch()}\
+    }
+    local const ACC *la = su + point * ${bk * tm} + ty * 4, *lb = sv + point * ${bk * tn} + tx * 4;
+#pragma unroll
+    for (int k = 0; k < ${bk}; ++k) {
+      const ACC4 a0 = *(local const quad *)(la + k * ${tm}), a1 = *(local const quad *)(la + k * ${tm} + ${4 * im});
+      const ACC4 b0 = *(local const quad *)(lb + k * ${tn}), b1 = *(local const quad *)(lb + k * ${tn} + ${4 * jn});
+% for q in range(2):
+% for r in range(4):
+% for p in range(2):
+      p${q}_${r}_${p} = a${q}.s${r} * b${p} + p${q}_${r}_${p};
+% endfor
+% endfor
+% endfor
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+% for e in range(8 // er):
+<% q, r0 = e * er // 4, e * er % 4 %>\
+% for r in range(er):
+% for p in range(2):
+  *(local quad *)(all + (point * ${er * im} + ${r * im} + ty) * ${tn} + ${p * 4 * jn} + tx * 4) = p${q}_${r0 + r}_${p};
+% endfor
+% endfor
+  barrier(CLK_LOCAL_MEM_FENCE);
+% for s in slots(put_tasks):
+  ${guard(s, put_tasks)}{
+% if walk.nhwc:
+    const int lr = (tid + ${s * items}) % ${er * im}, l = (tid + ${s * items}) / ${er * im};
+% else:
+    const int l = (tid + ${s * items}) % ${tn}, lr = (tid + ${s * items}) / ${tn};
+% endif
+    const int m = m0 + ${q * 4 * im} + lr % ${im} * 4 + ${r0} + lr / ${im}, tile = t0 + l;
+    if (tile < ${walk.tiles} && m < ${weights.m}) {
+      local const ACC *p = all + lr * ${tn} + l;
+% for j in range(a_w):
+% for i in range(a_h):
+      const ACC ${name("d", i, j)} = p[${(i * a_w + j) * er * im * tn}];
+% endfor
+% endfor
+% for j in range(a_w):
+${program(at_h, [name("d", i, j) for i in range(a_h)], [name("h", i, j) for i in range(o_h)], "ACC")}
+% endfor
+% for i in range(o_h):
+${program(at_w, [name("h", i, j) for j in range(a_w)], [name("v", i, j) for j in range(o_w)], "ACC")}
+% endfor
+      const int image = tile / ${prod(walk.counts)}, c = group * ${weights.m} + m;
+      const int y = tile / ${walk.counts[1]} % ${walk.counts[0]} * ${o_h}, x = tile % ${walk.counts[1]} * ${o_w};
+      const long at = (long)image * ${dst.image} + (long)c * ${dst.channel} + (long)y * ${dst.axes[0]} + (long)x * ${dst.axes[1]};
+      put_tile(${", ".join(["out + at"] + ["LOAD(bias, c)"] * problem.bias + ["residual + at"] * problem.residual + ["y", "x"] + [name("v", i, j) for i in range(o_h) for j in range(o_w)])});
+    }
+  }
+% endfor
+% if e + 1 < 8 // er:
+  barrier(CLK_LOCAL_MEM_FENCE);
+% endif
+% endfor
+}

@@ -1,0 +1,172 @@
+"""The fused form: one launch that transforms, multiplies and transforms back, for few channels or few tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, StepPlan
+
+from .plan import Passes, pack_key
+from .solver import Tiles
+from .walk import Walk
+from .work import Data, Filter, Work
+
+__all__ = ["Fused", "FusedWork"]
+
+_SHAPES = ((4, 4), (2, 4), (4, 2), (2, 2), (1, 2), (1, 1))  # work items a point along channels and tiles, best first
+_DEPTHS = (4, 3, 8, 2, 1)
+_INT = 2**31 - 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedWork:
+    """A walk in groups of 8 ``im`` channels and 8 ``jn`` tiles, ``bk`` source channels at a time."""
+
+    walk: Walk
+    im: int
+    jn: int
+    bk: int
+
+    @property
+    def work(self) -> Work:
+        """The same walk as passes: its weights' form is this one's."""
+        return Work(self.walk)
+
+    @property
+    def tm(self) -> int:
+        """Channels of a group."""
+        return 8 * self.im
+
+    @property
+    def tn(self) -> int:
+        """Tiles of a group."""
+        return 8 * self.jn
+
+    @property
+    def items(self) -> int:
+        """Work items of a group."""
+        return self.walk.points * self.im * self.jn
+
+    @property
+    def accsize(self) -> int:
+        """Bytes of a sum."""
+        return self.work.accsize
+
+    @functools.cached_property
+    def filter(self) -> Filter:
+        """The weights, alone in their memory."""
+        return dataclasses.replace(self.work.filter, at=0)
+
+    @property
+    def data(self) -> Data:
+        """The source's tiles."""
+        return self.work.source
+
+    @property
+    def er(self) -> int:
+        """Rows of an item that leave at a time: as many as the slices' memory holds."""
+        each = self.walk.points * self.im * self.tn
+        return next((er for er in (4, 2) if er * each <= self._slices_size), 1)
+
+    @property
+    def _slices_size(self) -> int:
+        return self.walk.points * self.bk * (self.tm + self.tn)
+
+    @property
+    def local(self) -> int:
+        """Elements of local memory."""
+        return max(self._slices_size, self.walk.points * self.im * self.tn * self.er)
+
+    @property
+    def slices(self) -> int:
+        """Slices of the source's channels."""
+        return -(-self.work.k // self.bk)
+
+    @property
+    def m_blocks(self) -> int:
+        """Groups along the target's channels."""
+        return -(-self.work.m // self.tm)
+
+    @property
+    def t_blocks(self) -> int:
+        """Groups along the tiles."""
+        return -(-self.walk.tiles // self.tn)
+
+    @property
+    def work_groups(self) -> int:
+        """Work groups."""
+        return self.m_blocks * self.t_blocks * self.walk.groups
+
+    @property
+    def weights_size(self) -> int:
+        """Bytes of transformed weights."""
+        return self.work.second_size * self.accsize
+
+    @property
+    def index(self) -> str:
+        """OpenCL type of offsets."""
+        most = max(self.walk.images * self.walk.source.image, self.work.second_size)
+        return "int" if most < _INT else "long"
+
+
+class Fused(Tiles):
+    """F(m, r) in one launch, forward and data gradient; weights are transformed before it."""
+
+    fuses = EPILOGUE
+
+    def __init__(self, m: int, r: int) -> None:
+        super().__init__(m, r, f"winograd.fused_f{m}x{r}")
+
+    def _work(self, problem: ConvProblem, config: Mapping[str, Any]) -> FusedWork:
+        return FusedWork(Walk(problem, self.m), config["im"], config["jn"], config["bk"])
+
+    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What the kernels cannot do."""
+        if problem.direction == "bwd_weights":
+            return "forward and data gradient only, got bwd_weights"
+        reason = super().limits(problem, device)
+        if reason is None and next(iter(self.configs(problem, device)), None) is None:
+            reason = f"groups of {math.prod(Walk(problem, self.m).alpha)} points within the device's limits"
+        return reason
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """Groups that fit the device, the cheapest first."""
+        found = []
+        for im, jn in _SHAPES:
+            for bk in _DEPTHS:
+                config = {"im": im, "jn": jn, "bk": bk}
+                work = self._work(problem, config)
+                fits = work.items <= min(device.max_work_group_size, device.max_work_item_sizes[0])
+                if fits and work.local * work.accsize <= device.local_mem_size:
+                    found.append((self.cost(problem, device, config), len(found), config))
+        return (config for _, _, config in sorted(found, key=lambda entry: entry[:2]))
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Transformed weights that are not constant."""
+        return 0 if problem.constant_weights else self._work(problem, config).weights_size
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """Multiply-adds of the products and of the transforms that every block of channels repeats."""
+        work = self._work(problem, config)
+        walk = work.walk
+        products = 2.0 * walk.points * work.tm * work.tn * work.bk
+        transforms = 2.0 * 9 * walk.points * work.tn * work.bk + 2.0 * walk.points * work.tm * work.bk
+        start = 3.0e6 if device.local_mem_size else 0.0
+        each = (products * 1.5 + transforms * 1.5 + 4.0e4) * work.slices + start
+        slots = device.compute_units * max(1, 576 // work.items)
+        waves = max(1.0, math.ceil(work.work_groups / slots * 4) / 4)
+        weights = 0 if problem.constant_weights else 2 * work.weights_size * 15.0 + 2.5e8
+        return waves * slots * each + weights + 2.5e8
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
+        """Compile a configuration."""
+        work = self._work(problem, config)
+        maker = Passes(context, work.work)
+        pack, launch = maker.filter(work.filter), maker.fused(work)
+        if problem.constant_weights:
+            return StepPlan(0, [launch], work.weights_size, [pack], pack_key(work.walk))
+        return StepPlan(work.weights_size, [pack, launch])
