@@ -22,7 +22,7 @@ from .strided import copy_strided
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Tensor"]
+__all__ = ["Parameter", "Tensor"]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -40,7 +40,9 @@ class Tensor:
     The constructor trusts its arguments; ``from_numpy`` and ``empty`` make tensors with memory of their own.
     """
 
-    __slots__ = ("__weakref__", "base_data", "dtype", "offset", "queue", "shape", "strides")
+    __slots__ = ("__weakref__", "base_data", "dtype", "mark", "offset", "queue", "shape", "strides")
+    __array_priority__ = 1000  # so that NumPy numbers leave the operators to this class
+    __array_ufunc__ = None
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class Tensor:
         self.queue = queue
         self.strides = _row_major(shape, dtype.itemsize) if strides is None else strides
         self.offset = offset
+        self.mark = 0  # the tape's; see tape.py
 
     @classmethod
     def empty(cls, shape: Sequence[int], dtype: Any = np.float32, queue: cl.CommandQueue | None = None) -> Tensor:
@@ -65,7 +68,8 @@ class Tensor:
         shape, dtype = tuple(map(operator.index, shape)), np.dtype(dtype)
         if shape and min(shape) < 0:
             raise InvalidArgument(f"a shape holds sizes of 0 or more, got {shape}")
-        return cls(runtime.allocate(queue, math.prod(shape) * dtype.itemsize), shape, dtype, queue)
+        # Of the base class also when asked of Parameter: a result is no parameter.
+        return Tensor(runtime.allocate(queue, math.prod(shape) * dtype.itemsize), shape, dtype, queue)
 
     @classmethod
     def from_numpy(cls, array: Any, queue: cl.CommandQueue | None = None) -> Tensor:
@@ -93,6 +97,21 @@ class Tensor:
         cl.enqueue_copy(self.queue, span, self.base_data, src_offset=self.offset + low, is_blocking=True)
         view = np.ndarray(self.shape, self.dtype, span, -low, self.strides)
         return view if self.contiguous else view.copy()
+
+    def write(self, array: Any) -> Tensor:
+        """Replace the values by those of a NumPy array of this shape, cast to this dtype; returns self."""
+        import pyopencl as cl
+
+        array = np.ascontiguousarray(array, self.dtype)
+        if array.shape != self.shape and not (array.ndim == 1 and not self.shape):
+            raise InvalidArgument(f"write needs an array of shape {self.shape}, got {array.shape}")
+        if array.size and self.contiguous:
+            cl.enqueue_copy(self.queue, self.base_data, array, dst_offset=self.offset, is_blocking=True)
+        elif array.size:
+            from .elementwise import apply
+
+            apply("x", x=Tensor.from_numpy(array, self.queue), out=self)
+        return self
 
     # --- what it is --------------------------------------------------------------------------------------------------
 
@@ -134,8 +153,15 @@ class Tensor:
 
     # --- views: the same memory, never a copy --------------------------------------------------------------------
 
-    def _view(self, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int) -> Tensor:
-        return Tensor(self.base_data, shape, self.dtype, self.queue, strides, offset)
+    def _view(self, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int, back: Any = None) -> Tensor:
+        """A view; ``back`` turns its gradient into this tensor's, for the tape in force."""
+        view = Tensor(self.base_data, shape, self.dtype, self.queue, strides, offset)
+        if back is not None and (self.mark or type(self) is Parameter):
+            from .tape import current_tape
+
+            if (tape := current_tape()) is not None and tape.tracks(self):
+                tape.record(view, (self,), lambda dy: (back(dy),))
+        return view
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
         """The same elements in another shape; one size may be -1. Raises InvalidArgument if that needs a copy."""
@@ -147,7 +173,8 @@ class Tensor:
             raise InvalidArgument(f"cannot view shape {self.shape} as {_sizes(shape)}: the number of elements differs")
         if not self.contiguous:
             raise InvalidArgument(f"reshape needs contiguous elements, got strides {self.strides}; take .copy() first")
-        return self._view(sizes, None, self.offset)
+        own = self.shape
+        return self._view(sizes, None, self.offset, lambda dy: (dy if dy.contiguous else dy.copy()).reshape(own))
 
     def transpose(self, *axes: int | Sequence[int]) -> Tensor:
         """The axes in the given order; reversed when none is given."""
@@ -155,7 +182,9 @@ class Tensor:
         positive = tuple(axis + self.ndim if axis < 0 else axis for axis in order)
         if sorted(positive) != list(range(self.ndim)):
             raise InvalidArgument(f"transpose needs each of {self.ndim} axes once, got {order}")
-        return self._view(tuple(self.shape[a] for a in positive), tuple(self.strides[a] for a in positive), self.offset)
+        shape, strides = tuple(self.shape[a] for a in positive), tuple(self.strides[a] for a in positive)
+        inverse = tuple(sorted(range(self.ndim), key=positive.__getitem__))
+        return self._view(shape, strides, self.offset, lambda dy: dy.transpose(inverse))
 
     def expand(self, *shape: int | Sequence[int]) -> Tensor:
         """Broadcast to ``shape``: new axes in front, and axes of size 1, repeat by a stride of 0."""
@@ -166,7 +195,7 @@ class Tensor:
             raise InvalidArgument(f"cannot expand shape {self.shape} to {sizes}")
         steps = (0,) * extra + self.strides
         repeated = (0 if have != want else step for have, want, step in zip(old, sizes, steps, strict=True))
-        return self._view(sizes, tuple(repeated), self.offset)
+        return self._view(sizes, tuple(repeated), self.offset, functools.partial(_sum_to, shape=self.shape))
 
     def __getitem__(self, key: Any) -> Tensor:
         """Integers, slices, ``...`` and None, as NumPy's basic indexing."""
@@ -193,24 +222,102 @@ class Tensor:
             else:
                 offset += _index(k, size, axis) * stride
             axis += 1
-        return self._view(tuple(shape), tuple(strides), offset)
+        return self._view(tuple(shape), tuple(strides), offset, functools.partial(_scatter, shape=self.shape, key=key))
 
     def copy(self) -> Tensor:
         """The elements in new, contiguous memory; asynchronous."""
-        import pyopencl as cl
-
         result = Tensor.empty(self.shape, self.dtype, self.queue)
+        if self.mark:
+            from .tape import current_tape
+
+            if (tape := current_tape()) is not None and tape.tracks(self):
+                tape.record(result, (self,), lambda dy: (dy,))
         if not self.size:
             return result
         if self.contiguous:
-            cl.enqueue_copy(
-                self.queue, result.base_data, self.base_data, src_offset=self.offset, byte_count=self.nbytes
-            )
+            runtime.copy(self.queue, result.base_data, self.base_data, self.nbytes, source_offset=self.offset)
         else:
             copy_strided(
                 self.queue, self.base_data, self.offset, self.shape, self.strides, self.dtype.itemsize, result.base_data
             )
         return result
+
+    def astype(self, dtype: Any) -> Tensor:
+        """The values cast to ``dtype``, in new, contiguous memory."""
+        from .elementwise import apply
+
+        return apply("x", x=self, dtype=dtype)
+
+    # --- arithmetic: element-wise, broadcast, on the tape -----------------------------------------------------------
+
+    def _with(self, text: str, other: Any) -> Tensor:
+        if not isinstance(other, Tensor | int | float | np.number | np.bool_):
+            return NotImplemented
+        from .elementwise import apply
+
+        return apply(text, x=self, y=other.item() if isinstance(other, np.generic) else other)
+
+    def __add__(self, other: Any) -> Tensor:
+        return self._with("x + y", other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return self._with("y + x", other)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return self._with("x - y", other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return self._with("y - x", other)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return self._with("x * y", other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return self._with("y * x", other)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return self._with("x / y", other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return self._with("y / x", other)
+
+    def __pow__(self, power: float) -> Tensor:
+        from .elementwise import apply
+
+        return apply(f"x ** {power!r}", x=self)
+
+    def __neg__(self) -> Tensor:
+        from .elementwise import apply
+
+        return apply("-x", x=self)
+
+
+class Parameter(Tensor):
+    """A tensor that training changes: ``grad`` holds its gradient once a tape has computed one, else None."""
+
+    __slots__ = ("grad",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(tensor.base_data, tensor.shape, tensor.dtype, tensor.queue, tensor.strides, tensor.offset)
+        self.grad: Tensor | None = None
+
+
+def _sum_to(dy: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The gradient of what was expanded from ``shape``: the sum over what was repeated."""
+    from .elementwise import reduce
+
+    extra = dy.ndim - len(shape)
+    axes = tuple(a for a in range(dy.ndim) if a < extra or (shape[a - extra] == 1 and dy.shape[a] != 1))
+    return reduce("sum", "x", axes, x=dy).reshape(shape)
+
+
+def _scatter(dy: Tensor, shape: tuple[int, ...], key: Any) -> Tensor:
+    """The gradient of what was indexed from ``shape``: zero but where the index points."""
+    from .elementwise import apply, full
+
+    dx = full(shape, 0, dy.dtype, dy.queue)
+    apply("x", x=dy, out=dx[key])
+    return dx
 
 
 def _sizes(given: tuple[Any, ...]) -> tuple[int, ...]:

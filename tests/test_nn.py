@@ -161,14 +161,14 @@ class Net(Module):
         return self.tail(self.stages[1](x, residual=x))
 
 
-PARAMETERS = ["stages.0.weight", "stages.0.bias", "stages.1.weight", "stages.1.bias", "tail.layers.1.weight"]
+PARAMETERS = ["stages.0.weight", "stages.0.bias", "stages.1.weight", "stages.1.bias", "tail.1.weight"]
 
 
 def test_parameters_are_found_by_name(queue):
     net = Net(queue)
     assert [name for name, _ in net.named_parameters()] == PARAMETERS
     assert sum(p.size for p in net.parameters()) == 3 * 4 * 9 + 4 + 4 * 4 * 9 + 4 + 20
-    assert [name for name, _ in net.named_modules()] == ["", "stages.0", "stages.1", "tail", "tail.layers.1"]
+    assert [name for name, _ in net.named_modules()] == ["", "stages.0", "stages.1", "tail", "tail.1"]
     net.freeze()
     assert [name for name, _ in net.named_parameters()] == PARAMETERS
 

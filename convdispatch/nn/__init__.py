@@ -1,6 +1,48 @@
-"""The thin framework: everything of a net that is not convolution."""
+"""The thin framework, everything of a net that is not convolution: layers, losses, tape, optimisers, checkpoints."""
 
+from ..tape import Tape
+from ..tensor import Parameter
 from . import functional
-from .modules import Conv2d, Linear, Module, Sequential, observe
+from .layers import (
+    LRN,
+    Activation,
+    AdaptiveAvgPool2d,
+    AvgPool2d,
+    BatchNorm2d,
+    Conv2d,
+    ConvTranspose2d,
+    Dropout,
+    Flatten,
+    Linear,
+    MaxPool2d,
+    ReLU,
+)
+from .modules import Module, Sequential, observe
+from .optim import SGD, Adam, Optimizer
+from .saving import load_tensors, save_tensors
 
-__all__ = ["Conv2d", "Linear", "Module", "Sequential", "functional", "observe"]
+__all__ = [
+    "LRN",
+    "SGD",
+    "Activation",
+    "Adam",
+    "AdaptiveAvgPool2d",
+    "AvgPool2d",
+    "BatchNorm2d",
+    "Conv2d",
+    "ConvTranspose2d",
+    "Dropout",
+    "Flatten",
+    "Linear",
+    "MaxPool2d",
+    "Module",
+    "Optimizer",
+    "Parameter",
+    "ReLU",
+    "Sequential",
+    "Tape",
+    "functional",
+    "load_tensors",
+    "observe",
+    "save_tensors",
+]

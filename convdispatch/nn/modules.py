@@ -1,31 +1,18 @@
-"""Modules: parameters made in ``__init__``, one line of mathematics in ``__call__``.
-
-A module finds its parameters and parts by looking at its attributes, so a net is a class whose attributes are its
-layers. Convolutional layers take ``layout`` as ``conv()`` does; parameters are stored in that layout.
-"""
+"""Module: a part of a net that knows its parameters and parts by name, and keeps or takes up their values."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from .. import runtime
-from ..api.arguments import describe, per_axis
-from ..api.conv import constant, conv
 from ..api.errors import InvalidArgument
-from ..api.problem import ConvProblem
-from ..tensor import Tensor
-from . import functional
+from ..tensor import Parameter, Tensor
 
-if TYPE_CHECKING:
-    import pyopencl as cl
-
-__all__ = ["Conv2d", "Linear", "Module", "Sequential", "observe"]
+__all__ = ["Module", "Sequential", "observe"]
 
 _observer: ContextVar[Callable[[Module, Tensor, Any], None] | None] = ContextVar("convdispatch_observer", default=None)
 
@@ -40,8 +27,30 @@ def observe(callback: Callable[[Module, Tensor, Any], None]) -> Iterator[None]:
         _observer.reset(token)
 
 
+def tell(layer: Module, x: Tensor, residual: Tensor | None = None) -> None:
+    """Call the observer in force, if there is one."""
+    if (observer := _observer.get()) is not None:
+        observer(layer, x, residual)
+
+
 class Module:
-    """A part of a net: knows its parameters and parts by name, in the order in which they were assigned."""
+    """A part of a net. Its attributes that are Parameters are trained, other tensors among them are kept with them,
+    and modules (also in lists) are its parts; names are the attributes' names, in the order of assignment.
+
+    A subclass assigns in ``__init__`` and computes in ``forward``.
+    """
+
+    training = True
+    """Whether batch norms and dropouts train; set by ``train`` and ``eval``."""
+
+    def forward(self, *inputs: Any) -> Any:
+        """What calling the module computes."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return self.forward(*inputs, **options)
+
+    # --- parts and values --------------------------------------------------------------------------------------------
 
     def children(self) -> Iterator[tuple[str, Module]]:
         """The modules among the attributes, also those in lists, with their names (``"blocks.3"``)."""
@@ -57,35 +66,36 @@ class Module:
         for name, part in self.children():
             yield from part.named_modules(f"{prefix}.{name}" if prefix else name)
 
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors among the attributes of all modules, such as ``"blocks.3.expand.weight"``."""
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters and the other tensors kept with them (running statistics), by names such as ``"conv.weight"``."""
         for prefix, module in self.named_modules():
             for name, value in vars(module).items():
-                if isinstance(value, Tensor):
+                if isinstance(value, Tensor) and not name.startswith("_"):
                     yield f"{prefix}.{name}" if prefix else name, value
 
-    def parameters(self) -> Iterator[Tensor]:
-        """What training would change."""
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """What training changes, by name; one that is used in two places is named once."""
+        seen: set[int] = set()
+        for name, tensor in self.named_tensors():
+            if isinstance(tensor, Parameter) and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor
+
+    def parameters(self) -> Iterator[Parameter]:
+        """What training changes."""
         return (tensor for _, tensor in self.named_parameters())
 
-    def load(self, values: Mapping[str, np.ndarray]) -> None:
-        """Replace every parameter by the array of its name, on the same queue.
+    # --- modes -------------------------------------------------------------------------------------------------------
 
-        Raises InvalidArgument, and changes nothing, unless names and shapes are exactly this module's.
-        """
-        own = dict(self.named_parameters())
-        if own.keys() != values.keys():
-            missing, unknown = sorted(own.keys() - values.keys()), sorted(values.keys() - own.keys())
-            raise InvalidArgument(f"parameters do not match: missing {missing or 'none'}, unknown {unknown or 'none'}")
-        for name, tensor in own.items():
-            if tuple(values[name].shape) != tensor.shape:
-                raise InvalidArgument(f"{name} has shape {tensor.shape}, got {tuple(values[name].shape)}")
-        for prefix, module in self.named_modules():
-            for name, value in list(vars(module).items()):
-                if isinstance(value, Tensor):
-                    array = values[f"{prefix}.{name}" if prefix else name].astype(value.dtype, copy=False)
-                    setattr(module, name, Tensor.from_numpy(array, value.queue))
-            module.thaw()
+    def train(self, mode: bool = True) -> Module:
+        """Set ``training`` here and in all parts; training thaws weights. Returns the module."""
+        for _, part in self.named_modules():
+            part.training = mode
+        return self.thaw() if mode else self
+
+    def eval(self) -> Module:
+        """Leave training: batch norms use their running statistics, dropout does nothing."""
+        return self.train(False)
 
     def freeze(self) -> Module:
         """Promise that weights keep their values, so that plans pack them once; ``load`` and ``thaw`` take it back."""
@@ -99,155 +109,86 @@ class Module:
             part.thaw()
         return self
 
+    # --- values by name ----------------------------------------------------------------------------------------------
 
-class _Weighted(Module):
-    """What Conv2d and Linear share: a weight, perhaps a bias, and the weight's frozen form."""
+    def torch_axes(self, name: str) -> tuple[int, ...] | None:
+        """The order of this module's tensor ``name`` in which its axes are PyTorch's; None when it is that already."""
+        return None
 
-    weight: Tensor
-    bias: Tensor | None
+    def state_dict(self) -> dict[str, Tensor]:
+        """Views of all values under PyTorch's names and in its shapes, whatever the layout here."""
+        return {name: tensor if axes is None else tensor.transpose(axes) for name, tensor, axes in self._places()}
 
-    def _make(self, shape: tuple[int, ...], bias: bool, queue: Any, rng: np.random.Generator | None) -> None:
-        # Uniform within 1/sqrt(inputs of one output), as PyTorch's layers begin.
-        rng, queue = rng or np.random.default_rng(), queue or runtime.queue()
-        bound = 1 / math.sqrt(math.prod(shape[1:]))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up values (NumPy arrays or tensors) under PyTorch's names and in its shapes; thaws.
 
-        def uniform(*sizes: int) -> Tensor:
-            return Tensor.from_numpy((rng.random(sizes, np.float32) * 2 - 1) * np.float32(bound), queue)
+        PyTorch's ``num_batches_tracked`` is passed over, and axes of size 1 do not count.
+        Raises InvalidArgument, and changes nothing, unless names and shapes fit.
+        """
+        places = {name: (tensor, axes) for name, tensor, axes in self._places()}
+        given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+        if places.keys() != given.keys():
+            missing, unknown = sorted(places.keys() - given.keys()), sorted(given.keys() - places.keys())
+            raise InvalidArgument(f"values do not match: missing {missing or 'none'}, unknown {unknown or 'none'}")
+        arrays = {}
+        for name, (tensor, axes) in places.items():
+            value = given[name]
+            array = np.asarray(value.numpy() if isinstance(value, Tensor) else value)
+            wanted = tensor.shape if axes is None else tuple(tensor.shape[axis] for axis in axes)
+            if _trimmed(array.shape) != _trimmed(wanted):
+                raise InvalidArgument(f"{name} has shape {wanted}, got {array.shape}")
+            array = array.reshape(wanted)
+            arrays[name] = array if axes is None else array.transpose(np.argsort(axes))
+        for name, (tensor, _) in places.items():
+            tensor.write(arrays[name])
+        self.thaw()
 
-        self.weight = uniform(*shape)
-        self.bias = uniform(shape[0]) if bias else None
-        self._w: Any = None
+    def _places(self) -> Iterator[tuple[str, Tensor, tuple[int, ...] | None]]:
+        for prefix, module in self.named_modules():
+            for name, value in vars(module).items():
+                if isinstance(value, Tensor) and not name.startswith("_"):
+                    yield f"{prefix}.{name}" if prefix else name, value, module.torch_axes(name)
 
-    def freeze(self) -> Module:
-        self._w = constant(self.weight)
-        return self
+    def load(self, values: Mapping[str, np.ndarray]) -> None:
+        """Replace every value by the array of its name, in the shape it has here; thaws.
 
-    def thaw(self) -> Module:
-        self._w = None
-        return self
-
-    @property
-    def operand(self) -> Any:
-        """What ``conv()`` gets as w: the weight, or the constant that was made of it."""
-        return self.weight if self._w is None else self._w
-
-
-class Conv2d(_Weighted):
-    """``activation(conv(x, weight) + bias + residual)``; x and residual are NCHW or NHWC, as ``layout`` says.
-
-    ``kernel``, ``stride``, ``padding`` and ``dilation`` are what ``conv()`` takes. ``weight`` is ``[oc, ic/groups, kh,
-    kw]``, with ``layout="nhwc"`` ``[oc, kh, kw, ic/groups]``.
-    """
-
-    def __init__(
-        self,
-        ic: int,
-        oc: int,
-        kernel: int | Sequence[int],
-        *,
-        stride: int | Sequence[int] = 1,
-        padding: Any = 0,
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        activation: str | None = None,
-        layout: str = "nchw",
-        queue: cl.CommandQueue | None = None,
-        rng: np.random.Generator | None = None,
-    ) -> None:
-        kernel = per_axis("kernel", kernel, 2, least=1)
-        if ic % groups or oc % groups:
-            raise InvalidArgument(f"channels must be multiples of groups={groups}, got {ic} and {oc}")
-        shape = (oc, ic // groups, *kernel) if layout == "nchw" else (oc, *kernel, ic // groups)
-        self._make(shape, bias, queue, rng)
-        self._options = {
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "groups": groups,
-            "activation": activation,
-            "layout": layout,
-        }
-
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if (observer := _observer.get()) is not None:
-            observer(self, x, residual)
-        return conv(x, self.operand, self.bias, residual=residual, **self._options)
-
-    def problem(self, x_shape: Sequence[int], residual: bool = False) -> ConvProblem:
-        """The problem that calling this layer with an x of that shape asks to solve."""
-        return _problem(self, x_shape, residual, **self._options)
+        Axes of size 1 do not count.
+        Raises InvalidArgument, and changes nothing, unless names and shapes are exactly this module's.
+        """
+        own = dict(self.named_tensors())
+        if own.keys() != values.keys():
+            missing, unknown = sorted(own.keys() - values.keys()), sorted(values.keys() - own.keys())
+            raise InvalidArgument(f"parameters do not match: missing {missing or 'none'}, unknown {unknown or 'none'}")
+        for name, tensor in own.items():
+            if tensor.shape != tuple(values[name].shape) and _trimmed(values[name].shape) != _trimmed(tensor.shape):
+                raise InvalidArgument(f"{name} has shape {tensor.shape}, got {tuple(values[name].shape)}")
+        for name, tensor in own.items():
+            tensor.write(values[name].reshape(tensor.shape))
+        self.thaw()
 
 
-class Linear(_Weighted):
-    """``activation(x · weightᵀ + bias)`` for x ``[mb, features]``, computed as a convolution of 1×1 pictures.
-
-    ``weight`` is ``[out, in, 1, 1]``, with ``layout="nhwc"`` ``[out, 1, 1, in]``.
-    """
-
-    def __init__(
-        self,
-        ic: int,
-        oc: int,
-        *,
-        bias: bool = True,
-        activation: str | None = None,
-        layout: str = "nchw",
-        queue: cl.CommandQueue | None = None,
-        rng: np.random.Generator | None = None,
-    ) -> None:
-        self._make((oc, ic, 1, 1) if layout == "nchw" else (oc, 1, 1, ic), bias, queue, rng)
-        self._options = {"activation": activation, "layout": layout}
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if (observer := _observer.get()) is not None:
-            observer(self, x, None)
-        return functional.linear(x, self.operand, self.bias, **self._options)
-
-    def problem(self, x_shape: Sequence[int], residual: bool = False) -> ConvProblem:
-        """The problem that calling this layer with an x of that shape asks to solve."""
-        mb, features = x_shape
-        picture = (mb, features, 1, 1) if self._options["layout"] == "nchw" else (mb, 1, 1, features)
-        return _problem(self, picture, residual, **self._options)
+def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 class Sequential(Module):
-    """Each layer (a module or any function of a tensor) applied to the result of the one before."""
+    """Each layer (a module or any function of a tensor) applied to the result of the one before; parts are numbered."""
 
     def __init__(self, *layers: Callable[[Tensor], Tensor]) -> None:
         self.layers = list(layers)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """The layers that are modules, named by their places as in PyTorch."""
+        yield from ((str(i), layer) for i, layer in enumerate(self.layers) if isinstance(layer, Module))
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, place: int) -> Callable[[Tensor], Tensor]:
+        return self.layers[place]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The last layer's result."""
         for layer in self.layers:
             x = layer(x)
         return x
-
-
-def _problem(
-    layer: _Weighted,
-    x_shape: Sequence[int],
-    residual: bool,
-    *,
-    activation: str | None,
-    layout: str,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> ConvProblem:
-    return describe(
-        "fwd",
-        x_shape,
-        layer.weight.shape,
-        None,
-        layer.weight.dtype.name,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        layout=layout,
-        bias=layer.bias is not None,
-        residual=residual,
-        activation=activation,
-        constant_weights=layer._w is not None,
-    )

@@ -1,0 +1,41 @@
+"""Tensors filled with a value, or with random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..tensor import Tensor
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["fill", "full", "zeros"]
+
+
+def fill(tensor: Tensor, value: float) -> Tensor:
+    """Set every element, of a view too; returns the tensor."""
+    import pyopencl as cl
+
+    if not tensor.size:
+        return tensor
+    if tensor.contiguous:
+        pattern = np.array(value, tensor.dtype)
+        cl.enqueue_fill_buffer(tensor.queue, tensor.base_data, pattern, tensor.offset, tensor.nbytes)
+    else:
+        from .apply import apply
+
+        apply("x = value", x=tensor, value=float(value))
+    return tensor
+
+
+def full(shape: Sequence[int], value: float, dtype: Any = np.float32, queue: cl.CommandQueue | None = None) -> Tensor:
+    """A new tensor of one value."""
+    return fill(Tensor.empty(shape, dtype, queue), value)
+
+
+def zeros(shape: Sequence[int], dtype: Any = np.float32, queue: cl.CommandQueue | None = None) -> Tensor:
+    """A new tensor of zeros."""
+    return full(shape, 0, dtype, queue)

@@ -1,0 +1,349 @@
+"""Layers: parameters made in ``__init__``, a line of mathematics in ``forward``.
+
+Those that look at channels take ``layout`` as ``conv()`` does; parameters are stored in that layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import runtime
+from ..api.arguments import describe, per_axis
+from ..api.conv import constant
+from ..api.errors import InvalidArgument
+from ..api.problem import ConvProblem
+from ..elementwise import Generator, full
+from ..tensor import Parameter, Tensor
+from . import functional
+from .modules import Module, tell
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = [
+    "LRN",
+    "Activation",
+    "AdaptiveAvgPool2d",
+    "AvgPool2d",
+    "BatchNorm2d",
+    "Conv2d",
+    "ConvTranspose2d",
+    "Dropout",
+    "Flatten",
+    "Linear",
+    "MaxPool2d",
+    "ReLU",
+]
+
+
+class _Weighted(Module):
+    """What Conv2d and Linear share: a weight, perhaps a bias, and the weight's frozen form."""
+
+    weight: Parameter
+    bias: Parameter | None
+
+    def _make(
+        self, shape: tuple[int, ...], inputs: int, outputs: int, bias: bool, queue: Any, rng: np.random.Generator | None
+    ) -> None:
+        # Uniform within 1/sqrt(inputs of one output), as PyTorch's layers begin.
+        rng, queue = rng or np.random.default_rng(), queue or runtime.queue()
+        bound = 1 / math.sqrt(inputs)
+
+        def uniform(*sizes: int) -> Parameter:
+            return Parameter(Tensor.from_numpy((rng.random(sizes, np.float32) * 2 - 1) * np.float32(bound), queue))
+
+        self.weight = uniform(*shape)
+        self.bias = uniform(outputs) if bias else None
+        self._w: Any = None
+
+    def freeze(self) -> Module:
+        self._w = constant(self._shaped())
+        return self
+
+    def thaw(self) -> Module:
+        self._w = None
+        return self
+
+    def _shaped(self) -> Tensor:
+        return self.weight
+
+    @property
+    def operand(self) -> Any:
+        """What ``conv()`` gets as w: the weight, or the constant that was made of it."""
+        return self.weight if self._w is None else self._w
+
+
+class Conv2d(_Weighted):
+    """``activation(conv(x, weight) + bias + residual)``; x and residual are NCHW or NHWC, as ``layout`` says.
+
+    ``kernel``, ``stride``, ``padding`` and ``dilation`` are what ``conv()`` takes. ``weight`` is ``[oc, ic/groups, kh,
+    kw]``, with ``layout="nhwc"`` ``[oc, kh, kw, ic/groups]``.
+    """
+
+    def __init__(
+        self,
+        ic: int,
+        oc: int,
+        kernel: int | Sequence[int],
+        *,
+        stride: int | Sequence[int] = 1,
+        padding: Any = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        activation: str | None = None,
+        layout: str = "nchw",
+        queue: cl.CommandQueue | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        kernel = per_axis("kernel", kernel, 2, least=1)
+        if ic % groups or oc % groups:
+            raise InvalidArgument(f"channels must be multiples of groups={groups}, got {ic} and {oc}")
+        shape = (oc, ic // groups, *kernel) if layout == "nchw" else (oc, *kernel, ic // groups)
+        self._make(shape, math.prod(shape[1:]), oc, bias, queue, rng)
+        self.options = {
+            "stride": stride,
+            "padding": padding,
+            "dilation": dilation,
+            "groups": groups,
+            "activation": activation,
+            "layout": layout,
+        }
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        tell(self, x, residual)
+        return functional.convolution(x, self.operand, self.bias, residual=residual, **self.options)
+
+    def torch_axes(self, name: str) -> tuple[int, ...] | None:
+        return (0, 3, 1, 2) if name == "weight" and self.options["layout"] == "nhwc" else None
+
+    def problem(self, x_shape: Sequence[int], residual: bool = False) -> ConvProblem:
+        """The problem that calling this layer with an x of that shape asks to solve."""
+        return _problem(self, x_shape, self.weight.shape, residual, **self.options)
+
+
+class ConvTranspose2d(Module):
+    """``conv_transpose(x, weight) + bias``; ``weight`` is ``[ic, oc/groups, kh, kw]``, for "nhwc" ``[ic, kh, kw,
+    oc/groups]``."""
+
+    def __init__(
+        self,
+        ic: int,
+        oc: int,
+        kernel: int | Sequence[int],
+        *,
+        stride: int | Sequence[int] = 1,
+        padding: Any = 0,
+        output_padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        layout: str = "nchw",
+        queue: cl.CommandQueue | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        kernel = per_axis("kernel", kernel, 2, least=1)
+        if ic % groups or oc % groups:
+            raise InvalidArgument(f"channels must be multiples of groups={groups}, got {ic} and {oc}")
+        shape = (ic, oc // groups, *kernel) if layout == "nchw" else (ic, *kernel, oc // groups)
+        _Weighted._make(self, shape, oc // groups * math.prod(kernel), oc, bias, queue, rng)  # type: ignore[arg-type]
+        self.options = {
+            "stride": stride,
+            "padding": padding,
+            "output_padding": output_padding,
+            "dilation": dilation,
+            "groups": groups,
+            "layout": layout,
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.transposed_convolution(x, self.weight, self.bias, **self.options)
+
+    def torch_axes(self, name: str) -> tuple[int, ...] | None:
+        return (0, 3, 1, 2) if name == "weight" and self.options["layout"] == "nhwc" else None
+
+
+class Linear(_Weighted):
+    """``activation(x · weightᵀ + bias)`` for x ``[mb, ic]``, computed as a convolution of 1×1 pictures.
+
+    ``weight`` is ``[oc, ic]``; ``layout`` is how ``conv()`` is asked, and changes no result.
+    """
+
+    def __init__(
+        self,
+        ic: int,
+        oc: int,
+        *,
+        bias: bool = True,
+        activation: str | None = None,
+        layout: str = "nchw",
+        queue: cl.CommandQueue | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self._make((oc, ic), ic, oc, bias, queue, rng)
+        self.options = {"activation": activation, "layout": layout}
+
+    def _shaped(self) -> Tensor:
+        oc, ic = self.weight.shape
+        shape = (oc, ic, 1, 1) if self.options["layout"] == "nchw" else (oc, 1, 1, ic)
+        return Tensor(self.weight.base_data, shape, self.weight.dtype, self.weight.queue, None, self.weight.offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tell(self, x)
+        return functional.linear(x, self.operand, self.bias, **self.options)
+
+    def problem(self, x_shape: Sequence[int], residual: bool = False) -> ConvProblem:
+        """The problem that calling this layer with an x of that shape asks to solve."""
+        mb, features = x_shape
+        picture = (mb, features, 1, 1) if self.options["layout"] == "nchw" else (mb, 1, 1, features)
+        return _problem(self, picture, self._shaped().shape, residual, **self.options)
+
+
+class BatchNorm2d(Module):
+    """``activation((x - mean) / sqrt(variance + epsilon) * weight + bias + residual)`` for each channel.
+
+    Training takes mean and variance of the batch and moves ``running_mean`` and ``running_var`` towards them by
+    ``momentum``; afterwards those are used. ``activation`` is None or "relu".
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        epsilon: float = 1e-5,
+        momentum: float = 0.1,
+        activation: str | None = None,
+        layout: str = "nchw",
+        queue: cl.CommandQueue | None = None,
+    ) -> None:
+        queue = queue or runtime.queue()
+        self.weight = Parameter(full((channels,), 1.0, queue=queue))
+        self.bias = Parameter(full((channels,), 0.0, queue=queue))
+        self.running_mean = full((channels,), 0.0, queue=queue)
+        self.running_var = full((channels,), 1.0, queue=queue)
+        self.options = {"epsilon": epsilon, "momentum": momentum, "activation": activation, "layout": layout}
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        values = (self.weight, self.bias, self.running_mean, self.running_var)
+        return functional.batch_norm(x, *values, training=self.training, residual=residual, **self.options)
+
+
+class MaxPool2d(Module):
+    """The largest value of each window; options as ``functional.max_pool``."""
+
+    def __init__(self, kernel: Any, stride: Any = None, padding: Any = 0, **options: Any) -> None:
+        self.kernel, self.stride, self.padding, self.options = kernel, stride, padding, options
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.max_pool(x, self.kernel, self.stride, self.padding, **self.options)
+
+
+class AvgPool2d(Module):
+    """The mean of each window; options as ``functional.avg_pool``."""
+
+    def __init__(self, kernel: Any, stride: Any = None, padding: Any = 0, **options: Any) -> None:
+        self.kernel, self.stride, self.padding, self.options = kernel, stride, padding, options
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.avg_pool(x, self.kernel, self.stride, self.padding, **self.options)
+
+
+class AdaptiveAvgPool2d(Module):
+    """The mean of windows such that the result has ``size`` pixels along each axis."""
+
+    def __init__(self, size: int | Sequence[int], *, layout: str = "nchw") -> None:
+        self.size, self.layout = size, layout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.adaptive_avg_pool(x, self.size, layout=self.layout)
+
+
+class LRN(Module):
+    """Local response normalisation over ``size`` channels, as ``functional.local_response_norm``."""
+
+    def __init__(
+        self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, *, layout: str = "nchw"
+    ) -> None:
+        self.size, self.alpha, self.beta, self.k, self.layout = size, alpha, beta, k, layout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.local_response_norm(x, self.size, self.alpha, self.beta, self.k, layout=self.layout)
+
+
+class Activation(Module):
+    """An activation by name, as ``functional.activate``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.activate(x, self.name)
+
+
+def ReLU() -> Activation:
+    """``max(x, 0)``."""
+    return Activation("relu")
+
+
+class Dropout(Module):
+    """While training, elements are 0 with probability ``p`` and the others scaled by ``1 / (1 - p)``."""
+
+    def __init__(self, p: float = 0.5, *, queue: cl.CommandQueue | None = None, seed: int | None = None) -> None:
+        if not 0 <= p < 1:
+            raise InvalidArgument(f"a probability of dropout is 0 or more and below 1, got {p}")
+        self.p = p
+        self.generator = Generator(int(np.random.default_rng(seed).integers(2**63)), queue)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.p, self.generator) if self.training else x
+
+
+class Flatten(Module):
+    """``[mb, ...]`` to ``[mb, features]``, in the order in which NCHW has them.
+
+    With ``layout="nhwc"`` pictures are transposed first, so that a Linear's weights mean the same in both layouts;
+    where the pictures are 1×1, nothing moves.
+    """
+
+    def __init__(self, *, layout: str = "nchw") -> None:
+        self.layout = layout
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layout == "nhwc" and x.ndim == 4 and x.shape[1] * x.shape[2] != 1:
+            x = x.transpose(0, 3, 1, 2)
+        return functional.flatten(x)
+
+
+def _problem(
+    layer: _Weighted,
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    residual: bool,
+    *,
+    activation: str | None,
+    layout: str,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> ConvProblem:
+    return describe(
+        "fwd",
+        x_shape,
+        w_shape,
+        None,
+        layer.weight.dtype.name,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        layout=layout,
+        bias=layer.bias is not None,
+        residual=residual,
+        activation=activation,
+        constant_weights=layer._w is not None,
+    )

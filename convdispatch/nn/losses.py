@@ -1,0 +1,152 @@
+"""Softmax and its logarithm, cross-entropy, mean squares."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..api.dtypes import storage_macros
+from ..api.errors import InvalidArgument
+from ..elementwise import apply, reduce
+from ..kernels import Launch, build, config_macros, kernel_text
+from ..tape import current_tape, paused
+from ..tensor import Tensor
+from ..tracing import operation
+from .convolution import dense
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["cross_entropy", "log_softmax", "mse_loss", "softmax"]
+
+_ITEMS = 64
+
+
+@operation
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """``exp(x) / sum(exp(x))`` along an axis, safe for large values. Raises InvalidArgument for an axis x lacks."""
+    last = _last(x, axis)
+    if last is not None:
+        return softmax(x.transpose(last)).transpose(last)
+    tape = current_tape()
+    given = dense(x)
+    y = Tensor.empty(x.shape, x.dtype, x.queue)
+    if y.size:
+        launch = _softmax(x.context, x.dtype.name, x.shape[-1], math.prod(x.shape[:-1]))
+        launch(x.queue, (given.base_data, _first(given), y.base_data))
+    if tape is not None and tape.tracks(x):
+
+        def backward(dy: Tensor) -> tuple[Tensor]:
+            total = reduce("sum", "dy * y", -1, keepdims=True, dy=dy, y=y)
+            return (apply("y * (dy - total)", y=y, dy=dy, total=total),)
+
+        tape.record(y, (x,), backward)
+    return y
+
+
+@operation
+def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """``x - log(sum(exp(x)))`` along an axis, safe for large values. Raises InvalidArgument for an axis x lacks."""
+    _last(x, axis)
+    tape = current_tape()
+    with paused():
+        largest = reduce("max", "x", axis, keepdims=True, x=x)
+        total = reduce("sum", "exp(x - m)", axis, keepdims=True, x=x, m=largest)
+        y = apply("x - m - log(t)", x=x, m=largest, t=total)
+    if tape is not None and tape.tracks(x):
+
+        def backward(dy: Tensor) -> tuple[Tensor]:
+            total = reduce("sum", "dy", axis, keepdims=True, dy=dy)
+            return (apply("dy - exp(y) * total", dy=dy, y=y, total=total),)
+
+        tape.record(y, (x,), backward)
+    return y
+
+
+def cross_entropy(x: Tensor, labels: Any, *, reduction: str = "mean") -> Tensor:
+    """``-log softmax(x)[label]`` of each row of logits x ``[mb, classes]``; their mean, sum, or all for "none".
+
+    ``labels`` are integers ``[mb]``, a Tensor or a NumPy array. A label in a Tensor that is no class gives a loss of
+    NaN; one in an array raises InvalidArgument, as wrong shapes do.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise InvalidArgument(f"reduction must be mean, sum or none, got {reduction!r}")
+    if x.ndim != 2 or not x.shape[1]:
+        raise InvalidArgument(f"cross-entropy takes logits of shape (mb, classes), got {x.shape}")
+    rows, width = x.shape
+    if not isinstance(labels, Tensor):
+        labels = np.asarray(labels)
+        if labels.dtype.kind not in "iu":
+            raise InvalidArgument(f"labels must be integers, got {labels.dtype}")
+        if labels.size and (labels.min() < 0 or labels.max() >= width):
+            raise InvalidArgument(f"labels must be 0 to {width - 1}, got {labels.min()} to {labels.max()}")
+        labels = Tensor.from_numpy(labels.astype(np.int32), x.queue)
+    if labels.shape != (rows,) or labels.dtype.kind not in "iu":
+        raise InvalidArgument(f"labels must be {rows} integers, got {labels!r}")
+    if not rows:
+        raise InvalidArgument("cross-entropy needs at least one row of logits")
+    if labels.dtype != np.int32:
+        labels = labels.astype(np.int32)
+    tape = current_tape()
+    watched = tape is not None and tape.tracks(x)
+    given, labels = dense(x), dense(labels)
+    losses = Tensor.empty((rows,), x.dtype, x.queue)
+    slope = Tensor.empty(x.shape, x.dtype, x.queue) if watched else None
+    launch = _cross_entropy(x.context, x.dtype.name, width, rows, watched)
+    operands = (given.base_data, _first(given), labels.base_data, _first(labels), losses.base_data)
+    launch(x.queue, operands if slope is None else (*operands, slope.base_data))
+    if reduction == "none":
+        loss = losses
+    else:
+        with paused():
+            loss = reduce(reduction, "x", x=losses)
+    if watched:
+        scale = 1.0 / rows if reduction == "mean" else 1.0
+
+        def backward(dy: Tensor) -> tuple[Tensor]:
+            dy = dy.reshape(dy.size, 1)
+            return (apply("s * dy * scale", s=slope, dy=dy, scale=scale),)
+
+        tape.record(loss, (x,), backward)
+    return loss
+
+
+def mse_loss(x: Tensor, target: Tensor) -> Tensor:
+    """The mean of ``(x - target)²``. Raises InvalidArgument for different shapes."""
+    if x.shape != target.shape:
+        raise InvalidArgument(f"the target must have x's shape {x.shape}, got {target.shape}")
+    return reduce("mean", "square(x - target)", x=x, target=target)
+
+
+def _last(x: Tensor, axis: int) -> tuple[int, ...] | None:
+    """Axes in an order that swaps ``axis`` and the last; None when it is the last."""
+    if not -x.ndim <= axis < x.ndim:
+        raise InvalidArgument(f"axis must be one of {x.ndim}, got {axis}")
+    axis %= x.ndim
+    if axis == x.ndim - 1:
+        return None
+    order = list(range(x.ndim))
+    order[axis], order[-1] = order[-1], order[axis]
+    return tuple(order)
+
+
+def _first(x: Tensor) -> np.int64:
+    return np.int64(x.offset // x.dtype.itemsize)
+
+
+@functools.lru_cache(maxsize=256)
+def _softmax(context: cl.Context, dtype: str, width: int, rows: int) -> Launch:
+    values = config_macros({"width": width, "items": _ITEMS})
+    program = build(context, storage_macros(dtype) + values + kernel_text("convdispatch.nn", "softmax.cl"))
+    return Launch(program, "softmax", (rows * _ITEMS,), (_ITEMS,), "x offset y", names=("x", "offset", "y"))
+
+
+@functools.lru_cache(maxsize=256)
+def _cross_entropy(context: cl.Context, dtype: str, width: int, rows: int, slope: bool) -> Launch:
+    values = config_macros({"width": width, "items": _ITEMS, "slope": slope})
+    program = build(context, storage_macros(dtype) + values + kernel_text("convdispatch.nn", "softmax.cl"))
+    names = ("x", "offset", "labels", "labels_offset", "losses", *(("slopes",) if slope else ()))
+    return Launch(program, "cross_entropy", (rows * _ITEMS,), (_ITEMS,), " ".join(names), names=names)

@@ -1,0 +1,212 @@
+"""Batch norm (Ioffe and Szegedy 2015) and local response normalisation (Krizhevsky et al. 2012)."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..api.dtypes import storage_macros
+from ..api.errors import InvalidArgument
+from ..elementwise import apply, reduce
+from ..kernels import Launch, build, config_macros, kernel_text
+from ..tape import current_tape, paused
+from ..tensor import Tensor
+from ..tracing import operation
+from .convolution import dense
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["batch_norm", "fold_batch_norm", "local_response_norm"]
+
+# From sums of x - k and of its square (k is one of the channel's values, so that the difference of squares below does
+# not cancel): mean, 1 / deviation, the factor of x, and the running statistics, in one kernel over the channels.
+_STATISTICS = """
+m = s * r
+variance = max(q * r - m * m, 0)
+deviation = rsqrt(variance + epsilon)
+mean = m + k
+factor = scale * deviation
+running_mean = running_mean + momentum * (mean - running_mean)
+running_variance = running_variance + momentum * (variance * unbias - running_variance)
+"""
+_NORMALISE = "(x - mean) * factor + shift"
+
+
+@operation
+def batch_norm(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    running_mean: Tensor,
+    running_variance: Tensor,
+    *,
+    training: bool,
+    momentum: float = 0.1,
+    epsilon: float = 1e-5,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    layout: str = "nchw",
+) -> Tensor:
+    """Normalise each channel, by the batch's statistics when training (which update the running ones in place).
+
+    ``activation((x - mean) / sqrt(variance + epsilon) * scale + shift + residual)``; ``activation`` is None or
+    "relu", fused. Scale, shift and statistics are ``[c]``. The running variance is the unbiased one, as PyTorch's.
+
+    Raises InvalidArgument for shapes that do not fit, or training on one value a channel.
+    """
+    axis = 1 if layout == "nchw" else x.ndim - 1
+    channels = x.shape[axis] if x.ndim >= 2 else -1
+    for name, tensor in (("scale", scale), ("shift", shift), ("mean", running_mean), ("variance", running_variance)):
+        if tensor.shape != (channels,):
+            raise InvalidArgument(f"batch norm of x {x.shape} needs {name} of shape ({channels},), got {tensor.shape}")
+    if activation not in (None, "relu"):
+        raise InvalidArgument(f"batch norm fuses relu alone, got activation {activation!r}")
+    wide = tuple(channels if a == axis else 1 for a in range(x.ndim))
+    plus = {} if residual is None else {"residual": residual}
+    text = _NORMALISE + (" + residual" if plus else "")
+    if activation:
+        text = f"v = {text}; where(v < 0, 0, v)"
+    if not training:
+        tensors = {"mean": running_mean, "variance": running_variance, "scale": scale, "shift": shift}
+        text = "factor = scale * rsqrt(variance + epsilon); " + text
+        return apply(text, x=x, epsilon=epsilon, **{n: t.reshape(wide) for n, t in tensors.items()}, **plus)
+    count = x.size // max(1, channels)
+    if count < 2:
+        raise InvalidArgument(f"training needs more than one value a channel, got x of shape {x.shape}")
+    tape = current_tape()
+    with paused():
+        axes = tuple(a for a in range(x.ndim) if a != axis)
+        # One value of each channel, seen as all of its values.
+        first = x[tuple(slice(None) if a == axis else slice(0, 1) for a in range(x.ndim))]
+        sums = reduce("sum", ("x - k", "square(x - k)"), axes, x=x, k=first)
+        mean, deviation, factor = (Tensor.empty((channels,), x.dtype, x.queue) for _ in range(3))
+        apply(
+            _STATISTICS,
+            s=sums[0],
+            q=sums[1],
+            k=_vector(first, axis),
+            scale=scale,
+            mean=mean,
+            deviation=deviation,
+            factor=factor,
+            running_mean=running_mean,
+            running_variance=running_variance,
+            r=1.0 / count,
+            unbias=count / (count - 1),
+            momentum=float(momentum),
+            epsilon=float(epsilon),
+        )
+        wides = {"mean": mean.reshape(wide), "factor": factor.reshape(wide), "shift": shift.reshape(wide)}
+        y = apply(text, x=x, **wides, **plus)
+    if tape is None or not any(tape.tracks(t) for t in (x, scale, shift, residual)):
+        return y
+    # The slope of relu from y, or where there is no residual from x, which is read anyway.
+    gate = "" if not activation else "y > 0" if plus else f"{_NORMALISE} > 0"
+    d = f"where({gate}, dy, 0)" if gate else "dy"
+    gated = {"y": y} if plus and activation else {"factor": wides["factor"], "shift": wides["shift"]} if gate else {}
+    middle = wides["mean"]
+
+    def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
+        sink = tape.sink(shift) if tape.tracks(shift) else None
+        targets = [Tensor.empty((channels,), x.dtype, x.queue) if sink is None else sink]
+        targets.append(Tensor.empty((channels,), x.dtype, x.queue))
+        ds, dq = reduce("sum", (d, f"({d}) * (x - mean)"), axes, dy=dy, x=x, mean=middle, out=targets, **gated)
+        dscale = tape.sink(scale) if tape.tracks(scale) else None
+        dscale = Tensor.empty((channels,), x.dtype, x.queue) if dscale is None else dscale
+        c, e = (Tensor.empty((channels,), x.dtype, x.queue) for _ in range(2))
+        text = "g = dq * deviation; c = ds * r; e = g * deviation * r"
+        apply(text, g=dscale, c=c, e=e, dq=dq, ds=ds, deviation=deviation, r=1.0 / count)
+        dx = None
+        if tape.tracks(x):
+            text = f"factor * (({d}) - c - (x - mean) * e)"
+            given = {"factor": wides["factor"], **gated}
+            dx = apply(text, dy=dy, x=x, mean=middle, c=c.reshape(wide), e=e.reshape(wide), **given)
+        dresidual = None
+        if tape.tracks(residual):
+            dresidual = apply(d, dy=dy, y=y) if activation else dy
+        return dx, dscale, ds, dresidual
+
+    tape.record(y, (x, scale, shift, residual), backward)
+    return y
+
+
+def _vector(first: Tensor, axis: int) -> Tensor:
+    """The view of one value a channel, as a vector."""
+    return first[tuple(slice(None) if a == axis else 0 for a in range(first.ndim))]
+
+
+def fold_batch_norm(
+    w: np.ndarray,
+    scale: np.ndarray,
+    shift: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    epsilon: float = 1e-5,
+    bias: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and bias of the convolution that equals ``w`` (``[oc, ...]``) followed by a batch norm at inference.
+
+    ``(conv(x, w) + bias - mean) * scale / sqrt(variance + epsilon) + shift``; computed in float64, returned in w's
+    dtype.
+    """
+    factor = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
+    start = 0.0 if bias is None else bias.astype(np.float64)
+    folded = w * factor.reshape(-1, *[1] * (w.ndim - 1))
+    return folded.astype(w.dtype), (shift + (start - mean) * factor).astype(w.dtype)
+
+
+@operation
+def local_response_norm(
+    x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, *, layout: str = "nchw"
+) -> Tensor:
+    """``x / (k + alpha / size * sum of x² over size neighbouring channels) ** beta``, PyTorch's definition.
+
+    The window of channel c begins ``size // 2`` before it; channels outside count as zero.
+    Raises InvalidArgument for a size below 1 or x with fewer than two axes.
+    """
+    if size < 1 or x.ndim < 2:
+        raise InvalidArgument(f"the norm needs a size of 1 or more and x with channels, got {size} and {x.shape}")
+    given = dense(x)
+    y = Tensor.empty(x.shape, x.dtype, x.queue)
+    tape = current_tape()
+    channels = x.shape[1 if layout == "nchw" else -1]
+    inner = 1 if layout == "nhwc" else x.size // max(1, x.shape[0] * channels)
+    if not x.size:
+        return y
+    forward, back = _lrn(x.context, x.dtype.name, x.size, channels, inner, size, alpha / size, beta, k)
+    forward(x.queue, (given.base_data, np.int64(given.offset // x.dtype.itemsize), y.base_data))
+    if tape is not None and tape.tracks(x):
+
+        def backward(dy: Tensor) -> tuple[Tensor]:
+            dy, dx = dense(dy), Tensor.empty(x.shape, x.dtype, x.queue)
+            offsets = (np.int64(t.offset // t.dtype.itemsize) for t in (given, dy))
+            back(x.queue, (given.base_data, next(offsets), dy.base_data, next(offsets), dx.base_data))
+            return (dx,)
+
+        tape.record(y, (x,), backward)
+    return y
+
+
+@functools.lru_cache(maxsize=256)
+def _lrn(
+    context: cl.Context,
+    dtype: str,
+    total: int,
+    channels: int,
+    inner: int,
+    size: int,
+    scale: float,
+    beta: float,
+    k: float,
+) -> tuple[Launch, Launch]:
+    suffix = "" if dtype == "float64" else "f"
+    values = {"total": f"{total}L", "channels": channels, "inner": inner, "size": size}
+    values |= {name: f"{float(value)!r}{suffix}" for name, value in (("scale", scale), ("beta", beta), ("bias", k))}
+    program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text("convdispatch.nn", "lrn.cl"))
+    work = (-(-total // 256) * 256,)
+    forward = Launch(program, "lrn", work, None, "x offset y", names=("x", "offset", "y"))
+    names = ("x", "offset", "dy", "dy_offset", "dx")
+    return forward, Launch(program, "lrn_backward", work, None, " ".join(names), names=names)

@@ -1,0 +1,171 @@
+"""SGD with momentum and weight decay, and Adam (Kingma and Ba 2015): one kernel a step.
+
+An optimiser lays all parameters of one device into one buffer, and their gradients into another, so that a step is one
+launch however many parameters there are. Each Parameter stays the object it was; its memory moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .. import runtime
+from ..api.errors import InvalidArgument
+from ..elementwise import apply, full
+from ..tensor import Parameter, Tensor
+
+__all__ = ["SGD", "Adam", "Optimizer"]
+
+
+class Optimizer:
+    """What optimisers share: parameters and gradients in flat buffers, and a state of as many numbers."""
+
+    state_names: tuple[str, ...] = ()
+
+    def __init__(self, parameters: Iterable[Parameter], lr: float) -> None:
+        self.parameters = list(parameters)
+        if not self.parameters:
+            raise InvalidArgument("an optimiser needs parameters, got none")
+        for parameter in self.parameters:
+            if not isinstance(parameter, Parameter):
+                raise InvalidArgument(f"an optimiser changes Parameters, got {type(parameter).__name__}")
+            if parameter.dtype != self.parameters[0].dtype or parameter.queue != self.parameters[0].queue:
+                raise InvalidArgument("an optimiser's parameters are of one dtype and on one queue")
+        self.lr, self.steps = float(lr), 0
+        self._lay_out()
+        self.state = {
+            name: full(self.values.shape, 0.0, self.values.dtype, self.values.queue) for name in self.state_names
+        }
+
+    def _lay_out(self) -> None:
+        first = self.parameters[0]
+        itemsize = first.dtype.itemsize
+        unit = max(128, runtime.device_info(first.queue.device).buffer_alignment) // itemsize
+        starts, place = [], 0
+        for parameter in self.parameters:
+            starts.append(place)
+            place += -(-max(1, parameter.size) // unit) * unit
+        # Zeros between parameters stay zeros: their gradients are, too.
+        self.values = full((place,), 0.0, first.dtype, first.queue)
+        self.gradients = full((place,), 0.0, first.dtype, first.queue)
+        self._starts = starts
+        for parameter, start in zip(self.parameters, starts, strict=True):
+            apply("x", x=parameter, out=self.values[start : start + parameter.size].reshape(parameter.shape))
+            parameter.base_data = _part(self.values, start, parameter)
+            parameter.offset, parameter.strides = 0, Tensor.empty((0,), queue=first.queue).strides
+            parameter.strides = Tensor(parameter.base_data, parameter.shape, parameter.dtype, parameter.queue).strides
+            held = parameter.grad
+            memory = _part(self.gradients, start, parameter)
+            parameter.grad = Tensor(memory, parameter.shape, parameter.dtype, parameter.queue)
+            if held is not None:
+                apply("x", x=held, out=parameter.grad)
+
+    def zero_grad(self) -> None:
+        """Set all gradients to zero; needed only before ``backward(accumulate=True)``."""
+        from ..elementwise import fill
+
+        fill(self.gradients, 0.0)
+
+    def step(self) -> None:
+        """Change the parameters by what their gradients say."""
+        self.steps += 1
+        self._update()
+
+    def _update(self) -> None:
+        raise NotImplementedError
+
+    # --- the state as arrays, for checkpoints ------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The optimiser's own numbers by name: the count of steps, and for each parameter by its place the state."""
+        result: dict[str, np.ndarray] = {"steps": np.array(self.steps, np.int64), "lr": np.array(self.lr, np.float64)}
+        for name, flat in self.state.items():
+            array = flat.numpy()
+            for i, (parameter, start) in enumerate(zip(self.parameters, self._starts, strict=True)):
+                result[f"{name}.{i}"] = array[start : start + parameter.size].reshape(parameter.shape)
+        return result
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what ``state_dict`` gave. Raises InvalidArgument, and changes nothing, unless it fits."""
+        wanted = {"steps": (), "lr": ()}
+        for name in self.state:
+            wanted |= {f"{name}.{i}": parameter.shape for i, parameter in enumerate(self.parameters)}
+        shapes = {name: tuple(np.shape(value)) for name, value in state.items()}
+        if shapes != wanted:
+            wrong = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
+            raise InvalidArgument(f"the optimiser's state does not fit: {', '.join(wrong[:5])}")
+        for name, flat in self.state.items():
+            array = np.zeros(flat.shape, flat.dtype)
+            for i, (parameter, start) in enumerate(zip(self.parameters, self._starts, strict=True)):
+                array[start : start + parameter.size] = np.asarray(state[f"{name}.{i}"]).reshape(-1)
+            flat.write(array)
+        self.steps, self.lr = int(state["steps"]), float(state["lr"])
+
+
+def _part(flat: Tensor, start: int, parameter: Parameter) -> Any:
+    itemsize = flat.dtype.itemsize
+    return flat.base_data.get_sub_region(start * itemsize, max(1, parameter.size) * itemsize)
+
+
+class SGD(Optimizer):
+    """``v = momentum * v + g + weight_decay * p; p -= lr * v``, with ``nesterov`` ``p -= lr * (g + momentum * v)``."""
+
+    def __init__(
+        self,
+        parameters: Iterable[Parameter],
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        if nesterov and not momentum:
+            raise InvalidArgument("Nesterov's step needs a momentum above 0")
+        self.momentum, self.weight_decay, self.nesterov = float(momentum), float(weight_decay), nesterov
+        self.state_names = ("momentum",) if momentum else ()
+        super().__init__(parameters, lr)
+
+    def _update(self) -> None:
+        given = {"p": self.values, "g": self.gradients, "lr": self.lr, "decay": self.weight_decay}
+        if not self.momentum:
+            apply("p = p - lr * (g + decay * p)", **given)
+            return
+        ahead = "d + momentum * v" if self.nesterov else "v"
+        text = f"d = g + decay * p; v = momentum * v + d; p = p - lr * ({ahead})"
+        apply(text, **given, v=self.state["momentum"], momentum=self.momentum)
+
+
+class Adam(Optimizer):
+    """Adam; ``weight_decay`` is added to the gradient, as PyTorch's Adam does, not AdamW."""
+
+    state_names = ("mean", "square")
+
+    def __init__(
+        self,
+        parameters: Iterable[Parameter],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self.betas, self.epsilon, self.weight_decay = betas, float(epsilon), float(weight_decay)
+        super().__init__(parameters, lr)
+
+    def _update(self) -> None:
+        first, second = self.betas
+        apply(
+            "d = g + decay * p; m = a * m + (1 - a) * d; s = b * s + (1 - b) * d * d; "
+            "p = p - rate * m / (sqrt(s) * root + epsilon)",
+            p=self.values,
+            g=self.gradients,
+            m=self.state["mean"],
+            s=self.state["square"],
+            a=float(first),
+            b=float(second),
+            decay=self.weight_decay,
+            rate=self.lr / (1 - first**self.steps),
+            root=1 / math.sqrt(1 - second**self.steps),
+            epsilon=self.epsilon,
+        )

@@ -1,0 +1,182 @@
+"""Max, average and adaptive pooling of 2-D data, forward and backward, in either layout."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..api.arguments import per_axis
+from ..api.dtypes import storage_macros
+from ..api.errors import InvalidArgument
+from ..elementwise import reduce
+from ..kernels import Launch, build, config_macros, kernel_text
+from ..tape import current_tape
+from ..tensor import Tensor
+from ..tracing import operation
+from .convolution import dense
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "global_average_pool", "max_pool"]
+
+
+@operation
+def max_pool(
+    x: Tensor,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    *,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    layout: str = "nchw",
+) -> Tensor:
+    """The largest value of each window; the gradient goes to the first of equal ones. NaN counts as largest.
+
+    ``stride`` is the kernel's size when None. With ``ceil_mode`` a last window that begins inside the input (or its
+    near padding) but ends beyond it is kept. Shapes and options mean what PyTorch's MaxPool2d says.
+
+    Raises InvalidArgument for padding above half the kernel, or windows that do not fit.
+    """
+    return _pool("max", x, _windows(x, layout, kernel, stride, padding, dilation, ceil_mode), layout)
+
+
+@operation
+def avg_pool(
+    x: Tensor,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    *,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    layout: str = "nchw",
+) -> Tensor:
+    """The mean of each window, over the padding's zeros too unless ``count_include_pad`` is False; else as max_pool."""
+    windows = _windows(x, layout, kernel, stride, padding, 1, ceil_mode)
+    return _pool("average", x, {**windows, "count_pad": int(count_include_pad)}, layout)
+
+
+@operation
+def adaptive_avg_pool(x: Tensor, size: Any, *, layout: str = "nchw") -> Tensor:
+    """The mean of ``size`` windows along each axis: window o covers from ⌊o·i/size⌋ to ⌈(o+1)·i/size⌉."""
+    size = per_axis("size", size, 2, least=1)
+    if size == (1, 1) and x.ndim == 4:
+        pooled = global_average_pool(x, layout)
+        shape = (*pooled.shape, 1, 1) if layout == "nchw" else (pooled.shape[0], 1, 1, pooled.shape[1])
+        return pooled.reshape(shape)
+    return _pool("average", x, _adaptive(x, size, layout), layout)
+
+
+@operation
+def adaptive_max_pool(x: Tensor, size: Any, *, layout: str = "nchw") -> Tensor:
+    """The largest value of ``size`` windows along each axis, as adaptive_avg_pool cuts them."""
+    return _pool("max", x, _adaptive(x, per_axis("size", size, 2, least=1), layout), layout)
+
+
+@operation
+def global_average_pool(x: Tensor, layout: str = "nchw") -> Tensor:
+    """The mean over all pixels: x ``[mb, c, ...]``, with ``layout="nhwc"`` ``[mb, ..., c]``, to ``[mb, c]``.
+
+    Raises InvalidArgument for fewer than two axes or no pixels.
+    """
+    if x.ndim < 2:
+        raise InvalidArgument(f"pooling needs images and channels, got shape {x.shape}")
+    axes = tuple(range(2, x.ndim)) if layout == "nchw" else tuple(range(1, x.ndim - 1))
+    if x.shape[0] and not x.size and any(not x.shape[a] for a in axes):
+        raise InvalidArgument(f"an average needs at least one pixel, got shape {x.shape}")
+    return reduce("mean", "x", axes, x=x)
+
+
+def _sizes(x: Tensor, layout: str) -> tuple[int, int, int, int]:
+    if layout not in ("nchw", "nhwc"):
+        raise InvalidArgument(f"layout must be nchw or nhwc, got {layout!r}")
+    if x.ndim != 4:
+        raise InvalidArgument(f"pooling takes x with 4 axes (images, channels, height, width), got shape {x.shape}")
+    mb, c, h, w = x.shape if layout == "nchw" else (x.shape[0], x.shape[3], x.shape[1], x.shape[2])
+    if not h or not w:
+        raise InvalidArgument(f"pooling needs at least one pixel, got shape {x.shape}")
+    return mb, c, h, w
+
+
+def _windows(
+    x: Tensor, layout: str, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> dict[str, int]:
+    _, _, *sizes = _sizes(x, layout)
+    kernel = per_axis("kernel", kernel, 2, least=1)
+    stride = kernel if stride is None else per_axis("stride", stride, 2, least=1)
+    padding, dilation = per_axis("padding", padding, 2, least=0), per_axis("dilation", dilation, 2, least=1)
+    values = {}
+    for axis, size, k, s, p, d in zip("hw", sizes, kernel, stride, padding, dilation, strict=True):
+        if p > k // 2:
+            raise InvalidArgument(f"padding must be at most half the kernel {kernel}, got {padding}")
+        span = size + 2 * p - d * (k - 1) - 1
+        if span < 0:
+            raise InvalidArgument(f"a window of {k} (dilation {d}) does not fit {size} values with padding {p}")
+        count = (span + s - 1 if ceil_mode else span) // s + 1
+        if ceil_mode and (count - 1) * s >= size + p:
+            count -= 1
+        values |= {f"i{axis}": size, f"o{axis}": count, f"k{axis}": k, f"s{axis}": s, f"p{axis}": p, f"d{axis}": d}
+    return {**values, "adaptive": 0}
+
+
+def _adaptive(x: Tensor, size: tuple[int, int], layout: str) -> dict[str, int]:
+    _, _, h, w = _sizes(x, layout)
+    return {"ih": h, "iw": w, "oh": size[0], "ow": size[1], "adaptive": 1, "count_pad": 0}
+
+
+def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
+    mb, channels, *_ = _sizes(x, layout)
+    size = (values["oh"], values["ow"])
+    shape = (mb, channels, *size) if layout == "nchw" else (mb, *size, channels)
+    y = Tensor.empty(shape, x.dtype, x.queue)
+    if not y.size:
+        return y
+    given = dense(x)
+    tape = current_tape()
+    watched = tape is not None and tape.tracks(x)
+    forward, noting, back = _launches(
+        x.context, kind, x.dtype.name, mb, channels, layout == "nhwc", tuple(sorted(values.items()))
+    )
+    start = np.int64(given.offset // x.dtype.itemsize)
+    places = Tensor.empty(shape, np.int32, x.queue) if watched and kind == "max" else None
+    if places is None:
+        forward(x.queue, (given.base_data, start, y.base_data))
+    else:
+        noting(x.queue, (given.base_data, start, y.base_data, places.base_data))
+    if watched:
+        x_shape, dtype, queue = x.shape, x.dtype, x.queue
+
+        def backward(dy: Tensor) -> tuple[Tensor]:
+            dy, dx = dense(dy), Tensor.empty(x_shape, dtype, queue)
+            first = np.int64(dy.offset // dtype.itemsize)
+            back(queue, (dy.base_data, first, (dy if places is None else places).base_data, dx.base_data))
+            return (dx,)
+
+        tape.record(y, (x,), backward)
+    return y
+
+
+@functools.lru_cache(maxsize=512)
+def _launches(
+    context: cl.Context, kind: str, dtype: str, mb: int, channels: int, nhwc: bool, items: tuple[tuple[str, int], ...]
+) -> tuple[Launch, Launch, Launch]:
+    values = dict(items)
+    macros = {"channels": channels, "nhwc": nhwc, "average": kind == "average", **values}
+    text = storage_macros(dtype) + config_macros(macros) + kernel_text("convdispatch.nn", "pool.cl")
+
+    def sizes(h: int, w: int) -> tuple[int, int]:
+        return (channels, mb * h * w) if nhwc else (h * w, mb * channels)
+
+    out, into = sizes(values["oh"], values["ow"]), sizes(values["ih"], values["iw"])
+    program = build(context, text)
+    names = ("x", "offset", "y", "places")
+    forward = Launch(program, "pool", out, None, "x offset y", names=names[:3])
+    noting = forward
+    if kind == "max":
+        noting = Launch(build(context, "#define NOTE 1\n" + text), "pool", out, None, " ".join(names), names=names)
+    names = ("dy", "offset", "places", "dx")
+    return forward, noting, Launch(program, "pool_backward", into, None, " ".join(names), names=names)

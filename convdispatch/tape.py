@@ -1,0 +1,176 @@
+"""The tape: what was computed, in order, so that gradients can be computed backwards.
+
+Inside ``with Tape() as tape:`` every differentiable operation that meets a Parameter, or something computed from one,
+appends a note: its inputs, and a function from the result's gradient to theirs. ``tape.backward(loss)`` reads the
+notes from the last to the first and writes each Parameter's ``grad``. A note is dropped as soon as it was read, and
+its activations with it. Outside a block nothing is noted and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .api.errors import InvalidArgument
+from .tensor import Parameter, Tensor
+
+__all__ = ["Tape", "current_tape", "paused"]
+
+_threads = threading.local()
+_marks = itertools.count(1)
+Backward = Callable[..., Sequence["Tensor | None"]]
+
+
+def current_tape() -> Tape | None:
+    """The tape in force in this thread, or None."""
+    return getattr(_threads, "tape", None)
+
+
+class paused:  # noqa: N801 (a context manager, used like a function)
+    """Inside the block no tape is in force: what an operation does within itself is not noted."""
+
+    __slots__ = ("_tape",)
+
+    def __enter__(self) -> None:
+        self._tape = current_tape()
+        _threads.tape = None
+
+    def __exit__(self, *error: object) -> None:
+        _threads.tape = self._tape
+
+
+class Tape:
+    """Notes of one forward pass; a context manager that puts itself in force."""
+
+    def __init__(self) -> None:
+        self._notes: list[tuple[tuple[int, ...], tuple[int, ...], Backward]] = []
+        self._parameters: dict[int, Parameter] = {}
+        self._first = next(_marks)
+        self._outer: Tape | None = None
+        self._written: set[int] = set()
+        self._accumulate = False
+
+    def __enter__(self) -> Tape:
+        self._outer, _threads.tape = current_tape(), self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _threads.tape = self._outer
+        if error[0] is not None:
+            self._notes.clear()
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def watch(self, tensor: Tensor) -> Tensor:
+        """Note what is computed from ``tensor``, though no Parameter; ``backward(keep=...)`` gives its gradient."""
+        if tensor.mark <= self._first:
+            tensor.mark = next(_marks)
+        return tensor
+
+    def tracks(self, tensor: Any) -> bool:
+        """A gradient is wanted for ``tensor``: a Parameter, watched, or computed from one of these on this tape."""
+        return tensor is not None and (tensor.mark > self._first or type(tensor) is Parameter)
+
+    def record(self, results: Tensor | Sequence[Tensor], inputs: Sequence[Tensor | None], backward: Backward) -> None:
+        """Note an operation.
+
+        ``backward(gradient of each result)`` returns a gradient or None for each of ``inputs``; it gets None for a
+        result on which the loss does not depend, unless no gradient reaches it at all: then it is not called. It must
+        not write to what it gets, and may return it.
+        """
+        results = (results,) if isinstance(results, Tensor) else results
+        marks = tuple(0 if tensor is None else self._mark(tensor) for tensor in inputs)
+        for result in results:
+            result.mark = next(_marks)
+        self._notes.append((tuple(result.mark for result in results), marks, backward))
+
+    def _mark(self, tensor: Tensor) -> int:
+        if type(tensor) is Parameter and self._parameters.get(tensor.mark) is not tensor:
+            tensor.mark = next(_marks)
+            self._parameters[tensor.mark] = tensor
+        return tensor.mark if tensor.mark > self._first else 0
+
+    def sink(self, tensor: Any) -> Tensor | None:
+        """Where the gradient of a Parameter can be written at once, or None: allocate it and return it.
+
+        For functions that ``backward`` calls: the memory of ``tensor.grad``, unless another use of the Parameter has
+        been there already.
+        """
+        if type(tensor) is not Parameter or self._accumulate or tensor.mark in self._written:
+            return None
+        if tensor.grad is None:
+            tensor.grad = Tensor.empty(tensor.shape, tensor.dtype, tensor.queue)
+        return tensor.grad
+
+    def backward(
+        self, result: Tensor, gradient: Tensor | None = None, *, accumulate: bool = False, keep: Sequence[Tensor] = ()
+    ) -> list[Tensor | None]:
+        """Set ``grad`` of every Parameter that ``result`` was computed from; the tape is empty afterwards.
+
+        ``gradient`` is that of the result, and may be left out where the result is one number. ``accumulate`` adds to
+        the gradients that are there. Returns the gradients of the tensors in ``keep``, which were watched or computed
+        on this tape; None where the result does not depend on one.
+
+        Raises InvalidArgument if the result was not computed on this tape.
+        """
+        from .elementwise import apply, full
+
+        if result.mark <= self._first:
+            raise InvalidArgument("the result was not computed from a Parameter inside this tape's block")
+        if gradient is None:
+            if result.size != 1:
+                raise InvalidArgument(f"backward starts from one number, got shape {result.shape}: pass its gradient")
+            gradient = full(result.shape, 1.0, result.dtype, result.queue)
+        elif gradient.shape != result.shape:
+            raise InvalidArgument(f"the gradient must have the result's shape {result.shape}, got {gradient.shape}")
+        wanted = {tensor.mark for tensor in keep}
+        kept: dict[int, Tensor] = {}
+        self._written, self._accumulate = set(), accumulate
+        gradients: dict[int, Tensor] = {result.mark: gradient}
+        owned: set[int] = set()  # sums made here, which may be added to in place
+        outer, _threads.tape = current_tape(), None
+        try:
+            while self._notes:
+                results, inputs, backward = self._notes.pop()
+                given = [gradients.pop(mark, None) for mark in results]
+                if all(dy is None for dy in given):
+                    continue
+                for mark, dy in zip(results, given, strict=True):
+                    if mark in wanted and dy is not None:
+                        kept[mark] = dy
+                for mark, dx in zip(inputs, backward(*given), strict=True):
+                    if dx is None or not mark:
+                        continue
+                    if mark in self._parameters:
+                        self._deliver(self._parameters[mark], dx)
+                    elif mark not in gradients:
+                        gradients[mark] = dx
+                    elif mark in owned:
+                        apply("a = a + b", a=gradients[mark], b=dx)
+                    else:
+                        gradients[mark] = apply("a + b", a=gradients[mark], b=dx)
+                        owned.add(mark)
+        finally:
+            _threads.tape = outer
+            self._notes.clear()
+        kept |= {mark: dx for mark, dx in gradients.items() if mark in wanted}
+        kept |= {mark: self._parameters[mark].grad for mark in wanted if mark in self._parameters}
+        return [kept.get(tensor.mark) for tensor in keep]
+
+    def _deliver(self, parameter: Parameter, dx: Tensor) -> None:
+        from .elementwise import apply
+
+        if dx.shape != parameter.shape:
+            dx = dx.reshape(parameter.shape)
+        first = parameter.mark not in self._written
+        self._written.add(parameter.mark)
+        if parameter.grad is None:
+            parameter.grad = dx.copy()
+        elif first and not self._accumulate:
+            if dx.base_data is not parameter.grad.base_data:
+                apply("dx", dx=dx, out=parameter.grad)
+        else:
+            apply("g = g + dx", g=parameter.grad, dx=dx)
