@@ -1,0 +1,140 @@
+"""A traced net: values, the nodes that make them from others, and views of values as their operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..tensor import Tensor
+
+__all__ = ["Graph", "Node", "Ref", "Value", "map_operands", "operands"]
+
+
+@dataclass(eq=False)
+class Value:
+    """Memory that a node writes, or that the caller gives: ``shape`` elements of ``dtype``, contiguous."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    node: Node | None = None
+    """Its maker; None for the net's input."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def whole(self) -> Ref:
+        """A view of all elements as they lie."""
+        return Ref(self, self.shape)
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A view of a value, as a tensor is one of memory; ``strides`` None means contiguous."""
+
+    value: Value
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    offset: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """All elements of the value in its own shape."""
+        return self.offset == 0 and self.strides is None and self.shape == self.value.shape
+
+    @property
+    def is_flat(self) -> bool:
+        """All elements of the value as they lie, whatever the shape."""
+        return self.offset == 0 and self.strides is None and np.prod(self.shape) == np.prod(self.value.shape)
+
+
+@dataclass(eq=False)
+class Node:
+    """``function(*args, **kwargs)``, where tensors are Refs to values, or tensors that stay as they are (weights)."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any = None
+    """Refs in the structure that the function answers."""
+
+    @property
+    def name(self) -> str:
+        """The operation's name."""
+        return self.function.__name__
+
+    @property
+    def refs(self) -> list[Ref]:
+        """The views of values among the operands."""
+        return [value for value in operands((self.args, self.kwargs)) if isinstance(value, Ref)]
+
+    @property
+    def values(self) -> list[Value]:
+        """What the node makes."""
+        made = [ref.value for ref in operands(self.result) if isinstance(ref, Ref)]
+        return [value for value in made if value.node is self]
+
+
+@dataclass(eq=False)
+class Graph:
+    """Nodes in an order in which they can run; ``output`` holds Refs in the structure that the net answers."""
+
+    inputs: list[Value]
+    nodes: list[Node] = field(default_factory=list)
+    output: Any = None
+
+    def uses(self) -> dict[Value, int]:
+        """How many operands of nodes, and of the output, view each value."""
+        count: dict[Value, int] = {}
+        for ref in [*(ref for node in self.nodes for ref in node.refs), *operands(self.output)]:
+            if isinstance(ref, Ref):
+                count[ref.value] = count.get(ref.value, 0) + 1
+        return count
+
+    def substitute(self, old: Value, new: Value) -> None:
+        """Let every view of ``old`` be the same view of ``new``."""
+
+        def change(operand: Any) -> Any:
+            return replace(operand, value=new) if isinstance(operand, Ref) and operand.value is old else operand
+
+        for node in self.nodes:
+            node.args, node.kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
+        self.output = map_operands(change, self.output)
+
+    def prune(self) -> None:
+        """Drop the nodes whose results nobody uses."""
+        needed = {ref.value for ref in operands(self.output) if isinstance(ref, Ref)}
+        kept = []
+        for node in reversed(self.nodes):
+            if any(value in needed for value in node.values):
+                kept.append(node)
+                needed |= {ref.value for ref in node.refs}
+        self.nodes = kept[::-1]
+
+
+def operands(structure: Any) -> Iterator[Any]:
+    """The Refs and tensors in nested tuples, lists and dicts."""
+    if isinstance(structure, Ref | Tensor):
+        yield structure
+    elif isinstance(structure, list | tuple):
+        for part in structure:
+            yield from operands(part)
+    elif isinstance(structure, dict):
+        for part in structure.values():
+            yield from operands(part)
+
+
+def map_operands(change: Callable[[Any], Any], structure: Any) -> Any:
+    """The structure with every Ref and tensor replaced by what ``change`` answers."""
+    if isinstance(structure, Ref | Tensor):
+        return change(structure)
+    if isinstance(structure, list | tuple):
+        return type(structure)(map_operands(change, part) for part in structure)
+    if isinstance(structure, dict):
+        return {key: map_operands(change, part) for key, part in structure.items()}
+    return structure

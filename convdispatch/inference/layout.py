@@ -1,0 +1,135 @@
+"""Rewrites a graph for the other layout: pictures lie the other way, and are reordered only where they must.
+
+Reorders are needed at the net's input and output, where pictures are flattened to vectors, and around operations that
+do not say how they treat axes. The graph may then be timed in both layouts, reorders included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..tensor import Tensor
+from ..tracing import operation
+from .graph import Graph, Node, Ref, Value, map_operands, operands
+
+__all__ = ["LAYOUTS", "relayout", "reorder"]
+
+LAYOUTS = ("nchw", "nhwc")
+_ORDER = {"nhwc": (0, 2, 3, 1), "nchw": (0, 3, 1, 2)}
+"""Axes that turn a picture of the other layout into this one."""
+_AWARE = frozenset({
+    "convolution", "transposed_convolution", "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool",
+    "global_average_pool", "batch_norm", "local_response_norm",
+})  # fmt: skip
+"""Operations with an option ``layout``."""
+_POINTWISE = frozenset({"apply", "activate", "dropout"})
+
+
+@operation
+def reorder(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The axes of x in another order, copied."""
+    return x.transpose(*axes).copy()
+
+
+def relayout(graph: Graph, layout: str) -> Graph:
+    """The same net with its pictures in ``layout``; inputs and outputs lie as before. A new graph."""
+    return _Relayout(graph, layout).run()
+
+
+class _Relayout:
+    def __init__(self, graph: Graph, layout: str) -> None:
+        self.old, self.layout = graph, layout
+        self.order = _ORDER[layout]
+        self.back = _ORDER[LAYOUTS[1 - LAYOUTS.index(layout)]]
+        self.new = Graph(list(graph.inputs))
+        self._turned: dict[Value, Value] = {}
+        """Pictures of the old graph in the new layout."""
+        self._plain: dict[Value, Value] = {value: value for value in graph.inputs}
+        """Values in the old layout."""
+        self._weights: dict[int, Tensor] = {}
+
+    def run(self) -> Graph:
+        """The whole graph."""
+        for node in self.old.nodes:
+            turns = self._turns(node)
+            change = self._turned_operand if turns else self._plain_operand
+            args, kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
+            if turns and node.name in _AWARE:
+                kwargs["layout"] = self.layout
+            if turns and node.name == "concatenate":
+                kwargs["axis"] = self.order.index(kwargs.get("axis", 1) % 4)
+            self._add(node, Node(node.function, args, kwargs), turns)
+        self.new.output = map_operands(self._plain_operand, self.old.output)
+        self.new.prune()
+        return self.new
+
+    def _turns(self, node: Node) -> bool:
+        """Whether the operation computes the same on pictures that lie the other way."""
+        pictures = [ref for ref in node.refs if len(ref.shape) == 4]
+        if not pictures or not all(ref.is_whole or _is_vector(ref) for ref in pictures):
+            return False
+        if node.name in _AWARE:
+            return node.kwargs.get("layout", "nchw") != self.layout
+        if not any(ref.value in self._turned for ref in pictures):  # nothing is won by turning what lies as it should
+            return False
+        constants = [t for t in operands((node.args, node.kwargs)) if isinstance(t, Tensor)]
+        if node.name in _POINTWISE:
+            return not constants and len({ref.shape for ref in node.refs}) == 1
+        return node.name == "concatenate" and all(ref.is_whole for ref in pictures)
+
+    def _add(self, old: Node, new: Node, turns: bool) -> None:
+        for value in old.values:
+            picture = turns and len(value.shape) == 4
+            shape = tuple(value.shape[a] for a in self.order) if picture else value.shape
+            made = Value(shape, value.dtype, new)
+            (self._turned if picture else self._plain)[value] = made
+
+        def result(ref: Ref) -> Ref:
+            made = (self._turned if ref.value in self._turned else self._plain)[ref.value]
+            return made.whole if ref.is_whole else replace(ref, value=made)
+
+        new.result = map_operands(result, old.result)
+        self.new.nodes.append(new)
+
+    def _turned_operand(self, operand: Any) -> Any:
+        if isinstance(operand, Tensor):
+            return self._turned_weights(operand) if len(operand.shape) == 4 else operand
+        if len(operand.shape) != 4:
+            return self._plain_operand(operand)
+        value = operand.value
+        if not operand.is_whole:  # a vector looked at as a picture of one pixel lies alike in both layouts
+            return replace(self._plain_operand(operand), shape=tuple(operand.shape[a] for a in self.order))
+        if value not in self._turned:
+            self._turned[value] = self._reordered(self._plain[value], self.order)
+        return self._turned[value].whole
+
+    def _plain_operand(self, operand: Any) -> Any:
+        if isinstance(operand, Tensor):
+            return operand
+        value = operand.value
+        if value not in self._plain:
+            turned = self._turned[value]
+            if np.prod(value.shape[2:] if self.layout == "nhwc" else value.shape[1:3]) == 1:
+                return replace(operand, value=turned)  # one pixel: the bytes are the same
+            self._plain[value] = self._reordered(turned, self.back)
+        return replace(operand, value=self._plain[value])
+
+    def _reordered(self, value: Value, axes: tuple[int, ...]) -> Value:
+        node = Node(reorder, (), {"x": value.whole, "axes": axes})
+        made = Value(tuple(value.shape[a] for a in axes), value.dtype, node)
+        node.result = made.whole
+        self.new.nodes.append(node)
+        return made
+
+    def _turned_weights(self, w: Tensor) -> Tensor:
+        if id(w) not in self._weights:
+            self._weights[id(w)] = w.transpose(*self.order).copy()
+        return self._weights[id(w)]
+
+
+def _is_vector(ref: Ref) -> bool:
+    """A flat view as pictures of one pixel."""
+    return ref.is_flat and sorted(ref.shape)[:2] == [1, 1] and (ref.shape[1:3] == (1, 1) or ref.shape[2:] == (1, 1))

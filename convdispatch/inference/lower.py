@@ -1,0 +1,206 @@
+"""A graph to a recorded program: each node's commands, in order, with what each node depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import dispatch
+from ..api.arguments import describe
+from ..api.problem import ConvProblem
+from ..elementwise.joining import joined
+from ..prepared import Prepared, constant
+from ..recording import Recording, Slot
+from ..tensor import Tensor
+from ..tracing import tracing
+from .graph import Graph, Node, Ref, Value, map_operands
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Lowered", "LoweredNode", "lower"]
+
+
+@dataclass(frozen=True)
+class LoweredNode:
+    """What a node became: for a convolution its problem and its plan."""
+
+    name: str
+    problem: ConvProblem | None = None
+    prepared: Prepared | None = None
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A recording, its inputs and output, the nodes (a command's ``step`` is a node's place) and their needs."""
+
+    recording: Recording
+    inputs: list[Tensor]
+    output: Any
+    nodes: list[LoweredNode]
+    needs: dict[int, tuple[int, ...]]
+
+
+def lower(graph: Graph, queue: cl.CommandQueue) -> Lowered:
+    """Record every node of ``graph`` once; plans are made and constant weights packed now."""
+    with tracing(None):
+        return _Lowering(graph, queue).run()
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, queue: cl.CommandQueue) -> None:
+        self.graph, self.recording = graph, Recording(queue)
+        self._memory: dict[Value, Tensor] = {}
+        self._place = {node: place for place, node in enumerate(graph.nodes)}
+        self._joins = self._find_joins()
+
+    def run(self) -> Lowered:
+        """All nodes in order."""
+        inputs = [self._tensor(value, kept=True) for value in self.graph.inputs]
+        nodes = []
+        for place, node in enumerate(self.graph.nodes):
+            self.recording.step = place
+            nodes.append(self._node(node))
+        output = map_operands(self._operand, self.graph.output)
+        map_operands(_keep, output)
+        return Lowered(self.recording, inputs, output, nodes, self._needs())
+
+    def _needs(self) -> dict[int, tuple[int, ...]]:
+        return {
+            place: tuple(sorted({self._place[ref.value.node] for ref in node.refs if ref.value.node is not None}))
+            for place, node in enumerate(self.graph.nodes)
+        }
+
+    def _tensor(self, value: Value, kept: bool = False) -> Tensor:
+        if value not in self._memory:
+            slot = self.recording.allocate(value.nbytes, kept=kept)
+            self._memory[value] = Tensor(slot, value.shape, value.dtype, self.recording)
+        return self._memory[value]
+
+    def _operand(self, operand: Any) -> Tensor:
+        """A tensor whose queue is the recording: a view of a value's slot, or of a parameter's memory."""
+        if isinstance(operand, Ref):
+            base = self._tensor(operand.value)
+            offset = base.offset + operand.offset
+            return Tensor(base.base_data, operand.shape, base.dtype, self.recording, operand.strides, offset)
+        return Tensor(operand.base_data, operand.shape, operand.dtype, self.recording, operand.strides, operand.offset)
+
+    def _node(self, node: Node) -> LoweredNode:
+        if node.name == "convolution":
+            return self._convolution(node)
+        if node in self._joins.values() and self._is_joined(node):
+            return LoweredNode(node.name)
+        answer = node.function(*map_operands(self._operand, node.args), **map_operands(self._operand, node.kwargs))
+        self._bind(node.result, answer)
+        return LoweredNode(node.name)
+
+    def _bind(self, result: Any, answer: Any) -> None:
+        """Note where an operation put its results."""
+        if isinstance(result, Ref):
+            if result.value not in self._memory:
+                self._memory[result.value] = answer
+        elif isinstance(result, list | tuple):
+            for one, other in zip(result, answer, strict=True):
+                self._bind(one, other)
+
+    def _convolution(self, node: Node) -> LoweredNode:
+        given, recording = node.kwargs, self.recording
+        x, residual = self._operand(given["x"]), given.get("residual")
+        x = x if x.contiguous else x.copy()
+        geometry = {name: given.get(name, 1) for name in ("stride", "dilation", "groups")}
+        problem = describe(
+            "fwd",
+            x.shape,
+            given["w"].shape,
+            None,
+            x.dtype.name,
+            **geometry,
+            padding=given.get("padding", 0),
+            layout=given.get("layout", "nchw"),
+            math=given.get("math", "float32"),
+            bias=given.get("bias") is not None,
+            residual=residual is not None,
+            activation=given.get("activation"),
+            constant_weights=True,
+        )
+        prepared = dispatch.prepare(problem, recording.context)
+        w = given["w"] if given["w"].offset == 0 and given["w"].contiguous else given["w"].copy()
+        weights = w.base_data
+        if prepared.packed_size:
+            weights = constant(w).packed(prepared, recording.queue, weights)
+        y = self._result(node)
+        extras = [
+            None if given.get(name) is None else _start(self._operand(given[name])) for name in ("bias", "residual")
+        ]
+        buffers = (_start(x), weights, _start(y), *extras)
+        mark = len(recording.commands)
+        try:
+            prepared.enqueue(recording, *buffers)
+        except Exception:  # a plan that enqueues by other means than the header's launches
+            del recording.commands[mark:]
+            recording.call(prepared.enqueue, buffers, prepared.solver.name)
+        return LoweredNode(node.name, problem, prepared)
+
+    # --- concatenation -----------------------------------------------------------------------------------------------
+
+    def _find_joins(self) -> dict[Value, Node]:
+        """Results of convolutions that a concatenation reads, where parts of its result are contiguous."""
+        found: dict[Value, Node] = {}
+        for node in self.graph.nodes:
+            if node.name != "concatenate":
+                continue
+            tensors, axis = node.kwargs["tensors"], node.kwargs.get("axis", 1)
+            contiguous = all(size == 1 for size in node.result.shape[: axis % len(node.result.shape)])
+            if contiguous and all(isinstance(ref, Ref) and ref.is_whole for ref in tensors):
+                parts = [ref.value for ref in tensors]
+                if len(set(parts)) == len(parts):
+                    found |= {value: node for value in parts if value not in found}
+        return found
+
+    def _result(self, node: Node) -> Tensor:
+        """Where a convolution writes: memory of its own, or its part of a concatenation."""
+        value = node.result.value
+        join = self._joins.get(value)
+        if join is None or value in self._memory:
+            return self._tensor(value)
+        tensors, axis = join.kwargs["tensors"], join.kwargs.get("axis", 1)
+        whole, parts = joined([ref.shape for ref in tensors], axis, value.dtype, self.recording)  # type: ignore[arg-type]
+        at = self.recording.device.mem_base_addr_align // 8
+        if join.result.value in self._memory:
+            whole = self._memory[join.result.value]
+            parts = _parts_like(whole, parts)
+        part = next(p for p, ref in zip(parts, tensors, strict=True) if ref.value is value)
+        if part.offset % at:
+            return self._tensor(value)
+        self._memory[join.result.value] = whole
+        self._memory[value] = part
+        return part
+
+    def _is_joined(self, node: Node) -> bool:
+        """Copy what does not stand in a concatenation's memory yet; whether the memory is there."""
+        whole = self._memory.get(node.result.value)
+        if whole is None:
+            return False
+        tensors, axis = node.kwargs["tensors"], node.kwargs.get("axis", 1)
+        _, shapes = joined([ref.shape for ref in tensors], axis, whole.dtype, self.recording)  # type: ignore[arg-type]
+        for part, ref in zip(_parts_like(whole, shapes), tensors, strict=True):
+            source = self._operand(ref)
+            if source.base_data is not part.base_data:
+                self.recording.copy(part.base_data, source.base_data, source.nbytes, source.offset, part.offset)
+        return True
+
+
+def _parts_like(whole: Tensor, parts: list[Tensor]) -> list[Tensor]:
+    return [Tensor(whole.base_data, p.shape, p.dtype, whole.queue, p.strides, p.offset) for p in parts]
+
+
+def _start(tensor: Tensor) -> Any:
+    """Memory that begins at the tensor's first element."""
+    base = tensor.base_data
+    return base if tensor.offset == 0 else base.get_sub_region(tensor.offset, tensor.nbytes)
+
+
+def _keep(tensor: Tensor) -> Tensor:
+    if isinstance(tensor.base_data, Slot):
+        tensor.base_data.root.kept = True
+    return tensor

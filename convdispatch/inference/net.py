@@ -1,0 +1,218 @@
+"""The inference form of a net: traced, fused, laid out, recorded and replayed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import runtime
+from ..api.errors import InvalidArgument
+from ..tensor import Tensor
+from .fuse import fuse
+from .graph import Graph, map_operands
+from .layout import LAYOUTS, relayout
+from .lower import Lowered, lower
+from .program import Program
+from .schedule import Schedule
+from .trace import trace
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["InferenceNet", "build"]
+
+ROUNDS = 5
+SAMPLE_S = 0.02
+"""Each form of a net is replayed for about so long, in turns, before one is chosen."""
+
+
+def build(
+    net: Callable[..., Any],
+    *shapes: Sequence[int],
+    dtype: Any = np.float32,
+    queue: cl.CommandQueue | None = None,
+    layout: str | None = None,
+    queues: int | None = None,
+) -> InferenceNet:
+    """The inference form of ``net`` for inputs of ``shapes``, in the layout that the net was made with.
+
+    The weights are read now: later changes do not reach the result. Batch norms are folded, sums and activations
+    fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw" or "nhwc") and ``queues`` (at most so many,
+    for branches that do not depend on each other) are chosen by timing where they are None.
+
+    Raises InvalidArgument where the net computes by anything but convdispatch's operations.
+    """
+    queue = queue or runtime.queue()
+    if layout not in (None, *LAYOUTS):
+        raise InvalidArgument(f"layout must be None or one of {', '.join(LAYOUTS)}, got {layout!r}")
+    if queues is not None and queues < 1:
+        raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
+    # A module in training would update its statistics and drop activations.
+    training = getattr(net, "training", False)
+    if training:
+        net.eval()  # type: ignore[attr-defined]
+    try:
+        graph = fuse(trace(net, shapes, dtype, queue))
+    finally:
+        if training:
+            net.train()  # type: ignore[attr-defined]
+    forms = [_Form(each, count, queue, graph) for each in _layouts(graph, layout) for count in _counts(queues)]
+    # More queues are no other form where nothing can overlap.
+    forms = [form for form in forms if form.queues == 1 or form.program.schedule.queues > 1] or forms
+    return InferenceNet(_fastest(forms), [form.described for form in forms])
+
+
+def _layouts(graph: Graph, wanted: str | None) -> tuple[str | None, ...]:
+    """None is the layout as traced."""
+    if wanted is not None:
+        return (wanted,)
+    pictures = any(len(ref.shape) == 4 for node in graph.nodes for ref in node.refs)
+    return LAYOUTS if pictures else (None,)
+
+
+def _counts(wanted: int | None) -> tuple[int, ...]:
+    return (1, 4) if wanted is None else (wanted,)
+
+
+class _Form:
+    """One way to run the net."""
+
+    def __init__(self, layout: str | None, queues: int, queue: cl.CommandQueue, graph: Graph) -> None:
+        self.layout, self.queues, self.ms = layout, queues, float("nan")
+        shaped = graph if layout is None else relayout(graph, layout)
+        self.lowered: Lowered = lower(shaped, queue)
+        commands = self.lowered.recording.commands
+        schedule = None if queues == 1 else Schedule.branches(commands, self.lowered.needs, queues)
+        self.program = Program(self.lowered.recording, schedule)
+
+    @property
+    def described(self) -> str:
+        """Layout, queues and time."""
+        return f"{self.layout or 'as traced'}, {self.program.schedule.queues} queues: {self.ms:.3f} ms"
+
+
+def _fastest(forms: list[_Form]) -> _Form:
+    if len(forms) == 1:
+        return forms[0]
+    samples: dict[int, list[float]] = {i: [] for i in range(len(forms))}
+    repeats = {}
+    for i, form in enumerate(forms):
+        _seconds(form, 1)
+        repeats[i] = max(1, round(SAMPLE_S / max(_seconds(form, 1), 1e-5)))
+    for _ in range(ROUNDS):
+        for i, form in enumerate(forms):
+            samples[i].append(_seconds(form, repeats[i]))
+    for i, form in enumerate(forms):
+        form.ms = statistics.median(samples[i]) * 1e3
+    return min(forms, key=lambda form: form.ms)
+
+
+def _seconds(form: _Form, repeat: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeat):
+        form.program.run()
+    form.program.queue.finish()
+    return (time.perf_counter() - start) / repeat
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One operation of the net as it runs: its name, and for a convolution its problem, solver and why this one."""
+
+    name: str
+    problem: Any = None
+    solver: str = ""
+    source: str = ""
+
+
+class InferenceNet:
+    """A net ready to run: ``net(x)`` copies x in, replays the program and answers the result.
+
+    Calls are enqueued in order on one queue and do not wait for each other; NumPy arrays come back as NumPy arrays.
+    """
+
+    def __init__(self, form: _Form, tried: list[str]) -> None:
+        self._lowered, self._program = form.lowered, form.program
+        self.layout, self.queues = form.layout, form.program.schedule.queues
+        self.tried = tried
+        """Every form that was built and its milliseconds, for the record."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of activations, workspaces, inputs and outputs; without weights."""
+        return self._program.nbytes
+
+    @property
+    def unshared_nbytes(self) -> int:
+        """What ``nbytes`` would be if nothing shared memory."""
+        return self._program.nbytes - self._program.arena.size + self._program.arena.unshared
+
+    @property
+    def commands(self) -> int:
+        """Enqueues of one run."""
+        return len(self._program.what)
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The operations in the order in which they run."""
+        return [
+            Layer(node.name)
+            if node.prepared is None
+            else Layer(node.name, node.problem, node.prepared.solver.name, node.prepared.source)
+            for node in self._lowered.nodes
+        ]
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The result for inputs of the built shapes: tensors (new ones, on the net's queue), or NumPy arrays."""
+        if len(inputs) != len(self._lowered.inputs):
+            raise InvalidArgument(f"the net takes {len(self._lowered.inputs)} inputs, got {len(inputs)}")
+        for given, inner in zip(inputs, self._lowered.inputs, strict=True):
+            self._bring(given, inner)
+        self._program.run()
+        host = all(isinstance(given, np.ndarray) for given in inputs)
+        return map_operands(self._fetch_host if host else self._fetch, self._lowered.output)
+
+    def run(self) -> cl.Event | None:
+        """Replay without bringing inputs or fetching results; see ``inputs`` and ``output``."""
+        return self._program.run()
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The tensors that a run reads; write to them on the net's queue and call ``run``."""
+        return [self._real(inner) for inner in self._lowered.inputs]
+
+    @property
+    def output(self) -> Any:
+        """The tensors that a run writes, overwritten by the next one."""
+        return map_operands(self._real, self._lowered.output)
+
+    def _real(self, inner: Tensor) -> Tensor:
+        memory = self._program.memory(inner.base_data)
+        return Tensor(memory, inner.shape, inner.dtype, self._program.queue, inner.strides, inner.offset)
+
+    def _bring(self, given: Any, inner: Tensor) -> None:
+        import pyopencl as cl
+
+        if tuple(given.shape) != inner.shape or given.dtype != inner.dtype:
+            raise InvalidArgument(
+                f"the net was built for {inner.shape} {inner.dtype.name}, got {tuple(given.shape)} {given.dtype.name}"
+            )
+        queue, memory = self._program.queue, self._program.memory(inner.base_data)
+        if isinstance(given, np.ndarray):
+            cl.enqueue_copy(queue, memory, np.ascontiguousarray(given), is_blocking=True)
+            return
+        given = given if given.contiguous else given.copy()
+        if given.queue != queue:
+            given.queue.finish()
+        runtime.copy(queue, memory, given.base_data, inner.nbytes, source_offset=given.offset)
+
+    def _fetch(self, inner: Tensor) -> Tensor:
+        return self._real(inner).copy()
+
+    def _fetch_host(self, inner: Tensor) -> np.ndarray:
+        return self._real(inner).numpy()

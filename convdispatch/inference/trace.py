@@ -1,0 +1,136 @@
+"""Runs a net once on a recording to learn its graph: which operations it calls, on what, with what options.
+
+Nothing reaches the device: memory is slots. Results' shapes come from rules for the operations that would compile
+much, and from running the operation on the recording for the others.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..api.arguments import describe
+from ..api.errors import InvalidArgument
+from ..recording import Recording, Slot
+from ..tensor import Tensor
+from ..tracing import tracing
+from .graph import Graph, Node, Ref, Value, map_operands
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["trace"]
+
+
+def trace(net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, queue: cl.CommandQueue) -> Graph:
+    """The graph of ``net`` called with tensors of ``shapes``.
+
+    Raises InvalidArgument where the net makes a tensor by anything but operations of convdispatch.
+    """
+    tracer = _Tracer(queue)
+    given = [tracer.input(tuple(shape), np.dtype(dtype)) for shape in shapes]
+    with tracing(tracer.note):
+        answer = net(*given)
+    tracer.graph.output = map_operands(tracer.ref, answer)
+    tracer.graph.prune()
+    return tracer.graph
+
+
+class _Tracer:
+    def __init__(self, queue: cl.CommandQueue) -> None:
+        self.recording, self.graph = Recording(queue), Graph([])
+        self._values: dict[Slot, Value] = {}
+
+    def input(self, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
+        value = Value(shape, dtype)
+        self.graph.inputs.append(value)
+        return self._tensor(value)
+
+    def _tensor(self, value: Value) -> Tensor:
+        slot = self.recording.allocate(value.nbytes)
+        self._values[slot] = value
+        return Tensor(slot, value.shape, value.dtype, self.recording)
+
+    def ref(self, tensor: Any) -> Any:
+        """A traced tensor as a Ref, a parameter as itself."""
+        if not isinstance(tensor.base_data, Slot):
+            return tensor
+        slot = tensor.base_data
+        value = self._values.get(slot.root)
+        if value is None:
+            raise InvalidArgument(
+                f"the net made a tensor of shape {tensor.shape} by something that is no operation of convdispatch, "
+                "so it cannot be replayed: use convdispatch.nn.functional and elementwise.apply"
+            )
+        return Ref(value, tensor.shape, None if tensor.contiguous else tensor.strides, tensor.offset + slot.offset)
+
+    def note(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Stand for a call: keep it as a node and answer tensors without values."""
+        given, options = map_operands(self.ref, args), map_operands(self.ref, kwargs)
+        node = Node(function, given, options)
+        with tracing(None):
+            rule = _RULES.get(function.__name__)
+            answer = self._answer(node, rule(function, args, kwargs)) if rule else function(*args, **kwargs)
+        if rule is None:
+            for tensor in _fresh(answer, self._values):
+                self._values[tensor.base_data.root] = Value(tensor.shape, tensor.dtype, node)
+        node.result = map_operands(self.ref, answer)
+        self.graph.nodes.append(node)
+        return answer
+
+    def _answer(self, node: Node, form: tuple[tuple[int, ...], np.dtype]) -> Tensor:
+        return self._tensor(Value(*form, node))
+
+
+def _fresh(answer: Any, known: dict[Slot, Value]) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def look(tensor: Any) -> Any:
+        if isinstance(tensor.base_data, Slot) and tensor.base_data.root not in known:
+            found.append(tensor)
+        return tensor
+
+    map_operands(look, answer)
+    return found
+
+
+# Shape and dtype of the result, without running the operation: (function, args, kwargs) -> (shape, dtype).
+
+
+def _bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return inspect.signature(function).bind(*args, **kwargs).arguments
+
+
+def _convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
+    given = _bound(function, args, kwargs)
+    names = ("stride", "padding", "dilation", "groups", "layout", "math", "activation")
+    problem = describe(
+        "fwd",
+        given["x"].shape,
+        given["w"].shape,
+        None,
+        given["x"].dtype.name,
+        **{"stride": 1, "padding": 0, "dilation": 1, **{name: given[name] for name in names if name in given}},
+    )
+    return problem.y_shape, given["x"].dtype
+
+
+def _linear(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
+    given = _bound(function, args, kwargs)
+    return (given["x"].shape[0], given["w"].shape[0]), given["x"].dtype
+
+
+def _like_first(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
+    x = _bound(function, args, kwargs)["x"]
+    return x.shape, x.dtype
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    "convolution": _convolution,
+    "linear": _linear,
+    "batch_norm": _like_first,
+    "activate": _like_first,
+}
