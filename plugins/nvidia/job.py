@@ -10,7 +10,7 @@ from convdispatch.api import ConvProblem
 
 from .formats import FORMATS, Format
 from .tile import Tile
-from .walk import Phase, Walk, along, chunks, walk
+from .walk import Phase, Walk, Window, along, chunks, walk, window
 
 __all__ = ["LOCAL_LIMIT", "SEARCHERS", "Job", "Source"]
 
@@ -153,6 +153,21 @@ class Job:
         """What the data directions write."""
         return Target(self.walk.m * self.walk.groups, self.walk.target, self.problem.layout == "nhwc")
 
+    @functools.cached_property
+    def window(self) -> Window:
+        """Padded positions, for tiles that keep a window."""
+        return window(self.walk)
+
+    @property
+    def window_rows(self) -> int:
+        """Rows of a window: a tile's and as many as the taps reach beyond, in whole groups of eight."""
+        return -(-(self.tile.bm + max(self.window.shifts)) // 8) * 8
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of a plane of a window."""
+        return self.window_rows * self.row_bytes if self.tile.window else 0
+
     # --- rows, columns, depth ----------------------------------------------------------------------------------------
 
     @property
@@ -168,7 +183,8 @@ class Job:
     @property
     def m_tiles(self) -> int:
         """Tiles along m: places, or target channels."""
-        return -(-(self.walk.most_places if self.data else self.walk.m) // self.tile.bm)
+        rows = (self.window.places if self.tile.window else self.walk.most_places) if self.data else self.walk.m
+        return -(-rows // self.tile.bm)
 
     @property
     def n_tiles(self) -> int:
@@ -184,6 +200,8 @@ class Job:
         """Slices of each phase."""
         if not self.data:
             return (-(-self.n_places // self.tile.bk),)
+        if self.tile.window:
+            return (-(-self.walk.c // self.tile.bk) * self.walk.phases[0].volume,)
         return tuple(-(-self.depth(phase) * 8 // self.tile.bk) for phase in self.walk.phases)
 
     @property
@@ -216,12 +234,12 @@ class Job:
     @property
     def stage_bytes(self) -> int:
         """Bytes of a stage."""
-        return (self.a_bytes + self.b_bytes) * self.format.planes
+        return ((0 if self.tile.window else self.a_bytes) + self.b_bytes) * self.format.planes
 
     @property
     def local_bytes(self) -> int:
         """Bytes of local memory."""
-        return self.stage_bytes * self.tile.stages
+        return self.stage_bytes * self.tile.stages + 2 * self.window_bytes * self.format.planes
 
     # --- workspace ---------------------------------------------------------------------------------------------------
 
@@ -229,6 +247,11 @@ class Job:
     def weight_slice(self) -> int:
         """Elements of a slice of packed weights, all planes."""
         return self.tile.bn * self.tile.bk * self.format.planes
+
+    @property
+    def weight_chunks(self) -> int:
+        """Chunks of eight source channels that weights are packed for."""
+        return -(-self.walk.c // self.tile.bk) * self.tile.bk // 8 if self.tile.window else self.walk.c8
 
     @property
     def weights_bytes(self) -> int:
@@ -297,7 +320,11 @@ class Job:
             return "the work items do not cover a slice evenly"
         if not self.data and (t.bm % 64 or t.bn % 64 or t.bk * 8 % t.items or (t.bn // t.wn % 64 and t.engine == "wgmma")):
             return "blocks of 64 channels do not fit the tile"
-        if sum(self.tap_bits) > 32 and self.data:
+        if t.window and (not self.data or window(self.walk) is None):
+            return "windows need stride 1 and several taps"
+        if t.window and self.walk.phases[0].volume <= t.stages - (2 if t.engine == "wgmma" else 1):
+            return "fewer taps than slices under way"
+        if sum(self.tap_bits) > 32 and self.data and not t.window:
             return "more than 32 taps along the axes"
         if self.local_bytes > LOCAL_LIMIT:
             return f"{self.local_bytes} bytes of local memory"

@@ -12,7 +12,9 @@ problem = job.problem
 native = f.name == "native"
 nhwc = problem.layout == "nhwc"
 icg = problem.ic // problem.g
-c8 = geo.c8
+# Slices of a window hold one block of channels, tap after tap; others run through taps and channels alike.
+cr = t.bk // 8
+c8 = job.weight_chunks
 type = "ushort" if native else "REAL"
 value = "(p)[i]" if native else "LOAD(p, i)"
 w_oc, w_ic, w_tap, w_group = job.weight_strides
@@ -78,15 +80,21 @@ inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id
 % endif
       v[e] = row < ${geo.m} && c < ${geo.c} ? FETCH(w, from) : 0;
     }
-    const int k = tap * ${c8} + q, chunk = k % ${t.bk // 8};
-    put8(packed + (long)(${job.before[number]} + k / ${t.bk // 8}) * ${job.n_tiles * job.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, scale, ${t.bn * t.bk});
+% if t.window:
+    const int slice = q / ${cr} * ${p.volume} + tap, chunk = q % ${cr};
+% else:
+    const int k = tap * ${c8} + q, slice = ${job.before[number]} + k / ${cr}, chunk = k % ${cr};
+% endif
+    put8(packed + (long)slice * ${job.n_tiles * job.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, scale, ${t.bn * t.bk});
   }
+% if not t.window:
   if (q == 0)
     for (int k = ${job.depth(p)}; k < ${job.slices[number] * t.bk // 8}; ++k) {
       const VALUE_TYPE v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
       const int chunk = k % ${t.bk // 8};
       put8(packed + (long)(${job.before[number]} + k / ${t.bk // 8}) * ${job.n_tiles * job.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, scale, ${t.bn * t.bk});
     }
+% endif
 % endif
 % endfor
 }

@@ -64,7 +64,7 @@ class NvidiaPlan:
         problem, tile = self.job.problem, self.job.tile
         phases = tuple((phase.taps, phase.tap0) for phase in self.job.walk.phases)
         return repr(("nvidia", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, phases,
-                     self.job.walk.fold, self.job.walk.tap_step, tile.bn, tile.bk, tile.format))  # fmt: skip
+                     self.job.walk.fold, self.job.walk.tap_step, tile.bn, tile.bk, tile.format, tile.window))  # fmt: skip
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
         if not tensors:
@@ -73,7 +73,7 @@ class NvidiaPlan:
         pieces, given = [], []
         for name, source in tensors:
             if source is None:
-                items = job.walk.groups * job.n_tiles * job.tile.bn * job.walk.c8
+                items = job.walk.groups * job.n_tiles * job.tile.bn * job.weight_chunks
                 shape = job.problem.w_shape
             else:
                 places = source.images * source.pixels

@@ -9,6 +9,9 @@
 ## channels); 16-byte chunks of a row are exchanged (swizzled) so that eight rows of a column lie in different banks.
 ##
 ## bm, bn, bk  tile of a work group, and the depth of a slice
+## window      1: the source's pixels that a tile's taps read lie in local memory once for a block of BK channels, and
+##             each tap multiplies them from another row on. Places are then positions of the padded source in a row,
+##             and those that are no places of the output are not written.
 ## wm, wn      warps (mma) or groups of four warps (wgmma) along m and n
 ## stages      slices in local memory; the copies of stages - 1 (mma) or - 2 (wgmma) are under way
 ## split       parts of the sum over k, which end in the workspace
@@ -32,6 +35,13 @@ def turned(row):
     return f"({row}) % 8" if rowb == 128 else f"({row}) / 2 % 4"
 apart = wgmma and f.exact
 c8 = geo.c8
+if t.window:
+    win, wplane = job.window, job.window_bytes
+    wbytes, volume = wplane * planes, geo.phases[0].volume
+    span = volume - distance
+    rows_w, step_w = -(-job.window_rows * cr // items), items // cr
+a_base, a_plane = ("window_at", wplane) if t.window else ("stage_at", a_bytes)
+b_const = 2 * wbytes if t.window else planes * a_bytes
 %>\
 #define INDEX ${job.index}
 % if many:
@@ -42,6 +52,27 @@ constant int PHASES[${len(geo.phases)}][14] = {
 % endfor
 };
 % endif
+<%def name="fetch_packed(slice, stage)">\
+      {
+        global const ushort *from = b + (long)${slice} * ${job.n_tiles * job.weight_slice};
+% for i in range(-(-job.weight_slice // 8 // items)):
+        ${f"if (tid < {job.weight_slice // 8 - i * items}) " if (i + 1) * items > job.weight_slice // 8 else ""}copy16(memory, base, ${stage} + tid * 16 + ${b_const + i * items * 16}, from + ${i * items * 8}, 1);
+% endfor
+      }
+</%def>
+<%def name="fetch_window(i, block, at)">\
+      {
+        const int r = row + ${i * step_w}, u = m0 + r, image = u / ${win.image};
+        const int z = u / ${win.size[1] * win.size[2]} % ${win.size[0]} - ${win.near[0]}, y = u / ${win.size[2]} % ${win.size[1]} - ${win.near[1]}, x = u % ${win.size[2]} - ${win.near[2]};
+        const int ok = image < ${win.images} & ${block} * ${cr} + chunk < ${c8} & ((uint)z < ${src.size[0]}u) & ((uint)y < ${src.size[1]}u) & ((uint)x < ${src.size[2]}u);
+        global const ushort *from = a + ((INDEX)image * ${src.image} + (INDEX)z * ${src.axes[0]} + (INDEX)y * ${src.axes[1]} + (INDEX)x * ${src.axes[2]} + (${block} * ${cr} + chunk) * 8);
+        ${f"if (r < {job.window_rows}) " if (i + 1) * step_w > job.window_rows else ""}{
+% for p in range(planes):
+          copy16(memory, base, ${at} + ${p * wplane} + r * ${rowb} + ((chunk ^ ${turned("r")}) << 4), from + ${p * src.plane}, ok);
+% endfor
+        }
+      }
+</%def>
 <%def name="fetch_data(slice, stage)">\
       {
         const int q = ${slice} * ${cr} + chunk, tap = q / ${c8};
@@ -68,10 +99,7 @@ low = [bits[1] + bits[2], bits[2], 0]
 % endfor
         }
 % endfor
-        global const ushort *from = b + (long)${slice} * ${job.n_tiles * job.weight_slice};
-% for i in range(-(-job.weight_slice // 8 // items)):
-        ${f"if (tid < {job.weight_slice // 8 - i * items}) " if (i + 1) * items > job.weight_slice // 8 else ""}copy16(memory, base, ${stage} + tid * 16 + ${planes * a_bytes + i * items * 16}, from + ${i * items * 8}, 1);
-% endfor
+${fetch_packed(slice, stage)}\
       }
 </%def>
 <%def name="fetch_weights(slice, stage)">\
@@ -105,7 +133,9 @@ low = [bits[1] + bits[2], bits[2], 0]
 % endfor
 </%def>
 <%def name="fetch(slice, stage)">\
-% if data:
+% if t.window:
+${fetch_packed(slice, stage)}\
+% elif data:
 ${fetch_data(slice, stage)}\
 % else:
 ${fetch_weights(slice, stage)}\
@@ -118,14 +148,14 @@ ${fetch_weights(slice, stage)}\
 % for p in range(planes):
 % for i in range(frag_m):
 % if data:
-        LDMATRIX(fa[${p}][${i}], stage_at + ${p * a_bytes + i * 16 * rowb} + a_row + (((${k * 2} + lane / 16) ^ (${turned("lane")})) << 4));
+        LDMATRIX(fa[${p}][${i}], ${a_base} + ${p * a_plane + i * 16 * rowb} + a_row${f" + shift * {rowb}" if t.window else ""} + (((${k * 2} + lane / 16) ^ (${turned("lane + shift" if t.window else "lane")})) << 4));
 % else:
         LDMATRIX_TRANS(fa[${p}][${i}], stage_at + ${p * a_bytes + k * 2048} + a_row + (a_chunk + ${i * 2}) / 8 * ${t.bk * 128} + (((a_chunk + ${i * 2}) % 8 ^ lane % 8) << 4));
 % endif
 % endfor
 % for j in range(frag_n // 2):
 % if data:
-        LDMATRIX(fb[${p}][${j}], stage_at + ${planes * a_bytes + p * b_bytes + j * 16 * rowb} + b_row + (((${k * 2} + lane / 8 % 2) ^ (${turned("lane")})) << 4));
+        LDMATRIX(fb[${p}][${j}], stage_at + ${b_const + p * b_bytes + j * 16 * rowb} + b_row + (((${k * 2} + lane / 8 % 2) ^ (${turned("lane")})) << 4));
 % else:
         LDMATRIX_TRANS(fb[${p}][${j}], stage_at + ${planes * a_bytes + p * b_bytes + k * 2048} + b_row + (b_chunk + ${j * 2}) / 8 * ${t.bk * 128} + (((b_chunk + ${j * 2}) % 8 ^ lane % 8) << 4));
 % endif
@@ -153,6 +183,13 @@ ${fetch_weights(slice, stage)}\
 % endfor
       }
 % endfor
+</%def>
+<%def name="shift_of_tap()">\
+<%
+k = geo.phases[0].taps
+stride = (win.size[1] * win.size[2], win.size[2], 1)
+%>\
+    const int shift = ${win.shifts[0]}${"".join(f" + ({divided}) * ({geo.spread[axis] * stride[axis]})" for axis, divided in enumerate((f"tap / {k[1] * k[2]}", f"tap / {k[2]} % {k[1]}", f"tap % {k[2]}")) if k[axis] > 1)};
 </%def>
 <%
 if data:
@@ -198,11 +235,15 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   const int places = count_z * count_y * count_x, m_end = places * ${geo.images};
   const int depth = taps_z * taps_y * taps_x * ${c8};
 % else:
-  const int slices = ${job.slices[0]}, m_end = ${geo.images * geo.phases[0].places if data else geo.m};
+  const int slices = ${job.slices[0]}, m_end = ${(win.places if t.window else geo.images * geo.phases[0].places) if data else geo.m};
   const int depth = ${job.depth(geo.phases[0])};
 % endif
+% if t.window:
+  const int begin = ${job.slices[0] // volume} * part / ${t.split} * ${volume}, end = ${job.slices[0] // volume} * (part + 1) / ${t.split} * ${volume};
+% else:
 <% first, last = ("0", "slices") if t.split == 1 else (f"(int)((long)slices * part / {t.split})", f"(int)((long)slices * (part + 1) / {t.split})") %>\
   const int begin = ${first}, end = ${f"m0 < m_end ? {last} : {first}" if many else last};
+% endif
   a += A_AT;
   b += B_AT;
 % if data:
@@ -212,7 +253,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   a += (long)group * ${src.c8 * 8};
   b += ((long)group * ${sum(job.slices)}${" + before" if many else ""}) * ${job.n_tiles * job.weight_slice}L + (long)n_tile * ${job.weight_slice} + tid * 8;
 <% count = [phase("count", axis) for axis in axes]; per = "places" if many else str(geo.phases[0].places) %>\
-% for i in range(rows_a):
+% for i in range(0 if t.window else rows_a):
   INDEX at${i};
   uint ok${i} = 0;
   {
@@ -246,7 +287,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   const int wg = warp / 4, wg_m = wg % ${t.wm}, wg_n = wg / ${t.wm};
   const int row0 = wg_m * 64 + warp % 4 * 16 + lane / 4, column0 = wg_n * ${t.bn // t.wn} + lane % 4 * 2;
 % if data:
-  const uint a_from = wg_m * ${64 * rowb}, b_from = ${planes * a_bytes} + wg_n * ${t.bn // t.wn * rowb};
+  const uint a_from = wg_m * ${64 * rowb}, b_from = ${b_const} + wg_n * ${t.bn // t.wn * rowb};
 % else:
   const uint a_from = wg_m * ${t.bk * 128}, b_from = ${planes * a_bytes} + wg_n * ${t.bn // t.wn // 64 * t.bk * 128};
 % endif
@@ -268,6 +309,15 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
 #pragma unroll
   for (int i = 0; i < ${sums}; ++i) fresh[i] = 0;
 % endif
+% if t.window:
+  if (begin < end) {
+% for i in range(rows_w):
+${fetch_window(i, f"(begin / {volume})", "0")}\
+% endfor
+  }
+  uint window_at = 0;
+  int tap = 0, block = begin / ${volume};
+% endif
   for (int i = 0; i < ${distance}; ++i) {
     if (begin + i < end) {
 ${fetch("(begin + i)", f"i * {stage_bytes}")}\
@@ -283,21 +333,36 @@ ${fetch("(begin + i)", f"i * {stage_bytes}")}\
 % if wgmma:
     VISIBLE_TO_WGMMA();
     BARRIER();
+% if t.window:
+${shift_of_tap()}\
+% endif
     WGMMA_BEGIN();
 % for k in range(t.bk // 16):
 % for pa, pb in f.products:
 <% k_at = k * 32 if data else k * 2048 %>\
-    WGMMA(${"fresh" if apart else "sum"}, stage_at + a_from + ${pa * a_bytes + k_at}, stage_at + b_from + ${pb * b_bytes + k_at}, ${"add" if (k, (pa, pb)) == (0, f.products[0]) else "1"});
+    WGMMA(${"fresh" if apart else "sum"}, ${a_base} + a_from + ${pa * a_plane + k_at}${f' + shift * {rowb}' if t.window else ''}, stage_at + b_from + ${pb * b_bytes + k_at}, ${"add" if (k, (pa, pb)) == (0, f.products[0]) else "1"});
 % endfor
 % endfor
     WGMMA_COMMIT();
     add = 1;
 % else:
     BARRIER();
+% if t.window:
+${shift_of_tap()}\
+% endif
 % endif
     if (slice + ${distance} < end) {
 ${fetch(f"(slice + {distance})", "next_at")}\
     }
+% if t.window:
+    // The other window's last reader is done from tap 1 on; the copies are spread over the taps.
+    if ((block + 1) * ${volume} < end) {
+% for i in range(rows_w):
+      if (tap == ${1 + i * span // rows_w})
+${fetch_window(i, "(block + 1)", f"({wbytes}u - window_at)")}\
+% endfor
+    }
+% endif
     copies_commit();
     next_at = next_at == ${(t.stages - 1) * stage_bytes} ? 0 : next_at + ${stage_bytes};
 % if wgmma:
@@ -313,6 +378,13 @@ ${fetch(f"(slice + {distance})", "next_at")}\
       WGMMA_WAIT(1);
 % else:
 ${multiply_mma()}\
+% endif
+% if t.window:
+    if (++tap == ${volume}) {
+      tap = 0;
+      ++block;
+      window_at = ${wbytes} - window_at;
+    }
 % endif
     stage_at = stage_at == ${(t.stages - 1) * stage_bytes} ? 0 : stage_at + ${stage_bytes};
   }
@@ -332,16 +404,23 @@ ${multiply_mma()}\
 % endif
 % for i in range(frag_m):
 % for half in (0, 1):
-  {
+  do {
     const int m = m0 + row0 + ${i * 16 + half * 8};
     if (m < m_end) {
 % if data:
-      const int image = m / ${per}, pixel = m % ${per};
 <% dst = job.target %>\
+% if t.window:
+      const int image = m / ${win.image}, oz = m / ${win.size[1] * win.size[2]} % ${win.size[0]}, oy = m / ${win.size[2]} % ${win.size[1]}, ox = m % ${win.size[2]};
+      if (oz >= ${dst.size[0]} || oy >= ${dst.size[1]} || ox >= ${dst.size[2]}) break;
+      const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
+          + (OUT_INDEX)oz * ${dst.axes[0]} + (OUT_INDEX)oy * ${dst.axes[1]} + (OUT_INDEX)ox * ${dst.axes[2]} + (OUT_INDEX)group * ${geo.m} * ${dst.channel};
+% else:
+      const int image = m / ${per}, pixel = m % ${per};
       const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
           + (OUT_INDEX)(pixel / (${count[1]} * ${count[2]}) * ${geo.out_step[0]} + ${phase("first", 0)}) * ${dst.axes[0]}
           + (OUT_INDEX)(pixel / ${count[2]} % ${count[1]} * ${geo.out_step[1]} + ${phase("first", 1)}) * ${dst.axes[1]}
           + (OUT_INDEX)(pixel % ${count[2]} * ${geo.out_step[2]} + ${phase("first", 2)}) * ${dst.axes[2]} + (OUT_INDEX)group * ${geo.m} * ${dst.channel};
+% endif
 #pragma unroll
       for (int j = 0; j < ${frag_n}; ++j) {
         const int n = n0 + column0 + j * 8, row = group * ${geo.m} + n;
@@ -362,7 +441,7 @@ ${multiply_mma()}\
       }
 % endif
     }
-  }
+  } while (0);
 % endfor
 % endfor
 }

@@ -26,6 +26,8 @@ class Tile:
     bk: int = 64
     stages: int = 3
     split: int = 1
+    window: bool = False
+    """Whether a work group keeps a window of source pixels in local memory and reads every tap out of it."""
     promote: int = 1
     """``wgmma``: slices after which exact formats move their sums to float32 registers."""
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
 
-__all__ = ["Phase", "Walk", "along", "chunks", "walk"]
+__all__ = ["Phase", "Walk", "Window", "along", "chunks", "walk", "window"]
 
 Triple = tuple[int, int, int]
 _FOLD_BELOW = 8  # channels a group
@@ -123,6 +123,49 @@ def walk(problem: ConvProblem) -> Walk:
         stride, dilation, origin = (*stride[:2], 1), (*dilation[:2], 1), (*origin[:2], 0)
     phase = Phase((0, 0, 0), y, kernel, (0, 0, 0), origin)
     return Walk(problem.mb, problem.g, icg, ocg, x, y, stride, dilation, one, one, kernel, (phase,), fold)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Positions of the padded source in a row, so that a tap is a shift: with stride 1, place p reads p + shift.
+
+    The zeros at the end of a row are those before the next one, so a row is the source's plus the larger pad.
+    """
+
+    images: int
+    near: Triple
+    size: Triple
+    """Positions along each axis."""
+    shifts: tuple[int, ...]
+    """Of each tap, taps in order."""
+
+    @property
+    def image(self) -> int:
+        """Positions of an image."""
+        return math.prod(self.size)
+
+    @property
+    def places(self) -> int:
+        """Positions of all images."""
+        return self.images * self.image
+
+
+@functools.lru_cache(maxsize=1024)
+def window(geo: Walk) -> Window | None:
+    """The window of a walk with steps of 1 and several taps; None for others."""
+    if len(geo.phases) != 1 or geo.step != (1, 1, 1) or geo.phases[0].volume < 2 or geo.out_step != (1, 1, 1):
+        return None
+    phase = geo.phases[0]
+    near, size, offsets = [], [], []
+    for origin, spread, taps, count, pixels in zip(phase.origin, geo.spread, phase.taps, phase.count, geo.source):
+        reads = [origin + tap * spread for tap in range(taps)]
+        before = max(0, -min(reads))
+        near.append(before)
+        size.append(pixels + max(before, max(reads) + count - pixels))
+        offsets.append([read + before for read in reads])
+    strides = (size[1] * size[2], size[2], 1)
+    shifts = [sum(o * s for o, s in zip(each, strides)) for each in itertools.product(*offsets)]
+    return Window(geo.images, tuple(near), tuple(size), tuple(shifts))
 
 
 def _phases(size: int, s: int, d: int, p: int, k: int, tap_step: int) -> list[tuple[int, int, int, int, int]]:
