@@ -1,0 +1,144 @@
+"""Chooses register tiles, chunks and forms for a problem, and predicts what they cost.
+
+Everything is counted in cycles of one core that issues a vector multiply-add or a load in each, and bytes at the rates
+of the level of memory that they come from.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..program import program
+from ..transforms import Matrix
+from .case import Case
+from .data import DataKernel, ceil
+from .weights import WeightsKernel
+
+__all__ = ["configs", "predicted"]
+
+_FUSED = 800 << 10  # bytes of V and M of a work item: the second-level cache holds them
+_APART = 24 << 20  # bytes of V and M of a chunk: the third-level cache holds them
+_NEAR, _FAR = 16.0, 5.0  # bytes a cycle and core from the third-level cache, from memory
+_L3 = 16 << 20
+_LAUNCH = 40_000.0  # cycles
+
+
+@functools.lru_cache(maxsize=256)
+def _operations(matrix: Matrix) -> int:
+    names = [f"d{i}" for i in range(len(matrix[0]))], [f"o{i}" for i in range(len(matrix))]
+    return program(matrix, *names).operations
+
+
+def _transform(case: Case, first: Matrix, second: Matrix, read: float) -> float:
+    """Cycles of a vector of channels of one tile: both passes, the copy, and ``read`` cycles an element outside."""
+    rows_in, columns_in, rows, columns = len(first[0]), len(second[0]), len(first), len(second)
+    passes = columns_in * (_operations(first) + rows_in + rows) + rows * (_operations(second) + columns_in + columns)
+    inside = case.tile[0] * case.tile[1] + (rows_in * columns_in - case.tile[0] * case.tile[1]) * 0.4
+    return 0.7 * passes + read * inside + 1.0 * rows * columns
+
+
+def _multiply(mr: int, nv: int) -> float:
+    """Cycles of one k of a register tile."""
+    return max(mr * nv, 0.75 * (mr + nv), 4) + 0.1 * (mr + nv) + 0.5
+
+
+def _kernel(case: Case, config: Mapping[str, Any]) -> DataKernel | WeightsKernel:
+    return WeightsKernel(case, config) if case.weights else DataKernel(case, config)
+
+
+def predicted(case: Case, config: Mapping[str, Any]) -> float:
+    """FLOPs at the peak that a configuration's time amounts to."""
+    th, tw = case.transforms
+    read = 2.0 if case.nhwc else 6.0
+    kernel = _kernel(case, config)
+    vectors_c, vectors_n = ceil(case.c, case.lanes), ceil(case.n, case.lanes)
+    groups, tiles = case.problem.g, case.strips * case.strip
+    mr, nv = config["mr"], config["nv"]
+    forward = tiles * vectors_c * _transform(case, th.bt, tw.bt, read)
+    bytes_v, bytes_m = (tiles * c * case.products * case.size for c in (case.c, kernel.blocks * kernel.nvl))
+    bytes_u = case.products * kernel.blocks * case.c * kernel.nvl * case.size
+    if isinstance(kernel, WeightsKernel):
+        other = tiles * vectors_n * _transform(case, th.g, tw.g, read)
+        rows = kernel.chunks * kernel.s * case.strip
+        products = case.products * kernel.blocks * (kernel.cm // mr) * rows * _multiply(mr, nv)
+        moved = 2 * (bytes_v + bytes_m) / _NEAR + 2 * bytes_u * kernel.chunks / _FAR
+        back = case.c * vectors_n * (case.products * 4.0 + 16 * math.prod(case.taps) * 2)
+        launches = 2 * kernel.chunks * groups
+    else:
+        other = tiles * vectors_n * _transform(case, th.at, tw.at, read)
+        rows = ceil(kernel.s * case.strip, mr)
+        products = case.products * kernel.blocks * kernel.chunks * rows * (case.c * _multiply(mr, nv) + 2 * mr * nv + 8)
+        near = bytes_u * groups < _L3
+        again = 1 if kernel.apart and kernel.chunks == 1 else kernel.chunks
+        moved = bytes_u * again / (_NEAR if near else _FAR) * (0.5 if kernel.apart else 1.0)
+        if kernel.apart:
+            moved += 2 * (bytes_v + bytes_m) / (_NEAR if kernel.slots_size < _L3 else _FAR)
+        back = 0.0
+        if not case.problem.constant_weights:
+            back = case.c * vectors_n * (case.products * 4.0 + 16 * math.prod(case.taps) * 2)
+        launches = (3 * kernel.chunks * groups) if kernel.apart else 1
+    outside = case.problem.bytes / _FAR * 0.7
+    cores = 2
+    cycles = groups * (forward + other + products + moved + back) + outside + launches * _LAUNCH * cores
+    if isinstance(kernel, DataKernel) and not kernel.apart and kernel.items < cores:
+        cycles *= 1.5
+    return 2.0 * case.lanes * cycles
+
+
+def _register_tiles(case: Case, registers: int, rows: int) -> list[tuple[int, int]]:
+    """(mr, nv), the cheapest for ``rows`` rows first; of each width the best height."""
+    best: dict[int, tuple[float, int]] = {}
+    for nv in range(1, 5):
+        if nv > 1 and (nv - 1) * case.lanes >= case.n:
+            break
+        blocks = ceil(case.n, nv * case.lanes)
+        for mr in range(1, registers):
+            if mr * nv + nv + 1 > registers:
+                break
+            cost = blocks * ceil(rows, mr) * _multiply(mr, nv)
+            best[nv] = min(best.get(nv, (math.inf, 0)), (cost, mr))
+    return [(mr, nv) for nv, (_, mr) in sorted(best.items(), key=lambda item: item[1][0])]
+
+
+def _strips(case: Case, budget: int) -> int:
+    """Strips of a chunk whose V and M stay within ``budget`` bytes, in even shares."""
+    one = case.strip * case.products * case.size * (case.c + case.n + 32)
+    fitting = max(1, min(case.strips, budget // one))
+    return ceil(case.strips, ceil(case.strips, fitting))
+
+
+def configs(case: Case, registers: int, cores: int) -> Iterator[dict[str, Any]]:
+    """Forms by predicted cost, the best one with another register tile too; then pieces of falling workspace."""
+    items = 4 * cores
+
+    def make(form: str, strips: int, blocks: int, place: int = 0) -> dict[str, Any]:
+        rows = case.c if case.weights else strips * case.strip
+        tiles = _register_tiles(case, registers, rows)
+        mr, nv = tiles[min(place, len(tiles) - 1)]
+        return {
+            "lanes": case.lanes, "form": form, "mr": mr, "nv": nv, "strips": strips, "blocks": blocks, "items": items
+        }  # fmt: skip
+
+    shapes = [("apart", _strips(case, _APART), 1)]
+    if case.weights:
+        shapes.append(("apart", _strips(case, _APART // 4), 1))
+    else:
+        share = ceil(case.strips * case.problem.g, cores)
+        one = case.strip * case.products * case.size
+        for blocks in (1, 4):
+            strips = min(max(1, _FUSED // (one * (case.c + min(case.n, 64 * blocks)))), share)
+            shapes.append(("fused", ceil(case.strips, ceil(case.strips, strips)), blocks))
+    shapes.sort(key=lambda shape: predicted(case, make(*shape)))
+    found = [make(*shape) for shape in shapes]
+    found.insert(1, make(*shapes[0], place=1))
+    smaller = [make("apart", strips, 1) for strips in (found[0]["strips"] // 4, found[0]["strips"] // 16) if strips]
+    smaller.append(make("apart", 1, 1) if case.weights else {**make("fused", 1, 1), "items": cores})
+    found += sorted(smaller, key=lambda config: -_kernel(case, config).workspace_size)
+    seen: list[dict[str, Any]] = []
+    for config in found:
+        if config not in seen:
+            seen.append(config)
+            yield config

@@ -1,0 +1,65 @@
+## Forward and data gradient: chunks of S strips are transformed to V, multiplied with the packed weights to M, and
+## transformed back; in one kernel whose V and M stay in the second-level cache, or in three over larger chunks.
+##
+## V[e][tile][VT], M[e][tile][MT]: VE and ME from e to e, rows of tiles rounded up to MR
+## S, XS     strips of a chunk, tiles of a strip; STRIPS of all images
+## PASS      blocks of NVL target channels at a time; NB of all
+## ITEMS     work items of the one kernel, each with a slot of SLOT elements, M from SLOT_M on
+## E, C, N, G  products, channels a group, groups
+
+// Rows 0 to rows - 1 of a block of a product.
+__attribute__((noinline))
+void multiply_block(global const ACC *restrict v, global const ACC *restrict packed, global ACC *restrict m, int rows) {
+  ONCE for (int row = 0; row < rows; row += MR)
+    multiply(v + row * VT, packed, m + (long)row * MT, MT, C);
+}
+
+% if not apart:
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void conv(global const REAL *restrict x, global const ACC *restrict packed, long packed_off, global ACC *workspace, OUT_PARAMS) {
+  local ACC copy[LOCAL] __attribute__((aligned(64)));
+  const int item = get_global_id(0);
+  global ACC *v = workspace + item * SLOT, *m = v + SLOT_M;
+  const int jobs = G * CHUNKS, last = (int)((long)(item + 1) * jobs / ITEMS);
+  packed += packed_off;
+  ONCE for (int job = (int)((long)item * jobs / ITEMS); job < last; ++job) {
+    const int g = job / CHUNKS, strip = job % CHUNKS * S, strips = min(S, STRIPS - strip);
+    ONCE for (int s = 0; s < strips; ++s)
+      ONCE for (int c = 0; c < C; c += LANES) spread_x(v + s * (XS * VT) + c, VE, VT, copy, x, strip + s, g, c);
+    ONCE for (int block = 0; block < NB; block += PASS) {
+      const int blocks = min(PASS, NB - block);
+      ONCE for (int e = 0; e < E; ++e)
+        ONCE for (int b = 0; b < blocks; ++b)
+          multiply_block(v + e * VE, packed + (((long)g * E + e) * NB + block + b) * (C * NVL), m + e * ME + b * NVL, strips * XS);
+      ONCE for (int s = 0; s < strips; ++s)
+        ONCE for (int n = 0; n < blocks * NVL && block * NVL + n < N; n += LANES)
+          gather(OUT_ARGS, m + s * (XS * MT) + n, ME, MT, copy, strip + s, g, block * NVL + n);
+    }
+  }
+}
+% else:
+// First strip and group of a chunk are arguments.
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void spread(global const REAL *restrict x, global ACC *workspace, int strip, int g) {
+  local ACC copy[LOCAL] __attribute__((aligned(64)));
+  const int s = get_global_id(0), c0 = get_global_id(1) * SPREAD_C;
+  ONCE for (int c = c0; c < min(c0 + SPREAD_C, C); c += LANES)
+    spread_x(workspace + s * (XS * VT) + c, VE, VT, copy, x, strip + s, g, c);
+}
+
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void products(global const ACC *restrict packed, long packed_off, global ACC *workspace, int g, int rows) {
+  const int e = get_global_id(1), parts = get_global_size(0), part = get_global_id(0);
+  packed += packed_off + ((long)g * E + e) * NB * (C * NVL);
+  ONCE for (int b = part * NB / parts; b < (part + 1) * NB / parts; ++b)
+    multiply_block(workspace + e * VE, packed + b * (C * NVL), workspace + SLOT_M + e * ME + b * NVL, rows);
+}
+
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void collect(global ACC *workspace, OUT_PARAMS, int strip, int g) {
+  local ACC copy[LOCAL] __attribute__((aligned(64)));
+  const int s = get_global_id(0), n0 = get_global_id(1) * SPREAD_C;
+  ONCE for (int n = n0; n < min(n0 + SPREAD_C, N); n += LANES)
+    gather(OUT_ARGS, workspace + SLOT_M + s * (XS * MT) + n, ME, MT, copy, strip + s, g, n);
+}
+% endif

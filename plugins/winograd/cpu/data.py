@@ -1,0 +1,171 @@
+"""Forward and data gradient under one configuration: sizes, text, launches."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import (
+    DTYPES,
+    OPERANDS,
+    Areas,
+    Launch,
+    Step,
+    StepPlan,
+    activation_macro,
+    build,
+    kernel_text,
+    storage_macros,
+)
+
+from ..program import program
+from ..transforms import Matrix
+from .case import Case
+from .device import LINE, PAGE
+
+__all__ = ["DataKernel", "ceil", "define", "pitch", "printed"]
+
+SPREAD = 128
+"""Channels of a work item that transforms."""
+
+
+def ceil(a: int, b: int) -> int:
+    """Quotient, rounded up."""
+    return -(-a // b)
+
+
+def define(**values: object) -> str:
+    """OpenCL text: one ``#define`` a keyword."""
+    return "".join(f"#define {name} {value}\n" for name, value in values.items())
+
+
+def pitch(elements: int, size: int) -> int:
+    """A distance of an odd number of cache lines, so that rows spread over the cache's sets."""
+    line = LINE // size
+    return (ceil(elements, line) | 1) * line
+
+
+def printed(matrix: Matrix, dtype: str) -> str:
+    """``o = M d`` over vectors V."""
+    inputs, outputs = [f"d{i}" for i in range(len(matrix[0]))], [f"o{i}" for i in range(len(matrix))]
+    scalar = "double" if dtype == "float64" else "float"
+    return program(matrix, inputs, outputs, type="V", dtype=scalar, declare=True, indent="      ").text
+
+
+class DataKernel:
+    """One configuration, worked out without compiling."""
+
+    def __init__(self, case: Case, config: Mapping[str, Any]) -> None:
+        self.case, self.config = case, config
+        self.nvl = config["nv"] * case.lanes
+        self.blocks = ceil(case.n, self.nvl)
+        self.s = min(config["strips"], case.strips)
+        self.chunks = ceil(case.strips, self.s)
+        self.apart = config["form"] == "apart"
+        self.within = self.blocks if self.apart else min(config["blocks"], self.blocks)
+        rows = ceil(self.s * case.strip, config["mr"]) * config["mr"]
+        self.vt, self.mt = pitch(case.c, case.size), pitch(self.within * self.nvl, case.size)
+        self.ve, self.me = pitch(rows * self.vt, case.size), pitch(rows * self.mt, case.size)
+        slot = Areas(PAGE)
+        slot.add(case.products * self.ve * case.size)
+        self.slot_m = slot.add(case.products * self.me * case.size) // case.size
+        self.slot = slot.size // case.size + LINE // case.size
+        self.items = 1 if self.apart else min(config["items"], case.problem.g * self.chunks)
+        self.slots_size = ceil(self.items * self.slot * case.size, PAGE) * PAGE
+        self.packed_size = case.problem.g * case.products * self.blocks * case.c * self.nvl * case.size
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of V and M, and of the packed weights unless they are constant."""
+        return self.slots_size + (0 if self.case.problem.constant_weights else self.packed_size)
+
+    def text(self) -> str:
+        """The program: packing and convolution."""
+        case, config, p = self.case, self.config, self.case.problem
+        th, tw = case.transforms
+        text = storage_macros(p.dtype) + activation_macro(p.activation)
+        text += define(V=f"{DTYPES[p.dtype].accumulator}{case.lanes}", LANES=case.lanes, NVL=self.nvl, MR=config["mr"])
+        text += define(ACROSS=case.across, TILES_H=case.tiles[0], STRIPS=case.strips, S=self.s, XS=case.strip)
+        text += define(CHUNKS=self.chunks, ITEMS=self.items, PASS=self.within, NB=self.blocks, E=case.products)
+        text += define(C=case.c, N=case.n, G=p.g, LOCAL=case.local, SLOT=f"{self.slot}L", SLOT_M=f"{self.slot_m}L")
+        text += define(VT=self.vt, VE=f"{self.ve}L", MT=self.mt, ME=f"{self.me}L", SPREAD_C=SPREAD)
+        common = {
+            "dtype": p.dtype, "accsize": case.size, "lanes": case.lanes, "nhwc": case.nhwc, "groups": p.g,
+            "images": p.mb, "strip": case.strip, "across": case.across, "c": case.c, "n_": case.n,
+            "patch_h": th.alpha, "patch_w": tw.alpha, "tile_h": th.m, "tile_w": tw.m,
+        }  # fmt: skip
+        flags = {name: getattr(p, name) for name in ("bias", "residual", "accumulate")}
+        parts: list[tuple[str, dict[str, Any]]] = [
+            ("vectors.cl.mako", flags),
+            ("spread.cl.mako", {
+                "name": "x", "out_h": th.alpha, "out_w": tw.alpha, "step_h": th.m, "step_w": tw.m,
+                "h": case.source[0], "w": case.source[1], "pad_h": case.pad[0], "pad_w": case.pad[1],
+                "program_h": printed(th.bt, p.dtype), "program_w": printed(tw.bt, p.dtype),
+            }),
+            ("multiply.cl.mako", {
+                "mr": config["mr"], "nv": config["nv"], "a_row": self.vt, "a_k": 1, "adds": False,
+            }),
+            ("gather.cl.mako", flags | {
+                "h": case.target[0], "w": case.target[1],
+                "program_h": printed(th.at, p.dtype), "program_w": printed(tw.at, p.dtype),
+            }),
+            ("pack.cl.mako", case.strides() | {
+                "pack_c": self.pack_c,
+                "out_h": th.alpha, "out_w": tw.alpha, "taps_h": th.r, "taps_w": tw.r,
+                "program_h": printed(th.g, p.dtype), "program_w": printed(tw.g, p.dtype),
+            }),
+            ("data.cl.mako", {"apart": self.apart}),
+        ]  # fmt: skip
+        return text + "".join(kernel_text(__package__, file, **(common | values)) for file, values in parts)
+
+    @property
+    def pack_c(self) -> int:
+        """Source channels of a packing work item."""
+        return max(1, min(self.case.c, 16384 // (self.case.products * self.nvl)))
+
+    def packer(self, context: Any, offset: int) -> Launch:
+        """Packs w into the workspace, or the packed buffer in its place, from byte ``offset`` on."""
+        sizes = (ceil(self.case.c, self.pack_c), self.case.problem.g * self.blocks, 1)
+        arguments = ["w", "workspace", np.int64(offset // self.case.size)]
+        return Launch(build(context, self.text()), "pack", sizes, (1, 1, 1), arguments, names=OPERANDS)
+
+    def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
+        """The convolution; packed weights lie in operand ``weights`` from byte ``offset`` on."""
+        program_, case, p = build(context, self.text()), self.case, self.case.problem
+        source, target = ("y", "x") if case.rotated else ("x", "y")
+        extras = [name for name in ("bias", "residual") if getattr(p, name)]
+        at = np.int64(offset // case.size)
+        one = (1, 1, 1)
+        if not self.apart:
+            arguments = [source, weights, at, "workspace", target, *extras]
+            return [Launch(program_, "conv", (self.items, 1, 1), one, arguments, names=OPERANDS)]
+        steps: list[Step] = []
+        parts = math.gcd(self.blocks, self.config["items"]) if self.blocks > 4 else 1
+        for g in range(p.g):
+            for first in range(0, case.strips, self.s):
+                here = min(self.s, case.strips - first)
+                place = [np.int32(first), np.int32(g)]
+                sizes = (here, ceil(case.c, SPREAD), 1)
+                steps.append(Launch(program_, "spread", sizes, one, [source, "workspace", *place], names=OPERANDS))
+                arguments = [weights, at, "workspace", np.int32(g), np.int32(here * case.strip)]
+                sizes = (parts, case.products, 1)
+                steps.append(Launch(program_, "products", sizes, one, arguments, names=OPERANDS))
+                sizes = (here, ceil(case.n, SPREAD), 1)
+                arguments = ["workspace", target, *extras, *place]
+                steps.append(Launch(program_, "collect", sizes, one, arguments, names=OPERANDS))
+        return steps
+
+    def plan(self, context: Any) -> StepPlan:
+        """Compile."""
+        p = self.case.problem
+        if p.constant_weights:
+            what = [self.case.m, p.dtype, p.layout, p.direction, p.w_shape, p.g, self.config["nv"], self.case.lanes]
+            key = "winograd cpu " + json.dumps(what)
+            steps = self.steps(context, "w", 0)
+            return StepPlan(self.slots_size, steps, self.packed_size, [self.packer(context, 0)], key)
+        packing = self.packer(context, self.slots_size)
+        return StepPlan(self.workspace_size, [packing, *self.steps(context, "workspace", self.slots_size)])

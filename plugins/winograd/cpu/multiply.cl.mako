@@ -1,0 +1,35 @@
+## C[row, n] = sum over k of A[row, k] B[k, n] [+ C[row, n]]: MR rows by NV vectors in registers, an A broadcast.
+##
+## MR, NV      rows and vectors of a register tile; NVL = NV * LANES
+## a_row, a_k  elements of A from row to row and from k to k; B's rows follow one another
+## adds        whether to add to what C holds
+inline void multiply(global const ACC *restrict a, global const ACC *restrict b, global ACC *restrict c, int c_row, int count${", int first" if adds else ""}) {
+% for i in range(mr):
+  V ${", ".join(f"s{i}_{v} = 0" for v in range(nv))};
+% endfor
+  ONCE for (int k = 0; k < count; ++k, a += ${a_k}, b += ${nv * lanes}) {
+% for v in range(nv):
+    const V b${v} = LOADW(b + ${v * lanes});
+% endfor
+% for i in range(mr):
+    const ACC a${i} = a[${i * a_row}];
+% for v in range(nv):
+    s${i}_${v} = a${i} * b${v} + s${i}_${v};
+% endfor
+% endfor
+  }
+% if adds:
+  if (!first) {  // added at the end: sums of a chunk stay short, and their error small
+% for i in range(mr):
+% for v in range(nv):
+    s${i}_${v} += LOADW(c + ${i} * c_row + ${v * lanes});
+% endfor
+% endfor
+  }
+% endif
+% for i in range(mr):
+% for v in range(nv):
+  STOREW(c + ${i} * c_row + ${v * lanes}, s${i}_${v});
+% endfor
+% endfor
+}

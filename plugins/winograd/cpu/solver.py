@@ -1,0 +1,77 @@
+"""``winograd.f4x3`` and its kin on CPUs: F(m, r) along every axis with r taps, in every direction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, Solver
+
+from .case import Case
+from .choice import configs, predicted
+from .data import DataKernel
+from .device import lanes, registers
+from .error import refusal
+from .weights import WeightsKernel
+
+__all__ = ["Winograd"]
+
+_CHANNELS = 8  # a group; below, vectors of channels are mostly empty
+_SAVING = 1.2  # multiplications of the direct sum for one of this, below which the transforms are not earned
+
+
+class Winograd(Solver):
+    """Tiles of m along every axis with r taps: stride 1, 1-D and 2-D, groups, any padding, layout and dtype."""
+
+    deterministic = True
+    exact = False
+    fuses = EPILOGUE
+
+    def __init__(self, m: int, r: int) -> None:
+        self.m, self.r = m, r
+        self.name = f"winograd.f{m}x{r}"
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Other kernels, strides, dilations; errors beyond the math mode; what the transforms would not pay for."""
+        if device.type != "cpu":
+            return f"cpu only, got {device.type}"
+        if problem.ndim > 2:
+            return f"1-D and 2-D only, got {problem.ndim}-D"
+        kernel = (problem.kh, problem.kw)
+        if self.r not in kernel or set(kernel) - {1, self.r}:
+            return f"{self.r}x{self.r}, {self.r}x1 or 1x{self.r} only, got {kernel[0]}x{kernel[1]}"
+        if (problem.sh, problem.sw) != (1, 1):
+            return f"stride 1 only, got {problem.sh}x{problem.sw}"
+        if any(d != 1 for d, k in zip((problem.dh, problem.dw), kernel, strict=True) if k > 1):
+            return f"dilation 1 only, got {problem.dh}x{problem.dw}"
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        narrow = min(problem.ic, problem.oc) // problem.g
+        if narrow < _CHANNELS:
+            return f"{_CHANNELS} channels a group or more, got {narrow}"
+        reason = device.supports(problem.dtype) or refusal(problem, self.m, self.r)
+        if reason:
+            return reason
+        saving = Case(problem, self.m, lanes(device, problem.dtype)).saving
+        return None if saving >= _SAVING else f"multiplications spared {_SAVING} times or more, got {saving:.2f}"
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """Forms, chunks and register tiles by predicted cost, then ones of falling workspace."""
+        case = Case(problem, self.m, lanes(device, problem.dtype))
+        return configs(case, registers(device), device.compute_units)
+
+    def _kernel(self, problem: ConvProblem, config: Mapping[str, Any]) -> DataKernel | WeightsKernel:
+        case = Case(problem, self.m, config["lanes"])
+        return WeightsKernel(case, config) if case.weights else DataKernel(case, config)
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Transformed tiles, and packed weights unless they are constant."""
+        return self._kernel(problem, config).workspace_size
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """Products, transforms and what they move."""
+        return predicted(Case(problem, self.m, config["lanes"]), config)
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
+        """Compile."""
+        return self._kernel(problem, config).plan(context)

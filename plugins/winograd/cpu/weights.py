@@ -1,0 +1,98 @@
+"""The weights' gradient under one configuration: sizes, text, launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import DTYPES, OPERANDS, Areas, Launch, Step, StepPlan, build, kernel_text, storage_macros
+
+from .case import Case
+from .data import SPREAD, ceil, define, pitch, printed
+from .device import LINE, PAGE
+
+__all__ = ["WeightsKernel"]
+
+
+class WeightsKernel:
+    """One configuration, worked out without compiling."""
+
+    def __init__(self, case: Case, config: Mapping[str, Any]) -> None:
+        self.case, self.config = case, config
+        self.nvl, size = config["nv"] * case.lanes, case.size
+        self.blocks = ceil(case.n, self.nvl)
+        self.s = min(config["strips"], case.strips)
+        self.chunks = ceil(case.strips, self.s)
+        self.cm = ceil(case.c, config["mr"]) * config["mr"]
+        rows = self.s * case.strip
+        self.vt = pitch(max(ceil(case.c, case.lanes) * case.lanes, self.cm), size)
+        self.ve = pitch(rows * self.vt, size)
+        self.db = rows * self.nvl
+        self.de = pitch(self.blocks * self.db, size)
+        areas = Areas(PAGE)
+        areas.add(case.products * self.ve * size)
+        self.d_at = areas.add(case.products * self.de * size + LINE) // size
+        self.m_at = areas.add(case.problem.g * case.products * self.blocks * self.cm * self.nvl * size) // size
+        self.workspace_size = areas.size
+
+    def text(self) -> str:
+        """The program."""
+        case, config, p = self.case, self.config, self.case.problem
+        th, tw = case.transforms
+        text = storage_macros(p.dtype) + "#define ACTIVATION(T, v) (v)\n"
+        text += define(V=f"{DTYPES[p.dtype].accumulator}{case.lanes}", LANES=case.lanes, NVL=self.nvl, MR=config["mr"])
+        text += define(ACROSS=case.across, TILES_H=case.tiles[0], XS=case.strip, NB=self.blocks, E=case.products)
+        text += define(C=case.c, N=case.n, CM=self.cm, LOCAL=case.local, VT=self.vt, VE=f"{self.ve}L", DB=self.db)
+        text += define(DE=f"{self.de}L", D_AT=f"{self.d_at}L", M_AT=f"{self.m_at}L", SPREAD_C=SPREAD)
+        step = {"step_h": case.tile[0], "step_w": case.tile[1], "out_h": th.alpha, "out_w": tw.alpha}
+        common = {
+            "dtype": p.dtype, "accsize": case.size, "lanes": case.lanes, "nhwc": case.nhwc, "groups": p.g,
+            "images": p.mb, "strip": case.strip,
+        }  # fmt: skip
+        parts: list[tuple[str, dict[str, Any]]] = [
+            ("vectors.cl.mako", {"bias": False, "residual": False, "accumulate": False}),
+            ("spread.cl.mako", step | {
+                "name": "x", "patch_h": th.alpha, "patch_w": tw.alpha, "c": case.c,
+                "h": case.source[0], "w": case.source[1], "pad_h": case.pad[0], "pad_w": case.pad[1],
+                "program_h": printed(th.bt, p.dtype), "program_w": printed(tw.bt, p.dtype),
+            }),
+            ("spread.cl.mako", step | {
+                "name": "d", "patch_h": case.tile[0], "patch_w": case.tile[1], "c": case.n,
+                "h": case.target[0], "w": case.target[1], "pad_h": 0, "pad_w": 0,
+                "program_h": printed(th.g, p.dtype), "program_w": printed(tw.g, p.dtype),
+            }),
+            ("multiply.cl.mako", {
+                "mr": config["mr"], "nv": config["nv"], "a_row": 1, "a_k": self.vt, "adds": True,
+            }),
+            ("weights.cl.mako", case.strides() | {
+                "pack_c": self.pack_c, "patch_h": th.alpha, "patch_w": tw.alpha, "tile_h": th.m, "tile_w": tw.m,
+                "program_h": printed(th.at, p.dtype), "program_w": printed(tw.at, p.dtype),
+                "accumulate": p.accumulate,
+            }),
+        ]  # fmt: skip
+        return text + "".join(kernel_text(__package__, file, **(common | values)) for file, values in parts)
+
+    @property
+    def pack_c(self) -> int:
+        """Channels of a work item that transforms back."""
+        return max(1, min(self.case.c, 16384 // (self.case.products * self.nvl)))
+
+    def plan(self, context: Any) -> StepPlan:
+        """Compile."""
+        program, case, one = build(context, self.text()), self.case, (1, 1, 1)
+        groups = case.problem.g
+        parts = max(1, min(self.blocks, ceil(4 * self.config["items"], case.products)))
+        steps: list[Step] = []
+        for g in range(groups):
+            for strip in range(0, case.strips, self.s):
+                here = min(self.s, case.strips - strip)
+                sizes = (here, ceil(max(case.c, case.n), SPREAD), 1)
+                arguments: list[Any] = ["x", "y", "workspace", np.int32(strip), np.int32(g)]
+                steps.append(Launch(program, "spread", sizes, one, arguments, names=OPERANDS))
+                arguments = ["workspace", np.int32(g), np.int32(here * case.strip), np.int32(strip == 0)]
+                steps.append(Launch(program, "products", (parts, case.products, 1), one, arguments, names=OPERANDS))
+        sizes = (ceil(case.c, self.pack_c), groups * self.blocks, 1)
+        steps.append(Launch(program, "collect", sizes, one, ["workspace", "w"], names=OPERANDS))
+        return StepPlan(self.workspace_size, steps)

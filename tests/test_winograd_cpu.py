@@ -1,0 +1,220 @@
+"""Minimal filtering on CPUs: within the stated error in every direction, layout and dtype, between guard zones."""
+
+from __future__ import annotations
+
+import itertools
+
+import checking
+import numpy as np
+import pytest
+from convdispatch_winograd.cpu.error import TILES, expected_error, plain_error
+
+import convdispatch
+from convdispatch import NoSolver, reference, runtime
+from convdispatch.api.problem import ConvProblem
+from convdispatch.loader import plugins
+
+pytestmark = pytest.mark.usefixtures("cpu")
+LAYOUTS = ("nchw", "nhwc")
+DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
+_TURNS = list(itertools.product(LAYOUTS, DIRECTIONS))
+
+
+@pytest.fixture
+def cpu(device):
+    if runtime.device_info(device).type != "cpu":
+        pytest.skip("the kernels are for CPUs")
+
+
+def solver_of(tile: tuple[int, int]):
+    return plugins().solvers[f"winograd.f{tile[0]}x{tile[1]}"]
+
+
+def run(problem: ConvProblem, device, tile: tuple[int, int], number: int = 0, data: str = "real") -> float:
+    """Run one configuration between guard zones, outputs NaN before; the relative error."""
+    import pyopencl as cl
+
+    solver, info, queue = solver_of(tile), runtime.device_info(device), runtime.queue(device)
+    assert solver.rejects(problem, info) is None
+    choices = list(solver.configs(problem, info))
+    config = choices[min(number, len(choices) - 1)]
+    operands, expected = checking.make_operands(problem, data)
+    plan = solver.plan(queue.context, problem, config)
+    weights = getattr(plan, "packed_size", 0)
+    assert plan.workspace_size == solver.workspace(problem, info, config)
+    arrays = operands.present()
+    out = np.full(problem.out_shape, np.nan, checking.numpy_dtype(problem.dtype))
+    if problem.accumulate:
+        out[...] = arrays.pop("initial")
+    arrays[problem.written] = out
+    guarded = {name: checking.Guarded(array, queue) for name, array in arrays.items()}
+    scratch = checking.Guarded(np.full(max(1, plan.workspace_size), 0xFF, np.uint8), queue)
+    size = checking.GUARD
+
+    def part(held: checking.Guarded) -> cl.Buffer:
+        return held.buffer.get_sub_region(size, max(4, held.nbytes))
+
+    memory = {name: part(held) for name, held in guarded.items()}
+    w = memory["w"]
+    if weights:
+        w = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, weights)
+        plan.pack(queue, memory["w"], w)
+    extra = {name: memory[name] for name in ("bias", "residual") if name in memory}
+    plan.enqueue(queue, memory["x"], w, memory["y"], part(scratch), **extra)
+    queue.finish()
+    for name, held in guarded.items():
+        now = np.empty_like(held.before)
+        cl.enqueue_copy(queue, now, held.buffer)
+        kept = (now == held.before) | (np.arange(now.size) >= size) & (np.arange(now.size) < size + held.nbytes)
+        assert kept.all(), f"wrote outside of {name}"
+        if name == problem.written:
+            out = now[size : size + held.nbytes].view(out.dtype).reshape(out.shape)
+        else:
+            assert np.array_equal(now, held.before), f"altered {name}"
+    now = np.empty_like(scratch.before)
+    cl.enqueue_copy(queue, now, scratch.buffer)
+    ends = slice(0, size), slice(size + scratch.nbytes, None)
+    assert all(np.array_equal(now[end], scratch.before[end]) for end in ends), "wrote outside of its workspace"
+    return reference.relative_error(out.astype(np.float64), expected)
+
+
+# Shapes on whose edges the tiles, strips, blocks and vectors lie.
+EDGES = {
+    "tiles' and vectors' rests": "mb2ic19ih13iw10oc37kh3ph1",
+    "one pad without the other": "mb1ic9ih9iw19oc35kh3ph0pw2ph_r2pw_r0",
+    "pads wider than the kernel": "mb1ic8ih4iw6oc9kh3ph3pw4",
+    "groups of vectors' parts": "g3mb2ic27ih8oc30kh3ph1",
+    "no padding, full vectors": "mb1ic32ih10oc64kh3",
+    "a row cut into strips": "mb1ic8ih4iw330oc8kh3ph1",
+    "taps along h": "mb1ic8ih17iw5oc17kh3kw1ph1pw0",
+    "taps along w": "mb2ic8ih5iw17oc17kh1kw3ph0pw1",
+    "one dimension": "mb2ic17iw40oc18kw3pw1",
+    "output of one": "mb3ic16ih3oc16kh3",
+}
+
+
+def admitting(text: str, tile: tuple[int, int], device, **changes) -> ConvProblem:
+    """The problem, or a skip where the tile does not pay or reach the error."""
+    problem = ConvProblem.parse(text).replace(**changes)
+    reason = solver_of(tile).rejects(problem, runtime.device_info(device))
+    if reason:
+        pytest.skip(reason)
+    return problem
+
+
+@pytest.mark.parametrize(("number", "text"), list(enumerate(EDGES.values())), ids=list(EDGES))
+def test_edges(device, full, text, number):
+    tiles = [(2, 3), (4, 3)]
+    turns = list(itertools.product(tiles, _TURNS))
+    for tile, (layout, direction) in turns if full else [turns[number * 5 % 12], turns[(number * 5 + 7) % 12]]:
+        problem = ConvProblem.parse(text).replace(layout=layout, direction=direction)
+        if solver_of(tile).rejects(problem, runtime.device_info(device)) is None:
+            assert run(problem, device, tile, number) <= 1e-5
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("tile", TILES, ids=[f"f{m}x{r}" for m, r in TILES])
+def test_tiles_stay_within_their_stated_error(device, full, tile, direction):
+    m, r = tile
+    sizes = f"kh{r}" if r < 7 else f"kh1kw{r}"
+    text = f"mb2ic16ih{2 * m + r}iw{3 * m + r}oc32{sizes}"
+    layout = LAYOUTS[(m + DIRECTIONS.index(direction)) % 2]
+    if not full and (TILES.index(tile) + DIRECTIONS.index(direction)) % 3:
+        pytest.skip("thinned out; --full runs it")
+    problem = admitting(text, tile, device, direction=direction, layout=layout)
+    error = run(problem, device, tile)
+    assert error <= 2 * expected_error(problem, m, r)
+    assert error <= 1e-5
+
+
+EPILOGUES = (
+    {"bias": True, "activation": "relu6"},
+    {"bias": True, "residual": True, "activation": "relu"},
+    {"accumulate": True},
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=["bias", "residual", "accumulate"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_epilogues(device, full, epilogue, layout, direction):
+    if direction == "bwd_weights" and "bias" in epilogue:
+        pytest.skip("dw has no epilogue but accumulation")
+    if not full and (len(epilogue) + LAYOUTS.index(layout) + DIRECTIONS.index(direction)) % 3:
+        pytest.skip("thinned out; --full runs it")
+    problem = ConvProblem.parse("g2mb2ic32ih9iw12oc38kh3ph1").replace(layout=layout, direction=direction, **epilogue)
+    assert run(problem, device, (4, 3), 1) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize(("layout", "direction"), [("nchw", "fwd"), ("nhwc", "bwd_data"), ("nhwc", "bwd_weights")])
+def test_dtypes(device, full, dtype, layout, direction):
+    if runtime.device_info(device).supports(dtype):
+        pytest.skip("the device lacks it")
+    if not full and DIRECTIONS.index(direction) != ["float16", "bfloat16", "float64"].index(dtype):
+        pytest.skip("thinned out; --full runs it")
+    text = "mb2ic18ih9iw11oc20kh3ph1"
+    problem = ConvProblem.parse(text).replace(dtype=dtype, layout=layout, direction=direction, bias=direction == "fwd")
+    assert run(problem, device, (4, 3)) <= checking.TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_configurations(device, full, direction):
+    """Every configuration is right, and the last ones need the least workspace."""
+    text = "mb3ic24ih30oc40kh3ph1"
+    problem = ConvProblem.parse(text).replace(direction=direction, constant_weights=direction == "fwd")
+    solver, info = solver_of((4, 3)), runtime.device_info(device)
+    found = list(solver.configs(problem, info))
+    sizes = [solver.workspace(problem, info, config) for config in found]
+    assert min(sizes) == sizes[-1] < sizes[0]
+    for number in range(len(found)) if full else {1, len(found) - 1}:
+        assert run(problem, device, (4, 3), number) <= 1e-5
+
+
+def test_constant_weights_are_packed_once(device):
+    """The packed form serves every later call, also under another batch size."""
+    random = np.random.default_rng(0)
+    problem = ConvProblem.parse("mb2ic18ih9oc35kh3ph1")
+    w = random.standard_normal(problem.w_shape).astype(np.float32)
+    held = convdispatch.constant(w)
+    with convdispatch.policy(solver="winograd.f4x3", fallback=False):
+        for mb in (2, 2, 3):
+            p = problem.replace(mb=mb)
+            x = random.standard_normal(p.x_shape).astype(np.float32)
+            got = convdispatch.conv(x, held, **checking.options(p), queue=runtime.queue(device))
+            assert reference.relative_error(got, reference.compute(p, x=x, w=w)) <= 1e-5
+
+
+def test_same_bits_every_time(device):
+    problem = ConvProblem.parse("mb2ic24ih14oc40kh3ph1").replace(direction="bwd_weights")
+    operands, _ = checking.make_operands(problem, "real")
+    with convdispatch.policy(solver="winograd.f4x3", fallback=False):
+        first, second = (checking.call(problem, operands.present(), queue=runtime.queue(device)) for _ in range(2))
+    assert np.array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("tile", "text", "reason"),
+    [
+        ((4, 3), "mb1ic16ih8oc16kh5", "3x3, 3x1 or 1x3 only, got 5x5"),
+        ((4, 3), "mb1ic16ih9oc16kh3sh2", "stride 1 only, got 2x2"),
+        ((4, 3), "mb1ic16ih9oc16kh3dh2", "dilation 1 only, got 2x2"),
+        ((4, 3), "mb1ic16id9ih9iw9oc16kd3kh3kw3", "1-D and 2-D only, got 3-D"),
+        ((4, 3), "mb1ic3ih9oc16kh3", "channels a group or more, got 3"),
+        ((6, 3), "mb1ic64ih3oc64kh3", "multiplications spared 1.2 times or more, got"),
+        ((6, 3), "ieee_mb1ic64ih14oc64kh3", "as good as a plain sum"),
+    ],
+)
+def test_refusals_are_sentences(device, tile, text, reason):
+    problem = ConvProblem.parse(text)
+    assert reason in solver_of(tile).rejects(problem, runtime.device_info(device))
+    operands, _ = checking.make_operands(problem)
+    with convdispatch.policy(solver=solver_of(tile).name), pytest.raises(NoSolver):
+        checking.call(problem, operands.present(), queue=runtime.queue(device))
+
+
+def test_ieee_takes_small_tiles(device):
+    info = runtime.device_info(device)
+    problem = ConvProblem.parse("ieee_mb2ic64ih14oc64kh3ph1")
+    assert solver_of((2, 3)).rejects(problem, info) is None
+    assert run(problem, device, (2, 3)) <= 2 * plain_error(problem)
