@@ -2,7 +2,7 @@
 
 Nothing happens at import. One context a device, shared by all; one queue a thread and device, for callers who bring
 NumPy arrays. Scratch memory comes from a pool a queue: work on one in-order queue may reuse a block as soon as the
-host has let go of it, work on another may not.
+host has let go of it, work on another may not (see ``memory``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 from . import icd
 from .api.device import DeviceInfo
 from .api.errors import NoDevice
-from .api.policy import current_policy, forbid_when_frozen
+from .cuda import cuda_of
+from .memory import (  # part of this module's interface, where callers look for it
+    allocate,
+    cuda_address,
+    memory_statistics,
+    release_memory,
+    set_memory_limit,
+    sub_region,
+    workspace,
+)
 from .recording import Recording
 
 if TYPE_CHECKING:
@@ -25,13 +34,18 @@ __all__ = [
     "allocate",
     "context",
     "copy",
+    "cuda_address",
+    "cuda_devices",
     "default_device",
     "device_info",
     "devices",
     "find_device",
+    "memory_statistics",
     "platforms",
     "probe",
     "queue",
+    "release_memory",
+    "set_memory_limit",
     "workspace",
 ]
 
@@ -51,7 +65,6 @@ _VENDORS = (
 )
 _threads = threading.local()
 _lock = threading.RLock()
-_pools: dict[Any, Any] = {}
 
 
 @functools.lru_cache(maxsize=1)
@@ -219,6 +232,13 @@ def default_device() -> cl.Device:
     return find_device(chosen) if chosen else _ranked()
 
 
+def cuda_devices(info: DeviceInfo) -> list[cl.Device]:
+    """The OpenCL devices of a description that CUDA drives too; empty for other vendors' and without CUDA."""
+    if info.vendor != "nvidia":
+        return []
+    return [device for device in devices() if device_info(device) == info and cuda_of(device) is not None]
+
+
 @functools.lru_cache(maxsize=64)
 def _context(device: cl.Device) -> cl.Context:
     import pyopencl as cl
@@ -241,37 +261,6 @@ def queue(device: cl.Device | None = None) -> cl.CommandQueue:
     if device not in queues:
         queues[device] = cl.CommandQueue(context(device))
     return queues[device]
-
-
-def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
-    """Device memory of at least ``size`` bytes for work on ``queue``, from the queue's pool where it is in order."""
-    import pyopencl as cl
-
-    if type(queue) is Recording:
-        return queue.allocate(size)
-    pool = _pools.get(queue)
-    if pool is None:
-        if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
-            forbid_when_frozen(f"allocate {size} bytes: an out-of-order queue has no pool")
-            return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, max(size, 1))
-        from pyopencl.tools import ImmediateAllocator, MemoryPool
-
-        with _lock:
-            pool = _pools.setdefault(queue, MemoryPool(ImmediateAllocator(queue)))
-    if not current_policy().frozen:
-        return pool.allocate(size or 1)
-    held = pool.managed_bytes
-    memory = pool.allocate(size or 1)
-    if pool.managed_bytes > held:
-        memory.release()
-        pool.free_held()
-        forbid_when_frozen(f"allocate {size} bytes")
-    return memory
-
-
-def workspace(queue: cl.CommandQueue, size: int) -> cl.MemoryObject | None:
-    """Scratch memory for one plan on one queue; None for size 0."""
-    return allocate(queue, size) if size else None
 
 
 def host_input(queue: cl.CommandQueue, array: Any) -> cl.MemoryObject:
@@ -315,7 +304,7 @@ def region(queue: cl.CommandQueue, memory: cl.MemoryObject, offset: int, size: i
     if offset == 0:
         return memory
     if offset % device_info(queue.device).buffer_alignment == 0:
-        return memory.get_sub_region(offset, size)
+        return sub_region(memory, offset, size)
     part = allocate(queue, size)
     copy(queue, part, memory, size, source_offset=offset)
     return part
@@ -361,7 +350,7 @@ def output_region(
     ``finish`` returns the event after which the values are in ``memory``; ``keep`` brings present values along.
     """
     if offset % device_info(queue.device).buffer_alignment == 0:
-        return None, memory.get_sub_region(offset, size)
+        return None, sub_region(memory, offset, size)
     part = allocate(queue, size)
     if keep:
         copy(queue, part, memory, size, source_offset=offset)

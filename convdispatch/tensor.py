@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import runtime
+from . import interop, runtime
 from .api.errors import InvalidArgument
 from .strided import copy_strided
 
@@ -83,6 +83,28 @@ class Tensor:
         if array.size:
             cl.enqueue_copy(tensor.queue, tensor.base_data, array, is_blocking=True)
         return tensor
+
+    @classmethod
+    def from_dlpack(cls, source: Any, queue: cl.CommandQueue | None = None) -> Tensor:
+        """A tensor over another library's memory (anything with ``__dlpack__``, NumPy's arrays too); see interop."""
+        return interop.from_dlpack(Tensor, source, queue)
+
+    def __dlpack__(self, *, stream: Any = None, copy: bool | None = None, **_: Any) -> Any:
+        """A DLPack capsule over this memory, complete when it is returned; ``torch.from_dlpack(tensor)``."""
+        if copy:
+            raise BufferError("a DLPack export is a view: take .copy() first")
+        return interop.dlpack(self)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return interop.dlpack_device(self)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return interop.array_interface(self)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return interop.cuda_array_interface(self)
 
     def numpy(self) -> np.ndarray:
         """The values as a new array; waits until the queue has computed them."""

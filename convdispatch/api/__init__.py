@@ -13,11 +13,16 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..bridge import Bridge, bridge_of
+    from ..cuda import cuda_of
+    from ..cuda import unavailable as cuda_unavailable
     from ..explanation import Explanation, explain
     from ..gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, packed_layout
     from ..gemm import configs as gemm_configs
     from ..gemm import workspace_size as gemm_workspace
     from ..kernels import OPERANDS, KernelPlan, Launch, build, config_macros, kernel_text
+    from ..memory import cuda_address
+    from ..runtime import cuda_devices
     from ..steps import Areas, Product, Step, StepPlan
     from .activation import activation_macro
     from .conv import constant, conv, conv_backward_data, conv_backward_weights, conv_transpose
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
         InvalidArgument,
         InvalidPolicy,
         InvalidProblem,
+        MemoryLimit,
         NoDevice,
         NoSolver,
         PlanFailed,
@@ -55,6 +61,7 @@ _HOME = {
         "InvalidArgument",
         "InvalidPolicy",
         "InvalidProblem",
+        "MemoryLimit",
         "NoDevice",
         "NoSolver",
         "PlanFailed",
@@ -65,14 +72,18 @@ _HOME = {
     ".policy": ["Policy", "frozen", "policy"],
     ".problem": ["ConvProblem"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],
+    "..bridge": ["Bridge", "bridge_of"],
+    "..cuda": ["cuda_of", "cuda_unavailable"],
     "..explanation": ["Explanation", "explain"],
     "..gemm": ["Axis", "Epilogue", "GemmPlan", "GemmSpec", "Matrix", "gemm_configs", "gemm_workspace", "packed_layout"],
     "..kernels": ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "kernel_text"],
+    "..memory": ["cuda_address"],
+    "..runtime": ["cuda_devices"],
     "..steps": ["Areas", "Product", "Step", "StepPlan"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-_NAMED_THERE = {"gemm_configs": "configs", "gemm_workspace": "workspace_size"}
+_NAMED_THERE = {"cuda_unavailable": "unavailable", "gemm_configs": "configs", "gemm_workspace": "workspace_size"}
 
 __all__ = sorted(_MODULE_OF)
 

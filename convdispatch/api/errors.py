@@ -8,6 +8,7 @@ ConvDispatchError
  ├─ NoSolver                          every solver refused; ``reasons`` maps solver to sentence
  ├─ BuildFailed                       a kernel did not compile; ``log`` holds the compiler's words
  ├─ PlanFailed                        a plan failed when it ran and fallback was off or exhausted
+ ├─ MemoryLimit (MemoryError)         a device's memory limit would be passed
  ├─ Frozen                            frozen() forbade a compilation, allocation, timing or file access
  └─ PluginError                       a plugin broke its contract
 
@@ -26,6 +27,7 @@ __all__ = [
     "InvalidArgument",
     "InvalidPolicy",
     "InvalidProblem",
+    "MemoryLimit",
     "NoDevice",
     "NoSolver",
     "PlanFailed",
@@ -79,6 +81,10 @@ class BuildFailed(ConvDispatchError):
 
 class PlanFailed(ConvDispatchError):
     """A plan failed while it ran, and no other candidate could take its place."""
+
+
+class MemoryLimit(ConvDispatchError, MemoryError):
+    """The memory that a caller allowed a device's pools does not suffice."""
 
 
 class Frozen(ConvDispatchError):

@@ -1,0 +1,137 @@
+"""A problem as cuDNN's operation graph: one convolution, the engines its heuristics name for it, and plans.
+
+An engine and its knobs are numbers, so a configuration can be recorded and made again:
+``{"engine": 38, "knobs": [[2, 17], [18, 1]]}``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from ctypes import c_void_p
+from typing import Any
+
+from convdispatch.api import ConvProblem
+
+from .library import CudnnError, Descriptor
+
+__all__ = ["DTYPES", "Candidate", "candidates", "execution_plan", "tensor_of"]
+
+DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
+"""Numbers of ``cudnnDataType_t``."""
+_CROSS_CORRELATION, _ALIGNMENT = 1, 16
+_CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _KNOB, _GRAPH, _TENSOR = 1, 2, 3, 4, 5, 7, 15, 17
+_MODES = (3, 1, 2)
+"""Heuristics A (learned), B (the older ones), and the engines that always work."""
+_OPERATION = {
+    # direction: (kind of operation, first of its attributes: alpha, beta, convolution, w, x, y)
+    "fwd": (10, 700),
+    "bwd_data": (12, 706),
+    "bwd_weights": (11, 712),
+}
+TENSOR_CORE, DOWN_CONVERT, FFT, NONDETERMINISTIC, WINOGRAD = 0, 1, 3, 4, 5
+"""Numbers of ``cudnnBackendNumericalNote_t``."""
+
+
+class Candidate:
+    """An engine's configuration by numbers, and the notes cuDNN puts on the engine."""
+
+    def __init__(self, config: Descriptor) -> None:
+        engine = config.get_descriptors(300, _ENGINE)[0]
+        self.engine: int = engine.get(1301, "int")[0]
+        self.notes = frozenset(engine.get(1303, "note", 16))
+        choices = config.get_descriptors(302, _KNOB)
+        self.knobs = [[choice.get(600, "knob")[0], choice.get(601, "int")[0]] for choice in choices]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration as JSON values."""
+        return {"engine": self.engine, "knobs": self.knobs}
+
+
+def tensor_of(problem: ConvProblem, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(sizes, steps in elements) of x, w or y with two or three axes of space, channels second."""
+    axes = problem.axes if problem.ndim > 1 else "hw"
+    letter = {"x": "i", "w": "k", "y": "o"}[name]
+    space = tuple(getattr(problem, letter + axis) for axis in axes)
+    if name == "w":
+        sizes: tuple[int, ...] = (problem.oc, problem.ic // problem.g, *space)
+    else:
+        sizes = (problem.mb, problem.ic if name == "x" else problem.oc, *space)
+    order = list(range(len(sizes)))
+    if problem.layout == "nhwc":
+        order = [0, *order[2:], 1]
+    steps, step = [0] * len(sizes), 1
+    for axis in reversed(order):
+        steps[axis] = step
+        step *= sizes[axis]
+    return sizes, tuple(steps)
+
+
+def _graph(problem: ConvProblem, handle: c_void_p) -> Descriptor:
+    axes = problem.axes if problem.ndim > 1 else "hw"
+    double = problem.dtype == "float64"
+    tensors = {}
+    for name in "xwy":
+        sizes, steps = tensor_of(problem, name)
+        tensor = Descriptor(_TENSOR).set(901, "dtype", DTYPES[problem.dtype]).set(902, "int", *sizes)
+        tensors[name] = tensor.set(903, "int", *steps).set(906, "int", ord(name)).set(900, "int", _ALIGNMENT).finalize()
+    convolution = Descriptor(_CONVOLUTION)
+    convolution.set(106, "int", len(axes)).set(100, "dtype", DTYPES["float64" if double else "float32"])
+    convolution.set(101, "mode", _CROSS_CORRELATION)
+    for attribute, letter, suffix in ((105, "p", ""), (104, "p", "_r"), (102, "d", ""), (103, "s", "")):
+        convolution.set(attribute, "int", *(getattr(problem, letter + axis + suffix) for axis in axes))
+    kind, first = _OPERATION[problem.direction]
+    operation = Descriptor(kind)
+    real = "double" if double else "float"
+    operation.set(first, real, 1.0).set(first + 1, real, 0.0).set(first + 2, "descriptor", convolution.finalize())
+    for offset, name in enumerate("wxy"):
+        operation.set(first + 3 + offset, "descriptor", tensors[name])
+    return Descriptor(_GRAPH).set(800, "handle", handle).set(801, "descriptor", operation.finalize()).finalize()
+
+
+def _allowed(problem: ConvProblem, notes: frozenset[int]) -> bool:
+    """Whether the problem's math permits an engine: full float32 without tensor cores, as PyTorch reads the notes."""
+    if problem.math == "fast":
+        return True
+    if DOWN_CONVERT in notes:
+        return False
+    if problem.dtype == "float32" and problem.math != "tf32" and TENSOR_CORE in notes:
+        return False
+    return not (problem.math == "ieee" and notes & {FFT, WINOGRAD})
+
+
+@functools.lru_cache(maxsize=512)
+def _named(problem: ConvProblem, handle: int) -> tuple[Candidate, ...]:
+    graph = _graph(problem, c_void_p(handle))
+    found: list[Candidate] = []
+    for mode in _MODES:
+        heuristics = Descriptor(_HEURISTICS).set(201, "descriptor", graph).set(200, "heuristics", mode)
+        try:
+            results = heuristics.finalize().get_descriptors(202, _CONFIG)
+        except CudnnError:  # a mode that has no answer for this operation
+            continue
+        for result in results:
+            candidate = Candidate(result)
+            if all(candidate.config != other.config for other in found):
+                found.append(candidate)
+    return tuple(found)
+
+
+def candidates(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
+    """What the heuristics name, best first, that the problem's math permits."""
+    asked = problem.replace(math="float32", constant_weights=False)
+    return [each for each in _named(asked, handle.value or 0) if _allowed(problem, each.notes)]
+
+
+def execution_plan(problem: ConvProblem, handle: c_void_p, config: Mapping[str, Any]) -> tuple[Descriptor, int]:
+    """(plan, bytes of workspace) of an engine's configuration. Raises CudnnError where the engine cannot."""
+    engine = Descriptor(_ENGINE).set(1300, "descriptor", _graph(problem, handle)).set(1301, "int", config["engine"])
+    knobs = [
+        Descriptor(_KNOB).set(600, "knob", kind).set(601, "int", value).finalize() for kind, value in config["knobs"]
+    ]
+    chosen = Descriptor(_CONFIG).set(300, "descriptor", engine.finalize())
+    if knobs:
+        chosen.set(302, "descriptor", *knobs)
+    plan = Descriptor(_PLAN).set(400, "handle", handle).set(401, "descriptor", chosen.finalize()).finalize()
+    return plan, plan.get(402, "int")[0]

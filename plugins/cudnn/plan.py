@@ -1,0 +1,114 @@
+"""A plan: one cuDNN engine on the memory and in the order of an OpenCL queue."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from ctypes import c_void_p
+from typing import TYPE_CHECKING, Any
+
+from convdispatch.api import Bridge, ConvDispatchError, ConvProblem, bridge_of, cuda_address, cuda_of
+
+from .graph import execution_plan
+from .library import Descriptor, library
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["CudnnPlan", "handle_of"]
+
+_PACK = 16
+_KEPT_PACKS = 64
+_lock = threading.RLock()
+_handles: dict[Any, c_void_p] = {}
+
+
+def handle_of(device: cl.Device, where: Bridge | None = None) -> c_void_p:
+    """The handle of a bridge, whose stream it uses, or of a device for making plans; made once. Hold the bridge."""
+    with _lock:
+        key = where or device
+        if key not in _handles:
+            cuda = cuda_of(device)
+            if cuda is None:
+                raise ConvDispatchError("cuDNN: the device is not CUDA's")
+            cuda.enter()
+            _handles[key] = library().create()
+            if where is not None:
+                library()("cudnnSetStream", _handles[key], where.stream)
+        return _handles[key]
+
+
+class CudnnPlan:
+    """One engine of cuDNN's, ready to run on any queue of its context.
+
+    Memory from the runtime is CUDA's too, so nothing is copied. Buffers from elsewhere, which CUDA cannot see, are
+    copied into the pool's memory and back.
+    """
+
+    def __init__(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        self._library = library()
+        with _lock:
+            handle = handle_of(context.devices[0])
+            cuda_of(context.devices[0]).enter()
+            self._plan, self.workspace_size = execution_plan(problem, handle, config)
+        self._written = problem.written
+        self._sizes = {name: max(1, problem.itemsize * _count(getattr(problem, name + "_shape"))) for name in "xwy"}
+        self._packs: OrderedDict[tuple[int, ...], Descriptor] = OrderedDict()
+
+    def enqueue(
+        self,
+        queue: cl.CommandQueue,
+        x: cl.MemoryObject,
+        w: cl.MemoryObject,
+        y: cl.MemoryObject,
+        workspace: cl.MemoryObject | None,
+        wait_for: Sequence[cl.Event] | None = None,
+    ) -> cl.Event:
+        """Enqueue on the CUDA stream beside ``queue``, in the queue's order; never waits."""
+        if hasattr(queue, "call"):  # a recording: runs this again whenever it is replayed
+            return queue.call(self.enqueue, (x, w, y, workspace), "cudnn")
+        across = bridge_of(queue)
+        if across is None:
+            raise ConvDispatchError("cuDNN: the queue's device is not CUDA's")
+        with across:
+            handle = handle_of(queue.device, across)
+            # What CUDA does not see has a stand-in from the pool: read after a copy, or copied back.
+            events, places, back = list(wait_for or ()), [], []
+            for name, buffer in (("x", x), ("w", w), ("y", y)):
+                address, size = cuda_address(buffer), self._sizes[name]
+                if address is None:
+                    stand_in = across.allocate(size)
+                    address = cuda_address(stand_in)
+                    if name == self._written:
+                        back.append((buffer, stand_in, size))
+                    else:
+                        events = [across.copy(stand_in, buffer, size, events)]
+                places.append(address)
+            scratch = workspace if not self.workspace_size or cuda_address(workspace) else None
+            if self.workspace_size and scratch is None:
+                scratch = across.allocate(self.workspace_size)
+            places.append(cuda_address(scratch) if self.workspace_size else 0)
+            across.enter(events)
+            across.cuda.enter()
+            self._library("cudnnBackendExecute", handle, self._plan.handle, self._pack(tuple(places)).handle)
+            event = across.leave()
+            for buffer, stand_in, size in back:
+                event = across.copy(buffer, stand_in, size, [event])
+            return event
+
+    def _pack(self, places: tuple[int, ...]) -> Descriptor:
+        found = self._packs.get(places)
+        if found is None:
+            found = Descriptor(_PACK).set(1000, "int", *map(ord, "xwy")).set(1001, "pointer", *places[:3])
+            self._packs[places] = found.set(1003, "pointer", places[3]).finalize()
+            if len(self._packs) > _KEPT_PACKS:
+                self._packs.popitem(last=False)
+        return found
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

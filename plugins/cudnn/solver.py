@@ -1,0 +1,84 @@
+"""cuDNN's solvers: what they refuse, and the engines its heuristics name as configurations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from convdispatch.api import ConvProblem, DeviceInfo, Solver, cuda_devices, cuda_unavailable
+
+from .graph import DTYPES, NONDETERMINISTIC, candidates, execution_plan
+from .library import CudnnError, missing
+from .plan import CudnnPlan, handle_of
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Convolution", "Deterministic", "unavailable"]
+
+_MOST = 24
+"""Configurations offered to a search at most."""
+
+
+def unavailable() -> str | None:
+    """Why cuDNN cannot be used on this machine, in words; None when it can."""
+    return cuda_unavailable() or missing()
+
+
+@functools.lru_cache(maxsize=512)
+def _choices(problem: ConvProblem, device: DeviceInfo, deterministic: bool) -> tuple[dict[str, Any], ...]:
+    """Configurations, those first that the heuristics rank first; the first one is known to make a plan."""
+    owner = cuda_devices(device)[0]
+    handle = handle_of(owner)
+    found = [
+        each.config for each in candidates(problem, handle) if not (deterministic and NONDETERMINISTIC in each.notes)
+    ]
+    while found:
+        try:
+            execution_plan(problem, handle, found[0])
+            break
+        except CudnnError:
+            del found[0]
+    return tuple(found[:_MOST])
+
+
+class Convolution(Solver):
+    """Every engine that the problem's math permits; some add partial sums in an order that changes."""
+
+    name = "cudnn.convolution"
+    deterministic = False
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Another vendor's device, no library, padding of two kinds, or no engine."""
+        if device.vendor != "nvidia":
+            return f"nvidia only, got {device.vendor}"
+        if problem.dtype not in DTYPES:
+            return f"{', '.join(DTYPES)} only, got {problem.dtype}"
+        if problem.mb == 0:
+            return "mb of 1 or more only, got 0"
+        for axis in problem.axes:
+            near, far = getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")
+            if near != far:
+                return f"equal padding on both sides only, got {near} and {far} along {axis}"
+        reason = unavailable()
+        if reason:
+            return reason
+        if not cuda_devices(device):
+            return f"a device that cuda drives only, got {device.name}"
+        return None if self.configs(problem, device) else "an engine in cudnn only, got none for this problem"
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
+        """Engines with their knobs, as the heuristics rank them."""
+        return _choices(problem, device, self.deterministic)
+
+    def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> CudnnPlan:
+        """The engine's plan; some engines compile now."""
+        return CudnnPlan(context, problem, config)
+
+
+class Deterministic(Convolution):
+    """Engines that give the same bits every time."""
+
+    name = "cudnn.deterministic"
+    deterministic = True
