@@ -56,6 +56,12 @@ def peak(ours: Ours) -> float:
     return best
 
 
+def spilled(ours: Ours, plan) -> int:
+    """Bytes of registers that the compiler moved to memory, of all kernels."""
+    kernels = [step._kernel for step in plan._steps if hasattr(step, "_kernel")]
+    return sum(k.get_work_group_info(cl.kernel_work_group_info.PRIVATE_MEM_SIZE, ours.device) for k in kernels)
+
+
 def passes(ours: Ours, plan, repeat: int = 3) -> list[float]:
     """Milliseconds of each pass, least of some runs."""
     scratch = cl.Buffer(ours.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
@@ -70,10 +76,11 @@ def passes(ours: Ours, plan, repeat: int = 3) -> list[float]:
 
 @click.command(context_settings={"max_content_width": 120})
 @click.argument("problems", nargs=-1, required=True)
+@click.option("--each", "each_tries", multiple=True, help="GLOB=COUNT: another number of configurations.")
 @click.option("--solver", default="winograd.tiled*", show_default=True, help="Globs, comma between.")
 @click.option("--tries", default=1, show_default=True, help="Configurations of each solver.")
 @click.option("--check/--no-check", default=True)
-def main(problems, solver, tries, check) -> None:
+def main(problems, each_tries, solver, tries, check) -> None:
     """Times problems in this project's own text."""
     ours = Ours()
     ceiling = peak(ours)
@@ -84,7 +91,8 @@ def main(problems, solver, tries, check) -> None:
         problem = ConvProblem.parse(text)
         for each in solvers:
             if each.rejects(problem, ours.info) is None:
-                configs = itertools.islice(each.configs(problem, ours.info), tries)
+                count = next((int(c) for g, c in (e.split("=") for e in each_tries) if fnmatch(each.name, g)), tries)
+                configs = itertools.islice(each.configs(problem, ours.info), count)
                 work += [(problem, each, place, config) for place, config in enumerate(configs)]
     begun = time.perf_counter()
     with ThreadPoolExecutor(12) as pool:
@@ -96,14 +104,15 @@ def main(problems, solver, tries, check) -> None:
         error = ours.error(plan, problem) if check and place == 0 else float("nan")
         ms = ours.time(plan, seconds=0.01)
         speed = problem.flops / ms / 1e9
-        parts = passes(ours, plan)
+        parts = passes(ours, plan) if hasattr(plan, "_steps") else []
         guess = each.cost(problem, ours.info, config) / ceiling / 1e9
         rows.append({"problem": str(problem), "solver": each.name, "config": dict(config), "ms": ms, "error": error,
                      "passes": parts, "peak": ceiling, "predicted": guess})  # fmt: skip
         shown = " ".join(f"{t:.3f}" for t in parts[:8])
-        print(f"{problem} {each.name.split('_')[-1]} {ms:7.3f} ms (guess {guess:.3f}) {speed:6.1f} TF "
+        lost = f" {spilled(ours, plan)} bytes spilled" if hasattr(plan, "_steps") and spilled(ours, plan) else ""
+        print(f"{problem} {each.name.split('.')[-1]} {ms:7.3f} ms (guess {guess:.3f}) {speed:6.1f} TF "
               f"{100 * speed / ceiling:4.0f}% err {error:.1e} [{shown}] {plan.workspace_size >> 20} MB "
-              f"{'/'.join(str(config[k]) for k in config)}", flush=True)  # fmt: skip
+              f"{'/'.join(str(config[k]) for k in config)}{lost}", flush=True)  # fmt: skip
     if os.environ.get("OUT"):
         Path(os.environ["OUT"], "winograd.json").write_text(json.dumps(rows, indent=1))
 

