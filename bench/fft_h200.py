@@ -78,7 +78,7 @@ def main(layers, directions, tries, variants, peer, constant, limit, ask, second
         known = {entry.name: entry.problem for entry in shapes.load(net)} if net else {}
         problem = known[name] if net else ConvProblem.parse(text)
         problem = problem.replace(direction=direction, constant_weights=constant and direction != "bwd_weights")
-        ours.shapes = None  # the direction before wrote one of the tensors
+        ours.form = None  # the direction before wrote one of the tensors
         ours.load(problem)
         configs = [dict(config) for config in solver.configs(problem, ours.info)]
         if limit:

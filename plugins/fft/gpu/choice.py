@@ -1,30 +1,41 @@
-"""Which transforms, tiles and parts to try, in the order of their predicted time; pure."""
+"""Which transforms, products and parts to try, in the order of their predicted time; pure."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 
 from convdispatch.api import ConvProblem, DeviceInfo
 
 from ..transforms import codelet
 from .geometry import Axis, Transform
-from .plan import Layout
+from .plan import Layout, Tile
 
-__all__ = ["layouts", "operations", "transforms"]
+__all__ = ["TILES", "layouts", "operations", "transforms"]
 
 _SIZES = (8, 10, 12, 14, 16, 18, 20, 24, 28, 30, 32, 36, 40, 42, 48, 54, 56, 60, 64)
 """Points of a transform: a complex row of 64 fills 128 registers."""
-_TILES = ((64, 64, 8, 8, 4), (64, 32, 8, 4, 4), (32, 64, 8, 4, 4), (32, 32, 8, 4, 4), (16, 64, 8, 4, 4), (64, 16, 8, 4, 4))
+TILES = (  # a product's tile; percent of the multiply-add peak, in four products' operations, on one H200
+    (Tile(128, 64, 8, 8, 8, True, 8), 73),
+    (Tile(64, 128, 8, 8, 8, True, 8), 73),
+    (Tile(64, 64, 8, 8, 4, False, 4), 66),
+    (Tile(64, 64, 8, 4, 4, False, 8), 65),
+    (Tile(32, 64, 8, 4, 4, False, 8), 65),
+    (Tile(64, 32, 8, 4, 4, False, 8), 64),
+    (Tile(32, 32, 8, 4, 4, False, 8), 63),
+    (Tile(16, 64, 8, 4, 4, False, 8), 50),
+    (Tile(64, 16, 8, 4, 4, False, 8), 50),
+    (Tile(16, 16, 8, 4, 4, False, 8), 35),
+)
 _BYTE = 16.0
 """Operations in the time in which a byte moves: 65 TFLOP/s over 4.2 TB/s on one H200."""
-_SHARE = 0.7
-"""Share of the multiply-add peak that products reach; transforms, additions mostly, reach half of it."""
+_ADDITION = 3.0
+"""Operations of the peak in the time of a transform's instruction."""
+_MOST_PARTS = 256
 
 
-def transforms(problem: ConvProblem) -> Iterator[tuple[int, int]]:
-    """Sizes (height, width) worth a thought: along each axis, of those with equally many tiles the shortest."""
+def transforms(problem: ConvProblem) -> Iterator[Transform]:
+    """Transforms worth a thought: along each axis, of those with equally many tiles the shortest."""
     choices = {}
     for axis in "hw"[2 - problem.ndim :]:
         found: dict[int, int] = {}
@@ -35,33 +46,43 @@ def transforms(problem: ConvProblem) -> Iterator[tuple[int, int]]:
         choices[axis] = sorted(found.values())
     for width in choices["w"]:
         for height in choices.get("h", [1]):
-            if width * height > 1:
-                yield height, width
+            transform = Transform.of(problem, (height, width)) if width * height > 1 else None
+            if transform is not None:
+                yield transform
 
 
-def operations(layout: Layout) -> float:
+def operations(layout: Layout, device: DeviceInfo) -> float:
     """Predicted time of a configuration, in operations of the direct sum at the device's peak."""
     problem, transform = layout.problem, layout.transform
     m, n, k = layout.chunks
     m_parts, n_parts, k_parts = map(len, layout.starts)
-    bm, bn = layout.tile[:2]
-    batch = transform.frequencies * problem.g
-    tiles = -(-m // bm) * bm * -(-n // bn) * bn
-    products = 8.0 * batch * tiles * k * m_parts * n_parts * k_parts / _SHARE
-    left, right, result = (float(size) for size in layout.sizes)
+    all_parts = m_parts * n_parts * k_parts
     left_runs = 0 if layout.packs else m_parts * k_parts * (n_parts if k_parts > 1 else 1)
     right_runs = n_parts * k_parts * (m_parts if m_parts * k_parts > 1 else 1)
     result_runs = m_parts * n_parts
-    traffic = left * (left_runs + m_parts * n_parts * k_parts) + right * (right_runs + m_parts * n_parts * k_parts)
-    traffic += result * result_runs * 2 * k_parts + problem.bytes
-    spent = 0.0
-    for spectra, runs, given in (
-        (m * k, left_runs, (transform.columns.other.given, transform.rows.other.given)),
-        (k * n, right_runs, (transform.columns.data.given, transform.rows.data.given)),
-    ):
-        spent += spectra * problem.g * runs * _forward(transform, *given)
-    spent += layout.result_rows * n * problem.g * result_runs * _inverse(transform)
-    return products + traffic * _BYTE + spent * 2 / (_SHARE / 2) * 0.5
+    left, right, result = (
+        size * 8.0 / min(8.0, 2.0 * slots) for size, slots in zip(layout.sizes, layout.slots, strict=True)
+    )  # fewer than four neighbouring numbers do not fill a sector of 32 bytes
+    traffic = left * left_runs + right * right_runs + result * result_runs
+    traffic += all_parts * (layout.sizes[0] + layout.sizes[1]) + layout.sizes[2] * result_runs * (2 * k_parts - 1)
+    columns, rows = transform.columns, transform.rows
+    spent = m * k * left_runs * _forward(transform, columns.other.given, rows.other.given)
+    spent += k * n * right_runs * _forward(transform, columns.data.given, rows.data.given)
+    spent += layout.result_rows * n * result_runs * _inverse(transform)
+    products = _product(layout, device) * all_parts
+    return products + (traffic + problem.bytes) * _BYTE + spent * problem.g * _ADDITION
+
+
+def _product(layout: Layout, device: DeviceInfo) -> float:
+    """Operations of a part's product, whole tiles and whole rounds of work groups, at the tile's share of the peak."""
+    tile = layout.tile
+    m, n, k = layout.result_rows, layout.chunks[1], layout.chunks[2]
+    groups = -(-m // tile.bm) * -(-n // tile.bn) * layout.transform.frequencies * layout.problem.g
+    rounds = -(-groups // device.compute_units) * device.compute_units
+    share = dict(TILES).get(tile, 60)
+    if tile.three and device.vendor != "nvidia":
+        share //= 2  # 192 sums and more than 240 registers
+    return 8.0 * rounds * tile.bm * tile.bn * (k + 8) * 100 / share
 
 
 def _forward(transform: Transform, down: int, right: int) -> float:
@@ -78,54 +99,47 @@ def _inverse(transform: Transform) -> float:
 
 
 def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
-    """Layouts that fit the device: transforms by predicted time, then their products' variants, then in parts."""
-    local = local_bytes(device)
+    """Layouts that fit the device: transforms by predicted time, then products, then the best one in ever more parts."""
+    local, plain = local_bytes(device), TILES[6][0]
     found = []
-    for sizes in transforms(problem):
-        transform = Transform.of(problem, sizes)
-        if transform is None:
-            continue
-        for tile in _TILES:
-            if tile[0] // tile[3] * (tile[1] // tile[4]) > device.max_work_group_size:
-                continue
-            layout = Layout(problem, transform, (1, 1, 1), local, tile, False, 8, 256)
-            if layout.fits(device):
-                found.append((operations(layout) * _slower(tile), len(found), layout))
-    if not found:
-        return
+    for transform in transforms(problem):
+        wide = 160 if max(transform.columns.size, transform.rows.size) > 42 else 256
+        layout = Layout(problem, transform, (1, 1, 1), plain, local, wide)
+        if layout.fits(device):
+            found.append((operations(layout, device), len(found), layout))
     found.sort(key=lambda entry: entry[:2])
-    best = found[0][2]
-    seen = set()
-    for cost, _, layout in found:
-        shape = (layout.transform.columns.size, layout.transform.rows.size)
-        if shape not in seen and cost < 2 * found[0][0]:
-            seen.add(shape)
-            yield layout
-            yield dataclasses.replace(layout, three=True, tile=(64, 64, 8, 8, 8))
-    yield from (layout for _, _, layout in found[1:4])
-    yield from in_parts(best)
-    smallest = min((layout for _, _, layout in found), key=lambda layout: layout.transform.frequencies)
-    if smallest.transform != best.transform:
-        yield from in_parts(smallest)
-
-
-def _slower(tile: tuple[int, ...]) -> float:
-    """Time of a tile's inner loop over that of the largest: small tiles load more a multiply-add."""
-    return 1.0 + 0.15 * math.log2(64 * 64 / (tile[0] * tile[1]))
+    ranked = []
+    for cost, number, layout in found[:6]:
+        if cost < 2 * found[0][0]:
+            tiled = (dataclasses.replace(layout, tile=tile) for tile, _ in TILES)
+            ranked += [(operations(each, device), number, each) for each in tiled if each.fits(device)]
+    ranked.sort(key=lambda entry: entry[0])
+    firsts, others, seen = [], [], set()
+    for _, number, layout in ranked:
+        (others if number in seen else firsts).append(layout)
+        seen.add(number)
+    yield from firsts[:1]
+    yield from others[:2]
+    yield from firsts[1:3]
+    yield from others[2:6]
+    yield from firsts[3:]
+    # Parts: of the fastest layout, and of the one whose single tile's spectrum is smallest.
+    smallest = min(firsts, key=lambda layout: layout.transform.frequencies, default=None)
+    for layout in [*firsts[:1], *([smallest] if smallest not in firsts[:1] else [])]:
+        yield from in_parts(layout)
 
 
 def local_bytes(device: DeviceInfo) -> int:
     """Local memory that a work group may declare.
 
-    NVIDIA's compiler takes more than the device reports, which is what CUDA takes without asking: up to 99 KB on every
-    chip since 2020 (sm_80 and later), 227 on some.
+    NVIDIA's compiler takes more than the device reports, as far as the chip has it: 99 KB or more on all since sm_80.
     """
     known = device.vendor == "nvidia" and device.arch[3:].isdigit() and int(device.arch[3:]) >= 80
-    return max(device.local_mem_size, 72 * 1024 if known else 0)
+    return min(72 * 1024, max(device.local_mem_size, 72 * 1024 if known else 0))
 
 
 def in_parts(layout: Layout) -> Iterator[Layout]:
-    """Falling workspace: the sides are cut in two, each time the one that saves most, down to one work group each.
+    """Falling workspace: the sides are cut in two, each time the one that saves most, down to 256 parts.
 
     Images (or what is summed over them) first, where that saves nearly as much: their parts transform nothing twice.
     """
@@ -140,7 +154,7 @@ def in_parts(layout: Layout) -> Iterator[Layout]:
                 saved = (layout.workspace_size - cut.workspace_size) * (1.5 if side == images else 1)
                 if saved > 0 and (best is None or saved > best[0]):
                     best = saved, cut
-        if best is None:
+        if best is None or len(best[1].starts[0]) * len(best[1].starts[1]) * len(best[1].starts[2]) > _MOST_PARTS:
             return
         layout = best[1]
         yield layout

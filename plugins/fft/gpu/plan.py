@@ -6,18 +6,43 @@ import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from convdispatch.api import OPERANDS, Areas, ConvProblem, DeviceInfo, Launch, StepPlan, build, kernel_text
 
 from .geometry import Transform
-from .spectra import Forward, Inverse, group_items, planes, slot_pitch, slots_of
+from .spectra import Forward, Inverse, Planes, group_items, planes, slot_pitch, slots_of
 
-__all__ = ["Layout", "make_plan"]
+__all__ = ["Layout", "Tile", "make_plan"]
 
 _PAIR = 8  # bytes of a complex number
+
+
+class Tile(NamedTuple):
+    """A work group's share of a product."""
+
+    bm: int
+    bn: int
+    bk: int
+    """Depth of a slice."""
+    tm: int
+    tn: int
+    three: bool
+    """Three real products a complex one instead of four."""
+    unroll: int
+    """k's of a slice whose loop is unrolled."""
+
+    @property
+    def items(self) -> int:
+        """Work items."""
+        return (self.bm // self.tm) * (self.bn // self.tn)
+
+    @property
+    def local_size(self) -> int:
+        """Bytes of local memory: two slices of both operands."""
+        return 2 * self.bk * (self.bm + self.bn) * (12 if self.three else 8)
 
 
 @dataclass(frozen=True)
@@ -31,16 +56,11 @@ class Layout:
     problem: ConvProblem
     transform: Transform
     parts: tuple[int, int, int]
+    tile: Tile
     local: int
     """Most bytes of local memory of a transform's work group."""
-    tile: tuple[int, int, int, int, int]
-    """bm, bn, bk, tm, tn of the product."""
-    three: bool
-    """Three real products a complex one instead of four."""
-    unroll: int
-    """k's of a slice whose loop is unrolled."""
     wide: int
-    """Most work items of a transform's group."""
+    """Most work items of a transform's work group."""
 
     @classmethod
     def of(cls, problem: ConvProblem, config: Mapping[str, Any]) -> Layout:
@@ -49,30 +69,27 @@ class Layout:
         if transform is None:
             raise ValueError(f"transforms of {config['th']}x{config['tw']} points do not fit {problem}")
         parts = (config["m_parts"], config["n_parts"], config["k_parts"])
-        tile = tuple(config[name] for name in ("bm", "bn", "bk", "tm", "tn"))
-        return cls(problem, transform, parts, config["local"], tile, config["three"], config["unroll"], config["wide"])
+        tile = Tile(*(config[name] for name in Tile._fields))
+        return cls(problem, transform, parts, tile, config["local"], config["wide"])
 
     def config(self) -> dict[str, Any]:
         """The configuration that describes this layout: JSON values."""
-        heights = self.transform.columns.size, self.transform.rows.size
-        th, tw = heights[::-1] if self.problem.ndim == 1 else heights
-        config = {"th": th, "tw": tw, "local": self.local, "wide": self.wide}
-        config |= {"three": self.three, "unroll": self.unroll}
-        config |= dict(zip(("bm", "bn", "bk", "tm", "tn"), self.tile, strict=True))
+        sizes = self.transform.columns.size, self.transform.rows.size
+        th, tw = sizes[::-1] if self.problem.ndim == 1 else sizes
+        config = {"th": th, "tw": tw, "local": self.local, "wide": self.wide} | self.tile._asdict()
         return config | dict(zip(("m_parts", "n_parts", "k_parts"), self.parts, strict=True))
 
     def fits(self, device: DeviceInfo) -> bool:
         """Whether a device's limits allow the layout's work groups."""
-        bm, bn, bk, tm, tn = self.tile
-        product = 2 * bk * (bm + bn) * (12 if self.three else 8)
-        most = max(device.max_work_group_size, 1)
-        stages = [s * slot_pitch(s, width, self.transform.height) * 8
-                  for s, width in zip(self.slots, self._widths, strict=True)]  # fmt: skip
-        items = [group_items(s, width, self.transform.height, self.wide) for s, width in zip(self.slots, self._widths, strict=True)]
-        return (max(*stages, product) <= max(self.local, device.local_mem_size) and max(*items, bm // tm * (bn // tn)) <= most)
+        height, most = self.transform.height, device.max_work_group_size
+        transforms = list(zip(self.slots, self._widths, strict=True))
+        stages = [slots * slot_pitch(slots, width, height) * _PAIR for slots, width in transforms]
+        items = [group_items(slots, width, height, self.wide) for slots, width in transforms]
+        return max(stages) <= self.local and max(*items, self.tile.items) <= most and (
+            self.tile.local_size <= device.local_mem_size)  # fmt: skip
 
     @functools.cached_property
-    def planes(self):
+    def planes(self) -> tuple[Planes, Planes, Planes]:
         """Left operand, right operand, result."""
         return planes(self.problem, self.transform)
 
@@ -207,13 +224,11 @@ class _Kernels:
     @functools.cache  # noqa: B019
     def _product(self, accumulate: bool) -> Any:
         layout = self._layout
-        bm, bn, bk, tm, tn = layout.tile
         m, n, k = layout.result_rows, layout.chunks[1], layout.chunks[2]
-        values = {"bm": bm, "bn": bn, "bk": bk, "tm": tm, "tn": tn, "m": m, "n": n, "k": k}
-        values |= {"m_pitch": layout.chunks[0], "n_pitch": n, "unroll": layout.unroll, "accumulate": accumulate}
+        values = layout.tile._asdict() | {"m": m, "n": n, "k": k, "accumulate": accumulate}
+        values |= {"m_pitch": layout.chunks[0], "n_pitch": n}
         values |= {"conjugate": layout.problem.direction != "bwd_data"}
-        values |= {"batch": layout.transform.frequencies * layout.problem.g}
-        file = "product3.cl.mako" if layout.three else "product.cl.mako"
+        file = "product3.cl.mako" if layout.tile.three else "product.cl.mako"
         return build(self._context, self._macros + kernel_text(__package__, file, **values))
 
     def analyse(self, other: bool, place: int, row: int, slot: int) -> Launch:
@@ -227,9 +242,8 @@ class _Kernels:
     def product(self, home: str, left: int, right: int, result: int, accumulate: bool) -> Launch:
         """Multiply the part at bytes ``left`` (of operand ``home``) and ``right`` into ``result``."""
         layout = self._layout
-        bm, bn, _, tm, tn = layout.tile
-        items = (bm // tm) * (bn // tn)
-        groups = -(-layout.result_rows // bm) * -(-layout.chunks[1] // bn)
+        items = layout.tile.items
+        groups = -(-layout.result_rows // layout.tile.bm) * -(-layout.chunks[1] // layout.tile.bn)
         groups *= layout.transform.frequencies * layout.problem.g
         arguments = [home, np.int64(left // 16), "workspace", np.int64(right // 16), "workspace", np.int64(result // 16)]
         program = self._product(accumulate)

@@ -53,7 +53,7 @@ class Spectra(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Operations of products and transforms, and bytes of spectra in the time of operations."""
-        return operations(Layout.of(problem, config))
+        return operations(Layout.of(problem, config), device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""

@@ -291,6 +291,27 @@ class Inverse(_Pass):
         return [f"px < {axis.out_length}"] if axis.tiles * axis.out_step > axis.out_length else []
 
     @property
+    def column_count(self) -> int:
+        """Pixels of a column that are wanted."""
+        return len(self.transform.columns.wanted)
+
+    @property
+    def plane_size(self) -> int:
+        """Pixels of a tile that are wanted."""
+        return self.column_count * self.width
+
+    @property
+    def linear(self) -> bool:
+        """Whether tiles are whole planes, whose rows would be written in parts of sectors (32 bytes)."""
+        whole = self.transform.tiles == 1 and self.planes.row_stride == 1 and self.planes.column_stride == self.width
+        return whole and self.width % 8 > 0 and self.slots * self.width <= self.items
+
+    @property
+    def run(self) -> int:
+        """Slots whose planes follow each other in memory."""
+        return self.slots if self.planes.slot.stride == self.plane_size and not self.planes.slot.tiles else 1
+
+    @property
     def channel_text(self) -> str:
         """The written tensor's channel, for the bias."""
         for name, line in (("row", self.planes.row), ("slot", self.planes.slot)):
@@ -316,6 +337,8 @@ class Inverse(_Pass):
 
         def store(name: str, value: str) -> str:
             j = places[name]
+            if self.linear:
+                return f"z{j} = {value};"
             guard = "live" + (f" && py + {j} < {axis.out_length}" if ragged else "")
             at = f"to + (long)px * {self.planes.row_stride} + (long)(py + {j}) * {self.planes.column_stride}"
             return f"if ({guard}) put(OUT_ARGS, {at}, {value}, channel);"

@@ -1,0 +1,265 @@
+"""The GPU room of fft, run on whatever device there is: plans are made directly, as a GPU would get them.
+
+Real data within the error of float32, every operand between guard zones, outputs and workspaces begin as NaN, each
+plan runs twice and must give the same bits. A failure names problem and configuration.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pyopencl as cl
+import pytest
+from checking import TOLERANCE, Guarded, compare, make_operands, numpy_dtype
+from convdispatch_fft.gpu import Spectra
+from convdispatch_fft.gpu.choice import TILES, transforms
+from convdispatch_fft.gpu.geometry import Axis, Transform
+from convdispatch_fft.gpu.plan import Layout
+from convdispatch_fft.gpu.spectra import slot_pitch
+
+from convdispatch import ConvProblem, reference, shapes
+from convdispatch.api.device import DeviceInfo
+from convdispatch.api.problem import DIRECTIONS
+
+SMALL = DeviceInfo("small", "arm", "gpu", "", max_work_group_size=256, max_work_item_sizes=(256, 256, 64),
+                   local_mem_size=32768, compute_units=4, fp64=True)  # fmt: skip
+LARGE = DeviceInfo("large", "nvidia", "gpu", "sm_90", max_work_group_size=1024, max_work_item_sizes=(1024, 1024, 64),
+                   local_mem_size=49152, compute_units=132, fp64=True)  # fmt: skip
+SOLVER = Spectra()
+LAYOUTS = ("nchw", "nhwc")
+LIMIT = {**TOLERANCE, "float32": 2e-6}
+
+
+def region(guarded: Guarded) -> cl.Buffer:
+    """The payload of a guarded array as a buffer of its own."""
+    return guarded.buffer.get_sub_region(guarded.start, max(1, guarded.nbytes))
+
+
+def first(problem: ConvProblem, device: DeviceInfo = SMALL, **changes) -> dict:
+    """The first configuration, with changes, as it comes back from a record."""
+    return json.loads(json.dumps({**next(iter(SOLVER.configs(problem, device))), **changes}))
+
+
+def check(queue, problem: ConvProblem, config=None) -> None:
+    """Run one configuration (the first by default) twice between guard zones; compare with the reference."""
+    config = first(problem) if config is None else json.loads(json.dumps(config))
+    plan = SOLVER.plan(queue.context, problem, config)
+    hint = f"{problem} {config}"
+    assert plan.workspace_size == SOLVER.workspace(problem, SMALL, config), hint
+    operands, expected = make_operands(problem, "real")
+    given = {key: Guarded(array, queue) for key, array in operands.present().items() if key != "initial"}
+    scratch = Guarded(np.full(max(1, plan.workspace_size), 0xFF, np.uint8), queue)
+    buffers = {key: region(value) for key, value in given.items()}
+    if getattr(plan, "packed_size", 0):
+        packed = Guarded(np.full(plan.packed_size, 0xFF, np.uint8), queue)
+        plan.pack(queue, buffers["w"], region(packed)).wait()
+        buffers["w"] = region(packed)
+        assert packed.damage(payload_too=False) is None, hint
+    extras = {key: buffers[key] for key in ("bias", "residual") if key in buffers}
+    results = []
+    for _ in range(2):
+        blank = np.full(problem.out_shape, np.nan, numpy_dtype(problem.dtype))
+        out = Guarded(operands.initial if problem.accumulate else blank, queue)
+        buffers[problem.written] = region(out)
+        plan.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], region(scratch), **extras).wait()
+        for key, guarded in {**given, "workspace": scratch, "out": out}.items():
+            damage = guarded.damage(payload_too=key not in ("out", "workspace"))
+            assert damage is None, f"{hint}: {key}: {damage}"
+        results.append(out.read()[1].copy())
+        compare(results[-1], expected, LIMIT[problem.dtype], hint)
+    assert results[0].tobytes() == results[1].tobytes(), hint
+
+
+def entries() -> list:
+    """Every line of the small tables in every direction and layout."""
+    lines = [entry for table in ("near_miss", "basic") for entry in shapes.load(table) if entry.problem.mb]
+    lines = [entry for entry in lines if SOLVER.limits(entry.problem, SMALL) is None]
+    return [
+        pytest.param(entry.problem.replace(direction=direction, layout=layout), number,
+                     id=f"{direction}-{layout}-{entry.name}")
+        for number, (entry, direction, layout) in enumerate(itertools.product(lines, DIRECTIONS, LAYOUTS))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("problem", "number"), entries())
+def test_near_misses(queue, full, problem, number):
+    if not full and number % 31:
+        pytest.skip("with --full only")
+    check(queue, problem)
+
+
+# What a single transform holds, what takes several tiles, kernels as large as the image, pads wider than it, one column.
+SHAPES = [
+    "mb3ic5ih12oc6kh5ph2",
+    "mb2ic3ih21iw17oc5kh5kw3ph2pw1",
+    "mb2ic3ih9oc4kh9",
+    "mb2ic3ih5oc4kh3ph6",
+    "mb3ic2ih11iw14oc3kh4kw5ph1pw2ph_r3pw_r0",
+    "mb2ic2ih13oc3kh3dh2ph2",
+    "g3mb2ic6ih10oc9kh5ph2",
+    "mb3ic3iw40oc4kw7pw3",
+    "mb2ic3ih6iw20oc4kh1kw5pw2",
+    "mb2ic3ih20iw6oc4kh5kw1ph2",
+]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("text", SHAPES)
+def test_every_direction(queue, full, text, direction):
+    problem = ConvProblem.parse(text).replace(direction=direction)
+    for number, layout in enumerate(LAYOUTS):
+        if full or number == (SHAPES.index(text) + DIRECTIONS.index(direction)) % 2:
+            check(queue, problem.replace(layout=layout))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("size", [(12, 30), (28, 16), (32, 32), (64, 20)])
+def test_sizes_of_transforms(queue, full, size, direction):
+    if not full and size[0] > 32:
+        pytest.skip("with --full only")
+    problem = ConvProblem.parse("mb2ic2ih26iw29oc3kh5ph2").replace(direction=direction)
+    check(queue, problem, first(problem, th=size[0], tw=size[1]))
+
+
+@pytest.mark.parametrize("text", [
+    "fwd_mb2ic8ih9oc8kh5ph2+bias+residual+relu",
+    "fwd_nhwc_mb2ic4ih20oc6kh5ph2+bias+residual+relu",
+    "fwd_mb2ic8ih7oc10kh3+bias+constant",
+    "fwd_g2mb2ic6ih6oc8kh3+accumulate",
+    "bwd_data_mb2ic8ih9oc8kh3ph1+bias+relu+constant",
+    "bwd_weights_mb2ic8ih6oc8kh3ph1+accumulate",
+    "fwd_g4mb2ic4ih6oc8kh3ph1+bias+relu6+constant",
+])  # fmt: skip
+def test_epilogues_and_constant_weights(queue, text):
+    check(queue, ConvProblem.parse(text))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_dtypes(queue, dtype, direction):
+    check(queue, ConvProblem.parse("mb2ic6ih9oc5kh5ph2").replace(direction=direction, dtype=dtype))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_product(queue, full, direction):
+    problem = ConvProblem.parse("mb17ic11ih6oc70kh3ph1").replace(direction=direction)
+    config = first(problem)
+    for number, (tile, _) in enumerate(TILES):
+        if full or tile.three or number % 3 == DIRECTIONS.index(direction):
+            check(queue, problem, {**config, **tile._asdict()})
+
+
+@pytest.mark.parametrize("parts", [(2, 3, 1), (2, 1, 3)])
+@pytest.mark.parametrize("text", [
+    "fwd_mb19ic6ih9oc20kh5ph2+bias+relu", "bwd_data_mb19ic6ih9oc20kh5ph2", "bwd_weights_mb10ic20ih9oc10kh5ph2",
+    "fwd_g2mb9ic6ih20oc18kh5ph2+constant", "bwd_weights_g2mb9ic18ih20oc6kh5ph2+accumulate",
+])  # fmt: skip
+def test_parts(queue, text, parts):
+    problem = ConvProblem.parse(text)
+    names = ("m_parts", "n_parts", "k_parts")
+    config = first(problem, **dict(zip(names, parts, strict=True)))
+    whole = SOLVER.workspace(problem, SMALL, first(problem))
+    assert SOLVER.workspace(problem, SMALL, config) < whole
+    check(queue, problem, config)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_workspace_falls_to_the_stated_floor(direction):
+    problem = ConvProblem.parse("mb128ic64ih64oc128kh9").replace(direction=direction)
+    sizes = [SOLVER.workspace(problem, LARGE, config) for config in SOLVER.configs(problem, LARGE)]
+    assert sizes[0] <= 1 << 30
+    assert min(sizes) <= 16 << 20
+    parts = [config for config in SOLVER.configs(problem, LARGE) if (config["m_parts"], config["n_parts"],
+             config["k_parts"]) != (1, 1, 1)]  # fmt: skip
+    assert len(parts) >= 6
+    assert all(config["m_parts"] * config["n_parts"] * config["k_parts"] <= 300 for config in parts)
+
+
+def test_a_tile_of_every_size_is_a_convolution():
+    """The geometry alone, in NumPy's transforms: pads, dilation, wrapping and tiles, along one axis."""
+    random = np.random.default_rng(0)
+    checked = 0
+    for length, kernel, near, far, spread, direction, size in itertools.product(
+        (5, 12, 20), (1, 3, 5), (0, 2, 6), (0, 3), (1, 2), DIRECTIONS, (8, 12, 20, 28)
+    ):
+        if length + near + far < spread * (kernel - 1) + 1:
+            continue
+        problem = ConvProblem(iw=length, kw=kernel, pw=near, pw_r=far, dw=spread, ndim=1, direction=direction)
+        axis = Axis.of(problem, "w", size)
+        if axis is None:
+            continue
+        arrays = {name: random.standard_normal(getattr(problem, name + "_shape")) for name in "xwy"}
+        del arrays[problem.written]
+        expected = reference.compute(problem, **arrays).ravel()
+        data, other = arrays["y" if direction == "bwd_data" else "x"], arrays["y" if direction[-1] == "s" else "w"]
+        got = np.zeros(axis.out_length + axis.size)
+        for tile in range(axis.tiles):
+            one, two = (_spectrum(span, values.ravel(), tile, size)
+                        for span, values in ((axis.data, data), (axis.other, other)))  # fmt: skip
+            result = np.fft.ifft(one * (two if direction == "bwd_data" else two.conj())).real
+            at = tile * axis.out_step
+            got[at : at + len(axis.wanted)] += result[list(axis.wanted)]
+        np.testing.assert_allclose(got[: axis.out_length], expected, atol=1e-10, err_msg=f"{problem} {size}")
+        checked += 1
+    assert checked > 300
+
+
+def _spectrum(span, values: np.ndarray, tile: int, size: int) -> np.ndarray:
+    points = np.zeros(size)
+    for place in range(0, span.given, span.spread):
+        at = span.origin + tile * span.step + place // span.spread
+        assert not span.inside or 0 <= at < span.length
+        points[place] = values[at] if 0 <= at < span.length else 0
+    return np.fft.fft(points)
+
+
+def test_local_memory_banks_do_not_meet():
+    for slots, width, height in itertools.product((1, 2, 4, 8, 16, 32), (1, 5, 9, 27, 28, 32, 64), (2, 5, 17, 33)):
+        pitch, row = slot_pitch(slots, width, height), width | 1
+        assert pitch >= height * row
+        banks = [(i % slots * pitch + i // slots * row) % 16 for i in range(16)]
+        assert len(set(banks)) == 16, (slots, width, height)
+
+
+@pytest.mark.parametrize("net", ["convnet", "alexnet", "googlenet"])
+def test_configurations_keep_to_the_devices_limits(net):
+    for entry, direction, device in itertools.product(shapes.load(net)[:6], DIRECTIONS, (SMALL, LARGE)):
+        problem = entry.problem.replace(direction=direction)
+        if SOLVER.rejects(problem, device):
+            continue
+        configs = list(SOLVER.configs(problem, device))
+        assert configs
+        for config in configs:
+            layout = Layout.of(problem, config)
+            assert layout.fits(device), config
+            assert SOLVER.cost(problem, device, config) > 0
+
+
+def test_whole_images_take_the_shortest_transform():
+    wanted = {"fwd_mb8ic4ih27oc4kh5ph2": (30, 30), "bwd_data_mb8ic4ih28oc4kh5": (28, 28)}
+    for text, sizes in wanted.items():
+        problem = ConvProblem.parse(text)
+        whole = [t for t in transforms(problem) if t.tiles == 1]
+        assert [(t.columns.size, t.rows.size) for t in whole] == [sizes]
+    # A 32 x 32 real image has as many real numbers in its spectrum, but for the four that are real.
+    problem = ConvProblem.parse("mb8ic4ih32oc4kh9")
+    assert Transform.of(problem, (32, 32)).frequencies == 32 * 32 // 2 + 2
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("mb1ic4ih8oc4kh3sh2", "stride 1 only, got 2x2"),
+    ("mb1ic4ih8oc4kh1", "more than one tap"),
+    ("mb1ic4id8oc4kd3", "1-D and 2-D only"),
+    ("f64_mb1ic4ih8oc4kh3", "float64"),
+    ("mb0ic4ih8oc4kh3", "1 image or more, got 0"),
+    ("mb1ic4ih80oc4kh70", "64 points"),
+])  # fmt: skip
+def test_what_is_left_out_is_refused(text, words):
+    assert words in SOLVER.rejects(ConvProblem.parse(text), SMALL)
+
+
+def test_a_cpu_is_refused_in_words():
+    cpu = DeviceInfo("some", "intel", "cpu", "simd512", max_work_group_size=4096)
+    assert "CPU" in SOLVER.rejects(ConvProblem.parse("mb1ic4ih8oc4kh3"), cpu)
