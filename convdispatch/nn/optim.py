@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import runtime
 from ..api.errors import InvalidArgument
-from ..elementwise import apply, full
+from ..elementwise import apply, fill, full
 from ..tensor import Parameter, Tensor
 
 __all__ = ["SGD", "Adam", "Optimizer"]
@@ -49,24 +49,19 @@ class Optimizer:
             starts.append(place)
             place += -(-max(1, parameter.size) // unit) * unit
         # Zeros between parameters stay zeros: their gradients are, too.
-        self.values = full((place,), 0.0, first.dtype, first.queue)
-        self.gradients = full((place,), 0.0, first.dtype, first.queue)
+        self.values, self.gradients = _flat(place, first), _flat(place, first)
         self._starts = starts
         for parameter, start in zip(self.parameters, starts, strict=True):
             apply("x", x=parameter, out=self.values[start : start + parameter.size].reshape(parameter.shape))
             parameter.base_data = _part(self.values, start, parameter)
-            parameter.offset, parameter.strides = 0, Tensor.empty((0,), queue=first.queue).strides
-            parameter.strides = Tensor(parameter.base_data, parameter.shape, parameter.dtype, parameter.queue).strides
-            held = parameter.grad
-            memory = _part(self.gradients, start, parameter)
+            held, memory = parameter.grad, _part(self.gradients, start, parameter)
             parameter.grad = Tensor(memory, parameter.shape, parameter.dtype, parameter.queue)
+            parameter.offset, parameter.strides = 0, parameter.grad.strides
             if held is not None:
                 apply("x", x=held, out=parameter.grad)
 
     def zero_grad(self) -> None:
         """Set all gradients to zero; needed only before ``backward(accumulate=True)``."""
-        from ..elementwise import fill
-
         fill(self.gradients, 0.0)
 
     def step(self) -> None:
@@ -103,6 +98,14 @@ class Optimizer:
                 array[start : start + parameter.size] = np.asarray(state[f"{name}.{i}"]).reshape(-1)
             flat.write(array)
         self.steps, self.lr = int(state["steps"]), float(state["lr"])
+
+
+def _flat(size: int, like: Tensor) -> Tensor:
+    """Zeros in memory that is no pool's: it stays as long as the parameters, and parts of it are buffers too."""
+    import pyopencl as cl
+
+    memory = cl.Buffer(like.context, cl.mem_flags.READ_WRITE, size * like.dtype.itemsize)
+    return fill(Tensor(memory, (size,), like.dtype, like.queue), 0.0)
 
 
 def _part(flat: Tensor, start: int, parameter: Parameter) -> Any:

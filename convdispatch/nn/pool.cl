@@ -1,6 +1,7 @@
 // y[o] = largest or mean of x over the window of o; dx[i] = sum of dy over the windows that hold i, of those whose
 // largest value i is, or divided by the window's count. One work item an element written: (pixel, image and channel)
-// for channels first, (channel, image and pixel) for channels last.
+// for channels first, (channel, image and pixel) for channels last; or, where a CPU has channels first, one a plane (an
+// image's channel), which turns the loop over pixels into vectors and lets the gradient be scattered.
 //
 // Values the host defines:
 //   IH IW OH OW   sizes of x and y
@@ -9,6 +10,8 @@
 //   AVERAGE       1 for the mean, 0 for the largest
 //   COUNT_PAD     1 if the padding's zeros count in a mean
 //   CHANNELS NHWC the layout
+//   PLANES        1 for one work item a plane; REAL is ACC
+//   INSIDE        1 if no window reaches beyond the input
 //   NOTE          1 to store each window's place of the largest (pixel index in its image and channel)
 //   REAL ACC LOAD STORE   the element type (convdispatch.api.dtypes)
 
@@ -31,21 +34,26 @@
 #define FIRST(at, i, n, k, s, p, d) max(0, ((at) + (p) - ((k) - 1) * (d) + (s) - 1) / (s))
 #define LAST(at, i, n, s, p) min((n) - 1, ((at) + (p)) / (s))
 #endif
+// Where element `pixel` of this work item's plane (image and channel) lies, counted from the plane's first.
 #if NHWC
-#define AT(plane, pixel, area) (((plane) / CHANNELS * (area) + (pixel)) * CHANNELS + (plane) % CHANNELS)
+#define PIXEL(pixel) ((pixel) * CHANNELS)
+#define PLACE(area)                                \
+  const int pixel = get_global_id(1) % (area);     \
+  const long image = get_global_id(1) / (area);
+#define START(area) (image * (area) * CHANNELS + (long)get_global_id(0))
 #else
-#define AT(plane, pixel, area) ((plane) * (area) + (pixel))
+#define PIXEL(pixel) (pixel)
+#if PLANES
+#define START(area) ((long)get_global_id(0) * (area))
+#else
+#define PLACE(area) const int pixel = get_global_id(0);
+#define START(area) ((long)get_global_id(1) * (area))
 #endif
-
-// The pixel and the plane (image * CHANNELS + channel) of this work item, among `area` pixels.
-#if NHWC
-#define PLACE(area)                                              \
-  const int pixel = get_global_id(1) % (area);                   \
-  const long plane = get_global_id(1) / (area) * (long)CHANNELS + get_global_id(0);
+#endif
+#if PLANES
+#define ALONE __attribute__((reqd_work_group_size(1, 1, 1)))
 #else
-#define PLACE(area)                       \
-  const int pixel = get_global_id(0);     \
-  const long plane = get_global_id(1);
+#define ALONE
 #endif
 
 inline ACC count_of(int oy, int ox) {
@@ -59,55 +67,117 @@ inline ACC count_of(int oy, int ox) {
   return (ACC)((bottom - top) * (right - left));
 }
 
-kernel void pool(global const REAL *x, const long offset, global REAL *y
-#if NOTE
-                 , global int *places
+// Runs over the window's values inside the input. Windows of one size run a constant number of times, and compare only
+// where a window can leave the input.
+#if ADAPTIVE
+#define WINDOW                                                                                  \
+  const int bottom = END(oy, IH, OH, KH, SH, PH, DH), right = END(ox, IW, OW, KW, SW, PW, DW);  \
+  for (int iy = BEGIN(oy, IH, OH, KH, SH, PH); iy < bottom; ++iy)                               \
+    for (int ix = BEGIN(ox, IW, OW, KW, SW, PW); ix < right; ++ix)
+#else
+#define WINDOW                                                                                  \
+  _Pragma("unroll") for (int ky = 0, iy = oy * SH - PH; ky < KH; ++ky, iy += DH)                \
+    _Pragma("unroll") for (int kx = 0, ix = ox * SW - PW; kx < KW; ++kx, ix += DW)              \
+      if (INSIDE || (iy >= 0 && iy < IH && ix >= 0 && ix < IW))
 #endif
-) {
-  PLACE(OH * OW)
-  const int oy = pixel / OW, ox = pixel % OW;
-  const int bottom = min(IH, END(oy, IH, OH, KH, SH, PH, DH)), right = min(IW, END(ox, IW, OW, KW, SW, PW, DW));
-  int top = BEGIN(oy, IH, OH, KH, SH, PH), left = BEGIN(ox, IW, OW, KW, SW, PW);
-  if (top < 0) top += (-top + DH - 1) / DH * DH;
-  if (left < 0) left += (-left + DW - 1) / DW * DW;
-  x += offset;
+
+// One pixel of y; x, y and places are this plane's.
+inline void pool_at(global const REAL *restrict x, global REAL *restrict y, global int *restrict places, int oy, int ox) {
+  const int pixel = oy * OW + ox;
 #if AVERAGE
   ACC sum = 0;
-  for (int iy = top; iy < bottom; ++iy)
-    for (int ix = left; ix < right; ++ix) sum += LOAD(x, AT(plane, iy * IW + ix, IH * IW));
-  STORE(y, AT(plane, pixel, OH * OW), sum / count_of(oy, ox));
+  WINDOW sum += LOAD(x, PIXEL(iy * IW + ix));
+  STORE(y, PIXEL(pixel), sum / count_of(oy, ox));
 #else
   ACC best = -INFINITY;
-  int place = top * IW + left;
-  for (int iy = top; iy < bottom; iy += DH)
-    for (int ix = left; ix < right; ix += DW) {
-      const ACC v = LOAD(x, AT(plane, iy * IW + ix, IH * IW));
-      const int better = v > best || v != v;
-      best = better ? v : best;
-      place = better ? iy * IW + ix : place;
-    }
-  STORE(y, AT(plane, pixel, OH * OW), best);
+  int place = -1;
+  WINDOW {
+    const ACC v = LOAD(x, PIXEL(iy * IW + ix));
+    const int better = place < 0 || v > best || v != v;
+    best = better ? v : best;
+    place = better ? iy * IW + ix : place;
+  }
+  STORE(y, PIXEL(pixel), best);
 #if NOTE
-  places[AT(plane, pixel, OH * OW)] = place;
+  places[PIXEL(pixel)] = place;
 #endif
 #endif
 }
+
+kernel ALONE void pool(global const REAL *restrict x, const long offset, global REAL *restrict y
+#if NOTE
+                       , global int *restrict places
+#endif
+) {
+#if !NOTE
+  global int *places = 0;
+#endif
+#if PLANES
+  x += offset + START(IH * IW);
+  y += START(OH * OW);
+#if NOTE
+  places += START(OH * OW);
+#endif
+  for (int oy = 0; oy < OH; ++oy)
+    for (int ox = 0; ox < OW; ++ox) pool_at(x, y, places, oy, ox);
+#else
+  PLACE(OH * OW)
+#if NOTE
+  places += START(OH * OW);
+#endif
+  pool_at(x + offset + START(IH * IW), y + START(OH * OW), places, pixel / OW, pixel % OW);
+#endif
+}
+
+#if PLANES
+
+kernel ALONE void pool_backward(global const REAL *restrict dy, const long offset, global const int *restrict places,
+                                global REAL *restrict dx) {
+  dy += offset + START(OH * OW);
+  places += START(OH * OW);
+  dx += START(IH * IW);
+  for (int i = 0; i < IH * IW; ++i) dx[i] = 0;
+  for (int oy = 0; oy < OH; ++oy)
+    for (int ox = 0; ox < OW; ++ox) {
+#if AVERAGE
+      const ACC share = LOAD(dy, oy * OW + ox) / count_of(oy, ox);
+      WINDOW dx[iy * IW + ix] += share;
+#else
+      dx[places[oy * OW + ox]] += LOAD(dy, oy * OW + ox);
+#endif
+    }
+}
+
+#else
 
 kernel void pool_backward(global const REAL *dy, const long offset, global const int *places, global REAL *dx) {
   PLACE(IH * IW)
   const int iy = pixel / IW, ix = pixel % IW;
   const int top = FIRST(iy, IH, OH, KH, SH, PH, DH), bottom = LAST(iy, IH, OH, SH, PH);
   const int left = FIRST(ix, IW, OW, KW, SW, PW, DW), right = LAST(ix, IW, OW, SW, PW);
-  dy += offset;
+  dy += offset + START(OH * OW);
+  places += START(OH * OW);
+  dx += START(IH * IW);
   ACC sum = 0;
+#if ADAPTIVE
   for (int oy = top; oy <= bottom; ++oy)
     for (int ox = left; ox <= right; ++ox) {
-      const long from = AT(plane, oy * OW + ox, OH * OW);
+#else
+  // At most this many windows hold one value.
+#define MOST_H ((KH - 1) * DH / SH + 1)
+#define MOST_W ((KW - 1) * DW / SW + 1)
+  _Pragma("unroll") for (int j = 0, oy = bottom; j < MOST_H; ++j, --oy)
+    _Pragma("unroll") for (int i = 0, ox = right; i < MOST_W; ++i, --ox) {
+      if (oy < top || ox < left) continue;
+#endif
+      const int from = PIXEL(oy * OW + ox);
 #if AVERAGE
       sum += LOAD(dy, from) / count_of(oy, ox);
 #else
       sum += places[from] == pixel ? LOAD(dy, from) : (ACC)0;
 #endif
     }
-  STORE(dx, AT(plane, pixel, IH * IW), sum);
+  STORE(dx, PIXEL(pixel), sum);
 }
+
+#endif

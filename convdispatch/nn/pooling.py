@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import runtime
 from ..api.arguments import per_axis
 from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
@@ -120,7 +121,11 @@ def _windows(
         if ceil_mode and (count - 1) * s >= size + p:
             count -= 1
         values |= {f"i{axis}": size, f"o{axis}": count, f"k{axis}": k, f"s{axis}": s, f"p{axis}": p, f"d{axis}": d}
-    return {**values, "adaptive": 0}
+    reach = all(
+        not values[f"p{a}"] and (values[f"o{a}"] - 1) * values[f"s{a}"] + (values[f"k{a}"] - 1) * values[f"d{a}"] < size
+        for a, size in zip("hw", sizes, strict=True)
+    )
+    return {**values, "adaptive": 0, "inside": int(reach)}
 
 
 def _adaptive(x: Tensor, size: tuple[int, int], layout: str) -> dict[str, int]:
@@ -165,10 +170,14 @@ def _launches(
     context: cl.Context, kind: str, dtype: str, mb: int, channels: int, nhwc: bool, items: tuple[tuple[str, int], ...]
 ) -> tuple[Launch, Launch, Launch]:
     values = dict(items)
-    macros = {"channels": channels, "nhwc": nhwc, "average": kind == "average", **values}
+    cpu = runtime.device_info(context.devices[0]).type == "cpu"
+    planes = cpu and not nhwc and dtype in ("float32", "float64")
+    macros = {"channels": channels, "nhwc": nhwc, "average": kind == "average", "planes": planes, **values}
     text = storage_macros(dtype) + config_macros(macros) + kernel_text("convdispatch.nn", "pool.cl")
 
-    def sizes(h: int, w: int) -> tuple[int, int]:
+    def sizes(h: int, w: int) -> tuple[int, ...]:
+        if planes:
+            return (mb * channels,)
         return (channels, mb * h * w) if nhwc else (h * w, mb * channels)
 
     out, into = sizes(values["oh"], values["ow"]), sizes(values["ih"], values["iw"])
