@@ -241,6 +241,17 @@ class Job:
         """Bytes of local memory."""
         return self.stage_bytes * self.tile.stages + 2 * self.window_bytes * self.format.planes
 
+    @property
+    def staged(self) -> bool:
+        """Whether results pass through local memory on their way out, so that neighbours write neighbours."""
+        return self.data and self.staging[0] * self.staging[1] * 4 <= self.local_bytes
+
+    @property
+    def staging(self) -> tuple[int, int]:
+        """Lines of the results in local memory, and the elements from line to line, which spread over the banks."""
+        t = self.tile
+        return (t.bm, t.bn + 8) if self.target.nhwc else (t.bn, t.bm + 4)
+
     # --- workspace ---------------------------------------------------------------------------------------------------
 
     @property

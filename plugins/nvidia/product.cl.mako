@@ -35,11 +35,15 @@ def turned(row):
     return f"({row}) % 8" if rowb == 128 else f"({row}) / 2 % 4"
 apart = wgmma and f.exact
 c8 = geo.c8
+win = None
 if t.window:
     win, wplane = job.window, job.window_bytes
     wbytes, volume = wplane * planes, geo.phases[0].volume
     span = volume - distance
     rows_w, step_w = -(-job.window_rows * cr // items), items // cr
+dst = job.target if data else None
+count = [phase("count", axis) for axis in axes]
+per = "places" if many else str(geo.phases[0].places)
 a_base, a_plane = ("window_at", wplane) if t.window else ("stage_at", a_bytes)
 b_const = 2 * wbytes if t.window else planes * a_bytes
 %>\
@@ -197,6 +201,20 @@ if data:
 else:
     rows_k, step_k = t.bk * 8 // items, items // 8
 %>\
+<%def name="place_of(m)">\
+% if t.window:
+    const int image = ${m} / ${win.image}, oz = ${m} / ${win.size[1] * win.size[2]} % ${win.size[0]}, oy = ${m} / ${win.size[2]} % ${win.size[1]}, ox = ${m} % ${win.size[2]};
+    const int real = ${m} < m_end & oz < ${dst.size[0]} & oy < ${dst.size[1]} & ox < ${dst.size[2]};
+    const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
+        + (OUT_INDEX)oz * ${dst.axes[0]} + (OUT_INDEX)oy * ${dst.axes[1]} + (OUT_INDEX)ox * ${dst.axes[2]} + (OUT_INDEX)group * ${geo.m} * ${dst.channel};
+% else:
+    const int real = ${m} < m_end, image = ${m} / ${per}, pixel = ${m} % ${per};
+    const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
+        + (OUT_INDEX)(pixel / (${count[1]} * ${count[2]}) * ${geo.out_step[0]} + ${phase("first", 0)}) * ${dst.axes[0]}
+        + (OUT_INDEX)(pixel / ${count[2]} % ${count[1]} * ${geo.out_step[1]} + ${phase("first", 1)}) * ${dst.axes[1]}
+        + (OUT_INDEX)(pixel % ${count[2]} * ${geo.out_step[2]} + ${phase("first", 2)}) * ${dst.axes[2]} + (OUT_INDEX)group * ${geo.m} * ${dst.channel};
+% endif
+</%def>
 #ifdef EMULATE
 #define LDMATRIX(r, at) gather(r, memory, scratch, at, 0)
 #define LDMATRIX_TRANS(r, at) gather(r, memory, scratch, at, 1)
@@ -252,7 +270,6 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   const uint to = row * ${rowb} + ((chunk ^ ${turned("row")}) << 4);
   a += (long)group * ${src.c8 * 8};
   b += ((long)group * ${sum(job.slices)}${" + before" if many else ""}) * ${job.n_tiles * job.weight_slice}L + (long)n_tile * ${job.weight_slice} + tid * 8;
-<% count = [phase("count", axis) for axis in axes]; per = "places" if many else str(geo.phases[0].places) %>\
 % for i in range(0 if t.window else rows_a):
   INDEX at${i};
   uint ok${i} = 0;
@@ -402,25 +419,62 @@ ${multiply_mma()}\
 #pragma unroll
   for (int i = 0; i < ${sums}; ++i) sum[i] = sum[i] * unscale_a * unscale_b;
 % endif
+% if job.staged:
+<% lines, pitch = job.staging %>\
+  // Through local memory: then neighbours write neighbours.
+  BARRIER();
+  {
+    local float *staging = (local float *)area;
 % for i in range(frag_m):
 % for half in (0, 1):
-  do {
-    const int m = m0 + row0 + ${i * 16 + half * 8};
-    if (m < m_end) {
-% if data:
-<% dst = job.target %>\
-% if t.window:
-      const int image = m / ${win.image}, oz = m / ${win.size[1] * win.size[2]} % ${win.size[0]}, oy = m / ${win.size[2]} % ${win.size[1]}, ox = m % ${win.size[2]};
-      if (oz >= ${dst.size[0]} || oy >= ${dst.size[1]} || ox >= ${dst.size[2]}) break;
-      const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
-          + (OUT_INDEX)oz * ${dst.axes[0]} + (OUT_INDEX)oy * ${dst.axes[1]} + (OUT_INDEX)ox * ${dst.axes[2]} + (OUT_INDEX)group * ${geo.m} * ${dst.channel};
+#pragma unroll
+    for (int j = 0; j < ${frag_n}; ++j) {
+      const int r = row0 + ${i * 16 + half * 8}, c = column0 + j * 8, at = (${i * frag_n} + j) * 4 + ${half * 2};
+% if dst.nhwc:
+      *(local float2 *)(staging + r * ${pitch} + c) = (float2)(sum[at], sum[at + 1]);
 % else:
-      const int image = m / ${per}, pixel = m % ${per};
-      const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
-          + (OUT_INDEX)(pixel / (${count[1]} * ${count[2]}) * ${geo.out_step[0]} + ${phase("first", 0)}) * ${dst.axes[0]}
-          + (OUT_INDEX)(pixel / ${count[2]} % ${count[1]} * ${geo.out_step[1]} + ${phase("first", 1)}) * ${dst.axes[1]}
-          + (OUT_INDEX)(pixel % ${count[2]} * ${geo.out_step[2]} + ${phase("first", 2)}) * ${dst.axes[2]} + (OUT_INDEX)group * ${geo.m} * ${dst.channel};
+      staging[c * ${pitch} + r] = sum[at];
+      staging[(c + 1) * ${pitch} + r] = sum[at + 1];
 % endif
+    }
+% endfor
+% endfor
+    BARRIER();
+% if dst.nhwc:
+    for (int i = tid; i < ${t.bm * t.bn // 2}; i += ${items}) {
+      const int r = i / ${t.bn // 2}, c = i % ${t.bn // 2} * 2, m = m0 + r, n = n0 + c, row = group * ${geo.m} + n;
+${place_of("m")}\
+      const float v0 = staging[r * ${pitch} + c], v1 = staging[r * ${pitch} + c + 1];
+#if PAIRS
+      if (real & n < ${geo.m}) put2(OUT_ARGS, v0, v1, out_at + n, row);
+#else
+      if (real & n < ${geo.m}) put(OUT_ARGS, v0, out_at + n, row);
+      if (real & n + 1 < ${geo.m}) put(OUT_ARGS, v1, out_at + n + 1, row + 1);
+#endif
+    }
+% else:
+<% rows_at_once = min(t.bm, items); columns_at_once = items // rows_at_once %>\
+% for r0 in range(0, t.bm, rows_at_once):
+    if (tid < ${rows_at_once * columns_at_once}${f" && {r0} + tid % {rows_at_once} < {t.bm}" if t.bm % rows_at_once else ""}) {
+      const int r = ${r0} + tid % ${rows_at_once}, m = m0 + r;
+${place_of("m")}\
+      const int columns = min(${t.bn}, ${geo.m} - n0);
+      if (real)
+#pragma unroll 4
+        for (int c = tid / ${rows_at_once}; c < columns; c += ${columns_at_once})
+          put(OUT_ARGS, staging[c * ${pitch} + r], out_at + (OUT_INDEX)(n0 + c) * ${dst.channel}, group * ${geo.m} + n0 + c);
+    }
+% endfor
+% endif
+  }
+% else:
+% for i in range(frag_m):
+% for half in (0, 1):
+  {
+    const int m = m0 + row0 + ${i * 16 + half * 8};
+% if data:
+${place_of("m")}\
+    if (real)
 #pragma unroll
       for (int j = 0; j < ${frag_n}; ++j) {
         const int n = n0 + column0 + j * 8, row = group * ${geo.m} + n;
@@ -433,15 +487,16 @@ ${multiply_mma()}\
 #endif
       }
 % else:
-      const OUT_INDEX out_at = ((OUT_INDEX)(part * ${geo.groups} + group) * ${geo.m} + m) * ${job.n};
+    const OUT_INDEX out_at = ((OUT_INDEX)(part * ${geo.groups} + group) * ${geo.m} + m) * ${job.n};
+    if (m < m_end)
 #pragma unroll
       for (int j = 0; j < ${frag_n}; ++j) {
         const int n = n0 + column0 + j * 8;
         if (n < ${job.n}) put2(OUT_ARGS, sum[(${i * frag_n} + j) * 4 + ${half * 2}], sum[(${i * frag_n} + j) * 4 + ${half * 2 + 1}], out_at + n, 0);
       }
 % endif
-    }
-  } while (0);
+  }
 % endfor
 % endfor
+% endif
 }
