@@ -1,9 +1,10 @@
 ## Tiles of the source are transformed, multiplied and transformed back by one work group: nothing but weights is stored.
 ##
 ## A group computes 8 IM channels of 8 JN tiles, all points at once: IM x JN work items a point, each a tile of 8 x 8
-## products in quads that lie 4 IM channels and 4 JN tiles apart. Slices of BK source channels follow each other:
-##   rows of the next slice's tiles and its weights are loaded while this one is multiplied;
-##   rows are transformed from registers into local memory, then columns in place.
+## products in quads that lie 4 IM channels and 4 JN tiles apart. Slices of BK source channels follow each other, in two
+## halves of local memory: while one is multiplied, rows of the next slice's tiles are transformed from registers into
+## the other, then columns in place, and the rows of the slice after it are loaded. A point's weights are read by its own
+## items alone, so they come from memory as they are needed, one channel ahead.
 ## The products leave through local memory, ER rows of each item at a time.
 <%
 from math import prod
@@ -16,7 +17,6 @@ tm, tn, items = f.tm, f.tn, f.items
 src, dst, weights = walk.source, walk.target, f.filter
 s_h, s_w = src.axes
 row_tasks, column_tasks, put_tasks = a_h * bk * tn, a_w * bk * tn, er * im * tn
-quads = points * bk * tm // 4
 extras = ["bias"] * problem.bias + ["residual"] * problem.residual
 def name(letter, i, j): return f"{letter}{i}_{j}"
 def slots(total): return range(-(-total // items))
@@ -24,35 +24,79 @@ def test(s, total): return f"tid + {s * items} < {total}" if (s + 1) * items > t
 def guard(s, total): return f"if ({test(s, total)}) " if test(s, total) else ""
 ragged = weights.k % bk
 data = f.data
-def outside(axis, k): return data.guarded(axis, k)
+half = points * bk * tn
 %>\
 typedef ACC4 __attribute__((aligned(${4 * f.accsize}))) quad;
 <%def name="fetch()">\
 % for s in slots(row_tasks):
-% for j in range(a_w):
-<% guards = [f"(mask{s} & {1 << j}u)"] + ([f"channel + c{s} < {weights.k}"] if ragged else []) %>\
-      d${s}_${j} = ${" && ".join(guards)} ? LOAD1(from + at${s} + ${j * s_w}) : (ACC)0;
+% for j, width in data.runs:
+<%
+guards = [f"(mask{s} & {1 << j}u)"] + ([f"channel + c{s} < {weights.k}"] if ragged else [])
+value = f"{' && '.join(guards)} ? LOAD{width}(from + at{s} + {j * s_w}) : (ACC{width})(0)"
+%>\
+% if width == 1:
+      d${s}_${j} = ${value};
+% else:
+      {
+        const ACC${width} q = ${value};
+% for lane in range(width):
+        d${s}_${j + lane} = q.s${lane};
 % endfor
+      }
+% endif
 % endfor
-% for s in slots(quads):
-<% guards = ([f"u_ok{s}"] if weights.mp % tm or test(s, quads) else []) + ([f"channel + u_k{s} < {weights.kp}"] if weights.kp % bk else []) %>\
-      w${s} = ${f"{' && '.join(guards)} ? " if guards else ""}*(global const quad *)(u + u_at${s})${" : (ACC4)(0)" if guards else ""};
 % endfor
       from += ${bk * src.channel};
-      u += ${bk * weights.mp};
       channel += ${bk};
+</%def>
+<%def name="rows(to)">\
+% for s in slots(row_tasks):
+    ${guard(s, row_tasks)}{
+${program(bt_w, [f"d{s}_{j}" for j in range(a_w)], [f"v{j}" for j in range(a_w)], "ACC")}
+      local ACC *to = ${to} + (i${s} * ${a_w * bk} + c${s}) * ${tn} + l${s};
+% for j in range(a_w):
+      to[${j * bk * tn}] = v${j};
+% endfor
+    }
+% endfor
+</%def>
+<%def name="columns(to)">\
+% if a_h > 1:
+% for s in slots(column_tasks):
+    ${guard(s, column_tasks)}{
+      local ACC *to = ${to} + tid + ${s * items};  // (column, channel, tile) in the order of memory
+% for i in range(a_h):
+      const ACC h${i} = to[${i * a_w * bk * tn}];
+% endfor
+${program(bt_h, [f"h{i}" for i in range(a_h)], [f"v{i}" for i in range(a_h)], "ACC")}
+% for i in range(a_h):
+      to[${i * a_w * bk * tn}] = v${i};
+% endfor
+    }
+% endfor
+% endif
+</%def>
+<%def name="weights_at(k)">\
+<% at = f"min({k}, {weights.kp - 1})" if k != "0" else "0" %>\
+{
+        global const ACC *at = u + ${at} * ${weights.mp};
+        n0 = *(global const quad *)(at + u0);
+        n1 = *(global const quad *)(at + u1);
+      }
 </%def>
 kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
 void fused(global const REAL *restrict from, global const ACC *restrict u, global REAL *restrict out${"".join(f", global const REAL *restrict {each}" for each in extras)}) {
   local ACC all[${f.local}] __attribute__((aligned(${4 * f.accsize})));
-  local ACC *sv = all, *su = all + ${points * bk * tn};
   const int tid = get_local_id(0), point = tid / ${im * jn}, tx = tid % ${jn}, ty = tid / ${jn} % ${im};
   int rest = get_group_id(0);
   const int m0 = rest % ${f.m_blocks} * ${tm};
   rest /= ${f.m_blocks};
   const int t0 = rest % ${f.t_blocks} * ${tn}, group = rest / ${f.t_blocks};
   from += (long)group * ${weights.k * src.channel};
-  u += (long)group * ${weights.kp * weights.mp} + m0;
+  u += (long)point * ${weights.plane} + (long)group * ${weights.kp * weights.mp};
+  // Channels that pad a block are read as the last ones; their products are not written.
+  const int u0 = min(m0 + ty * 4, ${weights.mp - 4}), u1 = min(m0 + ty * 4 + ${4 * im}, ${weights.mp - 4});
+  ACC4 n0, n1;
   int channel = 0;
 % for s in slots(row_tasks):
 <%
@@ -75,20 +119,11 @@ fast, slow = ("c", "tile") if walk.nhwc else ("tile", "c")
     at${s} = (INDEX)image * ${src.image} + (INDEX)c${s} * ${src.channel} + (INDEX)y * ${s_h} + (INDEX)x * ${s_w};
     if (exists && (uint)y < ${src.size[0]}) {
 % for j in range(a_w):
-      ${f"if ((uint)(x + {j}) < {src.size[1]}) " if outside(1, j) else ""}mask${s} |= ${1 << j}u;
+      ${f"if ((uint)(x + {j}) < {src.size[1]}) " if data.guarded(1, j) else ""}mask${s} |= ${1 << j}u;
 % endfor
     }
   }
   ACC ${", ".join(f"d{s}_{j}" for j in range(a_w))};
-% endfor
-% for s in slots(quads):
-  const int u_m${s} = (tid + ${s * items}) % ${tm // 4} * 4, u_k${s} = (tid + ${s * items}) / ${tm // 4} % ${bk}, u_p${s} = (tid + ${s * items}) / ${tm // 4 * bk};
-  const INDEX u_at${s} = (INDEX)u_p${s} * ${weights.plane} + u_k${s} * ${weights.mp} + u_m${s};
-<% tests = ([test(s, quads)] if test(s, quads) else []) + ([f"m0 + u_m{s} < {weights.mp}"] if weights.mp % tm else []) %>\
-% if tests:
-  const int u_ok${s} = ${" && ".join(tests)};
-% endif
-  ACC4 w${s};
 % endfor
 % for q in range(2):
 % for r in range(4):
@@ -96,43 +131,36 @@ fast, slow = ("c", "tile") if walk.nhwc else ("tile", "c")
 % endfor
 % endfor
 ${fetch()}\
-  for (int slice = 0; slice < ${f.slices}; ++slice) {
-% for s in slots(quads):
-    ${guard(s, quads)}*(local quad *)(su + (u_p${s} * ${bk} + u_k${s}) * ${tm} + u_m${s}) = w${s};
-% endfor
-% for s in slots(row_tasks):
-    ${guard(s, row_tasks)}{
-${program(bt_w, [f"d{s}_{j}" for j in range(a_w)], [f"v{j}" for j in range(a_w)], "ACC")}
-      local ACC *to = sv + (i${s} * ${a_w * bk} + c${s}) * ${tn} + l${s};
-% for j in range(a_w):
-      to[${j * bk * tn}] = v${j};
-% endfor
-    }
-% endfor
-    barrier(CLK_LOCAL_MEM_FENCE);
+${weights_at("0")}\
+${rows("all")}\
 % if a_h > 1:
-% for s in slots(column_tasks):
-    ${guard(s, column_tasks)}{
-      local ACC *to = sv + tid + ${s * items};  // (column, channel, tile) in the order of memory
-% for i in range(a_h):
-      const ACC h${i} = to[${i * a_w * bk * tn}];
-% endfor
-${program(bt_h, [f"h{i}" for i in range(a_h)], [f"v{i}" for i in range(a_h)], "ACC")}
-% for i in range(a_h):
-      to[${i * a_w * bk * tn}] = v${i};
-% endfor
+  barrier(CLK_LOCAL_MEM_FENCE);
+% endif
+${columns("all")}\
+  if (${f.slices} > 1) {
+${fetch()}\
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int slice = 0; slice < ${f.slices}; ++slice) {
+    local ACC *const now = all + slice % 2 * ${half}, *const next = all + (slice + 1) % 2 * ${half};
+    if (slice + 1 < ${f.slices}) {
+${rows("next")}\
     }
-% endfor
+% if a_h > 1:
     barrier(CLK_LOCAL_MEM_FENCE);
 % endif
     if (slice + 1 < ${f.slices}) {
+${columns("next")}\
+    }
+    if (slice + 2 < ${f.slices}) {
 ${fetch()}\
     }
-    local const ACC *la = su + point * ${bk * tm} + ty * 4, *lb = sv + point * ${bk * tn} + tx * 4;
+    local const ACC *b = now + point * ${bk * tn} + tx * 4;
 #pragma unroll
     for (int k = 0; k < ${bk}; ++k) {
-      const ACC4 a0 = *(local const quad *)(la + k * ${tm}), a1 = *(local const quad *)(la + k * ${tm} + ${4 * im});
-      const ACC4 b0 = *(local const quad *)(lb + k * ${tn}), b1 = *(local const quad *)(lb + k * ${tn} + ${4 * jn});
+      const ACC4 a0 = n0, a1 = n1;
+      ${weights_at(f"slice * {bk} + k + 1")}\
+      const ACC4 b0 = *(local const quad *)(b + k * ${tn}), b1 = *(local const quad *)(b + k * ${tn} + ${4 * jn});
 % for q in range(2):
 % for r in range(4):
 % for p in range(2):

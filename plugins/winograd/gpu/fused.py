@@ -18,7 +18,7 @@ from .work import Data, Filter, Work
 __all__ = ["Fused", "FusedWork"]
 
 _SHAPES = ((4, 4), (2, 4), (4, 2), (2, 2), (1, 2), (1, 1))  # work items a point along channels and tiles, best first
-_DEPTHS = (4, 3, 8, 2, 1)
+_DEPTHS = (3, 4, 8, 2, 6, 1)
 _INT = 2**31 - 2**24
 _RESIDENT = 576  # work items that a compute unit's registers hold
 _REGISTERS = 97  # of an item: products, operands and addresses, without what is loaded ahead
@@ -78,7 +78,7 @@ class FusedWork:
 
     @property
     def _slices_size(self) -> int:
-        return self.walk.points * self.bk * (self.tm + self.tn)
+        return 2 * self.walk.points * self.bk * self.tn
 
     @property
     def local(self) -> int:
