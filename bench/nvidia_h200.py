@@ -1,14 +1,22 @@
 """The nvidia plugin on one Hopper GPU: configurations explored, and whole nets beside PyTorch with cuDNN.
 
     python bench/nvidia_h200.py explore FILE      # lines: problem ; engine ; configuration as JSON
+    python bench/nvidia_h200.py compare --net vgg_a --tries 4 --math float32     # beside cuDNN, TF32 off
+    python bench/nvidia_h200.py compare --dtype float16 --layout nhwc
+
+``compare`` builds the first configurations of each solver on all cores, times them on the device alone, and keeps the
+fastest of each layer. Sampled elements are compared with float64.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
 
 import click
@@ -17,9 +25,12 @@ import pyopencl as cl
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from convdispatch_nvidia.plan import NvidiaPlan
-from h200 import Ours
+from h200 import NETS, PLUG, SHORT, Ours
 
+from convdispatch import reference, runtime, shapes
 from convdispatch.api import ConvProblem
+from convdispatch.api.problem import DIRECTIONS
+from convdispatch.loader import plugins
 
 
 def launches_ms(ours: Ours, plan: NvidiaPlan) -> list[float]:
@@ -74,6 +85,214 @@ def explore(file: str, seconds: float, check: bool) -> None:
 
         for number, program in enumerate(list(hopper._programs.values())[:2]):
             Path(out, f"hopper{number}.ptx").write_bytes(program.binaries[0])
+
+
+class Bench:
+    """Random values that every tensor is a part of, on the host and on the device, and timing on the device."""
+
+    def __init__(self, dtype: str, elements: int = 210_000_000) -> None:
+        self.device = runtime.find_device("nvidia")
+        self.info, self.context = runtime.device_info(self.device), runtime.context(self.device)
+        self.queue = cl.CommandQueue(self.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
+        block = np.random.default_rng(0).standard_normal(1_000_003, dtype=np.float32)
+        if dtype == "bfloat16":
+            import ml_dtypes
+
+            block = block.astype(ml_dtypes.bfloat16)
+        self.host = np.resize(block.astype(dtype) if dtype != "bfloat16" else block, elements)
+        flags = cl.mem_flags
+        self.values = cl.Buffer(self.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=self.host.view(np.uint8))
+        self.out = cl.Buffer(self.context, flags.READ_WRITE, self.host.nbytes)
+        self.plug = cl.Program(self.context, PLUG).build().plug
+        self.plug.set_scalar_arg_dtypes([None, np.int32])
+        self.sink = cl.Buffer(self.context, flags.READ_WRITE, 1 << 20)
+        self.scratch: cl.Buffer | None = None
+
+    def load(self, problem: ConvProblem) -> None:
+        """Name the problem's tensors: x, w and y begin at different places of the values."""
+        self.memory, self.arrays = {}, {}
+        for place, name in enumerate("xwy"):
+            shape = getattr(problem, name + "_shape")
+            size, start = int(np.prod(shape)), 4096 * (1 + place)
+            if name == problem.written:
+                self.memory[name] = self.out.get_sub_region(0, size * problem.itemsize)
+            else:
+                self.memory[name] = self.values.get_sub_region(start * problem.itemsize, size * problem.itemsize)
+                self.arrays[name] = self.host[start : start + size].reshape(shape)
+
+    def workspace(self, size: int) -> cl.Buffer:
+        """One buffer that grows."""
+        if self.scratch is None or self.scratch.size < size:
+            self.scratch = None
+            self.scratch = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(size, 1 << 20))
+        return self.scratch
+
+    def enqueue(self, plan, queue=None):
+        """The plan once."""
+        m = self.memory
+        return plan.enqueue(queue or self.queue, m["x"], m["w"], m["y"], self.workspace(plan.workspace_size))
+
+    def time(self, plan, seconds: float) -> float:
+        """Median milliseconds of a repetition on the device, of three batches."""
+        self.enqueue(plan).wait()
+        first = self._batch(plan, 1)
+        repeat = int(min(50, max(3, seconds * 1e3 / max(first, 1e-3))))
+        return float(np.median([self._batch(plan, repeat) for _ in range(3)]))
+
+    def _batch(self, plan, repeat: int) -> float:
+        self.plug(self.queue, (1024,), (256,), self.sink, 20000 * repeat)  # keeps the device busy while the host queues
+        before = cl.enqueue_marker(self.queue)
+        for _ in range(repeat):
+            last = self.enqueue(plan)
+        self.queue.finish()
+        return (last.profile.end - before.profile.end) * 1e-6 / repeat
+
+    def error(self, plan, problem: ConvProblem, count: int = 24) -> float:
+        """Relative error in sampled elements of an output that began as NaN."""
+        size = int(np.prod(problem.out_shape))
+        cl.enqueue_fill_buffer(self.queue, self.out, np.uint8(0xFF), 0, size * problem.itemsize)
+        self.enqueue(plan)
+        got = np.empty(size, self.host.dtype)
+        cl.enqueue_copy(self.queue, got.view(np.uint8), self.out)
+        at = reference.positions(problem, count)
+        if not np.isfinite(np.asarray(got[:: max(1, size // 1000003)], np.float32)).all():
+            return float("inf")
+        arrays = {name: np.asarray(value, np.float32) if problem.dtype != "float32" else value
+                  for name, value in self.arrays.items()}  # fmt: skip
+        return reference.relative_error(np.asarray(got[at], np.float32), reference.sample(problem, at, **arrays))
+
+
+def torch_ms(problem: ConvProblem) -> float:
+    """Median milliseconds of the same in PyTorch, replayed as a CUDA graph, cudnn.benchmark on."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    allow = problem.math in ("tf32", "fast")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allow
+    dtype = getattr(torch, problem.dtype)
+    plain = problem.replace(layout="nchw")
+    x, w, y = (torch.randn(getattr(plain, name + "_shape"), device="cuda", dtype=dtype) for name in "xwy")
+    if problem.layout == "nhwc":
+        x, w, y = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, w, y))
+    geometry = [(problem.sh, problem.sw), (problem.ph, problem.pw), (problem.dh, problem.dw)]
+    mask = [problem.direction == "bwd_data", problem.direction == "bwd_weights", False]
+
+    def work() -> None:
+        if problem.direction == "fwd":
+            torch.nn.functional.conv2d(x, w, None, *geometry, problem.g)
+        else:
+            torch.ops.aten.convolution_backward(y, x, w, None, *geometry, False, [0, 0], problem.g, mask)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(5):
+            work()
+    samples = []
+    graph.replay()
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end) / 5)
+    return float(np.median(samples))
+
+
+@main.command()
+@click.option("--net", "nets", multiple=True, default=NETS, help="Shape tables.")
+@click.option("--direction", "directions", multiple=True, default=DIRECTIONS)
+@click.option("--solver", default="nvidia.wgmma", show_default=True, help="Globs, comma between.")
+@click.option("--tries", default=1, show_default=True, help="Configurations of each nvidia solver; others: one.")
+@click.option("--math", default="float32", show_default=True)
+@click.option("--dtype", default="float32", show_default=True)
+@click.option("--layout", default="nchw", show_default=True)
+@click.option("--seconds", default=0.006, show_default=True, help="A timing batch.")
+@click.option("--torch/--no-torch", "peer", default=True)
+@click.option("--check", default=24, show_default=True, help="Sampled elements; 0: none.")
+@click.option("--budget", default=200.0, show_default=True, help="Seconds after which no further layer is begun.")
+@click.option("--label", default="compare", show_default=True, help="Name of the JSON file in $OUT.")
+def compare(nets, directions, solver, tries, math, dtype, layout, seconds, peer, check, budget, label) -> None:
+    """Every layer of the nets beside cuDNN."""
+    begun = time.perf_counter()
+    bench, rows = Bench(dtype), []
+    globs = solver.split(",")
+    candidates = [each for name, each in plugins().solvers.items() if any(fnmatch(name, glob) for glob in globs)]
+    pool = ThreadPoolExecutor(14)
+    work = [
+        (net, entry.name, entry.problem.replace(direction=direction, math=math, dtype=dtype, layout=layout))
+        for net, direction in itertools.product(nets, directions)
+        for entry in shapes.load(net)
+    ]
+
+    def build(problem: ConvProblem):
+        """(solver, place, config, plan) of what accepts the problem."""
+        plans = []
+        for each in candidates:
+            why = each.rejects(problem, bench.info)
+            if why:
+                plans.append((each.name, -1, {"rejects": why}, None))
+                continue
+            most = tries if each.name.startswith("nvidia") else 1
+            for place, config in enumerate(itertools.islice(each.configs(problem, bench.info), most)):
+                try:
+                    plans.append((each.name, place, config, each.plan(bench.context, problem, config)))
+                except Exception as error:
+                    plans.append((each.name, place, {"failed": str(error)[:300]}, None))
+        return plans
+
+    for each in candidates:
+        print(each.name, each.rejects(work[0][2], bench.info), flush=True)
+    futures = [pool.submit(build, problem) for _, _, problem in work]
+    peers: dict[str, float] = {}
+    for (net, layer, problem), future in zip(work, futures):
+        if time.perf_counter() - begun > budget:
+            print("out of time", flush=True)
+            break
+        bench.load(problem)
+        timed = []
+        for name, place, config, plan in future.result():
+            if plan is None:
+                if "failed" in config:
+                    print(f"{net} {layer} {problem.direction} {name}: {config}", flush=True)
+                continue
+            try:
+                timed.append((bench.time(plan, seconds), name, place, config, plan))
+            except Exception as error:
+                print(f"{net} {layer} {problem.direction} {name} {config}: {error}", flush=True)
+        if not timed:
+            continue
+        ms, name, place, config, plan = min(timed, key=lambda row: row[0])
+        row = {"net": net, "layer": layer, "direction": problem.direction, "problem": str(problem), "ms": ms,
+               "solver": name, "place": place, "config": dict(config), "gflop": problem.flops / 1e9,
+               "timed": [(t, n, p, dict(c)) for t, n, p, c, _ in timed]}  # fmt: skip
+        if check:
+            row["error"] = bench.error(plan, problem, check)
+        key = str(problem)
+        if peer and key not in peers:
+            peers[key] = torch_ms(problem)
+        row["torch"] = peers.get(key, float("nan"))
+        rows.append(row)
+        print(f"{net:9} {layer:8} {SHORT[problem.direction]:2} {ms:8.3f} ms {problem.flops / ms / 1e9:6.1f} TF  torch"
+              f" {row['torch']:8.3f} ratio {row['torch'] / ms:5.2f} err {row.get('error', 0):.1e} first {timed[0][0]:8.3f}"
+              f" {name} {json.dumps(dict(config))}", flush=True)  # fmt: skip
+    pool.shutdown(cancel_futures=True)
+    if os.environ.get("OUT"):
+        Path(os.environ["OUT"], label + ".json").write_text(json.dumps({"device": str(bench.info), "rows": rows}))
+    print(f"\n{label}: net  dir  ours ms (first config)  torch ms  ratio  worst layers; seconds {time.perf_counter() - begun:.0f}")
+    for net, direction in itertools.product(nets, directions):
+        part = [row for row in rows if (row["net"], row["direction"]) == (net, direction)]
+        if part:
+            mine, theirs = (sum(row[key] for row in part) for key in ("ms", "torch"))
+            first = sum(row["timed"][0][0] for row in part)
+            worst = sorted(part, key=lambda row: row["torch"] / row["ms"])[:4]
+            print(f"{net:9} {SHORT[direction]:3} {mine:8.3f} ({first:8.3f}) {theirs:10.3f} {theirs / mine:6.2f}   "
+                  + ", ".join(f"{row['layer']} {row['torch'] / row['ms']:.2f}" for row in worst))  # fmt: skip
 
 
 if __name__ == "__main__":

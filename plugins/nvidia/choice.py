@@ -1,0 +1,164 @@
+"""Which tiles to try for a problem, and in which order: a model of tensor cores, local copies, waves and traffic.
+
+Times are cycles of one multiprocessor; the constants were fitted to timings on an H200, and only their order matters.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from convdispatch.api import ConvProblem
+
+from .formats import FORMATS, formats
+from .job import LOCAL_LIMIT, Job
+from .tile import Tile
+from .walk import walk, window
+
+__all__ = ["choices", "seconds"]
+
+_CLOCK = 1.7e9
+_MACS = {"wgmma": 1600, "mma": 1000}  # multiply-adds a cycle that a busy multiprocessor reaches
+_COPIED = 22.0  # bytes a cycle from the L2 cache into local memory
+_WRITTEN = 20.0  # bytes a cycle that leave a multiprocessor
+_MEMORY = 3.3e12  # bytes a second
+_SLICE, _FILL = 260, 2500  # cycles of a slice's barriers, and of a tile's beginning and end
+_LAUNCH = 3.0e-6  # seconds
+_MOST = 40  # choices offered
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """Cycles of one tile, by what they wait for."""
+
+    multiply: float
+    copy: float
+    wait: float
+
+    def together(self, tiles: int) -> float:
+        """Cycles of ``tiles`` tiles on one multiprocessor at once."""
+        alone = max(self.multiply, self.copy) + self.wait
+        return max(alone, tiles * self.multiply, tiles * self.copy)
+
+
+def _resident(job: Job) -> int:
+    """Work groups of a multiprocessor at a time."""
+    t = job.tile
+    exact = t.engine == "wgmma" and job.format.exact
+    registers = t.frag_m * t.frag_n * 4 * (2 if exact else 1) + (70 if t.engine == "wgmma" else 100)
+    by_registers = 65536 // (min(255, registers) * t.items)
+    return max(1, min(by_registers, (LOCAL_LIMIT + 1024) // (job.local_bytes + 1024), 2048 // t.items))
+
+
+def _tile_cost(job: Job) -> _Cost:
+    t, planes = job.tile, job.format.planes
+    slices = sum(job.slices) / len(job.slices) / t.split
+    macs = t.bm * t.bn * t.bk * len(job.format.products)
+    loaded = job.b_bytes * planes
+    if t.window:
+        loaded += job.window_bytes * planes / job.walk.phases[0].volume
+    else:
+        loaded += job.a_bytes * planes
+    written = t.bm * t.bn * (4 if job.partial else job.problem.itemsize)
+    thin = 1 + 24 / (t.bn // t.wn)  # narrow products read A as often as wide ones
+    multiply = slices * macs * thin / _MACS[t.engine]
+    copy = slices * loaded * (1.25 if job.row_bytes == 64 else 1) / _COPIED
+    return _Cost(multiply, copy, slices * _SLICE + _FILL + written / _WRITTEN)
+
+
+def seconds(job: Job, units: int) -> float:
+    """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
+    cost, resident = _tile_cost(job), _resident(job)
+    whole, rest = divmod(job.work_groups, units * resident)
+    cycles = whole * cost.together(resident)
+    if rest:
+        cycles += cost.together(-(-rest // units))
+    total = cycles / _CLOCK + _LAUNCH
+    packed = sum(source.bytes * (2 if source.planes == 2 else 3) for source in job.sources) + 2 * job.weights_bytes
+    if packed:
+        total += _LAUNCH * (2 if job.format.scaled else 1) + packed / _MEMORY
+    if job.partial:
+        total += _LAUNCH + job.partial_bytes * 1.3 / _MEMORY
+    return total
+
+
+def _widths(columns: int, most: int, step: int) -> list[int]:
+    """Tile widths that cover ``columns`` in 1 to 4 more tiles than needed, and the usual ones."""
+    least = -(-columns // most)
+    even = {-(-columns // tiles // step) * step for tiles in range(least, least + 4)}
+    return sorted(width for width in even | {64, 128} if 0 < width <= min(most, -(-columns // step) * step))
+
+
+def _shapes(problem: ConvProblem, engine: str, exact: bool) -> Iterator[tuple[int, int, int, int]]:
+    """(bm, bn, wm, wn)."""
+    geo = walk(problem)
+    data = problem.direction != "bwd_weights"
+    if engine == "wgmma" and data:
+        for bn in _widths(geo.m, 192 if exact else 256, 8):
+            yield 128, bn, 2, 1
+            yield 64, bn, 1, 1
+            if bn <= 128:
+                yield 192, bn, 3, 1
+            if not exact and bn <= 128:
+                yield 256, bn, 4, 1
+    elif engine == "wgmma":
+        for bm, wm in ((64, 1), (128, 2)):
+            for bn in (64, 128, 192, 256):
+                if bn <= (192 if exact else 256):
+                    yield bm, bn, wm, 1
+                if wm == 1 and bn >= 128 and bn % 128 == 0:
+                    yield bm, bn, wm, 2
+    elif data:
+        yield from ((128, 128, 2, 4), (128, 64, 2, 2), (64, 64, 2, 2), (128, 32, 4, 1), (64, 32, 2, 1), (32, 32, 1, 1),
+                    (64, 16, 4, 1))  # fmt: skip
+    else:
+        yield from ((128, 128, 2, 4), (64, 128, 2, 4), (64, 64, 2, 2))
+
+
+def _tiles(problem: ConvProblem, engine: str, name: str, units: int) -> Iterator[Tile]:
+    exact = FORMATS[name].exact
+    data = problem.direction != "bwd_weights"
+    windows = (True, False) if data and window(walk(problem)) is not None else (False,)
+    for bm, bn, wm, wn in _shapes(problem, engine, exact):
+        for bk, stages in ((64, 3), (64, 4), (32, 4), (32, 5)) if engine == "wgmma" else ((32, 3), (32, 2)):
+            for in_window in windows:
+                tile = Tile(bm, bn, wm, wn, name, engine, bk, stages, window=in_window, promote=192 // bk)
+                job = Job(problem, tile)
+                if job.misfit is not None:
+                    continue
+                yield tile
+                for split in _parts(job, units):
+                    cut = Tile(bm, bn, wm, wn, name, engine, bk, stages, split, in_window, 192 // bk)
+                    if Job(problem, cut).misfit is None:
+                        yield cut
+
+
+def _parts(job: Job, units: int) -> list[int]:
+    """Parts of the sum that fill the device once, twice, three times, and a few small ones."""
+    room, slices = units * _resident(job), max(job.slices)
+    if job.tile.window:
+        slices //= job.walk.phases[0].volume
+    filling = {max(1, times * room // job.work_groups) for times in (1, 2, 3)}
+    small = set(_SPLITS) if job.work_groups < 2 * room else set()
+    least = 2 if job.tile.window or job.data else 4  # slices worth a part
+    return sorted(parts for parts in filling | small if 1 < parts <= slices // least and parts <= 512)
+
+
+@functools.lru_cache(maxsize=256)
+def choices(problem: ConvProblem, engine: str, units: int) -> tuple[Tile, ...]:
+    """Tiles of the first format, the fastest by prediction first, then the best few of the other formats."""
+    names = formats(problem)
+    result: list[Tile] = []
+    for place, name in enumerate(names):
+        rated = sorted(
+            ((seconds(Job(problem, tile), units), number, tile)
+             for number, tile in enumerate(_tiles(problem, engine, name, units))),
+            key=lambda row: row[:2],
+        )  # fmt: skip
+        result += [tile for _, _, tile in itertools.islice(rated, _MOST if place == 0 else 4)]
+    return tuple(result)
+
+

@@ -1,0 +1,73 @@
+"""Whether a device's driver takes the instructions: a small convolution is compiled, run and checked, once a device."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from convdispatch.api import ConvProblem, DeviceInfo, Frozen
+
+__all__ = ["probe"]
+
+_PROBLEM = ConvProblem(mb=2, ic=16, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1)
+_TILES = {
+    "mma": {"bm": 32, "bn": 32, "wm": 2, "wn": 1, "bk": 32, "format": "bfloat2", "stages": 2},
+    "wgmma": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "bk": 32, "format": "bfloat2", "stages": 3},
+}
+
+
+@functools.lru_cache(maxsize=64)
+def _answer(device: DeviceInfo, engine: str) -> str | None:
+    import numpy as np
+    import pyopencl as cl
+
+    from .plan import NvidiaPlan
+
+    found = _device(device)
+    if found is None:
+        return f"the device {device.name} is no longer listed"
+    context = cl.Context([found])
+    queue = cl.CommandQueue(context)
+    random = np.random.default_rng(3)
+    x = random.integers(-3, 4, _PROBLEM.x_shape).astype(np.float32)
+    w = random.integers(-3, 4, _PROBLEM.w_shape).astype(np.float32)
+    y = np.full(_PROBLEM.y_shape, np.nan, np.float32)
+    try:
+        plan = NvidiaPlan(context, _PROBLEM, _TILES[engine], engine)
+        flags = cl.mem_flags
+        given = [cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=array) for array in (x, w, y)]
+        plan.enqueue(queue, *given, cl.Buffer(context, flags.READ_WRITE, plan.workspace_size))
+        cl.enqueue_copy(queue, y, given[2])
+    except Frozen:
+        raise
+    except Exception as error:
+        return f"the probe failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    expected = sum(
+        np.einsum("oc,nchw->nohw", w[:, :, i, j], padded[:, :, i : i + _PROBLEM.oh, j : j + _PROBLEM.ow])
+        for i in range(3)
+        for j in range(3)
+    )
+    return None if np.array_equal(y, expected) else "the probe computed wrong results"
+
+
+def _device(device: DeviceInfo) -> Any:
+    import pyopencl as cl
+
+    for platform in cl.get_platforms():
+        try:
+            listed = platform.get_devices()
+        except cl.Error:
+            continue
+        for each in listed:
+            if each.name.strip() == device.name and each.driver_version.strip() == device.driver:
+                return each
+    return None
+
+
+def probe(device: DeviceInfo, engine: str) -> str | None:
+    """Why ``engine`` (``mma``, ``wgmma``) does not work on the device, or None; asked of the device once a process."""
+    try:
+        return _answer(device, engine)
+    except Frozen:
+        return f"{engine} was not probed before frozen()"
