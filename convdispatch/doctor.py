@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,15 @@ def _plugins() -> list[Any]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report says the same, with the mend
-        return plugins().report
+        loaded = plugins()
+        return [_with_note(loaded.manager.get_plugin(entry.name), entry) for entry in loaded.report]
+
+
+def _with_note(module: Any, entry: Any) -> Any:
+    """A plugin may say by ``unavailable()`` that it can do nothing on this machine, and why."""
+    note = getattr(module, "unavailable", None)
+    reason = note() if entry.status == "loaded" and callable(note) else None
+    return replace(entry, reason=reason) if reason else entry
 
 
 def _advice(report: Report) -> list[str]:

@@ -48,29 +48,24 @@ class Constant:
 
     def on_device(self, queue: cl.CommandQueue) -> cl.MemoryObject:
         """A copy of host weights in the queue's context, made once a context."""
-        import pyopencl as cl
-
         copy = self._device_copies.get(queue.context)
         if copy is None:
             forbid_when_frozen("copy constant weights to the device")
-            flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
             native = np.ascontiguousarray(self.array, self.array.dtype.newbyteorder("="))
-            copy = cl.Buffer(queue.context, flags, hostbuf=native)
+            copy = runtime.fresh(queue, native.nbytes, native)
             with self._lock:
                 copy = self._device_copies.setdefault(queue.context, copy)
         return copy
 
     def packed(self, prepared: Prepared, queue: cl.CommandQueue, w: cl.MemoryObject) -> cl.MemoryObject:
         """The packed form that ``prepared`` wants, made once a context and pack key, complete when returned."""
-        import pyopencl as cl
-
         found = self._packed.get(prepared.pack_key)
         if found is None:
             forbid_when_frozen("pack constant weights")
             with self._lock:
                 found = self._packed.get(prepared.pack_key)
                 if found is None:
-                    found = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, prepared.packed_size)
+                    found = runtime.fresh(queue, prepared.packed_size)
                     # Waits, once a weight: other queues will read the packed form without an event to wait for.
                     prepared.plan.pack(queue, w, found).wait()
                     self._packed[prepared.pack_key] = found

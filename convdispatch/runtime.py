@@ -19,6 +19,7 @@ from .cuda import cuda_of
 from .memory import (  # part of this module's interface, where callers look for it
     allocate,
     cuda_address,
+    fresh,
     memory_statistics,
     release_memory,
     set_memory_limit,
@@ -40,6 +41,7 @@ __all__ = [
     "device_info",
     "devices",
     "find_device",
+    "fresh",
     "memory_statistics",
     "platforms",
     "probe",

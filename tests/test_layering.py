@@ -21,7 +21,7 @@ RANK = {
             ["api.errors", "api.activation", "api.dtypes", "api.problem", "api.device", "api.solver", "api.hookspecs"],
             ["api.policy"],
             ["recording", "tracing"],
-            ["cuda", "memory", "bridge", "icd", "kernels", "runtime", "gemm", "steps", "strided", "visible"],
+            ["cuda", "sharedpool", "memory", "bridge", "icd", "kernels", "runtime", "gemm", "steps", "strided", "visible"],
             ["registry", "loader", "reference", "grammar", "measure", "shapes"],
             ["record", "packs", "provenance"],
             ["perfdb", "neighbours", "lockfile"],

@@ -66,7 +66,8 @@ def _show(report: Any) -> None:
         devices.add_row(*row, device["problem"] or "works")
     found = Table("name", "from", "state", "solvers or reason", title="Plugins and layers", title_justify="left")
     for entry in report.plugins:
-        found.add_row(entry["name"], entry["source"], entry["status"], ", ".join(entry["solvers"]) or entry["reason"])
+        said = "; ".join(filter(None, (", ".join(entry["solvers"]), entry["reason"])))
+        found.add_row(entry["name"], entry["source"], entry["status"], said)
     for table in (vendors, devices, found):
         console.print(table)
     console.print(f"drop-in folder: {report.dropin_folder}", markup=False)

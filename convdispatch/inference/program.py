@@ -34,10 +34,9 @@ class Program:
         self.schedule = schedule or Schedule.single(recording.commands)
         align = max(128, runtime.device_info(recording.device).buffer_alignment)
         self.arena: Arena = lay_out(lifetimes(recording.commands, self.schedule.regions), align)
-        flags = cl.mem_flags.READ_WRITE
-        self._memory = cl.Buffer(recording.context, flags, max(self.arena.size, 1))
+        self._memory = runtime.fresh(recording.queue, self.arena.size)
         self._own = {
-            slot.root: cl.Buffer(recording.context, flags, slot.root.size)
+            slot.root: runtime.fresh(recording.queue, slot.root.size)
             for command in recording.commands
             for slot in command.slots
             if slot.root.kept

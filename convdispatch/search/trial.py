@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import reference
+from .. import reference, runtime
 from ..api.errors import ConvDispatchError
 from ..api.problem import ConvProblem
 from ..dispatch import visible_problem
@@ -160,11 +160,9 @@ class Rig:
         """
         seen = visible_problem(prepared.solver, self.problem)
         weights = self._packed(prepared)
-        import pyopencl as cl
-
         scratch = None
         if prepared.workspace_size and seen == self.problem:
-            scratch = cl.Buffer(self.queue.context, cl.mem_flags.READ_WRITE, prepared.workspace_size)
+            scratch = runtime.fresh(self.queue, prepared.workspace_size)
         repeat = max(1, min(200, math.ceil(least_ms / max(expected_ms, 1e-3))))
 
         def work() -> None:
@@ -194,24 +192,21 @@ class Rig:
         )
 
     def _packed(self, prepared: Prepared) -> dict[str, Any]:
-        import pyopencl as cl
-
         if not prepared.packed_size:
             return {}
-        packed = cl.Buffer(self.queue.context, cl.mem_flags.READ_WRITE, prepared.packed_size)
+        packed = runtime.fresh(self.queue, prepared.packed_size)
         prepared.plan.pack(self.queue, self._sets[0]["w"], packed).wait()
         return {"w": packed}
 
     def _new_set(self) -> dict[str, Any]:
         import pyopencl as cl
 
-        flags = cl.mem_flags.READ_WRITE
         memory = {
-            name: cl.Buffer(self.queue.context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf=array)
+            name: runtime.fresh(self.queue, array.nbytes, array)
             for name, array in self.host.items()
             if name != "initial"
         }
-        memory["out"] = cl.Buffer(self.queue.context, flags, max(self.output_bytes, 1))
+        memory["out"] = runtime.fresh(self.queue, self.output_bytes)
         zero = np.zeros(1, np.uint8)  # finite, also where a plan adds to it
         cl.enqueue_fill_buffer(self.queue, memory["out"], zero, 0, max(self.output_bytes, 1))
         return memory
@@ -221,11 +216,9 @@ class _Guarded:
     """Memory with a guard zone on each side."""
 
     def __init__(self, queue: cl.CommandQueue, size: int) -> None:
-        import pyopencl as cl
-
         self.queue, self.size = queue, size
         self._room = -(-max(size, 1) // GUARD) * GUARD
-        self._whole = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, self._room + 2 * GUARD)
+        self._whole = runtime.fresh(queue, self._room + 2 * GUARD)
         self.memory = self._whole.get_sub_region(GUARD, max(size, 1))
 
     def fill(self, content: np.ndarray | None = None) -> None:

@@ -21,6 +21,8 @@ DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 """Numbers of ``cudnnDataType_t``."""
 _CROSS_CORRELATION, _ALIGNMENT = 1, 16
 _CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _KNOB, _GRAPH, _TENSOR = 1, 2, 3, 4, 5, 7, 15, 17
+_KNOBS = 64
+"""More than there are kinds of knobs."""
 _MODES = (3, 1, 2)
 """Heuristics A (learned), B (the older ones), and the engines that always work."""
 _OPERATION = {
@@ -40,7 +42,7 @@ class Candidate:
         engine = config.get_descriptors(300, _ENGINE)[0]
         self.engine: int = engine.get(1301, "int")[0]
         self.notes = frozenset(engine.get(1303, "note", 16))
-        choices = config.get_descriptors(302, _KNOB)
+        choices = config.get_descriptors(302, _KNOB, _KNOBS)
         self.knobs = [[choice.get(600, "knob")[0], choice.get(601, "int")[0]] for choice in choices]
 
     @property

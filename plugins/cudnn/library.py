@@ -148,11 +148,12 @@ class Descriptor:
         self._library("cudnnBackendGetAttribute", self.handle, attribute, number, most, byref(count), array)
         return list(array[: min(count.value, most)])
 
-    def get_descriptors(self, attribute: int, kind: int) -> list[Descriptor]:
-        """The descriptors that an attribute holds, as new ones of a kind."""
+    def get_descriptors(self, attribute: int, kind: int, most: int | None = None) -> list[Descriptor]:
+        """The descriptors that an attribute holds, as new ones of a kind; ``most`` where it does not tell how many."""
         number, _ = _TYPES["descriptor"]
-        count = c_int64()
-        self._library("cudnnBackendGetAttribute", self.handle, attribute, number, 0, byref(count), None)
+        count = c_int64(most or 0)
+        if most is None:
+            self._library("cudnnBackendGetAttribute", self.handle, attribute, number, 0, byref(count), None)
         made = [Descriptor(kind) for _ in range(count.value)]
         if made:
             array = (c_void_p * len(made))(*(descriptor.handle for descriptor in made))

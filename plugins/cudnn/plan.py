@@ -74,12 +74,13 @@ class CudnnPlan:
         with across:
             handle = handle_of(queue.device, across)
             # What CUDA does not see has a stand-in from the pool: read after a copy, or copied back.
-            events, places, back = list(wait_for or ()), [], []
+            events, places, back, held = list(wait_for or ()), [], [], []
             for name, buffer in (("x", x), ("w", w), ("y", y)):
                 address, size = cuda_address(buffer), self._sizes[name]
                 if address is None:
                     stand_in = across.allocate(size)
                     address = cuda_address(stand_in)
+                    held.append(stand_in)  # else the pool would give the next operand the same block
                     if name == self._written:
                         back.append((buffer, stand_in, size))
                     else:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from convdispatch.api import Solver, hookimpl
 
-__all__ = ["convdispatch_solvers"]
+__all__ = ["convdispatch_solvers", "unavailable"]
 
 
 @hookimpl
@@ -13,3 +13,10 @@ def convdispatch_solvers() -> Sequence[Solver]:
     from .solver import Forward, Gradient
 
     return Forward(), Gradient()
+
+
+def unavailable() -> str | None:
+    """Why the plugin can do nothing on this machine, for ``convdispatch doctor``; None when it can."""
+    from .library import missing
+
+    return missing()

@@ -1,0 +1,230 @@
+"""Pools of memory that OpenCL and CUDA both see: blocks, what holds them in use, and where they come from.
+
+A block of up to a megabyte is cut from a slab, as a part of one OpenCL buffer; a larger one is an allocation of its
+own. Blocks of an in-order queue are used again as soon as the host lets go of them; those of an out-of-order queue
+when all commands of that moment are done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import weakref
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .cuda import Cuda, CudaError, Shared
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["OWN", "SMALLEST", "Arena", "SharedPool", "cuda_address", "out_of_order", "shared_block"]
+
+_EXTERNAL_FD = 0x2060
+"""CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR"""
+SMALLEST = 512
+"""Bytes of the smallest block: a multiple of what OpenCL devices ask of a sub-buffer's origin."""
+_SLAB = 2 << 20
+"""Blocks of up to half of this are cut from slabs of this size."""
+OWN = _SLAB // 2 + 1
+"""A block of so many bytes or more is an allocation of its own."""
+_lock = threading.RLock()
+_addresses: dict[int, int] = {}
+"""CUDA address by ``int_ptr`` of an OpenCL buffer."""
+_leases: weakref.WeakValueDictionary[int, _Lease] = weakref.WeakValueDictionary()
+"""Blocks in use, by CUDA address."""
+
+
+def out_of_order(queue: cl.CommandQueue) -> bool:
+    """Whether order on a queue is what events say, and nothing else."""
+    import pyopencl as cl
+
+    return bool(queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
+
+
+def cuda_address(memory: cl.MemoryObject) -> int | None:
+    """Where CUDA sees a buffer, or None when it does not: memory that is not from ``allocate``, or not NVIDIA's."""
+    found = _addresses.get(memory.int_ptr)
+    if found is not None or not _addresses:
+        return found
+    import pyopencl as cl
+
+    parent = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
+    base = _addresses.get(parent.int_ptr) if parent is not None else None
+    return None if base is None else base + memory.get_info(cl.mem_info.OFFSET)
+
+
+def shared_block(address: int) -> tuple[cl.MemoryObject, int] | None:
+    """(buffer, bytes into it) of pool memory that CUDA sees at ``address``, held in use; None for other memory."""
+    for lease in list(_leases.values()):
+        start = lease.start
+        if start <= address < start + lease.block.size:
+            import pyopencl as cl
+
+            memory = cl.Buffer.from_int_ptr(lease.block.memory.int_ptr, retain=True)
+            memory._lease = lease
+            return memory, address - start
+    return None
+
+
+@dataclass(eq=False)
+class _Block:
+    """``size`` bytes from ``offset`` on of an allocation, ``parent``; ``memory`` is their buffer."""
+
+    memory: Any
+    parent: Any
+    offset: int
+    size: int
+    shared: Shared | None
+    """The allocation, where the block is all of it."""
+
+
+class _Lease:
+    """Gives its block back when the last buffer that holds it goes: to the pool if ``kept``, else to the device."""
+
+    __slots__ = ("__weakref__", "block", "give_back", "start")
+
+    def __init__(self, pool: SharedPool, block: _Block, kept: bool) -> None:
+        self.block, self.give_back = block, pool.take_back if kept else pool.give_up
+        self.start = _addresses[block.memory.int_ptr]
+        _leases[self.start] = self
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.give_back(self.block)
+
+
+class Arena:
+    """Where one device's shared pools get blocks from; safe from several threads."""
+
+    def __init__(self, context: cl.Context, cuda: Cuda) -> None:
+        self._context, self._cuda = context, cuda
+        self._slab: Any = None
+        self._used = 0
+
+    def block(self, size: int) -> _Block:
+        """A block of one of the sizes that ``_rounded`` gives. Raises CudaError, or pyopencl's MemoryError."""
+        with _lock:
+            if size > _SLAB // 2:
+                shared, memory = self._import(size)
+                return _Block(memory, memory, 0, size, shared)
+            if self._slab is None or self._used + size > _SLAB:
+                self._slab, self._used = self._import(_SLAB), 0
+            shared, parent = self._slab
+            start, self._used = self._used, self._used + size
+            memory = parent.get_sub_region(start, size)
+            _addresses[memory.int_ptr] = shared.address + start
+            return _Block(memory, parent, start, size, None)
+
+    def free(self, blocks: list[_Block]) -> None:
+        """Give allocations back; blocks cut from slabs are kept. Waits for CUDA's work."""
+        self._cuda("cuCtxSynchronize")
+        for block in blocks:
+            if block.shared is not None:
+                del _addresses[block.memory.int_ptr]
+                block.memory.release()
+                block.shared.release()
+
+    def _import(self, size: int) -> tuple[Shared, cl.Buffer]:
+        import pyopencl as cl
+
+        shared = self._cuda.shared(size)
+        create = ctypes.CDLL(cl._cl.__file__).clCreateBufferWithProperties  # pyopencl does not wrap it
+        create.restype, error = ctypes.c_void_p, ctypes.c_int()
+        create.argtypes = (*(ctypes.c_void_p,) * 2, ctypes.c_uint64, ctypes.c_size_t, *(ctypes.c_void_p,) * 2)
+        properties = (ctypes.c_uint64 * 3)(_EXTERNAL_FD, shared.fd, 0)
+        flags = int(cl.mem_flags.READ_WRITE)
+        handle = create(self._context.int_ptr, properties, flags, shared.size, None, ctypes.byref(error))
+        if error.value:
+            shared.release()
+            raise CudaError(f"clCreateBufferWithProperties on memory of CUDA's failed with error {error.value}")
+        memory = cl.Buffer.from_int_ptr(handle, retain=False)
+        _addresses[memory.int_ptr] = shared.address
+        return shared, memory
+
+
+def _rounded(size: int) -> int:
+    """The size of the block that serves ``size`` bytes: powers of two in slabs, an eighth of one apart beyond."""
+    if size <= _SLAB // 2:
+        return max(SMALLEST, 1 << (size - 1).bit_length())
+    step = max(_SLAB, 1 << ((size - 1).bit_length() - 4))
+    return -(-size // step) * step
+
+
+class SharedPool:
+    """One queue's blocks of shared memory."""
+
+    def __init__(self, queue: cl.CommandQueue, arena: Arena) -> None:
+        import pyopencl as cl
+
+        self._queue, self._arena, self._marker = queue, arena, cl.enqueue_marker
+        self._free: dict[int, list[tuple[Any, _Block]]] = defaultdict(list)
+        self._disorderly = out_of_order(queue)
+        self._lock = threading.RLock()  # a lease may end inside a call, when garbage is collected
+        self.managed_bytes = self.active_bytes = self.active_blocks = 0
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that wait for their next use."""
+        return sum(map(len, self._free.values()))
+
+    def allocate(self, size: int, kept: bool = True) -> cl.Buffer:
+        """A block of ``size`` bytes or more, back in the pool (or the device, if not ``kept``) when it is let go."""
+        import pyopencl as cl
+
+        size = _rounded(size)
+        with self._lock:
+            block = self._reused(size)
+            if block is None:
+                block = self._arena.block(size)
+                self.managed_bytes += size
+            self.active_bytes += size
+            self.active_blocks += 1
+        memory = cl.Buffer.from_int_ptr(block.memory.int_ptr, retain=True)
+        memory._lease = _Lease(self, block, kept)
+        return memory
+
+    def give_up(self, block: _Block) -> None:
+        """The host has let go of a block that other queues may have used too: give the device its memory back.
+
+        OpenCL holds it until its commands are done; CUDA's work is waited for.
+        """
+        with self._lock:
+            self.active_bytes -= block.size
+            self.managed_bytes -= block.size
+            self.active_blocks -= 1
+        self._arena.free([block])
+
+    def _reused(self, size: int) -> _Block | None:
+        import pyopencl as cl
+
+        waiting = self._free.get(size)
+        if not waiting:
+            return None
+        if not self._disorderly:
+            return waiting.pop()[1]
+        if waiting[0][0].command_execution_status == cl.command_execution_status.COMPLETE:
+            return waiting.pop(0)[1]
+        return None
+
+    def take_back(self, block: _Block) -> None:
+        """The host has let go of the block."""
+        after = None
+        if self._disorderly:
+            after = self._marker(self._queue)  # of all commands so far: on such a queue any may still run
+        with self._lock:
+            self.active_bytes -= block.size
+            self.active_blocks -= 1
+            self._free[block.size].append((after, block))
+
+    def free_held(self) -> None:
+        """Give blocks that are not in use back to the device; waits for the queue."""
+        with _lock:
+            self._queue.finish()
+            blocks = [
+                self._free[size].pop()[1] for size in list(self._free) if size > _SLAB // 2 for _ in self._free[size][:]
+            ]
+            self.managed_bytes -= sum(block.size for block in blocks)
+            self._arena.free(blocks)

@@ -1,0 +1,196 @@
+"""cuDNN as a plugin: right in every direction on shared and on foreign memory, in order with OpenCL's kernels."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+
+import numpy as np
+import pytest
+from checking import check, make_operands
+
+import convdispatch
+from convdispatch import doctor, memory, runtime
+from convdispatch.api import ConvProblem, DeviceInfo
+from convdispatch.loader import plugins
+from convdispatch.tensor import Tensor
+
+NAMES = ("cudnn.convolution", "cudnn.deterministic")
+SHAPES = [
+    "mb2ic16ih9oc32kh3ph1",
+    "mb1ic3ih13oc20kh5sh2ph2",
+    "g4mb2ic16ih8oc12kh3ph1dh2",
+    "mb3ic32ih7oc48kh1",
+    "mb3ic32ih8oc48kh1sh2",
+    "mb2ic16iw31oc24kw5pw2",
+    "mb1ic5id5ih6iw7oc16kd3kh3kw3pd1ph1pw1",
+]
+
+
+@pytest.fixture
+def cudnn(device):
+    """The device, where cuDNN can use it."""
+    solver = plugins().solvers[NAMES[0]]
+    reason = solver.rejects(ConvProblem.parse(SHAPES[0]), runtime.device_info(device))
+    if reason:
+        pytest.skip(f"cudnn: {reason}")
+    return device
+
+
+NVIDIA = DeviceInfo(name="Some GPU", vendor="nvidia", type="gpu", arch="sm_90")
+
+
+def test_refuses_in_words():
+    for name in NAMES:
+        solver, problem = plugins().solvers[name], ConvProblem.parse(SHAPES[0])
+        info = DeviceInfo(name="a", vendor="intel", type="cpu", arch="simd512")
+        assert solver.rejects(problem, info) == "nvidia only, got intel"
+        one_sided = problem.replace(ph_r=0)
+        assert solver.rejects(one_sided, NVIDIA) == "equal padding on both sides only, got 1 and 0 along h"
+        assert solver.rejects(problem.replace(mb=0), NVIDIA) == "mb of 1 or more only, got 0"
+
+
+def test_says_what_is_missing_and_costs_nothing(monkeypatch):
+    unavailable = sys.modules["convdispatch_cudnn"].unavailable
+    reason = unavailable()
+    if reason is None:
+        pytest.skip("CUDA and cuDNN are here")
+    assert "CUDA" in reason or "cudnn" in reason
+    assert reason in plugins().solvers[NAMES[0]].rejects(ConvProblem.parse(SHAPES[0]), NVIDIA)
+    entry = next(each for each in doctor.examine(probe=False).plugins if each["name"] == "cudnn")
+    assert entry["status"] == "loaded"
+    assert entry["reason"] == reason
+
+
+@pytest.mark.parametrize("data", ["integer", "real"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
+@pytest.mark.parametrize("text", SHAPES)
+def test_shape_on_foreign_memory(text, direction, layout, dtype, data, cudnn):
+    """Guard zones lie round plain OpenCL buffers, which CUDA does not see: copies stand in."""
+    problem = ConvProblem.parse(text).replace(direction=direction, layout=layout, dtype=dtype)
+    solver = plugins().solvers[NAMES[0]]
+    if solver.rejects(problem, runtime.device_info(cudnn)):
+        pytest.skip("no engine")
+    check(problem, cudnn, solver=NAMES[0], data=data)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
+@pytest.mark.parametrize("math", ["float32", "ieee", "tf32", "fast"])
+def test_every_configuration_on_shared_memory(math, direction, cudnn):
+    from convdispatch import dispatch, reference
+
+    problem = ConvProblem.parse("mb4ic32ih14oc48kh3ph1").replace(direction=direction, math=math)
+    queue, info = runtime.queue(cudnn), runtime.device_info(cudnn)
+    operands, expected = make_operands(problem, "real")
+    given = {name: Tensor.from_numpy(array, queue) for name, array in operands.present().items()}
+    out = given[problem.written] = Tensor.empty(problem.out_shape, np.float32, queue)
+    solver = plugins().solvers[NAMES[0]]
+    limit = {"float32": 1e-5, "ieee": 1e-6}.get(math, 2e-3)
+    ran = 0
+    for config in itertools.islice(solver.configs(problem, info), 10):
+        try:
+            plan = dispatch.make(solver, config, problem, queue.context).plan
+        except Exception:  # an engine that the heuristics name may not serve the problem after all
+            continue
+        for _ in range(2):
+            out.write(np.full(problem.out_shape, np.nan, np.float32))
+            scratch = runtime.workspace(queue, plan.workspace_size)
+            plan.enqueue(queue, *(given[name].base_data for name in "xwy"), scratch)
+            error = reference.relative_error(out.numpy(), expected)
+            assert error <= limit, f"{config}: {error}"
+        ran += 1
+    assert ran
+
+
+def test_in_order_with_kernels(cudnn):
+    """A kernel writes x before, and reads y after, with nobody waiting in between."""
+    problem = ConvProblem.parse("mb2ic32ih17oc32kh3ph1")
+    operands, expected = make_operands(problem)
+    queue = runtime.queue(cudnn)
+    import pyopencl as cl
+
+    source = "kernel void scale(global float *a, float by) { a[get_global_id(0)] *= by; }"
+    scale = cl.Program(queue.context, source).build().scale
+    scale.set_scalar_arg_dtypes([None, np.float32])
+    w = Tensor.from_numpy(operands.w, queue)
+    with convdispatch.policy(solver=NAMES[0]):
+        for number in range(1, 21):
+            x = Tensor.from_numpy(operands.x, queue)
+            scale(queue, (x.size,), None, x.base_data, number)
+            y = convdispatch.conv(x, w, padding=1)
+            assert memory.cuda_address(y.base_data) is not None
+            scale(queue, (y.size,), None, y.base_data, 2)
+            error = np.abs(y.numpy() - 2 * number * expected).max() / np.abs(2 * number * expected).max()
+            assert error < 1e-5
+
+
+def test_order_by_events_alone(cudnn):
+    import pyopencl as cl
+
+    out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+    queue = cl.CommandQueue(runtime.context(cudnn), properties=out_of_order)
+    problem = ConvProblem.parse("mb2ic32ih17oc32kh3ph1")
+    operands, _ = make_operands(problem)
+    x, w = Tensor.from_numpy(operands.x, queue), Tensor.from_numpy(operands.w, queue)
+    from convdispatch import dispatch
+    from convdispatch.api.policy import Policy
+
+    plan = dispatch.prepare(problem, queue.context, Policy(solver=NAMES[0])).plan
+    y, z = Tensor.empty(problem.out_shape, np.float32, queue), Tensor.empty(problem.out_shape, np.float32, queue)
+    queue.finish()
+    scratch = runtime.workspace(queue, plan.workspace_size)
+    first = plan.enqueue(queue, x.base_data, w.base_data, y.base_data, scratch)
+    second = plan.enqueue(queue, y.base_data, w.base_data, z.base_data, scratch, [first])
+    second.wait()
+    with convdispatch.policy(solver="im2col"):
+        once = convdispatch.conv(operands.x, w=operands.w, padding=1)
+        expected = convdispatch.conv(once, operands.w, padding=1)
+    assert np.abs(z.numpy() - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_two_threads(cudnn):
+    problem = ConvProblem.parse("mb2ic32ih17oc32kh3ph1")
+    failures = []
+
+    def work(seed: int) -> None:
+        operands, expected = make_operands(problem, seed=seed)
+        queue = runtime.queue(cudnn)
+        with convdispatch.policy(solver=NAMES[0]):
+            for _ in range(10):
+                got = convdispatch.conv(operands.x, operands.w, padding=1, queue=queue)
+                if np.abs(got - expected).max() > 1e-4 * np.abs(expected).max():
+                    failures.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_deterministic_is(cudnn):
+    problem = ConvProblem.parse("mb8ic32ih28oc32kh3ph1").replace(direction="bwd_weights")
+    operands, _ = make_operands(problem, "real")
+    with convdispatch.policy(solver=NAMES[1]):
+        runs = [
+            convdispatch.conv_backward_weights(
+                operands.x, operands.y, problem.w_shape, padding=1, queue=runtime.queue(cudnn)
+            )
+            for _ in range(5)
+        ]
+    assert all(np.array_equal(runs[0], run) for run in runs)
+
+
+def test_one_table_with_the_portable_solvers(cudnn):
+    text = str(convdispatch.explain(ConvProblem.parse("mb1ic16ih20oc32kh3ph1"), cudnn))
+    assert "cudnn.convolution" in text
+    assert "im2col" in text
+
+
+def test_found_by_a_search(cudnn):
+    results = convdispatch.find(ConvProblem.parse("mb8ic32ih28oc32kh3ph1"), cudnn, budget_ms=4000)
+    assert any(result.solver.startswith("cudnn.") for result in results)

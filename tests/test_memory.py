@@ -1,0 +1,229 @@
+"""Pools: statistics, limit, release, parts; and pools of memory shared with CUDA, here with a CUDA that is none."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+
+import numpy as np
+import pyopencl as cl
+import pytest
+
+import convdispatch
+from convdispatch import memory, runtime, sharedpool
+from convdispatch.api.errors import Frozen, MemoryLimit
+
+MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def clean(device):
+    """Each test begins with no free blocks, and ends without a limit."""
+    gc.collect()
+    runtime.release_memory(device)
+    yield
+    runtime.set_memory_limit(device, None)
+
+
+def test_statistics_follow_what_is_held(queue, device):
+    before = runtime.memory_statistics(device)
+    block = runtime.allocate(queue, 3 * MB)
+    held = runtime.memory_statistics(device)
+    assert held.held_bytes - before.held_bytes >= 3 * MB
+    assert held.active_bytes - before.active_bytes >= 3 * MB
+    assert held.active_blocks == before.active_blocks + 1
+    del block
+    free = runtime.memory_statistics(device)
+    assert free.held_bytes == held.held_bytes
+    assert free.active_bytes == before.active_bytes
+    assert free.held_blocks == before.held_blocks + 1
+    runtime.release_memory(device)
+    assert runtime.memory_statistics(device).held_bytes <= before.held_bytes
+
+
+def test_a_limit_gives_free_blocks_back_first_and_then_refuses(queue, device):
+    base = runtime.memory_statistics(device).held_bytes
+    kept = runtime.allocate(queue, 4 * MB)
+    waiting = runtime.allocate(queue, 16 * MB)
+    del waiting
+    runtime.set_memory_limit(device, base + 16 * MB)
+    other = runtime.allocate(queue, 6 * MB)  # only fits when the 16 MB that wait are given back
+    assert runtime.memory_statistics(device).held_bytes <= base + 16 * MB
+    with pytest.raises(MemoryLimit, match="the limit is"):
+        runtime.allocate(queue, 32 * MB)
+    assert runtime.memory_statistics(device).limit == base + 16 * MB
+    runtime.set_memory_limit(device, None)
+    assert runtime.allocate(queue, 32 * MB).size >= 32 * MB
+    del kept, other
+
+
+def test_the_limit_reaches_the_caller_of_conv(device):
+    x, w = np.ones((1, 8, 40, 40), np.float32), np.ones((8, 8, 3, 3), np.float32)
+    runtime.release_memory(device)
+    runtime.set_memory_limit(device, 1)
+    with convdispatch.policy(solver="im2col*"), pytest.raises(MemoryLimit):
+        convdispatch.conv(x, w, queue=runtime.queue(device))
+
+
+def test_frozen_takes_only_what_waits(queue):
+    block = runtime.allocate(queue, MB)
+    place = block.int_ptr
+    del block
+    with convdispatch.frozen():
+        assert runtime.allocate(queue, MB).int_ptr == place
+        with pytest.raises(Frozen):
+            runtime.allocate(queue, 64 * MB)
+
+
+def test_parts_of_pooled_memory_hold_the_block(queue, device):
+    align = runtime.device_info(device).buffer_alignment
+    block = runtime.allocate(queue, 4 * MB)
+    cl.enqueue_copy(queue, block, np.arange(MB, dtype=np.int32))
+    part = runtime.sub_region(block, align, 4 * align)
+    inner = runtime.sub_region(part, align, 2 * align)  # a part of a part
+    del block, part
+    gc.collect()
+    again = runtime.allocate(queue, 4 * MB)
+    cl.enqueue_fill_buffer(queue, again, np.int32(-1), 0, 4 * MB)
+    got = np.empty(2 * align // 4, np.int32)
+    cl.enqueue_copy(queue, got, inner)
+    assert np.array_equal(got, np.arange(2 * align // 4, 4 * align // 4))
+
+
+def test_fresh_memory_has_its_content(queue):
+    content = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    got = np.empty_like(content)
+    cl.enqueue_copy(queue, got, runtime.fresh(queue, content.nbytes, content))
+    assert np.array_equal(got, content)
+    assert runtime.fresh(queue, 0).size >= 1
+
+
+class FakeShared:
+    """Stands for CUDA's view: an address that nothing is at."""
+
+    places = 1 << 40
+
+    def __init__(self, size):
+        self.size, self.address = size, FakeShared.places
+        FakeShared.places += size + (1 << 30)
+        self.released = False
+
+    def release(self):
+        self.released = True
+
+
+class FakeCuda:
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, name, *arguments):
+        self.calls.append(name)
+
+
+@pytest.fixture
+def shared_pool(device, monkeypatch):
+    """``make(queue)``: a pool of shared memory on a context of its own, whose imports are plain buffers."""
+    made = []
+
+    def import_plain(arena, size):
+        shared = FakeShared(size)
+        buffer = cl.Buffer(arena._context, cl.mem_flags.READ_WRITE, size)
+        sharedpool._addresses[buffer.int_ptr] = shared.address
+        made.append(shared)
+        return shared, buffer
+
+    monkeypatch.setattr(sharedpool.Arena, "_import", import_plain)
+    monkeypatch.setattr(sharedpool, "_addresses", {})  # real arenas live as long as the process; these do not
+    context = cl.Context([device])
+    arena = sharedpool.Arena(context, FakeCuda())
+
+    def make(out_of_order=False):
+        flags = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE if out_of_order else 0
+        queue = cl.CommandQueue(context, properties=flags)
+        pool = sharedpool.SharedPool(queue, arena)
+        monkeypatch.setitem(memory._pools, queue, pool)
+        return queue, pool
+
+    make.imports = made
+    return make
+
+
+def test_shared_blocks_are_aligned_apart_and_used_again(shared_pool):
+    queue, pool = shared_pool()
+    sizes = [1, 500, 512, 513, 5000, 70_000, MB, MB + 1, 5 * MB, 33 * MB + 7]
+    blocks = [runtime.allocate(queue, size) for size in sizes]
+    spans = sorted((memory.cuda_address(block), block.size) for block in blocks)
+    assert all(address % 512 == 0 for address, _ in spans)
+    assert all(first + size <= second for (first, size), (second, _) in itertools.pairwise(spans))
+    for block, size in zip(blocks, sizes, strict=True):
+        assert size <= block.size <= max(512, 2 * size, size * 9 / 8 + 2 * MB)
+        cl.enqueue_fill_buffer(queue, block, np.uint8(7), 0, size)
+    places = {size: memory.cuda_address(block) for size, block in zip(sizes, blocks, strict=True)}
+    imports = len(shared_pool.imports)
+    del blocks, block
+    assert pool.active_bytes == 0
+    assert {size: memory.cuda_address(runtime.allocate(queue, size)) for size in (5 * MB,)} == {5 * MB: places[5 * MB]}
+    assert len(shared_pool.imports) == imports
+
+
+def test_shared_parts_know_their_address(shared_pool):
+    queue, _ = shared_pool()
+    for size in (100_000, 4 * MB):
+        block = runtime.allocate(queue, size)
+        part = runtime.sub_region(block, 4096, 1024)
+        assert memory.cuda_address(part) == memory.cuda_address(block) + 4096
+        found, offset = memory.shared_block(memory.cuda_address(block) + 4100)
+        assert (found.int_ptr, offset) == (block.int_ptr, 4100)
+    assert memory.shared_block(12345) is None
+    assert memory.cuda_address(cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 64)) is None
+
+
+def test_shared_memory_is_given_back(shared_pool):
+    queue, pool = shared_pool()
+    block = runtime.allocate(queue, 8 * MB)
+    own = runtime.fresh(queue, 100)
+    assert own.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT) is None  # never a part: others cut it into parts
+    del own
+    assert sum(shared.released for shared in shared_pool.imports) == 1
+    pool.free_held()
+    assert sum(shared.released for shared in shared_pool.imports) == 1  # the block is in use
+    del block
+    pool.free_held()
+    assert sum(shared.released for shared in shared_pool.imports) == 2
+    assert pool.managed_bytes == 0
+
+
+def test_out_of_order_blocks_wait_for_the_commands_of_their_time(shared_pool, device):
+    queue, _ = shared_pool(out_of_order=True)
+    gate = cl.UserEvent(queue.context)
+    block = runtime.allocate(queue, 4 * MB)
+    first = memory.cuda_address(block)
+    cl.enqueue_fill_buffer(queue, block, np.uint8(1), 0, MB, wait_for=[gate])
+    del block
+    assert memory.cuda_address(runtime.allocate(queue, 4 * MB)) != first  # still to be written
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    queue.finish()
+    places = {memory.cuda_address(block) for block in [runtime.allocate(queue, 4 * MB) for _ in range(2)]}
+    assert first in places
+
+
+def test_shared_pool_from_threads(shared_pool):
+    queue, pool = shared_pool()
+    failures = []
+
+    def work(seed):
+        random = np.random.default_rng(seed)
+        for _ in range(200):
+            held = [runtime.allocate(queue, int(size)) for size in random.integers(1, 3 * MB, 3)]
+            places = sorted((memory.cuda_address(block), block.size) for block in held)
+            if any(a + size > b for (a, size), (b, _) in itertools.pairwise(places)):
+                failures.append(places)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert (pool.active_bytes, pool.active_blocks) == (0, 0)
