@@ -19,7 +19,8 @@ from pathlib import Path
 import click
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pyopencl as cl
 from convdispatch_fft.gpu import Spectra
@@ -99,10 +100,10 @@ def main(layers, directions, tries, variants, peer, constant, limit, ask, second
                 print(f"{text} {SHORT[direction]} {config} failed: {str(failure)[:300]}", flush=True)
                 continue
             steps = " ".join(f"{part:.3f}" for part in parts[:6])
+            named = variants[number - tries] if number >= tries else config
             print(f"{text} {SHORT[direction]:2} {ms:.3f} ms  passes {steps}  torch {theirs:.3f}  err {error:.1e}"
                   f"  {plan.workspace_size >> 20} MiB  slots {layout.slots} build {built:.1f} s"
-                  f"  {registers(ours, plan) if ask else ''} {config if number == 0 else (variants[number - tries] if number >= tries else config)}",
-                  flush=True)  # fmt: skip
+                  f"  {registers(ours, plan) if ask else ''} {named}", flush=True)  # fmt: skip
             if error < 1e-5 and (best is None or ms < best[0]):
                 best = ms, number, error
         if best:

@@ -78,7 +78,9 @@ def _product(layout: Layout, device: DeviceInfo) -> float:
     tile = layout.tile
     m, n, k = layout.result_rows, layout.chunks[1], layout.chunks[2]
     groups = -(-m // tile.bm) * -(-n // tile.bn) * layout.transform.frequencies * layout.problem.g
-    rounds = -(-groups // device.compute_units) * device.compute_units
+    # Three planes of sums leave room for two groups a unit, which start and end together.
+    round_size = device.compute_units * (2 if tile.three else 1)
+    rounds = -(-groups // round_size) * round_size
     share = dict(TILES).get(tile, 60)
     if tile.three and device.vendor != "nvidia":
         share //= 2  # 192 sums and more than 240 registers
@@ -99,7 +101,7 @@ def _inverse(transform: Transform) -> float:
 
 
 def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
-    """Layouts that fit the device: transforms by predicted time, then products, then the best one in ever more parts."""
+    """Layouts that fit the device: transforms by predicted time, products, then the best one in ever more parts."""
     local, plain = local_bytes(device), TILES[6][0]
     found = []
     for transform in transforms(problem):
@@ -107,6 +109,8 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
         layout = Layout(problem, transform, (1, 1, 1), plain, local, wide)
         if layout.fits(device):
             found.append((operations(layout, device), len(found), layout))
+    if not found:
+        return
     found.sort(key=lambda entry: entry[:2])
     ranked = []
     for cost, number, layout in found[:6]:
@@ -124,8 +128,8 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
     yield from others[2:6]
     yield from firsts[3:]
     # Parts: of the fastest layout, and of the one whose single tile's spectrum is smallest.
-    smallest = min(firsts, key=lambda layout: layout.transform.frequencies, default=None)
-    for layout in [*firsts[:1], *([smallest] if smallest not in firsts[:1] else [])]:
+    smallest = min(firsts, key=lambda layout: layout.transform.frequencies)
+    for layout in dict.fromkeys((firsts[0], smallest)):
         yield from in_parts(layout)
 
 

@@ -17,17 +17,14 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
 
-__all__ = ["Axis", "Span", "Transform", "half"]
+from ..transforms import half
 
-
-def half(n: int) -> int:
-    """Frequencies of n real points: the others are their conjugates."""
-    return n // 2 + 1
+__all__ = ["Axis", "Span", "Transform"]
 
 
 @dataclass(frozen=True)
 class Span:
-    """What a tile takes of a tensor along an axis: ``given`` places, ``spread`` apart, from ``origin + tile * step``."""
+    """What a tile takes of a tensor along an axis: ``given`` places from ``origin + tile * step`` on."""
 
     length: int
     """Elements of the tensor along the axis."""
@@ -63,7 +60,7 @@ class Axis:
     def of(cls, problem: ConvProblem, axis: str, size: int) -> Axis | None:
         """Transforms of ``size`` points along ``axis``; None when they are too small."""
         length, kernel, spread, out = (getattr(problem, letter + axis) for letter in "ikdo")
-        near, far = getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")
+        near = getattr(problem, "p" + axis)
         extent = spread * (kernel - 1) + 1
         taps = Span(kernel, extent, spread=spread)
         if size >= max(length + near, out + extent - 1 - near, length, out, extent):

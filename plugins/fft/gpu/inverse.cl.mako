@@ -24,35 +24,6 @@ void synthesise(global const PAIR *restrict hat, long hat_off, OUT_PARAMS, int r
 ${p.row_code}\
   }
   barrier(CLK_LOCAL_MEM_FENCE);
-% if p.linear:
-  // Rows are no whole number of sectors: the planes are put together in local memory and written as they lie.
-  const int at = lid / ${p.width}, e = lid % ${p.width};
-  ACC ${", ".join(f"z{j} = 0" for j in range(p.column_count))};
-  if (lid < ${p.slots * p.width}) {
-    local const PAIR *from = stage + at * ${p.slot_pitch} + e;
-% for k in range(p.height):
-    const PAIR v${k} = from[${k * p.row_pitch}];
-% endfor
-${p.column_code}\
-  }
-  barrier(CLK_LOCAL_MEM_FENCE);
-  local ACC *plane = (local ACC *)stage;
-  if (lid < ${p.slots * p.width}) {
-% for j in range(p.column_count):
-    plane[at * ${p.plane_size} + ${j * p.width} + e] = z${j};
-% endfor
-  }
-  barrier(CLK_LOCAL_MEM_FENCE);
-  for (int first = 0; first < ${p.slots}; first += ${p.run}) {
-    const int slot = slot0 + block * ${p.slots} + first;
-    const bool live = ${p.live_text};
-    const int limit = live ? min(${p.run}, ${p.planes.slot.total} - slot) * ${p.plane_size} : 0;
-    const int channel = ${p.channel_text};
-    const long to = ${p.place_text};
-    for (int i = lid - (int)(to % 32); i < limit; i += ${p.items})
-      if (i >= 0) put(OUT_ARGS, to + i, plane[first * ${p.plane_size} + i], channel);
-  }
-% else:
   for (int i = lid; i < ${p.slots * p.width}; i += ${p.items}) {
     const int at = i / ${p.width}, e = i % ${p.width}, slot = slot0 + block * ${p.slots} + at;
     local const PAIR *from = stage + at * ${p.slot_pitch} + e;
@@ -67,5 +38,4 @@ ${p.column_code}\
     const int channel = ${p.channel_text};
 ${p.column_code}\
   }
-% endif
 }

@@ -13,7 +13,8 @@ import numpy as np
 from convdispatch.api import OPERANDS, Areas, ConvProblem, DeviceInfo, Launch, StepPlan, build, kernel_text
 
 from .geometry import Transform
-from .spectra import Forward, Inverse, Planes, group_items, planes, slot_pitch, slots_of
+from .planes import Planes, planes
+from .spectra import Forward, Inverse, group_items, slot_pitch, slots_of
 
 __all__ = ["Layout", "Tile", "make_plan"]
 
@@ -102,9 +103,10 @@ class Layout:
     @functools.cached_property
     def slots(self) -> tuple[int, int, int]:
         """Slots of a work group, of the left operand's, the right operand's and the result's transforms."""
-        left, right, result = self._widths
-        return tuple(slots_of(width, self.transform.height, total, self.local)
-                     for width, total in ((left, self.totals[0]), (right, self.totals[1]), (result, self.totals[1])))  # fmt: skip
+        totals = (self.totals[0], self.totals[1], self.totals[1])
+        height = self.transform.height
+        sides = zip(self._widths, totals, strict=True)
+        return tuple(slots_of(width, height, total, self.local) for width, total in sides)
 
     @property
     def _widths(self) -> tuple[int, int, int]:
@@ -198,8 +200,8 @@ def make_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> 
         steps.append(kernels.product(home, left, at_right, at_result, k > 0))
         if k == k_starts[-1]:
             steps.append(kernels.synthesise(at_result, m, n))
-    key = repr(("fft", problem.direction, problem.w_shape, problem.layout, problem.g, problem.dh, problem.dw, config["th"],
-                config["tw"], layout.chunks[0], layout.chunks[2]))  # fmt: skip
+    form = (problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, problem.dh, problem.dw)
+    key = repr(("fft.gpu", *form, config["th"], config["tw"], layout.chunks[0], layout.chunks[2]))
     return StepPlan(layout.workspace_size, steps, layout.packed_size, packers, key if layout.packs else None)
 
 
@@ -245,7 +247,14 @@ class _Kernels:
         items = layout.tile.items
         groups = -(-layout.result_rows // layout.tile.bm) * -(-layout.chunks[1] // layout.tile.bn)
         groups *= layout.transform.frequencies * layout.problem.g
-        arguments = [home, np.int64(left // 16), "workspace", np.int64(right // 16), "workspace", np.int64(result // 16)]
+        arguments = [
+            home,
+            np.int64(left // 16),
+            "workspace",
+            np.int64(right // 16),
+            "workspace",
+            np.int64(result // 16),
+        ]
         program = self._product(accumulate)
         return Launch(program, "product", (groups * items,), (items,), arguments, names=OPERANDS)
 

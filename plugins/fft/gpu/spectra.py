@@ -1,4 +1,4 @@
-"""Planes and passes: which tile of which tensor a spectrum belongs to, and the text of the passes between them; pure."""
+"""Passes between tensors and spectra: what their kernels' text needs; pure."""
 
 from __future__ import annotations
 
@@ -6,78 +6,13 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem
+from ..transforms import codelet, half
+from .geometry import Span, Transform
+from .planes import Planes
 
-from ..transforms import codelet
-from .geometry import Span, Transform, half
-
-__all__ = ["Forward", "Inverse", "Line", "Planes", "group_items", "planes", "slot_pitch", "slots_of"]
+__all__ = ["Forward", "Inverse", "group_items", "slot_pitch", "slots_of"]
 
 _TYPES = "#define PAIR_(T) T##2\n#define PAIR_OF(T) PAIR_(T)\n#define PAIR PAIR_OF(ACC)"
-
-
-@dataclass(frozen=True)
-class Line:
-    """One axis of a matrix of spectra: what its index counts, and how far apart the tiles' planes lie in the tensor."""
-
-    total: int
-    """Indices of a group."""
-    stride: int
-    """Elements between neighbours."""
-    group: int = 0
-    """Elements between two groups' first ones."""
-    tiles: int = 0
-    """Above 0: the index counts tiles, so many an image."""
-    channels: bool = False
-    """Whether the index counts channels of the written tensor."""
-
-
-@dataclass(frozen=True)
-class Planes:
-    """A tensor seen as a matrix of tiles, (row, slot), in each group."""
-
-    tensor: str
-    row: Line
-    slot: Line
-    column_stride: int
-    """Elements between neighbours in a column of pixels."""
-    row_stride: int
-
-
-def planes(problem: ConvProblem, transform: Transform) -> tuple[Planes, Planes, Planes]:
-    """The left operand, the right one and the result of the products over channels; rows of operands are summed."""
-    g, tiles = problem.g, transform.tiles
-    icg, ocg = problem.ic // g, problem.oc // g
-    nchw = problem.layout == "nchw"
-    taps = problem.kh * problem.kw
-
-    def strides(channels: int, letter: str) -> tuple[int, int, int, int]:
-        """Of image, channel, pixel row and pixel; the kernel's image is an output channel."""
-        high, wide = getattr(problem, letter + "h"), getattr(problem, letter + "w")
-        return (channels * high * wide, *((high * wide, wide, 1) if nchw else (1, wide * channels, channels)))
-
-    def data(tensor: str) -> tuple[Line, Line, int, int]:
-        per, all_channels, letter = (icg, problem.ic, "i") if tensor == "x" else (ocg, problem.oc, "o")
-        image, channel, down, right = strides(all_channels, letter)
-        images = Line(problem.mb * tiles, image, tiles=tiles)
-        return images, Line(per, channel, per * channel, channels=tensor == problem.written), down, right
-
-    def place(tensor: str, row: Line, slot: Line, down: int, right: int) -> Planes:
-        # A 1-D problem's pixels stand in a column.
-        return Planes(tensor, row, slot, *((right, down) if problem.ndim == 1 else (down, right)))
-
-    _, inner, down, right = strides(icg, "k")
-    w_oc, w_ic = Line(ocg, icg * taps, ocg * icg * taps), Line(icg, inner)
-    x_images, x_channels, *x_steps = data("x")
-    y_images, y_channels, *y_steps = data("y")
-    if problem.direction == "fwd":
-        left = place("w", w_ic, w_oc, down, right)
-        return left, place("x", x_channels, x_images, *x_steps), place("y", y_channels, y_images, *y_steps)
-    if problem.direction == "bwd_data":
-        left = place("w", w_oc, w_ic, down, right)
-        return left, place("y", y_channels, y_images, *y_steps), place("x", x_channels, x_images, *x_steps)
-    left = place("y", y_images, y_channels, *y_steps)
-    return left, place("x", x_images, x_channels, *x_steps), place("w", w_oc, w_ic, down, right)
 
 
 @dataclass(frozen=True)
@@ -270,11 +205,6 @@ class Inverse(_Pass):
         return len(self.transform.rows.wanted)
 
     @property
-    def ragged(self) -> bool:
-        """Whether tiles reach beyond the tensor."""
-        return any(axis.tiles * axis.out_step > axis.out_length for axis in (self.transform.columns, self.transform.rows))
-
-    @property
     def tile_texts(self) -> list[str]:
         """Where the tile's results begin."""
         wide, tile = self.transform.rows.tiles, self._tile or "0"
@@ -289,27 +219,6 @@ class Inverse(_Pass):
     def _column_tests(self) -> list[str]:
         axis = self.transform.rows
         return [f"px < {axis.out_length}"] if axis.tiles * axis.out_step > axis.out_length else []
-
-    @property
-    def column_count(self) -> int:
-        """Pixels of a column that are wanted."""
-        return len(self.transform.columns.wanted)
-
-    @property
-    def plane_size(self) -> int:
-        """Pixels of a tile that are wanted."""
-        return self.column_count * self.width
-
-    @property
-    def linear(self) -> bool:
-        """Whether tiles are whole planes, whose rows would be written in parts of sectors (32 bytes)."""
-        whole = self.transform.tiles == 1 and self.planes.row_stride == 1 and self.planes.column_stride == self.width
-        return whole and self.width % 8 > 0 and self.slots * self.width <= self.items
-
-    @property
-    def run(self) -> int:
-        """Slots whose planes follow each other in memory."""
-        return self.slots if self.planes.slot.stride == self.plane_size and not self.planes.slot.tiles else 1
 
     @property
     def channel_text(self) -> str:
@@ -337,8 +246,6 @@ class Inverse(_Pass):
 
         def store(name: str, value: str) -> str:
             j = places[name]
-            if self.linear:
-                return f"z{j} = {value};"
             guard = "live" + (f" && py + {j} < {axis.out_length}" if ragged else "")
             at = f"to + (long)px * {self.planes.row_stride} + (long)(py + {j}) * {self.planes.column_stride}"
             return f"if ({guard}) put(OUT_ARGS, {at}, {value}, channel);"
