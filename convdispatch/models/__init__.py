@@ -1,1 +1,1 @@
-"""Well-known nets, as modules only."""
+"""Well-known nets, as modules: a file a family, and ``catalogue`` to make one by its name."""

@@ -1,0 +1,53 @@
+"""Nets by name, for commands that take one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..api.errors import InvalidArgument
+from ..nn import Module
+
+__all__ = ["create", "names"]
+
+
+def _catalogue() -> dict[str, Callable[..., Module]]:
+    from .classics import AlexNet, LeNet, OverFeat, vgg16, vgg_a
+    from .googlenet import GoogLeNet
+    from .resnet import ResNet50
+
+    return {
+        "lenet": LeNet,
+        "alexnet": AlexNet,
+        "overfeat": OverFeat,
+        "vgg_a": vgg_a,
+        "vgg16": vgg16,
+        "googlenet": GoogLeNet,
+        "resnet50": ResNet50,
+        "efficientnet_lite0": _efficientnet,
+    }
+
+
+def _efficientnet(classes: int = 1000, layout: str = "nchw", queue: Any = None) -> Module:
+    from .efficientnet import CLASSES, EfficientNetLite0
+
+    if classes != CLASSES:
+        raise InvalidArgument(f"EfficientNet-lite0 has {CLASSES} classes here, got {classes}")
+    return EfficientNetLite0(layout, queue)
+
+
+def names() -> list[str]:
+    """The nets' names."""
+    return list(_catalogue())
+
+
+def create(name: str, classes: int | None = None, layout: str = "nchw", queue: Any = None) -> Module:
+    """The net of that name with random weights; ``classes`` is as many as it was published with when None.
+
+    It has ``SIZE`` and ``CHANNELS``, the pixels along a side and the channels of its input. Raises InvalidArgument for
+    an unknown name.
+    """
+    if name not in _catalogue():
+        raise InvalidArgument(f"there is no net {name!r}; there are {', '.join(names())}")
+    options = {} if classes is None else {"classes": classes}
+    return _catalogue()[name](layout=layout, queue=queue, **options)

@@ -1,0 +1,141 @@
+"""LeNet, AlexNet, OverFeat and VGG: convolutions in a row, then linear maps.
+
+Each takes pictures ``[mb, c, h, w]`` (``[mb, h, w, c]`` for "nhwc") and answers logits ``[mb, classes]``. Parts are
+named as torchvision names them where it has the net (``features.0.weight``, ``classifier.1.bias``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from ..nn import Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, ReLU, Sequential
+from ..tensor import Tensor
+
+__all__ = ["AlexNet", "LeNet", "OverFeat", "VGG", "vgg16", "vgg_a"]
+
+
+class _Classic(Module):
+    """``features`` then ``classifier``, with pictures flattened in between."""
+
+    SIZE: int
+    """Pixels along each side of the input."""
+    CHANNELS = 3
+    features: Sequential
+    classifier: Sequential
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.flatten(self.features(x)))
+
+    def _make(self, features: Sequence[Module], classifier: Sequence[Module], layout: str) -> None:
+        self.layout, self.flatten = layout, Flatten(layout=layout)
+        self.features, self.classifier = Sequential(*features), Sequential(*classifier)
+
+
+def _head(sizes: Sequence[int], queue: Any, dropout: bool = True) -> list[Module]:
+    """Linear maps of the sizes, rectified in between, with dropout before all but the last."""
+    layers: list[Module] = []
+    for i, (ic, oc) in enumerate(itertools.pairwise(sizes)):
+        last = i == len(sizes) - 2
+        layers += [Dropout(0.5, queue=queue)] if dropout and not last else []
+        layers += [Linear(ic, oc, queue=queue)] + ([] if last else [ReLU()])
+    return layers
+
+
+class LeNet(_Classic):
+    """LeNet-5 (LeCun et al. 1998) as it is built today: ReLU, max pooling, 28×28 pictures of one channel."""
+
+    SIZE, CHANNELS = 28, 1
+
+    def __init__(self, classes: int = 10, layout: str = "nchw", queue: Any = None) -> None:
+        common = {"layout": layout, "queue": queue}
+        features = [
+            Conv2d(1, 6, 5, padding=2, **common),
+            ReLU(),
+            MaxPool2d(2, layout=layout),
+            Conv2d(6, 16, 5, **common),
+            ReLU(),
+            MaxPool2d(2, layout=layout),
+        ]
+        self._make(features, _head((400, 120, 84, classes), queue, dropout=False), layout)
+
+
+class AlexNet(_Classic):
+    """AlexNet in one tower (Krizhevsky 2014, "One Weird Trick"): 224×224."""
+
+    SIZE = 224
+
+    def __init__(self, classes: int = 1000, layout: str = "nchw", queue: Any = None) -> None:
+        common = {"layout": layout, "queue": queue}
+        features = [
+            Conv2d(3, 64, 11, stride=4, padding=2, **common),
+            ReLU(),
+            MaxPool2d(3, 2, layout=layout),
+            Conv2d(64, 192, 5, padding=2, **common),
+            ReLU(),
+            MaxPool2d(3, 2, layout=layout),
+            Conv2d(192, 384, 3, padding=1, **common),
+            ReLU(),
+            Conv2d(384, 256, 3, padding=1, **common),
+            ReLU(),
+            Conv2d(256, 256, 3, padding=1, **common),
+            ReLU(),
+            MaxPool2d(3, 2, layout=layout),
+        ]
+        self._make(features, _head((256 * 6 * 6, 4096, 4096, classes), queue), layout)
+
+
+class OverFeat(_Classic):
+    """OverFeat, the fast model (Sermanet et al. 2013): 231×231."""
+
+    SIZE = 231
+
+    def __init__(self, classes: int = 1000, layout: str = "nchw", queue: Any = None) -> None:
+        common = {"layout": layout, "queue": queue}
+        features = [
+            Conv2d(3, 96, 11, stride=4, **common),
+            ReLU(),
+            MaxPool2d(2, layout=layout),
+            Conv2d(96, 256, 5, **common),
+            ReLU(),
+            MaxPool2d(2, layout=layout),
+            Conv2d(256, 512, 3, padding=1, **common),
+            ReLU(),
+            Conv2d(512, 1024, 3, padding=1, **common),
+            ReLU(),
+            Conv2d(1024, 1024, 3, padding=1, **common),
+            ReLU(),
+            MaxPool2d(2, layout=layout),
+        ]
+        self._make(features, _head((1024 * 6 * 6, 3072, 4096, classes), queue), layout)
+
+
+class VGG(_Classic):
+    """3×3 convolutions of padding 1 in blocks, a pooling after each (Simonyan and Zisserman 2014): 224×224.
+
+    ``blocks`` says how many convolutions each of the five blocks has: ``(1, 1, 2, 2, 2)`` is configuration A,
+    ``(2, 2, 3, 3, 3)`` D, known as VGG-16.
+    """
+
+    SIZE = 224
+
+    def __init__(self, blocks: Sequence[int], classes: int = 1000, layout: str = "nchw", queue: Any = None) -> None:
+        features: list[Module] = []
+        ic = 3
+        for count, oc in zip(blocks, (64, 128, 256, 512, 512), strict=True):
+            for _ in range(count):
+                features += [Conv2d(ic, oc, 3, padding=1, layout=layout, queue=queue), ReLU()]
+                ic = oc
+            features.append(MaxPool2d(2, layout=layout))
+        self._make(features, _head((512 * 7 * 7, 4096, 4096, classes), queue), layout)
+
+
+def vgg_a(classes: int = 1000, layout: str = "nchw", queue: Any = None) -> VGG:
+    """VGG's configuration A: eight convolutions."""
+    return VGG((1, 1, 2, 2, 2), classes, layout, queue)
+
+
+def vgg16(classes: int = 1000, layout: str = "nchw", queue: Any = None) -> VGG:
+    """VGG's configuration D: thirteen convolutions."""
+    return VGG((2, 2, 3, 3, 3), classes, layout, queue)

@@ -1,0 +1,156 @@
+"""The inference form: what it fuses, what it must not, its memory, layouts, queues, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from convdispatch import inference, nn, runtime
+from convdispatch.api import InvalidArgument
+from convdispatch.inference.fuse import fuse
+from convdispatch.inference.graph import Ref
+from convdispatch.inference.layout import relayout
+from convdispatch.inference.trace import trace
+from convdispatch.nn import functional
+from convdispatch.tensor import Tensor
+
+C = 8
+
+
+class Small(nn.Module):
+    """A residual block, a normalisation, two branches concatenated, flattened pictures, a softmax."""
+
+    def __init__(self, layout="nchw"):
+        common = {"layout": layout}
+        self.axis = 1 if layout == "nchw" else 3
+        self.stem = nn.Conv2d(3, C, 3, stride=2, padding=1, **common)
+        self.pool = nn.MaxPool2d(3, 2, 1, **common)
+        self.conv1 = nn.Conv2d(C, C, 3, padding=1, bias=False, **common)
+        self.bn1 = nn.BatchNorm2d(C, activation="relu", **common)
+        self.conv2 = nn.Conv2d(C, C, 3, padding=1, **common)
+        self.bn2 = nn.BatchNorm2d(C, **common)
+        self.shortcut = nn.Conv2d(C, C, 1, **common)
+        self.norm = nn.LRN(5, **common)
+        self.one = nn.Conv2d(C, 4, 1, activation="relu", **common)
+        self.three = nn.Conv2d(C, 12, 3, padding=1, **common)
+        self.drop = nn.Dropout(0.5)
+        self.flatten = nn.Flatten(layout=layout)
+        self.fc = nn.Linear(16 * 4 * 4, 10)
+
+    def forward(self, x):
+        x = self.pool(functional.relu(self.stem(x)))
+        y = self.bn2(self.conv2(self.bn1(self.conv1(x))))
+        x = self.norm(functional.relu(y + self.shortcut(x)))
+        x = functional.concatenate([self.one(x), self.three(x)], self.axis)
+        return functional.softmax(self.fc(self.drop(self.flatten(x))))
+
+
+def shaken(net):
+    random = np.random.default_rng(0)
+    for part in (net.bn1, net.bn2):
+        part.running_mean = Tensor.from_numpy(random.standard_normal(C, dtype=np.float32))
+        part.running_var = Tensor.from_numpy(random.uniform(0.5, 2, C).astype(np.float32))
+    net.eval()
+    return net
+
+
+def picture(mb, layout="nchw", seed=1):
+    shape = (mb, 3, 16, 16) if layout == "nchw" else (mb, 16, 16, 3)
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def nets():
+    return {layout: shaken(Small(layout)) for layout in ("nchw", "nhwc")}
+
+
+@pytest.mark.parametrize("traced", ["nchw", "nhwc"])
+@pytest.mark.parametrize("mb", [1, 3])
+@pytest.mark.parametrize(("layout", "queues"), [("nchw", 1), ("nhwc", 1), ("nchw", 3), ("nhwc", 3), (None, None)])
+def test_same_result_as_the_net(nets, traced, mb, layout, queues):
+    net = nets[traced]
+    built = inference.build(net, picture(mb, traced).shape, layout=layout, queues=queues)
+    for seed in (1, 2):  # a second run finds its memory used
+        x = picture(mb, traced, seed)
+        expected = net(Tensor.from_numpy(x)).numpy()
+        np.testing.assert_allclose(built(x), expected, rtol=2e-5, atol=1e-6)
+        result = built(Tensor.from_numpy(x))
+        np.testing.assert_allclose(result.numpy(), expected, rtol=2e-5, atol=1e-6)
+    assert built.nbytes < built.unshared_nbytes
+    if layout and queues:
+        assert built.layout == layout
+        assert built.queues <= queues
+    else:
+        assert len(built.tried) >= 2
+
+
+def test_what_is_fused(nets):
+    graph = fuse(trace(nets["nchw"], [(1, 3, 16, 16)], np.float32, runtime.queue()))
+    assert [node.name for node in graph.nodes] == [
+        "convolution", "max_pool", "convolution", "convolution", "convolution", "local_response_norm", "convolution",
+        "convolution", "concatenate", "convolution", "softmax",
+    ]  # fmt: skip
+    with_residual = [node for node in graph.nodes if isinstance(node.kwargs.get("residual"), Ref)]
+    assert [node.kwargs["activation"] for node in with_residual] == ["relu"]
+
+
+def test_a_value_that_others_read_stays(nets):
+    conv, bn = nets["nchw"].conv2, nets["nchw"].bn2
+
+    def net(x):
+        y = conv(x)
+        return bn(y) + functional.relu(y)
+
+    graph = fuse(trace(net, [(1, C, 4, 4)], np.float32, runtime.queue()))
+    assert [node.name for node in graph.nodes].count("convolution") == 1
+    assert "batch_norm" in [node.name for node in graph.nodes]
+    x = np.random.default_rng(0).standard_normal((1, C, 4, 4), dtype=np.float32)
+    built = inference.build(net, x.shape, layout="nhwc", queues=2)
+    np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_turning_a_graph_twice_needs_reorders_only_at_its_ends(nets):
+    graph = fuse(trace(nets["nchw"], [(2, 3, 16, 16)], np.float32, runtime.queue()))
+    turned = relayout(graph, "nhwc")
+    names = [node.name for node in turned.nodes]
+    assert names[0] == "reorder"
+    assert names.count("reorder") == 2  # the input's, and the one before the pictures are flattened
+    assert relayout(graph, "nchw").nodes[0].name == "convolution"
+
+
+def test_parts_of_a_concatenation_are_written_in_place(nets):
+    built = inference.build(nets["nchw"], (1, 3, 16, 16), layout="nchw", queues=1)
+    copied = inference.build(nets["nchw"], (2, 3, 16, 16), layout="nchw", queues=1)
+    assert built.commands < copied.commands
+
+
+def test_weights_are_read_when_built(nets):
+    conv = nn.Conv2d(3, 4, 3)
+    x = picture(1)
+    built = inference.build(conv, x.shape, layout="nchw", queues=1)
+    before = built(x)
+    conv.weight.write(np.zeros(conv.weight.shape, np.float32))
+    np.testing.assert_array_equal(built(x), before)
+
+
+def test_refusals(nets):
+    net = nets["nchw"]
+    with pytest.raises(InvalidArgument, match="layout must be None or one of nchw, nhwc, got 'nwhc'"):
+        inference.build(net, (1, 3, 16, 16), layout="nwhc")
+    with pytest.raises(InvalidArgument, match="queues must be None or at least 1, got 0"):
+        inference.build(net, (1, 3, 16, 16), queues=0)
+    built = inference.build(nn.Conv2d(3, 4, 3), (1, 3, 16, 16), layout="nchw", queues=1)
+    with pytest.raises(InvalidArgument, match=r"built for \(1, 3, 16, 16\) float32, got \(2, 3, 16, 16\) float32"):
+        built(picture(2))
+    with pytest.raises(InvalidArgument, match="takes 1 inputs, got 2"):
+        built(picture(1), picture(1))
+    with pytest.raises(InvalidArgument, match="no operation of convdispatch"):
+        inference.build(lambda x: x.copy(), (1, 3, 4, 4))
+
+
+def test_a_net_in_training_is_built_as_it_is_used_and_stays_in_training():
+    net = shaken(Small())
+    x = picture(2)
+    expected = net(Tensor.from_numpy(x)).numpy()
+    net.train()
+    built = inference.build(net, x.shape, layout="nchw", queues=1)
+    assert net.training
+    np.testing.assert_allclose(built(x), expected, rtol=2e-5, atol=1e-6)

@@ -1,0 +1,163 @@
+"""The nets: parameters as published, the same logits as PyTorch's operations, and the same again in inference form."""
+
+import numpy as np
+import pytest
+
+from convdispatch import inference, nn, runtime
+from convdispatch.api import InvalidArgument
+from convdispatch.inference.fuse import fuse
+from convdispatch.inference.trace import trace
+from convdispatch.models import catalogue
+from convdispatch.models.googlenet import Inception
+from convdispatch.models.resnet import Bottleneck, ResNet50
+from convdispatch.tensor import Tensor
+
+# LeNet, AlexNet, VGG, ResNet: torchvision's counts and the papers'; OverFeat fast: 145 million (Sermanet et al.,
+# table 1); GoogLeNet: Caffe's bvlc_googlenet without auxiliary classifiers.
+PARAMETERS = {
+    "lenet": 61_706,
+    "alexnet": 61_100_840,
+    "overfeat": 145_920_872,
+    "vgg_a": 132_863_336,
+    "vgg16": 138_357_544,
+    "googlenet": 6_998_552,
+    "resnet50": 25_557_032,
+}
+FUSED = {
+    "lenet": {"convolution": 5, "max_pool": 2},
+    "vgg_a": {"convolution": 11, "max_pool": 5},
+    "resnet50": {"convolution": 54, "max_pool": 1, "adaptive_avg_pool": 1},
+}
+
+
+def shape_of(net, layout="nchw", mb=1, size=None):
+    size = size or net.SIZE
+    return (mb, net.CHANNELS, size, size) if layout == "nchw" else (mb, size, size, net.CHANNELS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_the_published_ones(name):
+    assert sum(p.size for p in catalogue.create(name).parameters()) == PARAMETERS[name]
+
+
+def test_unknown_names_are_told_what_there_is():
+    with pytest.raises(InvalidArgument, match=r"no net 'alexnext'; there are .*alexnet"):
+        catalogue.create("alexnext")
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_everything_that_follows_a_convolution_is_fused(name):
+    net = catalogue.create(name)
+    net.eval()
+    graph = fuse(trace(net, [shape_of(net)], np.float32, runtime.queue()))
+    names = [node.name for node in graph.nodes]
+    assert {each: names.count(each) for each in names} == FUSED[name]
+
+
+def torch_forward(module, x):
+    """The same module in PyTorch's operations, in float64."""
+    import torch
+    from torch.nn import functional
+
+    def value(tensor):
+        return None if tensor is None else torch.from_numpy(tensor.numpy().astype(np.float64))
+
+    kind = type(module)
+    if kind is nn.Sequential:
+        for part in module.layers:
+            x = torch_forward(part, x)
+        return x
+    if kind is Inception:
+        branches = (module.branch1, module.branch2, module.branch3, module.branch4)
+        return torch.cat([torch_forward(branch, x) for branch in branches], 1)
+    if kind is Bottleneck:
+        short = x if module.downsample is None else torch_forward(module.downsample, x)
+        y = torch_forward(module.bn1, torch_forward(module.conv1, x))
+        y = torch_forward(module.bn2, torch_forward(module.conv2, y))
+        bn3, module.bn3.options["activation"] = module.bn3, None
+        y = torch_forward(bn3, torch_forward(module.conv3, y))
+        bn3.options["activation"] = "relu"
+        return functional.relu(y + short)
+    if kind is nn.Conv2d:
+        o = module.options
+        return functional.conv2d(
+            x, value(module.weight), value(module.bias), o["stride"], o["padding"], o["dilation"], o["groups"]
+        )
+    if kind is nn.BatchNorm2d:
+        values = [value(t) for t in (module.running_mean, module.running_var, module.weight, module.bias)]
+        y = functional.batch_norm(x, *values, eps=module.options["epsilon"])
+        return functional.relu(y) if module.options["activation"] else y
+    if kind is nn.Linear:
+        return functional.linear(x, value(module.weight), value(module.bias))
+    if kind is nn.MaxPool2d:
+        return functional.max_pool2d(
+            x, module.kernel, module.stride, module.padding, ceil_mode=module.options.get("ceil_mode", False)
+        )
+    if kind is nn.AvgPool2d:
+        return functional.avg_pool2d(x, module.kernel, module.stride, module.padding)
+    if kind is nn.AdaptiveAvgPool2d:
+        return functional.adaptive_avg_pool2d(x, module.size)
+    if kind is nn.LRN:
+        return functional.local_response_norm(x, module.size, module.alpha, module.beta, module.k)
+    if kind is nn.Activation:
+        return functional.relu(x)
+    if kind is nn.Flatten:
+        return torch.flatten(x, 1)
+    if kind is nn.Dropout:
+        return x
+    if kind is ResNet50:
+        parts = ("conv1", "bn1", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool", "flatten", "fc")
+    elif hasattr(module, "inceptions"):
+        parts = ("stem", "inceptions", "pool", "flatten", "dropout", "fc")
+    else:
+        parts = ("features", "flatten", "classifier")
+    for part in parts:
+        x = torch_forward(getattr(module, part), x)
+    return x
+
+
+def shake(net, seed=0):
+    """Statistics and scales that are not the trivial ones."""
+    random = np.random.default_rng(seed)
+    for _, module in net.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            size = module.weight.shape
+            module.running_mean = Tensor.from_numpy(0.1 * random.standard_normal(size, dtype=np.float32))
+            module.running_var = Tensor.from_numpy(random.uniform(0.5, 1.5, size).astype(np.float32))
+            module.weight.write(random.uniform(0.5, 1.5, size).astype(np.float32))
+            module.bias.write(0.1 * random.standard_normal(size, dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "mb"),
+    [("lenet", None, 3), ("resnet50", 64, 2), ("alexnet", None, 1), ("googlenet", None, 1), ("vgg_a", None, 1)],
+)
+def test_logits_are_pytorchs_and_stay_so_in_inference_form(name, size, mb, request):
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    if name != "lenet" and not request.config.getoption("--full"):
+        pytest.skip("with --full only")
+    net = catalogue.create(name)
+    net.eval()
+    shake(net)
+    x = np.random.default_rng(1).standard_normal(shape_of(net, mb=mb, size=size), dtype=np.float32)
+    with torch.no_grad():
+        expected = torch_forward(net, torch.from_numpy(x.astype(np.float64))).numpy()
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(net(Tensor.from_numpy(x)).numpy(), expected, atol=2e-4 * scale, rtol=0)
+    for layout, queues in (("nchw", 1), ("nhwc", 4)):
+        built = inference.build(net, x.shape, layout=layout, queues=queues)
+        for _ in range(2):
+            np.testing.assert_allclose(built(x), expected, atol=2e-4 * scale, rtol=0)
+        assert built.nbytes < built.unshared_nbytes
+
+
+def test_both_layouts_of_one_net_agree():
+    plain, last = (catalogue.create("lenet", layout=layout) for layout in ("nchw", "nhwc"))
+    state = plain.state_dict()
+    last.load_state_dict(state)
+    for net in (plain, last):
+        net.eval()
+    x = np.random.default_rng(1).standard_normal((2, 1, 28, 28), dtype=np.float32)
+    one = plain(Tensor.from_numpy(x)).numpy()
+    other = last(Tensor.from_numpy(np.ascontiguousarray(x.transpose(0, 2, 3, 1)))).numpy()
+    np.testing.assert_allclose(one, other, atol=1e-5)
