@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .. import runtime
+from ..memory import sub_region
 from ..recording import Recording, Slot
 from .arena import Arena, lay_out, lifetimes
 from .schedule import Schedule
@@ -28,8 +29,6 @@ class Program:
     """
 
     def __init__(self, recording: Recording, schedule: Schedule | None = None) -> None:
-        import pyopencl as cl
-
         self.queue, self._lock = recording.queue, threading.Lock()
         self.schedule = schedule or Schedule.single(recording.commands)
         align = max(128, runtime.device_info(recording.device).buffer_alignment)
@@ -41,10 +40,12 @@ class Program:
             for slot in command.slots
             if slot.root.kept
         }
+        """Memory of inputs and results, by slot."""
         self._parts: dict[tuple[int, int], Any] = {}
         self.what = [command.what for command in recording.commands]
         self._runs: list[Callable[..., Any]] = [command.make(self.memory) for command in recording.commands]
-        self._queues = [self.queue, *(cl.CommandQueue(recording.context) for _ in range(self.schedule.queues - 1))]
+        more = range(self.schedule.queues - 1)
+        self._queues = [self.queue, *(type(self.queue)(recording.context) for _ in more)]
         self._steps = self.schedule.steps
         self._plain = self.schedule.queues == 1
 
@@ -52,11 +53,11 @@ class Program:
         """The buffer of a slot."""
         if slot.root.kept:
             own = self._own[slot.root]
-            return own if slot.offset == 0 and slot.size == own.size else own.get_sub_region(slot.offset, slot.size)
+            return own if slot.offset == 0 and slot.size == own.size else sub_region(own, slot.offset, slot.size)
         start = self.arena.offsets[slot.root] + slot.offset
         key = (start, slot.size)
         if key not in self._parts:
-            self._parts[key] = self._memory.get_sub_region(*key)
+            self._parts[key] = sub_region(self._memory, *key)
         return self._parts[key]
 
     @property
