@@ -4,7 +4,7 @@
 ## products in quads that lie 4 IM channels and 4 JN tiles apart. Slices of BK source channels follow each other, in two
 ## halves of local memory: while one is multiplied, rows of the next slice's tiles are transformed from registers into
 ## the other, then columns in place, and the rows of the slice after it are loaded. A point's weights are read by its own
-## items alone, so they come from memory as they are needed, one channel ahead.
+## items alone, so they come from memory as they are needed, two channels ahead.
 ## The products leave through local memory, ER rows of each item at a time.
 <%
 from math import prod
@@ -76,12 +76,11 @@ ${program(bt_h, [f"h{i}" for i in range(a_h)], [f"v{i}" for i in range(a_h)], "A
 % endfor
 % endif
 </%def>
-<%def name="weights_at(k)">\
-<% at = f"min({k}, {weights.kp - 1})" if k != "0" else "0" %>\
+<%def name="weights_at(k, n)">\
 {
-        global const ACC *at = u + ${at} * ${weights.mp};
-        n0 = *(global const quad *)(at + u0);
-        n1 = *(global const quad *)(at + u1);
+        global const ACC *at = u + min(${k}, ${weights.kp - 1}) * ${weights.mp};
+        ${n}0 = *(global const quad *)(at + u0);
+        ${n}1 = *(global const quad *)(at + u1);
       }
 </%def>
 kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
@@ -96,7 +95,7 @@ void fused(global const REAL *restrict from, global const ACC *restrict u, globa
   u += (long)point * ${weights.plane} + (long)group * ${weights.kp * weights.mp};
   // Channels that pad a block are read as the last ones; their products are not written.
   const int u0 = min(m0 + ty * 4, ${weights.mp - 4}), u1 = min(m0 + ty * 4 + ${4 * im}, ${weights.mp - 4});
-  ACC4 n0, n1;
+  ACC4 n0, n1, f0, f1;  // the next channel's weights, and those of the one after
   int channel = 0;
 % for s in slots(row_tasks):
 <%
@@ -131,7 +130,8 @@ fast, slow = ("c", "tile") if walk.nhwc else ("tile", "c")
 % endfor
 % endfor
 ${fetch()}\
-${weights_at("0")}\
+${weights_at("0", "n")}\
+${weights_at("1", "f")}\
 ${rows("all")}\
 % if a_h > 1:
   barrier(CLK_LOCAL_MEM_FENCE);
@@ -159,7 +159,9 @@ ${fetch()}\
 #pragma unroll
     for (int k = 0; k < ${bk}; ++k) {
       const ACC4 a0 = n0, a1 = n1;
-      ${weights_at(f"slice * {bk} + k + 1")}\
+      n0 = f0;
+      n1 = f1;
+      ${weights_at(f"slice * {bk} + k + 2", "f")}\
       const ACC4 b0 = *(local const quad *)(b + k * ${tn}), b1 = *(local const quad *)(b + k * ${tn} + ${4 * jn});
 % for q in range(2):
 % for r in range(4):

@@ -20,8 +20,7 @@ __all__ = ["Fused", "FusedWork"]
 _SHAPES = ((4, 4), (2, 4), (4, 2), (2, 2), (1, 2), (1, 1))  # work items a point along channels and tiles, best first
 _DEPTHS = (3, 4, 8, 2, 6, 1)
 _INT = 2**31 - 2**24
-_RESIDENT = 576  # work items that a compute unit's registers hold
-_REGISTERS = 97  # of an item: products, operands and addresses, without what is loaded ahead
+_REGISTERS = 105  # of an item: products, operands and addresses, without what is loaded ahead
 _FLOPS = 256  # operations of a compute unit a cycle at the multiply-add peak
 _LAUNCH = 2.5e8  # operations of the device at its peak in the time between two launches
 
@@ -110,13 +109,13 @@ class FusedWork:
         """Cycles of a compute unit for a slice: multiply-adds, and each access of 32 items to 128 bytes."""
         a_h, a_w = self.walk.alpha
         products = self.walk.points * self.tm * self.tn * self.bk
-        loads = self.items * 16 * self.bk + self.walk.points * self.bk * self.tm * 2
-        rows = a_h * self.bk * self.tn * a_w * (1 + min(4, self.walk.tile[1] if not self.walk.nhwc else 4))
+        loads = self.items * 16 * self.bk
+        lines = 1 + (16 / self.bk if self.walk.nhwc else min(4, self.walk.tile[1]) / 2)
+        rows = a_h * self.bk * self.tn * a_w * (1 + lines)
         columns = a_w * self.bk * self.tn * a_h * 2 if a_h > 1 else 0
-        slots = -(-a_h * self.bk * self.tn // self.items), -(-self.walk.points * self.bk * self.tm // 4 // self.items)
-        registers = _REGISTERS + slots[0] * (a_w + 3) + slots[1] * 6
-        crowded = 1.3 if self.items * registers > 65536 else 1.0  # some of them are moved to memory
-        return 200 + 1.15 * crowded * (products / 128 + (loads + rows + columns) / 32)
+        registers = _REGISTERS + -(-a_h * self.bk * self.tn // self.items) * (a_w + 3)
+        crowded = 1.2 if self.items * registers > 65536 else 1.0  # some of them are moved to memory
+        return 600 + 1.2 * crowded * (products / 256 + (loads + rows + columns) / 32)
 
     @property
     def put_cycles(self) -> float:
@@ -174,11 +173,11 @@ class Fused(Tiles):
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Multiply-adds of the products and of the transforms that every block of channels repeats."""
         work = self._work(problem, config)
-        slots = device.compute_units * max(1, _RESIDENT // work.items)
-        waves = max(work.work_groups / slots + 0.3, math.ceil(work.work_groups / slots))
+        busy = work.work_groups / device.compute_units  # groups that a compute unit runs, one after or beside the other
+        busy = math.ceil(busy) if busy < 4 else busy + 0.3
         cycles = work.slices * work.slice_cycles + work.put_cycles
         weights = 0 if problem.constant_weights else 15.0 * 2 * work.weights_size + _LAUNCH
-        return waves * max(1, _RESIDENT // work.items) * cycles * device.compute_units * _FLOPS + weights + _LAUNCH
+        return busy * cycles * device.compute_units * _FLOPS + weights + _LAUNCH
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """Compile a configuration."""
