@@ -67,51 +67,52 @@ inline ACC count_of(int oy, int ox) {
   return (ACC)((bottom - top) * (right - left));
 }
 
-// Runs over the window's values inside the input. Windows of one size run a constant number of times, and compare only
-// where a window can leave the input.
+// Runs over the window's values inside the input, each at pixel `at`. Windows of one size run a constant number of times,
+// and compare only where a window can leave the input.
 #if ADAPTIVE
-#define WINDOW                                                                                  \
+#define WINDOW(body)                                                                            \
   const int bottom = END(oy, IH, OH, KH, SH, PH, DH), right = END(ox, IW, OW, KW, SW, PW, DW);  \
   for (int iy = BEGIN(oy, IH, OH, KH, SH, PH); iy < bottom; ++iy)                               \
-    for (int ix = BEGIN(ox, IW, OW, KW, SW, PW); ix < right; ++ix)
+    for (int ix = BEGIN(ox, IW, OW, KW, SW, PW); ix < right; ++ix) {                            \
+      const int at = iy * IW + ix;                                                              \
+      body                                                                                      \
+    }
 #else
-#define WINDOW                                                                                  \
-  _Pragma("unroll") for (int ky = 0, iy = oy * SH - PH; ky < KH; ++ky, iy += DH)                \
-    _Pragma("unroll") for (int kx = 0, ix = ox * SW - PW; kx < KW; ++kx, ix += DW)              \
-      if (INSIDE || (iy >= 0 && iy < IH && ix >= 0 && ix < IW))
+#define WINDOW(body)                                                                            \
+  _Pragma("unroll") for (int ky = 0; ky < KH; ++ky)                                             \
+    _Pragma("unroll") for (int kx = 0; kx < KW; ++kx) {                                         \
+      const int iy = oy * SH - PH + ky * DH, ix = ox * SW - PW + kx * DW, at = iy * IW + ix;    \
+      if (INSIDE || (iy >= 0 && iy < IH && ix >= 0 && ix < IW)) { body }                        \
+    }
 #endif
 
-// One pixel of y; x, y and places are this plane's.
-inline void pool_at(global const REAL *restrict x, global REAL *restrict y, global int *restrict places, int oy, int ox) {
-  const int pixel = oy * OW + ox;
 #if AVERAGE
-  ACC sum = 0;
-  WINDOW sum += LOAD(x, PIXEL(iy * IW + ix));
+#define POOL(pixel)                                           \
+  ACC sum = 0;                                                \
+  WINDOW(sum += LOAD(x, PIXEL(at));)                          \
   STORE(y, PIXEL(pixel), sum / count_of(oy, ox));
 #else
-  ACC best = -INFINITY;
-  int place = -1;
-  WINDOW {
-    const ACC v = LOAD(x, PIXEL(iy * IW + ix));
-    const int better = place < 0 || v > best || v != v;
-    best = better ? v : best;
-    place = better ? iy * IW + ix : place;
-  }
-  STORE(y, PIXEL(pixel), best);
 #if NOTE
-  places[PIXEL(pixel)] = place;
+#define KEEP(i, place) places[i] = place;
+#else
+#define KEEP(i, place)
 #endif
+#define POOL(pixel)                                           \
+  ACC best = -INFINITY;                                       \
+  int place = -1;                                             \
+  WINDOW(const ACC v = LOAD(x, PIXEL(at));                    \
+         const int better = place < 0 || v > best || v != v;  \
+         best = better ? v : best;                            \
+         place = better ? at : place;)                        \
+  STORE(y, PIXEL(pixel), best);                               \
+  KEEP(PIXEL(pixel), place)
 #endif
-}
 
 kernel ALONE void pool(global const REAL *restrict x, const long offset, global REAL *restrict y
 #if NOTE
                        , global int *restrict places
 #endif
 ) {
-#if !NOTE
-  global int *places = 0;
-#endif
 #if PLANES
   x += offset + START(IH * IW);
   y += START(OH * OW);
@@ -119,13 +120,18 @@ kernel ALONE void pool(global const REAL *restrict x, const long offset, global 
   places += START(OH * OW);
 #endif
   for (int oy = 0; oy < OH; ++oy)
-    for (int ox = 0; ox < OW; ++ox) pool_at(x, y, places, oy, ox);
+    for (int ox = 0; ox < OW; ++ox) {
+      POOL(oy * OW + ox)
+    }
 #else
   PLACE(OH * OW)
+  const int oy = pixel / OW, ox = pixel % OW;
+  x += offset + START(IH * IW);
+  y += START(OH * OW);
 #if NOTE
   places += START(OH * OW);
 #endif
-  pool_at(x + offset + START(IH * IW), y + START(OH * OW), places, pixel / OW, pixel % OW);
+  POOL(pixel)
 #endif
 }
 
@@ -141,7 +147,7 @@ kernel ALONE void pool_backward(global const REAL *restrict dy, const long offse
     for (int ox = 0; ox < OW; ++ox) {
 #if AVERAGE
       const ACC share = LOAD(dy, oy * OW + ox) / count_of(oy, ox);
-      WINDOW dx[iy * IW + ix] += share;
+      WINDOW(dx[at] += share;)
 #else
       dx[places[oy * OW + ox]] += LOAD(dy, oy * OW + ox);
 #endif
