@@ -1,13 +1,21 @@
-"""Convolutions as products of transforms: large kernels at the cost of small ones, for CPUs and GPUs."""
+"""fft: convolution as a product of spectra, at the cost of a small kernel for a large one.
 
-from collections.abc import Sequence
+    y = inverse(sum over ic of forward(x tile) * conj(forward(w)))
+
+Tiles overlap by the kernel's extent and the wrapped sums are dropped (overlap-save); a tile may be the whole image.
+Each kind of device has a room of its own: ``cpu``, ``gpu``; the straight-line transforms and the tilings are shared.
+"""
+
+from __future__ import annotations
 
 from convdispatch.api import Solver, hookimpl
+
+from . import cpu, gpu
 
 __all__ = ["convdispatch_solvers"]
 
 
 @hookimpl
-def convdispatch_solvers() -> Sequence[Solver]:
-    """This plugin's solvers."""
-    return ()
+def convdispatch_solvers() -> list[Solver]:
+    """The solvers of every room."""
+    return [*cpu.solvers(), *gpu.gpu_solvers()]

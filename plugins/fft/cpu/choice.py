@@ -1,0 +1,147 @@
+"""Chooses transforms and pieces: the predicted time of a geometry, and configurations of falling workspace."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import ConvProblem, DeviceInfo
+
+from ..tiling import axis_tiling, tilings
+from ..transforms import half
+from .device import lanes
+from .geometry import Geometry, ceil
+
+__all__ = ["choices", "predicted"]
+
+_SIZES = (4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 60, 64)
+_DEEP = (4, 5, 6, 8, 9, 10, 12, 16)  # of three axes: the slot holds their product
+_TRIED = 4  # tilings offered besides their smaller workspaces
+_CACHE = 12e6  # bytes of spectra that stay in the last cache between passes
+_SHARE = 0.8  # of the multiply-add peak, in products
+_VECTOR = 4.0  # operations of the peak in the time of one operation of a transform: it waits for loads and stores
+_NEAR, _FAR = 8.0, 18.0  # operations in the time of a byte of a spectrum in the last cache, and beyond it
+_LAUNCH = 3e6  # operations in the time of a launch
+_ROUNDS = 512  # pieces of a call at most: more would spend the time on launches
+
+
+def _operations(n: int, real: bool) -> float:
+    """About what a codelet of n points counts."""
+    whole = 4 * n * math.log2(n) - 5 * n + 8 if n > 1 else 0.0
+    return 0.85 * whole * (0.5 if real else 1.0)
+
+
+def _transform(g: Geometry, kept: tuple[int, ...]) -> float:
+    """Vector operations of one tile, ``kept`` elements along d, h, w in or out."""
+    sizes, order = g.tiling.sizes, g.order
+    n0, others = sizes[order[0]], order[1:]
+    total = math.prod(kept[axis] for axis in others) * (_operations(n0, True) + 2 * n0)
+    if len(others) == 2:
+        total += half(n0) * kept[others[1]] * _operations(sizes[others[0]], False)
+        total += half(n0) * sizes[others[0]] * _operations(sizes[others[1]], False)
+    elif others:
+        total += half(n0) * _operations(sizes[others[0]], False)
+    return total
+
+
+def predicted(g: Geometry) -> float:
+    """Operations of the peak in the time that a call takes: products, transforms, traffic and launches."""
+    t, lane = g.tiling, g.lanes
+    f, rows, groups = g.frequencies, g.all_rows, t.groups
+    divided, blocks_c, blocks_n = ceil(g.d, lane), ceil(g.c, lane), ceil(g.n, lane)
+    row_rounds, block_rounds = ceil(rows, g.rows), ceil(divided, g.blocks)
+    again = 1 if row_rounds == 1 else block_rounds  # how often the source is transformed
+    vector = 8.0 * f * groups * lane  # bytes of a row of one block, all frequencies
+    if g.weights_gradient:
+        m, n, k = ceil(t.oc, 4) * 4, blocks_n * lane, rows
+        transforms = rows * (again * blocks_c * _transform(g, g.whole) + divided * _transform(g, g.steps))
+        transforms += t.oc * blocks_n * (_transform(g, g.taps) + 3 * lane * math.prod(g.taps))
+        source, kernel, result = rows * blocks_c * vector, rows * divided * vector, t.oc * blocks_n * vector
+        moved = [(source, again + block_rounds), (kernel, 2), (result, 2 * row_rounds)]
+    else:
+        m, n, k = rows, blocks_n * lane, g.c
+        transforms = rows * (again * blocks_c * _transform(g, g.whole) + divided * _transform(g, g.steps))
+        if not g.held:
+            transforms += g.c * blocks_n * (_transform(g, g.spans) + 3 * lane * math.prod(a.taps for a in t.axes))
+        source, kernel, result = rows * blocks_c * vector, g.c * blocks_n * vector, rows * blocks_n * vector
+        moved = [(source, again + block_rounds), (kernel, row_rounds + (0 if g.held else 1)), (result, 2)]
+    alive = g.areas["size"] + (g.packed_size if g.held else 0)
+    far = min(1.0, max(0.0, (alive - _CACHE) / _CACHE))
+    traffic = sum(size * times for size, times in moved) * (_NEAR + far * (_FAR - _NEAR))
+    products = 8.0 * f * groups * m * n * k / _SHARE
+    return products + _VECTOR * lane * groups * transforms + traffic + 3 * _LAUNCH * g.rounds
+
+
+def choices(problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+    """Configurations: the fastest by prediction first, then others in whole and in pieces of falling workspace."""
+    return iter(_choices(problem, lanes(device), device.local_mem_size, device.compute_units))
+
+
+def _config(g: Geometry, **changes: int) -> dict[str, Any]:
+    return {**g.config, **changes}
+
+
+@functools.lru_cache(maxsize=256)
+def _choices(problem: ConvProblem, lane: int, local: int, units: int) -> tuple[Mapping[str, Any], ...]:
+    sizes = _DEEP if problem.ndim == 3 and problem.kd > 1 else _SIZES
+    whole = [g for g in (_whole(problem, t.sizes, lane, units) for t in tilings(problem, sizes)) if _fits(g, local)]
+    if not whole:
+        return ()
+    ranked = sorted(whole, key=predicted)[:_TRIED]
+    pieces = sorted((g for kept in ranked for g in _pieces(kept)), key=predicted)
+    found = pieces[:6]
+    # Between the fastest and the floor, the least that some transform can do with, each offer takes half of the last.
+    floor = min((_least(g) for g in whole), key=lambda g: (g.areas["size"], predicted(g)))
+    falling = sorted([*pieces, *_pieces(_full(floor)), floor], key=lambda g: (-g.areas["size"], predicted(g)))
+    least = min(g.areas["size"] for g in found)
+    for g in falling:
+        if g.areas["size"] <= least / 2 or (g is floor and floor.areas["size"] < least):
+            found.append(g)
+            least = g.areas["size"]
+    configs: list[Mapping[str, Any]] = []
+    for g in found:
+        if g.config not in configs:
+            configs.append(g.config)
+    return tuple(configs)
+
+
+def _fits(g: Geometry, local: int) -> bool:
+    kept = [g.whole, g.steps, g.taps if g.weights_gradient else g.spans]
+    return 4 * max(g.slot(part) for part in kept) <= local - 1024
+
+
+def _whole(problem: ConvProblem, sizes: tuple[int, ...], lane: int, units: int) -> Geometry:
+    """The whole call as one piece."""
+    blocks = ceil(problem.ic if problem.direction == "bwd_data" else problem.oc, lane)
+    rows = problem.mb * math.prod(axis_tiling(problem, a, n).tiles for a, n in zip("dhw", sizes, strict=True))
+    return Geometry(
+        problem,
+        {"tile": list(sizes), "lanes": lane, "groups": problem.g, "blocks": blocks, "rows": rows, "mr": 4, "nv": 2,
+         "items": 16 * units},
+    )  # fmt: skip
+
+
+def _full(g: Geometry) -> Geometry:
+    return Geometry(g.problem, _config(g, groups=g.tiling.groups, blocks=ceil(g.d, g.lanes), rows=g.all_rows))
+
+
+def _least(g: Geometry) -> Geometry:
+    """A group, a block of channels and as few rows at a time as _ROUNDS allow."""
+    rounds = g.tiling.groups * ceil(g.d, g.lanes)
+    return Geometry(g.problem, _config(g, groups=1, blocks=1, rows=ceil(g.all_rows, max(1, _ROUNDS // rounds))))
+
+
+def _pieces(g: Geometry) -> list[Geometry]:
+    """A geometry in whole, and with rows, divided channels and groups taken a share at a time."""
+    found = []
+    blocks = ceil(g.d, g.lanes)
+    for groups in dict.fromkeys((g.tiling.groups, ceil(g.tiling.groups, 4), 1)):
+        for share in (1, 2, 4, 8, 16):
+            for part in (1, 2, 4, 8, 16, 64):
+                if (share > blocks and share > 1) or (part > g.all_rows and part > 1):
+                    continue
+                config = _config(g, groups=groups, blocks=ceil(blocks, share), rows=ceil(g.all_rows, part))
+                found.append(Geometry(g.problem, config))
+    return [piece for piece in found if piece.rounds <= _ROUNDS or piece.rounds == g.tiling.groups]

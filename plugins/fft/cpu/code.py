@@ -1,0 +1,155 @@
+"""The straight-line functions of one geometry: transforms along each axis between a line, a slot and a spectrum.
+
+A forward transform runs lines (the real axis) into the slot, then the other axes from the slot, the last one into the
+spectrum; an inverse runs the other way. Every function has its strides as literals, so a call is pointers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ..transforms import codelet, half
+from .geometry import Geometry
+
+__all__ = ["forward_functions", "inverse_functions"]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where complex elements lie: ``pointer[index * stride + part * lanes]``."""
+
+    pointer: str
+    stride: int
+    lanes: int
+
+    def at(self, name: str) -> str:
+        """The address of an element by the name a codelet gives it; a bare index is a real part."""
+        part, index = (name[0], int(name[1:])) if name[0] in "ri" else ("r", int(name))
+        offset = index * self.stride + (self.lanes if part == "i" else 0)
+        return f"{self.pointer} + {offset}{'L' if offset > 0x7FFFFFFF else ''}"
+
+    def read(self, name: str) -> str:
+        return f"LOAD{'L' if self.pointer == 't' else 'G'}({self.at(name)})"
+
+    def write(self, name: str, value: str) -> str:
+        return f"STORE{'L' if self.pointer == 't' else 'G'}({self.at(name)}, {value});"
+
+
+def _numbered(wanted: Iterable[int]) -> Callable[[str], str]:
+    """Names of the wanted outputs by their order."""
+    order = {k: place for place, k in enumerate(wanted)}
+    return lambda name: f"{name[0]}{order[int(name[1:])]}" if name[0] in "ri" else str(order[int(name)])
+
+
+def _function(name: str, parameters: str, body: str) -> str:
+    return f"inline void {name}({parameters}) {{\n{body}}}\n\n"
+
+
+def _zeros(to: _Place, ks: Iterable[int]) -> str:
+    return "".join(f"  {to.write(f'i{k}', '(V)(0.0f)')}\n" for k in ks)
+
+
+def forward_functions(g: Geometry, name: str, given: tuple[int, ...], stride: int, conjugate: bool) -> str:
+    """``<name>_line`` (line to slot) and, as needed, ``_edge``, ``_middle`` and ``_column``.
+
+    ``given``: elements along d, h, w that may differ from 0. ``stride``: floats from frequency to frequency of the
+    spectrum. ``conjugate``: the spectrum's conjugate is what is written.
+    """
+    sizes, order, lanes = g.tiling.sizes, g.order, g.lanes
+    n = sizes[order[0]]
+    edges = [0] + ([n // 2] if n % 2 == 0 and n > 1 else [])
+    if len(order) == 1:
+        to, kind = _Place("s", stride, lanes), "global float *restrict s"
+    else:
+        to, kind = _Place("t", g.lines(given) * 2 * lanes, lanes), "local float *restrict t"
+
+    def signed(output: str, value: str) -> str:
+        if not conjugate or output[0] != "i":
+            return value
+        return value[1:] if value.startswith("-") else "-" + value
+
+    def write(output: str, value: str) -> str:
+        return to.write(output, signed(output, value))
+
+    body = codelet(n, "real_forward", given=given[order[0]]).text(lambda j: f"line[{j}]", write)
+    if not g.edges:
+        body += _zeros(to, edges)
+    text = _function(f"{name}_line", f"const V *restrict line, {kind}", body)
+    if len(order) == 1:
+        return text
+    way = "inverse" if conjugate else "forward"
+    spectrum, pair = _Place("s", stride, lanes), 2 * lanes
+    if len(order) == 3:
+        deep = g.tiling.sizes[order[1]]
+        slot = _Place("t", pair, lanes)
+        body = codelet(deep, way, given=given[order[1]]).text(slot.read, slot.write, in_place=True)
+        text += _function(f"{name}_middle", "local float *t", body)
+        slot = _Place("t", deep * pair, lanes)
+    else:
+        slot = _Place("t", pair, lanes)
+    last = order[-1]
+    parameters = "local const float *restrict t, global float *restrict s"
+    body = codelet(sizes[last], way, given=given[last]).text(slot.read, spectrum.write)
+    text += _function(f"{name}_column", parameters, body)
+    if g.edges:
+
+        def conjugated(output: str, value: str) -> str:
+            return spectrum.write(output, signed(output, value))
+
+        m = sizes[last]
+        body = codelet(m, "real_forward", given=given[last]).text(slot.read, conjugated)
+        body += _zeros(spectrum, [0] + ([m // 2] if m % 2 == 0 else []))
+        text += _function(f"{name}_edge", parameters, body)
+    return text
+
+
+def inverse_functions(g: Geometry, name: str, wanted: tuple[tuple[int, ...], ...], stride: int) -> str:
+    """``<name>_line`` (slot to line) and, as needed, ``_edge``, ``_middle`` and ``_column``.
+
+    ``wanted``: the elements along d, h, w to compute, which are written one after the other. ``stride``: floats from
+    frequency to frequency of the spectrum.
+    """
+    sizes, order, lanes = g.tiling.sizes, g.order, g.lanes
+    n, pair = sizes[order[0]], 2 * lanes
+    counts = tuple(len(part) for part in wanted)
+    spectrum = _Place("s", stride, lanes)
+    if len(order) == 1:
+        source, kind = spectrum, "global const float *restrict s"
+    else:
+        source, kind = _Place("t", g.lines(counts) * pair, lanes), "local const float *restrict t"
+    number = _numbered(wanted[order[0]])
+    code = codelet(n, "real_inverse", wanted=wanted[order[0]], halved=bool(g.edges))
+    body = code.text(source.read, lambda j, value: f"line[{number(j)}] = {value};")
+    text = _function(f"{name}_line", f"{kind}, V *restrict line", body)
+    if len(order) == 1:
+        return text
+    last = order[-1]
+    kept = _numbered(wanted[last])
+    slot = _Place("t", (sizes[order[1]] if len(order) == 3 else 1) * pair, lanes)
+    parameters = "global const float *restrict s, local float *restrict t"
+
+    def write(output: str, value: str) -> str:
+        return slot.write(kept(output), value)
+
+    text += _function(
+        f"{name}_column", parameters, codelet(sizes[last], "inverse", wanted=wanted[last]).text(spectrum.read, write)
+    )
+    if g.edges:
+        text += _function(
+            f"{name}_edge",
+            parameters,
+            codelet(sizes[last], "real_inverse", wanted=wanted[last]).text(spectrum.read, write),
+        )
+    if len(order) == 3:
+        middle, slot2 = order[1], _Place("t", pair, lanes)
+        again = _numbered(wanted[middle])
+        code = codelet(sizes[middle], "inverse", wanted=wanted[middle])
+        body = code.text(slot2.read, lambda j, value: slot2.write(again(j), value), in_place=True)
+        text += _function(f"{name}_middle", "local float *t", body)
+    return text
+
+
+def half_of(g: Geometry) -> int:
+    """Frequencies along the real axis."""
+    return half(g.tiling.sizes[g.order[0]])

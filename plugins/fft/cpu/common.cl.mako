@@ -1,0 +1,27 @@
+## Vectors, their unaligned loads and stores, and a square of them turned in registers.
+//
+// LANES, V  elements of a vector, its type
+typedef V __attribute__((aligned(4))) vec;
+#define LOADG(p) (*(global const vec *)(p))
+#define LOADL(p) (*(local const vec *)(p))
+#define STOREG(p, v) (*(global vec *)(p) = (v))
+#define STOREL(p, v) (*(local vec *)(p) = (v))
+#define ONCE __attribute__((opencl_unroll_hint(1)))
+<%
+stages = lanes.bit_length() - 1
+mid = lanes // 2
+%>
+// to[i][j] = from[j][i] + add[i]: even elements, then odd ones, ${stages} times. Not inlined: it compiles once.
+__attribute__((noinline)) void turn(const V *restrict from, V *restrict to, V add) {
+% for i in range(lanes):
+  const V r0_${i} = from[${i}] + add;
+% endfor
+% for t in range(1, stages + 1):
+% for i in range(mid):
+  const V r${t}_${i} = (V)(r${t - 1}_${2 * i}.even, r${t - 1}_${2 * i + 1}.even), r${t}_${i + mid} = (V)(r${t - 1}_${2 * i}.odd, r${t - 1}_${2 * i + 1}.odd);
+% endfor
+% endfor
+% for i in range(lanes):
+  to[${i}] = r${stages}_${i};
+% endfor
+}

@@ -1,0 +1,33 @@
+## dw[oc, ic, tap] = inverse transform of spectrum[f][group][block of ic][row oc] at the taps' positions.
+//
+// K0 K1 K2  taps along the axes in their order, A? elements of dw between them
+// LANE, ROW elements of dw from ic to ic, from oc to oc; GROUP from group to group
+${macros}
+
+__attribute__((noinline)) void put_taps(global float *restrict to, const V *restrict line, int channels) {
+  ONCE for (int l = 0; l < channels; ++l)
+    ONCE for (int j = 0; j < K0; ++j) {
+      global float *tap = to + (long)l * LANE + j * A0;
+      *tap = SCALE * ((const float *)(line + j))[l]${" + *tap" if accumulate else ""};
+    }
+}
+
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void gradient(global float *restrict w, global const float *restrict panels, long off, int items, int g0, int groups,
+              int row0, int rows) {
+  local float slot[SLOT_];
+  V line[K0];
+  const int jobs = groups * BLOCKS * rows, item = get_global_id(0), last = (int)((item + 1L) * jobs / items);
+  ONCE for (int job = (int)((long)item * jobs / items); job < last; ++job) {
+    const int row = job % rows, block = job / rows % BLOCKS, group = job / (rows * BLOCKS);
+    const int first = block * LANES, channels = min(LANES, N - first);
+    global float *to = w + (long)(g0 + group) * GROUP + (long)first * LANE + (long)(row0 + row) * ROW;
+    global const float *s = panels + off + ((long)(group * BLOCKS + block) * ROWS + row) * (2 * LANES);
+${passes}
+    ONCE for (int j2 = 0; j2 < K2; ++j2)
+      ONCE for (int j1 = 0; j1 < K1; ++j1) {
+        inverse_line(${"s" if depth == 1 else "slot + (j2 * N1 + j1) * (2 * LANES)" if depth == 3 else "slot + j1 * (2 * LANES)"}, line);
+        put_taps(to + j1 * A1 + j2 * A2, line, channels);
+      }
+  }
+}

@@ -1,0 +1,89 @@
+## target[tile] = epilogue(inverse transform of spectrum[f][group][block][row]), LANES channels at a time.
+//
+// The columns go from the spectrum to the slot, then line by line to the target, whose borders crop the last tiles.
+//
+// Y0 Y1 Y2  the target's size along the axes in the order of their transforms; A? elements between neighbours
+// S? step of a tile, elements that it keeps
+// C, G      channels a group, groups; PLANE elements of a channel; CHANNEL elements between channels
+// BLOCKS, ROWS, STRIDE, SLOT_, LINES  as in the forward transforms
+${macros}
+<%
+extra = (", global const float *restrict residual" if residual else "")
+given = (", residual" if residual else "")
+%>
+inline void put_one(global float *restrict y${extra}, long p, float v) {
+% if residual:
+  v += residual[p];
+% endif
+% if accumulate:
+  v += y[p];
+% endif
+  y[p] = ACTIVATION(float, v);
+}
+
+inline void put_vector(global float *restrict y${extra}, long p, V v) {
+% if residual:
+  v += LOADG(residual + p);
+% endif
+% if accumulate:
+  v += LOADG(y + p);
+% endif
+  v = ACTIVATION(V, v);
+  STOREG(y + p, v);
+}
+
+// count elements of the line, LANES channels of which the first channels are real.
+__attribute__((noinline)) void put_line(global float *restrict y${extra}, const V *restrict line, V bias, long at, int channels, int count) {
+% if unit:
+  ONCE for (int p = 0; p < count; p += LANES) {
+    V square[LANES];
+    turn(line + p, square, bias);
+    ONCE for (int l = 0; l < channels; ++l) {
+      const long to = at + l * (long)CHANNEL + p;
+      if (count - p >= LANES) put_vector(y${given}, to, square[l]);
+      else
+        ONCE for (int j = 0; j < count - p; ++j) put_one(y${given}, to + j, ((const float *)(square + l))[j]);
+    }
+  }
+% elif inter:
+  ONCE for (int j = 0; j < count; ++j) {
+    const V v = line[j] + bias;
+    if (channels == LANES) put_vector(y${given}, at + (long)j * A0, v);
+    else
+      ONCE for (int l = 0; l < channels; ++l) put_one(y${given}, at + (long)j * A0 + l, ((const float *)&v)[l]);
+  }
+% else:
+  ONCE for (int j = 0; j < count; ++j) {
+    const V v = line[j] + bias;
+    ONCE for (int l = 0; l < channels; ++l)
+      put_one(y${given}, at + l * (long)CHANNEL + (long)j * A0, ((const float *)&v)[l]);
+  }
+% endif
+}
+
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void inverse(global float *restrict y, global const float *restrict panels${", global const float *restrict biases" if bias else ""}${extra},
+             long off, int items, int g0, int groups, int b0, int blocks, int r0, int rows) {
+  local float slot[SLOT_];
+  V line[LINE];
+  const int jobs = groups * blocks * rows, item = get_global_id(0), last = (int)((item + 1L) * jobs / items);
+  ONCE for (int job = (int)((long)item * jobs / items); job < last; ++job) {
+    const int row = job % rows, block = job / rows % blocks, group = job / (rows * blocks);
+    const int image = (r0 + row) / TILES, tile = (r0 + row) % TILES;
+    const int s0 = TILE0(tile) * S0, s1 = TILE1(tile) * S1, s2 = TILE2(tile) * S2;
+    const int first = (b0 + block) * LANES, channels = min(LANES, C - first);
+    const long base = ${"(long)image * PLANE * (C * G) + (g0 + group) * C + first" if inter else "((long)(image * G + g0 + group) * C + first) * PLANE"};
+    const int count0 = min(S0, Y0 - s0), count1 = min(S1, Y1 - s1), count2 = min(S2, Y2 - s2);
+    global const float *s = panels + off + ((long)(group * BLOCKS + block) * ROWS + row) * (2 * LANES);
+    V b = (V)(0.0f);
+% if bias:
+    ONCE for (int l = 0; l < channels; ++l) ((float *)&b)[l] = biases[(g0 + group) * C + first + l];
+% endif
+${passes}
+    ONCE for (int j2 = 0; j2 < count2; ++j2)
+      ONCE for (int j1 = 0; j1 < count1; ++j1) {
+        inverse_line(${"s" if depth == 1 else "slot + (j2 * N1 + j1) * (2 * LANES)" if depth == 3 else "slot + j1 * (2 * LANES)"}, line);
+        put_line(y${given}, line, b, base + (long)s0 * A0 + (long)(s1 + j1) * A1 + (long)(s2 + j2) * A2, channels, count0);
+      }
+  }
+}

@@ -1,0 +1,105 @@
+"""Compiles a geometry and lays its pieces out as launches in a row."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import OPERANDS, Launch, StepPlan, build
+
+from .geometry import Geometry, Piece
+from .source import program_text
+
+__all__ = ["make_plan"]
+
+
+class _Launches:
+    """Makes the launches of one geometry's program."""
+
+    def __init__(self, context: Any, g: Geometry) -> None:
+        self.g, self.areas = g, g.areas
+        self.program = build(context, program_text(g))
+
+    def _launch(self, kernel: str, size: tuple[int, ...], arguments: list[Any]) -> Launch:
+        given = [np.int32(a) if isinstance(a, int) else a for a in arguments]
+        return Launch(self.program, kernel, size, (1, 1, 1), given, names=OPERANDS)
+
+    def _shared(self, kernel: str, jobs: int, operands: list[str], offset: int, *rest: int) -> Launch:
+        """A transform: its jobs dealt to work items."""
+        items = min(jobs, self.g.config["items"])
+        return self._launch(kernel, (items, 1, 1), [*operands, np.int64(offset // 4), items, *rest])
+
+    def kernels(self, group: int, groups: int, block: int, blocks: int, offset: int) -> Launch:
+        """Spectra of kernels, to byte ``offset`` of the buffer in the workspace's place."""
+        jobs = groups * blocks * self.g.c
+        return self._shared("kernels", jobs, ["w", "workspace"], offset, group, groups, block, blocks)
+
+    def forward(self, name: str, operand: str, area: str, piece: Piece, block: int, blocks: int) -> Launch:
+        """Spectra of the tiles of a tensor."""
+        return self._shared(
+            name, piece.groups * blocks * piece.rows, [operand, "workspace"], self.areas[area],
+            piece.group, piece.groups, block, blocks, piece.row, piece.rows,
+        )  # fmt: skip
+
+    def product(self, piece: Piece) -> Launch:
+        """The products of every frequency and group of a piece."""
+        g, areas = self.g, self.areas
+        size = (g.frequencies, piece.groups, 1)
+        if g.weights_gradient:
+            rows = -(-min(piece.blocks * g.lanes, g.d - piece.block * g.lanes) // 4) * 4
+            offsets = [areas["second"], areas["source"], areas["result"]]
+            operands, numbers = ["workspace"] * 3, [rows, piece.rows, g.result_blocks, int(piece.row == 0)]
+        else:
+            held = 4 * 2 * g.lanes * g.c * (piece.group * g.kernel_blocks + piece.block)
+            offsets = [areas["source"], held if g.held else areas["kernel"], areas["result"]]
+            operands = ["workspace", "w" if g.held else "workspace", "workspace"]
+            numbers = [piece.rows, g.c, piece.blocks, 1]
+        return self._launch("product", size, [*operands, *(np.int64(o // 4) for o in offsets), *numbers])
+
+    def inverse(self, piece: Piece) -> Launch:
+        """Inverse transforms to the target."""
+        p = self.g.problem
+        operands = ["x" if p.direction == "bwd_data" else "y", "workspace"]
+        operands += [name for name in ("bias", "residual") if getattr(p, name)]
+        return self._shared(
+            "inverse", piece.groups * piece.blocks * piece.rows, operands, self.areas["result"],
+            piece.group, piece.groups, piece.block, piece.blocks, piece.row, piece.rows,
+        )  # fmt: skip
+
+    def gradient(self, piece: Piece) -> Launch:
+        """Inverse transforms to dw."""
+        g = self.g
+        row, rows = piece.block * g.lanes, min(piece.blocks * g.lanes, g.d - piece.block * g.lanes)
+        jobs = piece.groups * g.result_blocks * rows
+        return self._shared(
+            "gradient", jobs, ["w", "workspace"], self.areas["result"], piece.group, piece.groups, row, rows
+        )
+
+
+def make_plan(context: Any, g: Geometry, name: str) -> StepPlan:
+    """The plan of a geometry; ``name`` goes into the packed form's key."""
+    make = _Launches(context, g)
+    source = "y" if g.problem.direction == "bwd_data" else "x"
+    steps = []
+    for piece in g.pieces():
+        if g.weights_gradient:
+            if piece.source:
+                steps.append(make.forward("source", "x", "source", piece, 0, g.source_blocks))
+            steps += [make.forward("second", "y", "second", piece, piece.block, piece.blocks), make.product(piece)]
+            if piece.last:
+                steps.append(make.gradient(piece))
+            continue
+        if piece.kernel and not g.held:
+            steps.append(make.kernels(piece.group, piece.groups, piece.block, piece.blocks, g.areas["kernel"]))
+        if piece.source:
+            steps.append(make.forward("source", source, "source", piece, 0, g.source_blocks))
+        steps += [make.product(piece), make.inverse(piece)]
+    if not g.held:
+        return StepPlan(g.areas["size"], steps)
+    p = g.problem
+    key = json.dumps([name, p.direction, p.layout, p.w_shape, p.g, [axis.dilation for axis in g.tiling.axes],
+                      g.tiling.sizes, g.lanes])  # fmt: skip
+    packer = make.kernels(0, p.g, 0, g.kernel_blocks, 0)
+    return StepPlan(g.areas["size"], steps, g.packed_size, [packer], key)

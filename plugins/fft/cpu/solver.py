@@ -1,0 +1,55 @@
+"""``fft.tiled``: transforms of tiles, products over channels, transforms back; whole images are tiles too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, StepPlan
+
+from ..tiling import unsuited
+from .choice import choices, predicted
+from .geometry import Geometry
+from .plan import make_plan
+
+__all__ = ["Tiled"]
+
+
+class Tiled(Solver):
+    """Stride 1, float32, all directions, 1-D to 3-D, on a CPU."""
+
+    name = "fft.tiled"
+    deterministic = True
+    exact = False
+    fuses = EPILOGUE
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Strides, kernels of one tap, what no transform of at most 64 points holds."""
+        if device.type != "cpu":
+            return f"cpu only, got {device.type}"
+        if problem.dtype != "float32":
+            return f"float32 only, got {problem.dtype}"
+        reason = unsuited(problem)
+        if reason:
+            return reason
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        if next(choices(problem, device), None) is None:
+            return f"kernels that a transform of 64 points holds only, got {problem.kd}x{problem.kh}x{problem.kw}"
+        return None
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """Transforms and how much of the work a piece takes: the fastest by prediction, then falling workspaces."""
+        return choices(problem, device)
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """The spectra of one piece."""
+        return Geometry(problem, config).areas["size"]
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """Products, transforms and what moves."""
+        return predicted(Geometry(problem, config))
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """Compile."""
+        return make_plan(context, Geometry(problem, config), self.name)

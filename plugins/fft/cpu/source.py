@@ -1,0 +1,220 @@
+"""The text of one plan's program: every kernel's macros and its calls of the straight-line functions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from convdispatch.api import ConvProblem, activation_macro, kernel_text
+
+from ..transforms import half
+from .code import forward_functions, inverse_functions
+from .geometry import Geometry
+
+__all__ = ["program_text"]
+
+_AXES = "dhw"
+
+
+def program_text(g: Geometry) -> str:
+    """Forward transforms, the product and the inverse transform of a geometry; the kernel's where it has one."""
+    p, lanes = g.problem, g.lanes
+    text = f"#define LANES {lanes}\n#define V float{lanes}\n" + activation_macro(p.activation)
+    text += kernel_text(__package__, "common.cl.mako", lanes=lanes)
+    x_side = "y" if p.direction == "bwd_data" else "x"
+    text += _forward(g, "source", x_side, g.whole, g.source_blocks, g.source_stride, False)
+    if g.weights_gradient:
+        text += _forward(g, "second", "y", g.steps, g.blocks, g.second_stride, True)
+        return text + _product(g) + _gradient(g)
+    return text + _kernel(g) + _product(g) + _inverse(g)
+
+
+def _define(values: dict[str, Any]) -> str:
+    """Macros that may have had another value in the kernel before."""
+    return "".join(f"#undef {name.split('(')[0]}\n#define {name} {value}\n" for name, value in values.items())
+
+
+def _along(g: Geometry, values: tuple[int, ...]) -> list[int]:
+    """Values along d, h, w in the order of the transforms; the axes that are not transformed come behind."""
+    rest = [axis for axis in (2, 1, 0) if axis not in g.order]
+    return [values[axis] for axis in (*g.order, *rest)]
+
+
+def _numbered(name: str, values: list[Any]) -> dict[str, Any]:
+    return {f"{name}{place}": value for place, value in enumerate(values)}
+
+
+def _tensor(g: Geometry, which: str) -> dict[str, Any]:
+    """Macros that say where a tensor's elements lie and how tiles cut it; ``which`` is x or y."""
+    p = g.problem
+    sizes = tuple(getattr(p, ("i" if which == "x" else "o") + axis) for axis in _AXES)
+    channels = p.ic if which == "x" else p.oc
+    pixel = channels if p.layout == "nhwc" else 1
+    strides = (sizes[1] * sizes[2] * pixel, sizes[2] * pixel, pixel)
+    axes = g.tiling.axes
+    counts, inner = [axis.tiles for axis in axes], [axes[1].tiles * axes[2].tiles, axes[2].tiles, 1]
+    tiles = [f"((t) / {i} % {n})" for i, n in zip(_along(g, tuple(inner)), _along(g, tuple(counts)), strict=True)]
+    macros = {"C": channels // p.g, "G": p.g, "PLANE": f"{math.prod(sizes)}L", "TILES": g.tiling.tiles}
+    macros |= {"CHANNEL": 1 if p.layout == "nhwc" else math.prod(sizes)}
+    macros |= {"TOTAL": f"{p.mb * channels * math.prod(sizes)}L"}
+    macros |= _numbered("X", _along(g, sizes)) | _numbered("A", _along(g, strides))
+    macros |= {f"TILE{place}(t)": text for place, text in enumerate(tiles)}
+    macros |= _numbered("N", _along(g, g.tiling.sizes))
+    return macros
+
+
+def _panel(g: Geometry, blocks: int, rows: int, stride: int, kept: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "BLOCKS": blocks,
+        "ROWS": rows,
+        "STRIDE": f"{stride}L",
+        "SLOT_": max(1, g.slot(kept)),
+        "LINES": g.lines(kept) * 2 * g.lanes,
+    }
+
+
+def _passes(g: Geometry, name: str, kept: tuple[int, ...], inverse: bool) -> str:
+    """Calls of the columns' functions between the slot and the spectrum."""
+    order, sizes, pair = g.order, g.tiling.sizes, 2 * g.lanes
+    if len(order) == 1:
+        return ""
+    real = half(sizes[order[0]])
+    calls = []
+
+    def call(function: str, slot: str, spectrum: str | None) -> str:
+        arguments = [slot] if spectrum is None else [spectrum, slot] if inverse else [slot, spectrum]
+        return f"{name}_{function}({', '.join(arguments)});"
+
+    if len(order) == 2:
+        for k in g.edges:
+            calls.append(call("edge", f"slot + {k} * LINES", f"s + {g.column(k)} * STRIDE"))
+        count = real - len(g.edges)
+        if count:
+            inner = call("column", "slot + k * LINES", f"s + ({g.column(1)} + (k - 1) * N1) * STRIDE")
+            calls.append(f"ONCE for (int k = 1; k <= {count}; ++k) {inner}")
+    else:
+        middle = f"ONCE for (int j = 0; j < {kept[order[2]]}; ++j) " + call(
+            "middle", f"slot + k * LINES + j * (N1 * {pair})", None
+        )
+        last = "ONCE for (int j = 0; j < N1; ++j) " + call(
+            "column", f"slot + k * LINES + j * {pair}", "s + (k * N1 + j) * N2 * STRIDE"
+        )
+        both = (last, middle) if inverse else (middle, last)
+        calls.append(f"ONCE for (int k = 0; k < {real}; ++k) {{ {both[0]} {both[1]} }}")
+    return "".join(f"    {line}\n" for line in calls)
+
+
+def _forward(
+    g: Geometry, name: str, which: str, given: tuple[int, ...], blocks: int, stride: int, conjugate: bool
+) -> str:
+    problem, pads = g.problem, tuple(axis.pad for axis in g.tiling.axes)
+    if name == "second":
+        pads = (0, 0, 0)
+    macros = _tensor(g, which) | _panel(g, blocks, g.rows, stride, given)
+    macros |= {"LINE": -(-given[g.order[0]] // g.lanes) * g.lanes}
+    macros |= _numbered("G", _along(g, given)) | _numbered("S", _along(g, g.steps)) | _numbered("P", _along(g, pads))
+    values = {
+        "name": name,
+        "macros": _define(macros),
+        "inter": problem.layout == "nhwc",
+        "unit": macros["A0"] == 1 and problem.layout == "nchw",
+        "depth": len(g.order),
+        "passes": _passes(g, name, given, False),
+    }
+    return forward_functions(g, name, given, stride, conjugate) + kernel_text(__package__, "forward.cl.mako", **values)
+
+
+def _weights(p: ConvProblem, lane: str) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Macros of where w's elements lie, when ``lane`` (ic or oc) runs along vectors, and the strides of its taps."""
+    icg, volume = p.ic // p.g, p.kd * p.kh * p.kw
+    per_ic, per_tap = (1, icg) if p.layout == "nhwc" else (volume, 1)
+    along = {"ic": per_ic, "oc": icg * volume}
+    row = "oc" if lane == "ic" else "ic"
+    macros = {"LANE": along[lane], "ROW": along[row], "GROUP": f"{p.oc // p.g * icg * volume}L"}
+    return macros, (p.kh * p.kw * per_tap, p.kw * per_tap, per_tap)
+
+
+def _kernel(g: Geometry) -> str:
+    p, axes = g.problem, g.tiling.axes
+    lane = "ic" if p.direction == "bwd_data" else "oc"
+    macros, strides = _weights(p, lane)
+    macros |= _panel(g, g.kernel_blocks, g.c, g.kernel_stride, g.spans)
+    macros |= _numbered("K", _along(g, tuple(axis.taps for axis in axes))) | _numbered("A", _along(g, strides))
+    macros |= _numbered("D", _along(g, tuple(axis.dilation for axis in axes))) | _numbered("G", _along(g, g.spans))
+    macros |= _numbered("N", _along(g, g.tiling.sizes))
+    macros |= {"N": g.n, "SCALE": f"{g.tiling.scale:.9g}f"}
+    values = {
+        "name": "kernels",
+        "macros": _define(macros),
+        "turned": axes[g.order[0]].turned,
+        "depth": len(g.order),
+        "passes": _passes(g, "kernels", g.spans, False),
+    }
+    return forward_functions(g, "kernels", g.spans, g.kernel_stride, True) + kernel_text(
+        __package__, "kernel.cl.mako", **values
+    )
+
+
+def _product(g: Geometry) -> str:
+    config = g.config
+    if g.weights_gradient:
+        a, b = (g.blocks, g.rows, g.second_stride), (g.source_blocks, g.rows, g.source_stride)
+        mr = 4
+    else:
+        a, b = (g.source_blocks, g.rows, g.source_stride), (g.kernel_blocks, g.c, g.kernel_stride)
+        mr = config["mr"]
+    c = (g.result_blocks, g.result_rows, g.result_stride)
+    macros: dict[str, Any] = {}
+    for name, (blocks, rows, stride) in zip("ABC", (a, b, c), strict=True):
+        macros |= {f"{name}_BLOCKS": blocks, f"{name}_ROWS": rows, f"{name}_STRIDE": f"{stride}L"}
+    heights = [4] if g.weights_gradient else [mr, *(m for m in (4, 2, 1) if m < mr)]
+    widths = [v for v in (config["nv"], 1) if v <= config["nv"]]
+    return kernel_text(
+        __package__,
+        "product.cl.mako",
+        macros=_define(macros),
+        along=not g.weights_gradient,
+        heights=heights,
+        widths=sorted(set(widths), reverse=True),
+    )
+
+
+def _inverse(g: Geometry) -> str:
+    p = g.problem
+    macros = _tensor(g, "x" if p.direction == "bwd_data" else "y")
+    macros |= _panel(g, g.blocks, g.rows, g.result_stride, g.steps)
+    macros |= _numbered("Y", _along(g, tuple(axis.places for axis in g.tiling.axes)))
+    macros |= {"LINE": -(-g.steps[g.order[0]] // g.lanes) * g.lanes}
+    macros |= _numbered("S", _along(g, g.steps))
+    values = {
+        "macros": _define(macros),
+        "inter": p.layout == "nhwc",
+        "unit": macros["A0"] == 1 and p.layout == "nchw",
+        "depth": len(g.order),
+        "passes": _passes(g, "inverse", g.steps, True),
+        "bias": p.bias,
+        "residual": p.residual,
+        "accumulate": p.accumulate,
+    }
+    wanted = tuple(tuple(range(step)) for step in g.steps)
+    return inverse_functions(g, "inverse", wanted, g.result_stride) + kernel_text(
+        __package__, "inverse.cl.mako", **values
+    )
+
+
+def _gradient(g: Geometry) -> str:
+    p = g.problem
+    macros, strides = _weights(p, "ic")
+    macros |= _panel(g, g.result_blocks, g.result_rows, g.result_stride, g.taps)
+    macros |= _numbered("K", _along(g, g.taps)) | _numbered("A", _along(g, strides))
+    macros |= _numbered("N", _along(g, g.tiling.sizes))
+    macros |= {"N": g.n, "SCALE": f"{g.tiling.scale:.9g}f"}
+    values = {
+        "macros": _define(macros),
+        "depth": len(g.order),
+        "passes": _passes(g, "inverse", g.taps, True),
+        "accumulate": p.accumulate,
+    }
+    return inverse_functions(g, "inverse", g.tiling.kept, g.result_stride) + kernel_text(
+        __package__, "gradient.cl.mako", **values
+    )
