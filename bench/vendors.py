@@ -11,6 +11,7 @@ plugin is faster. Full figures go to ``$OUT`` as JSON.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -37,7 +38,7 @@ MATHS = {
     "tf32": ("float32", "tf32", "nchw"),
     "fp16": ("float16", "float32", "nhwc"),
 }
-PAUSE = 60_000
+PAUSE = 200_000
 """Cycles of the GPU for which a stream is held up for each repetition that the host is to queue meanwhile."""
 
 
@@ -189,7 +190,7 @@ class Gpu:
 @click.option("--net", "nets", multiple=True, default=NETS)
 @click.option("--direction", "directions", multiple=True, type=click.Choice(DIRECTIONS), default=DIRECTIONS)
 @click.option("--math", "maths", multiple=True, type=click.Choice(list(MATHS)), default=list(MATHS))
-@click.option("--tries", default=12, show_default=True, help="configurations timed at most; PyTorch tries 10")
+@click.option("--tries", default=10, show_default=True, help="configurations timed at most; PyTorch tries 10")
 @click.option("--seconds", default=90.0, show_default=True, help="stop after so long, every n-th layer done by then")
 @click.option("--profile", default=10, show_default=True, help="compare the GPU's commands of every n-th case")
 def gpu(
@@ -197,19 +198,16 @@ def gpu(
 ) -> None:
     """cudnn's best configuration beside PyTorch's choice, on the same memory; same algorithms, so near 1."""
     started, rig, rows, copies = time.time(), Gpu(), [], []
-    cases = [
-        (place / len(shapes.load(net)), net, entry, direction, math_name)
-        for net in nets
-        for place, entry in enumerate(shapes.load(net))
-        for direction in directions
-        for math_name in maths
-    ]
-    # In an order that a time limit cuts fairly: layers of all nets by the bits of their place, read backwards.
-    order = np.random.default_rng(0).permutation(len(cases))
-    for number, index in enumerate(order):
+    # In an order that a time limit cuts fairly: each kind of case of each net in turn, its layers shuffled.
+    shuffled = np.random.default_rng(0)
+    kinds = [(net, direction, math_name) for net in nets for direction in directions for math_name in maths]
+    layers = [[(kind, shapes.load(kind[0])[place]) for place in shuffled.permutation(len(shapes.load(kind[0])))]
+              for kind in kinds]  # fmt: skip
+    rounds = itertools.zip_longest(*layers)
+    cases = [case for turn in rounds for case in turn if case is not None]
+    for number, ((net, direction, math_name), entry) in enumerate(cases):
         if time.time() - started > seconds:
             break
-        _, net, entry, direction, math_name = cases[index]
         dtype, math_word, layout = MATHS[math_name]
         problem = entry.problem.replace(direction=direction, dtype=dtype, math=math_word, layout=layout)
         row = {"net": net, "layer": entry.name, "count": entry.count, "direction": direction, "math": math_name}

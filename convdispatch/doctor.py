@@ -25,6 +25,7 @@ VARIABLES = {
     "CONVDISPATCH_REGISTRY": "the registry.yaml to read",
     "CONVDISPATCH_DB": "folder of measured records",
     "CONVDISPATCH_LOCK": "lock file that fixes the choice of solvers",
+    "CONVDISPATCH_CUDA": "0: memory of NVIDIA devices is OpenCL's alone, not shared with CUDA",
     "CONVDISPATCH_TRACE": "file that the trace layer appends to, instead of standard error",
     "OCL_ICD_VENDORS": "folder that names the OpenCL vendors (read by the ICD loader; set for you when unset)",
 }

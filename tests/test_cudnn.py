@@ -63,14 +63,15 @@ def test_says_what_is_missing_and_costs_nothing(monkeypatch):
     assert entry["reason"] == reason
 
 
-@pytest.mark.parametrize("data", ["integer", "real"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("dtype", "data"), [("float32", "real"), ("float16", "integer"), ("bfloat16", "real")])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
 @pytest.mark.parametrize("text", SHAPES)
-def test_shape_on_foreign_memory(text, direction, layout, dtype, data, cudnn):
+def test_shape_on_foreign_memory(text, direction, layout, dtype, data, cudnn, full):
     """Guard zones lie round plain OpenCL buffers, which CUDA does not see: copies stand in."""
     problem = ConvProblem.parse(text).replace(direction=direction, layout=layout, dtype=dtype)
+    if dtype == "bfloat16" and not full and layout == "nchw":
+        pytest.skip("--full only")
     solver = plugins().solvers[NAMES[0]]
     if solver.rejects(problem, runtime.device_info(cudnn)):
         pytest.skip("no engine")
@@ -88,7 +89,7 @@ def test_every_configuration_on_shared_memory(math, direction, cudnn):
     given = {name: Tensor.from_numpy(array, queue) for name, array in operands.present().items()}
     out = given[problem.written] = Tensor.empty(problem.out_shape, np.float32, queue)
     solver = plugins().solvers[NAMES[0]]
-    limit = {"float32": 1e-5, "ieee": 1e-6}.get(math, 2e-3)
+    limit = {"float32": 1e-5, "ieee": 2e-6}.get(math, 2e-3)
     ran = 0
     for config in itertools.islice(solver.configs(problem, info), 10):
         try:

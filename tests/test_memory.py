@@ -59,7 +59,7 @@ def test_a_limit_gives_free_blocks_back_first_and_then_refuses(queue, device):
 
 
 def test_the_limit_reaches_the_caller_of_conv(device):
-    x, w = np.ones((1, 8, 40, 40), np.float32), np.ones((8, 8, 3, 3), np.float32)
+    x, w = np.ones((1, 32, 160, 160), np.float32), np.ones((32, 32, 3, 3), np.float32)
     runtime.release_memory(device)
     runtime.set_memory_limit(device, 1)
     with convdispatch.policy(solver="im2col*"), pytest.raises(MemoryLimit):

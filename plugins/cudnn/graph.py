@@ -31,6 +31,8 @@ _OPERATION = {
     "bwd_data": (12, 706),
     "bwd_weights": (11, 712),
 }
+_SILENT_WINOGRAD = {("bwd_weights", 17)}
+"""Engines that transform tiles without a note of it: seen by their kernels' names and their error."""
 TENSOR_CORE, DOWN_CONVERT, FFT, NONDETERMINISTIC, WINOGRAD = 0, 1, 3, 4, 5
 """Numbers of ``cudnnBackendNumericalNote_t``."""
 
@@ -92,15 +94,18 @@ def _graph(problem: ConvProblem, handle: c_void_p) -> Descriptor:
     return Descriptor(_GRAPH).set(800, "handle", handle).set(801, "descriptor", operation.finalize()).finalize()
 
 
-def _allowed(problem: ConvProblem, notes: frozenset[int]) -> bool:
+def _allowed(problem: ConvProblem, candidate: Candidate) -> bool:
     """Whether the problem's math permits an engine: full float32 without tensor cores, as PyTorch reads the notes."""
+    notes = candidate.notes
     if problem.math == "fast":
         return True
     if DOWN_CONVERT in notes:
         return False
     if problem.dtype == "float32" and problem.math != "tf32" and TENSOR_CORE in notes:
         return False
-    return not (problem.math == "ieee" and notes & {FFT, WINOGRAD})
+    if problem.math != "ieee":
+        return True
+    return not notes & {FFT, WINOGRAD} and (problem.direction, candidate.engine) not in _SILENT_WINOGRAD
 
 
 @functools.lru_cache(maxsize=512)
@@ -123,7 +128,7 @@ def _named(problem: ConvProblem, handle: int) -> tuple[Candidate, ...]:
 def candidates(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
     """What the heuristics name, best first, that the problem's math permits."""
     asked = problem.replace(math="float32", constant_weights=False)
-    return [each for each in _named(asked, handle.value or 0) if _allowed(problem, each.notes)]
+    return [each for each in _named(asked, handle.value or 0) if _allowed(problem, each)]
 
 
 def execution_plan(problem: ConvProblem, handle: c_void_p, config: Mapping[str, Any]) -> tuple[Descriptor, int]:
