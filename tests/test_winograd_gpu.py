@@ -14,7 +14,7 @@ import numpy as np
 import pyopencl as cl
 import pytest
 from checking import TOLERANCE, Guarded, compare, make_operands, numpy_dtype
-from convdispatch_winograd.gpu import gpu_solvers
+from convdispatch_winograd.gpu import gpu_solvers, plan
 from convdispatch_winograd.gpu.error import TILES, expected
 from convdispatch_winograd.gpu.walk import Walk
 from test_oclgrind import faults, oclgrind
@@ -42,16 +42,16 @@ def check(queue, problem: ConvProblem, name: str, config=None, *, tolerance: flo
     """Run one configuration (the first by default) twice between guard zones; the relative error."""
     solver = SOLVERS[name]
     config = json.loads(json.dumps(dict(config if config is not None else next(iter(solver.configs(problem, SMALL))))))
-    plan = solver.plan(queue.context, problem, config)
+    made = solver.plan(queue.context, problem, config)
     hint = f"{problem} {name} {config}"
-    assert plan.workspace_size == solver.workspace(problem, SMALL, config), hint
+    assert made.workspace_size == solver.workspace(problem, SMALL, config), hint
     operands, wanted = make_operands(problem, "real")
     given = {key: Guarded(array, queue) for key, array in operands.present().items() if key != "initial"}
-    scratch = Guarded(np.full(max(1, plan.workspace_size), 0xFF, np.uint8), queue)
+    scratch = Guarded(np.full(max(1, made.workspace_size), 0xFF, np.uint8), queue)
     buffers = {key: region(value) for key, value in given.items()}
-    if getattr(plan, "packed_size", 0):
-        packed = Guarded(np.full(plan.packed_size, 0xFF, np.uint8), queue)
-        plan.pack(queue, buffers["w"], region(packed)).wait()
+    if getattr(made, "packed_size", 0):
+        packed = Guarded(np.full(made.packed_size, 0xFF, np.uint8), queue)
+        made.pack(queue, buffers["w"], region(packed)).wait()
         buffers["w"] = region(packed)
         assert packed.damage(payload_too=False) is None, hint
     extras = {key: buffers[key] for key in ("bias", "residual") if key in buffers}
@@ -59,7 +59,7 @@ def check(queue, problem: ConvProblem, name: str, config=None, *, tolerance: flo
         blank = np.full(problem.out_shape, np.nan, numpy_dtype(problem.dtype))
         out = Guarded(operands.initial if problem.accumulate else blank, queue)
         buffers[problem.written] = region(out)
-        plan.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], region(scratch), **extras).wait()
+        made.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], region(scratch), **extras).wait()
         for key, guarded in {**given, "workspace": scratch, "out": out}.items():
             damage = guarded.damage(payload_too=key not in ("out", "workspace"))
             assert damage is None, f"{hint}: {key}: {damage}"
@@ -190,6 +190,46 @@ def test_both_forms_share_transformed_weights(queue):
     assert plans[0].pack_key == plans[1].pack_key
     assert plans[0].packed_size == plans[1].packed_size
     assert plans[1].workspace_size == 0
+
+
+# (kernel file, its text, what it becomes, solver, problem, changes of the configuration)
+MUTANTS = {
+    "reads_the_row_above": ("data", "(uint)(y + 0) <", "(uint)(y + 1) <", F4, "mb1ic6ih9oc5kh3ph1", {}),
+    "reads_past_the_right_border": ("data", "(uint)(x + 2) < 9", "(uint)(x + 2) < 10", F4, "mb1ic6ih9oc5kh3ph1", {}),
+    "starts_a_column_later": ("data", "* 4 + (-1);", "* 4 + (0);", F4, "mb1ic6ih9oc5kh3ph1", {}),
+    "kernel_not_turned": ("filter", "LOAD1(w + 8)", "LOAD1(w + 0)", F4, "bwd_data_mb1ic6ih9oc5kh3ph1", {}),
+    "second_group_reads_the_first": ("data", "c / 4 * 3 + c % 4", "c % 4", F4, "g2mb1ic6ih9oc6kh3ph1", {}),
+    "bias_of_the_first_group": ("inverse", "LOAD1(bias + c)", "LOAD1(bias + m)", F4, "g2mb1ic8ih8oc8kh3+bias", {}),
+    "two_columns_exchanged": ("inverse", "v0_0, v0_1", "v0_1, v0_0", F4, "mb1ic6ih9oc5kh3ph1", {}),
+    "writes_rows_that_are_not": ("put", "if (y + 1 < 9)", "if (y + 1 < 10)", F4, "mb1ic6ih9oc5kh3ph1", {}),
+    "tile_counted_in_two_pieces": ("data", "t < 6 && ", "", F4, "bwd_weights_mb3ic6ih8oc5kh3ph1", {"pieces": 2}),
+    "first_part_alone": ("inverse", "part = 1;", "part = 2;", F4, "bwd_weights_mb5ic6ih9oc5kh3", {"parts": 2}),
+    "fused_reads_a_column_early": ("fused", "(x + 0) < 9", "(x + 1) < 9", FUSED, "mb1ic6ih9oc5kh3ph1", {}),
+    "fused_loses_the_last_slice": ("fused", "; ++slice)", "- 1; ++slice)", FUSED, "mb1ic18ih9oc5kh3ph1", {}),
+    "fused_rows_of_the_next_image": ("fused", "image = tile / 9", "image = 0", FUSED, "mb2ic6ih9oc5kh3ph1", {}),
+    "fused_ignores_the_group": ("fused", "from += (long)group", "from += 0L", FUSED, "g2mb1ic12ih9oc8kh3ph1", {}),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_checks_see_a_broken_kernel(queue, monkeypatch, mutant):
+    file, old, new, name, text, changes = MUTANTS[mutant]
+    sound = plan.kernel_text
+
+    def broken(package: str, template: str, **values) -> str:
+        made = sound(package, template, **values)
+        if template.startswith(file + "."):
+            changed = made.replace(old, new)
+            assert changed != made, f"{template} has no {old!r} to break any more"
+            return changed
+        return made
+
+    problem = ConvProblem.parse(text)
+    config = {**next(iter(SOLVERS[name].configs(problem, SMALL))), **changes}
+    check(queue, problem, name, config)
+    monkeypatch.setattr(plan, "kernel_text", broken)
+    with pytest.raises(AssertionError, match=name):
+        check(queue, problem, name, config)
 
 
 @pytest.mark.parametrize("net", ["resnet50", "vgg_a", "overfeat"])
