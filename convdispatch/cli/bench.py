@@ -29,6 +29,8 @@ __all__ = ["bench"]
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), default=None, help="Write CSV there.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write JSON there.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write one HTML page there.")
+@click.option("--train", is_flag=True, help="Profile training steps of nets (see models) instead: --net vgg_a --train.")
+@click.option("--net", "nets", multiple=True, help="A net by name, as an argument would; several times for several.")
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Measure nothing: show this JSON.")
 @DEVICE
 def bench(
@@ -38,6 +40,8 @@ def bench(
     csv_path: Path | None,
     json_path: Path | None,
     html_path: Path | None,
+    train: bool,
+    nets: tuple[str, ...],
     render: Path | None,
     device: str | None,
     solver: str | None,
@@ -50,8 +54,14 @@ def bench(
 ) -> None:
     """Time every solver on each layer, with the device's measured ceilings and other libraries in the same run.
 
+    With --train, where the time of a training step goes, by kind of operation, for nets of convdispatch.models.
+
     Nets: convnet, alexnet, overfeat, vgg_a, googlenet, resnet50, mobilenet, cpu10. Problems in any dialect.
     """
+    names = (*nets, *names)
+    if train:
+        _train(names, device, changes, json_path)
+        return
     from ..benchmark.export import write_csv, write_json
     from ..benchmark.report import load
     from ..benchmark.run import run
@@ -82,6 +92,23 @@ def bench(
         from ..benchmark.page import write_html
 
         write_html(report, html_path)
+
+
+def _train(names: tuple[str, ...], device: str | None, changes: dict[str, Any], json_path: Path | None) -> None:
+    import json
+
+    from ..benchmark.training import profile_training
+    from ..benchmark.training_terminal import show_training
+
+    console, reports = Console(stderr=True), []
+    given = {"mb": changes.get("batch"), "layout": changes.get("layout")}
+    options = {name: value for name, value in given.items() if value}
+    for name in names or ("lenet",):
+        with console.status(name) as status:
+            reports.append(profile_training(name, device=device, say=status.update, **options))
+        show_training(reports[-1], Console(width=None if sys.stdout.isatty() else 180))
+    if json_path is not None:
+        json_path.write_text(json.dumps([report.as_dict() for report in reports], indent=1) + "\n", encoding="utf-8")
 
 
 def _command() -> str:

@@ -66,6 +66,7 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     return y
 
 
+@operation
 def cross_entropy(x: Tensor, labels: Any, *, reduction: str = "mean") -> Tensor:
     """``-log softmax(x)[label]`` of each row of logits x ``[mb, classes]``; their mean, sum, or all for "none".
 
@@ -114,6 +115,7 @@ def cross_entropy(x: Tensor, labels: Any, *, reduction: str = "mean") -> Tensor:
     return loss
 
 
+@operation
 def mse_loss(x: Tensor, target: Tensor) -> Tensor:
     """The mean of ``(x - target)²``. Raises InvalidArgument for different shapes."""
     if x.shape != target.shape:
