@@ -29,6 +29,7 @@ __all__ = ["verify"]
 @click.option(
     "--jobs", type=click.IntRange(min=0), default=None, help="Child processes; 0 for none. Default: 2 at most."
 )
+@click.option("--first", "-x", is_flag=True, help="End at the first case that fails.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write the report there.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write one HTML page there.")
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Verify nothing: show this JSON.")
@@ -43,6 +44,7 @@ def verify(
     files: tuple[Path, ...],
     derived: bool,
     jobs: int | None,
+    first: bool,
     json_path: Path | None,
     html_path: Path | None,
     render: Path | None,
@@ -89,6 +91,7 @@ def verify(
                 own=own_cases(files),
                 derived=derived,
                 jobs=min(2, os.cpu_count() or 1) if jobs is None else jobs,
+                first=first,
                 command="convdispatch " + " ".join(shlex.quote(_bare(word)) for word in sys.argv[1:]),
                 report=heard,
             )

@@ -10,7 +10,8 @@ from typing import Any
 from ..api.device import DeviceInfo
 from ..api.problem import ConvProblem
 from ..api.solver import EPILOGUE, Solver
-from ..dispatch import visible_problem
+from ..derivation import Derived
+from ..visible import visible_problem
 from .memory import Fault
 
 __all__ = ["answer", "configurations", "statements"]
@@ -77,8 +78,9 @@ def configurations(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> 
 
 def statements(solver: Solver, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
     """The bytes of workspace that the solver states without compiling; None if it states none. Raises Fault."""
-    if not isinstance(solver.name, str) or not solver.name or any(c.isspace() or c in "+*?[" for c in solver.name):
-        raise Fault("words", f"a solver's name is plugin.variant without spaces, + and wildcards, got {solver.name!r}")
+    name = solver.root.name if isinstance(solver, Derived) else solver.name
+    if not isinstance(name, str) or not name or any(c.isspace() or c in "+*?[" for c in name):
+        raise Fault("words", f"a solver's name is plugin.variant without spaces, + and wildcards, got {name!r}")
     if not set(solver.fuses) <= EPILOGUE:
         raise Fault("words", f"fuses holds parts of {sorted(EPILOGUE)}, got {sorted(solver.fuses)}")
     try:

@@ -11,8 +11,8 @@ from typing import Any
 from .. import derivation, runtime
 from ..api.errors import InvalidArgument
 from ..api.solver import Solver
-from ..dispatch import visible_problem
 from ..loader import Loaded, plugins
+from ..visible import visible_problem
 from .checks import Examination
 from .contract import answer, configurations, statements
 from .levels import Case
@@ -48,7 +48,9 @@ class Kit:
         self.solvers: dict[str, Solver] = {
             name: one for name, one in sorted(own.items()) if solver is None or fnmatch.fnmatchcase(name, solver)
         }
-        self._pattern, self._own, self._derived = solver, own, derived
+        self._pattern, self._derived = solver, derived
+        root = None if solver is None else solver.partition("+")[0]
+        self._own = {name: one for name, one in own.items() if root is None or fnmatch.fnmatchcase(name, root)}
         if not self.solvers and not derived:
             has = ", ".join(sorted(own)) or "none"
             raise InvalidArgument(f"the plugin {plugin!r} has no solver {solver or ''!r}; it has {has}")

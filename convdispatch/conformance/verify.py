@@ -45,13 +45,15 @@ def verify(
     own: Sequence[shapes.Entry] = (),
     derived: bool = False,
     jobs: int = 0,
+    first: bool = False,
     command: str = "",
     report: Callable[[Case, list[Outcome], int], None] = lambda case, outcomes, total: None,
 ) -> Report:
     """Run a plugin's solvers through the cases of ``level``; ``report`` is told of each case as it ends.
 
     ``solver`` and ``case`` are globs that choose some; ``own`` are further problems. With ``jobs`` the cases run in so
-    many child processes, each of which may die without harm; with 0 in this process. ``device`` is a name then.
+    many child processes, each of which may die without harm; with 0 in this process. With ``first`` the run ends at the
+    first case that fails, and no level is judged.
     Raises InvalidArgument for a plugin, solver or case that does not exist, and NoDevice.
     """
     began = time.perf_counter()
@@ -64,23 +66,25 @@ def verify(
         version=VERSION,
         digest=digest(),
         command=command,
-        selected=solver is not None or case is not None,
+        selected=solver is not None or case is not None or first,
     )
     info = runtime.device_info(chosen)
     made.plugin["text"] = next((current(name, info).kernel_hash for name in entry.solvers), "")
     settings = {"plugin": plugin, "solver": solver, "derived": derived}
     Kit(**settings, device=chosen)  # an unknown solver is said before anything runs
 
-    def heard(done: Case, outcomes: list[Outcome]) -> None:
+    def heard(done: Case, outcomes: list[Outcome]) -> bool:
         made.outcomes += outcomes
         report(done, outcomes, len(asked))
+        return not (first and any(outcome.status == "failed" for outcome in outcomes))
 
     if jobs:
         run(asked, settings | {"device": _address(chosen)}, jobs, TIMEOUT_S, heard)
     else:
         kit = Kit(**settings, device=chosen)
         for one in asked:
-            heard(one, kit.run(one))
+            if not heard(one, kit.run(one)):
+                break
     place = {one.name: number for number, one in enumerate(asked)}
     made.outcomes.sort(key=lambda outcome: (place[outcome.case], outcome.solver))
     made.seconds = round(time.perf_counter() - began, 2)

@@ -31,9 +31,10 @@ def run(
     setup: dict[str, Any],
     jobs: int,
     timeout_s: float,
-    report: Callable[[Case, list[Outcome]], None],
+    report: Callable[[Case, list[Outcome]], bool],
 ) -> None:
-    """Every case, ``jobs`` at a time; ``report`` is called in this thread as each is done, in any order.
+    """Every case, ``jobs`` at a time; ``report`` is called in this thread as each is done, in any order;
+    once it answers False no further case begins.
 
     ``setup`` is Kit's arguments. A case that takes longer than ``timeout_s`` is failed and its child killed.
     """
@@ -53,8 +54,8 @@ def run(
                 running -= 1
             elif isinstance(answer, BaseException):
                 raise answer
-            else:
-                report(*answer)
+            elif not report(*answer):
+                stop.set()
     finally:
         stop.set()
 

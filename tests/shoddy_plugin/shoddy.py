@@ -1,0 +1,184 @@
+"""A sound plugin, and the same with one fault each: the kit must pass the first and catch every other.
+
+``shoddy.sound`` computes 2-D forward convolutions by direct sums in one kernel that takes its geometry as arguments,
+so that it compiles once: zero an accumulator in the workspace, sum into it, copy it to the output. Each fault is an
+edit of the kernel's text or of what the solver does, by the name of the solver.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+
+import numpy as np
+import pyopencl as cl
+
+from convdispatch.api import Solver, build, hookimpl
+
+SOURCE = """
+kernel void zero(global float *scratch) { scratch[get_global_id(0)] = 0.0f; }
+kernel void direct(global const float *x, global const float *w, global float *scratch, int ic, int ih, int iw, int oc,
+                   int oh, int ow, int kh, int kw, int sh, int sw, int ph, int pw, int ph_r, int pw_r, int dh, int dw,
+                   int g) {
+  const int at = get_global_id(0), q = at % ow, p = at / ow % oh, o = at / ow / oh % oc, n = at / ow / oh / oc;
+  const int icg = ic / g, first = o / (oc / g) * icg;
+  float sum = 0.0f;
+  for (int c = 0; c < icg; ++c)
+    for (int a = 0; a < kh; ++a)
+      for (int b = 0; b < kw; ++b) {
+        const int h = p * sh - ph + a * dh, v = q * sw - pw + b * dw;
+        if (h >= 0 && h < ih && v >= 0 && v < iw)
+          sum += w[((o * icg + c) * kh + a) * kw + b] * x[((n * ic + first + c) * ih + h) * iw + v];
+      }
+  scratch[at] += sum;
+}
+kernel void copy(global const float *scratch, global float *y) { y[get_global_id(0)] = scratch[get_global_id(0)]; }
+kernel void poke(global float *p, int at, float v) { p[at] += v; }
+"""
+LETTERS = ["ic", "ih", "iw", "oc", "oh", "ow", "kh", "kw", "sh", "sw", "ph", "pw", "ph_r", "pw_r", "dh", "dw", "g"]
+KERNEL_FAULTS = {
+    "forgets_stride": ("p * sh - ph + a * dh, v = q * sw - pw + b * dw", "p - ph + a * dh, v = q - pw + b * dw"),
+    "far_pad_for_near": ("q * sw - pw +", "q * sw - pw_r +"),
+    "open_at_the_far_side": ("v >= 0 && v < iw", "v >= 0"),
+    "forgets_dilation": ("+ a * dh, v = q * sw - pw + b * dw", "+ a, v = q * sw - pw + b"),
+    "ignores_group": ("first = o / (oc / g) * icg", "first = 0"),
+    "last_channel_lost": ("c < icg", "c < max(1, icg - icg % 4)"),
+    "last_output_lost": (
+        "{ y[get_global_id(0)] =",
+        "{ if (get_global_id(0) + 1 < get_global_size(0)) y[get_global_id(0)] =",
+    ),
+    "adds_to_the_output": ("{ y[get_global_id(0)] =", "{ y[get_global_id(0)] +="),
+    "sloppy": ("scratch[at] += sum", "scratch[at] += sum * 1.0001f"),
+}
+"""What the kernel is made to say instead."""
+
+
+class Plan:
+    """Three launches in a row, and the fault."""
+
+    def __init__(self, fault, context, problem):
+        old, new = KERNEL_FAULTS.get(fault, ("", ""))
+        assert old in SOURCE
+        self.fault, self.problem, self.count = fault, problem, math.prod(problem.y_shape)
+        self.program = build(context, SOURCE.replace(old, new))
+        self.numbers = [np.int32(getattr(problem, letter)) for letter in LETTERS]
+        self.workspace_size = 4 * self.count + (4 if fault == "unsure_of_its_workspace" else 0)
+        self.lock, self.first, self.runs, self.context = threading.Lock(), True, itertools.count(), context
+        self.weights = None
+        self.kernels = {name: cl.Kernel(self.program, name) for name in ("zero", "direct", "copy", "poke")}
+
+    def enqueue(self, queue, x, w, y, workspace, wait_for=None):
+        run, fault = next(self.runs), self.fault
+        if fault == "waits":
+            for event in wait_for or ():
+                event.wait()
+        if fault == "hurries":
+            wait_for = None
+        if fault == "keeps_the_first_weights":
+            if self.weights is None:
+                self.weights = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, w.size)
+                wait_for = [cl.enqueue_copy(queue, self.weights, w, wait_for=wait_for)]
+            w = self.weights
+        if fault == "raises_at_the_third" and run == 2:
+            raise RuntimeError("no more")
+        if fault != "reads_stale_workspace":
+            wait_for = [self._run(queue, "zero", self.count, wait_for, workspace)]
+        event = self._run(queue, "direct", self.count, wait_for, x, w, workspace, *self.numbers)
+        event = self._run(queue, "copy", self.count, None if fault == "does_not_chain" else [event], workspace, y)
+        at = {
+            "one_element_too_many": (y, self.count, 1.0),
+            "one_element_too_early": (y, -1, 1.0),
+            "writes_past_its_workspace": (workspace, self.count, 1.0),
+            "alters_its_input": (x, 0, 1.0),
+            "alters_its_weights": (w, 0, 1.0),
+            "never_the_same": (y, 0, 1e-6 * run),
+        }.get(fault)
+        if at:
+            memory, place, value = at
+            event = self._run(queue, "poke", 1, [event], memory, np.int32(place), np.float32(value))
+        if fault == "unsure_of_its_workspace":
+            self.workspace_size += 4
+        return None if fault == "returns_no_event" else event
+
+    def _run(self, queue, name, size, wait_for, *arguments):
+        kernel = self.kernels[name]
+        if self.fault == "not_for_threads":
+            kernel.set_args(*arguments)
+            time.sleep(0.002)
+            return cl.enqueue_nd_range_kernel(queue, kernel, (size,), None, wait_for=wait_for)
+        with self.lock:
+            kernel.set_args(*arguments)
+            return cl.enqueue_nd_range_kernel(queue, kernel, (size,), None, wait_for=wait_for)
+
+
+class Direct(Solver):
+    """2-D forward, float32, NCHW; with one fault."""
+
+    exact = True
+
+    def __init__(self, fault):
+        self.fault, self.name = fault, f"shoddy.{fault}"
+        self.exact = fault != "sloppy"
+        self.asked = 0
+
+    def rejects(self, problem, device):
+        if self.fault == "refuses_without_words" and problem.g != 1:
+            return ""
+        if self.fault == "refuses_with_true" and problem.g != 1:
+            return True
+        if self.fault == "changes_its_mind":
+            self.asked += 1
+            if self.asked % 2 == 0:
+                return "not today"
+        if self.fault == "raises_when_asked" and problem.g != 1:
+            raise KeyError("groups")
+        if problem.direction != "fwd" and self.fault != "forgets_direction":
+            return f"forward only, got {problem.direction}"
+        if problem.ndim != 2 and self.fault != "forgets_rank":
+            return f"2-D only, got {problem.ndim}-D"
+        if problem.layout != "nchw" and self.fault != "forgets_layout":
+            return f"nchw only, got {problem.layout}"
+        if problem.dtype != "float32" and self.fault != "forgets_dtype":
+            return f"float32 only, got {problem.dtype}"
+        return None
+
+    def workspace(self, problem, device, config):
+        wrong = 4 if self.fault == "states_another_workspace" else 0
+        return None if self.fault == "unsure_of_its_workspace" else 4 * math.prod(problem.y_shape) + wrong
+
+    def configs(self, problem, device):
+        return [] if self.fault == "offers_nothing" else [{"size": {1}}] if self.fault == "offers_no_json" else [{}]
+
+    def plan(self, context, problem, config):
+        if self.fault == "does_not_plan":
+            raise ValueError("no plan")
+        return Plan(self.fault, context, problem)
+
+
+FAULTS = {
+    # the five that any kit must catch
+    "forgets_stride": "values", "far_pad_for_near": "values", "ignores_group": "values",
+    "reads_stale_workspace": "stale", "one_element_too_many": "guards",
+    # geometry and reach
+    "open_at_the_far_side": "values", "forgets_dilation": "values", "forgets_direction": None, "forgets_rank": None,
+    "forgets_layout": None, "forgets_dtype": None, "last_channel_lost": "values",
+    # memory
+    "last_output_lost": "written", "adds_to_the_output": "stale", "one_element_too_early": "guards",
+    "writes_past_its_workspace": "workspace", "alters_its_input": "inputs", "alters_its_weights": "inputs",
+    "unsure_of_its_workspace": "workspace", "states_another_workspace": "workspace",
+    # what a plan promises
+    "keeps_the_first_weights": "reuse", "never_the_same": "deterministic", "sloppy": "values", "waits": "waits",
+    "hurries": "order", "does_not_chain": "order", "not_for_threads": "threads", "raises_at_the_third": "plan",
+    "does_not_plan": "plan", "returns_no_event": "plan",
+    # what a solver answers
+    "refuses_without_words": "words", "refuses_with_true": "words", "changes_its_mind": "words",
+    "raises_when_asked": "words", "offers_nothing": "configurations", "offers_no_json": "configurations",
+}  # fmt: skip
+"""Fault to the check that must name it; None where it depends on the case which one sees it first."""
+
+
+@hookimpl
+def convdispatch_solvers():
+    return [Direct("sound"), *(Direct(fault) for fault in FAULTS)]

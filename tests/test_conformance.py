@@ -1,0 +1,287 @@
+"""The kit catches every fault that it is there for, passes what is sound, and says what it found."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from convdispatch import ConvProblem, InvalidArgument, dispatch, loader
+from convdispatch.cli import main
+from convdispatch.conformance import levels
+from convdispatch.conformance.checks import CHECKS, LONG
+from convdispatch.conformance.outcome import Report, load
+from convdispatch.conformance.page import render
+from convdispatch.conformance.session import Kit
+from convdispatch.conformance.verify import select, verify
+from convdispatch.runtime import device_info
+
+HERE = Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("shoddy_faults", HERE / "shoddy_plugin" / "shoddy.py")
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+FAULTS = _module.FAULTS
+THE_FIVE = ["forgets_stride", "far_pad_for_near", "ignores_group", "reads_stale_workspace", "one_element_too_many"]
+
+
+@pytest.fixture(scope="module")
+def shoddy():
+    patch = pytest.MonkeyPatch()
+    patch.setenv("CONVDISPATCH_PLUGIN_DIR", str(HERE / "shoddy_plugin"))
+    yield loader.reload()
+    patch.undo()
+    loader.reload()
+    dispatch.forget()
+
+
+def outcomes(solver: str, level: str = "core", pattern: str | None = None, first: bool = False) -> Report:
+    return verify("shoddy", level, solver=f"shoddy.{solver}", case=pattern, first=first)
+
+
+# --- what the kit catches ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_plugin_is_caught(shoddy, device, fault, full, monkeypatch):
+    """At the lowest level, by the check that is there for it, in words that lead to it."""
+    monkeypatch.setattr("convdispatch.conformance.checks.WAIT_S", 0.3)
+    report = outcomes(fault, first=not full)
+    assert report.verdict() == "failed"
+    failed = report.of(status="failed")
+    assert all(outcome.check in CHECKS and outcome.reason for outcome in failed)
+    if FAULTS[fault] is not None:
+        assert FAULTS[fault] in {outcome.check for outcome in failed}
+    assert f"--solver 'shoddy.{fault}' --case '{failed[0].case}'" in failed[0].rerun("shoddy")
+    if fault in ("forgets_layout", "forgets_dtype", "forgets_rank", "forgets_direction"):
+        assert all(outcome.case.startswith("border_") for outcome in failed)
+
+
+@pytest.mark.parametrize("fault", THE_FIVE)
+def test_the_five_are_not_seen_by_plain_shapes(shoddy, device, fault):
+    """It is the near misses and the long memory of the checks that find them, not any one convolution."""
+    plain = {"forgets_stride": "3x3", "far_pad_for_near": "3x3", "ignores_group": "3x3"}
+    if fault in plain:
+        assert outcomes(fault, pattern=plain[fault]).verdict() == "passed"
+
+
+def test_a_sound_plugin_passes(shoddy, device):
+    report = outcomes("sound", "full")
+    assert report.of(status="failed") == []
+    assert report.verdict() == "passed"
+    assert len(report.of(status="passed")) > 60
+    assert {o.reason for o in report.of(status="refused")} >= {"forward only, got bwd_data", "nchw only, got nhwc"}
+    ran_long = [o for o in report.of(status="passed") if set(LONG) <= set(o.checks)]
+    assert len(ran_long) > 8
+    assert all(set(CHECKS) - set(LONG) <= set(o.checks) for o in report.of(status="passed"))
+
+
+def test_everything_refused_is_no_pass(shoddy, device):
+    report = verify("shoddy", "core", solver="shoddy.sound", case="border_bwd*")
+    assert report.verdict() == "nothing computed"
+
+
+@pytest.mark.parametrize("plugin", ["im2col", "implicitgemm", "winograd", "fft"])
+def test_the_portable_plugins_on_a_few_cases(plugin, device):
+    """Whole levels: `convdispatch verify NAME --level training`, docs/conformance.md."""
+    if not next(entry for entry in loader.plugins().report if entry.name == plugin).solvers:
+        pytest.skip(f"{plugin} has no solvers yet")
+    for pattern in ("3x3_far_side_pads", "1x1_s2.bwd_*", "border_constant"):
+        report = verify(plugin, "training", case=pattern)
+        assert report.of(status="failed") == [], report.of(status="failed")
+
+
+def test_derived_solvers_go_through_the_same(shoddy, device):
+    report = verify("shoddy", "training", solver="shoddy.sound*", case="3x3_s2.bwd_data", derived=True)
+    assert [(o.solver, o.status) for o in report.outcomes] == [
+        ("shoddy.sound", "refused"),
+        ("shoddy.sound+rotated", "passed"),
+    ]
+
+
+# --- the lists --------------------------------------------------------------------------------------------------------
+
+
+def test_the_lists_are_the_ones_of_their_version():
+    """Whoever changes a case raises VERSION and pins the new digest here."""
+    assert (levels.VERSION, levels.digest()) == (1, "f2c04acbf399ee83")
+
+
+def test_levels_hold_each_other_and_names_are_unique():
+    counts = [len(levels.cases(level)) for level in levels.LEVELS]
+    assert counts == sorted(counts)
+    assert counts == [100, 209, 596]
+    names = [case.name for case in levels.cases()]
+    assert len(set(names)) == len(names)
+    assert len({str(case.problem) for case in levels.cases()}) == len(names)
+    core = [case.problem for case in levels.cases("core") if not case.name.startswith("border_")]
+    assert {(p.direction, p.dtype, p.layout, p.ndim) for p in core} == {("fwd", "float32", "nchw", 2)}
+    whole = [case.problem for case in levels.cases()]
+    assert {p.direction for p in whole} == {"fwd", "bwd_data", "bwd_weights"}
+    assert {p.ndim for p in whole} == {1, 2, 3}
+    assert {p.dtype for p in whole} == {"float32", "float64", "float16", "bfloat16"}
+    assert {p.math for p in whole} == {"float32", "ieee", "tf32", "fast"}
+    with pytest.raises(InvalidArgument, match="core, training, full"):
+        levels.cases("half")
+
+
+def test_the_documented_counts_are_right():
+    text = (HERE.parent / "docs" / "conformance.md").read_text()
+    for level in levels.LEVELS:
+        assert f"| `{level}` | {len(levels.cases(level))} |" in text
+    for name in CHECKS:
+        assert f"| {name} |" in text
+
+
+def test_a_vendor_s_own_problems_are_cases(shoddy, device, tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("mb1ic4ih9oc4kh3ph1sh2\n")
+    done = CliRunner().invoke(
+        main,
+        ["verify", "shoddy", "--solver", "shoddy.sound", "--from", str(file), "--case", "*ih9*", "--jobs", "0", "-v"],
+    )
+    assert done.exit_code == 0, done.output
+    assert "1 outcomes" in done.output
+
+
+# --- the command and its report ---------------------------------------------------------------------------------------
+
+
+def test_the_command_reports(shoddy, device, tmp_path):
+    json_path, page = tmp_path / "report.json", tmp_path / "report.html"
+    arguments = ["verify", "shoddy", "--level", "core", "--solver", "shoddy.ignores_group", "--jobs", "0"]
+    done = CliRunner().invoke(main, [*arguments, "--json", str(json_path), "--html", str(page)])
+    assert done.exit_code == 1
+    assert "3x3_grouped" in done.output
+    values = json.loads(json_path.read_text())
+    assert values["verdict"] == "failed"
+    assert values["version"] == levels.VERSION
+    report = load(json_path)
+    assert report.to_json() == values
+    assert render(report) == page.read_text()
+    text = page.read_text()
+    for word in ("Does shoddy compute", "3x3_grouped", device_info(device).name, "<h2>Failures"):
+        assert word in text
+    assert "src=" not in text
+    assert "http" not in text.replace("http-equiv", "")
+    again = CliRunner().invoke(main, ["verify", "--render", str(json_path)])
+    assert again.exit_code == 1
+    assert "ignores_group" in again.output
+
+
+def test_levels_are_verdicts_of_whole_runs_only(shoddy, device):
+    chosen = outcomes("sound", pattern="3x3")
+    assert chosen.levels() == {}
+    chosen.selected = False
+    assert chosen.levels() == {"core": "passed"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nobody"], "no plugin is named 'nobody'; loaded are"),
+        (["im2col", "--solver", "fft*"], "has no solver 'fft*'; it has im2col"),
+        (["im2col", "--case", "7x9"], "no case of level full is named '7x9'"),
+        ([], "name a plugin"),
+        (["--render", "/nowhere.json"], "cannot read"),
+    ],
+)
+def test_errors_are_words(arguments, words, device):
+    done = CliRunner().invoke(main, ["verify", *arguments])
+    assert done.exit_code != 0
+    assert words in done.output.replace("\n", " ")
+
+
+def test_the_list_is_printed():
+    done = CliRunner().invoke(main, ["verify", "--list", "--level", "core"])
+    assert done.exit_code == 0
+    assert len(done.output.splitlines()) == 101
+    assert levels.digest() in done.output
+
+
+CRASHING = """
+import os, time
+from convdispatch_im2col import Im2col
+from convdispatch.api import hookimpl
+
+class Deadly(Im2col):
+    name = "deadly.one"
+
+    def rejects(self, problem, device):
+        if problem.kh == 1 and problem.sh == 2:
+            os.abort()
+        if problem.kh == 1 and problem.dh == 2:
+            time.sleep(100)
+        return "nothing else" if problem.mb == 3 or problem.kh != 1 else super().rejects(problem, device)
+
+@hookimpl
+def convdispatch_solvers():
+    return [Deadly()]
+"""
+
+
+def test_a_crash_costs_its_case_only(device, tmp_path, monkeypatch):
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    (folder / "deadly.py").write_text(CRASHING)
+    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(folder))
+    monkeypatch.setattr("convdispatch.conformance.verify.TIMEOUT_S", 20)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    loader.reload()
+    try:
+        report = verify("deadly", "core", case="1x1*", jobs=2)
+    finally:
+        monkeypatch.undo()
+        loader.reload()
+    found = {outcome.case: outcome for outcome in report.outcomes}
+    assert len(found) == len(select("core", "1x1*"))
+    assert found["1x1_s2"].reason == "its process died with signal 6"
+    assert found["1x1_s2"].solver == "deadly.one"
+    assert found["1x1_dilated"].reason == "it did not end within 20 s"
+    assert found["1x1_padded"].status == "passed"
+
+
+# --- through pytest ---------------------------------------------------------------------------------------------------
+
+
+def run_pytest(solver_folder: Path, plugin: str, *arguments: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"CONVDISPATCH_PLUGIN_DIR": str(solver_folder), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "convdispatch.conformance"]
+    loaded = "convdispatch.conformance.pytest_options" in "".join(
+        entry.value for entry in importlib.metadata.entry_points(group="pytest11")
+    )
+    command += [] if loaded else ["-p", "convdispatch.conformance.pytest_options"]
+    return subprocess.run(
+        [*command, "--plugin", plugin, *arguments], env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_pytest_runs_the_kit(device):
+    done = run_pytest(HERE / "shoddy_plugin", "shoddy", "-k", "3x3_grouped and not bwd", "--conformance-level", "core")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "shoddy.ignores_group: values:" in done.stdout
+    assert "convdispatch verify shoddy --solver 'shoddy.ignores_group' --case '3x3_grouped'" in done.stdout
+    done = run_pytest(HERE / "shoddy_plugin", "im2col", "-k", "1x1_of_1x1", "--conformance-level", "core")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+def test_pytest_without_a_plugin_skips():
+    done = run_pytest(HERE / "shoddy_plugin", "im2col", "--plugin=", "-rs")
+    assert done.returncode == 0, done.stdout
+    assert "name a plugin with --plugin" in done.stdout
+
+
+def test_a_kit_counts_its_own(shoddy, device):
+    """The first cases of a direction get the long checks, marked or not."""
+    kit = Kit("shoddy", solver="shoddy.sound")
+    plain = [case for case in levels.cases("core") if not case.long][:4]
+    ran = [kit.run(case)[0] for case in plain]
+    assert [set(LONG) <= set(outcome.checks) for outcome in ran] == [True, True, False, False]
+    assert ConvProblem.parse(ran[0].problem) == plain[0].problem

@@ -1,0 +1,150 @@
+"""The template for vendors: both wheels, a fresh environment, discovered, chosen by a registry rule, verified.
+
+The environment gets the two wheels alone; dependencies come from the one that runs the tests, behind them on the path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from convdispatch import dispatch, icd, loader, runtime
+from convdispatch.conformance.verify import verify
+
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "examples" / "vendor_plugin"
+LEFT_OUT = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "out", "shared", "__pycache__", "tests", "bench")
+FILES = ("convdispatch_acme/__init__.py", "convdispatch_acme/direct1x1.cl", "pyproject.toml")
+
+
+def test_it_is_short():
+    assert sum(len((EXAMPLE / name).read_text().splitlines()) for name in FILES) < 100
+
+
+def test_the_guide_shows_the_files_as_they_are():
+    text = (ROOT / "docs" / "writing-a-plugin.md").read_text()
+    for name, language in zip(FILES, ("python", "c", "toml")):
+        assert (EXAMPLE / name).read_text() in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL), name
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """Python of an environment into which both wheels were installed."""
+    folder = tmp_path_factory.mktemp("fresh")
+    for name, source in (("convdispatch", ROOT), ("acme", EXAMPLE)):
+        copy = folder / name
+        shutil.copytree(source, copy, ignore=LEFT_OUT)  # a build in the tree would leave folders there
+        run(["-m", "pip", "wheel", ".", "--no-deps", *isolation(), "-w", str(folder / "wheels")], cwd=copy)
+    venv.create(folder / "venv", with_pip=False)
+    python = folder / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    wheels = sorted(str(path) for path in (folder / "wheels").glob("*.whl"))
+    assert len(wheels) == 2, wheels
+    run(["-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", *wheels])
+    site = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (Path(site.stdout.strip()) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def isolation() -> list[str]:
+    """pip's isolated build fetches setuptools; where it is here already, that is not needed."""
+    try:
+        import setuptools
+    except ImportError:
+        return []
+    return ["--no-build-isolation"] if int(setuptools.__version__.split(".")[0]) >= 77 else []
+
+
+def run(arguments: list[str], python=sys.executable, code: int = 0, **options) -> str:
+    """Run Python outside of this checkout; what it printed."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "CONVDISPATCH_PLUGIN_DIR")}
+    environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONWARNINGS": "ignore"} | options.pop("env", {})
+    done = subprocess.run(
+        [str(python), *arguments], env=environment, capture_output=True, text=True, timeout=500, **options
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheels_alone(fresh, device, tmp_path):
+    """Everything a vendor does after building: doctor, a registry's rule, explain, the call, verify, pytest."""
+    icd.announce()  # an OpenCL runtime that pip installed is found through the variable that this sets
+    assert os.environ.get("OCL_ICD_VENDORS") or icd.vendors()
+    here = {"cwd": tmp_path}
+    where = run(
+        ["-c", "import convdispatch, convdispatch_acme as a; print(convdispatch.__file__, a.__file__)"], fresh, **here
+    )
+    assert all(str(fresh.parent.parent) in path for path in where.split())
+
+    found = json.loads(run(["-m", "convdispatch", "info", "--json"], fresh, **here))
+    assert found["solvers"]["acme.direct1x1"] == "acme"
+
+    rules = tmp_path / "registry.yaml"
+    rules.write_text("version: 1\nrules:\n  - when: {kh: 1, kw: 1, direction: fwd}\n    prefer: [acme.*]\n")
+    chosen = {"env": {"CONVDISPATCH_REGISTRY": str(rules), "CONVDISPATCH_DB": str(tmp_path / "db")}}
+    problem = "mb2ic16ih7oc16kh1+bias"
+    said = json.loads(run(["-m", "convdispatch", "explain", problem, "--json"], fresh, **chosen, **here))
+    assert said["chosen"] == "acme.direct1x1"
+    assert said["source"].endswith("registry.yaml:3")
+    code = (
+        "import numpy as np, convdispatch as cd\n"
+        "x, w = np.ones((1, 8, 3, 3), np.float32), np.ones((4, 8, 1, 1), np.float32)\n"
+        "print(cd.conv(x, w, np.full(4, 2, np.float32)).ravel()[[0, -1]].tolist())\n"
+    )
+    assert run(["-c", code], fresh, **chosen, **here).strip() == "[10.0, 10.0]"
+
+    report = tmp_path / "acme.json"
+    arguments = ["-m", "convdispatch", "verify", "acme", "--level", "core", "--json", str(report)]
+    run([*arguments, "--case", "[13]x[13]*", "--html", str(tmp_path / "acme.html")], fresh, **here)
+    outcomes = json.loads(report.read_text())["outcomes"]
+    assert {o["status"] for o in outcomes} == {"passed", "refused"}
+    assert {o["reason"] for o in outcomes} >= {"1x1 only, got (1, 3, 3)", "stride 1 and no padding only"}
+    assert "computed right" in (tmp_path / "acme.html").read_text()
+
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "convdispatch.conformance"]
+    shown = run([*arguments, "--plugin", "acme", "-k", "1x1 and not nhwc and not bwd"], fresh, **here)
+    assert "passed" in shown
+
+
+def test_the_example_passes_the_kit(device, full, monkeypatch):
+    """Every case that it computes, whole with --full; else a spread over the levels."""
+    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(EXAMPLE))
+    loader.reload()
+    try:
+        reports = [verify("convdispatch_acme", "full", case=None if full else glob) for glob in ("1x1*", "border*")]
+    finally:
+        monkeypatch.undo()
+        loader.reload()
+        dispatch.forget()
+    for report in reports:
+        assert report.of(status="failed") == []
+        assert report.verdict() == "passed"
+
+
+def test_the_native_library_of_the_guide(device, full, tmp_path, monkeypatch):
+    """The guide's second plugin waits for nothing in enqueue and keeps the queue's order."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "writing-a-plugin.md").read_text(), re.DOTALL)
+    (tmp_path / "native.py").write_text(next(block for block in blocks if "class NativePlan" in block))
+    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
+    loader.reload()
+    try:
+        report = verify("native", "full" if full else "core", case=None if full else "*1x1*")
+    finally:
+        monkeypatch.undo()
+        loader.reload()
+        dispatch.forget()
+    assert report.of(status="failed") == []
+    assert len(report.of(status="passed")) > (0 if runtime.device_info(device).type != "cpu" else 2)
