@@ -94,8 +94,7 @@ def main(layers, directions, tries, variants, peer, constant, limit, ask, second
             try:
                 plan = solver.plan(ours.context, problem, config)
                 built = time.perf_counter() - begun
-                error, ms = measure(ours, plan, problem, seconds)
-                parts = passes(ours, plan)
+                error, ms, parts = measure(ours, plan, problem, seconds)
             except Exception as failure:
                 print(f"{text} {SHORT[direction]} {config} failed: {str(failure)[:300]}", flush=True)
                 continue
@@ -113,15 +112,15 @@ def main(layers, directions, tries, variants, peer, constant, limit, ask, second
         print(f"{text:16} {direction:3} {ms:8.3f} {theirs:7.3f} {theirs / ms:6.2f}  {error:.1e}  ({number})")
 
 
-def measure(ours: Ours, plan, problem: ConvProblem, seconds: float) -> tuple[float, float]:
-    """(error, milliseconds) of a plan, with the weights packed where it keeps them."""
+def measure(ours: Ours, plan, problem: ConvProblem, seconds: float) -> tuple[float, float, list[float]]:
+    """(error, milliseconds, those of each pass) of a plan, with the weights packed where it keeps them."""
     if not plan.packed_size:
-        return ours.error(plan, problem), ours.time(plan, seconds=seconds)
+        return ours.error(plan, problem), ours.time(plan, seconds=seconds), passes(ours, plan)
     packed = cl.Buffer(ours.context, cl.mem_flags.READ_WRITE, plan.packed_size)
     plan.pack(ours.queue, ours.memory["w"], packed)
     plain, ours.memory["w"] = ours.memory["w"], packed
     try:
-        return ours.error(plan, problem), ours.time(plan, seconds=seconds)
+        return ours.error(plan, problem), ours.time(plan, seconds=seconds), passes(ours, plan)
     finally:
         ours.memory["w"] = plain
 

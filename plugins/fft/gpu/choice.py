@@ -127,10 +127,15 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
     yield from firsts[1:3]
     yield from others[2:6]
     yield from firsts[3:]
-    # Parts: of the fastest layout, and of the one whose single tile's spectrum is smallest.
+    # Parts of the fastest layout, and of the one whose single tile's spectrum is smallest, each with a tile that suits
+    # them. The first that keeps to a limit is used, so they too come by predicted time.
     smallest = min(firsts, key=lambda layout: layout.transform.frequencies)
-    for layout in dict.fromkeys((firsts[0], smallest)):
-        yield from in_parts(layout)
+    parts = []
+    for cut in (cut for layout in dict.fromkeys((firsts[0], smallest)) for cut in in_parts(layout)):
+        tiled = (dataclasses.replace(cut, tile=tile) for tile, _ in TILES)
+        costs = [(operations(each, device), len(parts), each) for each in tiled if each.fits(device)]
+        parts.append(min(costs, key=lambda entry: entry[0]))
+    yield from (layout for _, _, layout in sorted(parts, key=lambda entry: entry[:2]))
 
 
 def local_bytes(device: DeviceInfo) -> int:
