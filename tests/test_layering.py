@@ -31,7 +31,7 @@ RANK = {
             ["api.arguments", "api.arrays", "api.conv"],
             ["interop", "tensor", "tape", "elementwise"],
             ["nn", "inference"],
-            ["models"],
+            ["models", "train"],
             ["classify", "doctor", "benchmark", "conformance"],
             ["cli", "__main__"],
         ]

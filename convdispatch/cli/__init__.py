@@ -19,6 +19,7 @@ COMMANDS = {
     "explain": ".inspect",
     "find": ".search",
     "info": ".inspect",
+    "train": ".train",
     "verify": ".verify",
 }
 """Where each subcommand lives; a module is imported when its command is asked for."""

@@ -1,0 +1,7 @@
+"""Training of a small net on pictures: ``convdispatch train``."""
+
+from .data import Pictures, load
+from .loop import Settings, TrainReport, train
+from .net import small_net
+
+__all__ = ["Pictures", "Settings", "TrainReport", "load", "small_net", "train"]

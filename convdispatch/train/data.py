@@ -1,0 +1,150 @@
+"""Labelled pictures for training: scikit-learn's digits, Fashion-MNIST, or a folder. Nothing is ever downloaded."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+
+__all__ = ["FASHION_FOLDERS", "Pictures", "load"]
+
+FASHION_FOLDERS = (Path("/usr/share/datasets/fashion-mnist"),)
+"""Where Debian's package dataset-fashion-mnist puts its files."""
+_INSTALL = "install Debian's dataset-fashion-mnist, or name the folder that holds its four files"
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+_TEST_SHARE = 5  # of a folder's pictures one in so many is for testing
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures ``[n, channels, h, w]`` of bytes, labels ``[n]``, the same for testing, and the classes' names."""
+
+    name: str
+    images: np.ndarray
+    labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+    classes: tuple[str, ...]
+    largest: int = 255
+    """The value of white."""
+
+    def first(self, images: int | None, test_images: int | None) -> Pictures:
+        """The first ones only. Raises InvalidArgument for counts below 1 or above what there is."""
+        for word, wanted, there in (
+            ("images", images, len(self.images)),
+            ("test images", test_images, len(self.test_images)),
+        ):
+            if wanted is not None and not 1 <= wanted <= there:
+                raise InvalidArgument(f"{self.name} has {there} {word}, {wanted} were asked for")
+        return Pictures(
+            self.name,
+            self.images[:images],
+            self.labels[:images],
+            self.test_images[:test_images],
+            self.test_labels[:test_images],
+            self.classes,
+            self.largest,
+        )
+
+
+def load(name: str) -> Pictures:
+    """``digits``, ``fashion-mnist``, or a folder's path.
+
+    A folder holds Fashion-MNIST's four files (``train-images-idx3-ubyte`` and so on, with ``.gz`` or without), or one
+    folder of picture files for each class; of those pictures every fifth is for testing.
+    Raises InvalidArgument for a data set that is missing, damaged or empty.
+    """
+    if name == "digits":
+        return _digits()
+    if name == "fashion-mnist":
+        for folder in FASHION_FOLDERS:
+            if folder.is_dir():
+                return _idx_folder(folder, "fashion-mnist")
+        raise InvalidArgument(f"Fashion-MNIST is not at {', '.join(map(str, FASHION_FOLDERS))}: {_INSTALL}")
+    folder = Path(name)
+    if not folder.is_dir():
+        raise InvalidArgument(f"{name} is neither digits, fashion-mnist nor a folder")
+    if any(folder.glob("*-images-idx3-ubyte*")):
+        return _idx_folder(folder, folder.name)
+    return _class_folders(folder)
+
+
+def _digits() -> Pictures:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise InvalidArgument("the digits are scikit-learn's: pip install scikit-learn") from None
+    bunch = load_digits()
+    images = bunch.images.astype(np.uint8)[:, None]
+    labels = bunch.target.astype(np.int32)
+    # Neighbours are by one writer: the test images are the last ones, by writers of their own.
+    cut = len(images) * 4 // 5
+    names = tuple(str(name) for name in bunch.target_names)
+    return Pictures("digits", images[:cut], labels[:cut], images[cut:], labels[cut:], names, largest=16)
+
+
+_FASHION = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+def _idx_folder(folder: Path, name: str) -> Pictures:
+    arrays = []
+    for part in ("train", "t10k"):
+        images = _idx(folder, f"{part}-images-idx3-ubyte", 3)
+        labels = _idx(folder, f"{part}-labels-idx1-ubyte", 1)
+        if len(images) != len(labels) or not len(images):
+            raise InvalidArgument(f"{folder}: {len(images)} {part} pictures and {len(labels)} labels")
+        arrays += [images[:, None], labels.astype(np.int32)]
+    count = int(max(arrays[1].max(), arrays[3].max())) + 1
+    classes = _FASHION if count == len(_FASHION) else tuple(map(str, range(count)))
+    return Pictures(name, *arrays, classes)
+
+
+def _idx(folder: Path, name: str, axes: int) -> np.ndarray:
+    """An array of bytes in the IDX format: two zero bytes, 8, the number of axes, big-endian sizes, the data."""
+    path = next((p for p in (folder / f"{name}.gz", folder / name) if p.exists()), None)
+    if path is None:
+        raise InvalidArgument(f"{folder} has no {name}(.gz): {_INSTALL}")
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidArgument(f"{path} cannot be read: {error}") from None
+    start = 4 + 4 * axes
+    sizes = tuple(int.from_bytes(data[4 + 4 * a : 8 + 4 * a], "big") for a in range(axes))
+    if data[:4] != bytes((0, 0, 8, axes)) or len(data) != start + math.prod(sizes):
+        raise InvalidArgument(f"{path} is damaged or no IDX file of bytes with {axes} axes")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(sizes)
+
+
+def _class_folders(folder: Path) -> Pictures:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InvalidArgument("reading pictures needs Pillow: pip install 'convdispatch[demo]'") from None
+    classes = tuple(sorted(part.name for part in folder.iterdir() if part.is_dir() and not part.name.startswith(".")))
+    images: list[np.ndarray] = []
+    labels: list[int] = []
+    size: tuple[int, int] | None = None
+    for label, name in enumerate(classes):
+        for path in sorted(p for p in (folder / name).iterdir() if p.suffix.lower() in _PICTURES):
+            try:
+                with Image.open(path) as opened:
+                    size = size or opened.size
+                    picture = opened.convert("RGB").resize(size)
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                raise InvalidArgument(f"{path} cannot be read as a picture: {error}") from None
+            images.append(np.asarray(picture, np.uint8).transpose(2, 0, 1))
+            labels.append(label)
+    if len(classes) < 2 or len(images) < 2 * _TEST_SHARE:
+        raise InvalidArgument(
+            f"{folder} must hold a folder of pictures for each of two classes or more, and ten pictures or more; got "
+            f"{len(classes)} folders and {len(images)} pictures"
+        )
+    test = np.arange(len(images)) % _TEST_SHARE == _TEST_SHARE - 1
+    stack, numbers = np.stack(images), np.array(labels, np.int32)
+    return Pictures(folder.name, stack[~test], numbers[~test], stack[test], numbers[test], classes)

@@ -1,0 +1,205 @@
+"""The training loop: epochs in an order that the seed decides, checkpoints from which a run goes on exactly.
+
+A checkpoint holds everything that the next step depends on, and writing one replaces the file in one step; so a run
+that was killed and resumed ends with the very weights of one that was not, on the same device and with the same
+solvers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import runtime
+from ..api.errors import InvalidArgument
+from ..elementwise import apply, full
+from ..nn import SGD, Adam, Module, Optimizer, Tape
+from ..nn.functional import cross_entropy
+from .batches import Batches
+from .checkpoint import restore, save
+from .data import Pictures, load
+from .net import small_net
+
+__all__ = ["Progress", "Settings", "TrainReport", "train"]
+
+_TEST_BATCH = 250
+_TELL_SECONDS = 0.25
+_AHEAD = 64  # steps that may wait on the queue
+Progress = Callable[[int, int, float], None]
+"""``progress(steps done, all steps, present loss)``."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run depends on, besides the device. Raises InvalidArgument for numbers that make no run."""
+
+    data: str = "fashion-mnist"
+    """``digits``, ``fashion-mnist`` or a folder; see ``data.load``."""
+    images: int | None = None
+    """Only the first so many for training, ``test_images`` for testing."""
+    test_images: int | None = None
+    epochs: int = 2
+    batch: int = 64
+    optimizer: str = "sgd"
+    """``sgd`` or ``adam``."""
+    lr: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    dropout: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch", 1), ("lr", 0), ("momentum", 0), ("weight_decay", 0)):
+            value = getattr(self, name)
+            if not value >= least or value == float("inf"):
+                raise InvalidArgument(f"{name} must be {least} or more, got {value}")
+        if self.optimizer not in ("sgd", "adam"):
+            raise InvalidArgument(f"the optimizer is sgd or adam, got {self.optimizer!r}")
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a run came to."""
+
+    settings: Settings
+    device: str
+    accuracy: float
+    """Share of the test images whose class was found."""
+    losses: tuple[float, ...]
+    """Of each step, those before a resumption included."""
+    seconds: float
+    """Of the steps made now, after the first, which compiles."""
+    steps: int
+    """Made now."""
+    images_per_second: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {**asdict(self), "losses": list(self.losses)}
+
+
+class Run:
+    """A run under way: net, optimiser, data and how far it has come."""
+
+    def __init__(self, settings: Settings, data: Pictures, queue: Any) -> None:
+        self.settings, self.queue = settings, queue
+        if min(data.images.shape[2:]) < 4:
+            raise InvalidArgument(f"pictures are 4 pixels or more along each side, got {data.images.shape[2:]}")
+        scale = 1.0 / data.largest
+        self.training = Batches(data.images, data.labels, scale, queue)
+        self.testing = Batches(data.test_images, data.test_labels, scale, queue)
+        self.test_labels = data.test_labels
+        _, channels, height, width = data.images.shape
+        options = {"dropout": settings.dropout, "queue": queue, "seed": settings.seed}
+        self.net: Module = small_net(channels, (height, width), len(data.classes), **options)
+        self.optimizer = _optimizer(settings, self.net)
+        self.steps_per_epoch = -(-len(self.training) // settings.batch)
+        self.total = self.steps_per_epoch * settings.epochs
+        self.losses = full((self.total,), 0.0, queue=queue)
+        self.step = 0
+        self._epoch, self._order = -1, self.losses
+
+    def advance(self) -> None:
+        """Make one step; nothing waits, the loss is kept on the device."""
+        epoch, place = divmod(self.step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            rows = np.random.default_rng((self.settings.seed, epoch)).permutation(len(self.training))
+            self._epoch, self._order = epoch, self.training.order(rows)
+        start = place * self.settings.batch
+        x, labels = self.training.take(self._order, start, min(self.settings.batch, len(self.training) - start))
+        with Tape() as tape:
+            loss = cross_entropy(self.net(x), labels)
+        tape.backward(loss)
+        self.optimizer.step()
+        apply("x", x=loss.reshape(1), out=self.losses[self.step : self.step + 1])
+        self.step += 1
+
+    def loss(self) -> float:
+        """Of the last step; waits for it."""
+        return float(self.losses[self.step - 1].numpy())
+
+    def accuracy(self) -> float:
+        """Share of the test images whose class is found."""
+        self.net.eval()
+        order, right = self.testing.order(np.arange(len(self.testing))), 0
+        for start in range(0, len(self.testing), _TEST_BATCH):
+            x, _ = self.testing.take(order, start, min(_TEST_BATCH, len(self.testing) - start))
+            found = self.net(x).numpy().argmax(1)
+            right += int((found == self.test_labels[start : start + len(found)]).sum())
+        self.net.train()
+        return right / len(self.testing)
+
+
+def train(
+    settings: Settings,
+    *,
+    device: Any = None,
+    checkpoint: str | PathLike[str] | None = None,
+    resume: bool = False,
+    every: int = 200,
+    progress: Progress | None = None,
+    data: Pictures | None = None,
+) -> TrainReport:
+    """Train a small net and test it.
+
+    ``checkpoint`` is written every so many steps, at the end, and when the run is interrupted; with ``resume`` the run
+    goes on from it (or begins, where there is none). ``progress`` is told about four times a second.
+
+    Raises InvalidArgument for data or a checkpoint that is missing, damaged or another run's, before anything is
+    computed; and for a checkpoint that exists where ``resume`` was not asked.
+    """
+    path = None if checkpoint is None else Path(checkpoint)
+    if resume and path is None:
+        raise InvalidArgument("resuming needs the checkpoint's path")
+    if path is not None and path.exists() and not resume:
+        raise InvalidArgument(f"{path} exists: go on from it with --resume, or remove it")
+    if path is not None and not path.parent.is_dir():
+        raise InvalidArgument(f"the checkpoint's folder {path.parent} does not exist")
+    if every < 1:
+        raise InvalidArgument(f"checkpoints come every 1 or more steps, got {every}")
+    pictures = (load(settings.data) if data is None else data).first(settings.images, settings.test_images)
+    queue = runtime.queue(runtime.find_device(device))
+    run = Run(settings, pictures, queue)
+    if path is not None and path.exists():
+        restore(path, run)
+    began, before = time.perf_counter(), run.step
+    warm, told = began, 0.0
+    try:
+        while run.step < run.total:
+            run.advance()
+            if run.step == before + 1:
+                run.loss()
+                warm = time.perf_counter()
+            now = time.perf_counter()
+            if progress is not None and (now - told >= _TELL_SECONDS or run.step == run.total):
+                progress(run.step, run.total, run.loss())
+                told = now
+            elif run.step % _AHEAD == 0:
+                queue.finish()
+            if path is not None and (run.step % every == 0 or run.step == run.total):
+                save(path, run)
+        queue.finish()
+    except KeyboardInterrupt:
+        if path is not None:
+            save(path, run)
+        raise
+    seconds, made = time.perf_counter() - warm, run.step - before
+    losses = tuple(run.losses.numpy()[: run.step].tolist())
+    if not np.isfinite(losses[-1]):
+        raise InvalidArgument(f"the loss became {losses[-1]}: a smaller --lr than {settings.lr} may help")
+    images = (made - 1) * settings.batch
+    rate = images / seconds if made > 1 else 0.0
+    where = str(runtime.device_info(queue.device))
+    return TrainReport(settings, where, run.accuracy(), losses, seconds, made, rate)
+
+
+def _optimizer(settings: Settings, net: Module) -> Optimizer:
+    if settings.optimizer == "adam":
+        return Adam(net.parameters(), settings.lr, weight_decay=settings.weight_decay)
+    return SGD(net.parameters(), settings.lr, settings.momentum, settings.weight_decay)
