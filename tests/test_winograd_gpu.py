@@ -203,7 +203,7 @@ MUTANTS = {
     "two_columns_exchanged": ("inverse", "v0_0, v0_1", "v0_1, v0_0", F4, "mb1ic6ih9oc5kh3ph1", {}),
     "writes_rows_that_are_not": ("put", "if (y + 1 < 9)", "if (y + 1 < 10)", F4, "mb1ic6ih9oc5kh3ph1", {}),
     "tile_counted_in_two_pieces": ("data", "t < 6 && ", "", F4, "bwd_weights_mb3ic6ih8oc5kh3ph1", {"pieces": 2}),
-    "first_part_alone": ("inverse", "part = 1;", "part = 2;", F4, "bwd_weights_mb5ic6ih9oc5kh3", {"parts": 2}),
+    "first_part_alone": ("parts", "part = 1;", "part = 2;", F4, "bwd_weights_mb5ic6ih9oc5kh3", {"parts": 2}),
     "fused_reads_a_column_early": ("fused", "(x + 0) < 9", "(x + 1) < 9", FUSED, "mb1ic6ih9oc5kh3ph1", {}),
     "fused_loses_the_last_slice": ("fused", "; ++slice)", "- 1; ++slice)", FUSED, "mb1ic18ih9oc5kh3ph1", {}),
     "fused_rows_of_the_next_image": ("fused", "image = tile / 9", "image = 0", FUSED, "mb2ic6ih9oc5kh3ph1", {}),

@@ -18,10 +18,12 @@ __all__ = ["choices", "predicted"]
 
 _TILES = 4  # product tiles offered
 _SMALLEST = 64  # tiles of a piece below which cutting further would only add launches
-_SHARE = 0.78  # of the multiply-add peak that a long product reaches
+# Of the multiply-add peak that a long product reaches, by the products of a work item.
+_SHARES = {128: 0.72, 64: 0.78, 32: 0.62, 16: 0.46}
 _START = (24, 50)  # steps of k that a work group's first loads and last stores cost, for tiles up to 64x128 and larger
 _FLOPS_A_BYTE = 15.0  # operations at the peak in the time of moving a byte
 _LAUNCH = 2.5e8  # operations at the peak in the time between two launches
+_FILE = 65536  # registers of a compute unit; an item needs some 70 beside its products
 _RESIDENT = 3  # work groups of a product that a compute unit holds
 
 
@@ -41,7 +43,8 @@ def _parts(walk: Walk, tile: Mapping[str, Any], device: DeviceInfo, pieces: int)
         return 1
     whole = Work(walk, pieces)
     groups = -(-whole.mp // tile["bm"]) * -(-whole.kp // tile["bn"]) * walk.points * walk.groups
-    slots = device.compute_units * _RESIDENT
+    items = tile["bm"] * tile["bn"] // (tile["tm"] * tile["tn"])
+    slots = device.compute_units * max(1, _FILE // (items * (tile["tm"] * tile["tn"] + 70)))
     longest_sum = longest(walk)
     least = 1 if longest_sum is None else -(-whole.piece // longest_sum)
     most = max(least, 1, min(64, whole.piece // 256))
@@ -93,6 +96,7 @@ def predicted(walk: Walk, config: Mapping[str, Any], device: DeviceInfo) -> floa
     each = 2.0 * area * (spec.k + _START[area > 8192])
     slots = device.compute_units * _RESIDENT
     waves = max(math.ceil(groups / slots), groups / slots + 0.3)
-    product = waves * slots * each / _SHARE
-    launches = work.pieces * (4 if walk.weights else 3) + 1
+    product = waves * slots * each / _SHARES.get(config["tm"] * config["tn"], 0.4)
+    product = max(product, _FLOPS_A_BYTE * (work.source_size + work.product_size) * work.accsize)
+    launches = work.pieces * 3 + 1 + (work.parts > 1)
     return work.pieces * product + _FLOPS_A_BYTE * _traffic(work) + launches * _LAUNCH

@@ -113,9 +113,11 @@ class FusedWork:
         lines = 1 + (16 / self.bk if self.walk.nhwc else min(4, self.walk.tile[1]) / 2)
         rows = a_h * self.bk * self.tn * a_w * (1 + lines)
         columns = a_w * self.bk * self.tn * a_h * 2 if a_h > 1 else 0
-        registers = _REGISTERS + -(-a_h * self.bk * self.tn // self.items) * (a_w + 3)
+        slots = [-(-length * self.bk * self.tn // self.items) for length in (a_h, a_w)]
+        registers = _REGISTERS + slots[0] * (a_w + 3)
         crowded = 1.2 if self.items * registers > 65536 else 1.0  # some of them are moved to memory
-        return 600 + 1.2 * crowded * (products / 256 + (loads + rows + columns) / 32)
+        alone = 600 + 100 * slots[0] + (100 * slots[1] if a_h > 1 else 0) + 130 * self.bk  # what one item does in turn
+        return max(alone, 600 + 1.2 * crowded * (products / 256 + (loads + rows + columns) / 32))
 
     @property
     def put_cycles(self) -> float:

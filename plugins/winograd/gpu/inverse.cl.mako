@@ -1,5 +1,5 @@
-## out = activation(AT p A + bias + residual) [+ out] for every tile of products p, or AT (sum of parts of p) A, the
-## weights' gradient, for every pair of channels.
+## out = activation(AT p A + bias + residual) [+ out] for every tile of products p, or for every pair of channels of the
+## weights' gradient.
 ##
 ## One work item writes one tile of one channel (NCHW: neighbours are tiles), or of VW channels (NHWC).
 <%
@@ -42,19 +42,9 @@ kernel void inverse(global const ACC *restrict p, global REAL *restrict out, ${"
 % endif
 % for j in range(a_w):
 % for i in range(a_h):
-  ${"" if o.parts > 1 else "const "}${T} ${name("d", i, j)} = *(global const ${T} *)(p + ${i * a_w + j} * ${o.plane}L);
+  const ${T} ${name("d", i, j)} = *(global const ${T} *)(p + ${i * a_w + j} * ${o.plane}L);
 % endfor
 % endfor
-% if o.parts > 1:
-  for (int part = 1; part < ${o.parts}; ++part) {
-    p += ${walk.points * o.plane}L;
-% for i in range(a_h):
-% for j in range(a_w):
-    ${name("d", i, j)} += *(global const ${T} *)(p + ${i * a_w + j} * ${o.plane}L);
-% endfor
-% endfor
-  }
-% endif
 % for j in range(a_w):
 ${program(at_h, [name("d", i, j) for i in range(a_h)], [name("h", i, j) for i in range(o_h)], T)}
 % endfor

@@ -56,6 +56,7 @@ def passes(context: Any, walk: Walk, config: Mapping[str, Any]) -> StepPlan:
             steps.append(Product(first, weights, "workspace", "workspace", second, source, product))
             steps.append(maker.inverse(at))
     if walk.weights:
+        steps += [maker.parts()] if work.parts > 1 else []
         steps.append(maker.inverse(0))
     if work.constant:
         return StepPlan(size, steps, work.packed_size, packers, pack_key(walk))
@@ -108,6 +109,13 @@ class Passes:
         program = self._program("filter.cl.mako", f=weights)
         sizes = (work.mp, work.kp, work.walk.groups)
         return self._launch(program, "transform_weights", sizes, ["w", "workspace"])
+
+    def parts(self) -> Launch:
+        """The sum of the products' parts, into the first: far more items than the inverse transform has."""
+        inverse, size = self.work.inverse, self.work.product_size // self.work.parts
+        sizes = f"#define AT {inverse.at}L\n#define SIZE {size}\n#define PARTS {self.work.parts}\n"
+        program = build(self.context, self._head + sizes + kernel_text(__package__, "parts.cl"))
+        return self._launch(program, "add_parts", (size // 4,), ["workspace"])
 
     def inverse(self, first: int) -> Launch:
         """The output, from tile ``first`` on."""

@@ -116,7 +116,6 @@ class Inverse:
     np: int
     rows: int
     piece: int
-    parts: int
     plane: int
     taps: int
     width: int
@@ -252,7 +251,7 @@ class Work:
         width = math.gcd(most, self.k if walk.weights else self.m) if walk.nhwc else 1
         run = 1 if walk.nhwc or walk.weights else math.gcd(4, outputs[1], walk.target.size[1])
         plane = walk.groups * self.mp * (self.kp if walk.weights else self.rows)
-        return Inverse(self.m, self.mp, self.k, self.kp, self.rows, self.piece, self.parts, plane,
+        return Inverse(self.m, self.mp, self.k, self.kp, self.rows, self.piece, plane,
                        math.prod(walk.taps), width, run, self.areas[2])  # fmt: skip
 
     def product(self, accumulate: bool = False) -> GemmSpec:
