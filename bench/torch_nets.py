@@ -6,6 +6,7 @@ import torch
 from torch import nn as tnn
 
 from convdispatch import nn
+from convdispatch.models.classics import Fused
 from convdispatch.models.googlenet import Inception
 from convdispatch.models.resnet import Bottleneck
 
@@ -64,12 +65,12 @@ def to_torch(module: nn.Module) -> tnn.Module:
         made.weight.data = _value(module.weight)
         if module.bias is not None:
             made.bias.data = _value(module.bias)
-        return made
+        return tnn.Sequential(made, tnn.ReLU(inplace=True)) if o["activation"] else made
     if kind is nn.Linear:
         oc, ic = module.weight.shape
         made = tnn.Linear(ic, oc)
         made.weight.data, made.bias.data = _value(module.weight), _value(module.bias)
-        return made
+        return tnn.Sequential(made, tnn.ReLU(inplace=True)) if module.options["activation"] else made
     if kind is nn.BatchNorm2d:
         made = tnn.BatchNorm2d(module.weight.shape[0], eps=module.options["epsilon"])
         return tnn.Sequential(made, tnn.ReLU(inplace=True)) if module.options.get("activation") else made
@@ -81,7 +82,7 @@ def to_torch(module: nn.Module) -> tnn.Module:
         nn.AvgPool2d: lambda: tnn.AvgPool2d(module.kernel, module.stride),
         nn.AdaptiveAvgPool2d: lambda: tnn.AdaptiveAvgPool2d(module.size),
         nn.LRN: lambda: tnn.LocalResponseNorm(module.size, module.alpha, module.beta, module.k),
-        nn.Activation: lambda: tnn.ReLU(inplace=True),
+        Fused: tnn.Identity,
         nn.Flatten: tnn.Flatten,
         nn.Dropout: lambda: tnn.Dropout(module.p),
     }

@@ -90,10 +90,11 @@ class Recording:
 
             bound = cl.Kernel(program, kernel)  # one of its own: it keeps these arguments
             bound.set_scalar_arg_dtypes(list(dtypes))
-            bound.set_args(*(memory(a) if isinstance(a, Slot) else a for a in arguments))
+            real = [memory(a) if isinstance(a, Slot) else a for a in arguments]
+            bound.set_args(*real)
             enqueue = cl.enqueue_nd_range_kernel
 
-            def run(queue: cl.CommandQueue, wait_for: Any = None, _held: Any = arguments) -> cl.Event:
+            def run(queue: cl.CommandQueue, wait_for: Any = None, _held: Any = real) -> cl.Event:
                 return enqueue(queue, bound, global_size, local_size, wait_for=wait_for)
 
             return run  # holds the arguments: a kernel does not keep their memory alive

@@ -8,6 +8,7 @@ from convdispatch.api import InvalidArgument
 from convdispatch.inference.fuse import fuse
 from convdispatch.inference.trace import trace
 from convdispatch.models import catalogue
+from convdispatch.models.classics import Fused
 from convdispatch.models.googlenet import Inception
 from convdispatch.models.resnet import Bottleneck, ResNet50
 from convdispatch.tensor import Tensor
@@ -88,7 +89,8 @@ def torch_forward(module, x):
         y = functional.batch_norm(x, *values, eps=module.options["epsilon"])
         return functional.relu(y) if module.options["activation"] else y
     if kind is nn.Linear:
-        return functional.linear(x, value(module.weight), value(module.bias))
+        y = functional.linear(x, value(module.weight), value(module.bias))
+        return functional.relu(y) if module.options["activation"] else y
     if kind is nn.MaxPool2d:
         return functional.max_pool2d(
             x, module.kernel, module.stride, module.padding, ceil_mode=module.options.get("ceil_mode", False)
@@ -99,8 +101,8 @@ def torch_forward(module, x):
         return functional.adaptive_avg_pool2d(x, module.size)
     if kind is nn.LRN:
         return functional.local_response_norm(x, module.size, module.alpha, module.beta, module.k)
-    if kind is nn.Activation:
-        return functional.relu(x)
+    if kind is Fused:
+        return x
     if kind is nn.Flatten:
         return torch.flatten(x, 1)
     if kind is nn.Dropout:

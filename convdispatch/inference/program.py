@@ -41,7 +41,7 @@ class Program:
             if slot.root.kept
         }
         """Memory of inputs and results, by slot."""
-        self._parts: dict[tuple[int, int], Any] = {}
+        self._parts: dict[Any, Any] = {}
         self.what = [command.what for command in recording.commands]
         self._runs: list[Callable[..., Any]] = [command.make(self.memory) for command in recording.commands]
         more = range(self.schedule.queues - 1)
@@ -51,13 +51,14 @@ class Program:
 
     def memory(self, slot: Slot) -> cl.MemoryObject:
         """The buffer of a slot."""
-        if slot.root.kept:
-            own = self._own[slot.root]
-            return own if slot.offset == 0 and slot.size == own.size else sub_region(own, slot.offset, slot.size)
-        start = self.arena.offsets[slot.root] + slot.offset
-        key = (start, slot.size)
-        if key not in self._parts:
-            self._parts[key] = sub_region(self._memory, *key)
+        root, start = slot.root, slot.offset
+        whole = self._own[root] if root.kept else self._memory
+        if root.kept and start == 0:
+            return whole
+        start += 0 if root.kept else self.arena.offsets[root]
+        key = (root if root.kept else None, start, slot.size)
+        if key not in self._parts:  # kept: a kernel does not keep its arguments' memory alive
+            self._parts[key] = sub_region(whole, start, slot.size)
         return self._parts[key]
 
     @property

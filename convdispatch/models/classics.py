@@ -10,10 +10,17 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from ..nn import Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, ReLU, Sequential
+from ..nn import Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, Sequential
 from ..tensor import Tensor
 
-__all__ = ["AlexNet", "LeNet", "OverFeat", "VGG", "vgg16", "vgg_a"]
+__all__ = ["AlexNet", "Fused", "LeNet", "OverFeat", "VGG", "vgg16", "vgg_a"]
+
+
+class Fused(Module):
+    """Stands where torchvision numbers a ReLU that the layer before it computes here."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
 
 
 class _Classic(Module):
@@ -39,7 +46,7 @@ def _head(sizes: Sequence[int], queue: Any, dropout: bool = True) -> list[Module
     for i, (ic, oc) in enumerate(itertools.pairwise(sizes)):
         last = i == len(sizes) - 2
         layers += [Dropout(0.5, queue=queue)] if dropout and not last else []
-        layers += [Linear(ic, oc, queue=queue)] + ([] if last else [ReLU()])
+        layers += [Linear(ic, oc, queue=queue)] if last else [Linear(ic, oc, activation="relu", queue=queue), Fused()]
     return layers
 
 
@@ -49,13 +56,13 @@ class LeNet(_Classic):
     SIZE, CHANNELS = 28, 1
 
     def __init__(self, classes: int = 10, layout: str = "nchw", queue: Any = None) -> None:
-        common = {"layout": layout, "queue": queue}
+        common = {"activation": "relu", "layout": layout, "queue": queue}
         features = [
             Conv2d(1, 6, 5, padding=2, **common),
-            ReLU(),
+            Fused(),
             MaxPool2d(2, layout=layout),
             Conv2d(6, 16, 5, **common),
-            ReLU(),
+            Fused(),
             MaxPool2d(2, layout=layout),
         ]
         self._make(features, _head((400, 120, 84, classes), queue, dropout=False), layout)
@@ -67,20 +74,20 @@ class AlexNet(_Classic):
     SIZE = 224
 
     def __init__(self, classes: int = 1000, layout: str = "nchw", queue: Any = None) -> None:
-        common = {"layout": layout, "queue": queue}
+        common = {"activation": "relu", "layout": layout, "queue": queue}
         features = [
             Conv2d(3, 64, 11, stride=4, padding=2, **common),
-            ReLU(),
+            Fused(),
             MaxPool2d(3, 2, layout=layout),
             Conv2d(64, 192, 5, padding=2, **common),
-            ReLU(),
+            Fused(),
             MaxPool2d(3, 2, layout=layout),
             Conv2d(192, 384, 3, padding=1, **common),
-            ReLU(),
+            Fused(),
             Conv2d(384, 256, 3, padding=1, **common),
-            ReLU(),
+            Fused(),
             Conv2d(256, 256, 3, padding=1, **common),
-            ReLU(),
+            Fused(),
             MaxPool2d(3, 2, layout=layout),
         ]
         self._make(features, _head((256 * 6 * 6, 4096, 4096, classes), queue), layout)
@@ -92,20 +99,20 @@ class OverFeat(_Classic):
     SIZE = 231
 
     def __init__(self, classes: int = 1000, layout: str = "nchw", queue: Any = None) -> None:
-        common = {"layout": layout, "queue": queue}
+        common = {"activation": "relu", "layout": layout, "queue": queue}
         features = [
             Conv2d(3, 96, 11, stride=4, **common),
-            ReLU(),
+            Fused(),
             MaxPool2d(2, layout=layout),
             Conv2d(96, 256, 5, **common),
-            ReLU(),
+            Fused(),
             MaxPool2d(2, layout=layout),
             Conv2d(256, 512, 3, padding=1, **common),
-            ReLU(),
+            Fused(),
             Conv2d(512, 1024, 3, padding=1, **common),
-            ReLU(),
+            Fused(),
             Conv2d(1024, 1024, 3, padding=1, **common),
-            ReLU(),
+            Fused(),
             MaxPool2d(2, layout=layout),
         ]
         self._make(features, _head((1024 * 6 * 6, 3072, 4096, classes), queue), layout)
@@ -125,7 +132,7 @@ class VGG(_Classic):
         ic = 3
         for count, oc in zip(blocks, (64, 128, 256, 512, 512), strict=True):
             for _ in range(count):
-                features += [Conv2d(ic, oc, 3, padding=1, layout=layout, queue=queue), ReLU()]
+                features += [Conv2d(ic, oc, 3, padding=1, activation="relu", layout=layout, queue=queue), Fused()]
                 ic = oc
             features.append(MaxPool2d(2, layout=layout))
         self._make(features, _head((512 * 7 * 7, 4096, 4096, classes), queue), layout)

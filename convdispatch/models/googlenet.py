@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..nn import LRN, AvgPool2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, ReLU, Sequential, functional
+from ..nn import LRN, AvgPool2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, Sequential, functional
 from ..tensor import Tensor
 
 __all__ = ["GoogLeNet", "Inception"]
@@ -31,16 +31,18 @@ class Inception(Module):
     def __init__(
         self, ic: int, one: int, reduce3: int, three: int, reduce5: int, five: int, pooled: int, layout: str, queue: Any
     ) -> None:
-        common = {"layout": layout, "queue": queue}
+        common = {"activation": "relu", "layout": layout, "queue": queue}
         self.axis = 1 if layout == "nchw" else 3
-        self.branch1 = Sequential(Conv2d(ic, one, 1, **common), ReLU())
+        self.branch1 = Sequential(Conv2d(ic, one, 1, **common))
         self.branch2 = Sequential(
-            Conv2d(ic, reduce3, 1, **common), ReLU(), Conv2d(reduce3, three, 3, padding=1, **common), ReLU()
+            Conv2d(ic, reduce3, 1, **common),
+            Conv2d(reduce3, three, 3, padding=1, **common),
         )
         self.branch3 = Sequential(
-            Conv2d(ic, reduce5, 1, **common), ReLU(), Conv2d(reduce5, five, 5, padding=2, **common), ReLU()
+            Conv2d(ic, reduce5, 1, **common),
+            Conv2d(reduce5, five, 5, padding=2, **common),
         )
-        self.branch4 = Sequential(MaxPool2d(3, 1, 1, layout=layout), Conv2d(ic, pooled, 1, **common), ReLU())
+        self.branch4 = Sequential(MaxPool2d(3, 1, 1, layout=layout), Conv2d(ic, pooled, 1, **common))
 
     def forward(self, x: Tensor) -> Tensor:
         branches = (self.branch1, self.branch2, self.branch3, self.branch4)
@@ -53,17 +55,14 @@ class GoogLeNet(Module):
     SIZE, CHANNELS = 224, 3
 
     def __init__(self, classes: int = 1000, layout: str = "nchw", queue: Any = None) -> None:
-        common = {"layout": layout, "queue": queue}
+        common = {"activation": "relu", "layout": layout, "queue": queue}
         self.layout = layout
         self.stem = Sequential(
             Conv2d(3, 64, 7, stride=2, padding=3, **common),
-            ReLU(),
             MaxPool2d(3, 2, ceil_mode=True, layout=layout),
             LRN(5, layout=layout),
             Conv2d(64, 64, 1, **common),
-            ReLU(),
             Conv2d(64, 192, 3, padding=1, **common),
-            ReLU(),
             LRN(5, layout=layout),
             MaxPool2d(3, 2, ceil_mode=True, layout=layout),
         )
