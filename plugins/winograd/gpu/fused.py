@@ -140,6 +140,7 @@ class Fused(Tiles):
     """F(m, r) in one launch, forward and data gradient; weights are transformed before it."""
 
     fuses = EPILOGUE
+    narrowest = 8
 
     def __init__(self, m: int, r: int) -> None:
         super().__init__(m, r, f"winograd.fused_f{m}x{r}")
@@ -153,7 +154,9 @@ class Fused(Tiles):
             return "forward and data gradient only, got bwd_weights"
         reason = super().limits(problem, device)
         if reason is None and next(iter(self.configs(problem, device)), None) is None:
-            reason = f"groups of {math.prod(Walk(problem, self.m).alpha)} points within the device's limits"
+            least = FusedWork(Walk(problem, self.m), 1, 1, 1)
+            reason = f"groups of {least.items} items with {least.local * least.accsize} bytes of local memory, got "
+            reason += f"{device.max_work_group_size} and {device.local_mem_size}"
         return reason
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:

@@ -66,7 +66,7 @@ def passes(context: Any, walk: Walk, config: Mapping[str, Any]) -> StepPlan:
 def pack_key(walk: Walk) -> str:
     """Equal for plans that read the same transformed weights."""
     problem = walk.problem
-    return repr(("winograd", walk.m, problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g))
+    return repr(("winograd.gpu", walk.m, problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g))
 
 
 class Passes:

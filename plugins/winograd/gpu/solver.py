@@ -14,8 +14,6 @@ from .walk import Walk
 
 __all__ = ["Batched", "Tiles"]
 
-_CHANNELS = 16  # of a group below which the transforms cost more than the products that they spare
-
 
 class Tiles(Solver):
     """F(m, r) along every axis with r taps: stride 1, 1-D and 2-D, groups, any padding, every dtype."""
@@ -23,6 +21,8 @@ class Tiles(Solver):
     deterministic = True
     exact = False
     fuses = EPILOGUE
+    narrowest = 16
+    """Channels of a group below which the transforms cost more than the products that they spare."""
 
     def __init__(self, m: int, r: int, name: str) -> None:
         self.m, self.r, self.name = m, r, name
@@ -35,8 +35,8 @@ class Tiles(Solver):
         if reason:
             return reason
         narrow = min(problem.ic, problem.oc) // problem.g
-        if narrow < _CHANNELS:
-            return f"{_CHANNELS} or more channels a group, got {narrow}"
+        if narrow < self.narrowest:
+            return f"{self.narrowest} or more channels a group, got {narrow}"
         return None
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
