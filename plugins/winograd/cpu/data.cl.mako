@@ -11,7 +11,12 @@
 __attribute__((noinline))
 void multiply_block(global const ACC *restrict v, global const ACC *restrict packed, global ACC *restrict m, int rows) {
   ONCE for (int row = 0; row < rows; row += MR)
+% if c > kb:
+    ONCE for (int k = 0; k < C; k += ${kb})
+      multiply(v + row * VT + k, packed + k * NVL, m + (long)row * MT, MT, min(${kb}, C - k), k == 0);
+% else:
     multiply(v + row * VT, packed, m + (long)row * MT, MT, C);
+% endif
 }
 
 % if not apart:

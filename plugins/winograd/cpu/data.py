@@ -27,15 +27,22 @@ from ..transforms import Matrix
 from .case import Case
 from .device import LINE, PAGE
 
-__all__ = ["DataKernel", "ceil", "define", "pitch", "printed"]
+__all__ = ["SUMMED", "DataKernel", "ceil", "define", "even", "pitch", "printed"]
 
 SPREAD = 128
 """Channels of a work item that transforms."""
+SUMMED = 256
+"""Products of one running sum: longer sums are sums of such sums, whose rounding error is smaller."""
 
 
 def ceil(a: int, b: int) -> int:
     """Quotient, rounded up."""
     return -(-a // b)
+
+
+def even(size: int, most: int) -> int:
+    """Size of the parts of ``size`` of at most ``most`` elements, as even as can be."""
+    return ceil(size, ceil(size, most))
 
 
 def define(**values: object) -> str:
@@ -98,6 +105,7 @@ class DataKernel:
             "images": p.mb, "strip": case.strip, "across": case.across, "c": case.c, "n_": case.n,
             "patch_h": th.alpha, "patch_w": tw.alpha, "tile_h": th.m, "tile_w": tw.m,
         }  # fmt: skip
+        kb = even(case.c, SUMMED)
         flags = {name: getattr(p, name) for name in ("bias", "residual", "accumulate")}
         parts: list[tuple[str, dict[str, Any]]] = [
             ("vectors.cl.mako", flags),
@@ -107,7 +115,7 @@ class DataKernel:
                 "program_h": printed(th.bt, p.dtype), "program_w": printed(tw.bt, p.dtype),
             }),
             ("multiply.cl.mako", {
-                "mr": config["mr"], "nv": config["nv"], "a_row": self.vt, "a_k": 1, "adds": False,
+                "mr": config["mr"], "nv": config["nv"], "a_row": self.vt, "a_k": 1, "adds": case.c > kb,
             }),
             ("gather.cl.mako", flags | {
                 "h": case.target[0], "w": case.target[1],
@@ -118,7 +126,7 @@ class DataKernel:
                 "out_h": th.alpha, "out_w": tw.alpha, "taps_h": th.r, "taps_w": tw.r,
                 "program_h": printed(th.g, p.dtype), "program_w": printed(tw.g, p.dtype),
             }),
-            ("data.cl.mako", {"apart": self.apart}),
+            ("data.cl.mako", {"apart": self.apart, "kb": kb}),
         ]  # fmt: skip
         return text + "".join(kernel_text(__package__, file, **(common | values)) for file, values in parts)
 

@@ -19,7 +19,7 @@ inline void multiply(global const ACC *restrict a, global const ACC *restrict b,
 % endfor
   }
 % if adds:
-  if (!first) {  // added at the end: sums of a chunk stay short, and their error small
+  if (!first) {  // added at the end: sums stay short, and their error small
 % for i in range(mr):
 % for v in range(nv):
     s${i}_${v} += LOADW(c + ${i} * c_row + ${v * lanes});

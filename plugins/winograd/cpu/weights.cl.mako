@@ -3,7 +3,7 @@
 ##
 ## V[e][tile][VT] of x, D[e][block][tile][NVL] of dy, M[g][e][block][c][NVL] with c rounded up to MR (CM rows)
 ## VE, DE    from e to e; DB from block to block; D_AT, M_AT where D and M begin
-## S, XS     strips of a chunk, tiles of a strip
+## XS, TB    tiles of a strip, tiles of one running sum
 ## NB, E, C, N, G  blocks of NVL target channels, products, channels a group, groups; SPREAD_C of a work item
 kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void spread(global const REAL *restrict x, global const REAL *restrict y, global ACC *workspace, int strip, int g) {
@@ -21,7 +21,9 @@ void products(global ACC *workspace, int g, int rows, int first) {
   ONCE for (int b = part * NB / parts; b < (part + 1) * NB / parts; ++b) {
     global const ACC *d = workspace + D_AT + e * DE + b * DB;
     global ACC *m = workspace + M_AT + (((long)g * E + e) * NB + b) * (CM * NVL);
-    ONCE for (int c = 0; c < CM; c += MR) multiply(workspace + e * VE + c, d, m + c * NVL, NVL, rows, first);
+    ONCE for (int t = 0; t < rows; t += TB)
+      ONCE for (int c = 0; c < CM; c += MR)
+        multiply(workspace + e * VE + t * VT + c, d + t * NVL, m + c * NVL, NVL, min(TB, rows - t), first && t == 0);
   }
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 from convdispatch.api import DTYPES, OPERANDS, Areas, Launch, Step, StepPlan, build, kernel_text, storage_macros
 
 from .case import Case
-from .data import SPREAD, ceil, define, pitch, printed
+from .data import SPREAD, SUMMED, ceil, define, even, pitch, printed
 from .device import LINE, PAGE
 
 __all__ = ["WeightsKernel"]
@@ -46,6 +46,7 @@ class WeightsKernel:
         text += define(ACROSS=case.across, TILES_H=case.tiles[0], XS=case.strip, NB=self.blocks, E=case.products)
         text += define(C=case.c, N=case.n, CM=self.cm, LOCAL=case.local, VT=self.vt, VE=f"{self.ve}L", DB=self.db)
         text += define(DE=f"{self.de}L", D_AT=f"{self.d_at}L", M_AT=f"{self.m_at}L", SPREAD_C=SPREAD)
+        text += define(TB=even(self.s * case.strip, SUMMED))
         step = {"step_h": case.tile[0], "step_w": case.tile[1], "out_h": th.alpha, "out_w": tw.alpha}
         common = {
             "dtype": p.dtype, "accsize": case.size, "lanes": case.lanes, "nhwc": case.nhwc, "groups": p.g,
