@@ -47,6 +47,11 @@ def mean(ratios: list[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else math.nan
 
 
+def layers(net: str, only: str | None) -> list[shapes.Entry]:
+    """The layers of a net whose name contains one of the words."""
+    return [entry for entry in shapes.load(net) if only is None or any(w in entry.name for w in only.split(","))]
+
+
 def save(name: str, rows: list[Any]) -> None:
     """Write the figures to ``$OUT``, if set."""
     if os.environ.get("OUT"):
@@ -60,10 +65,12 @@ def main() -> None:
 
 @main.command()
 @click.option("--net", default="cpu10", show_default=True)
-@click.option("--seconds", default=1.0, show_default=True, help="time a layer and direction")
+@click.option("--only", help="layers whose name contains one of these words, parted by commas")
+@click.option("--rounds", default=7, show_default=True, help="runs of the two finalists at least, in turns")
+@click.option("--seconds", default=0.5, show_default=True, help="time for the finalists at least")
 @click.option("--constant/--no-constant", default=True, show_default=True, help="weights reordered beforehand")
 @click.option("--direction", "directions", multiple=True, type=click.Choice(DIRECTIONS), default=DIRECTIONS)
-def cpu(net: str, seconds: float, constant: bool, directions: tuple[str, ...]) -> None:
+def cpu(net: str, only: str | None, rounds: int, seconds: float, constant: bool, directions: tuple[str, ...]) -> None:
     """onednn, every configuration in both layouts, beside torch in both; best against best."""
     from layers import race, solver_work, torch_work
 
@@ -71,7 +78,7 @@ def cpu(net: str, seconds: float, constant: bool, directions: tuple[str, ...]) -
     for direction in directions:
         name = "onednn.forward" if direction == "fwd" else "onednn.gradient"
         solver = plugins().solvers[name]
-        for entry in shapes.load(net):
+        for entry in layers(net, only):
             fixed = constant and direction != "bwd_weights"
             works = {}
             for layout in ("nchw", "nhwc"):
@@ -79,14 +86,18 @@ def cpu(net: str, seconds: float, constant: bool, directions: tuple[str, ...]) -
                 for number, config in enumerate(solver.configs(problem, info)):
                     works[f"{layout} {config['data']}"] = solver_work(problem, name, number)[1]
                 works["torch " + layout] = torch_work(problem)
-            times = race(works, seconds, 5)
-            ours = min((value, key) for key, value in times.items() if not key.startswith("torch"))
-            theirs = min((value, key) for key, value in times.items() if key.startswith("torch"))
+            first = race(works, 0.2, 1)
+            best = [
+                min((first[key], key) for key in works if key.startswith("torch") == peer) for peer in (False, True)
+            ]
+            final = race({key: works[key] for _, key in best}, seconds, rounds)
+            times = first | final
+            ours, theirs = ((final[key], key) for _, key in best)
             ratios.append(theirs[0] / ours[0])
             rows.append({"layer": entry.name, "direction": direction, "ms": times})
             print(f"{direction:12}{entry.name:15}{ours[0]:9.2f} ms  {ours[1]:14}{theirs[0]:9.2f} ms  {theirs[1]:12}"
                   f"{ratios[-1]:6.2f}", flush=True)  # fmt: skip
-        print(f"{direction}: geometric mean {mean(ratios[-len(shapes.load(net)) :]):.3f}", flush=True)
+        print(f"{direction}: geometric mean {mean(ratios[-len(layers(net, only)) :]):.3f}", flush=True)
     print(f"all: geometric mean {mean(ratios):.3f} of {len(ratios)}")
     save("vendors_cpu.json", rows)
 
@@ -201,9 +212,9 @@ def gpu(
     # In an order that a time limit cuts fairly: each kind of case of each net in turn, its layers shuffled.
     shuffled = np.random.default_rng(0)
     kinds = [(net, direction, math_name) for net in nets for direction in directions for math_name in maths]
-    layers = [[(kind, shapes.load(kind[0])[place]) for place in shuffled.permutation(len(shapes.load(kind[0])))]
+    by_kind = [[(kind, shapes.load(kind[0])[place]) for place in shuffled.permutation(len(shapes.load(kind[0])))]
               for kind in kinds]  # fmt: skip
-    rounds = itertools.zip_longest(*layers)
+    rounds = itertools.zip_longest(*by_kind)
     cases = [case for turn in rounds for case in turn if case is not None]
     for number, ((net, direction, math_name), entry) in enumerate(cases):
         if time.time() - started > seconds:
