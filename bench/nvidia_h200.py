@@ -10,12 +10,13 @@ fastest of each layer. Sampled elements are compared with float64.
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
+import multiprocessing
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -75,7 +76,8 @@ def explore(file: str, seconds: float, check: bool) -> None:
             each = launches_ms(ours, plan)
             ms = ours.time(plan, seconds=seconds)
             product = each[-2] if plan.job.partial else each[-1]
-            print(f"{ms:8.4f} ms {problem.flops / ms / 1e9:6.1f} TF, product {problem.flops / product / 1e9:6.1f} TF {each}"
+            speed, alone = problem.flops / ms / 1e9, problem.flops / product / 1e9
+            print(f"{ms:8.4f} ms {speed:6.1f} TF, product {alone:6.1f} TF {each}"
                   f" err {error:.1e} build {built:.1f} s {text} {engine} {config}", flush=True)  # fmt: skip
         except Exception as failure:
             print(f"FAILED {line}: {str(failure)[:600]} {str(getattr(failure, 'log', ''))[:1500]}", flush=True)
@@ -85,6 +87,14 @@ def explore(file: str, seconds: float, check: bool) -> None:
 
         for number, program in enumerate(list(hopper._programs.values())[:2]):
             Path(out, f"hopper{number}.ptx").write_bytes(program.binaries[0])
+
+
+GATHER = """
+kernel void gather(global const uchar *out, global const long *at, global uchar *found, int size) {
+  const int i = get_global_id(0);
+  for (int b = 0; b < size; ++b) found[i * 4 + b] = out[at[i] * size + b];
+}
+"""
 
 
 class Bench:
@@ -98,13 +108,23 @@ class Bench:
         if dtype == "bfloat16":
             import ml_dtypes
 
-            block = block.astype(ml_dtypes.bfloat16)
-        self.host = np.resize(block.astype(dtype) if dtype != "bfloat16" else block, elements)
+            self.block = block.astype(ml_dtypes.bfloat16)
+        else:
+            self.block = block.astype(dtype)
+        size, whole = self.block.nbytes, elements * self.block.itemsize
         flags = cl.mem_flags
-        self.values = cl.Buffer(self.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=self.host.view(np.uint8))
-        self.out = cl.Buffer(self.context, flags.READ_WRITE, self.host.nbytes)
-        self.plug = cl.Program(self.context, PLUG).build().plug
+        self.values = cl.Buffer(self.context, flags.READ_WRITE, whole)
+        self.out = cl.Buffer(self.context, flags.READ_WRITE, whole)
+        cl.enqueue_copy(self.queue, self.values, self.block.view(np.uint8))
+        filled = size
+        while filled < whole:  # whole blocks, so that element i is block[i % len(block)]
+            more = min(filled, whole - filled)
+            cl.enqueue_copy(self.queue, self.values, self.values, byte_count=more, dst_offset=filled, src_offset=0)
+            filled += more
+        program = cl.Program(self.context, PLUG + GATHER).build()
+        self.plug, self.gather = cl.Kernel(program, "plug"), cl.Kernel(program, "gather")
         self.plug.set_scalar_arg_dtypes([None, np.int32])
+        self.gather.set_scalar_arg_dtypes([None, None, None, np.int32])
         self.sink = cl.Buffer(self.context, flags.READ_WRITE, 1 << 20)
         self.scratch: cl.Buffer | None = None
 
@@ -118,7 +138,7 @@ class Bench:
                 self.memory[name] = self.out.get_sub_region(0, size * problem.itemsize)
             else:
                 self.memory[name] = self.values.get_sub_region(start * problem.itemsize, size * problem.itemsize)
-                self.arrays[name] = self.host[start : start + size].reshape(shape)
+                self.arrays[name] = (start, size, shape)
 
     def workspace(self, size: int) -> cl.Buffer:
         """One buffer that grows."""
@@ -147,19 +167,28 @@ class Bench:
         self.queue.finish()
         return (last.profile.end - before.profile.end) * 1e-6 / repeat
 
-    def error(self, plan, problem: ConvProblem, count: int = 24) -> float:
-        """Relative error in sampled elements of an output that began as NaN."""
+    def sampled(self, plan, problem: ConvProblem, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Places and values of sampled elements of an output that began as NaN."""
         size = int(np.prod(problem.out_shape))
         cl.enqueue_fill_buffer(self.queue, self.out, np.uint8(0xFF), 0, size * problem.itemsize)
         self.enqueue(plan)
-        got = np.empty(size, self.host.dtype)
-        cl.enqueue_copy(self.queue, got.view(np.uint8), self.out)
         at = reference.positions(problem, count)
-        if not np.isfinite(np.asarray(got[:: max(1, size // 1000003)], np.float32)).all():
-            return float("inf")
-        arrays = {name: np.asarray(value, np.float32) if problem.dtype != "float32" else value
-                  for name, value in self.arrays.items()}  # fmt: skip
-        return reference.relative_error(np.asarray(got[at], np.float32), reference.sample(problem, at, **arrays))
+        flat = np.asarray(at, np.int64)
+        places = cl.Buffer(self.context, cl.mem_flags.COPY_HOST_PTR, hostbuf=flat)
+        found = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, len(flat) * 4)
+        self.gather(self.queue, (len(flat),), None, self.out, places, found, problem.itemsize)
+        got = np.empty(len(flat) * (4 // problem.itemsize), self.block.dtype)
+        cl.enqueue_copy(self.queue, got.view(np.uint8), found)
+        return at, got[:: 4 // problem.itemsize].astype(np.float32)
+
+    def error(self, problem: ConvProblem, at: np.ndarray, got: np.ndarray) -> float:
+        """Relative error of sampled elements."""
+        arrays = {}
+        for name, (start, length, shape) in self.arrays.items():
+            first = start % len(self.block)
+            values = np.resize(np.concatenate([self.block[first:], self.block[:first]]), length)
+            arrays[name] = values.astype(np.float32, copy=False).reshape(shape)
+        return reference.relative_error(got, reference.sample(problem, at, **arrays))
 
 
 def torch_ms(problem: ConvProblem) -> float:
@@ -204,6 +233,69 @@ def torch_ms(problem: ConvProblem) -> float:
     return float(np.median(samples))
 
 
+_WORKER: dict = {}
+
+
+def _begin(dtype: str, options: dict) -> None:
+    """A worker process: its own context and buffers."""
+    _WORKER["lock"] = Path("/tmp/nvidia_h200.lock").open("w")  # noqa: SIM115 as long as the process
+    _WORKER["bench"], _WORKER["options"] = Bench(dtype), options
+    globs = options["solver"].split(",")
+    found = plugins().solvers.items()
+    _WORKER["solvers"] = [each for name, each in found if any(fnmatch(name, glob) for glob in globs)]
+
+
+def _measure(task: tuple[str, str, ConvProblem], check: bool) -> dict:
+    """Build and check anywhere, time while no other process does."""
+    net, layer, problem = task
+    bench, options = _WORKER["bench"], _WORKER["options"]
+    row = {"net": net, "layer": layer, "direction": problem.direction, "problem": str(problem), "timed": [],
+           "gflop": problem.flops / 1e9, "notes": []}  # fmt: skip
+    plans = []
+    for each in _WORKER["solvers"]:
+        why = each.rejects(problem, bench.info)
+        if why:
+            row["notes"].append(f"{each.name}: {why}")
+            continue
+        most = options["tries"] if each.name.startswith("nvidia") else 1
+        for place, config in enumerate(itertools.islice(each.configs(problem, bench.info), most)):
+            try:
+                plans.append((each.name, place, dict(config), each.plan(bench.context, problem, config)))
+            except Exception as error:
+                row["notes"].append(f"{each.name} {config}: {str(error)[:300]}")
+    bench.load(problem)
+    found = None
+    fcntl.flock(_WORKER["lock"], fcntl.LOCK_EX)
+    try:
+        for name, place, config, plan in plans:
+            row["timed"].append((bench.time(plan, options["seconds"]), name, place, config))
+        if plans:
+            best = min(range(len(plans)), key=lambda number: row["timed"][number][0])
+            row["ms"], row["solver"], row["place"], row["config"] = row["timed"][best]
+            if check and options["check"]:
+                found = bench.sampled(plans[best][3], problem, options["check"])
+    finally:
+        fcntl.flock(_WORKER["lock"], fcntl.LOCK_UN)
+    if found is not None:
+        row["error"] = bench.error(problem, *found)
+    return row
+
+
+def _measure_torch(problem: ConvProblem) -> float:
+    """The peer's milliseconds, while no other process times."""
+    fcntl.flock(_WORKER["lock"], fcntl.LOCK_EX)
+    try:
+        return torch_ms(problem)
+    finally:
+        fcntl.flock(_WORKER["lock"], fcntl.LOCK_UN)
+
+
+def _begin_torch() -> None:
+    """The peer's process: loads PyTorch and its libraries before anything is timed."""
+    _WORKER["lock"] = Path("/tmp/nvidia_h200.lock").open("w")  # noqa: SIM115 as long as the process
+    torch_ms(ConvProblem(mb=1, ic=8, ih=8, iw=8, oc=8, kh=3, kw=3))
+
+
 @main.command()
 @click.option("--net", "nets", multiple=True, default=NETS, help="Shape tables.")
 @click.option("--direction", "directions", multiple=True, default=DIRECTIONS)
@@ -215,83 +307,60 @@ def torch_ms(problem: ConvProblem) -> float:
 @click.option("--seconds", default=0.006, show_default=True, help="A timing batch.")
 @click.option("--torch/--no-torch", "peer", default=True)
 @click.option("--check", default=24, show_default=True, help="Sampled elements; 0: none.")
-@click.option("--budget", default=200.0, show_default=True, help="Seconds after which no further layer is begun.")
+@click.option("--check-every", default=1, show_default=True, help="Check one layer in so many.")
+@click.option("--budget", default=200.0, show_default=True, help="Seconds after which no further result is awaited.")
+@click.option("--jobs", default=5, show_default=True, help="Processes that build and check.")
 @click.option("--label", default="compare", show_default=True, help="Name of the JSON file in $OUT.")
-def compare(nets, directions, solver, tries, math, dtype, layout, seconds, peer, check, budget, label) -> None:
+def compare(nets, directions, math, dtype, layout, budget, jobs, label, **options) -> None:
     """Every layer of the nets beside cuDNN."""
-    begun = time.perf_counter()
-    bench, rows = Bench(dtype), []
-    globs = solver.split(",")
-    candidates = [each for name, each in plugins().solvers.items() if any(fnmatch(name, glob) for glob in globs)]
-    pool = ThreadPoolExecutor(14)
+    begun, rows = time.perf_counter(), []
     work = [
         (net, entry.name, entry.problem.replace(direction=direction, math=math, dtype=dtype, layout=layout))
         for net, direction in itertools.product(nets, directions)
         for entry in shapes.load(net)
     ]
-
-    def build(problem: ConvProblem):
-        """(solver, place, config, plan) of what accepts the problem."""
-        plans = []
-        for each in candidates:
-            why = each.rejects(problem, bench.info)
-            if why:
-                plans.append((each.name, -1, {"rejects": why}, None))
-                continue
-            most = tries if each.name.startswith("nvidia") else 1
-            for place, config in enumerate(itertools.islice(each.configs(problem, bench.info), most)):
-                try:
-                    plans.append((each.name, place, config, each.plan(bench.context, problem, config)))
-                except Exception as error:
-                    plans.append((each.name, place, {"failed": str(error)[:300]}, None))
-        return plans
-
-    for each in candidates:
-        print(each.name, each.rejects(work[0][2], bench.info), flush=True)
-    futures = [pool.submit(build, problem) for _, _, problem in work]
-    peers: dict[str, float] = {}
-    for (net, layer, problem), future in zip(work, futures):
-        if time.perf_counter() - begun > budget:
-            print("out of time", flush=True)
-            break
-        bench.load(problem)
-        timed = []
-        for name, place, config, plan in future.result():
-            if plan is None:
-                if "failed" in config:
-                    print(f"{net} {layer} {problem.direction} {name}: {config}", flush=True)
-                continue
+    spawn = multiprocessing.get_context("spawn")
+    checked = options.pop("check_every")
+    with spawn.Pool(jobs, _begin, (dtype, options)) as pool, spawn.Pool(1, _begin_torch) as peers:
+        waiting = [pool.apply_async(_measure, (task, number % checked == 0)) for number, task in enumerate(work)]
+        theirs_of = {problem: peers.apply_async(_measure_torch, (problem,)) for *_, problem in work if options["peer"]}
+        for task, result in zip(work, waiting):
+            left = max(0.1, budget - (time.perf_counter() - begun))
             try:
-                timed.append((bench.time(plan, seconds), name, place, config, plan))
+                row = result.get(left)
+                if options["peer"]:
+                    row["torch"] = theirs_of[task[2]].get(left)
+            except multiprocessing.TimeoutError:
+                print("out of time", flush=True)
+                break
             except Exception as error:
-                print(f"{net} {layer} {problem.direction} {name} {config}: {error}", flush=True)
-        if not timed:
-            continue
-        ms, name, place, config, plan = min(timed, key=lambda row: row[0])
-        row = {"net": net, "layer": layer, "direction": problem.direction, "problem": str(problem), "ms": ms,
-               "solver": name, "place": place, "config": dict(config), "gflop": problem.flops / 1e9,
-               "timed": [(t, n, p, dict(c)) for t, n, p, c, _ in timed]}  # fmt: skip
-        if check:
-            row["error"] = bench.error(plan, problem, check)
-        key = str(problem)
-        if peer and key not in peers:
-            peers[key] = torch_ms(problem)
-        row["torch"] = peers.get(key, float("nan"))
-        rows.append(row)
-        print(f"{net:9} {layer:8} {SHORT[problem.direction]:2} {ms:8.3f} ms {problem.flops / ms / 1e9:6.1f} TF  torch"
-              f" {row['torch']:8.3f} ratio {row['torch'] / ms:5.2f} err {row.get('error', 0):.1e} first {timed[0][0]:8.3f}"
-              f" {name} {json.dumps(dict(config))}", flush=True)  # fmt: skip
-    pool.shutdown(cancel_futures=True)
+                print(f"FAILED {task[:2]} {task[2]}: {error}", flush=True)
+                continue
+            for note in row["notes"]:
+                print(f"note {row['problem']}: {note}", flush=True)
+            if not row["timed"]:
+                continue
+            row.setdefault("torch", float("nan"))
+            rows.append(row)
+            ms, theirs = row["ms"], row["torch"]
+            print(f"{row['net']:9} {row['layer']:8} {SHORT[row['direction']]:2} {ms:8.3f} ms"
+                  f" {row['gflop'] / ms:6.1f} TF  torch {theirs:8.3f} ratio {theirs / ms:5.2f} err"
+                  f" {row.get('error', 0):.1e} first {row['timed'][0][0]:8.3f} {row['solver']}"
+                  f" {json.dumps(row['config'])}", flush=True)  # fmt: skip
+        pool.terminate()
+        peers.terminate()
     if os.environ.get("OUT"):
-        Path(os.environ["OUT"], label + ".json").write_text(json.dumps({"device": str(bench.info), "rows": rows}))
-    print(f"\n{label}: net  dir  ours ms (first config)  torch ms  ratio  worst layers; seconds {time.perf_counter() - begun:.0f}")
+        Path(os.environ["OUT"], label + ".json").write_text(json.dumps({"rows": rows}))
+    took = time.perf_counter() - begun
+    print(f"\n{label}: net  dir  ours ms (first config)  torch ms  ratio  worst; {took:.0f} s")
     for net, direction in itertools.product(nets, directions):
         part = [row for row in rows if (row["net"], row["direction"]) == (net, direction)]
         if part:
             mine, theirs = (sum(row[key] for row in part) for key in ("ms", "torch"))
             first = sum(row["timed"][0][0] for row in part)
             worst = sorted(part, key=lambda row: row["torch"] / row["ms"])[:4]
-            print(f"{net:9} {SHORT[direction]:3} {mine:8.3f} ({first:8.3f}) {theirs:10.3f} {theirs / mine:6.2f}   "
+            print(f"{net:9} {SHORT[direction]:3} {mine:8.3f} ({first:8.3f}) {theirs:10.3f} {theirs / mine:6.2f}"
+                  f" errors to {max(row.get('error', 0) for row in part):.1e}  "
                   + ", ".join(f"{row['layer']} {row['torch'] / row['ms']:.2f}" for row in worst))  # fmt: skip
 
 

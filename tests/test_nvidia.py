@@ -7,16 +7,26 @@ runs twice.
 from __future__ import annotations
 
 import itertools
+import re
+import shutil
+import subprocess
 
 import numpy as np
 import pyopencl as cl
 import pytest
 from checking import TOLERANCE, Guarded, compare, make_operands, numpy_dtype
+from convdispatch_nvidia.formats import formats
+from convdispatch_nvidia.hopper import for_hopper
 from convdispatch_nvidia.job import Job
-from convdispatch_nvidia.plan import NvidiaPlan
+from convdispatch_nvidia.plan import Layout, NvidiaPlan
+from convdispatch_nvidia.probe import probe
+from convdispatch_nvidia.solver import TensorCores
 from convdispatch_nvidia.tile import Tile
+from convdispatch_nvidia.walk import walk, window
 
-from convdispatch import ConvProblem, shapes
+from convdispatch import ConvProblem, reference, runtime, shapes
+from convdispatch.api import BuildFailed, kernel_text
+from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
 
 LAYOUTS = ("nchw", "nhwc")
@@ -51,3 +61,207 @@ def check(queue, problem: ConvProblem, config, engine, *, data="integer", emulat
             assert damage is None, f"{hint}: {key}: {damage}"
         limit = 0.0 if data == "integer" else tolerance or TOLERANCE[problem.dtype]
         compare(out.read()[1], expected, limit, hint)
+
+
+HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
+SMALL = {
+    ("wgmma", True): {"bm": 64, "bn": 16, "wm": 1, "wn": 1, "bk": 32, "stages": 3},
+    ("wgmma", False): {"bm": 64, "bn": 64, "wm": 1, "wn": 1, "bk": 32, "stages": 3},
+    ("mma", True): {"bm": 32, "bn": 16, "wm": 1, "wn": 1, "bk": 32, "stages": 2},
+    ("mma", False): {"bm": 64, "bn": 64, "wm": 2, "wn": 2, "bk": 32, "stages": 2},
+}
+CASES = [
+    # problem, engine, what the configuration adds
+    ("fwd_f32_mb1ic8ih6iw6oc16kh3ph1", "wgmma", {}),
+    ("fwd_f32_mb1ic8ih6iw6oc16kh3ph1+bias+relu", "mma", {}),
+    ("fwd_f32_nhwc_mb2ic12ih6iw5oc18kh3ph1+bias+residual+relu", "wgmma", {"bk": 64}),
+    ("fwd_f32_nhwc_mb2ic12ih6iw5oc17kh3ph1+accumulate", "wgmma", {"split": 2}),
+    ("fwd_f32_mb2ic3ih11iw9oc12kh5kw4ph2sh2sw3+constant", "wgmma", {"format": "half1", "split": 2}),
+    ("fwd_f32_mb2ic12ih5iw6oc8kh2kw3ph0pw1ph_r1pw_r2g2dh2dw1", "wgmma", {"format": "bfloat3"}),
+    ("fwd_f32_mb1ic8ih7iw7oc8kh1sh2+constant", "wgmma", {"format": "half2"}),
+    ("fwd_f32_mb2ic16iw20oc8kw5pw2", "wgmma", {"stages": 4}),
+    ("bwd_data_f32_mb2ic10ih7iw6oc12kh3ph1sh2sw2", "wgmma", {"bk": 64, "format": "half2"}),
+    ("bwd_data_f32_nhwc_mb1ic10ih7iw6oc12kh1ph0sh3sw2", "wgmma", {}),
+    ("bwd_data_f32_mb1ic9ih9iw9oc8kh4ph1sh2sw2dh2dw3+constant", "mma", {}),
+    ("bwd_weights_f32_mb4ic10ih7iw6oc12kh3ph1sh2sw2", "wgmma", {"split": 2}),
+    ("bwd_weights_f32_nhwc_mb3ic10ih5iw6oc12kh3ph1g2+accumulate", "wgmma", {"split": 2, "bk": 64}),
+    ("bwd_weights_f32_mb2ic3ih11iw9oc12kh5kw4ph2sh2sw3", "wgmma", {"split": 3, "bm": 64, "bn": 128, "wn": 2}),
+    ("bwd_weights_f32_mb1ic8ih5iw6oc8kh3ph1", "mma", {}),
+    # windows
+    ("fwd_f32_mb2ic40ih6iw5oc16kh3ph1", "wgmma", {"window": True, "split": 2}),
+    ("fwd_f32_nhwc_mb3ic70ih5iw7oc16kh3ph1kw2dh2", "wgmma", {"window": True, "bk": 64, "bn": 8}),
+    ("fwd_f32_mb3ic20ih5iw7oc16kh3ph1pw0ph_r2+bias", "mma", {"window": True}),
+    ("bwd_data_f32_mb3ic20ih5iw7oc30kh3ph1kw4pw2dw2", "wgmma", {"window": True, "stages": 4, "bm": 128, "wm": 2}),
+    ("fwd_f32_mb2ic8ih5iw4id5oc8kh3ph1pw1pd1kd2kw3", "wgmma", {"window": True, "bn": 8}),
+    # 16-bit tensors: channels last are read as they lie
+    ("fwd_f16_nhwc_mb1ic16ih6iw6oc16kh3ph1+bias+relu", "wgmma", {"window": True}),
+    ("fwd_bf16_nhwc_mb1ic16ih6iw6oc12kh3ph1", "wgmma", {}),
+    ("fwd_f16_mb1ic12ih6iw6oc10kh3ph1", "wgmma", {}),
+    ("bwd_data_bf16_mb1ic12ih6iw6oc10kh3ph1sh2sw2", "wgmma", {}),
+    ("bwd_weights_f16_nhwc_mb1ic16ih6iw6oc8kh3ph1", "wgmma", {}),
+]
+
+
+def config_of(problem: ConvProblem, engine: str, extra: dict) -> dict:
+    """A small tile for the problem."""
+    plain = "bfloat2" if problem.dtype == "float32" else problem.dtype
+    return {**SMALL[engine, problem.direction != "bwd_weights"], "format": plain, **extra}
+
+
+@pytest.mark.parametrize(("text", "engine", "extra"), CASES, ids=[f"{e}-{t}" for t, e, _ in CASES])
+def test_emulated(queue, full, text, engine, extra):
+    """The kernels' geometry, with the tensor cores' instructions replaced by plain C that reads the same memory."""
+    problem = ConvProblem.parse(text)
+    if not full and engine == "mma" and problem.direction == "bwd_weights":
+        pytest.skip("with --full only")
+    config = config_of(problem, engine, extra)
+    assert Job(problem, Tile.of({**config, "engine": engine})).misfit is None
+    check(queue, problem, config, engine)
+
+
+@pytest.mark.parametrize("name", ["bfloat2", "half2", "bfloat3"])
+def test_accuracy_of_formats(queue, name):
+    """Planes keep what they promise: 16, 22 and 24 bits."""
+    problem = ConvProblem.parse("fwd_f32_mb1ic24ih6iw6oc16kh3ph1")
+    limits = {"bfloat2": 8e-6, "half2": 2.5e-7, "bfloat3": 2.5e-7}
+    check(queue, problem, config_of(problem, "wgmma", {"format": name}), "wgmma", data="real", tolerance=limits[name])
+
+
+@pytest.mark.parametrize("name", ["bfloat2", "half2", "bfloat3", "half1"])
+def test_extremes(queue, name):
+    """Large and tiny magnitudes survive; infinities and NaN reach exactly the outputs that read them, as no number."""
+    problem = ConvProblem.parse("fwd_f32_mb1ic16ih6iw6oc16kh3ph1")
+    plan = NvidiaPlan(queue.context, problem, config_of(problem, "wgmma", {"format": name}), "wgmma", emulate=True)
+    random = np.random.default_rng(0)
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    w = random.standard_normal(problem.w_shape).astype(np.float32)
+    tolerance = 2e-3 if name == "half1" else 1e-5
+    for factor, special in ((1e30, None), (1e-30, None), (3e38, None), (1.0, np.inf), (1.0, np.nan)):
+        x = random.uniform(-1, 1, problem.x_shape).astype(np.float32) * np.float32(factor)
+        small = np.float32(1e-8) if factor > 1e38 else np.float32(1)
+        if special is not None:
+            x[0, 3, 0, 0] = special
+        y = np.zeros(problem.y_shape, np.float32)
+        buffers = [cl.Buffer(queue.context, flags, hostbuf=array) for array in (x, w * small, y)]
+        scratch = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, plan.workspace_size)
+        plan.enqueue(queue, *buffers, scratch)
+        cl.enqueue_copy(queue, y, buffers[2])
+        with np.errstate(all="ignore"):
+            expected = reference.compute(problem, x=x, w=w * small)
+        if special is not None:
+            assert (np.isfinite(y) == np.isfinite(expected)).all()
+        kept = np.isfinite(expected)
+        error = np.linalg.norm(y[kept].astype(float) - expected[kept]) / np.linalg.norm(expected[kept])
+        assert error < tolerance, (name, factor, special, error)
+
+
+def test_ptx_for_hopper():
+    """Marked instructions are uncovered and the target rewritten; text without them is refused in words."""
+    ptx = ".version 9.0\n.target sm_90, texmode_independent\n//@wgmma.fence.sync.aligned;\n"
+    assert for_hopper(ptx) == ".version 9.0\n.target sm_90a, texmode_independent\nwgmma.fence.sync.aligned;\n"
+    with pytest.raises(BuildFailed, match="lacks the marked instructions"):
+        for_hopper(".target sm_90\n")
+    with pytest.raises(BuildFailed, match=r"expected PTX for sm_90, got \.target sm_80"):
+        for_hopper(".target sm_80\n//@x;\n")
+
+
+def test_rejects():
+    """Words, before the device is asked anything."""
+    solver = TensorCores("wgmma")
+    problem = ConvProblem.parse("fwd_f32_mb4ic64ih14oc64kh3ph1")
+    assert solver.limits(problem, HOPPER) is None
+    cpu = DeviceInfo("a cpu", "pocl", "cpu", "simd512")
+    assert solver.rejects(problem, cpu) == "nvidia gpus only, got pocl cpu"
+    assert solver.limits(problem.replace(dtype="float64"), HOPPER) == "float32, float16 and bfloat16 only, got float64"
+    assert solver.limits(problem.replace(g=64), HOPPER) == "4 channels a group or more, got 1"
+    assert solver.limits(problem.replace(mb=0), HOPPER) == "1 image or more, got 0"
+    assert probe(HOPPER, "wgmma") == "the device NVIDIA H200 is no longer listed"
+
+
+@pytest.mark.parametrize("engine", ["wgmma", "mma"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_choices(engine, direction):
+    """Every offered tile fits its problem, its workspace is what its plan lays out, and all formats are offered."""
+    solver = TensorCores(engine)
+    for entry in [*shapes.load("near_miss"), *shapes.load("resnet50")]:
+        for layout in LAYOUTS:
+            problem = entry.problem.replace(direction=direction, layout=layout)
+            if not problem.mb or solver.limits(problem, HOPPER):
+                continue
+            configs = list(solver.configs(problem, HOPPER))
+            for config in configs:
+                job = Job(problem, Tile.of({**config, "engine": engine}))
+                assert job.misfit is None, (problem, config)
+                assert solver.workspace(problem, HOPPER, config) == Layout(job).size
+            assert {config["format"] for config in configs} == set(formats(problem)), problem
+
+
+def test_windows_shift():
+    """A tap is a shift between padded positions: every place reads through it what the geometry says."""
+    for text in ("fwd_f32_mb2ic4ih5iw4oc4kh3ph1pw2kw2dw2", "bwd_data_f32_mb2ic4ih5iw4oc4kh3ph0pw2kw3"):
+        geo = walk(ConvProblem.parse(text))
+        win, phase = window(geo), walk(ConvProblem.parse(text)).phases[0]
+        strides = (win.size[1] * win.size[2], win.size[2], 1)
+        for number, tap in enumerate(itertools.product(*map(range, phase.taps))):
+            for place in itertools.product(*map(range, phase.count)):
+                at = sum(p * s for p, s in zip(place, strides)) + win.shifts[number]
+                read = [o + p + t * s for o, p, t, s in zip(phase.origin, place, tap, geo.spread)]
+                found = [at // strides[0], at // strides[1] % win.size[1], at % win.size[2]]
+                pixel = [f - n for f, n in zip(found, win.near)]
+                inside = all(0 <= r < size for r, size in zip(read, geo.source))
+                shown = all(0 <= p < size for p, size in zip(pixel, geo.source))
+                assert inside == shown
+                assert not inside or pixel == read
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas here")
+@pytest.mark.parametrize("name", ["wgmma", "mma"])
+def test_instructions_assemble(name, tmp_path):
+    """The wrappers' instructions, with registers for their operands, are PTX that ptxas takes."""
+    config = {"wgmma": SMALL["wgmma", True], "mma": SMALL["mma", True]}[name]
+    for text in ("fwd_f32_mb1ic8ih6iw6oc16kh3ph1", "bwd_weights_f32_mb1ic8ih6iw6oc64kh3ph1"):
+        problem = ConvProblem.parse(text)
+        config = SMALL[name, problem.direction != "bwd_weights"]
+        job = Job(problem, Tile.of({**config, "engine": name, "format": "bfloat2"}))
+        lines = instructions(kernel_text("convdispatch_nvidia", "ptx.cl.mako", job=job))
+        assert any("mma" in line for line in lines)
+        body = "\n".join(lines)
+        source = tmp_path / "wrappers.ptx"
+        source.write_text(
+            ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k() {\n.reg .f32 %f<200>;\n"
+            f".reg .b32 %r<200>;\n.reg .b64 %rd<200>;\n{body}\nret;\n}}\n"
+        )
+        done = subprocess.run(["ptxas", "-arch=sm_90a", source, "-o", tmp_path / "out"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr + body
+
+
+def instructions(text: str) -> list[str]:
+    """Inline assembly of a text, its operands replaced by registers of the kind that their constraints name."""
+    found = []
+    real = text[: text.index("#else\n#define LOCAL_BASE")]
+    for match in re.finditer(r"asm volatile\(((?:\s*\"[^\"]*\")+)(.*?)\);", real.replace('" #left "', "0"), re.DOTALL):
+        code = "".join(re.findall(r'"([^"]*)"', match[1])).replace("\\n", "\n").replace("//@", "")
+        kinds = re.findall(r'"[=+]?([frl])"', match[2])
+        register = {"f": "%f", "r": "%r", "l": "%rd"}
+        names = [f"{register[kind]}{number}" for number, kind in enumerate(kinds)]
+        found.append(re.sub(r"%(\d+)", lambda hit, names=names: names[int(hit[1])], code))
+    return found
+
+
+def test_on_the_device(queue):
+    """On a GPU that proves the instructions: real data, all directions, in the formats' own accuracy."""
+    info = runtime.device_info(queue.device)
+    ran = 0
+    for engine in ("wgmma", "mma"):
+        solver = TensorCores(engine)
+        for text in ("fwd_f32_mb2ic32ih14oc48kh3ph1", "fwd_f32_nhwc_mb2ic3ih33oc24kh7ph3sh2sw2"):
+            for direction in DIRECTIONS:
+                problem = ConvProblem.parse(text).replace(direction=direction)
+                if solver.rejects(problem, info):
+                    continue
+                ran += 1
+                for config in itertools.islice(solver.configs(problem, info), 6):
+                    check(queue, problem, config, engine, data="real", emulate=False)
+                    check(queue, problem, config, engine, emulate=False)
+    if not ran:
+        pytest.skip(f"no tensor cores that nvidia's instructions reach: {TensorCores('mma').rejects(problem, info)}")

@@ -56,5 +56,6 @@ def build_for_hopper(context: Any, text: str) -> Any:
                 program = cl.Program(context, context.devices, [uncovered.encode("latin-1")])
                 _programs[key] = program.build()
             except cl.RuntimeError as error:
-                raise BuildFailed(f"the PTX for sm_90a was refused: {str(error).splitlines()[0]}", str(error)) from error
+                first = str(error).splitlines()[0]
+                raise BuildFailed(f"the PTX for sm_90a was refused: {first}", str(error)) from error
         return _programs[key]

@@ -329,7 +329,8 @@ class Job:
             return "a group of warps multiplies 64 rows and at most 256 columns"
         if self.data and (t.bm * t.bk // 8) % t.items:
             return "the work items do not cover a slice evenly"
-        if not self.data and (t.bm % 64 or t.bn % 64 or t.bk * 8 % t.items or (t.bn // t.wn % 64 and t.engine == "wgmma")):
+        narrow = t.engine == "wgmma" and t.bn // t.wn % 64
+        if not self.data and (t.bm % 64 or t.bn % 64 or t.bk * 8 % t.items or narrow):
             return "blocks of 64 channels do not fit the tile"
         if t.window and (not self.data or window(self.walk) is None):
             return "windows need stride 1 and several taps"

@@ -64,7 +64,8 @@ class NvidiaPlan:
         problem, tile = self.job.problem, self.job.tile
         phases = tuple((phase.taps, phase.tap0) for phase in self.job.walk.phases)
         return repr(("nvidia", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, phases,
-                     self.job.walk.fold, self.job.walk.tap_step, tile.bn, tile.bk, tile.format, tile.window))  # fmt: skip
+                     self.job.walk.fold, self.job.walk.tap_step, tile.bn, tile.bk, tile.format,
+                     tile.window))  # fmt: skip
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
         if not tensors:
@@ -90,7 +91,8 @@ class NvidiaPlan:
         program = build(context, text)
         launches = []
         if job.format.scaled:
-            launches.append(Launch(program, "magnitudes", (SEARCHERS * 256 * len(pieces),), (256,), given, names=_NAMES))
+            items = SEARCHERS * 256 * len(pieces)
+            launches.append(Launch(program, "magnitudes", (items,), (256,), given, names=_NAMES))
         groups = sum(piece[2] for piece in pieces)
         launches.append(Launch(program, "pack", (groups * 256,), (256,), given, names=_NAMES))
         return launches

@@ -415,9 +415,9 @@ ${multiply_mma()}\
   wgmma_finish(sum);
 % endif
 % if f.scaled:
-  const float unscale_a = scale_a[SCALE_A_AT], unscale_b = scale_b[SCALE_B_AT];
+  const float unscale = scale_a[SCALE_A_AT] * scale_b[SCALE_B_AT];
 #pragma unroll
-  for (int i = 0; i < ${sums}; ++i) sum[i] = sum[i] * unscale_a * unscale_b;
+  for (int i = 0; i < ${sums}; ++i) sum[i] *= unscale;
 % endif
 % if job.staged:
 <% lines, pitch = job.staging %>\
