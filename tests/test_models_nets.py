@@ -81,9 +81,9 @@ def torch_forward(module, x):
         return functional.relu(y + short)
     if kind is nn.Conv2d:
         o = module.options
-        return functional.conv2d(
-            x, value(module.weight), value(module.bias), o["stride"], o["padding"], o["dilation"], o["groups"]
-        )
+        geometry = [o[name] for name in ("stride", "padding", "dilation", "groups")]
+        y = functional.conv2d(x, value(module.weight), value(module.bias), *geometry)
+        return functional.relu(y) if o["activation"] else y
     if kind is nn.BatchNorm2d:
         values = [value(t) for t in (module.running_mean, module.running_var, module.weight, module.bias)]
         y = functional.batch_norm(x, *values, eps=module.options["epsilon"])
