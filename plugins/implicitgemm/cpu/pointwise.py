@@ -18,7 +18,7 @@ from convdispatch.api import (
     Matrix,
     Solver,
     gemm_configs,
-    packed_layout,
+    gemm_workspace,
 )
 
 __all__ = ["Pointwise"]
@@ -129,14 +129,7 @@ class Pointwise(Solver):
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """What the product asks for: operands packed anew each call, and parts of a split sum."""
-        spec, gemm = _spec(problem, config["fold"]), config["gemm"]
-        size, order = 0, "ba" if gemm.get("swap") else "ab"
-        for theirs, ours in zip("ab", order, strict=True):
-            if gemm.get(f"pack_{theirs}") and not getattr(spec, f"{ours}_packed"):
-                size += -(-packed_layout(spec, gemm, ours).size // 128) * 128
-        if gemm["split"] > 1:
-            size += gemm["split"] * spec.batch * spec.m * spec.n * spec.accumulator_size
-        return size
+        return gemm_workspace(_spec(problem, config["fold"]), config["gemm"])
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The product's operations at its usual share of the peak, and what moves."""
