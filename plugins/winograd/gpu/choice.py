@@ -21,6 +21,7 @@ _SMALLEST = 64  # tiles of a piece below which cutting further would only add la
 # Of the multiply-add peak that a long product reaches, by the products of a work item.
 _SHARES = {128: 0.72, 64: 0.78, 32: 0.62, 16: 0.46}
 _START = (24, 50)  # steps of k that a work group's first loads and last stores cost, for tiles up to 64x128 and larger
+_START_WEIGHTS = 100  # the same where both operands are turned on their way into local memory
 _FLOPS_A_BYTE = 15.0  # operations at the peak in the time of moving a byte
 _LAUNCH = 2.5e8  # operations at the peak in the time between two launches
 _FILE = 65536  # registers of a compute unit; an item needs some 70 beside its products
@@ -93,7 +94,7 @@ def predicted(walk: Walk, config: Mapping[str, Any], device: DeviceInfo) -> floa
     m, n = (spec.n, spec.m) if config["swap"] else (spec.m, spec.n)
     groups = -(-m // config["bm"]) * -(-n // config["bn"]) * spec.batch
     area = config["bm"] * config["bn"]
-    each = 2.0 * area * (spec.k + _START[area > 8192])
+    each = 2.0 * area * (spec.k + (_START_WEIGHTS if walk.weights else _START[area > 8192]))
     slots = device.compute_units * _RESIDENT
     waves = max(math.ceil(groups / slots), groups / slots + 0.3)
     product = waves * slots * each / _SHARES.get(config["tm"] * config["tn"], 0.4)

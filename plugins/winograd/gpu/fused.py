@@ -140,7 +140,6 @@ class Fused(Tiles):
     """F(m, r) in one launch, forward and data gradient; weights are transformed before it."""
 
     fuses = EPILOGUE
-    narrowest = 8
 
     def __init__(self, m: int, r: int) -> None:
         super().__init__(m, r, f"winograd.fused_f{m}x{r}")
