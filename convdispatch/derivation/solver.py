@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..api.device import DeviceInfo
@@ -18,6 +18,8 @@ __all__ = ["Derived", "derived", "named"]
 
 DEPTH = 4
 """Most rewritings, one after the other."""
+MOST = 2
+"""Most derived solvers of one plugin for one problem: each is a candidate that a search compiles."""
 BYTE_COST = 12.0
 """Operations that a device at its peak does while a byte moves: CPU 340 GFLOP/s over 25 GB/s, H200 65 TFLOP/s over 4.25
 TB/s."""
@@ -121,17 +123,18 @@ def derived(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[
     """The derived solvers that accept a problem, by name; ``own`` holds each plugin's solvers.
 
     Only where every solver of a plugin refuses: derivation fills a plugin's gaps and never rivals its own methods. For
-    each solver the shortest chain of rewritings that it accepts, the earlier named ones first.
+    each solver the shortest chain of rewritings that it accepts, the earlier named ones first; of a plugin's, the MOST
+    with the shortest chains and the least predicted costs.
     """
     found: dict[str, Derived] = {}
     if problem.mb < 1:
         return found
     for solvers in own.values():
-        if not any(_accepts(solver, problem, device) for solver in solvers.values()):
-            for solver in solvers.values():
-                made = _shortest(solver, problem, device)
-                if made is not None:
-                    found[made.name] = made
+        if any(_accepts(solver, problem, device) for solver in solvers.values()):
+            continue
+        made = [one for solver in solvers.values() if (one := _shortest(solver, problem, device)) is not None]
+        made.sort(key=lambda one: (len(one.chain), *_cost(one, problem, device), one.name))
+        found |= {one.name: one for one in made[:MOST]}
     return found
 
 
@@ -143,30 +146,40 @@ def _accepts(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> bool:
 
 
 def _shortest(root: Solver, problem: ConvProblem, device: DeviceInfo) -> Derived | None:
-    for chain in _chains(problem):
-        made = Derived(root, chain)
-        if _accepts(made, problem, device):
-            return made
+    for chain, inner in _chains(problem.replace(bias=False, residual=False, activation=None, accumulate=False)):
+        if _accepts(root, inner, device):
+            made = Derived(root, chain)
+            if _accepts(made, problem, device):
+                return made
     return None
 
 
-def _chains(problem: ConvProblem) -> Iterator[tuple[str, ...]]:
-    """Chains of rewritings that apply to a problem, the shortest first."""
-    return iter(_applicable(problem.replace(bias=False, residual=False, activation=None, accumulate=False)))
+def _cost(solver: Derived, problem: ConvProblem, device: DeviceInfo) -> tuple[bool, float]:
+    try:
+        seen = visible_problem(solver, problem)
+        cost = solver.cost(seen, device, next(iter(solver.configs(seen, device))))
+    except Exception:  # a plugin's fault: dispatch meets it where it can say so
+        cost = None
+    return cost is None, cost or 0.0
 
 
 @functools.lru_cache(maxsize=1024)
-def _applicable(problem: ConvProblem) -> tuple[tuple[str, ...], ...]:
+def _chains(problem: ConvProblem) -> tuple[tuple[tuple[str, ...], ConvProblem], ...]:
+    """Chains of rewritings that apply to a problem, the shortest first, and what each ends in; no end twice."""
     level: list[tuple[tuple[str, ...], ConvProblem]] = [((), problem)]
-    found: list[tuple[str, ...]] = []
+    found: dict[ConvProblem, tuple[str, ...]] = {problem: ()}
     for _ in range(DEPTH):
-        level = [
-            (((*chain, name)), step.inner)
+        steps = [
+            ((*chain, name), step.inner)
             for (chain, now), name in itertools.product(level, REWRITINGS)
             if name not in chain and not isinstance(step := REWRITINGS[name](now), str)
         ]
-        found += [chain for chain, _ in level]
-    return tuple(found)
+        level = []
+        for chain, inner in steps:
+            if inner not in found:
+                found[inner] = chain
+                level.append((chain, inner))
+    return tuple((chain, inner) for inner, chain in found.items() if chain)
 
 
 def named(name: str, solvers: Mapping[str, Solver]) -> Solver:
