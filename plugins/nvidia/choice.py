@@ -20,12 +20,14 @@ from .walk import walk, window
 __all__ = ["choices", "seconds"]
 
 _CLOCK = 1.7e9
-_MACS = {"wgmma": 1600, "mma": 1000}  # multiply-adds a cycle that a busy multiprocessor reaches
-_COPIED = 22.0  # bytes a cycle from the L2 cache into local memory
+_MACS = {"wgmma": 1800, "mma": 1000}  # multiply-adds a cycle that a busy multiprocessor reaches
+_COPIED = 24.0  # bytes a cycle from the L2 cache into local memory
 _WRITTEN = 20.0  # bytes a cycle that leave a multiprocessor
-_MEMORY = 3.3e12  # bytes a second
-_SLICE, _FILL = 260, 2500  # cycles of a slice's barriers, and of a tile's beginning and end
+_MEMORY = 3.7e12  # bytes a second
+_SLICE, _FILL = 60, 4000  # cycles of a slice's barriers, and of a tile's beginning and end
 _LAUNCH = 3.0e-6  # seconds
+_THIN = 16  # columns whose time a narrow product costs on top: it reads A as often as a wide one
+_HALF_ROWS = 1.1  # copies of 64-byte rows, in times of those of 128 bytes
 _MOST = 40  # choices offered
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
@@ -63,9 +65,9 @@ def _tile_cost(job: Job) -> _Cost:
     else:
         loaded += job.a_bytes * planes
     written = t.bm * t.bn * (4 if job.partial else job.problem.itemsize)
-    thin = 1 + 24 / (t.bn // t.wn)  # narrow products read A as often as wide ones
+    thin = 1 + _THIN / (t.bn // t.wn)
     multiply = slices * macs * thin / _MACS[t.engine]
-    copy = slices * loaded * (1.25 if job.row_bytes == 64 else 1) / _COPIED
+    copy = slices * loaded * (_HALF_ROWS if job.row_bytes == 64 else 1) / _COPIED
     return _Cost(multiply, copy, slices * _SLICE + _FILL + written / _WRITTEN)
 
 
