@@ -29,6 +29,7 @@ __all__ = [
     "release_memory",
     "set_memory_limit",
     "shared_block",
+    "shared_with_cuda",
     "sub_region",
     "workspace",
 ]
@@ -80,7 +81,7 @@ def _make_pool(queue: cl.CommandQueue) -> Any:
     with _lock:
         pool = _pools.get(queue)
         if pool is None:
-            arena = _arena(queue)
+            arena = _arena(queue.context, queue.device)
             if arena is not None:
                 pool = SharedPool(queue, arena)
             elif out_of_order(queue):
@@ -197,11 +198,10 @@ class _NoPool:
         """Nothing is held."""
 
 
-def _arena(queue: cl.CommandQueue) -> Arena | None:
-    context = queue.context
+def _arena(context: cl.Context, device: cl.Device) -> Arena | None:
     with _lock:
         if context not in _arenas:
-            cuda, found = cuda_of(queue.device), None
+            cuda, found = cuda_of(device), None
             if cuda is not None:
                 try:
                     found = Arena(context, cuda)
@@ -210,3 +210,8 @@ def _arena(queue: cl.CommandQueue) -> Arena | None:
                     found = None
             _arenas[context] = found
         return _arenas[context]
+
+
+def shared_with_cuda(context: cl.Context, device: cl.Device) -> bool:
+    """Whether memory of a context's pools is CUDA's too; tried once, with a small block."""
+    return _arena(context, device) is not None

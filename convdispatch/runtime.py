@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import icd
 from .api.device import DeviceInfo
 from .api.errors import NoDevice
-from .cuda import cuda_of
+from .cuda import unavailable as cuda_unavailable
 from .memory import (  # part of this module's interface, where callers look for it
     allocate,
     cuda_address,
@@ -23,6 +23,7 @@ from .memory import (  # part of this module's interface, where callers look for
     memory_statistics,
     release_memory,
     set_memory_limit,
+    shared_with_cuda,
     sub_region,
     workspace,
 )
@@ -235,10 +236,11 @@ def default_device() -> cl.Device:
 
 
 def cuda_devices(info: DeviceInfo) -> list[cl.Device]:
-    """The OpenCL devices of a description that CUDA drives too; empty for other vendors' and without CUDA."""
-    if info.vendor != "nvidia":
+    """The OpenCL devices of a description whose memory CUDA sees too; empty for other vendors' and without CUDA."""
+    if info.vendor != "nvidia" or cuda_unavailable():
         return []
-    return [device for device in devices() if device_info(device) == info and cuda_of(device) is not None]
+    matching = [device for device in devices() if device_info(device) == info]
+    return [device for device in matching if shared_with_cuda(context(device), device)]
 
 
 @functools.lru_cache(maxsize=64)

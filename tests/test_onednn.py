@@ -261,3 +261,42 @@ def test_one_table_with_the_portable_solvers(device):
     text = str(convdispatch.explain(ConvProblem.parse("mb1ic16ih20oc32kh3ph1"), device))
     assert "onednn.forward" in text
     assert "im2col" in text
+
+
+def test_a_recording_runs_it_again(queue):
+    from convdispatch.api.policy import Policy
+    from convdispatch.inference.program import Program
+    from convdispatch.recording import Recording
+
+    problem = ConvProblem.parse("mb2ic16ih9oc32kh3ph1").replace(bias=True, residual=True, activation="relu")
+    operands, expected = make_operands(problem)
+    prepared = dispatch.prepare(problem, queue.context, Policy(solver=FORWARD))
+    recording = Recording(queue)
+    slots = {name: recording.allocate(array.nbytes, kept=True) for name, array in operands.present().items()}
+    out = recording.allocate(expected.size * 4, kept=True)
+    prepared.enqueue(recording, slots["x"], slots["w"], out, slots["bias"], slots["residual"])
+    program = Program(recording)
+    import pyopencl as cl
+
+    for sign in (1, -1):
+        for name, array in operands.present().items():
+            given = np.ascontiguousarray(array * sign if name == "x" else array)
+            cl.enqueue_copy(queue, program.memory(slots[name]), given)
+        program.run()
+        got = np.empty(problem.out_shape, np.float32)
+        cl.enqueue_copy(queue, got, program.memory(out))
+        if sign == 1:
+            assert np.array_equal(got, expected)
+        else:
+            assert not np.array_equal(got, expected)
+
+
+def test_states_its_workspace_without_a_plan(device):
+    info = runtime.device_info(device)
+    for text, direction, constant in itertools.product(SHAPES[:4], ("fwd", "bwd_data", "bwd_weights"), (False, True)):
+        problem = ConvProblem.parse(text).replace(direction=direction)
+        problem = problem.replace(constant_weights=constant and direction != "bwd_weights")
+        solver = plugins().solvers[solver_of(problem)]
+        for config in solver.configs(problem, info):
+            plan = solver.plan(runtime.context(device), problem, config)
+            assert solver.workspace(problem, info, config) == plan.workspace_size

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import c_void_p
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from .library import Descriptor, library
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["CudnnPlan", "handle_of"]
+__all__ = ["CudnnPlan", "handle_of", "making"]
 
 _PACK = 16
 _KEPT_PACKS = 64
@@ -39,6 +40,15 @@ def handle_of(device: cl.Device, where: Bridge | None = None) -> c_void_p:
         return _handles[key]
 
 
+@contextlib.contextmanager
+def making(device: cl.Device) -> Iterator[c_void_p]:
+    """The device's handle for one thread at a time, whose CUDA context is current meanwhile."""
+    with _lock:
+        handle = handle_of(device)
+        cuda_of(device).enter()
+        yield handle
+
+
 class CudnnPlan:
     """One engine of cuDNN's, ready to run on any queue of its context.
 
@@ -48,9 +58,7 @@ class CudnnPlan:
 
     def __init__(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self._library = library()
-        with _lock:
-            handle = handle_of(context.devices[0])
-            cuda_of(context.devices[0]).enter()
+        with making(context.devices[0]) as handle:
             self._plan, self.workspace_size = execution_plan(problem, handle, config)
         self._written = problem.written
         self._sizes = {name: max(1, problem.itemsize * _count(getattr(problem, name + "_shape"))) for name in "xwy"}

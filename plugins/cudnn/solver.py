@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
+from ctypes import c_void_p
 from typing import TYPE_CHECKING, Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, Solver, cuda_devices, cuda_unavailable
 
 from .graph import DTYPES, NONDETERMINISTIC, candidates, execution_plan
 from .library import CudnnError, missing
-from .plan import CudnnPlan, handle_of
+from .plan import CudnnPlan, making
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -30,7 +31,11 @@ def unavailable() -> str | None:
 def _choices(problem: ConvProblem, device: DeviceInfo, deterministic: bool) -> tuple[dict[str, Any], ...]:
     """Configurations, those first that the heuristics rank first; the first one is known to make a plan."""
     owner = cuda_devices(device)[0]
-    handle = handle_of(owner)
+    with making(owner) as handle:
+        return tuple(_working(problem, handle, deterministic)[:_MOST])
+
+
+def _working(problem: ConvProblem, handle: c_void_p, deterministic: bool) -> list[dict[str, Any]]:
     found = [
         each.config for each in candidates(problem, handle) if not (deterministic and NONDETERMINISTIC in each.notes)
     ]
@@ -40,7 +45,7 @@ def _choices(problem: ConvProblem, device: DeviceInfo, deterministic: bool) -> t
             break
         except CudnnError:
             del found[0]
-    return tuple(found[:_MOST])
+    return found
 
 
 class Convolution(Solver):
@@ -65,7 +70,7 @@ class Convolution(Solver):
         if reason:
             return reason
         if not cuda_devices(device):
-            return f"a device that cuda drives only, got {device.name}"
+            return f"a device that shares memory with cuda only, got {device.name}"
         return None if self.configs(problem, device) else "an engine in cudnn only, got none for this problem"
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:

@@ -109,6 +109,18 @@ def _out_of_order(queue: cl.CommandQueue) -> bool:
     return bool(queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
 
 
+def rooms(found: Convolution) -> tuple[dict[str, int], int]:
+    """Where what is reordered, and the library's scratch memory, begin in the workspace; and its size, in bytes."""
+    problem, areas, starts = found.problem, Areas(), {}
+    for name in "xwy":
+        packed = name == "w" and problem.constant_weights and problem.written != "w"
+        if not packed and found.user[name] != found.chosen[name]:
+            starts[name] = areas.add(found.chosen[name].size)
+    if found.scratch.size:
+        starts["scratch"] = areas.add(found.scratch.size)
+    return starts, areas.size
+
+
 class OneDNNPlan:
     """oneDNN's convolution with the reorders round it; their time is part of the plan's.
 
@@ -120,7 +132,8 @@ class OneDNNPlan:
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         found = Convolution(problem, config)
-        areas, work = Areas(), _Work()
+        work = _Work()
+        starts, self.workspace_size = rooms(found)
         self._packer = None
         user, chosen, written = found.user, found.chosen, problem.written
         memories: dict[int, c_void_p] = {}
@@ -134,7 +147,7 @@ class OneDNNPlan:
             if same:
                 memory = work.memory(chosen[name], name)
             else:
-                memory = work.memory(chosen[name], "workspace", areas.add(chosen[name].size))
+                memory = work.memory(chosen[name], "workspace", starts[name])
                 move = (user[name], work.memory(user[name], name), chosen[name], memory)
                 if name == written:
                     after.append((move[2], move[3], move[0], move[1]))
@@ -150,13 +163,13 @@ class OneDNNPlan:
         if problem.bias:
             memories[_ARGUMENT["bias"]] = work.memory(Descriptor.strided((problem.oc,), (1,), problem.dtype), "bias")
         if found.scratch.size:
-            memories[_ARGUMENT["scratch"]] = work.memory(found.scratch, "workspace", areas.add(found.scratch.size))
+            memories[_ARGUMENT["scratch"]] = work.memory(found.scratch, "workspace", starts["scratch"])
         for move in before:
             work.reorder(*move)
         work.run(found.handle, memories)
         for move in after:
             work.reorder(*move)
-        self.workspace_size, self.implementation = areas.size, found.implementation
+        self.implementation = found.implementation
         self._runner = _Runner(work)
 
     def enqueue(
@@ -171,8 +184,14 @@ class OneDNNPlan:
         residual: cl.MemoryObject | None = None,
     ) -> cl.Event:
         """Enqueue reorders and convolution as one native command; never waits."""
+        if hasattr(queue, "call"):  # a recording: runs this again whenever it is replayed
+            return queue.call(self._replay, (x, w, y, workspace, bias, residual), "onednn")
         buffers = {"x": x, "w": w, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
         return self._runner.enqueue(queue, buffers, wait_for)
+
+    def _replay(self, queue: Any, *buffers: Any, wait_for: Any = None) -> cl.Event:
+        named = dict(zip(("x", "w", "y", "workspace", "bias", "residual"), buffers, strict=True))
+        return self._runner.enqueue(queue, named, wait_for)
 
     def pack(
         self, queue: cl.CommandQueue, w: cl.MemoryObject, packed: cl.MemoryObject, wait_for: Any = None

@@ -40,8 +40,9 @@ class Descriptor:
     """A tensor's layout, owned; ``size`` in bytes."""
 
     def __init__(self, handle: c_void_p) -> None:
-        self.handle = handle
-        self.size: int = library().handle.dnnl_memory_desc_get_size(handle)
+        loaded = library().handle
+        self.handle, self._destroy = handle, loaded.dnnl_memory_desc_destroy  # kept: at exit names may be gone
+        self.size: int = loaded.dnnl_memory_desc_get_size(handle)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Descriptor) and bool(
@@ -51,7 +52,7 @@ class Descriptor:
     __hash__ = None  # type: ignore[assignment]
 
     def __del__(self) -> None:
-        library().handle.dnnl_memory_desc_destroy(self.handle)
+        self._destroy(self.handle)
 
     @classmethod
     def strided(cls, dims: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Descriptor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from convdispatch.api import ConvProblem, DeviceInfo, Solver
 
 from .library import OneDNNError, missing
-from .plan import OneDNNPlan
+from .plan import OneDNNPlan, rooms
 from .primitive import DTYPES, Convolution
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ def _choices(problem: ConvProblem) -> tuple[tuple[dict[str, Any], ...], str]:
     return tuple(config for config, _ in found), why
 
 
+@functools.lru_cache(maxsize=1024)
+def _workspace(problem: ConvProblem, data: str) -> int:
+    return rooms(Convolution(problem, {"data": data}))[1]
+
+
 class _OneDNN(Solver):
     exact = True
     directions: tuple[str, ...] = ()
@@ -68,6 +73,10 @@ class _OneDNN(Solver):
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
         """Layouts of the images: the library's choice, the caller's, channels last, blocks of sixteen channels."""
         return _choices(_asked(problem))[0]
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Bytes that reordered images, weights that are not constant, and the library's scratch memory take."""
+        return _workspace(problem, config["data"])
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> OneDNNPlan:
         """The primitive and its reorders; the library generates their code now."""
