@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import sys
 import threading
+import types
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -61,6 +64,95 @@ def test_says_what_is_missing_and_costs_nothing(monkeypatch):
     entry = next(each for each in doctor.examine(probe=False).plugins if each["name"] == "cudnn")
     assert entry["status"] == "loaded"
     assert entry["reason"] == reason
+
+
+class FakeMemory:
+    """Memory at an address; when it goes, the next one may have the address, as in a pool."""
+
+    taken: ClassVar[set[int]] = set()
+
+    def __init__(self, seen: bool = True) -> None:
+        self.address = next(place for place in itertools.count(1) if place not in FakeMemory.taken) if seen else None
+        FakeMemory.taken.add(self.address)
+
+    def __del__(self) -> None:
+        FakeMemory.taken.discard(self.address)
+
+
+class FakeBridge:
+    """Notes what a plan asks of it."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple] = []
+        self.cuda = types.SimpleNamespace(enter=lambda: None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def allocate(self, size):
+        return FakeMemory()
+
+    def copy(self, target, source, size, wait_for):
+        self.notes.append(("copy", target.address, source.address, size, tuple(wait_for)))
+        return f"copied {len(self.notes)}"
+
+    def enter(self, wait_for=None):
+        self.notes.append(("enter", tuple(wait_for or ())))
+
+    def leave(self):
+        self.notes.append(("leave",))
+        return "done"
+
+
+@pytest.mark.parametrize("foreign", ["", "x", "xw", "xwy", "s", "xwys"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
+def test_stand_ins(foreign, direction, monkeypatch):
+    """What CUDA does not see has a stand-in of its own, copied before or after; the rest is used where it is."""
+    plan_module = importlib.import_module("convdispatch_cudnn.plan")
+    across, executed = FakeBridge(), []
+    monkeypatch.setattr(plan_module, "bridge_of", lambda queue: across)
+    monkeypatch.setattr(plan_module, "handle_of", lambda device, where: None)
+    monkeypatch.setattr(plan_module, "cuda_address", lambda memory: memory.address)
+    written = {"fwd": "y", "bwd_data": "x", "bwd_weights": "w"}[direction]
+    plan = plan_module.CudnnPlan.__new__(plan_module.CudnnPlan)
+    plan.workspace_size, plan._written, plan._sizes = 64, written, {"x": 100, "w": 200, "y": 300}
+    plan._plan = types.SimpleNamespace(handle=None)
+    plan._library = lambda *arguments: across.notes.append(("execute",))
+    monkeypatch.setattr(plan, "_pack", lambda places: executed.append(places) or plan._plan, raising=False)
+    given = {name: FakeMemory(name not in foreign) for name in "xwys"}
+    queue = types.SimpleNamespace(device=None)
+    event = plan.enqueue(queue, given["x"], given["w"], given["y"], given["s"], ["before"])
+    (places,) = executed
+    assert len(set(places)) == 4
+    for name, place in zip("xwys", places, strict=True):
+        assert (place == given[name].address) == (name not in foreign)
+    copies = [note for note in across.notes if note[0] == "copy"]
+    read = [name for name in foreign if name not in (written, "s")]
+    assert [note[3] for note in copies if note[2] is None] == [plan._sizes[name] for name in read]
+    back = written in foreign
+    assert [note[3] for note in copies if note[1] is None] == ([plan._sizes[written]] if back else [])
+    kinds = [note[0] for note in across.notes]
+    assert kinds == ["copy"] * len(read) + ["enter", "execute", "leave"] + ["copy"] * back
+    assert event == (f"copied {len(across.notes)}" if back else "done")
+
+
+def test_math_chooses_engines():
+    graph = importlib.import_module("convdispatch_cudnn.graph")
+    problem = ConvProblem.parse(SHAPES[0])
+
+    def allowed(math, notes=(), engine=1, direction="fwd", dtype="float32"):
+        candidate = types.SimpleNamespace(notes=frozenset(notes), engine=engine)
+        return graph._allowed(problem.replace(math=math, direction=direction, dtype=dtype), candidate)
+
+    assert [allowed(math, [graph.TENSOR_CORE]) for math in ("float32", "ieee", "tf32", "fast")] == [0, 0, 1, 1]
+    assert [allowed(math, [graph.DOWN_CONVERT]) for math in ("float32", "ieee", "tf32", "fast")] == [0, 0, 0, 1]
+    assert [allowed(math, [graph.WINOGRAD]) for math in ("float32", "ieee", "tf32", "fast")] == [1, 0, 1, 1]
+    assert allowed("float32", [graph.TENSOR_CORE], dtype="float16")
+    assert not allowed("ieee", engine=17, direction="bwd_weights")
+    assert allowed("ieee", engine=17)
 
 
 @pytest.mark.parametrize(("dtype", "data"), [("float32", "real"), ("float16", "integer"), ("bfloat16", "real")])
