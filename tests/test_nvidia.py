@@ -93,6 +93,9 @@ CASES = [
     ("fwd_f32_mb3ic20ih5iw7oc16kh3ph1pw0ph_r2+bias", "mma", {"window": True}),
     ("bwd_data_f32_mb3ic20ih5iw7oc30kh3ph1kw4pw2dw2", "wgmma", {"window": True, "stages": 4, "bm": 128, "wm": 2}),
     ("fwd_f32_mb2ic8ih5iw4id5oc8kh3ph1pw1pd1kd2kw3", "wgmma", {"window": True, "bn": 8}),
+    # joined phases
+    ("bwd_data_f32_mb2ic3ih11iw10oc12kh5ph2sh2sw2", "wgmma", {"joined": True, "window": True}),
+    ("bwd_data_f32_nhwc_mb1ic4ih13iw12oc20kh3ph1kw4pw0sh3sw2dh2dw3g2+bias", "wgmma", {"joined": True, "split": 2}),
     # 16-bit tensors: channels last are read as they lie
     ("fwd_f16_nhwc_mb1ic16ih6iw6oc16kh3ph1+bias+relu", "wgmma", {"window": True}),
     ("fwd_bf16_nhwc_mb1ic16ih6iw6oc12kh3ph1", "wgmma", {}),

@@ -29,6 +29,7 @@ _LAUNCH = 3.0e-6  # seconds
 _THIN = 16  # columns whose time a narrow product costs on top: it reads A as often as a wide one
 _HALF_ROWS = 1.1  # copies of 64-byte rows, in times of those of 128 bytes
 _MOST = 40  # choices offered
+_JOIN_BELOW = 256  # columns of joined phases
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
@@ -94,9 +95,18 @@ def _widths(columns: int, most: int, step: int) -> list[int]:
     return sorted(width for width in even | {64, 128} if 0 < width <= min(most, -(-columns // step) * step))
 
 
-def _shapes(problem: ConvProblem, engine: str, exact: bool) -> Iterator[tuple[int, int, int, int]]:
+def _joinable(problem: ConvProblem) -> bool:
+    """Whether the data gradient's phases may be worth joining: few channels, a stride, not many wasted taps."""
+    if problem.direction != "bwd_data" or problem.sd * problem.sh * problem.sw == 1:
+        return False
+    one, many = walk(problem, True), walk(problem)
+    work = one.m * one.phases[0].volume
+    return one.m <= _JOIN_BELOW and work <= 4 * many.m * sum(phase.volume for phase in many.phases)
+
+
+def _shapes(problem: ConvProblem, engine: str, exact: bool, joined: bool) -> Iterator[tuple[int, int, int, int]]:
     """(bm, bn, wm, wn)."""
-    geo = walk(problem)
+    geo = walk(problem, joined)
     data = problem.direction != "bwd_weights"
     if engine == "wgmma" and data:
         for bn in _widths(geo.m, 192 if exact else 256, 8):
@@ -123,17 +133,18 @@ def _shapes(problem: ConvProblem, engine: str, exact: bool) -> Iterator[tuple[in
 def _tiles(problem: ConvProblem, engine: str, name: str, units: int) -> Iterator[Tile]:
     exact = FORMATS[name].exact
     data = problem.direction != "bwd_weights"
-    windows = (True, False) if data and window(walk(problem)) is not None else (False,)
-    for bm, bn, wm, wn in _shapes(problem, engine, exact):
+    joins = (False, True) if _joinable(problem) else (False,)
+    for joined, (bm, bn, wm, wn) in ((j, shape) for j in joins for shape in _shapes(problem, engine, exact, j)):
+        windows = (True, False) if data and window(walk(problem, joined)) is not None else (False,)
         for bk, stages in ((64, 3), (64, 4), (32, 4), (32, 5)) if engine == "wgmma" else ((32, 3), (32, 2)):
             for in_window in windows:
-                tile = Tile(bm, bn, wm, wn, name, engine, bk, stages, window=in_window, promote=192 // bk)
+                tile = Tile(bm, bn, wm, wn, name, engine, bk, stages, 1, in_window, joined, 192 // bk)
                 job = Job(problem, tile)
                 if job.misfit is not None:
                     continue
                 yield tile
                 for split in _parts(job, units):
-                    cut = Tile(bm, bn, wm, wn, name, engine, bk, stages, split, in_window, 192 // bk)
+                    cut = Tile(bm, bn, wm, wn, name, engine, bk, stages, split, in_window, joined, 192 // bk)
                     if Job(problem, cut).misfit is None:
                         yield cut
 

@@ -112,7 +112,7 @@ class Job:
     @functools.cached_property
     def walk(self) -> Walk:
         """The problem's walk."""
-        return walk(self.problem)
+        return walk(self.problem, self.tile.joined)
 
     @property
     def format(self) -> Format:
@@ -151,7 +151,7 @@ class Job:
     @property
     def target(self) -> Target:
         """What the data directions write."""
-        return Target(self.walk.m * self.walk.groups, self.walk.target, self.problem.layout == "nhwc")
+        return Target(self.problem.channels_out, self.walk.target, self.problem.layout == "nhwc")
 
     @functools.cached_property
     def window(self) -> Window:
@@ -332,6 +332,8 @@ class Job:
         narrow = t.engine == "wgmma" and t.bn // t.wn % 64
         if not self.data and (t.bm % 64 or t.bn % 64 or t.bk * 8 % t.items or narrow):
             return "blocks of 64 channels do not fit the tile"
+        if t.joined and (self.problem.direction != "bwd_data" or not self.staged):
+            return "joined phases need the data gradient and a tile that passes through local memory"
         if t.window and (not self.data or window(self.walk) is None):
             return "windows need stride 1 and several taps"
         if t.window and self.walk.phases[0].volume <= t.stages - (2 if t.engine == "wgmma" else 1):

@@ -68,17 +68,32 @@ inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id
     const int y = tap / ${p.taps[2]} % ${p.taps[1]} * ${geo.tap_step[1]} + ${p.tap0[1]};
     const int x = tap % ${p.taps[2]} * ${geo.tap_step[2]} + ${p.tap0[2]};
     VALUE_TYPE v[8];
+% if geo.joined:
+<%
+parts, place = geo.joined, geo.phases[0].origin
+numbers = [(f"row / {icg * parts[1] * parts[2]}", problem.pd, problem.sd, problem.dd, problem.kd, "z", place[0]),
+           (f"row / {icg * parts[2]} % {parts[1]}", problem.ph, problem.sh, problem.dh, problem.kh, "y", place[1]),
+           (f"row / {icg} % {parts[2]}", problem.pw, problem.sw, problem.dw, problem.kw, "x", place[2])]
+%>\
+    // The kernel's tap with which this row's phase reads here, if there is one.
+% for phase, pad, stride, dilation, kernel, letter, origin in numbers:
+    const int n${letter} = ${phase} + ${pad} - (${letter} + (${origin})) * ${stride}, k${letter} = n${letter} / ${dilation};
+% endfor
+    const int has = ${" & ".join(f"(n{letter} >= 0 & n{letter} % {dilation} == 0 & k{letter} < {kernel})" for _, _, _, dilation, kernel, letter, _ in numbers)};
+% endif
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       const int c = q * 8 + e;
-% if geo.fold:
+% if geo.joined:
+      const long from = (long)group * ${w_group} + (long)c * ${w_oc} + (long)(row % ${icg}) * ${w_ic} + ((kz * ${problem.kh} + ky) * ${problem.kw} + kx) * ${w_tap};
+% elif geo.fold:
       const long from = (long)group * ${w_group} + (long)row * ${w_oc} + c % ${icg} * ${w_ic} + ((z * ${problem.kh} + y) * ${problem.kw} + c / ${icg}) * ${w_tap};
 % elif problem.direction == "fwd":
       const long from = (long)group * ${w_group} + (long)row * ${w_oc} + (long)c * ${w_ic} + ((z * ${problem.kh} + y) * ${problem.kw} + x) * ${w_tap};
 % else:
       const long from = (long)group * ${w_group} + (long)c * ${w_oc} + (long)row * ${w_ic} + ((z * ${problem.kh} + y) * ${problem.kw} + x) * ${w_tap};
 % endif
-      v[e] = row < ${geo.m} && c < ${geo.c} ? FETCH(w, from) : 0;
+      v[e] = row < ${geo.m} && c < ${geo.c}${" && has" if geo.joined else ""} ? FETCH(w, from) : 0;
     }
 % if t.window:
     const int slice = q / ${cr} * ${p.volume} + tap, chunk = q % ${cr};

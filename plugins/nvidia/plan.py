@@ -65,7 +65,7 @@ class NvidiaPlan:
         phases = tuple((phase.taps, phase.tap0) for phase in self.job.walk.phases)
         return repr(("nvidia", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, phases,
                      self.job.walk.fold, self.job.walk.tap_step, tile.bn, tile.bk, tile.format,
-                     tile.window))  # fmt: skip
+                     tile.window, tile.joined))  # fmt: skip
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
         if not tensors:
@@ -102,7 +102,7 @@ class NvidiaPlan:
         job, where = self.job, self._where
         places = (job.source.name, "w") if job.data else ("y", "x")
         text = self._common + f"#define PARTIAL {int(job.partial)}\n#define PARTIAL_AT {where.partial // 4}L\n"
-        text += f"#define PAIRS {int(job.problem.layout == 'nhwc' and job.walk.m % 2 == 0)}\n"
+        text += f"#define PAIRS {int(job.problem.layout == 'nhwc' and job.walk.m % 2 == 0 and not job.tile.joined)}\n"
         for letter, name in zip("AB", places):
             text += f"#define {letter}_AT {where.at.get(name, 0) // 2}L\n"
             text += f"#define SCALE_{letter}_AT {where.scale_at.get(name, 0) // 4}L\n"

@@ -202,17 +202,18 @@ else:
     rows_k, step_k = t.bk * 8 // items, items // 8
 %>\
 <%def name="place_of(m)">\
+<% channels = geo.m // (geo.joined[0] * geo.joined[1] * geo.joined[2]) if geo.joined else geo.m %>\
 % if t.window:
     const int image = ${m} / ${win.image}, oz = ${m} / ${win.size[1] * win.size[2]} % ${win.size[0]}, oy = ${m} / ${win.size[2]} % ${win.size[1]}, ox = ${m} % ${win.size[2]};
-    const int real = ${m} < m_end & oz < ${dst.size[0]} & oy < ${dst.size[1]} & ox < ${dst.size[2]};
+    const int real = ${m} < m_end & oz < ${geo.phases[0].count[0]} & oy < ${geo.phases[0].count[1]} & ox < ${geo.phases[0].count[2]};
     const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
-        + (OUT_INDEX)oz * ${dst.axes[0]} + (OUT_INDEX)oy * ${dst.axes[1]} + (OUT_INDEX)ox * ${dst.axes[2]} + (OUT_INDEX)group * ${geo.m} * ${dst.channel};
+        + (OUT_INDEX)oz * ${geo.out_step[0] * dst.axes[0]} + (OUT_INDEX)oy * ${geo.out_step[1] * dst.axes[1]} + (OUT_INDEX)ox * ${geo.out_step[2] * dst.axes[2]} + (OUT_INDEX)group * ${channels} * ${dst.channel};
 % else:
     const int real = ${m} < m_end, image = ${m} / ${per}, pixel = ${m} % ${per};
     const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
         + (OUT_INDEX)(pixel / (${count[1]} * ${count[2]}) * ${geo.out_step[0]} + ${phase("first", 0)}) * ${dst.axes[0]}
         + (OUT_INDEX)(pixel / ${count[2]} % ${count[1]} * ${geo.out_step[1]} + ${phase("first", 1)}) * ${dst.axes[1]}
-        + (OUT_INDEX)(pixel % ${count[2]} * ${geo.out_step[2]} + ${phase("first", 2)}) * ${dst.axes[2]} + (OUT_INDEX)group * ${geo.m} * ${dst.channel};
+        + (OUT_INDEX)(pixel % ${count[2]} * ${geo.out_step[2]} + ${phase("first", 2)}) * ${dst.axes[2]} + (OUT_INDEX)group * ${channels} * ${dst.channel};
 % endif
 </%def>
 #ifdef EMULATE
@@ -440,7 +441,28 @@ ${multiply_mma()}\
 % endfor
 % endfor
     BARRIER();
-% if dst.nhwc:
+% if geo.joined:
+<%
+parts = geo.joined
+icg = geo.m // (parts[0] * parts[1] * parts[2])
+%>\
+    // Columns are (phase, channel): neighbours take neighbouring phases along w, which lie side by side.
+    for (int i = tid; i < ${t.bm * parts[2]}; i += ${items}) {
+      const int r = i / ${parts[2]}, fx = i % ${parts[2]}, m = m0 + r;
+${place_of("m")}\
+      const int px = ${"ox" if t.window else f"pixel % {count[2]}"}, py = ${"oy" if t.window else f"pixel / {count[2]} % {count[1]}"}, pz = ${"oz" if t.window else f"pixel / ({count[1]} * {count[2]})"};
+      if (real & px * ${geo.out_step[2]} + fx < ${dst.size[2]})
+        for (int f = 0; f < ${parts[0] * parts[1]}; ++f) {
+          const int fz = f / ${parts[1]}, fy = f % ${parts[1]};
+          if (pz * ${geo.out_step[0]} + fz < ${dst.size[0]} & py * ${geo.out_step[1]} + fy < ${dst.size[1]})
+            for (int c = 0; c < ${icg}; ++c) {
+              const int n = (f * ${parts[2]} + fx) * ${icg} + c - n0, row = group * ${icg} + c;
+              if (n >= 0 & n < ${t.bn})
+                put(OUT_ARGS, staging[${f"r * {pitch} + n" if dst.nhwc else f"n * {pitch} + r"}], out_at + (OUT_INDEX)fz * ${dst.axes[0]} + (OUT_INDEX)fy * ${dst.axes[1]} + (OUT_INDEX)fx * ${dst.axes[2]} + (OUT_INDEX)c * ${dst.channel}, row);
+            }
+        }
+    }
+% elif dst.nhwc:
     for (int i = tid; i < ${t.bm * t.bn // 2}; i += ${items}) {
       const int r = i / ${t.bn // 2}, c = i % ${t.bn // 2} * 2, m = m0 + r, n = n0 + c, row = group * ${geo.m} + n;
 ${place_of("m")}\

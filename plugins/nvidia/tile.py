@@ -28,6 +28,8 @@ class Tile:
     split: int = 1
     window: bool = False
     """Whether a work group keeps a window of source pixels in local memory and reads every tap out of it."""
+    joined: bool = False
+    """Data gradient with a stride: whether the phases are channels of one product."""
     promote: int = 1
     """``wgmma``: slices after which exact formats move their sums to float32 registers."""
 

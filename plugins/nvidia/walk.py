@@ -3,6 +3,9 @@
 Forward is one phase. The data gradient of stride s has s phases an axis, each a dense convolution over dy with every
 s-th tap, so that no product meets a zero that the stride put there. The weights' gradient walks like forward.
 
+A *joined* walk is the data gradient in one phase whose channels are every phase's: first layers have few channels, and
+wide products are what tensor cores are good at. Weights of taps that a phase does not have are zeros.
+
 A *folded* walk reads a source whose taps along w were laid out as channels when it was packed: first layers have few
 channels, and the tensor cores multiply eight at a time.
 
@@ -80,6 +83,8 @@ class Walk:
     kernel: Triple
     phases: tuple[Phase, ...]
     fold: bool
+    joined: Triple | None = None
+    """Phases along each axis that are channels: m is phases times channels, phases slowest."""
 
     @property
     def c8(self) -> int:
@@ -104,11 +109,19 @@ class Walk:
 
 
 @functools.lru_cache(maxsize=1024)
-def walk(problem: ConvProblem) -> Walk:
-    """The walk of ``problem``'s direction."""
+def walk(problem: ConvProblem, joined: bool = False) -> Walk:
+    """The walk of ``problem``'s direction; ``joined`` asks for the data gradient in one phase."""
     x, y, kernel, stride = (along(problem, letter) for letter in "ioks")
     dilation, pad = along(problem, "d"), along(problem, "p")
     icg, ocg, one = problem.ic // problem.g, problem.oc // problem.g, (1, 1, 1)
+    if problem.direction == "bwd_data" and joined:
+        parts = tuple(map(min, x, stride))
+        reach = [_offsets(*of_axis) for of_axis in zip(parts, stride, dilation, pad, kernel)]
+        first, taps = zip(*((low, high - low + 1) for low, high in reach))
+        count = tuple(-(-size // s) for size, s in zip(x, stride))
+        phase = Phase((0, 0, 0), count, taps, (0, 0, 0), first)
+        m = icg * math.prod(parts)
+        return Walk(problem.mb, problem.g, ocg, m, y, x, one, one, stride, one, kernel, (phase,), False, parts)
     if problem.direction == "bwd_data":
         shared = tuple(map(math.gcd, stride, dilation))
         tap_step = tuple(s // h for s, h in zip(stride, shared))
@@ -153,7 +166,9 @@ class Window:
 @functools.lru_cache(maxsize=1024)
 def window(geo: Walk) -> Window | None:
     """The window of a walk with steps of 1 and several taps; None for others."""
-    if len(geo.phases) != 1 or geo.step != (1, 1, 1) or geo.phases[0].volume < 2 or geo.out_step != (1, 1, 1):
+    if len(geo.phases) != 1 or geo.step != (1, 1, 1) or geo.phases[0].volume < 2:
+        return None
+    if geo.out_step != (1, 1, 1) and not geo.joined:
         return None
     phase = geo.phases[0]
     near, size, offsets = [], [], []
@@ -166,6 +181,12 @@ def window(geo: Walk) -> Window | None:
     strides = (size[1] * size[2], size[2], 1)
     shifts = [sum(o * s for o, s in zip(each, strides)) for each in itertools.product(*offsets)]
     return Window(geo.images, tuple(near), tuple(size), tuple(shifts))
+
+
+def _offsets(parts: int, s: int, d: int, p: int, k: int) -> tuple[int, int]:
+    """The least and the greatest place beside its own that any of a position's pixels reads, along one axis."""
+    reads = [(f + p - t * d) // s for f in range(parts) for t in range(k) if (f + p - t * d) % s == 0]
+    return (min(reads), max(reads)) if reads else (0, 0)
 
 
 def _phases(size: int, s: int, d: int, p: int, k: int, tap_step: int) -> list[tuple[int, int, int, int, int]]:
