@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from convdispatch.api import ConvProblem, DeviceInfo
 
-from ..transforms import codelet
 from .geometry import Axis, Transform
 from .plan import Layout, Tile
 
-__all__ = ["TILES", "layouts", "operations", "transforms"]
+__all__ = ["TILES", "fitting", "layouts", "operations", "transforms"]
 
 _SIZES = (8, 10, 12, 14, 16, 18, 20, 24, 28, 30, 32, 36, 40, 42, 48, 54, 56, 60, 64)
 """Points of a transform: a complex row of 64 fills 128 registers."""
@@ -65,10 +65,10 @@ def operations(layout: Layout, device: DeviceInfo) -> float:
     )  # fewer than four neighbouring numbers do not fill a sector of 32 bytes
     traffic = left * left_runs + right * right_runs + result * result_runs
     traffic += all_parts * (layout.sizes[0] + layout.sizes[1]) + layout.sizes[2] * result_runs * (2 * k_parts - 1)
-    columns, rows = transform.columns, transform.rows
-    spent = m * k * left_runs * _forward(transform, columns.other.given, rows.other.given)
-    spent += k * n * right_runs * _forward(transform, columns.data.given, rows.data.given)
-    spent += layout.result_rows * n * result_runs * _inverse(transform)
+    rows = transform.rows
+    spent = m * k * left_runs * _transform(transform, rows.other.given // rows.other.spread)
+    spent += k * n * right_runs * _transform(transform, rows.data.given)
+    spent += layout.result_rows * n * result_runs * _transform(transform, len(rows.wanted))
     products = _product(layout, device) * all_parts
     return products + (traffic + problem.bytes) * _BYTE + spent * problem.g * _ADDITION
 
@@ -87,28 +87,16 @@ def _product(layout: Layout, device: DeviceInfo) -> float:
     return 8.0 * rounds * tile.bm * tile.bn * (k + 8) * 100 / share
 
 
-def _forward(transform: Transform, down: int, right: int) -> float:
-    columns, rows = transform.columns.size, transform.rows.size
-    real, full = codelet(columns, "real_forward", given=down), codelet(rows, "forward", given=right)
-    return right * real.operations + transform.height * full.operations
-
-
-def _inverse(transform: Transform) -> float:
-    columns, rows = transform.columns, transform.rows
-    real = codelet(columns.size, "real_inverse", wanted=columns.wanted)
-    full = codelet(rows.size, "inverse", wanted=rows.wanted)
-    return len(rows.wanted) * real.operations + transform.height * full.operations
+def _transform(transform: Transform, columns: int) -> float:
+    """Instructions of a tile's transform with ``columns`` columns: a fit to the codelets, which take long to make."""
+    high, wide = transform.columns.size, transform.rows.size
+    return 1.2 * columns * high * math.log2(high) + 2.75 * transform.height * wide * math.log2(wide)
 
 
 def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
     """Layouts that fit the device: transforms by predicted time, products, then the best one in ever more parts."""
-    local, plain = local_bytes(device), TILES[6][0]
-    found = []
-    for transform in transforms(problem):
-        wide = 160 if max(transform.columns.size, transform.rows.size) > 42 else 256
-        layout = Layout(problem, transform, (1, 1, 1), plain, local, wide)
-        if layout.fits(device):
-            found.append((operations(layout, device), len(found), layout))
+    plain = fitting(problem, device)
+    found = [(operations(layout, device), number, layout) for number, layout in enumerate(plain)]
     if not found:
         return
     found.sort(key=lambda entry: entry[:2])
@@ -136,6 +124,16 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
         costs = [(operations(each, device), len(parts), each) for each in tiled if each.fits(device)]
         parts.append(min(costs, key=lambda entry: entry[0]))
     yield from (layout for _, _, layout in sorted(parts, key=lambda entry: entry[:2]))
+
+
+def fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
+    """Every transform that fits the device, with a product tile that any device holds, in no order."""
+    for transform in transforms(problem):
+        # 64 points take more than 128 registers: fewer items let two work groups of a large chip run at a time.
+        wide = 160 if max(transform.columns.size, transform.rows.size) > 42 else 256
+        layout = Layout(problem, transform, (1, 1, 1), TILES[6][0], local_bytes(device), wide)
+        if layout.fits(device):
+            yield layout
 
 
 def local_bytes(device: DeviceInfo) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, StepPlan
 
 from ..tiling import unsuited
-from .choice import layouts, operations
+from .choice import fitting, layouts, operations
 from .plan import Layout, make_plan
 
 __all__ = ["Spectra"]
@@ -39,7 +39,7 @@ class Spectra(Solver):
         reason = unsuited(problem)
         if reason is not None:
             return reason
-        if next(layouts(problem, device), None) is None:
+        if next(fitting(problem, device), None) is None:
             return f"no transform of 64 points or fewer holds a kernel of {problem.kh}x{problem.kw} and fits the device"
         return None
 
