@@ -1,0 +1,243 @@
+"""fft on CPUs: every direction, layout, piece and epilogue against float64; workspaces exact, down to the floor."""
+
+from __future__ import annotations
+
+import itertools
+
+import checking
+import numpy as np
+import pytest
+from convdispatch_fft.cpu.choice import predicted
+from convdispatch_fft.cpu.geometry import Geometry
+from convdispatch_fft.cpu.solver import Tiled
+
+import convdispatch
+from convdispatch import NoSolver, reference, runtime, shapes
+from convdispatch.api.problem import ConvProblem
+
+pytestmark = pytest.mark.usefixtures("cpu")
+LAYOUTS, DIRECTIONS = ("nchw", "nhwc"), ("fwd", "bwd_data", "bwd_weights")
+TURNS = list(itertools.product(LAYOUTS, DIRECTIONS))
+SOLVER = Tiled()
+LIMIT = 1e-6
+"""Allowed relative error: ten times below the contract's."""
+_TABLE = {
+    entry.name: entry.problem
+    for entry in [*shapes.load("near_miss"), *shapes.load("basic")]
+    if {entry.problem.sd, entry.problem.sh, entry.problem.sw} == {1}
+    and max(entry.problem.kd, entry.problem.kh, entry.problem.kw) > 1
+}
+
+
+@pytest.fixture
+def cpu(device):
+    if runtime.device_info(device).type != "cpu":
+        pytest.skip("the kernels are for CPUs")
+
+
+def configs(problem, device):
+    return list(SOLVER.configs(problem, runtime.device_info(device)))
+
+
+def run_between_guards(problem, device, config):
+    """Run a plan with a workspace of exactly its size, NaN inside and sentinels behind; returns (error, bytes used)."""
+    import pyopencl as cl
+
+    queue = runtime.queue(device)
+    plan = SOLVER.plan(queue.context, problem, config)
+    assert plan.workspace_size == SOLVER.workspace(problem, runtime.device_info(device), config)
+    operands, expected = checking.make_operands(problem, "real", seed=3)
+    arrays = operands.present()
+    initial = arrays.pop("initial", np.full(problem.out_shape, np.nan, np.float32))
+    given = {name: checking.Guarded(array, queue) for name, array in arrays.items()}
+    align = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    sides = {name: cl.Buffer(queue.context, align, hostbuf=array) for name, array in arrays.items()}
+    out = cl.Buffer(queue.context, align, hostbuf=initial)
+    blank = np.full(plan.workspace_size + checking.GUARD, 0xFF, np.uint8)  # float32 of these bytes is NaN
+    workspace = cl.Buffer(queue.context, align, hostbuf=blank)
+    sides[problem.written], packed = out, sides.get("w")
+    if getattr(plan, "packed_size", 0):
+        whole = np.full(plan.packed_size + checking.GUARD, 0xFF, np.uint8)
+        packed = cl.Buffer(queue.context, align, hostbuf=whole)
+        plan.pack(queue, sides["w"], packed)
+        cl.enqueue_copy(queue, whole, packed)
+        assert (whole[plan.packed_size :] == 0xFF).all(), "wrote behind the packed weights"
+        assert (whole[: plan.packed_size] != 0xFF).any()
+    elif problem.written == "w":
+        packed = out
+    epilogue = {name: sides[name] for name in ("bias", "residual") if name in sides}
+    plan.enqueue(queue, sides["x"], packed, sides["y"], workspace, **epilogue)
+    got, after = np.empty_like(initial), np.empty_like(blank)
+    cl.enqueue_copy(queue, got, out)
+    cl.enqueue_copy(queue, after, workspace)
+    assert (after[plan.workspace_size :] == 0xFF).all(), "wrote behind the workspace"
+    assert all(guarded.damage(payload_too=True) is None for guarded in given.values())
+    return reference.relative_error(got, expected), int(np.flatnonzero(after != 0xFF)[-1]) + 1
+
+
+@pytest.mark.parametrize(("number", "name"), list(enumerate(_TABLE)), ids=list(_TABLE))
+def test_tables(device, full, number, name):
+    if not full and number % 8:
+        pytest.skip("thinned out; --full runs it")
+    for layout, direction in TURNS if full else [TURNS[number // 8 % len(TURNS)]]:
+        problem = _TABLE[name].replace(layout=layout, direction=direction)
+        checking.check(problem, device, solver="fft.tiled", data="real", tolerance=LIMIT)
+
+
+# (problem, transform): the tails of tiles, rows, blocks and vectors, odd lengths, every number of axes.
+EDGES = {
+    "tails everywhere": ("mb3ic19ih11oc37kh5ph2", (1, 8, 8)),
+    "odd transforms": ("mb2ic6ih13iw12oc5kh4kw3ph1", (1, 9, 15)),
+    "wide lines": ("mb1ic17ih7iw50oc18kh3kw9ph1pw4", (1, 6, 36)),
+    "dilated, one side padded": ("mb1ic5ih20iw17oc7kh4kw3dh2dw3ph1pw0ph_r0pw_r3", (1, 14, 12)),
+    "kernel above the image": ("mb2ic4ih3oc5kh5ph2", (1, 8, 8)),
+    "groups": ("g3mb2ic9ih8oc6kh3ph1", (1, 8, 6)),
+    "1-D": ("mb3ic3iw90oc21kw13pw6", (1, 1, 30)),
+    "column": ("g2mb1ic4ih19iw4oc6kh7kw1ph3pw0", (1, 12, 1)),
+    "3-D": ("mb1ic3id5ih7iw9oc4kd3kh2kw3pd1ph1pw1", (6, 5, 8)),
+    "3-D, two axes": ("mb1ic4id9ih3oc5kd3kh1kw3pd1ph0pw1", (8, 1, 4)),
+}
+
+
+@pytest.mark.parametrize(("layout", "direction"), TURNS)
+@pytest.mark.parametrize("name", EDGES)
+def test_edges_in_whole_and_in_least_pieces(device, full, name, layout, direction):
+    """Workspace between guards; the same with a group, a block and a few rows at a time."""
+    number = list(EDGES).index(name)
+    if not full and (number + TURNS.index((layout, direction))) % 3:
+        pytest.skip("thinned out; --full runs it")
+    text, sizes = EDGES[name]
+    problem = ConvProblem.parse(text).replace(layout=layout, direction=direction)
+    base = {**configs(problem, device)[0], "tile": list(sizes), "groups": 64, "blocks": 64, "rows": 10**6}
+    pieces = [base, {**base, "groups": 1, "blocks": 1, "rows": 3}] if full or number % 2 else [{**base, "rows": 3}]
+    for config in pieces:
+        error, used = run_between_guards(problem, device, config)
+        assert error <= LIMIT, (config, error)
+        g = Geometry(problem, config)
+        # The last area ends on a page, and one vector pair between frequencies may be a gap.
+        assert used > g.areas["size"] - 4096 - 4 * 4 * g.lanes, "the workspace is larger than what is used"
+
+
+EPILOGUES = ({"bias": True, "activation": "relu6"}, {"bias": True, "residual": True, "activation": "silu"})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("epilogue", [*EPILOGUES, {"accumulate": True, "bias": True}], ids=["bias", "residual", "add"])
+def test_epilogues(device, full, epilogue, direction, layout):
+    if not full and (len(epilogue) + TURNS.index((layout, direction))) % 2:
+        pytest.skip("thinned out; --full runs it")
+    problem = ConvProblem.parse("mb2ic5ih9iw21oc19kh4ph1").replace(layout=layout, direction=direction, **epilogue)
+    checking.check(problem, device, solver="fft.tiled", data="real", tolerance=LIMIT)
+
+
+@pytest.mark.parametrize("rows", [3, 100])
+def test_gradient_accumulates(device, rows):
+    problem = ConvProblem.parse("bwd_weights_mb3ic5ih9oc18kh4ph1+accumulate")
+    error, _ = run_between_guards(problem, device, {**configs(problem, device)[0], "rows": rows})
+    assert error <= LIMIT
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("rest", [{}, {"blocks": 1, "groups": 1, "rows": 2}], ids=["whole", "pieces"])
+def test_constant_weights(device, direction, rest):
+    problem = ConvProblem.parse(f"{direction}_g2mb2ic38ih9oc34kh5ph2+constant")
+    config = {**configs(problem, device)[0], **rest}
+    error, _ = run_between_guards(problem, device, config)
+    assert error <= LIMIT
+    context = runtime.queue(device).context
+    key = SOLVER.plan(context, problem, config).pack_key
+    assert SOLVER.plan(context, problem.replace(mb=1), config).pack_key == key, "the batch does not change the weights"
+
+
+def test_the_limit_chooses_down_to_the_floor(device):
+    """Offers fall to a floor; each limit is kept, by the plan's own number, and below the floor there are words."""
+    problem = ConvProblem.parse("mb2ic40ih24oc48kh7ph3")
+    info = runtime.device_info(device)
+    for direction in DIRECTIONS:
+        turned = problem.replace(direction=direction)
+        sizes = [SOLVER.workspace(turned, info, config) for config in SOLVER.configs(turned, info)]
+        floor, limits = min(sizes), []
+        assert floor < max(sizes) / 20
+        limit = max(sizes)
+        while limit > floor:
+            limits.append(limit)
+            limit //= 8
+        for limit in [*limits, floor] if direction == "fwd" else [floor]:
+            with convdispatch.policy(workspace_limit=limit, solver="fft.tiled", fallback=False):
+                checking.check(turned, device, solver="fft.tiled", data="real", tolerance=LIMIT)
+            fitting = next(c for c in SOLVER.configs(turned, info) if SOLVER.workspace(turned, info, c) <= limit)
+            plan = SOLVER.plan(runtime.queue(device).context, turned, fitting)
+            assert plan.workspace_size <= limit
+        operands, _ = checking.make_operands(turned)
+        with (
+            convdispatch.policy(workspace_limit=floor - 1, solver="fft.tiled"),
+            pytest.raises(NoSolver, match="no configuration needs"),
+        ):
+            checking.call(turned, operands.present(), queue=runtime.queue(device))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("batch", [8, 128])
+def test_l2_needs_a_gibibyte_at_most(device, direction, batch):
+    problem = ConvProblem.parse(f"{direction}_mb{batch}ic64ih64oc128kh9")
+    for constant in [False, True] if direction != "bwd_weights" else [False]:
+        changed = problem.replace(constant_weights=constant)
+        g = Geometry(changed, configs(changed, device)[0])
+        assert g.areas["size"] + (g.packed_size if g.held else 0) <= 2**30
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_pieces_cover_the_work_once(device, direction):
+    problem = ConvProblem.parse(f"{direction}_g3mb3ic60ih20oc120kh5")
+    base = configs(problem, device)[0]
+    g = Geometry(problem, {**base, "groups": 2, "blocks": 2, "rows": 2})
+    found = [
+        (group, block, row)
+        for piece in g.pieces()
+        for group in range(piece.group, piece.group + piece.groups)
+        for block in range(piece.block, piece.block + piece.blocks)
+        for row in range(piece.row, piece.row + piece.rows)
+    ]
+    blocks = -(-g.d // g.lanes)
+    assert sorted(found) == list(itertools.product(range(3), range(blocks), range(g.all_rows)))
+    assert g.rounds == len(list(g.pieces()))
+
+
+def test_symmetry_leaves_frequencies_out(device):
+    problem = ConvProblem.parse("mb1ic16ih64oc16kh9")
+    base = configs(problem, device)[0]
+    even, odd = (Geometry(problem, {**base, "tile": [1, n, n]}) for n in (36, 15))
+    assert even.frequencies == 17 * 36 + 2 * 19
+    assert odd.frequencies == 7 * 15 + 8
+    assert [even.column(k) for k in (0, 18, 1, 2)] == [0, 19, 38, 74]
+
+
+def test_large_kernels_are_predicted_to_win_and_single_taps_refused(device):
+    info = runtime.device_info(device)
+    problem = ConvProblem.parse("mb8ic64ih64oc128kh9")
+    assert predicted(Geometry(problem, configs(problem, device)[0])) < problem.flops / 3
+    reasons = {
+        "mb1ic4ih8oc4kh3sh2": "stride 1 only, got 2x2",
+        "mb1ic4ih8oc4kh1": "more than one tap only, got 1x1",
+        "mb1ic1ih80oc1kh70": "kernels that a transform of 64 points holds only, got 1x70x70",
+        "f16_mb1ic4ih8oc4kh3": "float32 only, got float16",
+        "mb0ic4ih8oc4kh3": "1 image or more, got 0",
+    }
+    for text, reason in reasons.items():
+        assert SOLVER.rejects(ConvProblem.parse(text), info) == reason
+
+
+SIZES = ((8, 8), (16, 16), (24, 24), (36, 36), (60, 60))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=[f"{h}x{w}" for h, w in SIZES])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_error_by_size(device, full, sizes, direction):
+    """The figures of docs/fft.md: random normal data, 32 channels, 5x5 kernels."""
+    if not full and sizes not in ((16, 16), (36, 36)):
+        pytest.skip("thinned out; --full runs it")
+    problem = ConvProblem.parse(f"{direction}_mb1ic32ih60oc32kh5")
+    error, _ = run_between_guards(problem, device, {**configs(problem, device)[0], "tile": [1, *sizes]})
+    print(f"\n{direction} {sizes}: {error:.2e}")
+    assert error <= 5e-7
