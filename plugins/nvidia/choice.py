@@ -173,5 +173,3 @@ def choices(problem: ConvProblem, engine: str, units: int) -> tuple[Tile, ...]:
         )  # fmt: skip
         result += [tile for _, _, tile in itertools.islice(rated, _MOST if place == 0 else 4)]
     return tuple(result)
-
-
