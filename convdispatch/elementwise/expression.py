@@ -326,7 +326,8 @@ def _times(a: str, b: str) -> str:
 
 
 def _plus(terms: list[str]) -> str:
-    return " + ".join(f"({term})" for term in terms if term != "0") or "0"
+    present = [term for term in terms if term != "0"]
+    return present[0] if len(present) == 1 else " + ".join(f"({term})" for term in present) or "0"
 
 
 def _either(test: str, yes: str, no: str) -> str:

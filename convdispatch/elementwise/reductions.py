@@ -87,7 +87,7 @@ def reduce(
     Raises InvalidArgument for axes, names or shapes that do not fit.
     """
     texts = (expression,) if isinstance(expression, str) else tuple(expression)
-    key: list[Any] = [operation, texts, axes if axes is None or type(axes) is int else tuple(axes), keepdims]
+    key: list[Any] = [operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims]
     for name, value in operands.items():
         if isinstance(value, Tensor):
             key += (name, value.shape, value.strides, value.dtype, value.offset & 15, value.queue.context)
