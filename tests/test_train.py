@@ -150,7 +150,7 @@ def test_another_runs_checkpoint_is_refused(device, tmp_path):
         run(tmp_path / "run.st", device)
     with pytest.raises(InvalidArgument, match="needs the checkpoint's path"):
         run(device=device, resume=True)
-    with pytest.raises(InvalidArgument, match="folder .* does not exist"):
+    with pytest.raises(InvalidArgument, match=r"folder .* does not exist"):
         run(tmp_path / "nowhere" / "run.st", device)
 
 
