@@ -20,7 +20,7 @@ from .weights import WeightsKernel
 __all__ = ["configs", "predicted"]
 
 _FUSED = 800 << 10  # bytes of V and M of a work item: the second-level cache holds them
-_APART = 24 << 20  # bytes of V and M of a chunk: the third-level cache holds them
+_APART = (2 << 20, 24 << 20)  # bytes of V and M of a chunk: as many as the weights or dw, which pass once a chunk
 _NEAR, _FAR = 16.0, 5.0  # bytes a cycle and core from the third-level cache, from memory
 _L3 = 16 << 20
 _LAUNCH = 20_000.0  # cycles
@@ -64,7 +64,9 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
         other = tiles * vectors_n * _transform(case, th.g, tw.g, read)
         rows = kernel.chunks * kernel.s * case.strip
         products = case.products * kernel.blocks * (kernel.cm // mr) * rows * _multiply(mr, nv)
-        moved = 2 * (bytes_v + bytes_m) / _NEAR + 2 * bytes_u * kernel.chunks / _FAR
+        held = kernel.m_at * case.size < _L3
+        moved = 2 * (bytes_v + bytes_m) / (_NEAR if held else _FAR)
+        moved += 2 * bytes_u * kernel.chunks / (_NEAR if bytes_u < _L3 else _FAR)
         back = case.c * vectors_n * (case.products * 4.0 + 16 * math.prod(case.taps) * 2)
         launches = 2 * kernel.chunks * groups
     else:
@@ -111,6 +113,12 @@ def _strips(case: Case, budget: int) -> int:
     return ceil(case.strips, ceil(case.strips, fitting))
 
 
+def _chunk(case: Case) -> int:
+    """Bytes of a chunk of the apart form."""
+    weights = case.products * case.c * case.n * case.size
+    return min(max(weights, _APART[0]), _APART[1])
+
+
 def configs(case: Case, registers: int, cores: int) -> Iterator[dict[str, Any]]:
     """Forms by predicted cost, the best one with another register tile too; then pieces of falling workspace."""
     items = 4 * cores
@@ -123,9 +131,9 @@ def configs(case: Case, registers: int, cores: int) -> Iterator[dict[str, Any]]:
             "lanes": case.lanes, "form": form, "mr": mr, "nv": nv, "strips": strips, "blocks": blocks, "items": items
         }  # fmt: skip
 
-    shapes = [("apart", _strips(case, _APART), 1)]
+    shapes = [("apart", _strips(case, _chunk(case)), 1)]
     if case.weights:
-        shapes.append(("apart", _strips(case, _APART // 4), 1))
+        shapes.append(("apart", _strips(case, _chunk(case) // 4), 1))
     else:
         share = ceil(case.strips * case.problem.g, cores)
         one = case.strip * case.products * case.size

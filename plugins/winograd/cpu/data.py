@@ -31,7 +31,7 @@ __all__ = ["SUMMED", "DataKernel", "ceil", "define", "even", "pitch", "printed"]
 
 SPREAD = 128
 """Channels of a work item that transforms."""
-SUMMED = 256
+SUMMED = 128
 """Products of one running sum: longer sums are sums of such sums, whose rounding error is smaller."""
 
 
