@@ -21,30 +21,34 @@ from convdispatch.api import ConvDispatchError
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Call", "Script"]
+__all__ = ["Call", "Script", "apart", "mixes_buffers", "wholes"]
 
 _WORDS = 6
-# The argument: the address of a status word, then records of six words (function, four arguments, and what is added to
-# the second argument, because the runtime gives a buffer's address and a tensor may begin further on), then a zero.
+_HEAD = 3
+# The argument: the address of a status word; where the records begin, in bytes; a zero; a word for each buffer, which
+# the runtime fills; then records of six words (function, four arguments, and the place of the word that is added to
+# the second argument, in bytes: a buffer's or the zero), then a zero.
 _CODE = bytes.fromhex(
-    "53"  # push rbx
+    "53"  # push rbx: with the next two, the stack is aligned to 16 for the calls
     "4154"  # push r12
-    "4883ec08"  # sub rsp, 8: calls want the stack aligned to 16
+    "4155"  # push r13
+    "4989fd"  # mov r13, rdi
     "4c8b27"  # mov r12, [rdi]
-    "488d5f08"  # lea rbx, [rdi+8]
-    "488b03"  # next: mov rax, [rbx]
-    "4885c0"  # test rax, rax
-    "7420"  # je done
+    "488b5f08"  # mov rbx, [rdi+8]
+    "4801fb"  # add rbx, rdi
+    "48833b00"  # next: cmp qword [rbx], 0
+    "7425"  # je done
     "488b7b08"  # mov rdi, [rbx+8]
-    "488b7310"  # mov rsi, [rbx+16]
-    "48037328"  # add rsi, [rbx+40]
+    "488b4328"  # mov rax, [rbx+40]
+    "498b740500"  # mov rsi, [r13+rax]
+    "48037310"  # add rsi, [rbx+16]
     "488b5318"  # mov rdx, [rbx+24]
     "488b4b20"  # mov rcx, [rbx+32]
-    "ffd0"  # call rax
+    "ff13"  # call [rbx]
     "41090424"  # or [r12], eax
     "4883c330"  # add rbx, 48
-    "ebd8"  # jmp next
-    "4883c408"  # done: add rsp, 8
+    "ebd5"  # jmp next
+    "415d"  # done: pop r13
     "415c"  # pop r12
     "5b"  # pop rbx
     "c3"  # ret
@@ -92,30 +96,72 @@ def _enqueue_native() -> Any:
     return function
 
 
+@functools.lru_cache(maxsize=16)
+def mixes_buffers(device: cl.Device) -> bool:
+    """PoCL gives a native command its buffers' addresses in the order of age, and a part's whole (seen in 3.0)."""
+    return "portable computing" in device.platform.name.lower()
+
+
+def wholes(buffers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Each buffer, or the one that it is part of; and where the part begins, in bytes."""
+    import pyopencl as cl
+
+    found, starts = {}, {}
+    for name, buffer in buffers.items():
+        whole = None if buffer is None else buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
+        found[name] = buffer if whole is None else whole
+        starts[name] = 0 if whole is None else buffer.get_info(cl.mem_info.OFFSET)
+    return found, starts
+
+
+def apart(calls: Sequence[Call]) -> list[Script]:
+    """The calls as commands of one buffer each, and one without; for a runtime that mixes buffers up."""
+    names = tuple(dict.fromkeys(call.second for call in calls if isinstance(call.second, str)))
+    first = [Script([call for call in calls if call.second == name]) for name in names]
+    return [*first, Script([call for call in calls if not isinstance(call.second, str)], held=names)]
+
+
 class Script:
-    """A list of calls as one command; ``status`` collects the bits of what they return (0: all is well)."""
+    """A list of calls as one command; ``status`` collects the bits of what they return (0: all is well).
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    ``held`` names operands that no call has as argument, but that are in use while the command runs.
+    """
+
+    def __init__(self, calls: Sequence[Call], held: Sequence[str] = ()) -> None:
         self.status = c_int(0)
-        self._words = (c_uint64 * (1 + _WORDS * len(calls) + 1))()
-        self._words[0] = ctypes.addressof(self.status)
-        places = []
+        self.operands = (*dict.fromkeys(call.second for call in calls if isinstance(call.second, str)), *held)
+        word_of = {name: _HEAD + place for place, name in enumerate(self.operands)}
+        start = _HEAD + len(self.operands)
+        self._words = (c_uint64 * (start + _WORDS * len(calls) + 1))()
+        self._words[:2] = [ctypes.addressof(self.status), 8 * start]
         for number, call in enumerate(calls):
-            at = 1 + _WORDS * number
-            words = [*call[:5], call.offset]
-            if isinstance(call.second, str):
-                places.append((call.second, at + 2))
-                words[2] = 0
-            self._words[at : at + _WORDS] = words
-        self.operands = tuple(name for name, _ in places)
-        start = ctypes.addressof(self._words)
-        self._places = (c_void_p * len(places))(*(start + 8 * at for _, at in places))
-        self._buffers = c_void_p * len(places)
+            second, word = (call.offset, word_of[call.second]) if isinstance(call.second, str) else (call.second, 2)
+            at = start + _WORDS * number
+            self._words[at : at + _WORDS] = [call.function, call.first, second, call.third, call.fourth, 8 * word]
+        self._offsets = [
+            (start + _WORDS * number + 2, call.offset, call.second)
+            for number, call in enumerate(calls)
+            if isinstance(call.second, str)
+        ]
+        base = ctypes.addressof(self._words)
+        self._places = (c_void_p * len(word_of))(*(base + 8 * word for word in word_of.values()))
+        self._buffers = c_void_p * len(word_of)
 
-    def enqueue(self, queue: cl.CommandQueue, buffers: dict[str, Any], wait_for: Sequence[cl.Event]) -> cl.Event:
-        """Enqueue the calls; the runtime copies the list, so it may be enqueued again at once."""
+    def enqueue(
+        self,
+        queue: cl.CommandQueue,
+        buffers: dict[str, Any],
+        wait_for: Sequence[cl.Event],
+        starts: dict[str, int] | None = None,
+    ) -> cl.Event:
+        """Enqueue the calls; the runtime copies the list, so it may be enqueued again at once.
+
+        ``starts`` says from which byte of its buffer on an operand lies; not from two threads at once.
+        """
         import pyopencl as cl
 
+        for at, offset, name in self._offsets if starts else ():
+            self._words[at] = offset + starts[name]
         memory = self._buffers(*(buffers[name].int_ptr for name in self.operands))
         events = (c_void_p * len(wait_for))(*(event.int_ptr for event in wait_for)) if wait_for else None
         event = c_void_p()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from convdispatch.api import Areas, ConvDispatchError, ConvProblem
 
 from .library import library
-from .native import Call, Script
+from .native import Call, Script, apart, mixes_buffers, wholes
 from .primitive import Convolution, Descriptor
 
 if TYPE_CHECKING:
@@ -57,15 +57,14 @@ class _Work:
         self.run(descriptor, {_FROM: origin, _TO: destination})
         self._lib.call("primitive_desc_destroy", descriptor)
 
-    def script(self) -> Script:
+    def calls(self) -> list[Call]:
         """All of it as calls: first each memory learns its address, then the primitives run."""
         place, execute = (self._lib.address(name) for name in ("memory_set_data_handle", "primitive_execute"))
         calls = [Call(place, memory.value, operand, offset=offset) for memory, operand, offset in self._places]
-        calls += [
+        return calls + [
             Call(execute, primitive.value, self._lib.stream.value, len(pairs), ctypes.addressof(pairs))
             for primitive, pairs in self._primitives
         ]
-        return Script(calls)
 
     def destroy(self) -> None:
         """Give everything back; nothing may run any more."""
@@ -79,12 +78,19 @@ class _Runner:
     """One piece of work as a command that may be enqueued again and again, one run at a time."""
 
     def __init__(self, work: _Work) -> None:
-        self._work, self._script, self._lock = work, work.script(), threading.Lock()
+        self._work, self._lock = work, threading.Lock()
+        calls = work.calls()
+        self._together, self._apart = [Script(calls)], apart(calls)
         self._last: tuple[Any, Any] | None = None  # queue and event of the last run
 
     def enqueue(self, queue: cl.CommandQueue, buffers: dict[str, Any], wait_for: Any) -> cl.Event:
-        if self._script.status.value:
-            raise ConvDispatchError(f"an earlier run failed with status {self._script.status.value}")
+        mixed = mixes_buffers(queue.device)
+        scripts, starts = (self._apart if mixed else self._together), None
+        if mixed:
+            buffers, starts = wholes(buffers)
+        for script in scripts:
+            if script.status.value:
+                raise ConvDispatchError(f"oneDNN: an earlier run failed with status {script.status.value}")
         with self._lock:
             # The memory objects hold one run's addresses: a run on another queue waits for the last one. On an
             # in-order queue that is so anyway.
@@ -92,7 +98,9 @@ class _Runner:
             if self._last is not None and (self._last[0] != queue or _out_of_order(queue)):
                 self._last[0].flush()
                 events.append(self._last[1])
-            event = self._script.enqueue(queue, buffers, events)
+            for script in scripts:
+                event = script.enqueue(queue, buffers, events, starts)
+                events = [event]
             self._last = (queue, event)
         return event
 
