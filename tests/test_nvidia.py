@@ -85,7 +85,7 @@ CASES = [
     ("bwd_data_f32_mb1ic9ih9iw9oc8kh4ph1sh2sw2dh2dw3+constant", "mma", {}),
     ("bwd_weights_f32_mb4ic10ih7iw6oc12kh3ph1sh2sw2", "wgmma", {"split": 2}),
     ("bwd_weights_f32_nhwc_mb3ic10ih5iw6oc12kh3ph1g2+accumulate", "wgmma", {"split": 2, "bk": 64}),
-    ("bwd_weights_f32_mb2ic3ih11iw9oc12kh5kw4ph2sh2sw3", "wgmma", {"split": 3, "bm": 64, "bn": 128, "wn": 2}),
+    ("bwd_weights_f32_mb4ic3ih11iw9oc12kh5kw4ph2sh2sw3", "wgmma", {"split": 3, "bm": 64, "bn": 128, "wn": 2}),
     ("bwd_weights_f32_mb1ic8ih5iw6oc8kh3ph1", "mma", {}),
     # windows
     ("fwd_f32_mb2ic40ih6iw5oc16kh3ph1", "wgmma", {"window": True, "split": 2}),

@@ -10,6 +10,7 @@ from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, build, kernel
 
 from .hopper import build_for_hopper
 from .job import SEARCHERS, Job, Source
+from .product import product_text
 from .tile import Tile
 
 __all__ = ["Layout", "NvidiaPlan"]
@@ -106,9 +107,9 @@ class NvidiaPlan:
         for letter, name in zip("AB", places):
             text += f"#define {letter}_AT {where.at.get(name, 0) // 2}L\n"
             text += f"#define SCALE_{letter}_AT {where.scale_at.get(name, 0) // 4}L\n"
-        for file in ("finish.cl", "narrow.cl.mako", "ptx.cl.mako", "product.cl.mako"):
-            text += kernel_text(__package__, file, **({"job": job} if file.endswith("mako") else {}))
-        return text
+        text += kernel_text(__package__, "finish.cl")
+        text += kernel_text(__package__, "narrow.cl.mako", job=job) + kernel_text(__package__, "ptx.cl.mako", job=job)
+        return text + product_text(job)
 
     def _product(self, context: Any) -> Launch:
         job = self.job

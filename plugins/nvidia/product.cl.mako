@@ -16,37 +16,8 @@
 ## stages      slices in local memory; the copies of stages - 1 (mma) or - 2 (wgmma) are under way
 ## split       parts of the sum over k, which end in the workspace
 ## promote     wgmma: slices between additions of its sums to float32 registers
-<%
-t, geo, f = job.tile, job.walk, job.format
-items, planes, data = t.items, f.planes, job.data
-src = job.source
-axes, names = range(3), "zyx"
-many = len(geo.phases) > 1
-wgmma = t.engine == "wgmma"
-distance = t.stages - (2 if wgmma else 1)
-frag_m, frag_n = t.frag_m, t.frag_n
-sums = frag_m * frag_n * 4
-rowb = job.row_bytes
-cr = t.bk // 8
-a_bytes, b_bytes, stage_bytes = job.a_bytes, job.b_bytes, job.stage_bytes
-def phase(field, axis):
-    return f"{field}_{names[axis]}" if many else str(getattr(geo.phases[0], field)[axis])
-def turned(row):
-    return f"({row}) % 8" if rowb == 128 else f"({row}) / 2 % 4"
-apart = wgmma and f.exact
-c8 = geo.c8
-win = None
-if t.window:
-    win, wplane = job.window, job.window_bytes
-    wbytes, volume = wplane * planes, geo.phases[0].volume
-    span = volume - distance
-    rows_w, step_w = -(-job.window_rows * cr // items), items // cr
-dst = job.target if data else None
-count = [phase("count", axis) for axis in axes]
-per = "places" if many else str(geo.phases[0].places)
-a_base, a_plane = ("window_at", wplane) if t.window else ("stage_at", a_bytes)
-b_const = 2 * wbytes if t.window else planes * a_bytes
-%>\
+##
+## Values come from ``product.py``; ``copies.cl.mako`` and ``results.cl.mako`` are parts of this text.
 #define INDEX ${job.index}
 % if many:
 // first, count, taps, origin along d, h, w; slices of the phases before, and its own.
@@ -56,95 +27,6 @@ constant int PHASES[${len(geo.phases)}][14] = {
 % endfor
 };
 % endif
-<%def name="fetch_packed(slice, stage)">\
-      {
-        global const ushort *from = b + (long)${slice} * ${job.n_tiles * job.weight_slice};
-% for i in range(-(-job.weight_slice // 8 // items)):
-        ${f"if (tid < {job.weight_slice // 8 - i * items}) " if (i + 1) * items > job.weight_slice // 8 else ""}copy16(memory, base, ${stage} + tid * 16 + ${b_const + i * items * 16}, from + ${i * items * 8}, 1);
-% endfor
-      }
-</%def>
-<%def name="fetch_window(i, block, at)">\
-      {
-        const int r = row + ${i * step_w}, u = m0 + r, image = u / ${win.image};
-        const int z = u / ${win.size[1] * win.size[2]} % ${win.size[0]} - ${win.near[0]}, y = u / ${win.size[2]} % ${win.size[1]} - ${win.near[1]}, x = u % ${win.size[2]} - ${win.near[2]};
-        const int ok = image < ${win.images} & ${block} * ${cr} + chunk < ${c8} & ((uint)z < ${src.size[0]}u) & ((uint)y < ${src.size[1]}u) & ((uint)x < ${src.size[2]}u);
-        global const ushort *from = a + ((INDEX)image * ${src.image} + (INDEX)z * ${src.axes[0]} + (INDEX)y * ${src.axes[1]} + (INDEX)x * ${src.axes[2]} + (${block} * ${cr} + chunk) * 8);
-        ${f"if (r < {job.window_rows}) " if (i + 1) * step_w > job.window_rows else ""}{
-% for p in range(planes):
-          copy16(memory, base, ${at} + ${p * wplane} + r * ${rowb} + ((chunk ^ ${turned("r")}) << 4), from + ${p * src.plane}, ok);
-% endfor
-        }
-      }
-</%def>
-<%def name="fetch_data(slice, stage)">\
-      {
-        const int q = ${slice} * ${cr} + chunk, tap = q / ${c8};
-<%
-kx, ky = phase("taps", 2), phase("taps", 1)
-div = [f"tap / max(1, {kx} * {ky})", f"tap / max(1, {kx}) % max(1, {ky})", f"tap % max(1, {kx})"]
-if not many:
-    k = geo.phases[0].taps
-    div = ["0" if k[0] == 1 else f"tap / {k[1] * k[2]}", "0" if k[1] == 1 else f"tap / {k[2]}" + ("" if k[0] == 1 else f" % {k[1]}"), "0" if k[2] == 1 else f"tap % {k[2]}"]
-bits = job.tap_bits
-low = [bits[1] + bits[2], bits[2], 0]
-%>\
-% for axis in axes:
-        const int t${names[axis]} = ${div[axis]};
-% endfor
-        const int real = q < depth;
-        const INDEX shift = ${" + ".join(f"(INDEX)t{names[axis]} * ({geo.spread[axis] * src.axes[axis]})" for axis in axes)} + q % ${c8} * 8;
-% for i in range(rows_a):
-        {
-          const int ok = real${"".join(f" & (int)(ok{i} >> ({low[axis]} + t{names[axis]}))" for axis in axes if job.guarded[axis])};
-          global const ushort *from = a + (at${i} + shift);
-% for p in range(planes):
-          copy16(memory, base, ${stage} + to + ${p * a_bytes + i * step_a * rowb}, from + ${p * src.plane}, ok & 1);
-% endfor
-        }
-% endfor
-${fetch_packed(slice, stage)}\
-      }
-</%def>
-<%def name="fetch_weights(slice, stage)">\
-% for i in range(rows_k):
-      {
-        const int q = ${slice} * ${t.bk} + row + ${i * step_k}, real = q < ${job.n_places};
-<% dy = job.places; out = geo.phases[0].count %>\
-        {
-          global const ushort *from = a + (INDEX)q * ${dy.pixel};
-% for block in range(t.bm // 64):
-% for p in range(planes):
-          copy16(memory, base, ${stage} + to + ${p * a_bytes + block * t.bk * 128 + i * step_k * 128}, from + (a_at + ${block * 64 + p * dy.plane}), real & (a_c + ${block * 64} < ${dy.c8 * 8}));
-% endfor
-% endfor
-        }
-        const int image = q / ${geo.phases[0].places}, pixel = q % ${geo.phases[0].places};
-<% div = ["0" if out[0] == 1 else f"pixel / {out[1] * out[2]}", f"pixel / {out[2]}" + (f" % {out[1]}" if out[0] > 1 else ""), f"pixel % {out[2]}"] %>\
-% for axis in axes:
-        const int i${names[axis]} = (${div[axis]}) * ${geo.step[axis]} + (${geo.phases[0].origin[axis]});
-% endfor
-        global const ushort *from = b + ((INDEX)image * ${src.image}${"".join(f" + (INDEX)i{names[axis]} * {src.axes[axis]}" for axis in axes)});
-% for block in range(t.bn // 64):
-        {
-          const int ok = real & real_b${block}${"".join(f" & ((uint)(i{names[axis]} + shift_{names[axis]}{block}) < {src.size[axis]}u)" for axis in axes if job.guarded[axis])};
-% for p in range(planes):
-          copy16(memory, base, ${stage} + to + ${planes * a_bytes + p * b_bytes + block * t.bk * 128 + i * step_k * 128}, from + (b_at${block} + ${p * src.plane}), ok);
-% endfor
-        }
-% endfor
-      }
-% endfor
-</%def>
-<%def name="fetch(slice, stage)">\
-% if t.window:
-${fetch_packed(slice, stage)}\
-% elif data:
-${fetch_data(slice, stage)}\
-% else:
-${fetch_weights(slice, stage)}\
-% endif
-</%def>
 <%def name="multiply_mma()">\
 % for k in range(t.bk // 16):
       {
@@ -194,27 +76,6 @@ k = geo.phases[0].taps
 stride = (win.size[1] * win.size[2], win.size[2], 1)
 %>\
     const int shift = ${win.shifts[0]}${"".join(f" + ({divided}) * ({geo.spread[axis] * stride[axis]})" for axis, divided in enumerate((f"tap / {k[1] * k[2]}", f"tap / {k[2]} % {k[1]}", f"tap % {k[2]}")) if k[axis] > 1)};
-</%def>
-<%
-if data:
-    rows_a, step_a = t.bm * cr // items, items // cr
-else:
-    rows_k, step_k = t.bk * 8 // items, items // 8
-%>\
-<%def name="place_of(m)">\
-<% channels = geo.m // (geo.joined[0] * geo.joined[1] * geo.joined[2]) if geo.joined else geo.m %>\
-% if t.window:
-    const int image = ${m} / ${win.image}, oz = ${m} / ${win.size[1] * win.size[2]} % ${win.size[0]}, oy = ${m} / ${win.size[2]} % ${win.size[1]}, ox = ${m} % ${win.size[2]};
-    const int real = ${m} < m_end & oz < ${geo.phases[0].count[0]} & oy < ${geo.phases[0].count[1]} & ox < ${geo.phases[0].count[2]};
-    const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
-        + (OUT_INDEX)oz * ${geo.out_step[0] * dst.axes[0]} + (OUT_INDEX)oy * ${geo.out_step[1] * dst.axes[1]} + (OUT_INDEX)ox * ${geo.out_step[2] * dst.axes[2]} + (OUT_INDEX)group * ${channels} * ${dst.channel};
-% else:
-    const int real = ${m} < m_end, image = ${m} / ${per}, pixel = ${m} % ${per};
-    const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
-        + (OUT_INDEX)(pixel / (${count[1]} * ${count[2]}) * ${geo.out_step[0]} + ${phase("first", 0)}) * ${dst.axes[0]}
-        + (OUT_INDEX)(pixel / ${count[2]} % ${count[1]} * ${geo.out_step[1]} + ${phase("first", 1)}) * ${dst.axes[1]}
-        + (OUT_INDEX)(pixel % ${count[2]} * ${geo.out_step[2]} + ${phase("first", 2)}) * ${dst.axes[2]} + (OUT_INDEX)group * ${channels} * ${dst.channel};
-% endif
 </%def>
 #ifdef EMULATE
 #define LDMATRIX(r, at) gather(r, memory, scratch, at, 0)
@@ -330,7 +191,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
 % if t.window:
   if (begin < end) {
 % for i in range(rows_w):
-${fetch_window(i, f"(begin / {volume})", "0")}\
+${part("copies.cl.mako", number=i, slice=f"(begin / {volume})", stage="0")}\
 % endfor
   }
   uint window_at = 0;
@@ -338,7 +199,7 @@ ${fetch_window(i, f"(begin / {volume})", "0")}\
 % endif
   for (int i = 0; i < ${distance}; ++i) {
     if (begin + i < end) {
-${fetch("(begin + i)", f"i * {stage_bytes}")}\
+${part("copies.cl.mako", slice="(begin + i)", stage=f"i * {stage_bytes}")}\
     }
     copies_commit();
   }
@@ -370,14 +231,14 @@ ${shift_of_tap()}\
 % endif
 % endif
     if (slice + ${distance} < end) {
-${fetch(f"(slice + {distance})", "next_at")}\
+${part("copies.cl.mako", slice=f"(slice + {distance})", stage="next_at")}\
     }
 % if t.window:
     // The other window's last reader is done from tap 1 on; the copies are spread over the taps.
     if ((block + 1) * ${volume} < end) {
 % for i in range(rows_w):
       if (tap == ${1 + i * span // rows_w})
-${fetch_window(i, "(block + 1)", f"({wbytes}u - window_at)")}\
+${part("copies.cl.mako", number=i, slice="(block + 1)", stage=f"({wbytes}u - window_at)")}\
 % endfor
     }
 % endif
@@ -415,110 +276,5 @@ ${multiply_mma()}\
 % elif wgmma:
   wgmma_finish(sum);
 % endif
-% if f.scaled:
-  const float unscale = scale_a[SCALE_A_AT] * scale_b[SCALE_B_AT];
-#pragma unroll
-  for (int i = 0; i < ${sums}; ++i) sum[i] *= unscale;
-% endif
-% if job.staged:
-<% lines, pitch = job.staging %>\
-  // Through local memory: then neighbours write neighbours.
-  BARRIER();
-  {
-    local float *staging = (local float *)area;
-% for i in range(frag_m):
-% for half in (0, 1):
-#pragma unroll
-    for (int j = 0; j < ${frag_n}; ++j) {
-      const int r = row0 + ${i * 16 + half * 8}, c = column0 + j * 8, at = (${i * frag_n} + j) * 4 + ${half * 2};
-% if dst.nhwc:
-      *(local float2 *)(staging + r * ${pitch} + c) = (float2)(sum[at], sum[at + 1]);
-% else:
-      staging[c * ${pitch} + r] = sum[at];
-      staging[(c + 1) * ${pitch} + r] = sum[at + 1];
-% endif
-    }
-% endfor
-% endfor
-    BARRIER();
-% if geo.joined:
-<%
-parts = geo.joined
-icg = geo.m // (parts[0] * parts[1] * parts[2])
-%>\
-    // Columns are (phase, channel): neighbours take neighbouring phases along w, which lie side by side.
-    for (int i = tid; i < ${t.bm * parts[2]}; i += ${items}) {
-      const int r = i / ${parts[2]}, fx = i % ${parts[2]}, m = m0 + r;
-${place_of("m")}\
-      const int px = ${"ox" if t.window else f"pixel % {count[2]}"}, py = ${"oy" if t.window else f"pixel / {count[2]} % {count[1]}"}, pz = ${"oz" if t.window else f"pixel / ({count[1]} * {count[2]})"};
-      if (real & px * ${geo.out_step[2]} + fx < ${dst.size[2]})
-        for (int f = 0; f < ${parts[0] * parts[1]}; ++f) {
-          const int fz = f / ${parts[1]}, fy = f % ${parts[1]};
-          if (pz * ${geo.out_step[0]} + fz < ${dst.size[0]} & py * ${geo.out_step[1]} + fy < ${dst.size[1]})
-            for (int c = 0; c < ${icg}; ++c) {
-              const int n = (f * ${parts[2]} + fx) * ${icg} + c - n0, row = group * ${icg} + c;
-              if (n >= 0 & n < ${t.bn})
-                put(OUT_ARGS, staging[${f"r * {pitch} + n" if dst.nhwc else f"n * {pitch} + r"}], out_at + (OUT_INDEX)fz * ${dst.axes[0]} + (OUT_INDEX)fy * ${dst.axes[1]} + (OUT_INDEX)fx * ${dst.axes[2]} + (OUT_INDEX)c * ${dst.channel}, row);
-            }
-        }
-    }
-% elif dst.nhwc:
-    for (int i = tid; i < ${t.bm * t.bn // 2}; i += ${items}) {
-      const int r = i / ${t.bn // 2}, c = i % ${t.bn // 2} * 2, m = m0 + r, n = n0 + c, row = group * ${geo.m} + n;
-${place_of("m")}\
-      const float v0 = staging[r * ${pitch} + c], v1 = staging[r * ${pitch} + c + 1];
-#if PAIRS
-      if (real & n < ${geo.m}) put2(OUT_ARGS, v0, v1, out_at + n, row);
-#else
-      if (real & n < ${geo.m}) put(OUT_ARGS, v0, out_at + n, row);
-      if (real & n + 1 < ${geo.m}) put(OUT_ARGS, v1, out_at + n + 1, row + 1);
-#endif
-    }
-% else:
-<% rows_at_once = min(t.bm, items); columns_at_once = items // rows_at_once %>\
-% for r0 in range(0, t.bm, rows_at_once):
-    if (tid < ${rows_at_once * columns_at_once}${f" && {r0} + tid % {rows_at_once} < {t.bm}" if t.bm % rows_at_once else ""}) {
-      const int r = ${r0} + tid % ${rows_at_once}, m = m0 + r;
-${place_of("m")}\
-      const int columns = min(${t.bn}, ${geo.m} - n0);
-      if (real)
-#pragma unroll 4
-        for (int c = tid / ${rows_at_once}; c < columns; c += ${columns_at_once})
-          put(OUT_ARGS, staging[c * ${pitch} + r], out_at + (OUT_INDEX)(n0 + c) * ${dst.channel}, group * ${geo.m} + n0 + c);
-    }
-% endfor
-% endif
-  }
-% else:
-% for i in range(frag_m):
-% for half in (0, 1):
-  {
-    const int m = m0 + row0 + ${i * 16 + half * 8};
-% if data:
-${place_of("m")}\
-    if (real)
-#pragma unroll
-      for (int j = 0; j < ${frag_n}; ++j) {
-        const int n = n0 + column0 + j * 8, row = group * ${geo.m} + n;
-        const float v0 = sum[(${i * frag_n} + j) * 4 + ${half * 2}], v1 = sum[(${i * frag_n} + j) * 4 + ${half * 2 + 1}];
-#if PAIRS
-        if (n < ${geo.m}) put2(OUT_ARGS, v0, v1, out_at + n, row);
-#else
-        if (n < ${geo.m}) put(OUT_ARGS, v0, out_at + (OUT_INDEX)n * ${dst.channel}, row);
-        if (n + 1 < ${geo.m}) put(OUT_ARGS, v1, out_at + (OUT_INDEX)(n + 1) * ${dst.channel}, row + 1);
-#endif
-      }
-% else:
-    const OUT_INDEX out_at = ((OUT_INDEX)(part * ${geo.groups} + group) * ${geo.m} + m) * ${job.n};
-    if (m < m_end)
-#pragma unroll
-      for (int j = 0; j < ${frag_n}; ++j) {
-        const int n = n0 + column0 + j * 8;
-        if (n < ${job.n}) put2(OUT_ARGS, sum[(${i * frag_n} + j) * 4 + ${half * 2}], sum[(${i * frag_n} + j) * 4 + ${half * 2 + 1}], out_at + n, 0);
-      }
-% endif
-  }
-% endfor
-% endfor
-% endif
+${part("results.cl.mako")}\
 }

@@ -1,0 +1,99 @@
+## Asynchronous copies of a slice to local memory, a part of ``product.cl.mako``.
+##
+## slice   which slice: an expression; for a window, the block of channels
+## stage   where in local memory: an expression, bytes
+## number  which rows of a window, or None for a slice's own copies
+<%def name="fetch_packed(slice, stage)">\
+      {
+        global const ushort *from = b + (long)${slice} * ${job.n_tiles * job.weight_slice};
+% for i in range(-(-job.weight_slice // 8 // items)):
+        ${f"if (tid < {job.weight_slice // 8 - i * items}) " if (i + 1) * items > job.weight_slice // 8 else ""}copy16(memory, base, ${stage} + tid * 16 + ${b_const + i * items * 16}, from + ${i * items * 8}, 1);
+% endfor
+      }
+</%def>
+<%def name="fetch_window(i, block, at)">\
+      {
+        const int r = row + ${i * step_w}, u = m0 + r, image = u / ${win.image};
+        const int z = u / ${win.size[1] * win.size[2]} % ${win.size[0]} - ${win.near[0]}, y = u / ${win.size[2]} % ${win.size[1]} - ${win.near[1]}, x = u % ${win.size[2]} - ${win.near[2]};
+        const int ok = image < ${win.images} & ${block} * ${cr} + chunk < ${c8} & ((uint)z < ${src.size[0]}u) & ((uint)y < ${src.size[1]}u) & ((uint)x < ${src.size[2]}u);
+        global const ushort *from = a + ((INDEX)image * ${src.image} + (INDEX)z * ${src.axes[0]} + (INDEX)y * ${src.axes[1]} + (INDEX)x * ${src.axes[2]} + (${block} * ${cr} + chunk) * 8);
+        ${f"if (r < {job.window_rows}) " if (i + 1) * step_w > job.window_rows else ""}{
+% for p in range(planes):
+          copy16(memory, base, ${at} + ${p * wplane} + r * ${rowb} + ((chunk ^ ${turned("r")}) << 4), from + ${p * src.plane}, ok);
+% endfor
+        }
+      }
+</%def>
+<%def name="fetch_data(slice, stage)">\
+      {
+        const int q = ${slice} * ${cr} + chunk, tap = q / ${c8};
+<%
+kx, ky = phase("taps", 2), phase("taps", 1)
+div = [f"tap / max(1, {kx} * {ky})", f"tap / max(1, {kx}) % max(1, {ky})", f"tap % max(1, {kx})"]
+if not many:
+    k = geo.phases[0].taps
+    div = ["0" if k[0] == 1 else f"tap / {k[1] * k[2]}", "0" if k[1] == 1 else f"tap / {k[2]}" + ("" if k[0] == 1 else f" % {k[1]}"), "0" if k[2] == 1 else f"tap % {k[2]}"]
+bits = job.tap_bits
+low = [bits[1] + bits[2], bits[2], 0]
+%>\
+% for axis in axes:
+        const int t${names[axis]} = ${div[axis]};
+% endfor
+        const int real = q < depth;
+        const INDEX shift = ${" + ".join(f"(INDEX)t{names[axis]} * ({geo.spread[axis] * src.axes[axis]})" for axis in axes)} + q % ${c8} * 8;
+% for i in range(rows_a):
+        {
+          const int ok = real${"".join(f" & (int)(ok{i} >> ({low[axis]} + t{names[axis]}))" for axis in axes if job.guarded[axis])};
+          global const ushort *from = a + (at${i} + shift);
+% for p in range(planes):
+          copy16(memory, base, ${stage} + to + ${p * a_bytes + i * step_a * rowb}, from + ${p * src.plane}, ok & 1);
+% endfor
+        }
+% endfor
+${fetch_packed(slice, stage)}\
+      }
+</%def>
+<%def name="fetch_weights(slice, stage)">\
+% for i in range(rows_k):
+      {
+        const int q = ${slice} * ${t.bk} + row + ${i * step_k}, real = q < ${job.n_places};
+<% dy = job.places; out = geo.phases[0].count %>\
+        {
+          global const ushort *from = a + (INDEX)q * ${dy.pixel};
+% for block in range(t.bm // 64):
+% for p in range(planes):
+          copy16(memory, base, ${stage} + to + ${p * a_bytes + block * t.bk * 128 + i * step_k * 128}, from + (a_at + ${block * 64 + p * dy.plane}), real & (a_c + ${block * 64} < ${dy.c8 * 8}));
+% endfor
+% endfor
+        }
+        const int image = q / ${geo.phases[0].places}, pixel = q % ${geo.phases[0].places};
+<% div = ["0" if out[0] == 1 else f"pixel / {out[1] * out[2]}", f"pixel / {out[2]}" + (f" % {out[1]}" if out[0] > 1 else ""), f"pixel % {out[2]}"] %>\
+% for axis in axes:
+        const int i${names[axis]} = (${div[axis]}) * ${geo.step[axis]} + (${geo.phases[0].origin[axis]});
+% endfor
+        global const ushort *from = b + ((INDEX)image * ${src.image}${"".join(f" + (INDEX)i{names[axis]} * {src.axes[axis]}" for axis in axes)});
+% for block in range(t.bn // 64):
+        {
+          const int ok = real & real_b${block}${"".join(f" & ((uint)(i{names[axis]} + shift_{names[axis]}{block}) < {src.size[axis]}u)" for axis in axes if job.guarded[axis])};
+% for p in range(planes):
+          copy16(memory, base, ${stage} + to + ${planes * a_bytes + p * b_bytes + block * t.bk * 128 + i * step_k * 128}, from + (b_at${block} + ${p * src.plane}), ok);
+% endfor
+        }
+% endfor
+      }
+% endfor
+</%def>
+<%def name="fetch(slice, stage)">\
+% if t.window:
+${fetch_packed(slice, stage)}\
+% elif data:
+${fetch_data(slice, stage)}\
+% else:
+${fetch_weights(slice, stage)}\
+% endif
+</%def>
+% if number is None:
+${fetch(slice, stage)}\
+% else:
+${fetch_window(number, slice, stage)}\
+% endif

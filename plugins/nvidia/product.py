@@ -1,0 +1,59 @@
+"""The product's text: every number and name that ``product.cl.mako`` and its parts are rendered with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convdispatch.api import kernel_text
+
+from .job import Job
+
+__all__ = ["product_text"]
+
+_AXES = "zyx"
+
+
+def _values(job: Job) -> dict[str, Any]:
+    """What the templates call by name."""
+    t, geo, f = job.tile, job.walk, job.format
+    wgmma, many = t.engine == "wgmma", len(geo.phases) > 1
+    items, planes, rowb, cr = t.items, f.planes, job.row_bytes, t.bk // 8
+    distance = t.stages - (2 if wgmma else 1)
+
+    def phase(field: str, axis: int) -> str:
+        """A number of the work group's phase, as text: a literal where there is one phase."""
+        return f"{field}_{_AXES[axis]}" if many else str(getattr(geo.phases[0], field)[axis])
+
+    def turned(row: str) -> str:
+        """What a row's chunks are exchanged by, as text."""
+        return f"({row}) % 8" if rowb == 128 else f"({row}) / 2 % 4"
+
+    values: dict[str, Any] = {
+        "job": job, "t": t, "geo": geo, "f": f, "src": job.source, "dst": job.target if job.data else None,
+        "data": job.data, "wgmma": wgmma, "many": many, "axes": range(3), "names": _AXES, "items": items,
+        "planes": planes, "rowb": rowb, "cr": cr, "c8": geo.c8, "distance": distance, "apart": wgmma and f.exact,
+        "frag_m": t.frag_m, "frag_n": t.frag_n, "sums": t.frag_m * t.frag_n * 4, "a_bytes": job.a_bytes,
+        "b_bytes": job.b_bytes, "stage_bytes": job.stage_bytes, "phase": phase, "turned": turned,
+        "count": [phase("count", axis) for axis in range(3)],
+        "per": "places" if many else str(geo.phases[0].places),
+        "win": None, "wplane": 0, "wbytes": 0, "volume": 0, "span": 0, "rows_w": 0, "step_w": 0,
+        "rows_a": t.bm * cr // items, "step_a": items // cr, "rows_k": t.bk * 8 // items, "step_k": items // 8,
+        "a_base": "stage_at", "a_plane": job.a_bytes, "b_const": planes * job.a_bytes,
+    }  # fmt: skip
+    if t.window:
+        wbytes, volume = job.window_bytes * planes, geo.phases[0].volume
+        values |= {"win": job.window, "wplane": job.window_bytes, "wbytes": wbytes, "volume": volume,
+                   "span": volume - distance, "rows_w": -(-job.window_rows * cr // items), "step_w": items // cr,
+                   "a_base": "window_at", "a_plane": job.window_bytes, "b_const": 2 * wbytes}  # fmt: skip
+    return values
+
+
+def product_text(job: Job) -> str:
+    """The kernel ``product`` for a job; what it calls comes before it (``plan.py``)."""
+    values = _values(job)
+
+    def part(file: str, **more: Any) -> str:
+        """A part of the text, rendered with the same values."""
+        return kernel_text(__package__, file, **values, **{"number": None, **more})
+
+    return kernel_text(__package__, "product.cl.mako", **values, part=part)

@@ -1,0 +1,122 @@
+## The sums' way out, a part of ``product.cl.mako``: scaled back, through local memory, to the output or its parts.
+<%def name="place_of(m)">\
+<% channels = geo.m // (geo.joined[0] * geo.joined[1] * geo.joined[2]) if geo.joined else geo.m %>\
+% if t.window:
+    const int image = ${m} / ${win.image}, oz = ${m} / ${win.size[1] * win.size[2]} % ${win.size[0]}, oy = ${m} / ${win.size[2]} % ${win.size[1]}, ox = ${m} % ${win.size[2]};
+    const int real = ${m} < m_end & oz < ${geo.phases[0].count[0]} & oy < ${geo.phases[0].count[1]} & ox < ${geo.phases[0].count[2]};
+    const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
+        + (OUT_INDEX)oz * ${geo.out_step[0] * dst.axes[0]} + (OUT_INDEX)oy * ${geo.out_step[1] * dst.axes[1]} + (OUT_INDEX)ox * ${geo.out_step[2] * dst.axes[2]} + (OUT_INDEX)group * ${channels} * ${dst.channel};
+% else:
+    const int real = ${m} < m_end, image = ${m} / ${per}, pixel = ${m} % ${per};
+    const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
+        + (OUT_INDEX)(pixel / (${count[1]} * ${count[2]}) * ${geo.out_step[0]} + ${phase("first", 0)}) * ${dst.axes[0]}
+        + (OUT_INDEX)(pixel / ${count[2]} % ${count[1]} * ${geo.out_step[1]} + ${phase("first", 1)}) * ${dst.axes[1]}
+        + (OUT_INDEX)(pixel % ${count[2]} * ${geo.out_step[2]} + ${phase("first", 2)}) * ${dst.axes[2]} + (OUT_INDEX)group * ${channels} * ${dst.channel};
+% endif
+</%def>
+% if f.scaled:
+  const float unscale = scale_a[SCALE_A_AT] * scale_b[SCALE_B_AT];
+#pragma unroll
+  for (int i = 0; i < ${sums}; ++i) sum[i] *= unscale;
+% endif
+% if job.staged:
+<% lines, pitch = job.staging %>\
+  // Through local memory: then neighbours write neighbours.
+  BARRIER();
+  {
+    local float *staging = (local float *)area;
+% for i in range(frag_m):
+% for half in (0, 1):
+#pragma unroll
+    for (int j = 0; j < ${frag_n}; ++j) {
+      const int r = row0 + ${i * 16 + half * 8}, c = column0 + j * 8, at = (${i * frag_n} + j) * 4 + ${half * 2};
+% if dst.nhwc:
+      *(local float2 *)(staging + r * ${pitch} + c) = (float2)(sum[at], sum[at + 1]);
+% else:
+      staging[c * ${pitch} + r] = sum[at];
+      staging[(c + 1) * ${pitch} + r] = sum[at + 1];
+% endif
+    }
+% endfor
+% endfor
+    BARRIER();
+% if geo.joined:
+<%
+parts = geo.joined
+icg = geo.m // (parts[0] * parts[1] * parts[2])
+%>\
+    // Columns are (phase, channel): neighbours take neighbouring phases along w, which lie side by side.
+    for (int i = tid; i < ${t.bm * parts[2]}; i += ${items}) {
+      const int r = i / ${parts[2]}, fx = i % ${parts[2]}, m = m0 + r;
+${place_of("m")}\
+      const int px = ${"ox" if t.window else f"pixel % {count[2]}"}, py = ${"oy" if t.window else f"pixel / {count[2]} % {count[1]}"}, pz = ${"oz" if t.window else f"pixel / ({count[1]} * {count[2]})"};
+      if (real & px * ${geo.out_step[2]} + fx < ${dst.size[2]})
+        for (int f = 0; f < ${parts[0] * parts[1]}; ++f) {
+          const int fz = f / ${parts[1]}, fy = f % ${parts[1]};
+          if (pz * ${geo.out_step[0]} + fz < ${dst.size[0]} & py * ${geo.out_step[1]} + fy < ${dst.size[1]})
+            for (int c = 0; c < ${icg}; ++c) {
+              const int n = (f * ${parts[2]} + fx) * ${icg} + c - n0, row = group * ${icg} + c;
+              if (n >= 0 & n < ${t.bn})
+                put(OUT_ARGS, staging[${f"r * {pitch} + n" if dst.nhwc else f"n * {pitch} + r"}], out_at + (OUT_INDEX)fz * ${dst.axes[0]} + (OUT_INDEX)fy * ${dst.axes[1]} + (OUT_INDEX)fx * ${dst.axes[2]} + (OUT_INDEX)c * ${dst.channel}, row);
+            }
+        }
+    }
+% elif dst.nhwc:
+    for (int i = tid; i < ${t.bm * t.bn // 2}; i += ${items}) {
+      const int r = i / ${t.bn // 2}, c = i % ${t.bn // 2} * 2, m = m0 + r, n = n0 + c, row = group * ${geo.m} + n;
+${place_of("m")}\
+      const float v0 = staging[r * ${pitch} + c], v1 = staging[r * ${pitch} + c + 1];
+#if PAIRS
+      if (real & n < ${geo.m}) put2(OUT_ARGS, v0, v1, out_at + n, row);
+#else
+      if (real & n < ${geo.m}) put(OUT_ARGS, v0, out_at + n, row);
+      if (real & n + 1 < ${geo.m}) put(OUT_ARGS, v1, out_at + n + 1, row + 1);
+#endif
+    }
+% else:
+<% rows_at_once = min(t.bm, items); columns_at_once = items // rows_at_once %>\
+% for r0 in range(0, t.bm, rows_at_once):
+    if (tid < ${rows_at_once * columns_at_once}${f" && {r0} + tid % {rows_at_once} < {t.bm}" if t.bm % rows_at_once else ""}) {
+      const int r = ${r0} + tid % ${rows_at_once}, m = m0 + r;
+${place_of("m")}\
+      const int columns = min(${t.bn}, ${geo.m} - n0);
+      if (real)
+#pragma unroll 4
+        for (int c = tid / ${rows_at_once}; c < columns; c += ${columns_at_once})
+          put(OUT_ARGS, staging[c * ${pitch} + r], out_at + (OUT_INDEX)(n0 + c) * ${dst.channel}, group * ${geo.m} + n0 + c);
+    }
+% endfor
+% endif
+  }
+% else:
+% for i in range(frag_m):
+% for half in (0, 1):
+  {
+    const int m = m0 + row0 + ${i * 16 + half * 8};
+% if data:
+${place_of("m")}\
+    if (real)
+#pragma unroll
+      for (int j = 0; j < ${frag_n}; ++j) {
+        const int n = n0 + column0 + j * 8, row = group * ${geo.m} + n;
+        const float v0 = sum[(${i * frag_n} + j) * 4 + ${half * 2}], v1 = sum[(${i * frag_n} + j) * 4 + ${half * 2 + 1}];
+#if PAIRS
+        if (n < ${geo.m}) put2(OUT_ARGS, v0, v1, out_at + n, row);
+#else
+        if (n < ${geo.m}) put(OUT_ARGS, v0, out_at + (OUT_INDEX)n * ${dst.channel}, row);
+        if (n + 1 < ${geo.m}) put(OUT_ARGS, v1, out_at + (OUT_INDEX)(n + 1) * ${dst.channel}, row + 1);
+#endif
+      }
+% else:
+    const OUT_INDEX out_at = ((OUT_INDEX)(part * ${geo.groups} + group) * ${geo.m} + m) * ${job.n};
+    if (m < m_end)
+#pragma unroll
+      for (int j = 0; j < ${frag_n}; ++j) {
+        const int n = n0 + column0 + j * 8;
+        if (n < ${job.n}) put2(OUT_ARGS, sum[(${i * frag_n} + j) * 4 + ${half * 2}], sum[(${i * frag_n} + j) * 4 + ${half * 2 + 1}], out_at + n, 0);
+      }
+% endif
+  }
+% endfor
+% endfor
+% endif
