@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -423,3 +425,10 @@ class Broken(Module):
 def test_a_module_without_forward_says_so():
     with pytest.raises(NotImplementedError, match="Broken has no forward"):
         Broken()(1)
+
+
+def test_the_pages_snippets_run():
+    page, scope = Path(__file__).parent.parent / "docs" / "framework.md", {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(compile(block, page.name, "exec"), scope)
+    assert np.isfinite(scope["loss"].numpy())
