@@ -14,7 +14,7 @@ from ..transforms import half
 from .device import lanes
 from .geometry import Geometry, ceil
 
-__all__ = ["choices", "predicted"]
+__all__ = ["choices", "possible", "predicted"]
 
 _SIZES = (4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 60, 64)
 _DEEP = (4, 5, 6, 8, 9, 10, 12, 16)  # of three axes: the slot holds their product
@@ -74,6 +74,19 @@ def predicted(g: Geometry) -> float:
     return products + _VECTOR * lane * groups * transforms + traffic + 3 * _LAUNCH * g.rounds
 
 
+def possible(problem: ConvProblem, device: DeviceInfo) -> bool:
+    """Whether there is a choice: the shortest transforms hold the kernel, and a slot holds their tile."""
+    sizes = []
+    for axis in "dhw":
+        extent = axis_tiling(problem, axis, 1).extent
+        sizes.append(next((n for n in (1, *_sizes(problem)) if n >= extent), 0))
+    return 0 not in sizes and _fits(_whole(problem, tuple(sizes), lanes(device), 1), device.local_mem_size)
+
+
+def _sizes(problem: ConvProblem) -> tuple[int, ...]:
+    return _DEEP if problem.kd > 1 else _SIZES
+
+
 def choices(problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
     """Configurations: the fastest by prediction first, then others in whole and in pieces of falling workspace."""
     return iter(_choices(problem, lanes(device), device.local_mem_size, device.compute_units))
@@ -85,10 +98,8 @@ def _config(g: Geometry, **changes: int) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _choices(problem: ConvProblem, lane: int, local: int, units: int) -> tuple[Mapping[str, Any], ...]:
-    sizes = _DEEP if problem.ndim == 3 and problem.kd > 1 else _SIZES
-    whole = [g for g in (_whole(problem, t.sizes, lane, units) for t in tilings(problem, sizes)) if _fits(g, local)]
-    if not whole:
-        return ()
+    cut = tilings(problem, _sizes(problem))
+    whole = [g for g in (_whole(problem, t.sizes, lane, units) for t in cut) if _fits(g, local)]
     ranked = sorted(whole, key=predicted)[:_TRIED]
     pieces = sorted((g for kept in ranked for g in _pieces(kept)), key=predicted)
     found = pieces[:6]

@@ -8,7 +8,7 @@ from typing import Any
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, StepPlan
 
 from ..tiling import unsuited
-from .choice import choices, predicted
+from .choice import choices, possible, predicted
 from .geometry import Geometry
 from .plan import make_plan
 
@@ -24,7 +24,7 @@ class Tiled(Solver):
     fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Strides, kernels of one tap, what no transform of at most 64 points holds."""
+        """Strides, kernels of one tap, one channel a group, what no transform of at most 64 points holds."""
         if device.type != "cpu":
             return f"cpu only, got {device.type}"
         if problem.dtype != "float32":
@@ -34,7 +34,9 @@ class Tiled(Solver):
             return reason
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        if next(choices(problem, device), None) is None:
+        if problem.ic == problem.oc == problem.g:
+            return "more than one channel in or out a group only, got 1 and 1"
+        if not possible(problem, device):
             return f"kernels that a transform of 64 points holds only, got {problem.kd}x{problem.kh}x{problem.kw}"
         return None
 
