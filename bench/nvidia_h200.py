@@ -101,7 +101,7 @@ class Bench:
     """Random values that every tensor is a part of, on the host and on the device, and timing on the device."""
 
     def __init__(self, dtype: str, elements: int = 210_000_000) -> None:
-        self.device = runtime.find_device("nvidia")
+        self.device = runtime.find_device(None if os.environ.get("CONVDISPATCH_DEVICE") else "nvidia")
         self.info, self.context = runtime.device_info(self.device), runtime.context(self.device)
         self.queue = cl.CommandQueue(self.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
         block = np.random.default_rng(0).standard_normal(1_000_003, dtype=np.float32)
@@ -245,9 +245,9 @@ def _begin(dtype: str, options: dict) -> None:
     _WORKER["solvers"] = [each for name, each in found if any(fnmatch(name, glob) for glob in globs)]
 
 
-def _measure(task: tuple[str, str, ConvProblem], check: bool) -> dict:
+def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
     """Build and check anywhere, time while no other process does."""
-    net, layer, problem = task
+    (net, layer, problem), check = given
     bench, options = _WORKER["bench"], _WORKER["options"]
     row = {"net": net, "layer": layer, "direction": problem.direction, "problem": str(problem), "timed": [],
            "gflop": problem.flops / 1e9, "notes": []}  # fmt: skip
@@ -281,18 +281,8 @@ def _measure(task: tuple[str, str, ConvProblem], check: bool) -> dict:
     return row
 
 
-def _measure_torch(problem: ConvProblem) -> float:
-    """The peer's milliseconds, while no other process times."""
-    fcntl.flock(_WORKER["lock"], fcntl.LOCK_EX)
-    try:
-        return torch_ms(problem)
-    finally:
-        fcntl.flock(_WORKER["lock"], fcntl.LOCK_UN)
-
-
 def _begin_torch() -> None:
     """The peer's process: loads PyTorch and its libraries before anything is timed."""
-    _WORKER["lock"] = Path("/tmp/nvidia_h200.lock").open("w")  # noqa: SIM115 as long as the process
     torch_ms(ConvProblem(mb=1, ic=8, ih=8, iw=8, oc=8, kh=3, kw=3))
 
 
@@ -320,35 +310,39 @@ def compare(nets, directions, math, dtype, layout, budget, jobs, label, **option
         for entry in shapes.load(net)
     ]
     spawn = multiprocessing.get_context("spawn")
-    checked = options.pop("check_every")
-    with spawn.Pool(jobs, _begin, (dtype, options)) as pool, spawn.Pool(1, _begin_torch) as peers:
-        waiting = [pool.apply_async(_measure, (task, number % checked == 0)) for number, task in enumerate(work)]
-        theirs_of = {problem: peers.apply_async(_measure_torch, (problem,)) for *_, problem in work if options["peer"]}
-        for task, result in zip(work, waiting):
-            left = max(0.1, budget - (time.perf_counter() - begun))
-            try:
-                row = result.get(left)
-                if options["peer"]:
-                    row["torch"] = theirs_of[task[2]].get(left)
-            except multiprocessing.TimeoutError:
-                print("out of time", flush=True)
-                break
-            except Exception as error:
-                print(f"FAILED {task[:2]} {task[2]}: {error}", flush=True)
-                continue
+    checked, peer = options.pop("check_every"), options.pop("peer")
+
+    def late() -> bool:
+        return time.perf_counter() - begun > budget
+
+    # First ours, then the peer, in the same run: two that wait for the device at once starve each other.
+    with spawn.Pool(jobs, _begin, (dtype, options)) as pool:
+        tasks = [(task, number % checked == 0) for number, task in enumerate(work)]
+        for row in pool.imap_unordered(_measure, tasks):
             for note in row["notes"]:
                 print(f"note {row['problem']}: {note}", flush=True)
-            if not row["timed"]:
-                continue
-            row.setdefault("torch", float("nan"))
-            rows.append(row)
-            ms, theirs = row["ms"], row["torch"]
-            print(f"{row['net']:9} {row['layer']:8} {SHORT[row['direction']]:2} {ms:8.3f} ms"
-                  f" {row['gflop'] / ms:6.1f} TF  torch {theirs:8.3f} ratio {theirs / ms:5.2f} err"
-                  f" {row.get('error', 0):.1e} first {row['timed'][0][0]:8.3f} {row['solver']}"
-                  f" {json.dumps(row['config'])}", flush=True)  # fmt: skip
+            if row["timed"]:
+                rows.append(row)
+            if late():
+                print("out of time", flush=True)
+                break
         pool.terminate()
-        peers.terminate()
+    if peer:
+        known: dict[str, float] = {}
+        with spawn.Pool(1, _begin_torch) as peers:
+            for row in sorted(rows, key=lambda row: nets.index(row["net"])):
+                if row["problem"] not in known and not late():
+                    known[row["problem"]] = peers.apply(torch_ms, (ConvProblem.parse(row["problem"]),))
+                row["torch"] = known.get(row["problem"], float("nan"))
+            peers.terminate()
+    order = {(*task[:2], task[2].direction): number for number, task in enumerate(work)}
+    rows.sort(key=lambda row: order[row["net"], row["layer"], row["direction"]])
+    for row in rows:
+        ms, theirs = row["ms"], row.setdefault("torch", float("nan"))
+        print(f"{row['net']:9} {row['layer']:8} {SHORT[row['direction']]:2} {ms:8.3f} ms"
+              f" {row['gflop'] / ms:6.1f} TF  torch {theirs:8.3f} ratio {theirs / ms:5.2f} err"
+              f" {row.get('error', float('nan')):.1e} first {row['timed'][0][0]:8.3f} {row['solver']}"
+              f" {json.dumps(row['config'])}", flush=True)  # fmt: skip
     if os.environ.get("OUT"):
         Path(os.environ["OUT"], label + ".json").write_text(json.dumps({"rows": rows}))
     took = time.perf_counter() - begun

@@ -17,7 +17,7 @@ from .job import LOCAL_LIMIT, Job
 from .tile import Tile
 from .walk import walk, window
 
-__all__ = ["choices", "seconds"]
+__all__ = ["choices", "fits", "seconds"]
 
 _CLOCK = 1.7e9
 _MACS = {"wgmma": 1800, "mma": 1000}  # multiply-adds a cycle that a busy multiprocessor reaches
@@ -158,6 +158,12 @@ def _parts(job: Job, units: int) -> list[int]:
     small = set(_SPLITS) if job.work_groups < 2 * room else set()
     least = 2 if job.tile.window or job.data else 4  # slices worth a part
     return sorted(parts for parts in filling | small if 1 < parts <= slices // least and parts <= 512)
+
+
+@functools.lru_cache(maxsize=1024)
+def fits(problem: ConvProblem, engine: str, units: int) -> bool:
+    """Whether any tile fits; cheaper than ``choices``."""
+    return any(True for name in formats(problem) for _ in itertools.islice(_tiles(problem, engine, name, units), 1))
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ from typing import Any
 
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
 
-from .choice import choices, seconds
+from .choice import choices, fits, seconds
 from .formats import formats
 from .job import Job
 from .plan import Layout, NvidiaPlan
@@ -45,7 +45,7 @@ class TensorCores(Solver):
         least = min(problem.ic, problem.oc) // problem.g
         if problem.g > 1 and least < _LEAST:
             return f"{_LEAST} channels a group or more, got {least}"
-        if not choices(problem, self.engine, device.compute_units):
+        if not fits(problem, self.engine, device.compute_units):
             return "no tile fits"
         return None
 
