@@ -71,7 +71,8 @@ def test_a_queue_a_thread(device):
     together(work)
 
 
-def test_one_plan_on_several_queues_at_once(queue):
+@pytest.mark.parametrize("solver", ["im2col", "implicitgemm.*", "winograd.*", "*"])
+def test_one_plan_on_several_queues_at_once(queue, solver):
     """One thread, four queues, the same problem: kernels and workspaces must not be shared between queues."""
     problem = ConvProblem.parse("mb2ic16ih14oc16kh3ph1")
     queues = [queue, *(cl.CommandQueue(queue.context) for _ in range(3))]
@@ -80,9 +81,10 @@ def test_one_plan_on_several_queues_at_once(queue):
         {name: cl_array.to_device(own, array) for name, array in operands.present().items()}
         for own, (operands, _) in zip(queues, prepared)
     ]
-    results = [(call(problem, loaded[turn % 4]), prepared[turn % 4][1]) for turn in range(40)]
-    for result, expected in results:
-        np.testing.assert_array_equal(result.get(), expected)
+    with convdispatch.policy(solver=solver):
+        results = [(call(problem, loaded[turn % 4]), prepared[turn % 4][1]) for turn in range(40)]
+    for result, expected in results:  # the data are whole numbers; a transform's sums are not exact
+        np.testing.assert_allclose(result.get(), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
 def test_a_shared_constant_is_packed_once_for_all(device):
