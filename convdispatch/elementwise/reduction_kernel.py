@@ -169,7 +169,9 @@ def _launch(context: cl.Context, form: _Form) -> Launch:
         size = (-(-k // form.lanes_k) * form.lanes_k * form.lanes_r, form.splits)
         group: tuple[int, ...] | None = (form.lanes_k * form.lanes_r, 1)
     else:
-        size, group = (k, form.splits), (1, 1) if form.rows else None
+        # Columns: neighbouring items take neighbouring places, whatever the outer axes are.
+        inner = form.kept[-1] if form.kept else 1
+        size, group = ((k, form.splits), (1, 1)) if form.rows else ((inner, form.splits, k // inner), None)
     names = [f"{part}{i}" for i in range(len(form.operands)) for part in "po"] + list(form.scalars)
     names += [f"{part}r{i}" for i in range(len(form.results)) for part in "po"]
     dtypes = [t for _ in form.operands for t in (None, np.int64)]
@@ -283,8 +285,12 @@ def _gpu(form: _Form) -> list[str]:
 
 def _cpu_columns(form: _Form) -> list[str]:
     count = len(form.formulas)
-    lines = ["const long k = get_global_id(0);"] + [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
-    lines += _range(form) + _split("kk", "k", form.kept, form.kept_steps, "b")
+    inner = form.kept[-1] if form.kept else 1
+    lines = [f"const long a = get_global_id(0), outer = get_global_id(2), k = outer * {inner} + a;"]
+    lines += [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
+    lines += _range(form) + _split("kk", "outer", form.kept[:-1], tuple(s[:-1] for s in form.kept_steps), "c")
+    steps = [step[-1] if step else 0 for step in form.kept_steps]
+    lines += [f"const long b{i} = c{i} + a * {step};" for i, step in enumerate(steps)]
     lines.append("for (long r = first; r < last; ++r) {")
     lines += _split("rr", "r", form.reduced, form.reduced_steps, "q")
     lines += [f"const long i{i} = o{i} + b{i} + q{i};" for i in range(len(form.operands))]

@@ -203,10 +203,15 @@ def _lrn(
     k: float,
 ) -> tuple[Launch, Launch]:
     suffix = "" if dtype == "float64" else "f"
-    values = {"total": f"{total}L", "channels": channels, "inner": inner, "size": size}
+    values = {
+        "channels": channels,
+        "inner": inner,
+        "size": size,
+        "roots": {0.75: 3, 0.5: 2}.get(beta, 0),
+    }
     values |= {name: f"{float(value)!r}{suffix}" for name, value in (("scale", scale), ("beta", beta), ("bias", k))}
     program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text("convdispatch.nn", "lrn.cl"))
-    work = (-(-total // 256) * 256,)
+    work = (channels, total // channels) if inner == 1 else (inner, channels, total // (channels * inner))
     forward = Launch(program, "lrn", work, None, "x offset y", names=("x", "offset", "y"))
     names = ("x", "offset", "dy", "dy_offset", "dx")
     return forward, Launch(program, "lrn_backward", work, None, " ".join(names), names=names)
