@@ -67,7 +67,7 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
         held = kernel.m_at * case.size < _L3
         moved = 2 * (bytes_v + bytes_m) / (_NEAR if held else _FAR)
         moved += 2 * bytes_u * kernel.chunks / (_NEAR if bytes_u < _L3 else _FAR)
-        back = case.c * vectors_n * (case.products * 4.0 + 16 * math.prod(case.taps) * 2)
+        back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * 3)
         launches = 2 * kernel.chunks * groups
     else:
         other = tiles * vectors_n * _transform(case, th.at, tw.at, read)
@@ -80,7 +80,7 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
             moved += 2 * (bytes_v + bytes_m) / (_NEAR if kernel.slots_size < _L3 else _FAR)
         back = 0.0
         if not case.problem.constant_weights:
-            back = case.c * vectors_n * (case.products * 4.0 + 16 * math.prod(case.taps) * 2)
+            back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * 3)
         launches = 3 * kernel.chunks * groups if kernel.apart else 1
     outside = case.problem.bytes / _FAR * 0.7
     cores = 2

@@ -1,7 +1,7 @@
 ## Forward and data gradient: chunks of S strips are transformed to V, multiplied with the packed weights to M, and
 ## transformed back; in one kernel whose V and M stay in the second-level cache, or in three over larger chunks.
 ##
-## V[e][tile][VT], M[e][tile][MT]: VE and ME from e to e, rows of tiles rounded up to MR
+## V[e][tile][VT], M[e][tile][MT], U[g][e][block][c][NVL]: VE, ME, UE from e to e, rows of tiles rounded up to MR
 ## S, XS     strips of a chunk, tiles of a strip; STRIPS of all images
 ## PASS      blocks of NVL target channels at a time; NB of all
 ## ITEMS     work items of the one kernel, each with a slot of SLOT elements, M from SLOT_M on
@@ -35,7 +35,7 @@ void conv(global const REAL *restrict x, global const ACC *restrict packed, long
       const int blocks = min(PASS, NB - block);
       ONCE for (int e = 0; e < E; ++e)
         ONCE for (int b = 0; b < blocks; ++b)
-          multiply_block(v + e * VE, packed + (((long)g * E + e) * NB + block + b) * (C * NVL), m + e * ME + b * NVL, strips * XS);
+          multiply_block(v + e * VE, packed + (g * E + e) * UE + (block + b) * (C * NVL), m + e * ME + b * NVL, strips * XS);
       ONCE for (int s = 0; s < strips; ++s)
         ONCE for (int n = 0; n < blocks * NVL && block * NVL + n < N; n += LANES)
           gather(OUT_ARGS, m + s * (XS * MT) + n, ME, MT, copy, strip + s, g, block * NVL + n);
@@ -55,7 +55,7 @@ void spread(global const REAL *restrict x, global ACC *workspace, int strip, int
 kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void products(global const ACC *restrict packed, long packed_off, global ACC *workspace, int g, int rows) {
   const int e = get_global_id(1), parts = get_global_size(0), part = get_global_id(0);
-  packed += packed_off + ((long)g * E + e) * NB * (C * NVL);
+  packed += packed_off + (g * E + e) * UE;
   ONCE for (int b = part * NB / parts; b < (part + 1) * NB / parts; ++b)
     multiply_block(workspace + e * VE, packed + b * (C * NVL), workspace + SLOT_M + e * ME + b * NVL, rows);
 }

@@ -83,7 +83,8 @@ class DataKernel:
         self.slot = slot.size // case.size + LINE // case.size
         self.items = 1 if self.apart else min(config["items"], case.problem.g * self.chunks)
         self.slots_size = ceil(self.items * self.slot * case.size, PAGE) * PAGE
-        self.packed_size = case.problem.g * case.products * self.blocks * case.c * self.nvl * case.size
+        self.ue = pitch(self.blocks * case.c * self.nvl, case.size)
+        self.packed_size = case.problem.g * case.products * self.ue * case.size
 
     @property
     def workspace_size(self) -> int:
@@ -99,7 +100,7 @@ class DataKernel:
         text += define(ACROSS=case.across, TILES_H=case.tiles[0], STRIPS=case.strips, S=self.s, XS=case.strip)
         text += define(CHUNKS=self.chunks, ITEMS=self.items, PASS=self.within, NB=self.blocks, E=case.products)
         text += define(C=case.c, N=case.n, G=p.g, LOCAL=case.local, SLOT=f"{self.slot}L", SLOT_M=f"{self.slot_m}L")
-        text += define(VT=self.vt, VE=f"{self.ve}L", MT=self.mt, ME=f"{self.me}L", SPREAD_C=SPREAD)
+        text += define(VT=self.vt, VE=f"{self.ve}L", MT=self.mt, ME=f"{self.me}L", UE=f"{self.ue}L", SPREAD_C=SPREAD)
         common = {
             "dtype": p.dtype, "accsize": case.size, "lanes": case.lanes, "nhwc": case.nhwc, "groups": p.g,
             "images": p.mb, "strip": case.strip, "across": case.across, "c": case.c, "n_": case.n,

@@ -63,8 +63,6 @@ def refusal(problem: ConvProblem, m: int, r: int) -> str | None:
     error = expected_error(problem, m, r)
     if problem.math == "ieee":
         limit = 2 * plain_error(problem)
-        return (
-            None if error <= _SURE * limit else f"the error of a plain sum twice ({limit:.1e}) at most, got {error:.1e}"
-        )
+        return None if error <= _SURE * limit else f"twice a plain sum's error, {limit:.1e}, at most, got {error:.1e}"
     limit = _LIMIT[problem.math]
     return None if error <= _SURE * limit else f"an error surely within {limit:.0e} only, got {error:.1e}"

@@ -9,7 +9,7 @@ void pack(global const REAL *restrict w, global ACC *restrict packed, long packe
     ONCE for (int v = 0; v < NVL; v += LANES) {
       const int n0 = block * NVL + v, count = clamp(${n_} - n0, 0, LANES);
       global const REAL *from = w + g * ${group}L + n0 * ${w_n}L + c * ${w_c}L + ${first};
-      global ACC *to = packed + packed_off + (((long)g * ${out_h * out_w} * NB + block) * ${c} + c) * NVL + v;
+      global ACC *to = packed + packed_off + g * ${out_h * out_w} * UE + (block * ${c} + c) * NVL + v;
       V mid[${out_h * taps_w}];
       ONCE for (int j = 0; j < ${taps_w}; ++j) {
         union { V v; ACC s[LANES]; } in[${taps_h}];
@@ -30,7 +30,7 @@ ${program_h}\
 % endfor
 ${program_w}\
 % for j in range(out_w):
-        STOREW(to + (k * ${out_w} + ${j}) * ((long)NB * ${c} * NVL), o${j});
+        STOREW(to + (k * ${out_w} + ${j}) * UE, o${j});
 % endfor
       }
     }
