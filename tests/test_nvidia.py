@@ -87,6 +87,9 @@ CASES = [
     ("bwd_weights_f32_nhwc_mb3ic10ih5iw6oc12kh3ph1g2+accumulate", "wgmma", {"split": 2, "bk": 64}),
     ("bwd_weights_f32_mb4ic3ih11iw9oc12kh5kw4ph2sh2sw3", "wgmma", {"split": 3, "bm": 64, "bn": 128, "wn": 2}),
     ("bwd_weights_f32_mb1ic8ih5iw6oc8kh3ph1", "mma", {}),
+    # more slices than stages
+    ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1", "wgmma", {"promote": 2}),
+    ("bwd_weights_f32_mb4ic8ih8iw8oc8kh3ph1", "wgmma", {"promote": 3}),
     # windows
     ("fwd_f32_mb2ic40ih6iw5oc16kh3ph1", "wgmma", {"window": True, "split": 2}),
     ("fwd_f32_nhwc_mb3ic70ih5iw7oc16kh3ph1kw2dh2", "wgmma", {"window": True, "bk": 64, "bn": 8}),

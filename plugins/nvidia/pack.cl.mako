@@ -38,8 +38,8 @@ inline void split8(uint4 *chunk, const VALUE_TYPE *v, float scale) {
 % if f.bfloat:
       if (finite && (part & 0x7fff) == 0x7f80) part = (ushort)(as_uint(rest) >> 16);  // rounding up would overflow
 % endif
-      h[p][e] = p == 0 || finite ? part : (ushort)0;
-      rest = finite ? rest - widen(part) : 0;
+      h[p][e] = part;
+      rest = finite ? rest - widen(part) : 0;  // an infinity has no rest
     }
   }
 #pragma unroll
