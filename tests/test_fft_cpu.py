@@ -150,6 +150,15 @@ def test_constant_weights(device, direction, rest):
     assert SOLVER.plan(context, problem.replace(mb=1), config).pack_key == key, "the batch does not change the weights"
 
 
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+def test_spectra_of_large_kernels_are_written_past_the_caches(device, direction):
+    problem = ConvProblem.parse(f"{direction}_mb1ic64ih28oc70kh9")
+    config = {**configs(problem, device)[0], "tile": [1, 28, 28], "blocks": 64}
+    assert 4 * (g := Geometry(problem, config)).frequencies * g.kernel_stride > 8e6
+    error, _ = run_between_guards(problem, device, config)
+    assert error <= LIMIT
+
+
 def test_the_limit_chooses_down_to_the_floor(device):
     """Offers fall to a floor; each limit is kept, by the plan's own number, and below the floor there are words."""
     problem = ConvProblem.parse("mb2ic40ih24oc48kh7ph3")
@@ -220,7 +229,7 @@ def test_large_kernels_are_predicted_to_win_and_single_taps_refused(device):
     reasons = {
         "mb1ic4ih8oc4kh3sh2": "stride 1 only, got 2x2",
         "mb1ic4ih8oc4kh1": "more than one tap only, got 1x1",
-        "mb1ic1ih80oc1kh70": "kernels that a transform of 64 points holds only, got 1x70x70",
+        "mb1ic4ih80oc4kh70": "kernels that a transform of 64 points holds only, got 1x70x70",
         "f16_mb1ic4ih8oc4kh3": "float32 only, got float16",
         "mb0ic4ih8oc4kh3": "1 image or more, got 0",
         "g4mb1ic4ih8oc4kh3": "more than one channel in or out a group only, got 1 and 1",

@@ -20,7 +20,7 @@ _SIZES = (4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48,
 _DEEP = (4, 5, 6, 8, 9, 10, 12, 16)  # of three axes: the slot holds their product
 _TRIED = 4  # tilings offered besides their smaller workspaces
 _CACHE = 12e6  # bytes of spectra that stay in the last cache between passes
-_SHARE = 0.8  # of the multiply-add peak, in products
+_SHARE, _NARROW = 0.8, 0.5  # of the multiply-add peak, in products; in those of one block, which leave registers empty
 _VECTOR = 4.0  # operations of the peak in the time of one operation of a transform: it waits for loads and stores
 _NEAR, _FAR = 8.0, 18.0  # operations in the time of a byte of a spectrum in the last cache, and beyond it
 _LAUNCH = 3e6  # operations in the time of a launch
@@ -70,7 +70,8 @@ def predicted(g: Geometry) -> float:
     alive = g.areas["size"] + (g.packed_size if g.held else 0)
     far = min(1.0, max(0.0, (alive - _CACHE) / _CACHE))
     traffic = sum(size * times for size, times in moved) * (_NEAR + far * (_FAR - _NEAR))
-    products = 8.0 * f * groups * m * n * k / _SHARE
+    wide = g.result_blocks > 1 or blocks_n == 1
+    products = 8.0 * f * groups * m * n * k / (_SHARE if wide else _NARROW)
     return products + _VECTOR * lane * groups * transforms + traffic + 3 * _LAUNCH * g.rounds
 
 

@@ -22,6 +22,8 @@ class _Place:
     pointer: str
     stride: int
     lanes: int
+    stream: bool = False
+    """Written past the caches."""
 
     def at(self, name: str) -> str:
         """The address of an element by the name a codelet gives it; a bare index is a real part."""
@@ -33,7 +35,8 @@ class _Place:
         return f"LOAD{'L' if self.pointer == 't' else 'G'}({self.at(name)})"
 
     def write(self, name: str, value: str) -> str:
-        return f"STORE{'L' if self.pointer == 't' else 'G'}({self.at(name)}, {value});"
+        store = "STREAM" if self.stream else "STOREL" if self.pointer == "t" else "STOREG"
+        return f"{store}({self.at(name)}, {value});"
 
 
 def _numbered(wanted: Iterable[int]) -> Callable[[str], str]:
@@ -50,17 +53,19 @@ def _zeros(to: _Place, ks: Iterable[int]) -> str:
     return "".join(f"  {to.write(f'i{k}', '(V)(0.0f)')}\n" for k in ks)
 
 
-def forward_functions(g: Geometry, name: str, given: tuple[int, ...], stride: int, conjugate: bool) -> str:
+def forward_functions(
+    g: Geometry, name: str, given: tuple[int, ...], stride: int, conjugate: bool, stream: bool = False
+) -> str:
     """``<name>_line`` (line to slot) and, as needed, ``_edge``, ``_middle`` and ``_column``.
 
     ``given``: elements along d, h, w that may differ from 0. ``stride``: floats from frequency to frequency of the
-    spectrum. ``conjugate``: the spectrum's conjugate is what is written.
+    spectrum. ``conjugate``: the spectrum's conjugate is what is written. ``stream``: it is written past the caches.
     """
     sizes, order, lanes = g.tiling.sizes, g.order, g.lanes
     n = sizes[order[0]]
     edges = [0] + ([n // 2] if n % 2 == 0 and n > 1 else [])
     if len(order) == 1:
-        to, kind = _Place("s", stride, lanes), "global float *restrict s"
+        to, kind = _Place("s", stride, lanes, stream), "global float *restrict s"
     else:
         to, kind = _Place("t", g.lines(given) * 2 * lanes, lanes), "local float *restrict t"
 
@@ -79,7 +84,7 @@ def forward_functions(g: Geometry, name: str, given: tuple[int, ...], stride: in
     if len(order) == 1:
         return text
     way = "inverse" if conjugate else "forward"
-    spectrum, pair = _Place("s", stride, lanes), 2 * lanes
+    spectrum, pair = _Place("s", stride, lanes, stream), 2 * lanes
     if len(order) == 3:
         deep = g.tiling.sizes[order[1]]
         slot = _Place("t", pair, lanes)

@@ -6,6 +6,14 @@ typedef V __attribute__((aligned(4))) vec;
 #define LOADL(p) (*(local const vec *)(p))
 #define STOREG(p, v) (*(global vec *)(p) = (v))
 #define STOREL(p, v) (*(local vec *)(p) = (v))
+// Past the caches: a kernel's spectrum is larger than they are, and is read only when all of it is there.
+#define STREAM(p, v) STOREG(p, v)
+#ifdef __has_builtin
+#if __has_builtin(__builtin_nontemporal_store)
+#undef STREAM
+#define STREAM(p, v) __builtin_nontemporal_store(v, (global vec *)(p))
+#endif
+#endif
 #define ONCE __attribute__((opencl_unroll_hint(1)))
 <%
 stages = lanes.bit_length() - 1

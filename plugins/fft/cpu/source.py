@@ -14,6 +14,7 @@ from .geometry import Geometry
 __all__ = ["program_text"]
 
 _AXES = "dhw"
+_STREAM = 8e6  # bytes of a kernel's spectrum that is written past the caches
 
 
 def program_text(g: Geometry) -> str:
@@ -150,7 +151,8 @@ def _kernel(g: Geometry) -> str:
         "depth": len(g.order),
         "passes": _passes(g, "kernels", g.spans, False),
     }
-    return forward_functions(g, "kernels", g.spans, g.kernel_stride, True) + kernel_text(
+    stream = 4 * g.frequencies * g.kernel_stride > _STREAM
+    return forward_functions(g, "kernels", g.spans, g.kernel_stride, True, stream) + kernel_text(
         __package__, "kernel.cl.mako", **values
     )
 
