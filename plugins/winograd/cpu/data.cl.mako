@@ -53,11 +53,11 @@ void spread(global const REAL *restrict x, global ACC *workspace, int strip, int
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void products(global const ACC *restrict packed, long packed_off, global ACC *workspace, int g, int rows) {
+void products(global const ACC *restrict packed, long packed_off, global ACC *workspace, int rows, int block, int blocks) {
   const int e = get_global_id(1), parts = get_global_size(0), part = get_global_id(0);
-  packed += packed_off + (g * E + e) * UE;
-  ONCE for (int b = part * NB / parts; b < (part + 1) * NB / parts; ++b)
-    multiply_block(workspace + e * VE, packed + b * (C * NVL), workspace + SLOT_M + e * ME + b * NVL, rows);
+  packed += packed_off + e * UE;
+  ONCE for (int b = part * blocks / parts; b < (part + 1) * blocks / parts; ++b)
+    multiply_block(workspace + e * VE, packed + b * (C * NVL), workspace + SLOT_M + e * ME + (block + b) * NVL, rows);
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1)))

@@ -31,6 +31,8 @@ __all__ = ["SUMMED", "DataKernel", "ceil", "define", "even", "pitch", "printed"]
 
 SPREAD = 128
 """Channels of a work item that transforms."""
+FAR, PACKED = 16 << 20, 8 << 20
+"""Bytes of packed weights that leave the third-level cache, and of the parts that are packed and used in turn."""
 SUMMED = 128
 """Products of one running sum: longer sums are sums of such sums, whose rounding error is smaller."""
 
@@ -83,8 +85,11 @@ class DataKernel:
         self.slot = slot.size // case.size + LINE // case.size
         self.items = 1 if self.apart else min(config["items"], case.problem.g * self.chunks)
         self.slots_size = ceil(self.items * self.slot * case.size, PAGE) * PAGE
-        self.ue = pitch(self.blocks * case.c * self.nvl, case.size)
-        self.packed_size = case.problem.g * case.products * self.ue * case.size
+        one = case.products * case.c * self.nvl * case.size
+        whole = case.problem.constant_weights or not self.apart or self.chunks > 1 or one * self.blocks < FAR
+        self.packed_blocks = self.blocks if whole else even(self.blocks, max(1, PACKED // one))
+        self.ue = pitch(self.packed_blocks * case.c * self.nvl, case.size)
+        self.packed_size = (case.problem.g if whole else 1) * case.products * self.ue * case.size
 
     @property
     def workspace_size(self) -> int:
@@ -136,10 +141,12 @@ class DataKernel:
         """Source channels of a packing work item."""
         return max(1, min(self.case.c, 16384 // (self.case.products * self.nvl)))
 
-    def packer(self, context: Any, offset: int) -> Launch:
-        """Packs w into the workspace, or the packed buffer in its place, from byte ``offset`` on."""
-        sizes = (ceil(self.case.c, self.pack_c), self.case.problem.g * self.blocks, 1)
-        arguments = ["w", "workspace", np.int64(offset // self.case.size)]
+    def packer(self, context: Any, offset: int, g: int | None = None, block: int = 0) -> Launch:
+        """Packs w, or a part of a group, into the workspace or the buffer in its place, from byte ``offset`` on."""
+        groups = self.case.problem.g if g is None else 1
+        blocks = min(self.packed_blocks, self.blocks - block)
+        sizes = (ceil(self.case.c, self.pack_c), blocks, groups)
+        arguments = ["w", "workspace", np.int64(offset // self.case.size), np.int32(g or 0), np.int32(block)]
         return Launch(build(context, self.text()), "pack", sizes, (1, 1, 1), arguments, names=OPERANDS)
 
     def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
@@ -153,16 +160,22 @@ class DataKernel:
             arguments = [source, weights, at, "workspace", target, *extras]
             return [Launch(program_, "conv", (self.items, 1, 1), one, arguments, names=OPERANDS)]
         steps: list[Step] = []
-        parts = math.gcd(self.blocks, self.config["items"]) if self.blocks > 4 else 1
         for g in range(p.g):
             for first in range(0, case.strips, self.s):
                 here = min(self.s, case.strips - first)
                 place = [np.int32(first), np.int32(g)]
                 sizes = (here, ceil(case.c, SPREAD), 1)
                 steps.append(Launch(program_, "spread", sizes, one, [source, "workspace", *place], names=OPERANDS))
-                arguments = [weights, at, "workspace", np.int32(g), np.int32(here * case.strip)]
-                sizes = (parts, case.products, 1)
-                steps.append(Launch(program_, "products", sizes, one, arguments, names=OPERANDS))
+                whole = self.packed_blocks == self.blocks
+                for block in range(0, self.blocks, self.packed_blocks):
+                    if not whole:  # a part of the weights, used while the cache holds it
+                        steps.append(self.packer(context, offset, g, block))
+                    here_at = np.int64(at + (g * case.products * self.ue if whole else 0))
+                    blocks = min(self.packed_blocks, self.blocks - block)
+                    arguments = [weights, here_at, "workspace", np.int32(here * case.strip)]
+                    arguments += [np.int32(block), np.int32(blocks)]
+                    sizes = (math.gcd(blocks, 4), case.products, 1)
+                    steps.append(Launch(program_, "products", sizes, one, arguments, names=OPERANDS))
                 sizes = (here, ceil(case.n, SPREAD), 1)
                 arguments = ["workspace", target, *extras, *place]
                 steps.append(Launch(program_, "collect", sizes, one, arguments, names=OPERANDS))
@@ -176,5 +189,5 @@ class DataKernel:
             key = "winograd cpu " + json.dumps(what)
             steps = self.steps(context, "w", 0)
             return StepPlan(self.slots_size, steps, self.packed_size, [self.packer(context, 0)], key)
-        packing = self.packer(context, self.slots_size)
-        return StepPlan(self.workspace_size, [packing, *self.steps(context, "workspace", self.slots_size)])
+        packing = [self.packer(context, self.slots_size)] if self.packed_blocks == self.blocks else []
+        return StepPlan(self.workspace_size, [*packing, *self.steps(context, "workspace", self.slots_size)])
