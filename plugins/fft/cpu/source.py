@@ -14,7 +14,7 @@ from .geometry import Geometry
 __all__ = ["program_text"]
 
 _AXES = "dhw"
-_STREAM = 8e6  # bytes of a kernel's spectrum that is written past the caches
+_STREAM = 24e6  # bytes of a kernel's spectrum that is written past the caches: a smaller one waits in them
 
 
 def program_text(g: Geometry) -> str:
