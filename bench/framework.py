@@ -3,7 +3,8 @@
     python bench/framework.py [--device NAME] [--largest MIB] [--rounds N]
 
 Each figure is the median of rounds in which all kernels of a size take turns. Bytes are counted once for each element
-read or written. The copy is the better of the runtime's own and a plain kernel's, in the same rounds.
+read or written. The share of the copy is the median of the rounds' shares, so that load from others, slowing a whole
+round, cancels; the copy is the better of the runtime's own and a plain kernel's.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def kernels(count: int, queue: object) -> dict[str, tuple[Callable[[], object], 
     }
 
 
-def measure(works: list[Callable[[], object]], queue: object, rounds: int) -> list[float]:
-    """Median seconds of each, in alternate rounds."""
+def measure(works: list[Callable[[], object]], queue: object, rounds: int) -> list[list[float]]:
+    """Seconds of each, round by round."""
 
     def sample(work: Callable[[], object], repeat: int) -> float:
         queue.finish()
@@ -71,8 +72,7 @@ def measure(works: list[Callable[[], object]], queue: object, rounds: int) -> li
     for work in works:
         sample(work, 2)
         repeats.append(max(1, min(1000, int(LEAST_SECONDS / max(sample(work, 3), 1e-7)))))
-    table = [[sample(work, repeat) for work, repeat in zip(works, repeats, strict=True)] for _ in range(rounds)]
-    return [statistics.median(column) for column in zip(*table, strict=True)]
+    return [[sample(work, repeat) for work, repeat in zip(works, repeats, strict=True)] for _ in range(rounds)]
 
 
 @click.command()
@@ -84,19 +84,20 @@ def main(device: str | None, largest: int, rounds: int) -> None:
     queue = runtime.queue(runtime.find_device(device))
     sizes = [size for size in (2**14, 2**17, 2**20, 2**23, 2**26, 2**28) if size <= largest * 2**20]
     names = list(kernels(2**12, queue))
-    columns, seconds = [], []
+    columns: list[list[float]] = []
+    shares: list[float] = []
     for size in sizes:
         count = size // 4
         works = kernels(count, queue)
         times = measure([work for work, _ in works.values()], queue, rounds)
-        columns.append([moved / t / 1e9 for (_, moved), t in zip(works.values(), times, strict=True)])
-        seconds.append(times)
-    best = max(columns[-1][:2])
+        speeds = [[moved / t / 1e9 for (_, moved), t in zip(works.values(), row, strict=True)] for row in times]
+        columns.append([statistics.median(column) for column in zip(*speeds, strict=True)])
+        shares = [statistics.median(row[i] / max(row[:2]) for row in speeds) for i in range(len(names))]
     table = Table(title=f"GB/s by size of one tensor, on {runtime.device_info(queue.device)}", title_justify="left")
     for heading in ("kernel", *(f"{size / 2**20:g} MiB" for size in sizes), "of the copy"):
         table.add_column(heading, justify="left" if heading == "kernel" else "right", no_wrap=True)
     for i, name in enumerate(names):
-        table.add_row(name, *(f"{column[i]:.1f}" for column in columns), f"{columns[-1][i] / best:.0%}")
+        table.add_row(name, *(f"{column[i]:.1f}" for column in columns), f"{shares[i]:.0%}")
     console = Console(width=120)
     console.print(table)
     small = Tensor.from_numpy(np.ones(16, np.float32), queue)

@@ -28,6 +28,8 @@ __all__ = ["Operand", "Prepared", "prepare"]
 
 _VECTOR = 4
 _GPU_GROUP, _CPU_GROUP = 256, 1024
+_LONG_ROW = 512
+"""From this length of the last axis on, a CPU's groups lie within its rows."""
 SCALARS = {"float": np.float32, "double": np.float64, "long": np.int64}
 """NumPy's names of the types that kernels compute in."""
 
@@ -115,10 +117,24 @@ def _sizes(size: int, sizes: list[int], flat: bool, gpu: bool, wide: int) -> tup
         group = min(_GPU_GROUP if gpu else _CPU_GROUP, 1 << max(0, (items - 1).bit_length()))
         return (-(-items // group) * group,), (group,)
     inner, middle = sizes[-1], sizes[-2]
-    group_x = min(_CPU_GROUP, inner)
-    group_y = min(middle, max(1, _CPU_GROUP // group_x))
+    if inner >= _LONG_ROW:
+        parts, share = _shares(inner)
+        return (parts * share * math.prod(sizes[:-1]),), (share,)
+    group_x, group_y = _cpu_groups(inner, middle)
     outer = math.prod(sizes[:-2])
     return (-(-inner // group_x) * group_x, -(-middle // group_y) * group_y, outer), (group_x, group_y, 1)
+
+
+def _shares(inner: int) -> tuple[int, int]:
+    """Into how many groups a CPU cuts a long row, and their size: even shares, whole vectors of sixteen."""
+    parts = -(-inner // _CPU_GROUP)
+    return parts, min(_CPU_GROUP, -(-inner // (parts * 16)) * 16)
+
+
+def _cpu_groups(inner: int, middle: int) -> tuple[int, int]:
+    """A CPU's work group over the last two axes."""
+    group_x = min(_CPU_GROUP, inner)
+    return group_x, min(middle, max(1, _CPU_GROUP // group_x))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -204,12 +220,30 @@ def _places(sizes: tuple[int, ...], steps: tuple[tuple[int, ...], ...], wide: in
             scale = f" * {wide}" if axis == axes - 1 and wide > 1 else ""
             lines += [f"const {index} a{axis} = rest % {size}{scale};", f"rest /= {size};"]
         lines.append(f"const {index} a0 = rest;")
+    elif sizes[-1] >= _LONG_ROW:
+        # One row of groups, each within a row of the last axis: neighbours in memory run one after the other.
+        parts, share = _shares(sizes[-1])
+        lines = [
+            f"const long a{axes - 1} = get_group_id(0) % {parts} * {share} + get_local_id(0);",
+            f"long rest = get_group_id(0) / {parts};",
+        ]
+        if sizes[-1] % share:
+            lines.append(f"if (a{axes - 1} >= {sizes[-1]}) return;")
+        for axis in range(axes - 2, 0, -1):
+            lines += [f"const long a{axis} = rest % {sizes[axis]};", f"rest /= {sizes[axis]};"]
+        lines.append("const long a0 = rest;")
     else:
         lines = [
             f"const long a{axes - 1} = get_global_id(0);",
             f"const long a{axes - 2} = get_global_id(1);",
-            f"if (a{axes - 1} >= {sizes[-1]} || a{axes - 2} >= {sizes[-2]}) return;",
         ]
+        # Only where the groups' sizes leave items over: a return costs the compiler's vectors masks.
+        groups = _cpu_groups(sizes[-1], sizes[-2])
+        left = [
+            f"a{axes - 1 - n} >= {size}" for n, (size, group) in enumerate(zip(sizes[:-3:-1], groups)) if size % group
+        ]
+        if left:
+            lines.append(f"if ({' || '.join(left)}) return;")
         if axes > 2:
             lines.append("long rest = get_global_id(2);")
         for axis in range(axes - 3, 0, -1):
