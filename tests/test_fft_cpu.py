@@ -26,6 +26,7 @@ _TABLE = {
     for entry in [*shapes.load("near_miss"), *shapes.load("basic")]
     if {entry.problem.sd, entry.problem.sh, entry.problem.sw} == {1}
     and max(entry.problem.kd, entry.problem.kh, entry.problem.kw) > 1
+    and not entry.problem.ic == entry.problem.oc == entry.problem.g
 }
 
 
