@@ -2,8 +2,9 @@
 
     python bench/layers.py --net cpu10 --solver im2col --against torch --direction fwd
 
-Each layer's rivals are timed in turns on random data, each call waited for. torch is timed in NCHW and channels_last;
-the solver in both layouts, unless ``--layout`` names one; a ratio is best against best (above 1: the solver is faster).
+Each layer's rivals are timed in turns on random data, each call waited for; a rest after torch lets its threads leave the
+cores, which spin for a while after their work. torch is timed in NCHW and channels_last; the solver in both layouts,
+unless ``--layout`` names one; a ratio is best against best (above 1: the solver is faster).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from convdispatch.api.policy import Policy
 from convdispatch.loader import plugins
 
 Work = Callable[[], None]
+REST_S = 0.25
+"""OpenMP's threads spin for up to 0.2 s by default."""
 
 
 def solver_work(problem: ConvProblem, name: str | None, config: int | None) -> tuple[str, Work]:
@@ -92,6 +95,7 @@ def race(works: dict[str, Work], seconds: float, rounds: int) -> dict[str, float
     """Median milliseconds of each, taken in turns for some seconds and at least some rounds."""
     for work in works.values():
         work()
+    time.sleep(REST_S)
     samples: dict[str, list[float]] = {name: [] for name in works}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(samples[next(iter(works))]) < rounds:
@@ -99,6 +103,8 @@ def race(works: dict[str, Work], seconds: float, rounds: int) -> dict[str, float
             start = time.perf_counter_ns()
             work()
             samples[name].append((time.perf_counter_ns() - start) / 1e6)
+            if name.startswith("torch"):
+                time.sleep(REST_S)
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
