@@ -2,8 +2,8 @@
 
     python bench/layers.py --net cpu10 --solver im2col --against torch --direction fwd
 
-Each layer's rivals are timed in turns on random data, each call waited for; a rest after torch lets its threads leave the
-cores, which spin for a while after their work. torch is timed in NCHW and channels_last; the solver in both layouts,
+Each layer's rivals are timed in turns on random data, each call waited for; a rest after torch lets its threads, which
+spin for a while, leave the cores. torch is timed in NCHW and channels_last; the solver in both layouts,
 unless ``--layout`` names one; a ratio is best against best (above 1: the solver is faster).
 """
 
