@@ -192,11 +192,12 @@ def test_constant_weights_give_the_same(device):
     for text in ("mb2ic16ih9oc24kh3ph1", "mb2ic16ih9oc24kh1", "g8mb1ic8ih7oc8kh3ph1"):
         problem, operands, expected = arrays_of(text)
         kept = convdispatch.constant(operands.w)
+        atol = 1e-4 * np.abs(expected).max()  # the chosen solver may transform: whole numbers are not exact then
         for _ in range(3):  # packs on the first call, reads the packed form after
-            np.testing.assert_array_equal(call(problem, {"x": operands.x, "w": kept}), expected)
+            np.testing.assert_allclose(call(problem, {"x": operands.x, "w": kept}), expected, rtol=0, atol=atol)
         half = problem.replace(mb=1)  # another batch shares the weights
         got = call(half, {"x": operands.x[:1], "w": kept})
-        np.testing.assert_array_equal(got, expected[:1])
+        np.testing.assert_allclose(got, expected[:1], rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("name", sorted(plugins().solvers))

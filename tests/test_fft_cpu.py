@@ -153,7 +153,7 @@ def test_constant_weights(device, direction, rest):
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 def test_spectra_of_large_kernels_are_written_past_the_caches(device, direction):
-    problem = ConvProblem.parse(f"{direction}_mb1ic64ih28oc80kh9")
+    problem = ConvProblem.parse(f"{direction}_mb1ic80ih28oc96kh9")
     config = {**configs(problem, device)[0], "tile": [1, 36, 36], "blocks": 64}
     assert 4 * (g := Geometry(problem, config)).frequencies * g.kernel_stride > 24e6
     error, _ = run_between_guards(problem, device, config)

@@ -196,6 +196,8 @@ class Search:
         small = smaller(self.problem) if suspect and self.problem.flops > 20 * PROBE_FLOPS else None
         if small is None or dispatch.refusal(entry.solver, small, self.info, self.policy):
             return False
+        if dict(entry.config) not in (dict(config) for config in entry.solver.configs(small, self.info)):
+            return False  # a configuration promises nothing for a problem that it was not offered for
         prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
         estimate = self._rig(small).verify(prepared).run_ms * self.problem.flops / small.flops
         if best is not None and estimate > SUSPECT * best:
