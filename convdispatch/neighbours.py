@@ -2,8 +2,11 @@
 
 Near means: the same direction, dtype, layout and number of axes, and a small distance between logarithms of the sizes.
 What changes which algorithm wins (kernel, stride, dilation, one channel a group) weighs more than what only changes
-how much work there is. The cost of the rule is its leave-one-out regret: each measured problem is asked as if it were
-not measured, and the time of the decision it gets is divided by its own best time.
+how much work there is. Of the neighbour's measured choices that one is taken which its time, scaled by what its solver
+predicts for both problems, makes the fastest here: tiles that fit the neighbour's sizes need not fit these.
+
+The cost of the rule is its leave-one-out regret: each measured problem is asked as if it were not measured, and the
+time of the decision it gets is divided by its own best time.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import numpy as np
 from .api.device import DeviceInfo
 from .api.errors import InvalidProblem
 from .api.problem import ConvProblem
+from .loader import plugins
 from .record import Record
 
 if TYPE_CHECKING:
@@ -29,6 +33,9 @@ __all__ = ["Neighbour", "Neighbours", "Regret", "distance", "neighbours"]
 
 Accepts = Callable[[str, Mapping[str, Any]], bool]
 """Whether the solver of that name would accept the problem in question with that configuration."""
+
+Cost = Callable[[str, ConvProblem, Mapping[str, Any]], float | None]
+"""What the solver of that name predicts for a problem and configuration; None when it predicts nothing."""
 
 WEIGHTS = {"mb": 0.5, "g": 0.5, "c": 1.0, "o": 0.7, "k": 3.0, "s": 3.0, "d": 3.0}
 """What one doubling counts: batch, groups, channels a group, output, kernel, stride, dilation."""
@@ -65,7 +72,7 @@ class Neighbour:
     """The measured problem that it is borrowed from."""
     distance: float
     predicted_ms: float
-    """The neighbour's time, scaled by the ratio of operations."""
+    """The neighbour's time, scaled by what the solver predicts for both problems, or else by their operations."""
     regret: Regret
 
     def __str__(self) -> str:
@@ -112,7 +119,8 @@ class _Crowd:
 class Neighbours:
     """The measured problems of one device, ready to be asked. Records of one problem are its choices, rivals."""
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, records: Iterable[Record], cost: Cost = lambda solver, problem, config: None) -> None:
+        self._cost = cost
         by_text: dict[str, list[Record]] = {}
         for record in records:
             by_text.setdefault(record.problem, []).append(record)
@@ -134,11 +142,19 @@ class Neighbours:
     def nearest(self, problem: ConvProblem, accepts: Accepts | None = None) -> Neighbour | None:
         """The nearest measured problem's fastest decision that ``accepts``, or None when no neighbour has one."""
         for gap, measured in self._nearest_first(problem):
-            for record in self._choices[measured]:
-                if accepts is None or accepts(record.solver, record.config):
-                    time = record.median_ms * (problem.flops / max(1, measured.flops) or 1.0)
-                    return Neighbour(record.solver, record.config, record.problem, gap, time, self.regret())
+            choices = [r for r in self._choices[measured] if accepts is None or accepts(r.solver, r.config)]
+            if choices:
+                time, record = min(((self._scaled(r, measured, problem), r) for r in choices), key=lambda pair: pair[0])
+                return Neighbour(record.solver, record.config, record.problem, gap, time, self.regret())
         return None
+
+    def _scaled(self, record: Record, measured: ConvProblem, problem: ConvProblem) -> float:
+        """A choice's time at ``measured``, scaled to ``problem``."""
+        there = self._cost(record.solver, measured, record.config)
+        here = self._cost(record.solver, problem, record.config)
+        if here and there:
+            return record.median_ms * here / there
+        return record.median_ms * (problem.flops / max(1, measured.flops) or 1.0)
 
     def regret(self) -> Regret:
         """The leave-one-out regret of ``nearest`` on these records; worked out once."""
@@ -163,7 +179,7 @@ class Neighbours:
                 times.get(record.choice[1:], defaults.get(record.solver))
                 for _, other in self._nearest_first(problem)
                 if other != problem
-                for record in self._choices[other]
+                for record in sorted(self._choices[other], key=lambda r, other=other: self._scaled(r, other, problem))
                 if record.choice[1:] in times or record.solver in defaults  # else it cannot be judged here
             )
             chosen = next(borrowed, None)
@@ -186,6 +202,19 @@ def neighbours(db: PerfDB, device: DeviceInfo | str) -> Neighbours:
         kept = _known.setdefault(db, {})
         generation, found = kept.get(device, (-1, None))
         if found is None or generation != db.generation:
-            found = Neighbours(db.all(device))
+            found = Neighbours(db.all(device), _cost_on(device))
             kept[device] = (db.generation, found)
         return found
+
+
+def _cost_on(device: DeviceInfo | str) -> Cost:
+    def cost(solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
+        found = plugins().solvers.get(solver)
+        if found is None or isinstance(device, str):
+            return None
+        try:
+            return found.cost(problem, device, config)
+        except Exception:  # a configuration that is none for this problem: there is no prediction
+            return None
+
+    return cost

@@ -75,6 +75,16 @@ def test_the_nearest_decision_is_borrowed(known):
     assert "64" in str(found)
 
 
+def test_a_choice_is_scaled_by_what_its_solver_predicts():
+    """F(6) won at the neighbour, whose sizes its tile fits; the solvers' own predictions say that it does not here."""
+    near = BASE.replace(ih=60, iw=60)
+    waste = {("tile6", near): 1.0, ("tile6", BASE): 3.0, ("tile4", near): 1.0, ("tile4", BASE): 1.0}
+    records = measured(near, tile6=1.0, tile4=1.2)
+    assert Neighbours(records).nearest(BASE).solver == "tile6"
+    found = Neighbours(records, lambda solver, problem, config: waste[solver, problem]).nearest(BASE)
+    assert (found.solver, found.predicted_ms) == ("tile4", pytest.approx(1.2))
+
+
 def test_only_what_is_accepted_is_borrowed(known):
     assert known.nearest(BASE, lambda solver, config: solver != "winograd").solver == "gemm"
     assert known.nearest(BASE, lambda solver, config: solver == "direct").solver == "direct"
