@@ -66,8 +66,9 @@ class Solver(ABC):
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """The first reason why this solver cannot compute the problem on the device, or None.
 
-        Cheap and pure: no compilation, no OpenCL call. Words: lower case, no full stop, *limit, got value*, as in
-        ``"3x3 only, got 5x5"``. The problem holds no part of the epilogue that the solver does not fuse.
+        Cheap and pure: compiles nothing for the problem. What must be asked of the device itself (does a probe kernel
+        run, is a library there) is asked once a process and kept. Words: lower case, no full stop, *limit, got value*,
+        as in ``"3x3 only, got 5x5"``. The problem holds no part of the epilogue that the solver does not fuse.
         """
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
