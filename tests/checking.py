@@ -206,9 +206,14 @@ def check(
         damage = guarded.damage(payload_too=name != "out")
         assert damage is None, f"{chosen}: {name}: {damage}\n{rerun(problem, chosen, seed)}"
     _, got = out.read()
-    exact = data == "integer" and named(chosen, plugins().solvers).exact and not _rounds(problem)
-    limit = 0.0 if exact else tolerance if tolerance is not None else TOLERANCE[problem.dtype]
+    limit = limit_of(problem, chosen, data, tolerance)
     return compare(got, expected, limit, f"{chosen}, {data} data", rerun(problem, chosen, seed))
+
+
+def limit_of(problem: ConvProblem, chosen: str, data: str = "integer", tolerance: float | None = None) -> float:
+    """The relative error that ``chosen`` may have: none on whole numbers where the solver claims exactness."""
+    exact = data == "integer" and named(chosen, plugins().solvers).exact and not _rounds(problem)
+    return 0.0 if exact else tolerance if tolerance is not None else TOLERANCE[problem.dtype]
 
 
 def compare(got: np.ndarray, expected: np.ndarray, limit: float, what: str = "", hint: str = "") -> float:

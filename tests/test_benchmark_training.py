@@ -18,6 +18,7 @@ def report():
 def test_every_kind_is_there(report):
     kinds = {kind.name: kind for kind in report.kinds}
     assert kinds.keys() >= {"convolution", "linear", "max_pool", "cross_entropy", "optimiser"}
+    assert "activate" not in kinds, "ReLU belongs to the convolution before it"
     assert [kinds[name].calls for name in ("convolution", "linear", "max_pool", "optimiser")] == [2, 3, 2, 1]
     for name in ("convolution", "linear", "max_pool", "cross_entropy"):
         assert kinds[name].forward_ms > 0
