@@ -121,6 +121,19 @@ def test_a_suspect_runs_a_smaller_problem_first(faults, device, monkeypatch):
     assert "a smaller problem foretells" in found["slow"].reason
 
 
+def test_a_smaller_problem_is_tried_only_with_what_is_offered_for_it(faults, device, monkeypatch):
+    """A configuration promises nothing for another problem: failing there must not condemn it here."""
+    faults("good", "slow")
+    monkeypatch.setattr("convdispatch.search.session.PROBE_FLOPS", 100.0)
+    monkeypatch.setattr("convdispatch.search.candidates.PROBE_FLOPS", PROBLEM.flops / 2)
+    monkeypatch.setattr("convdispatch.search.session.Search._foretell", lambda *_: None)
+    slow = loader.plugins().solvers["faulty.slow"]
+    monkeypatch.setattr(type(slow), "configs", lambda self, problem, device: [{"sizes": [problem.ih, problem.iw]}])
+    found, _ = searched(device, said=False)
+    assert "a smaller problem" not in found["slow"].reason
+    assert found["slow"].median_ms is not None
+
+
 @pytest.mark.parametrize(
     "text",
     ["mb64ic64ih56oc64kh3ph1", "mb1ic512ih224oc512kh3ph1", "mb9ic8id30ih30iw30oc64kd3kh3kw3", "mb1ic64iw9999oc64kw9"],
