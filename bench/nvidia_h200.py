@@ -4,16 +4,17 @@
     python bench/nvidia_h200.py compare --net vgg_a --tries 4 --math float32     # beside cuDNN, TF32 off
     python bench/nvidia_h200.py compare --dtype float16 --layout nhwc
 
-``compare`` builds the first configurations of each solver on all cores, times them on the device alone, and keeps the
-fastest of each layer. Sampled elements are compared with float64.
+``compare`` builds the most promising configurations of every solver on all cores, times them on the device alone, and
+keeps the fastest of each layer; "first" is the one that the costs choose without a search. Sampled elements are
+compared with float64.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import itertools
 import json
-import multiprocessing
 import os
 import sys
 import time
@@ -26,6 +27,7 @@ import pyopencl as cl
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from convdispatch_nvidia.plan import NvidiaPlan
+from farm import Lost, farm
 from h200 import NETS, PLUG, SHORT, Ours
 
 from convdispatch import reference, runtime, shapes
@@ -238,7 +240,10 @@ _WORKER: dict = {}
 
 def _begin(dtype: str, options: dict) -> None:
     """A worker process: its own context and buffers."""
+    if os.environ.get("TRACE_S"):
+        faulthandler.dump_traceback_later(float(os.environ["TRACE_S"]), repeat=True)
     _WORKER["lock"] = Path("/tmp/nvidia_h200.lock").open("w")  # noqa: SIM115 as long as the process
+    _WORKER["log"] = Path(os.environ.get("OUT", "/tmp"), f"worker{os.getpid()}.log").open("w")  # noqa: SIM115
     _WORKER["bench"], _WORKER["options"] = Bench(dtype), options
     globs = options["solver"].split(",")
     found = plugins().solvers.items()
@@ -251,27 +256,32 @@ def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
     bench, options = _WORKER["bench"], _WORKER["options"]
     row = {"net": net, "layer": layer, "direction": problem.direction, "problem": str(problem), "timed": [],
            "gflop": problem.flops / 1e9, "notes": []}  # fmt: skip
-    plans = []
+    offers, plans = [], []
     for each in _WORKER["solvers"]:
         why = each.rejects(problem, bench.info)
         if why:
             row["notes"].append(f"{each.name}: {why}")
             continue
-        most = options["tries"] if each.name.startswith("nvidia") else 1
-        for place, config in enumerate(itertools.islice(each.configs(problem, bench.info), most)):
+        most = options["tries"] if each.name == "nvidia.wgmma" else 1
+        for config in itertools.islice(each.configs(problem, bench.info), most):
+            offers.append((each.cost(problem, bench.info, config) or 1e30, each, dict(config)))
+    offers.sort(key=lambda offer: offer[0])
+    for cost, each, config in offers:
+        if cost < options["near"] * offers[0][0]:
             try:
-                plans.append((each.name, place, dict(config), each.plan(bench.context, problem, config)))
+                plans.append((each.name, cost, config, each.plan(bench.context, problem, config)))
             except Exception as error:
                 row["notes"].append(f"{each.name} {config}: {str(error)[:300]}")
     bench.load(problem)
     found = None
     fcntl.flock(_WORKER["lock"], fcntl.LOCK_EX)
     try:
-        for name, place, config, plan in plans:
-            row["timed"].append((bench.time(plan, options["seconds"]), name, place, config))
+        for name, cost, config, plan in plans:
+            print(f"{problem} {name} {json.dumps(config)}", file=_WORKER["log"], flush=True)
+            row["timed"].append((bench.time(plan, options["seconds"]), name, cost, config))
         if plans:
             best = min(range(len(plans)), key=lambda number: row["timed"][number][0])
-            row["ms"], row["solver"], row["place"], row["config"] = row["timed"][best]
+            row["ms"], row["solver"], row["cost"], row["config"] = row["timed"][best]
             if check and options["check"]:
                 found = bench.sampled(plans[best][3], problem, options["check"])
     finally:
@@ -279,6 +289,10 @@ def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
     if found is not None:
         row["error"] = bench.error(problem, *found)
     return row
+
+
+def _torch(problem: ConvProblem) -> tuple[str, float]:
+    return str(problem), torch_ms(problem)
 
 
 def _begin_torch() -> None:
@@ -289,8 +303,9 @@ def _begin_torch() -> None:
 @main.command()
 @click.option("--net", "nets", multiple=True, default=NETS, help="Shape tables.")
 @click.option("--direction", "directions", multiple=True, default=DIRECTIONS)
-@click.option("--solver", default="nvidia.wgmma", show_default=True, help="Globs, comma between.")
-@click.option("--tries", default=1, show_default=True, help="Configurations of each nvidia solver; others: one.")
+@click.option("--solver", default="nvidia.*,winograd.*,fft.*,implicitgemm.*", show_default=True, help="Globs.")
+@click.option("--tries", default=2, show_default=True, help="Configurations of nvidia.wgmma; others: one.")
+@click.option("--near", default=2.0, show_default=True, help="Tried if predicted within so many times of the least.")
 @click.option("--math", default="float32", show_default=True)
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--layout", default="nchw", show_default=True)
@@ -309,32 +324,28 @@ def compare(nets, directions, math, dtype, layout, budget, jobs, label, **option
         for net, direction in itertools.product(nets, directions)
         for entry in shapes.load(net)
     ]
-    spawn = multiprocessing.get_context("spawn")
-    checked, peer = options.pop("check_every"), options.pop("peer")
-
-    def late() -> bool:
-        return time.perf_counter() - begun > budget
-
+    checked, peer, until = options.pop("check_every"), options.pop("peer"), time.monotonic() + budget
+    tasks = [(task, number % checked == 0) for number, task in enumerate(work)]
     # First ours, then the peer, in the same run: two that wait for the device at once starve each other.
-    with spawn.Pool(jobs, _begin, (dtype, options)) as pool:
-        tasks = [(task, number % checked == 0) for number, task in enumerate(work)]
-        for row in pool.imap_unordered(_measure, tasks):
-            for note in row["notes"]:
-                print(f"note {row['problem']}: {note}", flush=True)
-            if row["timed"]:
-                rows.append(row)
-            if late():
-                print("out of time", flush=True)
-                break
-        pool.terminate()
+    for row in farm(jobs, _begin, (dtype, options), _measure, tasks, until=until, task_s=45.0):
+        if isinstance(row, Lost):
+            print(f"LOST {row.task and row.task[0]}: {row.why}", flush=True)
+            continue
+        for note in row["notes"]:
+            print(f"note {row['problem']}: {note}", flush=True)
+        if row["timed"]:
+            rows.append(row)
+    print(f"ours: {time.perf_counter() - begun:.0f} s", flush=True)
     if peer:
-        known: dict[str, float] = {}
-        with spawn.Pool(1, _begin_torch) as peers:
-            for row in sorted(rows, key=lambda row: nets.index(row["net"])):
-                if row["problem"] not in known and not late():
-                    known[row["problem"]] = peers.apply(torch_ms, (ConvProblem.parse(row["problem"]),))
-                row["torch"] = known.get(row["problem"], float("nan"))
-            peers.terminate()
+        mine = {row["problem"]: ConvProblem.parse(row["problem"]) for row in rows}
+        known = dict(zip(mine, itertools.repeat(float("nan"))))
+        for found in farm(1, _begin_torch, (), _torch, list(mine.values()), until=until):
+            if isinstance(found, Lost):
+                print(f"LOST torch {found.task}: {found.why}", flush=True)
+            else:
+                known[found[0]] = found[1]
+        for row in rows:
+            row["torch"] = known[row["problem"]]
     order = {(*task[:2], task[2].direction): number for number, task in enumerate(work)}
     rows.sort(key=lambda row: order[row["net"], row["layer"], row["direction"]])
     for row in rows:
@@ -346,7 +357,7 @@ def compare(nets, directions, math, dtype, layout, budget, jobs, label, **option
     if os.environ.get("OUT"):
         Path(os.environ["OUT"], label + ".json").write_text(json.dumps({"rows": rows}))
     took = time.perf_counter() - begun
-    print(f"\n{label}: net  dir  ours ms (first config)  torch ms  ratio  worst; {took:.0f} s")
+    print(f"\n{label}: net  dir  ours ms (first)  torch ms  ratio  worst; {took:.0f} s")
     for net, direction in itertools.product(nets, directions):
         part = [row for row in rows if (row["net"], row["direction"]) == (net, direction)]
         if part:
