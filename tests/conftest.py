@@ -80,6 +80,20 @@ def queue(device):
 
 
 @pytest.fixture
+def folders(tmp_path):
+    """Where a performance database would keep its records, by source."""
+    return {source: tmp_path / source for source in ("user", "pack", "shipped")}
+
+
+@pytest.fixture
+def db(folders):
+    """An empty performance database."""
+    from convdispatch.perfdb import PerfDB
+
+    return PerfDB(folders)
+
+
+@pytest.fixture
 def naive(monkeypatch):
     """Loads the naive plugin as a drop-in beside the others, for one test; its solver is ``naive.direct``."""
     from convdispatch import dispatch, loader

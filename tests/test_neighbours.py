@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_perfdb import DEVICE, record
+from records import DEVICE, record
 
 from convdispatch.api.problem import ConvProblem
 from convdispatch.neighbours import Neighbours, Regret, distance, neighbours

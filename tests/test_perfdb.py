@@ -1,8 +1,7 @@
-"""The performance database: round trips, precedence, many processes, kills, damage, and folders nobody may write."""
+"""The performance database: precedence, many processes, kills, damage, and folders nobody may write."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,101 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from records import DEVICE, KEY, PROBLEM, record, solvers
 
-from convdispatch.api.device import DeviceInfo
-from convdispatch.api.errors import ConvDispatchWarning, Frozen, InvalidArgument
+from convdispatch.api.errors import ConvDispatchWarning, Frozen
 from convdispatch.api.policy import frozen
-from convdispatch.api.problem import ConvProblem
-from convdispatch.packs import diff, export_pack, file_name, file_text, import_pack, prune, read_records
-from convdispatch.perfdb import PerfDB, default_folders, record_packs, user_folder
-from convdispatch.record import Damaged, Provenance, Record, device_key, stale
-
-DEVICE = DeviceInfo("Toy (R) GPU @ 1GHz", "toy", "gpu", "toy_9", driver="1.0", compute_units=4)
-KEY = "toy-toy-9-toy-r-gpu-1ghz-4cu"
-PROBLEM = ConvProblem(mb=1, ic=3, ih=8, iw=8, oc=4, kh=3, kw=3)
-
-
-def record(solver="im2col.gemm", ms=2.0, problem=PROBLEM, created="2026-01-01", **more) -> Record:
-    values = {"config": {}, "device": KEY} | more
-    return Record(
-        problem=str(problem),
-        solver=solver,
-        median_ms=ms,
-        ci_ms=(ms * 0.9, ms * 1.1),
-        p20_ms=ms * 0.95,
-        p80_ms=ms * 1.05,
-        count=25,
-        created=created,
-        **values,
-    )
-
-
-@pytest.fixture
-def folders(tmp_path):
-    return {"user": tmp_path / "user", "pack": tmp_path / "pack", "shipped": tmp_path / "shipped"}
-
-
-@pytest.fixture
-def db(folders):
-    return PerfDB(folders)
-
-
-def solvers(records):
-    return [r.solver for r in records]
-
-
-# --- one record -------------------------------------------------------------------------------------------------------
-
-
-def test_the_key_names_the_device_and_not_its_driver():
-    assert device_key(DEVICE) == device_key(replace(DEVICE, driver="2.0")) == KEY
-    assert device_key(DEVICE) != device_key(replace(DEVICE, compute_units=8))
-
-
-@given(
-    config=st.dictionaries(st.text(max_size=5), st.one_of(st.integers(), st.booleans(), st.text(max_size=5))),
-    ms=st.floats(1e-6, 1e6),
-    error=st.one_of(st.none(), st.floats(0, 1)),
-    deterministic=st.sampled_from([None, True, False]),
-    kernel=st.text("0123456789abcdef"),
-)
-def test_a_record_survives_its_text(config, ms, error, deterministic, kernel):
-    made = record(
-        config=config, ms=ms, error=error, deterministic=deterministic, provenance=Provenance(kernel_hash=kernel)
-    )
-    assert read_records(file_name([made]), file_text([made])) == ([made], [])
-
-
-@given(st.data())
-def test_any_change_of_the_text_is_noticed(data):
-    made = record()
-    text = file_text([made])
-    place = data.draw(st.integers(0, len(text) - 1))
-    altered = text[:place] + data.draw(st.characters(codec="ascii")) + text[place + 1 :]
-    for damaged in (altered, text[:place]):
-        if damaged != text:
-            with pytest.raises(Damaged):
-                read_records(file_name([made]), damaged)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"median_ms": 0},
-        {"median_ms": -1},
-        {"p20_ms": None},
-        {"ci_ms": [1]},
-        {"config": 3},
-        {"count": 0},
-        {"solver": ""},
-    ],
-)
-def test_impossible_content_is_damage(change):
-    with pytest.raises(Damaged):
-        Record.from_json(record().to_json() | change)
-
+from convdispatch.packs import file_text
+from convdispatch.perfdb import PerfDB, default_folders, user_folder
 
 # --- asking -----------------------------------------------------------------------------------------------------------
 
@@ -209,33 +119,6 @@ def test_the_generation_grows_with_what_is_known(db):
     assert db.generation > before
 
 
-# --- provenance -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("then", "today", "words"),
-    [
-        ({}, {"plugin_version": "2"}, None),
-        ({"plugin": "p", "plugin_version": "1"}, {"plugin_version": "1"}, None),
-        ({"plugin": "p", "plugin_version": "1"}, {"plugin_version": "2"}, "another version of p: 1, now 2"),
-        ({"kernel_hash": "aa"}, {"kernel_hash": "bb"}, "another kernel text"),
-        ({"driver": "1.0"}, {"driver": "1.1"}, "another driver: 1.0, now 1.1"),
-        ({"plugin": "acme"}, {"plugin": "toy"}, "another plugin"),
-    ],
-)
-def test_an_upgrade_makes_a_record_doubtful(db, then, today, words):
-    reason = db.stale(record(provenance=Provenance(**then)), Provenance(**today))
-    assert (reason is None) if words is None else (words in reason)
-
-
-def test_a_memory_starved_record_is_retried_when_there_is_more():
-    starved = record(optimal=False, provenance=Provenance(workspace_limit=1000))
-    assert "limit of 1000 bytes" in stale(starved, Provenance())
-    assert "limit of 1000 bytes" in stale(starved, Provenance(workspace_limit=2000))
-    assert stale(starved, Provenance(workspace_limit=1000)) is None
-    assert stale(replace(starved, optimal=True), Provenance()) is None
-
-
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
@@ -304,7 +187,7 @@ def test_a_read_only_folder(tmp_path):
 
 WRITER = """
 import sys
-from test_perfdb import record
+from records import record
 from convdispatch.perfdb import PerfDB
 db, who = PerfDB([sys.argv[1]]), sys.argv[2]
 for i in range(int(sys.argv[3])):
@@ -347,82 +230,6 @@ def test_a_half_written_file_is_no_record(folders):
     assert len(PerfDB(folders).lookup(PROBLEM, DEVICE)) == 1
 
 
-# --- packs, differences, pruning --------------------------------------------------------------------------------------
-
-
-def test_export_and_import(db, tmp_path):
-    made = [record(s, ms, provenance=Provenance("p", "1", "h", "d")) for s, ms in (("a", 1.0), ("b", 2.0))]
-    for each in made:
-        db.record(each)
-    assert export_pack(db, tmp_path / "out.json") == 2
-    assert len((tmp_path / "out.json").read_text().splitlines()) == 4
-    other = PerfDB([tmp_path / "other"])
-    assert import_pack(other, tmp_path / "out.json") == 2
-    assert import_pack(other, tmp_path / "out.json") == 0
-    assert other.lookup(PROBLEM, DEVICE) == made
-    assert PerfDB([tmp_path / "other"]).lookup(PROBLEM, DEVICE) == made
-
-
-def test_a_pack_serves_as_a_shipped_file(db, folders):
-    db.record(record("a"))
-    export_pack(db, folders["shipped"] / KEY / "nets.json", KEY)
-    found = PerfDB([folders["pack"], folders["shipped"]]).lookup(PROBLEM, DEVICE)
-    assert [(r.solver, r.source) for r in found] == [("a", "shipped")]
-
-
-def test_a_bad_record_in_a_pack_costs_only_itself(folders):
-    path = folders["shipped"] / KEY / "nets.json"
-    path.parent.mkdir(parents=True)
-    good, bad = record("good").to_json(), record("bad").to_json() | {"median_ms": -1}
-    path.write_text(json.dumps({"schema": 1, "records": [bad, good]}))
-    with pytest.warns(ConvDispatchWarning, match="1 records of .* are passed over: record 1: times must be positive"):
-        assert solvers(PerfDB(folders).lookup(PROBLEM, DEVICE)) == ["good"]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"records": 3}', '{"schema":1,"records":[{}]}', '{"schema":9,"records":[]}']
-)
-def test_what_cannot_be_imported_is_refused(db, tmp_path, text):
-    (tmp_path / "x.json").write_text(text)
-    with pytest.raises(InvalidArgument, match=r"cannot import .*x\.json"):
-        import_pack(db, tmp_path / "x.json")
-
-
-def test_a_damaged_pack_is_set_aside(folders):
-    path = folders["user"] / KEY / "pack.json"
-    path.parent.mkdir(parents=True)
-    path.write_text('{"schema":1,"records":[')
-    with pytest.warns(ConvDispatchWarning, match="not JSON"):
-        assert PerfDB(folders).all(DEVICE) == []
-
-
-def test_diff_names_what_became_slower(tmp_path):
-    old, new = PerfDB([tmp_path / "old"]), PerfDB([tmp_path / "new"])
-    problems = [PROBLEM.replace(mb=mb) for mb in (1, 2, 3, 4)]
-    for problem, before, after in zip(problems, (1.0, 1.0, 4.0, 1.0), (1.01, 8.0, 2.0, None), strict=True):
-        old.record(record("a", before, problem))
-        if after:
-            new.record(record("b", after, problem))
-    changes = diff(old, new)
-    assert [(c.problem, c.ratio, c.certain) for c in changes] == [
-        (str(problems[1]), 8, True),
-        (str(problems[2]), 0.5, True),
-    ]
-
-
-def test_prune_deletes_what_nobody_needs(db):
-    keep = db.record(record(ms=2.0, created="2026-02-02"))
-    old = db.record(record(ms=1.0, created="2026-01-01"))
-    half = old.parent / ".x.json.1.aa.tmp"
-    half.write_text("half")
-    os.utime(half, (0, 0))
-    recent = old.parent / ".y.json.1.aa.tmp"
-    recent.write_text("being written")
-    assert prune(db) == 2
-    assert sorted(path.name for path in keep.parent.iterdir()) == sorted([keep.name, recent.name])
-    assert [r.median_ms for r in db.lookup(PROBLEM, DEVICE)] == [2.0]
-
-
 # --- places -----------------------------------------------------------------------------------------------------------
 
 
@@ -433,26 +240,3 @@ def test_the_users_folder(monkeypatch, tmp_path):
     assert (sources[0], sources[-1]) == ("user", "shipped")
     monkeypatch.delenv("CONVDISPATCH_DB")
     assert user_folder().name == "perfdb"
-
-
-def test_a_tuning_pack_is_an_entry_point_whose_code_never_runs(monkeypatch, tmp_path):
-    package = tmp_path / "toy_pack"
-    (package / "records" / KEY).mkdir(parents=True)
-    (package / "__init__.py").write_text("raise RuntimeError('a pack is data')")
-    export_pack(_with(tmp_path / "db", record("packed")), package / "records" / KEY / "all.json")
-    info = tmp_path / "toy_pack-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-pack\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[convdispatch.records]\ntoy = toy_pack\nbroken = no_such_package_at_all\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.warns(ConvDispatchWarning, match="tuning pack broken is set aside"):
-        packs = record_packs()
-    assert packs == {"toy": package / "records"}
-    assert solvers(PerfDB({"user": tmp_path / "none", **packs}).lookup(PROBLEM, DEVICE)) == ["packed"]
-
-
-def _with(folder, *records):
-    db = PerfDB([folder])
-    for each in records:
-        db.record(each)
-    return db

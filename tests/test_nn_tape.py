@@ -1,0 +1,98 @@
+"""The tape: what it notes, how gradients accumulate, and that a step leaks nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_net import LABELS, net, normal
+
+from convdispatch.api.errors import InvalidArgument
+from convdispatch.elementwise import apply, reduce
+from convdispatch.nn import SGD, Conv2d, Parameter, Tape, functional
+from convdispatch.tensor import Tensor
+
+
+def test_a_tape_notes_only_what_parameters_reach(queue):
+    x, p = Tensor.from_numpy(normal(3), queue), Parameter(Tensor.from_numpy(normal(3), queue))
+    assert (p * 2).mark == 0  # outside any block
+    with Tape() as tape:
+        x * 2 + x
+        assert len(tape) == 0
+        y = p * x
+        assert len(tape) == 1
+    with pytest.raises(InvalidArgument, match="pass its gradient"):
+        tape.backward(y)
+    with pytest.raises(InvalidArgument, match="not computed from a Parameter"):
+        tape.backward(x)
+    with pytest.raises(InvalidArgument, match="must have the result's shape"):
+        tape.backward(y, x[:1])
+    tape.backward(y, x)
+    np.testing.assert_allclose(p.grad.numpy(), x.numpy() ** 2, rtol=1e-6)
+    with Tape(), pytest.raises(InvalidArgument, match="writes in place"):
+        apply("x = x * p", x=p * 1, p=p)
+
+
+def test_gradients_accumulate_when_asked_and_reach_watched_tensors(queue):
+    x, p = Tensor.from_numpy(normal(3), queue), Parameter(Tensor.from_numpy(normal(3, seed=1), queue))
+    for times in (1, 2, 3):
+        with Tape() as tape:
+            tape.watch(x)
+            y = p * x + p  # used twice
+            loss = reduce("sum", "y", y=y)
+        dx, dy = tape.backward(loss, accumulate=times > 1, keep=(x, y))
+        np.testing.assert_allclose(p.grad.numpy(), times * (x.numpy() + 1), rtol=1e-5)
+        np.testing.assert_allclose(dx.numpy(), p.numpy(), rtol=1e-6)
+        np.testing.assert_array_equal(dy.numpy(), 1)
+    with Tape() as tape:
+        loss = reduce("sum", "y * y", y=p)
+    tape.backward(loss)  # replaces
+    np.testing.assert_allclose(p.grad.numpy(), 2 * p.numpy(), rtol=1e-6)
+
+
+def test_a_frozen_net_trains_once_thawed(queue):
+    layer = Conv2d(2, 3, 1, queue=queue)
+    x = Tensor.from_numpy(normal(1, 2, 3, 3), queue)
+    layer.freeze()
+    before = layer(x).numpy()
+    optimizer = SGD(layer.parameters(), 1.0)
+    layer.train()
+    with Tape() as tape:
+        loss = reduce("sum", "y * y", y=layer(x))
+    tape.backward(loss)
+    optimizer.step()
+    assert not np.allclose(layer(x).numpy(), before)
+    np.testing.assert_allclose(layer.freeze()(x).numpy(), layer.thaw()(x).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_step_leaks_nothing(queue, full):
+    """Device memory and Python's objects after many steps are what they are after ten."""
+    import gc
+
+    resource = pytest.importorskip("resource")
+    module = net(queue)
+    optimizer = SGD(module.parameters(), 1e-3, 0.9)
+    x, labels = Tensor.from_numpy(normal(4, 3, 14, 14), queue), Tensor.from_numpy(LABELS, queue)
+
+    def steps(count):
+        for _ in range(count):
+            with Tape() as tape:
+                loss = functional.cross_entropy(module(x), labels)
+            tape.backward(loss)
+            optimizer.step()
+        queue.finish()
+        gc.collect()
+        return _managed(queue), len(gc.get_objects())
+
+    memory, objects = steps(10)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    later, more = steps(1000 if full else 150)
+    assert later == memory
+    assert more - objects < 100
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident < 20_000  # KiB
+
+
+def _managed(queue):
+    """Bytes that the queue's pool has taken from the device, used or not."""
+    from convdispatch import memory
+
+    return memory._pools[queue].managed_bytes
