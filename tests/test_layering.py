@@ -23,7 +23,7 @@ RANK = {
             ["recording", "tracing"],
             ["cuda", "sharedpool", "memory", "bridge"],
             ["icd", "kernels", "runtime", "gemm", "steps", "strided", "visible"],
-            ["registry", "loader", "reference", "grammar", "measure", "shapes"],
+            ["registry", "loader", "reference", "grammar", "measure", "shapes", "child", "progress"],
             ["record", "packs", "provenance"],
             ["perfdb", "neighbours", "lockfile"],
             ["evidence"],

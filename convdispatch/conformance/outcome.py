@@ -59,6 +59,8 @@ class Report:
     command: str = ""
     selected: bool = False
     """Only some cases or solvers were asked for: no level can be passed."""
+    unasked: list[str] = field(default_factory=list)
+    """Cases that the time, or an interrupt, left no room for."""
     schema: int = SCHEMA
 
     def of(self, *, level: str | None = None, solver: str | None = None, status: str | None = None) -> list[Outcome]:
@@ -75,17 +77,21 @@ class Report:
         return sorted({outcome.solver for outcome in self.outcomes})
 
     def verdict(self, level: str | None = None) -> str:
-        """``passed``, ``failed`` or ``nothing computed``, of the levels up to ``level`` or of all that ran.
+        """``passed``, ``failed``, ``incomplete`` or ``nothing computed``, of the levels up to ``level`` or of all.
 
-        A level is passed when no solver failed a case and at least one case was computed.
+        A level is passed when every case was asked, no solver failed one and at least one was computed.
         """
         upto = LEVELS[: LEVELS.index(level) + 1] if level else (*LEVELS, "own")
         found = Counter(outcome.status for outcome in self.outcomes if outcome.level in upto)
-        return "failed" if found["failed"] else "passed" if found["passed"] else "nothing computed"
+        if found["failed"]:
+            return "failed"
+        if self.unasked:
+            return "incomplete"
+        return "passed" if found["passed"] else "nothing computed"
 
     def levels(self) -> dict[str, str]:
         """Verdict by level, of those that ran whole."""
-        if self.selected:
+        if self.selected or self.unasked:
             return {}
         return {level: self.verdict(level) for level in LEVELS[: LEVELS.index(self.level) + 1]}
 

@@ -1,5 +1,5 @@
 <%!
-  COLOUR = {"passed": "good", "failed": "bad", "nothing computed": "soft", "refused": "soft"}
+  COLOUR = {"passed": "good", "failed": "bad", "incomplete": "soft", "nothing computed": "soft", "refused": "soft"}
 %>\
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -49,6 +49,10 @@ guard zones, over memory that was filled with NaN, with every input compared aft
 % if report.command:
 <p>To verify the same again:</p>
 <pre>${report.command}</pre>
+% endif
+
+% if report.unasked:
+<p class="bad">The time ended before these ${len(report.unasked)} cases: <code>${", ".join(report.unasked)}</code></p>
 % endif
 
 % if failed:

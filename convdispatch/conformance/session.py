@@ -88,6 +88,10 @@ class Kit:
         outcome.seconds = round(time.perf_counter() - began, 4)
         return outcome
 
+    def lost(self) -> str | None:
+        """Why nothing can run in this process any more, or None: a kernel that faults takes a GPU's context with it."""
+        return runtime.probe.__wrapped__(self.device)
+
     def _examine(self, solver: Solver, case: Case, outcome: Outcome) -> None:
         reason = answer(solver, case.problem, self.info)
         if reason is not None:

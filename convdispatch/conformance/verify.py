@@ -22,8 +22,8 @@ from .workers import run
 
 __all__ = ["TIMEOUT_S", "select", "verify"]
 
-TIMEOUT_S = 300.0
-"""Longest time of one case with all solvers; a compilation is the most of it."""
+TIMEOUT_S = 120.0
+"""Longest time of one case with one solver; its compilations are the most of it."""
 
 
 def select(level: str, pattern: str | None = None, own: Sequence[shapes.Entry] = ()) -> list[Case]:
@@ -46,14 +46,17 @@ def verify(
     derived: bool = False,
     jobs: int = 0,
     first: bool = False,
+    timeout_s: float | None = None,
+    until: float | None = None,
     command: str = "",
     report: Callable[[Case, list[Outcome], int], None] = lambda case, outcomes, total: None,
 ) -> Report:
     """Run a plugin's solvers through the cases of ``level``; ``report`` is told of each case as it ends.
 
     ``solver`` and ``case`` are globs that choose some; ``own`` are further problems. With ``jobs`` the cases run in so
-    many child processes, each of which may die without harm; with 0 in this process. With ``first`` the run ends at the
-    first case that fails, and no level is judged.
+    many child processes, each of which may die without harm, and is killed when a solver takes longer than
+    ``timeout_s`` (TIMEOUT_S) for a case; with 0 in this process. With ``first`` the run ends at the first case that
+    fails, and no level is judged. What ``until`` (``time.monotonic``) or an interrupt leaves over is ``unasked``.
     Raises InvalidArgument for a plugin, solver or case that does not exist, and NoDevice.
     """
     began = time.perf_counter()
@@ -79,16 +82,31 @@ def verify(
         return not (first and any(outcome.status == "failed" for outcome in outcomes))
 
     if jobs:
-        run(asked, settings | {"device": _address(chosen)}, jobs, TIMEOUT_S, heard)
+        limit = TIMEOUT_S if timeout_s is None else timeout_s
+        left = run(asked, settings | {"device": _address(chosen)}, jobs, limit, heard, until)
     else:
-        kit = Kit(**settings, device=chosen)
-        for one in asked:
-            if not heard(one, kit.run(one)):
-                break
+        left = _here(Kit(**settings, device=chosen), asked, heard, until)
+    made.unasked = [] if first else left
     place = {one.name: number for number, one in enumerate(asked)}
     made.outcomes.sort(key=lambda outcome: (place[outcome.case], outcome.solver))
     made.seconds = round(time.perf_counter() - began, 2)
     return made
+
+
+def _here(kit: Kit, asked: list[Case], heard: Callable[[Case, list[Outcome]], bool], until: float | None) -> list[str]:
+    """Run the cases in this process; answers the names of those that were not reported."""
+    left = [one.name for one in asked]
+    try:
+        for one in asked:
+            if until is not None and time.monotonic() > until:
+                break
+            found = kit.run(one)
+            left.remove(one.name)
+            if not heard(one, found):
+                break
+    except KeyboardInterrupt:
+        pass
+    return left
 
 
 def _address(device: Any) -> str:

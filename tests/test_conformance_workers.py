@@ -1,0 +1,186 @@
+"""The kit in child processes: what crashes, hangs or takes the device with it costs one solver one case; time ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from convdispatch import child, loader, progress
+from convdispatch.cli import main
+from convdispatch.conformance.outcome import load
+from convdispatch.conformance.verify import select, verify
+
+DEADLY = """
+import os, time
+import pyopencl as cl
+from convdispatch_im2col import Im2col
+from convdispatch.api import hookimpl
+
+class Deadly(Im2col):
+    def __init__(self, name):
+        self.name = name
+
+    def rejects(self, problem, device):
+        if self.name == "deadly.a" and problem.kh == 1 and problem.sh == 2:
+            os.abort()
+        if self.name == "deadly.a" and problem.kh == 1 and problem.dh == 2:
+            time.sleep(100)
+        return "nothing else" if problem.mb == 3 or problem.kh != 1 else super().rejects(problem, device)
+
+    def plan(self, context, problem, config):
+        if self.name == "deadly.c" and problem.ph:
+            def refuse(*arguments, **named):
+                raise cl.LogicError("clSomething failed: INVALID_COMMAND_QUEUE")
+            cl.enqueue_copy = cl.enqueue_fill_buffer = refuse  # as a GPU's context after a kernel that faults
+        return super().plan(context, problem, config)
+
+@hookimpl
+def convdispatch_solvers():
+    return [Deadly(f"deadly.{letter}") for letter in "abcd"]
+"""
+
+
+@pytest.fixture
+def deadly(tmp_path, monkeypatch):
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    (folder / "deadly.py").write_text(DEADLY)
+    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    loader.reload()
+    yield
+    monkeypatch.undo()
+    loader.reload()
+
+
+def test_one_solver_s_death_costs_nobody_else_a_case(device, deadly):
+    names = {case.name for case in select("core", "1x1*")}
+    report = verify("deadly", "core", case="1x1*", jobs=2, timeout_s=15)
+    assert report.unasked == []
+    for solver in ("deadly.a", "deadly.b", "deadly.c", "deadly.d"):
+        assert {o.case for o in report.of(solver=solver)} == names
+    failed = {(o.solver, o.case): o.reason for o in report.of(status="failed")}
+    assert failed.pop(("deadly.a", "1x1_s2")) == "it was killed by SIGABRT"
+    assert failed.pop(("deadly.a", "1x1_dilated")) == "it did not end within 15 s"
+    # What took its device with it failed its own padded cases; those behind it ran in a new process.
+    assert {solver for solver, _ in failed} == {"deadly.c"}
+    padded = {case.name for case in select("core", "1x1*") if case.problem.ph}
+    assert {case for _, case in failed} == padded
+    assert all("INVALID_COMMAND_QUEUE" in reason for reason in failed.values())
+
+
+@pytest.mark.parametrize("jobs", [0, 2])
+def test_the_time_ends_it(device, jobs):
+    began = time.monotonic()
+    report = verify("im2col", "training", jobs=jobs, until=began + 4)
+    assert time.monotonic() - began < 4 + 15 * (jobs == 0) + 3
+    assert report.verdict() == "incomplete"
+    assert report.levels() == {}
+    ran = {outcome.case for outcome in report.outcomes}
+    assert ran | set(report.unasked) == {case.name for case in select("training")}
+    assert not ran & set(report.unasked)
+
+
+def test_a_child_that_cannot_start_is_said(device, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col")
+    loader.reload()
+    try:
+        monkeypatch.setenv("CONVDISPATCH_PLUGINS", "none")  # the children find no such plugin
+        done = CliRunner().invoke(main, ["verify", "im2col", "--level", "core", "--case", "1x1*", "--jobs", "2"])
+    finally:
+        monkeypatch.undo()
+        loader.reload()
+    assert done.exit_code == 1
+    assert "no process could be started to verify in" in done.output
+    assert "im2col" in done.output
+
+
+def test_several_plugins_in_one_command(device, tmp_path):
+    names = ["im2col", "fft"]
+    options = ["--level", "core", "--case", "1x1_of_1x1", "--jobs", "0", "--json", str(tmp_path / "kit.json")]
+    done = CliRunner().invoke(main, ["verify", *names, *options])
+    assert "im2col passed, fft " in done.output
+    assert done.exit_code == (0 if "fft passed" in done.output else 1)
+    assert [load(tmp_path / f"kit-{name}.json").plugin["name"] for name in names] == names
+
+
+# --- what these rest on ----------------------------------------------------------------------------------------------
+
+
+HANGS = """
+import time
+from convdispatch.child import answer, questions
+lines = questions()
+setup = next(lines)
+print("a driver's own words", flush=True)
+answer({"heard": setup})
+for asked in lines:
+    if "exit" in asked:
+        raise SystemExit(asked["exit"])
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def hangs(tmp_path, monkeypatch):
+    (tmp_path / "hangs_for_ever.py").write_text(HANGS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "hangs_for_ever"
+
+
+def test_a_child_s_words_silence_and_end(hangs):
+    one = child.Child(hangs, {"a": [1]})
+    assert one.hear(30) == {"heard": {"a": [1]}}
+    one.say({"sleep": 1})
+    with pytest.raises(child.Silent, match=r"within 0\.2 s"):
+        one.hear(0.2)
+    one.close()
+    other = child.Child(hangs, {})
+    assert other.hear(30) == {"heard": {}}
+    other.say({"exit": 3})
+    assert other.hear(30) is None
+    assert other.how_it_ended() == "it ended with status 3"
+
+
+def test_a_child_ends_with_its_parent(hangs):
+    """Also while it hangs: a process left behind would hold the device."""
+    text = (
+        "import time; from convdispatch.child import Child; one = Child('hangs_for_ever', {}); one.hear(30); "
+        "one.say({'sleep': 1}); print(one._process.pid, flush=True); time.sleep(1000)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+    pid = int(parent.stdout.readline())
+    os.kill(pid, 0)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        if "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]:  # ended; nobody reaps it here
+            return
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail("the child outlived its parent")
+
+
+def test_progress_is_lines_where_there_is_no_terminal(monkeypatch):
+    import io
+
+    from rich.console import Console
+
+    out, clock = io.StringIO(), iter([0.0, 3.0, 12.0, 15.0, 30.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with progress.progress(Console(file=out, width=100), "verify", 4) as step:
+        for word in ("one", "two", "three", "four"):
+            step(word, 1)
+    assert out.getvalue().splitlines() == ["verify: 2 of 4, 12 s: two", "verify: 4 of 4, 30 s: four"]
