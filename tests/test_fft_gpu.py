@@ -1,89 +1,32 @@
-"""The GPU room of fft, run on whatever device there is: plans are made directly, as a GPU would get them.
-
-Real data within the error of float32, every operand between guard zones, outputs and workspaces begin as NaN, each
-plan runs twice and must give the same bits. A failure names problem and configuration.
-"""
+"""The GPU room of fft, run as ``plans.py`` says; real data within the error of float32."""
 
 from __future__ import annotations
 
 import itertools
-import json
 
 import numpy as np
-import pyopencl as cl
 import pytest
-from checking import TOLERANCE, Guarded, compare, make_operands, numpy_dtype
+from checking import TOLERANCE
 from convdispatch_fft.gpu import Spectra
 from convdispatch_fft.gpu.choice import TILES, transforms
 from convdispatch_fft.gpu.geometry import Axis, Transform
 from convdispatch_fft.gpu.plan import Layout
 from convdispatch_fft.gpu.spectra import slot_pitch
+from plans import LARGE, SMALL, check_solver, first, table_cases
 
 from convdispatch import ConvProblem, reference, shapes
 from convdispatch.api.device import DeviceInfo
-from convdispatch.api.problem import DIRECTIONS
+from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 
-SMALL = DeviceInfo("small", "arm", "gpu", "", max_work_group_size=256, max_work_item_sizes=(256, 256, 64),
-                   local_mem_size=32768, compute_units=4, fp64=True)  # fmt: skip
-LARGE = DeviceInfo("large", "nvidia", "gpu", "sm_90", max_work_group_size=1024, max_work_item_sizes=(1024, 1024, 64),
-                   local_mem_size=49152, compute_units=132, fp64=True)  # fmt: skip
 SOLVER = Spectra()
-LAYOUTS = ("nchw", "nhwc")
 LIMIT = {**TOLERANCE, "float32": 2e-6}
 
 
-def region(guarded: Guarded) -> cl.Buffer:
-    """The payload of a guarded array as a buffer of its own."""
-    return guarded.buffer.get_sub_region(guarded.start, max(1, guarded.nbytes))
-
-
-def first(problem: ConvProblem, device: DeviceInfo = SMALL, **changes) -> dict:
-    """The first configuration, with changes, as it comes back from a record."""
-    return json.loads(json.dumps({**next(iter(SOLVER.configs(problem, device))), **changes}))
-
-
 def check(queue, problem: ConvProblem, config=None) -> None:
-    """Run one configuration (the first by default) twice between guard zones; compare with the reference."""
-    config = first(problem) if config is None else json.loads(json.dumps(config))
-    plan = SOLVER.plan(queue.context, problem, config)
-    hint = f"{problem} {config}"
-    assert plan.workspace_size == SOLVER.workspace(problem, SMALL, config), hint
-    operands, expected = make_operands(problem, "real")
-    given = {key: Guarded(array, queue) for key, array in operands.present().items() if key != "initial"}
-    scratch = Guarded(np.full(max(1, plan.workspace_size), 0xFF, np.uint8), queue)
-    buffers = {key: region(value) for key, value in given.items()}
-    if getattr(plan, "packed_size", 0):
-        packed = Guarded(np.full(plan.packed_size, 0xFF, np.uint8), queue)
-        plan.pack(queue, buffers["w"], region(packed)).wait()
-        buffers["w"] = region(packed)
-        assert packed.damage(payload_too=False) is None, hint
-    extras = {key: buffers[key] for key in ("bias", "residual") if key in buffers}
-    results = []
-    for _ in range(2):
-        blank = np.full(problem.out_shape, np.nan, numpy_dtype(problem.dtype))
-        out = Guarded(operands.initial if problem.accumulate else blank, queue)
-        buffers[problem.written] = region(out)
-        plan.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], region(scratch), **extras).wait()
-        for key, guarded in {**given, "workspace": scratch, "out": out}.items():
-            damage = guarded.damage(payload_too=key not in ("out", "workspace"))
-            assert damage is None, f"{hint}: {key}: {damage}"
-        results.append(out.read()[1].copy())
-        compare(results[-1], expected, LIMIT[problem.dtype], hint)
-    assert results[0].tobytes() == results[1].tobytes(), hint
+    check_solver(queue, problem, SOLVER, config, data="real", limit=LIMIT[problem.dtype])
 
 
-def entries() -> list:
-    """Every line of the small tables in every direction and layout."""
-    lines = [entry for table in ("near_miss", "basic") for entry in shapes.load(table) if entry.problem.mb]
-    lines = [entry for entry in lines if SOLVER.limits(entry.problem, SMALL) is None]
-    return [
-        pytest.param(entry.problem.replace(direction=direction, layout=layout), number,
-                     id=f"{direction}-{layout}-{entry.name}")
-        for number, (entry, direction, layout) in enumerate(itertools.product(lines, DIRECTIONS, LAYOUTS))
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("problem", "number"), entries())
+@pytest.mark.parametrize(("problem", "number"), table_cases(lambda problem: SOLVER.limits(problem, SMALL) is None))
 def test_near_misses(queue, full, problem, number):
     if not full and number % 31:
         pytest.skip("with --full only")
@@ -120,7 +63,7 @@ def test_sizes_of_transforms(queue, full, size, direction):
     if not full and size[0] > 32:
         pytest.skip("with --full only")
     problem = ConvProblem.parse("mb2ic2ih26iw29oc3kh5ph2").replace(direction=direction)
-    check(queue, problem, first(problem, th=size[0], tw=size[1]))
+    check(queue, problem, first(problem, SOLVER, th=size[0], tw=size[1]))
 
 
 @pytest.mark.parametrize("text", [
@@ -145,7 +88,7 @@ def test_dtypes(queue, dtype, direction):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_product(queue, full, direction):
     problem = ConvProblem.parse("mb17ic11ih6oc70kh3ph1").replace(direction=direction)
-    config = first(problem)
+    config = first(problem, SOLVER)
     for number, (tile, _) in enumerate(TILES):
         if full or tile.three or number % 3 == DIRECTIONS.index(direction):
             check(queue, problem, {**config, **tile._asdict()})
@@ -159,7 +102,7 @@ def test_every_product(queue, full, direction):
 def test_parts(queue, text, parts):
     problem = ConvProblem.parse(text)
     names = ("m_parts", "n_parts", "k_parts")
-    config = first(problem, **dict(zip(names, parts, strict=True)))
+    config = first(problem, SOLVER, **dict(zip(names, parts, strict=True)))
     assert max(map(len, Layout.of(problem, config).starts)) > 1
     check(queue, problem, config)
 

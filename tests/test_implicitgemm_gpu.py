@@ -1,79 +1,29 @@
-"""The GPU room of implicitgemm, run on whatever device there is: plans are made directly, as a GPU would get them.
-
-Integer data compare exactly; every operand lies between guard zones, outputs and workspaces begin as NaN, each plan
-runs twice. A failure names problem, solver and configuration.
-"""
+"""The GPU room of implicitgemm, run as ``plans.py`` says; integer data compare exactly."""
 
 from __future__ import annotations
 
 import itertools
-import json
 
 import numpy as np
-import pyopencl as cl
 import pytest
-from checking import TOLERANCE, Guarded, compare, make_operands, numpy_dtype
 from convdispatch_implicitgemm.gpu import DepthwiseWeights, Narrow, Tiled, gpu_solvers
 from convdispatch_implicitgemm.gpu.geometry import geometry
 from convdispatch_implicitgemm.gpu.product import Product
 from convdispatch_implicitgemm.gpu.tile import Tile
+from plans import LARGE, SMALL, check_solver, table_cases
 
 from convdispatch import ConvProblem, shapes
 from convdispatch.api.device import DeviceInfo
-from convdispatch.api.problem import DIRECTIONS
+from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 
-SMALL = DeviceInfo("small", "arm", "gpu", "", max_work_group_size=256, max_work_item_sizes=(256, 256, 64),
-                   local_mem_size=32768, compute_units=4, fp64=True)  # fmt: skip
-LARGE = DeviceInfo("large", "nvidia", "gpu", "sm_90", max_work_group_size=1024, max_work_item_sizes=(1024, 1024, 64),
-                   local_mem_size=49152, compute_units=132, fp64=True)  # fmt: skip
 SOLVERS = {solver.name: solver for solver in gpu_solvers()}
-LAYOUTS = ("nchw", "nhwc")
 
 
-def region(guarded: Guarded) -> cl.Buffer:
-    """The payload of a guarded array as a buffer of its own."""
-    return guarded.buffer.get_sub_region(guarded.start, max(1, guarded.nbytes))
+def check(queue, problem: ConvProblem, name: str, config=None, **options) -> None:
+    check_solver(queue, problem, SOLVERS[name], config, **options)
 
 
-def check(queue, problem: ConvProblem, name: str, config=None, *, data: str = "integer") -> None:
-    """Run one configuration (the first by default) twice between guard zones; compare with the reference."""
-    solver = SOLVERS[name]
-    config = json.loads(json.dumps(dict(config if config is not None else next(iter(solver.configs(problem, SMALL))))))
-    plan = solver.plan(queue.context, problem, config)
-    hint = f"{problem} {name} {config}"
-    assert plan.workspace_size == solver.workspace(problem, SMALL, config), hint
-    operands, expected = make_operands(problem, data)
-    given = {key: Guarded(array, queue) for key, array in operands.present().items() if key != "initial"}
-    scratch = Guarded(np.full(max(1, plan.workspace_size), 0xFF, np.uint8), queue)
-    buffers = {key: region(value) for key, value in given.items()}
-    if getattr(plan, "packed_size", 0):
-        packed = Guarded(np.full(plan.packed_size, 0xFF, np.uint8), queue)
-        plan.pack(queue, buffers["w"], region(packed)).wait()
-        buffers["w"] = region(packed)
-        assert packed.damage(payload_too=False) is None, hint
-    extras = {key: buffers[key] for key in ("bias", "residual") if key in buffers}
-    for _ in range(2):
-        blank = np.full(problem.out_shape, np.nan, numpy_dtype(problem.dtype))
-        out = Guarded(operands.initial if problem.accumulate else blank, queue)
-        buffers[problem.written] = region(out)
-        plan.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], region(scratch), **extras).wait()
-        for key, guarded in {**given, "workspace": scratch, "out": out}.items():
-            damage = guarded.damage(payload_too=key not in ("out", "workspace"))
-            assert damage is None, f"{hint}: {key}: {damage}"
-        compare(out.read()[1], expected, 0.0 if data == "integer" else TOLERANCE[problem.dtype], hint)
-
-
-def entries() -> list:
-    """Every line of the small tables in every direction and layout."""
-    lines = [entry for table in ("near_miss", "basic") for entry in shapes.load(table) if entry.problem.mb]
-    return [
-        pytest.param(entry.problem.replace(direction=direction, layout=layout), number,
-                     id=f"{direction}-{layout}-{entry.name}")
-        for number, (entry, direction, layout) in enumerate(itertools.product(lines, DIRECTIONS, LAYOUTS))
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("problem", "number"), entries())
+@pytest.mark.parametrize(("problem", "number"), table_cases())
 def test_near_misses(queue, full, problem, number):
     if not full and number % 19:
         pytest.skip("with --full only")

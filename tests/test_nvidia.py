@@ -1,7 +1,6 @@
 """The nvidia plugin: everything but the tensor cores' instructions runs on any device, in plain C stand-ins.
 
-Integer data compare exactly; every operand lies between guard zones, outputs and workspaces begin as NaN, each plan
-runs twice.
+Plans run as ``plans.py`` says; integer data compare exactly.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import subprocess
 import numpy as np
 import pyopencl as cl
 import pytest
-from checking import TOLERANCE, Guarded, compare, make_operands, numpy_dtype
 from convdispatch_nvidia.formats import formats
 from convdispatch_nvidia.hopper import for_hopper
 from convdispatch_nvidia.job import Job
@@ -23,44 +21,17 @@ from convdispatch_nvidia.probe import probe
 from convdispatch_nvidia.solver import TensorCores
 from convdispatch_nvidia.tile import Tile
 from convdispatch_nvidia.walk import walk, window
+from plans import check_plan
 
 from convdispatch import ConvProblem, reference, runtime, shapes
 from convdispatch.api import BuildFailed, kernel_text
 from convdispatch.api.device import DeviceInfo
-from convdispatch.api.problem import DIRECTIONS
-
-LAYOUTS = ("nchw", "nhwc")
+from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 
 
-def region(guarded: Guarded) -> cl.Buffer:
-    """The payload of a guarded array as a buffer of its own."""
-    return guarded.buffer.get_sub_region(guarded.start, max(1, guarded.nbytes))
-
-
-def check(queue, problem: ConvProblem, config, engine, *, data="integer", emulate=True, tolerance=None) -> None:
-    """Run one configuration twice between guard zones; compare with the reference."""
+def check(queue, problem: ConvProblem, config, engine, *, emulate=True, **options) -> None:
     plan = NvidiaPlan(queue.context, problem, config, engine, emulate=emulate)
-    hint = f"{problem} {engine} {config}"
-    operands, expected = make_operands(problem, data)
-    given = {key: Guarded(array, queue) for key, array in operands.present().items() if key != "initial"}
-    scratch = Guarded(np.full(max(1, plan.workspace_size), 0xFF, np.uint8), queue)
-    buffers = {key: region(value) for key, value in given.items()}
-    if getattr(plan, "packed_size", 0):
-        packed = Guarded(np.full(plan.packed_size, 0xFF, np.uint8), queue)
-        plan.pack(queue, buffers["w"], region(packed)).wait()
-        buffers["w"] = region(packed)
-        assert packed.damage(payload_too=False) is None, hint
-    extras = {key: buffers[key] for key in ("bias", "residual") if key in buffers}
-    for _ in range(2):
-        blank = np.full(problem.out_shape, np.nan, numpy_dtype(problem.dtype))
-        out = Guarded(operands.initial if problem.accumulate else blank, queue)
-        buffers[problem.written] = region(out)
-        plan.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], region(scratch), **extras).wait()
-        for key, guarded in {**given, "workspace": scratch, "out": out}.items():
-            damage = guarded.damage(payload_too=key not in ("out", "workspace"))
-            assert damage is None, f"{hint}: {key}: {damage}"
-        limit = 0.0 if data == "integer" else tolerance or TOLERANCE[problem.dtype]
-        compare(out.read()[1], expected, limit, hint)
+    check_plan(queue, problem, plan, f"{problem} {engine} {config}", **options)
 
 
 HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
@@ -130,7 +101,7 @@ def test_accuracy_of_formats(queue, name):
     """Planes keep what they promise: 16, 22 and 24 bits."""
     problem = ConvProblem.parse("fwd_f32_mb1ic24ih6iw6oc16kh3ph1")
     limits = {"bfloat2": 8e-6, "half2": 2.5e-7, "bfloat3": 2.5e-7}
-    check(queue, problem, config_of(problem, "wgmma", {"format": name}), "wgmma", data="real", tolerance=limits[name])
+    check(queue, problem, config_of(problem, "wgmma", {"format": name}), "wgmma", data="real", limit=limits[name])
 
 
 @pytest.mark.parametrize("name", ["bfloat2", "half2", "bfloat3", "half1"])

@@ -1,0 +1,105 @@
+"""Plans that a solver makes directly, as a GPU would get them, run on whatever device there is.
+
+Every operand lies between guard zones, outputs and workspaces begin as NaN, and each plan runs twice and must write
+the same bits. A failure names problem, solver and configuration.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+import pytest
+from checking import TOLERANCE, Guarded, compare, make_operands, numpy_dtype
+
+from convdispatch import ConvProblem, Solver, shapes
+from convdispatch.api.device import DeviceInfo
+from convdispatch.api.problem import DIRECTIONS, LAYOUTS
+
+SMALL = DeviceInfo("small", "arm", "gpu", "", max_work_group_size=256, max_work_item_sizes=(256, 256, 64),
+                   local_mem_size=32768, compute_units=4, fp64=True)  # fmt: skip
+"""A phone's GPU: what every configuration that tests run must fit."""
+LARGE = DeviceInfo("large", "nvidia", "gpu", "sm_90", max_work_group_size=1024, max_work_item_sizes=(1024, 1024, 64),
+                   local_mem_size=49152, compute_units=132, fp64=True, global_mem_size=140 << 30,
+                   max_alloc_size=35 << 30)  # fmt: skip
+
+
+def first(problem: ConvProblem, solver: Solver, device: DeviceInfo = SMALL, **changes: Any) -> dict[str, Any]:
+    """The solver's first configuration, with changes, as it comes back from a record."""
+    return json.loads(json.dumps({**next(iter(solver.configs(problem, device))), **changes}))
+
+
+def check_solver(
+    queue: cl.CommandQueue,
+    problem: ConvProblem,
+    solver: Solver,
+    config: Mapping[str, Any] | None = None,
+    *,
+    data: str = "integer",
+    limit: float | None = None,
+) -> float:
+    """Run one configuration (the first by default) as ``check_plan`` does; its workspace is what the solver said."""
+    config = first(problem, solver) if config is None else json.loads(json.dumps(dict(config)))
+    plan, hint = solver.plan(queue.context, problem, config), f"{problem} {solver.name} {config}"
+    assert plan.workspace_size == solver.workspace(problem, SMALL, config), hint
+    return check_plan(queue, problem, plan, hint, data=data, limit=limit)
+
+
+def check_plan(
+    queue: cl.CommandQueue,
+    problem: ConvProblem,
+    plan: Any,
+    hint: str,
+    *,
+    data: str = "integer",
+    limit: float | None = None,
+) -> float:
+    """Run a plan twice between guard zones and compare with the reference; the relative error.
+
+    ``limit`` is the error allowed: by default none for ``"integer"`` data, for ``"real"`` ones what the dtype allows.
+    """
+    if limit is None:
+        limit = 0.0 if data == "integer" else TOLERANCE[problem.dtype]
+    operands, expected = make_operands(problem, data)
+    given = {key: Guarded(array, queue) for key, array in operands.present().items() if key != "initial"}
+    scratch = Guarded(np.full(max(1, plan.workspace_size), 0xFF, np.uint8), queue)
+    buffers = {key: _region(value) for key, value in given.items()}
+    if getattr(plan, "packed_size", 0):
+        packed = Guarded(np.full(plan.packed_size, 0xFF, np.uint8), queue)
+        plan.pack(queue, buffers["w"], _region(packed)).wait()
+        buffers["w"] = _region(packed)
+        assert packed.damage(payload_too=False) is None, hint
+    extras = {key: buffers[key] for key in ("bias", "residual") if key in buffers}
+    blank = np.full(problem.out_shape, np.nan, numpy_dtype(problem.dtype))
+    results = []
+    for _ in range(2):
+        out = Guarded(operands.initial if problem.accumulate else blank, queue)
+        buffers[problem.written] = _region(out)
+        plan.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], _region(scratch), **extras).wait()
+        for key, guarded in {**given, "workspace": scratch, "out": out}.items():
+            damage = guarded.damage(payload_too=key not in ("out", "workspace"))
+            assert damage is None, f"{hint}: {key}: {damage}"
+        results.append(out.read()[1].copy())
+        error = compare(results[-1], expected, limit, hint)
+    assert results[0].tobytes() == results[1].tobytes(), f"{hint}: other bits in the second run"
+    return error
+
+
+def _region(guarded: Guarded) -> cl.Buffer:
+    """The payload of a guarded array as a buffer of its own."""
+    return guarded.buffer.get_sub_region(guarded.start, max(1, guarded.nbytes))
+
+
+def table_cases(accepts: Callable[[ConvProblem], bool] = lambda problem: True) -> list:
+    """(problem, number) for every accepted line of the small tables, in every direction and layout."""
+    lines = [entry for table in ("near_miss", "basic") for entry in shapes.load(table) if entry.problem.mb]
+    lines = [entry for entry in lines if accepts(entry.problem)]
+    return [
+        pytest.param(entry.problem.replace(direction=direction, layout=layout), number,
+                     id=f"{direction}-{layout}-{entry.name}")
+        for number, (entry, direction, layout) in enumerate(itertools.product(lines, DIRECTIONS, LAYOUTS))
+    ]  # fmt: skip
