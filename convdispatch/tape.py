@@ -16,7 +16,7 @@ from typing import Any
 from .api.errors import InvalidArgument
 from .tensor import Parameter, Tensor
 
-__all__ = ["Tape", "current_tape", "paused"]
+__all__ = ["Rectified", "Tape", "current_tape", "paused"]
 
 _threads = threading.local()
 _marks = itertools.count(1)
@@ -41,6 +41,19 @@ class paused:  # noqa: N801 (a context manager, used like a function)
         _threads.tape = self._tape
 
 
+class Rectified(Tensor):
+    """The gradient of a ReLU's result with the ReLU's slope already in it: 0 where the result was not above 0.
+
+    ``formula`` over ``operands`` has the same sums over images and pixels, channel by channel, from fewer values.
+    """
+
+    __slots__ = ("formula", "operands")
+
+    def __init__(self, tensor: Tensor, formula: str, operands: dict[str, Tensor]) -> None:
+        super().__init__(tensor.base_data, tensor.shape, tensor.dtype, tensor.queue, tensor.strides, tensor.offset)
+        self.formula, self.operands = formula, operands
+
+
 class Tape:
     """Notes of one forward pass; a context manager that puts itself in force."""
 
@@ -51,6 +64,7 @@ class Tape:
         self._outer: Tape | None = None
         self._written: set[int] = set()
         self._accumulate = False
+        self._rectified: set[int] = set()
 
     def __enter__(self) -> Tape:
         self._outer, _threads.tape = current_tape(), self
@@ -86,6 +100,14 @@ class Tape:
         for result in results:
             result.mark = next(_marks)
         self._notes.append((tuple(result.mark for result in results), marks, backward))
+
+    def rectify(self, result: Tensor) -> None:
+        """Note that ``result``, just recorded, ends in a ReLU, and that its backward takes a Rectified as it is."""
+        self._rectified.add(result.mark)
+
+    def is_rectified(self, mark: int) -> bool:
+        """For functions that ``backward`` calls: the result with this mark may be given a Rectified gradient."""
+        return mark in self._rectified
 
     def _mark(self, tensor: Tensor) -> int:
         if type(tensor) is Parameter and self._parameters.get(tensor.mark) is not tensor:
@@ -127,6 +149,7 @@ class Tape:
         elif gradient.shape != result.shape:
             raise InvalidArgument(f"the gradient must have the result's shape {result.shape}, got {gradient.shape}")
         wanted = {tensor.mark for tensor in keep}
+        self._rectified -= wanted  # whoever asks for a ReLU's result's gradient wants it without the slope
         kept: dict[int, Tensor] = {}
         self._written, self._accumulate = set(), accumulate
         gradients: dict[int, Tensor] = {result.mark: gradient}

@@ -51,6 +51,7 @@ class _Form:
     kept_steps: tuple[tuple[int, ...], ...]
     reduced_steps: tuple[tuple[int, ...], ...]
     operands: tuple[tuple[str, str], ...]
+    """Names and types; the one named "" receives the first formula's values."""
     scalars: tuple[str, ...]
     kind: str
     results: tuple[str, ...]
@@ -99,7 +100,7 @@ def plan(
     sizes, steps, kinds = collapse(shape, [operand.strides for operand in operands], groups)
     kept = [axis for axis, kind in enumerate(kinds) if not kind]
     reduced = [axis for axis, kind in enumerate(kinds) if kind]
-    dtypes = [operand.dtype for operand in operands]
+    dtypes = [operand.dtype for operand in operands if operand.read]
     kind = kind_of(dtypes, integral and all(formula.integral for formula in formulas))
     k, r = math.prod(sizes[a] for a in kept), math.prod(sizes[a] for a in reduced)
     rows = bool(kinds) and bool(kinds[-1])
@@ -184,7 +185,10 @@ def _launch(context: cl.Context, form: _Form) -> Launch:
 def _source(form: _Form) -> str:
     dtypes = [np.dtype(_numpy(dtype)) for _, dtype in form.operands]
     outs = [np.dtype(_numpy(dtype)) for dtype in form.results]
-    arguments = [f"global const {element(d).storage} *p{i}, const long o{i}" for i, d in enumerate(dtypes)]
+    arguments = [
+        f"global {'const ' if name else ''}{element(d).storage} *restrict p{i}, const long o{i}"
+        for i, (d, (name, _)) in enumerate(zip(dtypes, form.operands, strict=True))
+    ]
     arguments += [f"const {form.kind} v_{name}" for name in form.scalars]
     arguments += [f"global {element(d).storage} *pr{i}, const long or{i}" for i, d in enumerate(outs)]
     combine, neutral, whole = OPERATIONS[form.operation]
@@ -202,6 +206,8 @@ def _values(form: _Form) -> list[str]:
     """Statements that load operands at ``i<n>`` and compute ``r0``, ``r1``, ...: one value a formula."""
     lines = []
     for i, (name, dtype) in enumerate(form.operands):
+        if not name:
+            continue
         lines.append(
             f"const {form.kind} v_{name} = {_load(i, element(np.dtype(_numpy(dtype))).load, 1, '', form.kind)};"
         )
@@ -214,6 +220,9 @@ def _values(form: _Form) -> list[str]:
             lines.append(f"x{number} = {result}; }}")
         else:
             lines.append(f"const {form.kind} x{number} = {result};")
+    for i, (name, dtype) in enumerate(form.operands):
+        if not name:
+            lines.append(element(np.dtype(_numpy(dtype))).store.format(p=f"p{i}", i=f"i{i}", v="x0") + ";")
     return lines
 
 

@@ -31,7 +31,7 @@ class _Call:
     __slots__ = ("axes", "dtypes", "formulas", "reduction", "scale", "shape", "short")
 
     def __init__(
-        self, operation: str, texts: tuple[str, ...], axes: Any, keepdims: bool, given: dict[str, Any]
+        self, operation: str, texts: tuple[str, ...], axes: Any, keepdims: bool, given: dict[str, Any], store: Any
     ) -> None:
         if operation not in (*OPERATIONS, "mean"):
             raise InvalidArgument(f"reduce knows {', '.join((*OPERATIONS, 'mean'))}, got {operation!r}")
@@ -47,6 +47,8 @@ class _Call:
         if not tensors or given.keys() - names:
             raise InvalidArgument(f"reduce needs tensors, each used by {texts}; got {', '.join(given) or 'none'}")
         self.shape = shape = broadcast({name: tensor.shape for name, tensor in tensors.items()})
+        if store is not None and store.shape != shape:
+            raise InvalidArgument(f"store must have the operands' shape {shape}, got {store.shape}")
         self.axes = _axes(axes, len(shape))
         keep = tuple(1 if a in self.axes else size for a, size in enumerate(shape))
         self.short = keep if keepdims else tuple(size for a, size in enumerate(shape) if a not in self.axes)
@@ -60,6 +62,7 @@ class _Call:
         self.reduction: Reduction | None = None
         if math.prod(shape):
             operands = tuple(_operand(name, tensor, shape, True, False) for name, tensor in tensors.items())
+            operands += () if store is None else (_operand("", store, shape, False, True),)
             context = next(iter(tensors.values())).context
             kind = "sum" if operation == "mean" else operation
             self.reduction = plan(
@@ -75,14 +78,16 @@ def reduce(
     *,
     keepdims: bool = False,
     out: Tensor | Sequence[Tensor] | None = None,
+    store: Tensor | None = None,
     **operands: Any,
 ) -> Any:
     """Combine an expression's values over ``axes`` (all when None): ``reduce("sum", "x * y", (0, 2), x=x, y=y)``.
 
     ``operation`` is sum, mean, max or min. Operands are tensors and numbers, as ``apply`` takes them. Several
     expressions, given as a tuple, are reduced in one pass, and a list of tensors is returned. ``out`` holds contiguous
-    tensors for the results. A sum of floats is taken in partial sums, of float32 for float16 and bfloat16; sums of
-    integers are int64. Recorded on the tape in force, except max and min.
+    tensors for the results. ``store``, a tensor of the operands' shape that shares no memory with them, gets the first
+    expression's values; no gradient goes through it. A sum of floats is taken in partial sums, of float32 for float16
+    and bfloat16; sums of integers are int64. Recorded on the tape in force, except max and min.
 
     Raises InvalidArgument for axes, names or shapes that do not fit.
     """
@@ -93,12 +98,14 @@ def reduce(
             key += (name, value.shape, value.strides, value.dtype, value.offset & 15, value.queue.context)
         else:
             key += (name, type(value))
+    if store is not None:
+        key += (store.shape, store.strides, store.dtype, store.offset & 15)
     key = tuple(key)  # type: ignore[assignment]
     call = _calls.get(key)
     if call is None:
         if len(_calls) >= _LIMIT:
             _calls.clear()
-        call = _calls[key] = _Call(operation, texts, axes, keepdims, operands)
+        call = _calls[key] = _Call(operation, texts, axes, keepdims, operands, store)
     queue, arguments, scalars = None, [], []
     for value in operands.values():
         if isinstance(value, Tensor):
@@ -106,6 +113,8 @@ def reduce(
             arguments += (value.base_data, value.offset // value.dtype.itemsize)
         else:
             scalars.append(value)
+    if store is not None:
+        arguments += (store.base_data, store.offset // store.dtype.itemsize)
     if out is None:
         results = [Tensor.empty(call.short, dtype, queue) for dtype in call.dtypes]
     else:

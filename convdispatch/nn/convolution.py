@@ -9,7 +9,7 @@ from ..api.arguments import transposed_shape
 from ..api.conv import conv, conv_backward_data, conv_backward_weights, conv_transpose
 from ..api.errors import InvalidArgument
 from ..elementwise import apply, reduce
-from ..tape import Tape, current_tape, paused
+from ..tape import Rectified, Tape, current_tape, paused
 from ..tensor import Tensor
 from ..tracing import operation
 from .activations import activate, from_result
@@ -128,14 +128,24 @@ def _record(
     held_x = given if needs_w else None
     x_shape = given.shape
     inputs = (x, w if needs_w else None, bias, residual)
+    axes = tuple(a for a in range(y.ndim) if a != (1 if layout == "nchw" else y.ndim - 1))
 
     def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
-        dy = dense(dy) if held_y is None else apply(slope, dy=dy, y=held_y)  # type: ignore[arg-type]
-        d = dy if y_shape is None else dy.reshape(y_shape)
         db = dw = dx = None
-        if needs_bias:
-            axes = tuple(a for a in range(d.ndim) if a != (1 if layout == "nchw" else d.ndim - 1))
-            db = reduce("sum", "x", axes, x=d, out=tape.sink(bias))
+        if type(dy) is Rectified:  # the pooling after the ReLU knew what the ReLU cut
+            if needs_bias:
+                db = reduce("sum", dy.formula, axes, out=tape.sink(bias), **dy.operands)
+        elif held_y is None:
+            dy = dense(dy)
+            if needs_bias:
+                db = reduce("sum", "x", axes, x=dy, out=tape.sink(bias))
+        elif needs_bias:
+            sloped = Tensor.empty(dy.shape, dy.dtype, dy.queue)
+            db = reduce("sum", slope, axes, dy=dy, y=held_y, out=tape.sink(bias), store=sloped)  # type: ignore[arg-type]
+            dy = sloped
+        else:
+            dy = apply(slope, dy=dy, y=held_y)  # type: ignore[arg-type]
+        d = dy if y_shape is None else dy.reshape(y_shape)
         if needs_w:
             out = tape.sink(w)
             dw = conv_backward_weights(held_x, d, weight.shape, out=_as(out, weight.shape), **geometry)
@@ -145,6 +155,8 @@ def _record(
         return dx, dw, db, dy if needs_residual else None
 
     tape.record(y, inputs, backward)
+    if activation == "relu":
+        tape.rectify(y)
 
 
 def _as(out: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:

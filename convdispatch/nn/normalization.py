@@ -113,7 +113,15 @@ def batch_norm(
         sink = tape.sink(shift) if tape.tracks(shift) else None
         targets = [Tensor.empty((channels,), x.dtype, x.queue) if sink is None else sink]
         targets.append(Tensor.empty((channels,), x.dtype, x.queue))
-        ds, dq = reduce("sum", (d, f"({d}) * (x - mean)"), axes, dy=dy, x=x, mean=middle, out=targets, **gated)
+        # Where the residual's gradient is wanted, relu's slope is taken once, and stored on the way.
+        dresidual = dy if tape.tracks(residual) else None
+        store, slope, more = None, d, gated
+        if dresidual is not None and activation:
+            dresidual = store = Tensor.empty(dy.shape, dy.dtype, dy.queue)
+        given = {"dy": dy, "x": x, "mean": middle, **gated}
+        ds, dq = reduce("sum", (d, f"({d}) * (x - mean)"), axes, **given, out=targets, store=store)
+        if store is not None:
+            dy, slope, more = store, "dy", {}
         dscale = tape.sink(scale) if tape.tracks(scale) else None
         dscale = Tensor.empty((channels,), x.dtype, x.queue) if dscale is None else dscale
         c, e = (Tensor.empty((channels,), x.dtype, x.queue) for _ in range(2))
@@ -121,12 +129,9 @@ def batch_norm(
         apply(text, g=dscale, c=c, e=e, dq=dq, ds=ds, deviation=deviation, r=1.0 / count)
         dx = None
         if tape.tracks(x):
-            text = f"factor * (({d}) - c - (x - mean) * e)"
-            given = {"factor": wides["factor"], **gated}
+            text = f"factor * (({slope}) - c - (x - mean) * e)"
+            given = {"factor": wides["factor"], **more}
             dx = apply(text, dy=dy, x=x, mean=middle, c=c.reshape(wide), e=e.reshape(wide), **given)
-        dresidual = None
-        if tape.tracks(residual):
-            dresidual = apply(d, dy=dy, y=y) if activation else dy
         return dx, dscale, ds, dresidual
 
     tape.record(y, (x, scale, shift, residual), backward)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
 from ..elementwise import reduce
 from ..kernels import Launch, build, config_macros, kernel_text
-from ..tape import current_tape
+from ..tape import Rectified, current_tape
 from ..tensor import Tensor
 from ..tracing import operation
 from .convolution import dense
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "global_average_pool", "max_pool"]
+
+_GROUP = 256
 
 
 @operation
@@ -143,49 +145,91 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
     given = dense(x)
     tape = current_tape()
     watched = tape is not None and tape.tracks(x)
-    forward, noting, back = _launches(
-        x.context, kind, x.dtype.name, mb, channels, layout == "nhwc", tuple(sorted(values.items()))
-    )
+    launches = _launches(x.context, kind, x.dtype.name, mb, channels, layout == "nhwc", tuple(sorted(values.items())))
     start = np.int64(given.offset // x.dtype.itemsize)
-    places = Tensor.empty(shape, np.int32, x.queue) if watched and kind == "max" else None
+    places = Tensor.empty(shape, launches.noted, x.queue) if watched and kind == "max" else None
     if places is None:
-        forward(x.queue, (given.base_data, start, y.base_data))
+        launches.forward(x.queue, (given.base_data, start, y.base_data))
     else:
-        noting(x.queue, (given.base_data, start, y.base_data, places.base_data))
+        launches.noting(x.queue, (given.base_data, start, y.base_data, places.base_data))
     if watched:
-        x_shape, dtype, queue = x.shape, x.dtype, x.queue
+        x_shape, dtype, queue, mark = x.shape, x.dtype, x.queue, x.mark
 
         def backward(dy: Tensor) -> tuple[Tensor]:
             dy, dx = dense(dy), Tensor.empty(x_shape, dtype, queue)
             first = np.int64(dy.offset // dtype.itemsize)
+            # What a ReLU cut takes no gradient: the notes know, so that the ReLU need not look again.
+            gate = places is not None and launches.gated is not None and tape.is_rectified(mark)
+            back = launches.gated if gate else launches.backward
             back(queue, (dy.base_data, first, (dy if places is None else places).base_data, dx.base_data))
-            return (dx,)
+            if not gate:
+                return (dx,)
+            return (Rectified(dx, "where(note < 128, dy, 0)", {"dy": dy, "note": places}),)
 
         tape.record(y, (x,), backward)
     return y
 
 
+class _Launches(NamedTuple):
+    forward: Launch
+    noting: Launch
+    """Forward, with notes of type ``noted``."""
+    noted: type
+    backward: Launch
+    gated: Launch | None
+    """Backward through the pooling and through the ReLU before it, where notes can tell."""
+
+
 @functools.lru_cache(maxsize=512)
 def _launches(
     context: cl.Context, kind: str, dtype: str, mb: int, channels: int, nhwc: bool, items: tuple[tuple[str, int], ...]
-) -> tuple[Launch, Launch, Launch]:
+) -> _Launches:
     values = dict(items)
-    cpu = runtime.device_info(context.devices[0]).type == "cpu"
-    planes = cpu and not nhwc and dtype in ("float32", "float64")
-    macros = {"channels": channels, "nhwc": nhwc, "average": kind == "average", "planes": planes, **values}
+    gpu = runtime.device_info(context.devices[0]).type != "cpu"
+    planes = not gpu and not nhwc and dtype in ("float32", "float64")
+    apart = not planes and _apart(values)
+    small = kind == "max" and not values["adaptive"] and values["kh"] * values["kw"] < 128
+    h, w = (values["ih"], values["iw"]) if not apart else (-(-values[f"i{a}"] // values[f"s{a}"]) for a in "hw")
+    most = mb * channels * max(values["ih"] * values["iw"], values["oh"] * values["ow"])
+    pairs = apart and not nhwc and dtype == "float32" and values["sw"] == 2 and values["iw"] % 2 == 0
+    macros = {
+        "mb": mb,
+        "channels": channels,
+        "nhwc": nhwc,
+        "average": kind == "average",
+        "flat": gpu,
+        "planes": planes,
+        "apart": apart,
+        "pairs": pairs,
+        "bytes": small,
+        "index": "uint" if most < 2**31 else "ulong",
+        **values,
+    }
     text = storage_macros(dtype) + config_macros(macros) + kernel_text("convdispatch.nn", "pool.cl")
 
-    def sizes(h: int, w: int) -> tuple[int, ...]:
+    def sizes(area: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         if planes:
-            return (mb * channels,)
-        return (channels, mb * h * w) if nhwc else (h * w, mb * channels)
+            return (mb * channels,), None
+        if gpu:
+            return (-(-mb * channels * area // _GROUP) * _GROUP,), (_GROUP,)
+        return ((channels, mb * area) if nhwc else (area, mb * channels)), None
 
-    out, into = sizes(values["oh"], values["ow"]), sizes(values["ih"], values["iw"])
-    program = build(context, text)
-    names = ("x", "offset", "y", "places")
-    forward = Launch(program, "pool", out, None, "x offset y", names=names[:3])
-    noting = forward
-    if kind == "max":
-        noting = Launch(build(context, "#define NOTE 1\n" + text), "pool", out, None, " ".join(names), names=names)
-    names = ("dy", "offset", "places", "dx")
-    return forward, noting, Launch(program, "pool_backward", into, None, " ".join(names), names=names)
+    def program(note: bool, gated: bool = False) -> cl.Program:
+        return build(context, config_macros({"note": note, "gated": gated}) + text)
+
+    names, back = ("x", "offset", "y", "places"), ("dy", "offset", "places", "dx")
+    out, into = sizes(values["oh"] * values["ow"]), sizes(h * w)
+    forward = Launch(program(False), "pool", *out, "x offset y", names=names[:3])
+    backward = Launch(program(False), "pool_backward", *into, " ".join(back), names=back)
+    if kind != "max":
+        return _Launches(forward, forward, np.int32, backward, None)
+    noting = Launch(program(True), "pool", *out, " ".join(names), names=names)
+    gated = Launch(program(False, True), "pool_backward", *into, " ".join(back), names=back) if small else None
+    return _Launches(forward, noting, np.uint8 if small else np.int32, backward, gated)
+
+
+def _apart(values: dict[str, int]) -> bool:
+    """No value lies in two windows, and none in the padding."""
+    return not values["adaptive"] and all(
+        not values[f"p{a}"] and (values[f"k{a}"] - 1) * values[f"d{a}"] < values[f"s{a}"] for a in "hw"
+    )

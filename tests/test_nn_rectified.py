@@ -1,0 +1,135 @@
+"""Gradients that skip a pass: pooling that knows what the ReLU before it cut, slopes stored while they are summed.
+
+The kernels of a GPU are run on whatever device there is: only how work items are counted differs.
+"""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+from checking import compare
+from small_net import normal
+
+from convdispatch import runtime
+from convdispatch.api.errors import InvalidArgument
+from convdispatch.elementwise import reduce, reduction_kernel
+from convdispatch.nn import Parameter, Tape, functional, pooling
+from convdispatch.tape import Rectified
+from convdispatch.tensor import Tensor
+
+ORDER = {"nchw": (0, 1, 2, 3), "nhwc": (0, 2, 3, 1)}
+BACK = {"nchw": (0, 1, 2, 3), "nhwc": (0, 3, 1, 2)}
+WINDOWS = {  # kernel, stride, padding, dilation, ceil_mode, height, width
+    "apart": (2, 2, 0, 1, False, 12, 14),
+    "apart, odd": (2, 2, 0, 1, False, 13, 15),
+    "apart, last cut": (2, 2, 0, 1, True, 13, 15),
+    "gaps": ((2, 3), (3, 4), 0, 1, True, 13, 15),
+    "gaps, dilated": (2, 3, 0, 2, False, 14, 17),
+    "overlapping": (3, 2, 0, 1, False, 13, 13),
+    "overlapping, last cut": (3, 2, 0, 1, True, 12, 12),
+    "overlapping, padded": (3, 1, 1, 1, False, 9, 10),
+    "dilated, padded": (3, 2, 1, 2, False, 13, 15),
+    "too many values for a byte": (12, 12, 0, 1, False, 26, 27),
+}
+
+
+@pytest.fixture(params=["as it is", "as a GPU"])
+def form(request, monkeypatch):
+    """Kernels as this device gets them, and as a GPU would."""
+    if request.param == "as a GPU":
+        import dataclasses
+
+        known = {name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")}
+        known["device_info"] = lambda device: dataclasses.replace(runtime.device_info(device), type="gpu")
+        for module in (pooling, reduction_kernel):
+            monkeypatch.setattr(module, "runtime", types.SimpleNamespace(**known))
+        for function in (pooling._launches, reduction_kernel._source):
+            function.cache_clear()
+        from convdispatch.elementwise import reductions
+
+        monkeypatch.setattr(reductions, "_calls", {})
+    yield request.param
+    pooling._launches.cache_clear()
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_convolution_relu_pooling_have_torchs_gradients(queue, form, layout, name):
+    torch = pytest.importorskip("torch", reason="torch is not installed: gradients are checked numerically elsewhere")
+    kernel, stride, padding, dilation, ceil, h, w = WINDOWS[name]
+    arrays = [normal(3, 5, h, w, seed=1), normal(7, 5, 3, 3, seed=2), normal(7, seed=3)]
+    theirs = [torch.tensor(a, requires_grad=True) for a in arrays]
+    y = torch.relu(torch.nn.functional.conv2d(*theirs, padding=1))
+    z = torch.nn.functional.max_pool2d(y, kernel, stride, padding, dilation, ceil_mode=ceil)
+    dz = normal(*z.shape, seed=4)
+    z.backward(torch.tensor(dz))
+
+    def lie(a):
+        return Tensor.from_numpy(np.ascontiguousarray(a.transpose(ORDER[layout])) if a.ndim == 4 else a, queue)
+
+    ours = [Parameter(lie(a)) for a in arrays]
+    with Tape() as tape:
+        y = functional.convolution(*ours, padding=1, activation="relu", layout=layout)
+        pooled = functional.max_pool(y, kernel, stride, padding, dilation=dilation, ceil_mode=ceil, layout=layout)
+    tape.backward(pooled, lie(dz))
+    for mine, other in [(pooled, z.detach()), *((a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))]:
+        got = mine.numpy()
+        compare(got.transpose(BACK[layout]) if got.ndim == 4 else got, other.numpy(), 1e-5)
+
+
+def test_a_relus_slope_is_taken_by_the_pooling(queue, form, monkeypatch):
+    """No pass of its own, and the bias' gradient is summed over what was pooled: counted in kernels."""
+    seen = []
+    monkeypatch.setattr("convdispatch.nn.convolution.apply", lambda *a, **k: pytest.fail("a pass for the slope"))
+    real = reduce
+    monkeypatch.setattr(
+        "convdispatch.nn.convolution.reduce",
+        lambda *a, **k: seen.append({n: k[n].shape for n in ("dy",)}) or real(*a, **k),
+    )
+    w, b = (Parameter(Tensor.from_numpy(normal(*shape), queue)) for shape in ((4, 2, 3, 3), (4,)))
+    with Tape() as tape:
+        y = functional.convolution(Tensor.from_numpy(normal(2, 2, 10, 10), queue), w, b, activation="relu")
+        pooled = functional.max_pool(y, 2)
+    tape.backward(pooled, Tensor.from_numpy(normal(2, 4, 4, 4), queue))
+    assert seen == [{"dy": (2, 4, 4, 4)}]
+
+
+@pytest.mark.parametrize("case", ["kept", "read twice", "no relu"])
+def test_the_slope_is_not_taken_where_it_may_not_be(queue, form, case):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    arrays = [normal(2, 3, 8, 8, seed=1), normal(4, 3, 3, 3, seed=2), normal(4, seed=3) - 1]
+    theirs = [torch.tensor(a, requires_grad=True) for a in arrays]
+    y = torch.nn.functional.conv2d(*theirs, padding=1)
+    y = y if case == "no relu" else torch.relu(y)
+    y.retain_grad()
+    z = torch.nn.functional.max_pool2d(y, 2)
+    ours = [Parameter(Tensor.from_numpy(a, queue)) for a in arrays]
+    activation = None if case == "no relu" else "relu"
+    with Tape() as tape:
+        mine = functional.convolution(*ours, padding=1, activation=activation)
+        pooled = functional.max_pool(mine, 2)
+        if case == "read twice":
+            z, pooled = z + y[:, :, ::2, ::2], pooled + mine[:, :, ::2, ::2]
+    dz = normal(*z.shape, seed=5)
+    z.backward(torch.tensor(dz))
+    kept = tape.backward(pooled, Tensor.from_numpy(dz, queue), keep=[mine] if case == "kept" else [])
+    if case == "kept":
+        assert type(kept[0]) is not Rectified
+        compare(kept[0].numpy(), y.grad.numpy(), 1e-5)
+    for a, b in zip(ours, theirs, strict=True):
+        compare(a.grad.numpy(), b.grad.numpy(), 1e-5)
+
+
+@pytest.mark.parametrize("axes", [(0, 2), (0, 1), 2, None])
+@pytest.mark.parametrize("shape", [(3, 5, 40), (2, 700, 33), (1, 2, 100_000)])
+def test_a_reduction_stores_what_it_sums(queue, form, axes, shape):
+    x, y = normal(*shape), normal(*shape, seed=1)
+    store = Tensor.empty(shape, queue=queue)
+    given = {"x": Tensor.from_numpy(x, queue), "y": Tensor.from_numpy(y, queue)}
+    got = reduce("sum", ("where(y > 0, x, 0)", "x"), axes, **given, store=store)
+    np.testing.assert_array_equal(store.numpy(), np.where(y > 0, x, 0))
+    compare(got[0].numpy(), np.where(y > 0, x, 0).astype(np.float64).sum(axes), 1e-5)
+    with pytest.raises(InvalidArgument, match=r"store must have the operands' shape"):
+        reduce("sum", "x", axes, x=given["x"], store=Tensor.empty((3,), queue=queue))
