@@ -140,7 +140,7 @@ ${tile(mr, columns)}\
 ${tile(tail_m, columns)}\
 % endif
 </%def>
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void gemm(global const ACC *restrict a_, long a_off, global const ${'REAL' if b_local else 'ACC'} *restrict b_, long b_off, OUT_KERNEL_PARAMS) {
 % if b_local:
   local ACC block[KC * ${nr}] __attribute__((aligned(64)));

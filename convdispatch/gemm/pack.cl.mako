@@ -17,7 +17,7 @@ kernel void pack(global const REAL *restrict x, long x_off, global ACC *restrict
 typedef V __attribute__((aligned(${accsize}))) vec_acc;
 #define BLOCK ${lanes}
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed, long packed_off) {
   const int k0 = get_global_id(0) * KCHUNK, panel = get_global_id(1), z = get_global_id(2);
   const int k1 = min(K, k0 + KCHUNK), i0 = panel * W, count = min(W, I - i0);

@@ -89,7 +89,7 @@ kernel void gather(PARAMS) {
   FINISH(sum, at, channel)
 }
 #elif NHWC
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void gather(PARAMS) {
   const int y0 = get_global_id(0) * rows, y1 = min(XH, y0 + rows);
   const int iz = get_global_id(1) % XD, image = get_global_id(1) / XD;
@@ -124,7 +124,7 @@ void gather(PARAMS) {
         }
 }
 #else
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void gather(PARAMS) {
   const int y0 = get_global_id(0) * rows, y1 = min(XH, y0 + rows), piece = get_global_id(2);
   const int iz = get_global_id(1) % XD, image = get_global_id(1) / XD;

@@ -60,7 +60,7 @@ inline void put_sum(global REAL *restrict w, long at, V sum) {
   STORE(w, at, v);
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void gradient(global const REAL *restrict x, global const REAL *restrict y, global REAL *restrict w,
     global ACC *restrict workspace) {
   global ACC *plane = workspace + (long)get_global_id(0) * (EZ * EY * SW * PITCH);
@@ -121,7 +121,7 @@ inline void put(global REAL *restrict y, long at, V sum, int n, int channel
   }
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void depthwise(global const REAL *restrict x, global const REAL *restrict w, global REAL *restrict y,
     global ACC *restrict workspace BIAS_PARAM RESIDUAL_PARAM) {
   global ACC *plane = workspace + (long)get_global_id(0) * (EZ * EY * SW * PITCH);

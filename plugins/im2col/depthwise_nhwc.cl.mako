@@ -20,7 +20,7 @@ inline V get(global const REAL *p, int n) {
 
 % if gradient:
 // The weights' gradient: w[c, t] = sum over image, o of y[image, o, c] x[image, o S + t D - P, c].
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void gradient(global const REAL *restrict x, global const REAL *restrict y, global REAL *restrict w) {
   const int c = get_global_id(0) * LANES, n = C - c;
 % for t in range(volume):
@@ -87,7 +87,7 @@ inline void put(global REAL *restrict y, long at, V sum, int n, int channel BIAS
   for (int j = 0; j < min(n, LANES); ++j) STORE(y, at + j, u.s[j]);
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void depthwise(global const REAL *restrict x, global const ACC *restrict packed, long packed_off,
     global REAL *restrict y BIAS_PARAM RESIDUAL_PARAM) {
   const int y0 = get_global_id(0) * ROWS, y1 = min(YH, y0 + ROWS);

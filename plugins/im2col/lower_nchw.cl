@@ -13,7 +13,7 @@
 #define PLACE(k) ((((long)g * blocks + block) * K + (k)) * W)
 #endif
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void lower(global const SRC *restrict x, global DST *restrict lowered, long start, int count, int blocks) {
   const int block = get_global_id(0), c0 = get_global_id(1) * CB, c1 = min(c0 + CB, CG), g = get_global_id(2);
   const int i0 = block * W, n = min(W, count - i0);

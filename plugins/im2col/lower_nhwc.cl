@@ -5,7 +5,7 @@
 // LD     above 0: L is [i][g][LD], copied in runs of channels; 0: panels of a packed operand, [g][block][k][W]
 // DENSE  1: the taps of a row of the window are one run of x (one group, neighbouring taps)
 // start  first place of the chunk; count: its places; blocks: ceil(count / W)
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void lower(global const SRC *restrict x, global DST *restrict lowered, long start, int count, int blocks) {
   const int block = get_global_id(0), g = get_global_id(1), i0 = block * W, n = min(W, count - i0);
   for (int lane = 0; lane < n; ++lane) {

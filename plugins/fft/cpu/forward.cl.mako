@@ -40,7 +40,7 @@ __attribute__((noinline)) void ${name}_stage(V *restrict line, global const floa
   ONCE for (int j = end; j < G0; ++j) line[j] = (V)(0.0f);
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void ${name}(global const float *restrict from, global float *restrict panels, long off, int items, int g0, int groups,
              int b0, int blocks, int r0, int rows) {
   local float slot[SLOT_];

@@ -12,7 +12,7 @@ __attribute__((noinline)) void put_taps(global float *restrict to, const V *rest
     }
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void gradient(global float *restrict w, global const float *restrict panels, long off, int items, int g0, int groups,
               int row0, int rows) {
   local float slot[SLOT_];

@@ -61,7 +61,7 @@ __attribute__((noinline)) void put_line(global float *restrict y${extra}, const 
 % endif
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void inverse(global float *restrict y, global const float *restrict panels${", global const float *restrict biases" if bias else ""}${extra},
              long off, int items, int g0, int groups, int b0, int blocks, int r0, int rows) {
   local float slot[SLOT_];

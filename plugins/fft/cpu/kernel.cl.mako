@@ -13,7 +13,7 @@ __attribute__((noinline)) void ${name}_stage(V *restrict line, global const floa
     ONCE for (int j = 0; j < G0; j += D0) ((float *)line)[j * LANES + l] = SCALE * from[(long)l * LANE + TAP(j, K0, D0) * A0];
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void ${name}(global const float *restrict w, global float *restrict panels, long off, int items, int g0, int groups,
              int b0, int blocks) {
   local float slot[SLOT_];

@@ -57,7 +57,7 @@ inline void tile_${mr}_${nv}(global const float *restrict a, global const float 
 % endfor
 % endfor
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void product(global const float *restrict left, global const float *restrict right, global float *restrict result,
              long a_off, long b_off, long c_off, int rows, int sum, int blocks, int first) {
   const long f = get_global_id(0), g = get_global_id(1);

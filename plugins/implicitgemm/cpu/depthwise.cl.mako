@@ -66,7 +66,7 @@ inline void tile_${cols}(global const ACC *restrict xs, global const ACC *restri
 }
 % endfor
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void depthwise(global const REAL *restrict x, global const ACC *restrict packed, long packed_off, global ACC *workspace,
                long slots_off, OUT_KERNEL_PARAMS, int pd, int ph, int pw, int ud, int uh, int uw) {
   const int item = get_global_id(0);
@@ -97,7 +97,7 @@ void depthwise(global const REAL *restrict x, global const ACC *restrict packed,
 }
 % else:
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void depthwise(global const REAL *restrict x, global const ACC *restrict packed, long packed_off, global ACC *workspace,
                long slots_off, OUT_KERNEL_PARAMS, int pd, int ph, int pw, int ud, int uh, int uw) {
   const int item = get_global_id(0);
@@ -152,7 +152,7 @@ at = f"{(dy % step_h * step_w + dx % step_w)} * PART + {dy // step_h} * WP + {dx
 }
 % endif
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void pack(global const REAL *restrict w, global ACC *restrict packed, long packed_off, int fd, int fh, int fw) {
   packed += packed_off;
   ONCE for (int g = 0; g < CT; ++g)

@@ -56,7 +56,7 @@ at = f"{dy % step_h * step_w + dx % step_w} * PART + {dy // step_h} * WP + {dx /
 % endif
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void weights(global const REAL *restrict x, global const REAL *restrict y, global ACC *workspace, long slots_off,
              int pd, int ph, int pw) {
   const int part = get_global_id(0), chunk = get_global_id(1);
@@ -110,7 +110,7 @@ void weights(global const REAL *restrict x, global const REAL *restrict y, globa
 % endif
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void reduce(global const ACC *restrict sums, global REAL *restrict w) {
   const int g = get_global_id(0);
   ONCE for (int t = 0; t < TAPS; ++t) {

@@ -93,7 +93,7 @@ inline void tile_${channels}(global const ACC *restrict xs, global const ACC *re
 }
 % endfor
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void weights(global const REAL *restrict x, global const REAL *restrict y, global ACC *workspace, long slots_off,
              int pd, int ph, int pw) {
   const int part = get_global_id(0), chunk = get_global_id(1);
@@ -125,7 +125,7 @@ void weights(global const REAL *restrict x, global const REAL *restrict y, globa
     }
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void reduce(global const ACC *restrict areas, global REAL *restrict w) {
   const int block = get_global_id(1) % NB, g = get_global_id(1) / NB, c = get_global_id(0);
   const int count = min(NVL, N - block * NVL);

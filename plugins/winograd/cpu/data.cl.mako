@@ -20,7 +20,7 @@ void multiply_block(global const ACC *restrict v, global const ACC *restrict pac
 }
 
 % if not apart:
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void conv(global const REAL *restrict x, global const ACC *restrict packed, long packed_off, global ACC *workspace, OUT_PARAMS) {
   local ACC copy[LOCAL] __attribute__((aligned(64)));
   const int item = get_global_id(0);
@@ -44,7 +44,7 @@ void conv(global const REAL *restrict x, global const ACC *restrict packed, long
 }
 % else:
 // First strip and group of a chunk are arguments.
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void spread(global const REAL *restrict x, global ACC *workspace, int strip, int g) {
   local ACC copy[LOCAL] __attribute__((aligned(64)));
   const int s = get_global_id(0), c0 = get_global_id(1) * SPREAD_C;
@@ -52,7 +52,7 @@ void spread(global const REAL *restrict x, global ACC *workspace, int strip, int
     spread_x(workspace + s * (XS * VT) + c, VE, VT, copy, x, strip + s, g, c);
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void products(global const ACC *restrict packed, long packed_off, global ACC *workspace, int rows, int block, int blocks) {
   const int e = get_global_id(1), parts = get_global_size(0), part = get_global_id(0);
   packed += packed_off + e * UE;
@@ -60,7 +60,7 @@ void products(global const ACC *restrict packed, long packed_off, global ACC *wo
     multiply_block(workspace + e * VE, packed + b * (C * NVL), workspace + SLOT_M + e * ME + (block + b) * NVL, rows);
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void collect(global ACC *workspace, OUT_PARAMS, int strip, int g) {
   local ACC copy[LOCAL] __attribute__((aligned(64)));
   const int s = get_global_id(0), n0 = get_global_id(1) * SPREAD_C;

@@ -2,7 +2,7 @@
 ## of the groups and blocks from ``group`` and ``first`` on.
 ##
 ## first, w_n, w_c, w_t   place of tap 0; elements of w from n to n, from c to c, from tap to tap (below 0: rotated)
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void pack(global const REAL *restrict w, global ACC *restrict packed, long packed_off, int group, int first) {
   const int block = first + get_global_id(1), g = group + get_global_id(2);
   const int c0 = get_global_id(0) * ${pack_c}, c1 = min(c0 + ${pack_c}, ${c});

@@ -5,7 +5,7 @@
 ## VE, DE    from e to e; DB from block to block; D_AT, M_AT where D and M begin
 ## XS, TB    tiles of a strip, tiles of one running sum
 ## NB, E, C, N, G  blocks of NVL target channels, products, channels a group, groups; SPREAD_C of a work item
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void spread(global const REAL *restrict x, global const REAL *restrict y, global ACC *workspace, int strip, int g) {
   local ACC copy[LOCAL] __attribute__((aligned(64)));
   const int s = get_global_id(0), c0 = get_global_id(1) * SPREAD_C;
@@ -15,7 +15,7 @@ void spread(global const REAL *restrict x, global const REAL *restrict y, global
     spread_d(workspace + D_AT + n / NVL * DB + s * (XS * NVL) + n % NVL, DE, NVL, copy, y, strip + s, g, n);
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void products(global ACC *workspace, int g, int rows, int first) {
   const int e = get_global_id(1), parts = get_global_size(0), part = get_global_id(0);
   ONCE for (int b = part * NB / parts; b < (part + 1) * NB / parts; ++b) {
@@ -27,7 +27,7 @@ void products(global ACC *workspace, int g, int rows, int first) {
   }
 }
 
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void collect(global const ACC *workspace, global REAL *w) {
   const int block = get_global_id(1) % NB, g = get_global_id(1) / NB, c0 = get_global_id(0) * ${pack_c};
   ONCE for (int c = c0; c < min(c0 + ${pack_c}, C); ++c)
