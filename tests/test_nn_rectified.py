@@ -133,3 +133,19 @@ def test_a_reduction_stores_what_it_sums(queue, form, axes, shape):
     compare(got[0].numpy(), np.where(y > 0, x, 0).astype(np.float64).sum(axes), 1e-5)
     with pytest.raises(InvalidArgument, match=r"store must have the operands' shape"):
         reduce("sum", "x", axes, x=given["x"], store=Tensor.empty((3,), queue=queue))
+
+
+@pytest.mark.parametrize("operation", ["sum", "max", "mean"])
+@pytest.mark.parametrize("cut", ["whole", "odd row", "not at 16 bytes", "gaps"])
+def test_reductions_over_neighbours(queue, form, operation, cut):
+    """Where four neighbours can be loaded at once, and just where they cannot."""
+    x = normal(3, 5, 8, 40)
+    t = Tensor.from_numpy(x, queue)
+    keys = {"whole": (), "odd row": np.s_[..., :39], "not at 16 bytes": np.s_[..., 1:37], "gaps": np.s_[:, :, ::2, 4:]}
+    x, t = x[keys[cut]], t[keys[cut]] if cut != "whole" else t
+    for axes in ((0, 2, 3), (3,), (1, 3), None):
+        shape = tuple(1 if axes is None or a in axes else size for a, size in enumerate(x.shape))
+        k = normal(*shape, seed=1)
+        got = reduce(operation, ("x - k", "x"), axes, x=t, k=Tensor.from_numpy(k, queue))
+        for mine, values in zip(got, (x - k, x), strict=True):
+            compare(mine.numpy(), getattr(np, operation)(values.astype(np.float64), axes), 1e-5)

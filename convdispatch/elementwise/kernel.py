@@ -24,9 +24,9 @@ from .strides import collapse
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Operand", "Prepared", "prepare"]
+__all__ = ["VECTOR", "Operand", "Prepared", "prepare"]
 
-_VECTOR = 4
+VECTOR = 4
 _GPU_GROUP, _CPU_GROUP = 256, 1024
 _LONG_ROW = 512
 """From this length of the last axis on, a CPU's groups lie within its rows."""
@@ -83,11 +83,11 @@ def prepare(
         tuple((o.name, o.dtype.name, o.read, o.written) for o in operands),
         scalars,
         kind,
-        _VECTOR if wide else 1,
+        VECTOR if wide else 1,
         gpu,
     )
     size = math.prod(shape)
-    work, group = _sizes(size, sizes, flat, gpu, _VECTOR if wide else 1)
+    work, group = _sizes(size, sizes, flat, gpu, VECTOR if wide else 1)
     names = [f"{part}{i}" for i in range(len(operands)) for part in "po"] + list(scalars) + (["n"] if flat else [])
     dtypes = [t for _ in operands for t in (None, np.int64)]
     dtypes += [{"float": np.float32, "double": np.float64, "long": np.int64}[kind]] * len(scalars)
@@ -102,10 +102,10 @@ def _can_load_four(sizes: list[int], steps: list[list[int]], operands: tuple[Ope
     """Elements are 4 bytes, and four neighbours of the last axis lie together at a multiple of 16 bytes, or repeat."""
     if not sizes or any(operand.dtype.itemsize != 4 for operand in operands):
         return False
-    if not flat and sizes[-1] % _VECTOR:
+    if not flat and sizes[-1] % VECTOR:
         return False
     return all(
-        step[-1] == 0 or (step[-1] == 1 and operand.aligned and all(s % _VECTOR == 0 for s in step[:-1]))
+        step[-1] == 0 or (step[-1] == 1 and operand.aligned and all(s % VECTOR == 0 for s in step[:-1]))
         for step, operand in zip(steps, operands, strict=True)
     )
 
@@ -265,7 +265,7 @@ def _vectors(operands: Any, stored: Any, steps: Any, body: Any, flat: bool) -> l
             qualifier = "const " if not written else ""
             value = f" = *(global {qualifier}{kind} *)(p{i} + i{i})" if read else ""
             lines.append(f"{kind} w{i}{value};")
-    for lane in range(_VECTOR):
+    for lane in range(VECTOR):
         lines += ["{", *("  " + line for line in body(f".s{lane}")), "}"]
     for i, (_, _, _, written) in enumerate(operands):
         if written:
@@ -275,7 +275,7 @@ def _vectors(operands: Any, stored: Any, steps: Any, body: Any, flat: bool) -> l
     tail = [f"const ulong j{k} = i{k};" for k in range(len(operands))]
     loop = [f"const long i{k} = j{k}{' + j' * bool(steps[k][-1])};" for k in range(len(operands))] + body("")
     return [
-        f"if (i + {_VECTOR} <= n) {{",
+        f"if (i + {VECTOR} <= n) {{",
         *("  " + line for line in lines),
         "} else {",
         *("  " + line for line in tail),
