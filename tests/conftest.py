@@ -80,6 +80,26 @@ def queue(device):
 
 
 @pytest.fixture
+def item_by_item(monkeypatch):
+    """Kernels for GPUs, on a CPU: work items run one after another up to each barrier, not 8 or 16 in step.
+
+    A barrier that is missing shows as well, and the compiler makes one form of each kernel instead of two.
+    """
+    import pyopencl as cl
+
+    from convdispatch import kernels
+
+    compiled = kernels._compile
+
+    def hinted(context, text, options):
+        on_cpu = all(device.type & cl.device_type.CPU for device in context.devices)
+        hint = "#define kernel __attribute__((vec_type_hint(float16))) kernel\n" if on_cpu else ""
+        return compiled(context, hint + text, options)
+
+    monkeypatch.setattr(kernels, "_compile", hinted)
+
+
+@pytest.fixture
 def folders(tmp_path):
     """Where a performance database would keep its records, by source."""
     return {source: tmp_path / source for source in ("user", "pack", "shipped")}

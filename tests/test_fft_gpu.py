@@ -18,6 +18,7 @@ from convdispatch import ConvProblem, reference, shapes
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 
+pytestmark = pytest.mark.usefixtures("item_by_item")
 SOLVER = Spectra()
 LIMIT = {**TOLERANCE, "float32": 2e-6}
 

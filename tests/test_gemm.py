@@ -142,6 +142,14 @@ def run(queue, spec: GemmSpec, config: dict, *, real: bool = False, offset: int 
     assert (outside == 0xA5).all(), "wrote outside the workspace" + where
 
 
+@pytest.fixture(autouse=True)
+def _as_gpus_run_it(request):
+    """The GPU's kernels item by item; the CPU's as they are."""
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if params.get("generator") == "gpu":
+        request.getfixturevalue("item_by_item")
+
+
 def choose(generator: str, spec: GemmSpec, device, number: int | None = None) -> dict:
     """A configuration of a generator; the GPU's for a small GPU. Without a number, shallow slices: quick to compile."""
     if generator == "cpu":

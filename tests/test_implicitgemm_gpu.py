@@ -16,6 +16,7 @@ from convdispatch import ConvProblem, shapes
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 
+pytestmark = pytest.mark.usefixtures("item_by_item")
 SOLVERS = {solver.name: solver for solver in gpu_solvers()}
 
 

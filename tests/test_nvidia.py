@@ -28,6 +28,8 @@ from convdispatch.api import BuildFailed, kernel_text
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 
+pytestmark = pytest.mark.usefixtures("item_by_item")
+
 
 def check(queue, problem: ConvProblem, config, engine, *, emulate=True, **options) -> None:
     plan = NvidiaPlan(queue.context, problem, config, engine, emulate=emulate)
