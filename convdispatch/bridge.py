@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .cuda import Cuda, cuda_of, trampoline
-from .memory import allocate, cuda_address
+from .memory import allocate, cuda_address, untouched
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -42,14 +42,16 @@ class Bridge:
         self.stream = cuda.make("cuStreamCreate", _NON_BLOCKING)
         self._aside = cuda.make("cuStreamCreate", _NON_BLOCKING)
         self._done = cuda.make("cuEventCreate", _NO_TIMING)
-        self._flag = allocate(queue, 4)
+        self._flag = untouched(queue, 4)
         self._address = cuda_address(self._flag)
         self._count = 0
         self._lock = threading.RLock()
         self._own: OrderedDict[int, Any] = OrderedDict()  # events this bridge gave out; holding them keeps ids apart
         complete = ctypes.CDLL(cl._cl.__file__).clSetUserEventStatus  # of the loader that pyopencl is linked with
         self._complete = ctypes.cast(complete, c_void_p).value
-        cl.enqueue_fill_buffer(queue, self._flag, np.uint32(0), 0, 4).wait()
+        # On the new stream, not on the queue, which may stand behind an event that is long in coming.
+        cuda("cuMemsetD32Async", self._address, 0, 1, self.stream)
+        cuda("cuStreamSynchronize", self.stream)
 
     def __enter__(self) -> Bridge:
         self._lock.acquire()

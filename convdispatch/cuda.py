@@ -76,6 +76,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemAddressFree": (_Address, c_size_t),
     "cuMemRelease": (_Address,),
     "cuStreamCreate": (POINTER(c_void_p), c_uint),
+    "cuStreamSynchronize": (c_void_p,),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
     "cuStreamWaitValue32_v2": (c_void_p, _Address, c_uint, c_uint),
     "cuLaunchHostFunc": (c_void_p, c_void_p, c_void_p),

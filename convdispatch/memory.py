@@ -31,6 +31,7 @@ __all__ = [
     "shared_block",
     "shared_with_cuda",
     "sub_region",
+    "untouched",
     "workspace",
 ]
 
@@ -68,6 +69,12 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     if not current_policy().frozen and not _limits:
         return pool.allocate(size or 1)
     return _allocate_within(pool, queue, size or 1)
+
+
+def untouched(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
+    """Shared memory that no command has used, not even one that still waits in the queue; the queue's to keep."""
+    pool = _pools.get(queue) or _make_pool(queue)
+    return pool.allocate(size, reused=False)
 
 
 def workspace(queue: cl.CommandQueue, size: int) -> cl.MemoryObject | None:

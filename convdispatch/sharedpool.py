@@ -170,13 +170,16 @@ class SharedPool:
         """Blocks that wait for their next use."""
         return sum(map(len, self._free.values()))
 
-    def allocate(self, size: int, kept: bool = True) -> cl.Buffer:
-        """A block of ``size`` bytes or more, back in the pool (or the device, if not ``kept``) when it is let go."""
+    def allocate(self, size: int, kept: bool = True, reused: bool = True) -> cl.Buffer:
+        """A block of ``size`` bytes or more, back in the pool (or the device, if not ``kept``) when it is let go.
+
+        A block that is not ``reused`` is one that no command has seen.
+        """
         import pyopencl as cl
 
         size = _rounded(size)
         with self._lock:
-            block = self._reused(size)
+            block = self._reused(size) if reused else None
             if block is None:
                 block = self._arena.block(size)
                 self.managed_bytes += size

@@ -17,35 +17,47 @@ from .library import Descriptor, library
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["CudnnPlan", "handle_of", "making"]
+__all__ = ["CudnnPlan", "making"]
 
 _PACK = 16
 _KEPT_PACKS = 64
-_lock = threading.RLock()
+_made = threading.RLock()
+_run = threading.Lock()
 _handles: dict[Any, c_void_p] = {}
 
 
-def handle_of(device: cl.Device, where: Bridge | None = None) -> c_void_p:
-    """The handle of a bridge, whose stream it uses, or of a device for making plans; made once. Hold the bridge."""
-    with _lock:
-        key = where or device
-        if key not in _handles:
+def _handle(device: cl.Device, use: str) -> c_void_p:
+    """The device's handle for making or for running plans, made once.
+
+    Making one waits for all work of the CUDA context: so both are there before anything is enqueued, and all queues
+    share them.
+    """
+    with _made:
+        if (device, use) not in _handles:
             cuda = cuda_of(device)
             if cuda is None:
                 raise ConvDispatchError("cuDNN: the device is not CUDA's")
             cuda.enter()
-            _handles[key] = library().create()
-            if where is not None:
-                library()("cudnnSetStream", _handles[key], where.stream)
-        return _handles[key]
+            _handles[device, use] = library().create()
+        return _handles[device, use]
 
 
 @contextlib.contextmanager
 def making(device: cl.Device) -> Iterator[c_void_p]:
-    """The device's handle for one thread at a time, whose CUDA context is current meanwhile."""
-    with _lock:
-        handle = handle_of(device)
+    """The handle for making plans, for one thread at a time, whose CUDA context is current meanwhile."""
+    with _made:
+        handle = _handle(device, "make")
         cuda_of(device).enter()
+        yield handle
+
+
+@contextlib.contextmanager
+def running(device: cl.Device, across: Bridge) -> Iterator[c_void_p]:
+    """The handle for running plans, on a bridge's stream, for one thread at a time."""
+    handle = _handle(device, "run")
+    with _run:
+        across.cuda.enter()
+        library()("cudnnSetStream", handle, across.stream)
         yield handle
 
 
@@ -58,6 +70,7 @@ class CudnnPlan:
 
     def __init__(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self._library = library()
+        _handle(context.devices[0], "run")
         with making(context.devices[0]) as handle:
             self._plan, self.workspace_size = execution_plan(problem, handle, config)
         self._written = problem.written
@@ -80,7 +93,6 @@ class CudnnPlan:
         if across is None:
             raise ConvDispatchError("cuDNN: the queue's device is not CUDA's")
         with across:
-            handle = handle_of(queue.device, across)
             # What CUDA does not see has a stand-in from the pool: read after a copy, or copied back.
             events, places, back, held = list(wait_for or ()), [], [], []
             for name, buffer in (("x", x), ("w", w), ("y", y)):
@@ -99,8 +111,8 @@ class CudnnPlan:
                 scratch = across.allocate(self.workspace_size)
             places.append(cuda_address(scratch) if self.workspace_size else 0)
             across.enter(events)
-            across.cuda.enter()
-            self._library("cudnnBackendExecute", handle, self._plan.handle, self._pack(tuple(places)).handle)
+            with running(queue.device, across) as handle:
+                self._library("cudnnBackendExecute", handle, self._plan.handle, self._pack(tuple(places)).handle)
             event = across.leave()
             for buffer, stand_in, size in back:
                 event = across.copy(buffer, stand_in, size, [event])
