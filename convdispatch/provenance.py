@@ -40,8 +40,9 @@ def text_hash(module: str) -> str:
     if file is None:
         return ""
     digest = hashlib.sha256()
-    shared = Path(__file__).parent
-    for path in sorted({*_texts(_package_folder(module, Path(file))), *_texts(shared / "gemm"), shared / "kernels.py"}):
+    here = Path(__file__).parent
+    shared = {*_texts(here / "gemm"), here / "kernels.py", here / "api" / "walk.py"}
+    for path in sorted({*_texts(_package_folder(module, Path(file))), *shared}):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

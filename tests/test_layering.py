@@ -19,6 +19,7 @@ RANK = {
     for rank, names in enumerate(
         [
             ["api.errors", "api.activation", "api.dtypes", "api.problem", "api.device", "api.solver", "api.hookspecs"],
+            ["api.walk"],
             ["api.policy"],
             ["recording", "tracing"],
             ["cuda", "sharedpool", "memory", "bridge"],

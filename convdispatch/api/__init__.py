@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .policy import Policy, frozen, policy
     from .problem import ConvProblem
     from .solver import EPILOGUE, Plan, Solver
+    from .walk import Phase, TensorLayout, Walk, walk_of
 
 _HOME = {
     ".activation": ["activation_macro"],
@@ -72,6 +73,7 @@ _HOME = {
     ".policy": ["Policy", "frozen", "policy"],
     ".problem": ["ConvProblem"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],
+    ".walk": ["Phase", "TensorLayout", "Walk", "walk_of"],
     "..bridge": ["Bridge", "bridge_of"],
     "..cuda": ["cuda_of", "cuda_unavailable"],
     "..explanation": ["Explanation", "explain"],

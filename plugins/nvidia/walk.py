@@ -1,7 +1,4 @@
-"""From a problem to a walk over channels-last planes: a source read at ``place * step + origin + tap * spread``.
-
-Forward is one phase. The data gradient of stride s has s phases an axis, each a dense convolution over dy with every
-s-th tap, so that no product meets a zero that the stride put there. The weights' gradient walks like forward.
+"""From a problem to a walk over channels-last planes: the header's, or one of two that suit few channels better.
 
 A *joined* walk is the data gradient in one phase whose channels are every phase's: first layers have few channels, and
 wide products are what tensor cores are good at. Weights of taps that a phase does not have are zeros.
@@ -14,12 +11,13 @@ Triples are along (d, h, w).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem
+from convdispatch.api import ConvProblem, Phase, walk_of
 
 __all__ = ["Phase", "Walk", "Window", "along", "chunks", "walk", "window"]
 
@@ -35,31 +33,6 @@ def along(problem: ConvProblem, letter: str) -> Triple:
 def chunks(channels: int) -> int:
     """Groups of eight 16-bit channels, 16 bytes each, that hold ``channels``."""
     return -(-channels // 8)
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One dense convolution, whose places are written to ``first + place * out_step`` of the target."""
-
-    first: Triple
-    count: Triple
-    """Places along each axis."""
-    taps: Triple
-    """Taps along each axis; 0: nothing reaches these places."""
-    tap0: Triple
-    """The kernel's tap that is this phase's tap 0."""
-    origin: Triple
-    """Where place 0 reads with tap 0."""
-
-    @property
-    def places(self) -> int:
-        """Places of an image."""
-        return math.prod(self.count)
-
-    @property
-    def volume(self) -> int:
-        """Taps."""
-        return math.prod(self.taps)
 
 
 @dataclass(frozen=True)
@@ -98,44 +71,47 @@ class Walk:
 
     def inside(self, axis: int) -> bool:
         """Whether no phase reads outside the source along the axis."""
-        for phase in self.phases:
-            if phase.volume:
-                reach = (phase.taps[axis] - 1) * self.spread[axis]
-                first = phase.origin[axis] + min(0, reach)
-                last = phase.origin[axis] + max(0, reach) + (phase.count[axis] - 1) * self.step[axis]
-                if first < 0 or last >= self.source[axis]:
-                    return False
-        return True
+        reads = [phase.reads(axis, self.step[axis], self.spread[axis]) for phase in self.phases]
+        return all(each.start >= 0 and each.stop <= self.source[axis] for each in reads)
 
 
 @functools.lru_cache(maxsize=1024)
 def walk(problem: ConvProblem, joined: bool = False) -> Walk:
     """The walk of ``problem``'s direction; ``joined`` asks for the data gradient in one phase."""
-    x, y, kernel, stride = (along(problem, letter) for letter in "ioks")
-    dilation, pad = along(problem, "d"), along(problem, "p")
-    icg, ocg, one = problem.ic // problem.g, problem.oc // problem.g, (1, 1, 1)
-    if problem.direction == "bwd_data" and joined:
-        parts = tuple(map(min, x, stride))
-        reach = [_offsets(*of_axis) for of_axis in zip(parts, stride, dilation, pad, kernel)]
-        first, taps = zip(*((low, high - low + 1) for low, high in reach))
-        count = tuple(-(-size // s) for size, s in zip(x, stride))
-        phase = Phase((0, 0, 0), count, taps, (0, 0, 0), first)
-        m = icg * math.prod(parts)
-        return Walk(problem.mb, problem.g, ocg, m, y, x, one, one, stride, one, kernel, (phase,), False, parts)
+    plain = walk_of(problem)
+    result = Walk(plain.images, plain.groups, plain.c, plain.m, plain.source.size, plain.target.size, plain.step,
+                  plain.spread, plain.out_step, plain.tap_step, plain.kernel, plain.phases, False)  # fmt: skip
     if problem.direction == "bwd_data":
-        shared = tuple(map(math.gcd, stride, dilation))
-        tap_step = tuple(s // h for s, h in zip(stride, shared))
-        spread = tuple(-d // h for d, h in zip(dilation, shared))
-        axes = [_phases(*of_axis) for of_axis in zip(x, stride, dilation, pad, kernel, tap_step)]
-        phases = tuple(Phase(*zip(*each)) for each in itertools.product(*axes))
-        return Walk(problem.mb, problem.g, ocg, icg, y, x, one, spread, stride, tap_step, kernel, phases, False)
-    origin = tuple(-p for p in pad)
-    fold = kernel[2] > 1 and icg < _FOLD_BELOW
-    if fold:
-        icg, x, kernel = icg * kernel[2], (*x[:2], y[2]), (*kernel[:2], 1)
-        stride, dilation, origin = (*stride[:2], 1), (*dilation[:2], 1), (*origin[:2], 0)
-    phase = Phase((0, 0, 0), y, kernel, (0, 0, 0), origin)
-    return Walk(problem.mb, problem.g, icg, ocg, x, y, stride, dilation, one, one, kernel, (phase,), fold)
+        return _join(problem, result) if joined else result
+    return _fold(result) if plain.kernel[2] > 1 and plain.c < _FOLD_BELOW else result
+
+
+def _join(problem: ConvProblem, many: Walk) -> Walk:
+    """The data gradient in one phase."""
+    stride, one = many.out_step, (1, 1, 1)
+    parts = tuple(map(min, many.target, stride))
+    reach = [_offsets(*of_axis) for of_axis in zip(parts, stride, *(along(problem, letter) for letter in "dpk"))]
+    first, taps = zip(*((low, high - low + 1) for low, high in reach))
+    count = tuple(-(-size // s) for size, s in zip(many.target, stride))
+    phase = Phase((0, 0, 0), count, taps, (0, 0, 0), first)
+    m = many.m * math.prod(parts)
+    return dataclasses.replace(many, m=m, spread=one, tap_step=one, phases=(phase,), joined=parts)
+
+
+def _fold(geo: Walk) -> Walk:
+    """Taps along w as channels: the packed source's pixels along w are the places."""
+    (phase,) = geo.phases
+    kernel = (*geo.kernel[:2], 1)
+    return dataclasses.replace(
+        geo,
+        c=geo.c * geo.kernel[2],
+        source=(*geo.source[:2], geo.target[2]),
+        step=(*geo.step[:2], 1),
+        spread=(*geo.spread[:2], 1),
+        kernel=kernel,
+        phases=(dataclasses.replace(phase, taps=kernel, origin=(*phase.origin[:2], 0)),),
+        fold=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -187,16 +163,3 @@ def _offsets(parts: int, s: int, d: int, p: int, k: int) -> tuple[int, int]:
     """The least and the greatest place beside its own that any of a position's pixels reads, along one axis."""
     reads = [(f + p - t * d) // s for f in range(parts) for t in range(k) if (f + p - t * d) % s == 0]
     return (min(reads), max(reads)) if reads else (0, 0)
-
-
-def _phases(size: int, s: int, d: int, p: int, k: int, tap_step: int) -> list[tuple[int, int, int, int, int]]:
-    """(first, count, taps, tap0, origin) of each phase along one axis."""
-    result = []
-    for first in range(min(s, size)):
-        count = -(-(size - first) // s)
-        tap0 = next((t for t in range(min(k, tap_step)) if (first + p - t * d) % s == 0), None)
-        if tap0 is None:
-            result.append((first, count, 0, 0, 0))
-        else:
-            result.append((first, count, -(-(k - tap0) // tap_step), tap0, (first + p - tap0 * d) // s))
-    return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem
+from convdispatch.api import ConvProblem, TensorLayout
 
 from .geometry import Transform
 
@@ -43,33 +43,26 @@ def planes(problem: ConvProblem, transform: Transform) -> tuple[Planes, Planes, 
     """The left operand, the right one and the result of the products over channels; rows of operands are summed."""
     g, tiles = problem.g, transform.tiles
     icg, ocg = problem.ic // g, problem.oc // g
-    nchw = problem.layout == "nchw"
-    taps = problem.kh * problem.kw
-
-    def strides(channels: int, letter: str) -> tuple[int, int, int, int]:
-        """Of image, channel, pixel row and pixel; the kernel's image is an output channel."""
-        high, wide = getattr(problem, letter + "h"), getattr(problem, letter + "w")
-        return (channels * high * wide, *((high * wide, wide, 1) if nchw else (1, wide * channels, channels)))
 
     def data(tensor: str) -> tuple[Line, Line, int, int]:
-        per, all_channels, letter = (icg, problem.ic, "i") if tensor == "x" else (ocg, problem.oc, "o")
-        image, channel, down, right = strides(all_channels, letter)
-        images = Line(problem.mb * tiles, image, tiles=tiles)
-        return images, Line(per, channel, per * channel, channels=tensor == problem.written), down, right
+        layout, per = TensorLayout.of(problem, tensor), icg if tensor == "x" else ocg
+        images = Line(problem.mb * tiles, layout.image, tiles=tiles)
+        channels = Line(per, layout.channel, per * layout.channel, channels=tensor == problem.written)
+        return images, channels, *layout.axes[1:]
 
     def place(tensor: str, row: Line, slot: Line, down: int, right: int) -> Planes:
         # A 1-D problem's pixels stand in a column.
         return Planes(tensor, row, slot, *((right, down) if problem.ndim == 1 else (down, right)))
 
-    _, inner, down, right = strides(icg, "k")
-    w_oc, w_ic = Line(ocg, icg * taps, ocg * icg * taps), Line(icg, inner)
+    w = TensorLayout.of(problem, "w")
+    w_oc, w_ic = Line(ocg, w.image, ocg * w.image), Line(icg, w.channel)
     x_images, x_channels, *x_steps = data("x")
     y_images, y_channels, *y_steps = data("y")
     if problem.direction == "fwd":
-        left = place("w", w_ic, w_oc, down, right)
+        left = place("w", w_ic, w_oc, *w.axes[1:])
         return left, place("x", x_channels, x_images, *x_steps), place("y", y_channels, y_images, *y_steps)
     if problem.direction == "bwd_data":
-        left = place("w", w_oc, w_ic, down, right)
+        left = place("w", w_oc, w_ic, *w.axes[1:])
         return left, place("y", y_channels, y_images, *y_steps), place("x", x_channels, x_images, *x_steps)
     left = place("y", y_images, y_channels, *y_steps)
-    return left, place("x", x_images, x_channels, *x_steps), place("w", w_oc, w_ic, down, right)
+    return left, place("x", x_images, x_channels, *x_steps), place("w", w_oc, w_ic, *w.axes[1:])

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from convdispatch.api import ConvProblem, DeviceInfo
+from convdispatch.api import ConvProblem, DeviceInfo, walk_of
 
-from .geometry import geometry
 from .product import Product, tap_run
 from .tile import Tile
 
@@ -45,7 +44,7 @@ _LAUNCH = 1 << 23  # bytes moved in the time between two launches
 
 
 def _tiles(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
-    geo = geometry(problem)
+    geo = walk_of(problem)
     data = problem.direction != "bwd_weights"
     run = tap_run(geo) if data else None
     for bm, bn, tm, tn in _TILES:

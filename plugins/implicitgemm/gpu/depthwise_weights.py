@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Launch, Solver, build, kernel_text
+from convdispatch.api import ConvProblem, DeviceInfo, Launch, Solver, Walk, build, kernel_text, walk_of
 
-from .geometry import Geometry, geometry
 from .plan import ELEMENT
 from .product import element_index
 
@@ -31,9 +30,9 @@ class DepthwiseSums:
     items: int = _ITEMS
 
     @functools.cached_property
-    def geometry(self) -> Geometry:
+    def geometry(self) -> Walk:
         """The walk."""
-        return geometry(self.problem)
+        return walk_of(self.problem)
 
     @property
     def lanes(self) -> int:
@@ -114,7 +113,7 @@ class DepthwiseWeights(Solver):
             return "the weights' gradient only, got another direction"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        geo = geometry(problem)
+        geo = walk_of(problem)
         if geo.c != 1:
             return f"1 input channel a group, got {geo.c}"
         if geo.m * geo.volume > _MOST_SUMS:
@@ -138,7 +137,7 @@ class DepthwiseWeights(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Instructions: a multiply-add, a load and its guard for each tap and place, and the place's own."""
-        geo = geometry(problem)
+        geo = walk_of(problem)
         places = geo.images * geo.target.pixels * geo.groups
         idle = max(1.0, 4 * device.compute_units / (config["parts"] * -(-geo.groups // 32)))
         return 2.0 * places * (geo.volume * (3 + geo.m) + 30) / 0.7 * idle

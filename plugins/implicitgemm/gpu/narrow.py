@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Launch, Solver, build, kernel_text
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Launch, Solver, Walk, build, kernel_text, walk_of
 
-from .geometry import Geometry, geometry
 from .plan import ELEMENT
 from .product import element_index, weight_strides
 
@@ -43,9 +42,9 @@ class NarrowProduct:
     items: int = _ITEMS
 
     @functools.cached_property
-    def geometry(self) -> Geometry:
+    def geometry(self) -> Walk:
         """The walk."""
-        return geometry(self.problem)
+        return walk_of(self.problem)
 
     @property
     def mp(self) -> int:
@@ -205,7 +204,7 @@ class Narrow(Solver):
             return "forward and data gradient only, got the weights' gradient"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        geo = geometry(problem)
+        geo = walk_of(problem)
         if geo.m > 4:
             return f"4 output channels a group or fewer, got {geo.m}"
         if min(device.max_work_group_size, device.max_work_item_sizes[0]) < _ITEMS:

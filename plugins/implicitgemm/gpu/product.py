@@ -6,9 +6,8 @@ import functools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem
+from convdispatch.api import ConvProblem, TensorLayout, Walk, walk_of
 
-from .geometry import Geometry, geometry
 from .loader import Loader, across, along
 from .tile import Tile
 
@@ -25,9 +24,9 @@ class Product:
     tile: Tile
 
     @functools.cached_property
-    def geometry(self) -> Geometry:
+    def geometry(self) -> Walk:
         """The walk."""
-        return geometry(self.problem)
+        return walk_of(self.problem)
 
     @property
     def data(self) -> bool:
@@ -295,13 +294,11 @@ def element_index(elements: int) -> str:
 
 def weight_strides(problem: ConvProblem) -> tuple[int, int, int]:
     """Element strides of a group's weights along the written tensor's channels, the read one's, and taps."""
-    icg, taps = problem.ic // problem.g, problem.kd * problem.kh * problem.kw
-    row = icg * taps
-    inner, tap = (1, icg) if problem.layout == "nhwc" else (taps, 1)
-    return (row, inner, tap) if problem.direction == "fwd" else (inner, row, tap)
+    w = TensorLayout.of(problem, "w")
+    return (w.image, w.channel, w.axes[2]) if problem.direction == "fwd" else (w.channel, w.image, w.axes[2])
 
 
-def tap_run(geo: Geometry) -> tuple[int, int, int] | None:
+def tap_run(geo: Walk) -> tuple[int, int, int] | None:
     """Taps of a slice along each axis when it holds whole rows of one channel's taps; None when they do not fit."""
     if len(geo.phases) != 1:
         return None

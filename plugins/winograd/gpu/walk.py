@@ -18,43 +18,13 @@ import functools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem
+from convdispatch.api import ConvProblem, TensorLayout
 
 from ..transforms import Matrix, Transform, transform
 
-__all__ = ["Pair", "Tensor", "Walk"]
+__all__ = ["Pair", "Walk"]
 
 Pair = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """Images over pixels in memory, whatever the layout."""
-
-    channels: int
-    size: Pair
-    nhwc: bool
-
-    @property
-    def pixels(self) -> int:
-        """Pixels of an image."""
-        return math.prod(self.size)
-
-    @property
-    def image(self) -> int:
-        """Stride of images."""
-        return self.channels * self.pixels
-
-    @property
-    def channel(self) -> int:
-        """Stride of channels."""
-        return 1 if self.nhwc else self.pixels
-
-    @property
-    def axes(self) -> Pair:
-        """Strides along h and w."""
-        unit = self.channels if self.nhwc else 1
-        return (self.size[1] * unit, unit)
 
 
 @dataclass(frozen=True)
@@ -85,22 +55,22 @@ class Walk:
         return self.problem.mb
 
     @property
-    def x(self) -> Tensor:
+    def x(self) -> TensorLayout:
         """The input."""
-        return Tensor(self.problem.ic, (self.problem.ih, self.problem.iw), self.nhwc)
+        return TensorLayout(self.problem.ic, (self.problem.ih, self.problem.iw), self.nhwc)
 
     @property
-    def y(self) -> Tensor:
+    def y(self) -> TensorLayout:
         """The output."""
-        return Tensor(self.problem.oc, (self.problem.oh, self.problem.ow), self.nhwc)
+        return TensorLayout(self.problem.oc, (self.problem.oh, self.problem.ow), self.nhwc)
 
     @property
-    def source(self) -> Tensor:
+    def source(self) -> TensorLayout:
         """What tiles are read from: x, for the data gradient dy."""
         return self.y if self.problem.direction == "bwd_data" else self.x
 
     @property
-    def target(self) -> Tensor:
+    def target(self) -> TensorLayout:
         """The tensor whose places the tiles cover: written, or dy of the weights' gradient."""
         return self.x if self.problem.direction == "bwd_data" else self.y
 

@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from convdispatch.api import DTYPES, Areas, Axis, Epilogue, GemmSpec, Matrix
+from convdispatch.api import DTYPES, Areas, Axis, Epilogue, GemmSpec, Matrix, TensorLayout
 
 from ..program import program
 from ..transforms import Matrix as Coefficients
-from .walk import Pair, Tensor, Walk
+from .walk import Pair, Walk
 
 __all__ = ["Data", "Filter", "Inverse", "Work", "printer"]
 
@@ -39,7 +39,7 @@ def printer(accumulator: str) -> Callable[..., str]:
 class Data:
     """Tiles of one tensor on their way into the product."""
 
-    tensor: Tensor
+    tensor: TensorLayout
     inputs: Pair
     """Elements read along h and w."""
     outputs: Pair
@@ -216,7 +216,7 @@ class Work:
 
     # --- passes ------------------------------------------------------------------------------------------------------
 
-    def _data(self, tensor: Tensor, inputs: Pair, name: str, origin: Pair, channels: int, at: int) -> Data:
+    def _data(self, tensor: TensorLayout, inputs: Pair, name: str, origin: Pair, channels: int, at: int) -> Data:
         walk = self.walk
         return Data(tensor, inputs, walk.alpha, walk.matrices(name), walk.tile, origin, walk.counts, walk.tiles,
                     self.piece, self.rows, walk.groups, channels, _up(channels, 4), at)  # fmt: skip
@@ -235,12 +235,10 @@ class Work:
     def filter(self) -> Filter:
         """The weights."""
         problem = self.walk.problem
-        taps, icg = math.prod(self.walk.taps), problem.ic // problem.g
-        inner, tap = (1, icg) if self.walk.nhwc else (taps, 1)
-        row = icg * taps
-        strides = (row, inner, tap) if problem.direction == "fwd" else (inner, row, tap)
+        w = TensorLayout.of(problem, "w")
+        strides = (w.image, w.channel) if problem.direction == "fwd" else (w.channel, w.image)
         return Filter(self.m, self.mp, self.k, self.kp, self.walk.groups * self.kp * self.mp,
-                      self.m * self.k * taps, strides, self.areas[1])  # fmt: skip
+                      self.m * self.k * w.pixels, (*strides, w.axes[2]), self.areas[1])  # fmt: skip
 
     @property
     def inverse(self) -> Inverse:
