@@ -82,6 +82,7 @@ def measure(works: list[Callable[[], object]], queue: object, rounds: int) -> li
 def main(device: str | None, largest: int, rounds: int) -> None:
     """Print GB/s by kernel and tensor size, and the share of the best copy at the largest size."""
     queue = runtime.queue(runtime.find_device(device))
+    console, begun = Console(width=120), time.perf_counter()
     sizes = [size for size in (2**14, 2**17, 2**20, 2**23, 2**26, 2**28) if size <= largest * 2**20]
     names = list(kernels(2**12, queue))
     columns: list[list[float]] = []
@@ -93,12 +94,12 @@ def main(device: str | None, largest: int, rounds: int) -> None:
         speeds = [[moved / t / 1e9 for (_, moved), t in zip(works.values(), row, strict=True)] for row in times]
         columns.append([statistics.median(column) for column in zip(*speeds, strict=True)])
         shares = [statistics.median(row[i] / max(row[:2]) for row in speeds) for i in range(len(names))]
+        console.print(f"{size / 2**20:g} MiB: {time.perf_counter() - begun:.0f} s so far", style="dim")
     table = Table(title=f"GB/s by size of one tensor, on {runtime.device_info(queue.device)}", title_justify="left")
     for heading in ("kernel", *(f"{size / 2**20:g} MiB" for size in sizes), "of the copy"):
         table.add_column(heading, justify="left" if heading == "kernel" else "right", no_wrap=True)
     for i, name in enumerate(names):
-        table.add_row(name, *(f"{column[i]:.1f}" for column in columns), f"{shares[i]:.0%}")
-    console = Console(width=120)
+        table.add_row(name, *(f"{column[i]:.1f}" if column[i] else "" for column in columns), f"{shares[i]:.0%}")
     console.print(table)
     small = Tensor.from_numpy(np.ones(16, np.float32), queue)
     out = Tensor.empty((16,), queue=queue)

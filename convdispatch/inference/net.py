@@ -158,6 +158,11 @@ class InferenceNet:
         return len(self._program.what)
 
     @property
+    def steps(self) -> list[int]:
+        """For each enqueue of a run, the place in ``layers`` of the operation that it belongs to."""
+        return [command.step for command in self._lowered.recording.commands]
+
+    @property
     def layers(self) -> list[Layer]:
         """The operations in the order in which they run."""
         return [
