@@ -1,7 +1,7 @@
 """A child process that answers questions: a JSON line for each question, marked JSON lines back.
 
 What may crash or hang runs in one, so that its death costs one question. Answers are marked, because solvers and
-drivers print on standard output as they please. A child ends itself when its parent has gone, also in the middle of a question.
+drivers print on standard output as they please. A child ends itself when its parent has gone, whatever it is at.
 """
 
 from __future__ import annotations

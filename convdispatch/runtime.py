@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 __all__ = [
+    "address",
     "allocate",
     "context",
     "copy",
@@ -160,7 +161,7 @@ def probe(device: cl.Device) -> str | None:
         commands = cl.CommandQueue(where)
         program = build(where, _PROBE)
         memory = cl.Buffer(where, cl.mem_flags.READ_WRITE, 16)
-        program.probe(commands, (4,), None, memory)
+        cl.Kernel(program, "probe")(commands, (4,), None, memory)
         answer = np.zeros(4, np.int32)
         cl.enqueue_copy(commands, answer, memory)
     except BuildFailed as error:
@@ -227,6 +228,11 @@ def _ranked() -> cl.Device:
     raise NoDevice(
         f"no OpenCL device works:{seen}\n{INSTALL} brings a complete CPU runtime; `convdispatch doctor` tells more"
     )
+
+
+def address(device: cl.Device) -> str:
+    """``platform:device`` by numbers, by which ``find_device`` finds it in another process."""
+    return f"{platforms().index(device.platform)}:{device.platform.get_devices().index(device)}"
 
 
 def default_device() -> cl.Device:

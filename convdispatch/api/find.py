@@ -57,6 +57,9 @@ class Results(list[Result]):
     conditions: str = ""
     """What kept the search from being complete, in words; empty when nothing did."""
 
+    lost: str = ""
+    """The solver that left a device on which nothing runs in this process any more; empty when none did."""
+
     def __init__(self, results: Iterable[Result] = ()) -> None:
         super().__init__(results)
 

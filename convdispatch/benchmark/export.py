@@ -20,8 +20,10 @@ COLUMNS = (
 
 
 def write_json(report: Report, path: Path) -> None:
-    """The whole report; ``report.load`` reads it."""
-    path.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    """The whole report; ``report.load`` reads it. An earlier one stays until this one is there."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def write_csv(report: Report, path: Path) -> None:

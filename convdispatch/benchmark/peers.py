@@ -52,12 +52,18 @@ class Peer(Protocol):
         ...
 
 
-def load(names: Sequence[str], device: DeviceInfo) -> tuple[list[Peer], dict[str, str]]:
-    """The peers of these names that work here, and why the others do not. Raises InvalidArgument for unknown names."""
-    found, missing = [], {}
+def check(names: Sequence[str]) -> None:
+    """Raise InvalidArgument for a name that no peer has."""
     for name in names:
         if name not in PEERS:
             raise InvalidArgument(f"no peer is named {name!r}; there are {', '.join(PEERS)}")
+
+
+def load(names: Sequence[str], device: DeviceInfo) -> tuple[list[Peer], dict[str, str]]:
+    """The peers of these names that work here, and why the others do not. Raises InvalidArgument for unknown names."""
+    check(names)
+    found, missing = [], {}
+    for name in names:
         try:
             found.append(importlib.import_module(PEERS[name], __package__).Peer(device))
         except (ImportError, Unable) as error:

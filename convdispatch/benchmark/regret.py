@@ -8,27 +8,49 @@ before (always alike): nets alternate kinds of layer, and then every second one 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from .report import Measured, Report
-from .session import Session
+from .report import Choice, Measured, Report
 from .summary import geomean
 
-__all__ = ["regret_report"]
+__all__ = ["Judge", "regret_report"]
 
 
-def regret_report(session: Session, report: Report, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+class Judge(Protocol):
+    """What a Session, here or in a child process, can say of choices."""
+
+    def choices(self, problems: Sequence[str], known: Sequence[Measured]) -> dict[str, Choice]: ...
+
+    def cost(self, found: Measured, choice: Choice) -> float | None: ...
+
+
+def regret_report(session: Judge, report: Report, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """``immediate`` and ``neighbours``, each with ``geomean``, ``worst``, ``count`` and ``problems``."""
     measured = [found for found in report.measured.values() if found.best_ms]
     say("regret without records")
-    immediate = session.regret(measured, [])
+    immediate = _regret(session, measured, [], say)
     say("regret with half of the list known")
     shuffled = sorted(measured, key=lambda found: found.problem)
     random.Random(0).shuffle(shuffled)
     halves = shuffled[::2], shuffled[1::2]
-    neighbours = session.regret(halves[1], halves[0]) | session.regret(halves[0], halves[1])
+    neighbours = _regret(session, halves[1], halves[0], say) | _regret(session, halves[0], halves[1], say)
     return {"immediate": _sum_up(immediate, measured), "neighbours": _sum_up(neighbours, measured)}
+
+
+def _regret(
+    session: Judge, asked: Sequence[Measured], known: Sequence[Measured], say: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
+    """By problem what dispatch chooses when only ``known`` is on record, and what that costs."""
+    first = session.choices([found.problem for found in asked], known)
+    answers = {}
+    for found in asked:
+        choice = first.get(found.problem)
+        if choice is not None:
+            say(f"regret of {found.problem}")
+            cost = session.cost(found, choice)
+            answers[found.problem] = {"chosen": choice.solver, "source": choice.source, "regret": cost}
+    return answers
 
 
 def _sum_up(answers: dict[str, dict[str, Any]], measured: list[Measured]) -> dict[str, Any]:

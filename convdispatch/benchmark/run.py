@@ -1,18 +1,19 @@
-"""Runs a benchmark: the device's ceilings, then problem by problem, journalled, resumed, interrupted without loss."""
+"""Runs a benchmark: the device's ceilings, then problem by problem, journalled, resumed, ended without loss."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .. import runtime
 from ..api.errors import InvalidArgument
+from ..progress import progress
+from ..search.ahead import compile_ahead
 from ..shapes import Entry
 from . import peers as others
 from .environment import environment
@@ -20,8 +21,14 @@ from .peaks import measure_roof
 from .regret import regret_report
 from .report import Journal, Layer, Measured, Report, load
 from .session import Session
+from .worker import OutOfTime, Worker
 
-__all__ = ["run"]
+__all__ = ["SILENT_S", "run"]
+
+SILENT_S = 60.0
+"""Seconds beside thrice a problem's budget after which a candidate that says nothing hangs."""
+AHEAD = 0.5
+"""Most time for compiling ahead, as a share of all problems' budgets."""
 
 
 def run(
@@ -37,16 +44,23 @@ def run(
     resume: Path | None = None,
     command: str = "",
     console: Console | None = None,
+    isolate: bool = False,
+    timeout_s: float | None = None,
+    within_s: float | None = None,
+    jobs: int = 0,
+    keep: Callable[[Report], None] = lambda report: None,
 ) -> Report:
     """Measure the layers of ``nets`` (name to named problems) and answer the report.
 
-    ``against`` names peers; ``resume`` is a journal that is read first and appended to. An interrupt ends the
-    measuring, not the report, which says so. Raises NoDevice and InvalidArgument.
+    ``against`` names peers; ``resume`` is a journal that is read first and appended to. With ``isolate`` all is
+    measured in a child process, of which a candidate that crashes or says nothing for ``timeout_s`` takes one with it.
+    With ``jobs`` so many processes compile what will be tried first. An interrupt, and the end of ``within_s`` where
+    ``isolate`` is on, end the measuring, not the report, which says so. ``keep`` is called with the report after each
+    problem. Raises NoDevice and InvalidArgument.
     """
+    until = None if within_s is None else time.monotonic() + within_s
     chosen = runtime.find_device(device)
-    info = runtime.device_info(chosen)
-    found, missing = others.load(against, info)
-    session = Session(chosen, solver=solver, peers=found, search=search, budget_ms=budget_ms, record=record)
+    seen = environment(runtime.device_info(chosen))
     layers = [
         Layer(net, entry.name, str(entry.problem), entry.count)
         for net, entries in nets.items()
@@ -55,31 +69,69 @@ def run(
     ]
     if not layers:
         raise InvalidArgument("nothing to measure: no problem has images")
-    report = Report(layers, environment(info), {**session.settings, "command": command, "missing_peers": missing})
-    problems = {entry.problem for entries in nets.values() for entry in entries if entry.problem.mb}
-    with _progress(console, len({layer.problem for layer in layers})) as step:
+    others.check(against)
+    setup = {"solver": solver, "search": search, "budget_ms": budget_ms, "record": record}
+    problems = {str(e.problem): e.problem for entries in nets.values() for e in entries if e.problem.mb}
+    names = {layer.problem: f"{layer.net} {layer.name}" for layer in layers}
+    with progress(console, "bench", len(names)) as step:
+        step("starting", 0)
+        if isolate:
+            silent_s = SILENT_S + 3e-3 * budget_ms if timeout_s is None else timeout_s
+            session: Any = Worker({"device": runtime.address(chosen), "peers": list(against), **setup}, silent_s, until)
+        else:
+            session = _Here(chosen, against, setup)
+        report = Report(layers, seen, {**session.settings, "command": command, "missing_peers": session.missing})
         try:
-            for dtype in sorted({problem.dtype for problem in problems}):
+            for dtype in sorted({problem.dtype for problem in problems.values()}):
                 step(f"ceilings of the device, {dtype}", 0)
-                report.roofs[dtype] = asdict(measure_roof(chosen, dtype))
-            report.measured = _resumed(resume, report, session)
+                report.roofs[dtype] = session.roof(dtype)
+            report.measured = _resumed(resume, report, session.settings)
             journal = Journal(resume, report) if resume else None
-            for text, name in {layer.problem: f"{layer.net} {layer.name}" for layer in layers}.items():
-                problem = next(p for p in problems if str(p) == text)
-                step(f"{name} {problem.direction}", 0)
+            new = [problems[text] for text in names if text not in report.measured]
+            if jobs and search and new:
+                most_s = AHEAD * len(new) * budget_ms / 1e3
+                if until is not None:
+                    most_s = min(most_s, (until - time.monotonic()) / 4)
+                compile_ahead(new, runtime.address(chosen), jobs, most_s, solver, step)
+            for text, name in names.items():
+                title = f"{name} {problems[text].direction}"
+                step(title, 0)
                 if text not in report.measured:
-                    report.measured[text] = session.measure(problem)
+                    found = session.measure(problems[text], lambda at, title=title: step(f"{title} {at}", 0))
+                    report.measured[text] = found
                     if journal:
-                        journal.add(report.measured[text])
+                        journal.add(found)
+                    keep(report)
                 step("", 1)
             if regret:
                 report.regret = regret_report(session, report, lambda words: step(words, 0))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OutOfTime):
             report.interrupted = True
+        finally:
+            session.close()
     return report
 
 
-def _resumed(path: Path | None, report: Report, session: Session) -> dict[str, Measured]:
+class _Here:
+    """What Worker answers, in this process."""
+
+    def __init__(self, device: Any, against: Sequence[str], setup: Mapping[str, Any]) -> None:
+        found, self.missing = others.load(against, runtime.device_info(device))
+        self._device, self._session = device, Session(device, peers=found, **setup)
+        self.settings = self._session.settings
+        self.choices, self.cost = self._session.choices, self._session.cost
+
+    def roof(self, dtype: str) -> dict[str, Any]:
+        return asdict(measure_roof(self._device, dtype))
+
+    def measure(self, problem: Any, say: Callable[[str], None]) -> Measured:
+        return self._session.measure(problem)
+
+    def close(self) -> None:
+        pass
+
+
+def _resumed(path: Path | None, report: Report, settings: Mapping[str, Any]) -> dict[str, Measured]:
     """What an earlier run measured of the same problems on the same device with the same solvers, peers and search."""
     if path is None or not path.exists():
         return {}
@@ -88,19 +140,4 @@ def _resumed(path: Path | None, report: Report, session: Session) -> dict[str, M
     if then != today:
         raise InvalidArgument(f"{path} was measured on {then}, this device is {today}: name another file")
     wanted = {layer.problem for layer in report.layers}
-    return {
-        text: found for text, found in earlier.measured.items() if text in wanted and found.settings == session.settings
-    }
-
-
-@contextmanager
-def _progress(console: Console | None, total: int) -> Iterator[Any]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    shown = Progress(*columns, TimeRemainingColumn(), console=console, disable=console is None, transient=True)
-    with shown as progress:
-        task = progress.add_task("bench", total=total)
-
-        def step(words: str, advance: int) -> None:
-            progress.update(task, advance=advance, **({"description": words[:60]} if words else {}))
-
-        yield step
+    return {text: found for text, found in earlier.measured.items() if text in wanted and found.settings == settings}

@@ -7,25 +7,26 @@ while, because the threads of the one before it spin for some milliseconds after
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import dispatch, reference, runtime
 from ..api.errors import ConvDispatchError, NoSolver
-from ..api.find import Result, Results, find
-from ..api.policy import policy
+from ..api.find import Result, Results
+from ..api.policy import current_policy, policy
 from ..api.problem import ConvProblem
 from ..derivation import named
 from ..loader import plugins
 from ..measure import Candidate, Outcome, Timing, race, timed
 from ..perfdb import perfdb
 from ..record import Record
+from ..search import Search
+from ..search.candidates import choice_name
 from ..search.trial import Rig
 from ..search.trialdata import operands_of
 from .environment import plugin_texts
@@ -46,7 +47,10 @@ LEAST_MS = 2.0
 
 
 class Session:
-    """What stays the same from problem to problem: device, solvers, peers, budget (milliseconds a problem)."""
+    """What stays the same from problem to problem: device, solvers, peers, budget (milliseconds a problem).
+
+    ``watch`` is told by name of each candidate and peer before it first runs.
+    """
 
     def __init__(
         self,
@@ -57,10 +61,12 @@ class Session:
         search: bool = True,
         budget_ms: float = 3000.0,
         record: bool = False,
+        watch: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.device, self.info = device, runtime.device_info(device)
         self.solver, self.peers = solver, list(peers)
         self.search, self.budget_ms, self.record = search, budget_ms, record
+        self._watch, self._without = watch, {}
         self.settings = {
             "solver": solver,
             "search": search,
@@ -69,8 +75,12 @@ class Session:
             "plugins": plugin_texts(self.info),
         }
 
-    def measure(self, problem: ConvProblem) -> Measured:
-        """All there is to know of a problem. A failure stands in the answer; it ends nothing."""
+    def measure(self, problem: ConvProblem, without: Mapping[str, str] | None = None) -> Measured:
+        """All there is to know of a problem. A failure stands in the answer; it ends nothing.
+
+        The candidates and peers that ``without`` names do not run, for the reasons that it gives.
+        """
+        self._without = dict(without or {})
         found = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)
         try:
             with policy(solver=self.solver):
@@ -83,7 +93,19 @@ class Session:
         first = dispatch.rank(problem, self.info)[0]
         found.chosen = Choice(first.solver.name, dict(first.config), _placeless(first.source))
         if self.search:
-            results = find(problem, self.device, budget_ms=self.budget_ms, store=self.record)
+            search = Search(
+                problem,
+                self.device,
+                current_policy(),
+                budget_ms=self.budget_ms,
+                watch=self._watch,
+                without=self._without,
+            )
+            results = search.run()
+            if self.record:
+                search.record(results)
+            if results.lost:
+                raise ConvDispatchError(f"{results.lost} left a device that nothing runs on")
             found.rows = [_row(result) for result in results]
             found.conditions, found.spent_ms = results.conditions, results.spent_ms
             found.peak_bytes = results.peak_bytes
@@ -103,11 +125,18 @@ class Session:
         rig = Rig(problem, queue)
         rivals: dict[str, Candidate] = {}
         for choice in ours:
-            if _key(choice) not in rivals:
+            if _key(choice) not in rivals and _key(choice) not in self._without:
+                self._watch(_key(choice))
                 with contextlib.suppress(Exception):  # a choice that fails has no time, and its row says why
                     rivals[_key(choice)] = self._candidate(rig, problem, choice)
         copies = max(1, min(8, 1 + 2 * self.device.global_mem_cache_size // max(1, found.traffic)))
-        found.peers = [entered for peer in self.peers for entered in _add(peer, problem, rig, copies, rivals)]
+        for peer in self.peers:
+            if peer.name in self._without:
+                found.peers.append(PeerTime(peer.name, "", reason=self._without[peer.name]))
+            else:
+                self._watch(peer.name)
+                found.peers += _add(peer, problem, rig, copies, rivals, self.info.type == "cpu")
+        self._watch("")
         settle = SETTLE_MS if self.info.type == "cpu" else 0.0
         whole = sum(settle + (rival.expected_ms or 0.0) for rival in rivals.values())
         rounds = max(ROUNDS[0], min(ROUNDS[1], int(self.budget_ms / max(whole, 1e-3))))
@@ -133,19 +162,11 @@ class Session:
             sample = _settled(sample)
         return Candidate(_key(choice), sample, max(LEAST_MS, choice.median_ms or checked.run_ms))
 
-    def regret(self, measured: Sequence[Measured], known: Sequence[Measured]) -> dict[str, dict[str, Any]]:
-        """What dispatch's choice costs for each problem when only ``known`` is on record: by problem, ``chosen``,
-        ``source`` and ``regret`` (its time over the best, 1 at least; None when it could not be timed)."""
-        answers: dict[str, dict[str, Any]] = {}
+    def choices(self, problems: Sequence[str], known: Sequence[Measured]) -> dict[str, Choice]:
+        """What dispatch chooses for each problem when only ``known`` is on record; none where every solver refuses."""
         with knowing(self.device, known):
-            first = {m.problem: self._first(m.parsed) for m in measured if m.best_ms}
-        for found in measured:
-            choice = first.get(found.problem)
-            if choice is None:
-                continue
-            cost = self._cost(found, choice)
-            answers[found.problem] = {"chosen": choice.solver, "source": choice.source, "regret": cost}
-        return answers
+            first = {problem: self._first(ConvProblem.parse(problem)) for problem in problems}
+        return {problem: choice for problem, choice in first.items() if choice is not None}
 
     def _first(self, problem: ConvProblem) -> Choice | None:
         with policy(solver=self.solver):
@@ -155,11 +176,13 @@ class Session:
                 return None
         return Choice(first.solver.name, dict(first.config), _placeless(first.source))
 
-    def _cost(self, found: Measured, choice: Choice) -> float | None:
+    def cost(self, found: Measured, choice: Choice) -> float | None:
+        """Time of a choice over the best time, 1 at least; None when it cannot be timed."""
         if _key(choice) == _key(found.best):
             return 1.0
         if found.chosen and _key(choice) == _key(found.chosen) and found.regret:
             return found.regret
+        self._without = {}
         again = Measured(found.problem, found.flops, found.traffic, chosen=choice, best=replace(found.best))
         peers, self.peers = self.peers, []
         try:
@@ -223,7 +246,9 @@ def _records(found: Measured, device: cl.Device) -> Iterator[Record]:
 # --- the race --------------------------------------------------------------------------------------------------------
 
 
-def _add(peer: Peer, problem: ConvProblem, rig: Rig, copies: int, rivals: dict[str, Candidate]) -> Iterator[PeerTime]:
+def _add(
+    peer: Peer, problem: ConvProblem, rig: Rig, copies: int, rivals: dict[str, Candidate], settle: bool
+) -> Iterator[PeerTime]:
     """Add a peer's variants to the rivals, each with its error; one that cannot run says why."""
     try:
         variants = list(peer.variants(problem, rig.host, copies))
@@ -243,7 +268,8 @@ def _add(peer: Peer, problem: ConvProblem, rig: Rig, copies: int, rivals: dict[s
             entered.reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         else:
             repeat = max(1, min(200, int(np.ceil(LEAST_MS / max(expected_ms, 1e-3)))))
-            sample = _settled(_timed(variant, repeat))
+            sample = _timed(variant, repeat)
+            sample = _settled(sample) if settle else sample
             name = f"{peer.name} {variant.name}"
             rivals[name] = Candidate(name, sample, max(LEAST_MS, expected_ms))
         yield entered
@@ -298,7 +324,7 @@ def _placeless(source: str) -> str:
 
 
 def _key(choice: Choice | Row) -> str:
-    return f"{choice.solver} {json.dumps(dict(choice.config), sort_keys=True)}"
+    return choice_name(choice.solver, choice.config)
 
 
 def _row(result: Result) -> Row:

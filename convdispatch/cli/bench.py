@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,10 @@ __all__ = ["bench"]
 @click.option("--record/--no-record", default=False, help="Keep the results for later calls, as find does.")
 @click.option("--regret", is_flag=True, help="What the choice costs without records, and with half of the list known.")
 @click.option("--resume", type=click.Path(path_type=Path), default=None, help="A journal to go on with and append to.")
+@click.option("--isolate/--no-isolate", default=True, help="Measure in a child process, which may die or hang.")
+@click.option("--timeout", "timeout_s", type=float, default=None, help="Seconds of silence after which one hangs.")
+@click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is said.")
+@click.option("--jobs", type=click.IntRange(min=0), default=None, help="Compile ahead in so many processes. [GPU: all]")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), default=None, help="Write CSV there.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write JSON there.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write one HTML page there.")
@@ -50,6 +56,10 @@ def bench(
     record: bool,
     regret: bool,
     resume: Path | None,
+    isolate: bool,
+    timeout_s: float | None,
+    within_s: float | None,
+    jobs: int | None,
     **changes: Any,
 ) -> None:
     """Time every solver on each layer, with the device's measured ceilings and other libraries in the same run.
@@ -82,6 +92,11 @@ def bench(
             resume=resume,
             command=_command(),
             console=Console(stderr=True),
+            isolate=isolate,
+            timeout_s=timeout_s,
+            within_s=within_s if isolate else None,
+            jobs=_jobs(device) if jobs is None else jobs,
+            keep=lambda report: None if json_path is None else write_json(replace(report, interrupted=True), json_path),
         )
     show(report, Console(width=None if sys.stdout.isatty() else 180))
     if json_path is not None:
@@ -92,6 +107,14 @@ def bench(
         from ..benchmark.page import write_html
 
         write_html(report, html_path)
+
+
+def _jobs(device: str | None) -> int:
+    """All processors for a GPU, whose compilers leave the device alone; on a CPU a search compiles what it needs."""
+    from .. import runtime
+
+    kind = runtime.device_info(runtime.find_device(device)).type
+    return 0 if kind == "cpu" else min(16, os.cpu_count() or 1)
 
 
 def _train(names: tuple[str, ...], device: str | None, changes: dict[str, Any], json_path: Path | None) -> None:

@@ -83,7 +83,7 @@ def verify(
 
     if jobs:
         limit = TIMEOUT_S if timeout_s is None else timeout_s
-        left = run(asked, settings | {"device": _address(chosen)}, jobs, limit, heard, until)
+        left = run(asked, settings | {"device": runtime.address(chosen)}, jobs, limit, heard, until)
     else:
         left = _here(Kit(**settings, device=chosen), asked, heard, until)
     made.unasked = [] if first else left
@@ -107,11 +107,6 @@ def _here(kit: Kit, asked: list[Case], heard: Callable[[Case, list[Outcome]], bo
     except KeyboardInterrupt:
         pass
     return left
-
-
-def _address(device: Any) -> str:
-    """``platform:device`` by numbers, which a child finds again."""
-    return f"{runtime.platforms().index(device.platform)}:{device.platform.get_devices().index(device)}"
 
 
 def _environment(device: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from ..neighbours import neighbours
 from ..perfdb import perfdb, scope_of
 from ..prepared import Prepared
 
-__all__ = ["PROBE_FLOPS", "Entry", "candidates", "smaller"]
+__all__ = ["PROBE_FLOPS", "Entry", "candidates", "choice_name", "smaller"]
 
 KNOWN_FIRST = 3
 """So many of the fastest on record are tried before what is not on record."""
@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        return f"{self.solver.name} {sorted(self.config.items())}"
+        return choice_name(self.solver.name, self.config)
 
     def ends(self, status: str, reason: str) -> None:
         """The candidate is out of the search, or through it."""
@@ -67,6 +67,11 @@ class Entry:
         result.ci, result.count = (timing.ci, timing.count) if timing else (None, 0)
 
 
+def choice_name(solver: str, config: Mapping[str, Any]) -> str:
+    """One text for a solver with a configuration."""
+    return f"{solver} {json.dumps(dict(config), sort_keys=True)}"
+
+
 def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[list[Entry], list[Result]]:
     """Every solver that accepts, with each of its configurations, most promising first; and who refuses, and why."""
     policy = replace(policy, max_error=None, workspace_limit=None)  # both are judged by what is measured
@@ -83,27 +88,21 @@ def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tupl
             entry = Entry(
                 solver, config, solver.cost(seen, device, config), Result(name, dict(config), default=place == 0)
             )
-            choice = _choice(name, config)
+            choice = choice_name(name, config)
             group = best.index(choice) - len(best) if choice in best else int(choice in slower)
             entries.append(((group, place > 0, entry.cost is None, entry.cost or 0.0), entry))
     return [entry for _, entry in sorted(entries, key=lambda pair: pair[0])], refused
 
 
-def _on_record(
-    problem: ConvProblem, device: DeviceInfo, policy: Policy
-) -> tuple[list[tuple[str, str]], set[tuple[str, str]]]:
+def _on_record(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[list[str], set[str]]:
     """The choices to try first, best first, and those to try last."""
     db = perfdb()
-    known = [_choice(r.solver, r.config) for r in db.lookup(problem, device, scope_of(policy))]
+    known = [choice_name(r.solver, r.config) for r in db.lookup(problem, device, scope_of(policy))]
     best = known[:KNOWN_FIRST]
     near = neighbours(db, device).nearest(problem)
-    if near is not None and _choice(near.solver, near.config) not in known:
-        best.append(_choice(near.solver, near.config))
+    if near is not None and choice_name(near.solver, near.config) not in known:
+        best.append(choice_name(near.solver, near.config))
     return best, set(known[KNOWN_FIRST:])
-
-
-def _choice(solver: str, config: Mapping[str, Any]) -> tuple[str, str]:
-    return solver, json.dumps(dict(config), sort_keys=True)
 
 
 def smaller(problem: ConvProblem) -> ConvProblem | None:

@@ -1,25 +1,17 @@
 """Runs candidates in a child process first, so that one that crashes or hangs takes only the child with it.
 
-The child is ``python -m convdispatch.search.probing``: it reads one JSON line a candidate, verifies the candidate
-as a search does, and answers with one JSON line. Solvers print to standard output as they please; answers are marked.
+The child is ``python -m convdispatch.search.probing``: it verifies a candidate as a search does.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import queue
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from ..child import Child, Silent, answer, questions
 
 __all__ = ["Prober"]
 
-MARK = "\x02convdispatch "
 START_S = 60.0
 """Seconds that a child may take to load its plugins and open the device."""
 RUN_S = 60.0
@@ -33,74 +25,37 @@ class Prober:
     def __init__(self, problem: Any, device: Any) -> None:
         from .. import runtime
 
-        self._setup = {"problem": str(problem), "device": runtime.devices().index(device)}
-        self._child: subprocess.Popen[str] | None = None
-        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._setup = {"problem": str(problem), "device": runtime.address(device)}
+        self._child: Child | None = None
 
     def ask(self, solver: str, config: Mapping[str, Any], timeout_s: float | None = None) -> tuple[str, str]:
         """Try a candidate: ``("right", "")``, or ``wrong``, ``failed`` or ``refused`` with the reason."""
         if self._child is None:
-            self._start()
-            started = self._answer(START_S)
+            self._child = Child("convdispatch.search.probing", self._setup)
+            started = self._hear(START_S)
             if isinstance(started, str):
                 return "failed", f"the child process did not start: {started}"
-        self._write({"solver": solver, "config": dict(config)})
-        answer = self._answer(min(timeout_s or RUN_S, RUN_S))
-        return ("failed", f"in a child process: {answer}") if isinstance(answer, str) else tuple(answer)
+        self._child.say({"solver": solver, "config": dict(config)})
+        said = self._hear(min(timeout_s or RUN_S, RUN_S))
+        return ("failed", f"in a child process: {said}") if isinstance(said, str) else (said["status"], said["reason"])
 
     def close(self) -> None:
         """End the child."""
         if self._child is not None:
-            self._child.kill()
-            self._end()
+            self._child.close()
+            self._child = None
 
-    def _start(self) -> None:
-        home = str(Path(__file__).parent.parent)
-        paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        self._answers = queue.Queue()  # not the old one: a late word of the last child would answer the wrong question
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "convdispatch.search.probing"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-        threading.Thread(target=_listen, args=(self._child.stdout, self._answers), daemon=True).start()
-        self._write(self._setup)
-
-    def _write(self, message: dict[str, Any]) -> None:
+    def _hear(self, timeout_s: float) -> dict[str, Any] | str:
+        """The answer, or in words how the child ended; it is killed where it gives none."""
         try:
-            self._child.stdin.write(json.dumps(message) + "\n")
-            self._child.stdin.flush()
-        except OSError:  # it is dead, which its missing answer will tell
-            pass
-
-    def _answer(self, timeout_s: float) -> list[str] | str:
-        """Status and reason, or in words how the child ended; it is killed where it gives no answer."""
-        try:
-            answer = self._answers.get(timeout=timeout_s)
-        except queue.Empty:
-            self._child.kill()
-            self._end()
-            return f"it gave no answer within {timeout_s:.3g} s"
-        return self._end() if answer is None else [answer["status"], answer["reason"]]
-
-    def _end(self) -> str:
-        """Wait for the child's end, which is near; how it ended, in words."""
-        child, self._child = self._child, None
-        child.stdin.close()
-        code = child.wait()
-        return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with status {code}"
-
-
-def _listen(stream: IO[str], answers: queue.Queue[dict[str, Any] | None]) -> None:
-    with stream:
-        for line in stream:
-            _, mark, text = line.partition(MARK)
-            if mark:
-                answers.put(json.loads(text))
-    answers.put(None)
+            said = self._child.hear(timeout_s)  # type: ignore[union-attr]
+            if said is not None:
+                return said
+            words = self._child.how_it_ended()  # type: ignore[union-attr]
+        except Silent as silent:
+            words = str(silent)
+        self.close()
+        return words
 
 
 def _serve() -> None:
@@ -108,17 +63,15 @@ def _serve() -> None:
     from .. import runtime
     from ..api.problem import ConvProblem
 
-    setup = json.loads(sys.stdin.readline())
-    problem, device = ConvProblem.parse(setup["problem"]), runtime.devices()[setup["device"]]
+    lines = questions()
+    setup = next(lines)
+    problem, device = ConvProblem.parse(setup["problem"]), runtime.find_device(setup["device"])
     rig: list[Any] = []
-    _say({"status": "ready", "reason": ""})
-    for line in sys.stdin:
-        _say(_try(problem, device, json.loads(line), rig))
-
-
-def _say(answer: dict[str, str]) -> None:
-    sys.stdout.write(f"\n{MARK}{json.dumps(answer)}\n")
-    sys.stdout.flush()
+    answer({"status": "ready", "reason": ""})
+    for asked in lines:
+        answer(_try(problem, device, asked, rig))
+        if runtime.probe.__wrapped__(device):  # whatever follows would fail here: the next has a process of its own
+            return
 
 
 def _try(problem: Any, device: Any, candidate: dict[str, Any], rig: list[Any]) -> dict[str, str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import pyopencl as cl
@@ -46,7 +47,11 @@ fill a device badly, so the foretelling errs by much."""
 
 
 class Search:
-    """The search for one problem on one device; ``run`` once, then ``record``."""
+    """The search for one problem on one device; ``run`` once, then ``record``.
+
+    ``watch`` is told the name of each candidate before it runs; those that ``without`` names (with the reason) are
+    known to have killed an earlier process, and do not run.
+    """
 
     def __init__(
         self,
@@ -58,13 +63,16 @@ class Search:
         workspace_limit: int | None = None,
         memory_limit: int | None = None,
         isolate: bool = False,
+        watch: Callable[[str], None] = lambda name: None,
+        without: Mapping[str, str] | None = None,
     ) -> None:
         self.problem, self.device, self.policy = problem, device, policy
         self.info: DeviceInfo = runtime.device_info(device)
         self.budget_ms, self.workspace_limit, self.memory_limit = budget_ms, workspace_limit, memory_limit
         self.start = time.perf_counter()
         self.queue = cl.CommandQueue(runtime.context(device))
-        self._isolate = isolate
+        self._isolate, self._watch, self._without = isolate, watch, without or {}
+        self._lost = ""
         self._prober: Prober | None = None
         self._compile_ms: list[float] = []
         self._ms_per_cost: float | None = None
@@ -81,12 +89,14 @@ class Search:
         finally:
             if self._prober is not None:
                 self._prober.close()
-        self._race([entry for entry in entries if entry.prepared is not None])
+        if not self._lost:
+            self._race([entry for entry in entries if entry.prepared is not None])
         set_aside(entries, self.problem, self.info)
         results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
         results.peak_bytes = max((rig.peak for rig in self._rigs.values()), default=0)
         results.conditions = conditions(results, self.budget_ms)
+        results.lost = self._lost
         self._rigs.clear()
         results.spent_ms = self._spent_ms()
         return results
@@ -105,11 +115,18 @@ class Search:
     # --- one candidate -----------------------------------------------------------------------------------------------
 
     def _try(self, entry: Entry, entries: list[Entry]) -> None:
+        if self._lost:
+            entry.ends("not tried", f"{self._lost} left a device that nothing runs on")
+            return
+        if entry.name in self._without:
+            entry.breaks("failed", self._without[entry.name])
+            return
         best = min((other.timing.median for other in entries if other.timing), default=None)
         foretold = self._foretell(entry)
         if not self._has_time((2 + LOOKS) * (foretold or 0) + max(self._compile_ms[-5:], default=0), best):
             entry.ends("not tried", "the budget ended first")
             return
+        self._watch(entry.name)
         try:
             if self._isolate and not self._survives(entry):
                 return
@@ -120,14 +137,18 @@ class Search:
             entry.breaks("wrong", str(error))
         except OutOfTime as error:
             entry.ends("not tried", f"the budget ended: {error}")
-        except MemoryError as error:
+        except (MemoryError, cl.MemoryError) as error:
             entry.ends("refused", f"memory: {error}")
         except BadTiming as error:
             entry.ends("failed", str(error))
         except Exception as error:  # a plugin's or compiler's failure: said in its result, and the search goes on
-            entry.breaks(
-                "failed", f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-            )
+            first = str(error).strip().splitlines()[0] if str(error) else ""
+            entry.breaks("failed", f"{type(error).__name__}: {first}")
+            if runtime.probe.__wrapped__(self.device):
+                self._lost = entry.solver.name
+                for other in entries:
+                    if other.prepared is not None:
+                        other.ends("measured", "")
 
     def _measure(self, entry: Entry, best: float | None) -> None:
         began = time.perf_counter()
@@ -158,19 +179,23 @@ class Search:
 
     def _compile(self, entry: Entry, best: float | None) -> Prepared:
         """The candidate's plan. A compilation cannot be stopped: past the budget it is left to end by itself."""
+        made: concurrent.futures.Future[Prepared] = concurrent.futures.Future()
 
-        def make() -> Prepared:
-            return dispatch.make(entry.solver, entry.config, self.problem, self.queue.context)
+        def make() -> None:
+            try:
+                made.set_result(dispatch.make(entry.solver, entry.config, self.problem, self.queue.context))
+            except BaseException as error:
+                made.set_exception(error)
 
         if self.budget_ms is None:
-            return make()
-        compiler = concurrent.futures.ThreadPoolExecutor(1, "convdispatch-compile")
+            make()
+            return made.result()
+        # Not a pool: Python waits for a pool's threads before it ends, and this one may never.
+        threading.Thread(target=make, name="convdispatch-compile", daemon=True).start()
         try:
-            return compiler.submit(make).result(timeout=max(0.01, self._left_ms(best) / 1e3))
+            return made.result(timeout=max(0.01, self._left_ms(best) / 1e3))
         except concurrent.futures.TimeoutError:
             raise OutOfTime("it was still compiling") from None
-        finally:
-            compiler.shutdown(wait=False)
 
     def _look(self, sample: Callable[[], float], best: float | None) -> Timing:
         """A few samples: two of a hopeless candidate, LOOKS of another, more where they differ wildly."""
@@ -233,6 +258,7 @@ class Search:
             elif place >= FINALISTS:
                 entry.ends("cut", f"{ratio:.2f} times the best at the first look, and {FINALISTS} others were faster")
         final = [entry for entry in ranked if entry.prepared is not None]
+        self._watch("")
         rig = self._rigs.get(self.problem)
         rivals = [
             Candidate(str(i), rig.sampler(e.prepared, e.timing.median), max(1.0, e.timing.median))
