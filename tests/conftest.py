@@ -22,6 +22,10 @@ _HOME = Path(tempfile.mkdtemp(prefix="convdispatch-tests-"))
 os.environ.setdefault("CONVDISPATCH_DB", str(_HOME / "records"))
 os.environ.setdefault("CONVDISPATCH_PLUGIN_DIR", str(_HOME / "plugins"))
 os.environ.pop("CONVDISPATCH_REGISTRY", None)
+# Several workers share the cores: threads that spin while they wait for a core made references 50 times slower. Workers
+# of xdist inherit these before they load NumPy.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
