@@ -114,15 +114,18 @@ class Bench:
         else:
             self.block = block.astype(dtype)
         size, whole = self.block.nbytes, elements * self.block.itemsize
+        self.blocks: list[np.ndarray] = []
         flags = cl.mem_flags
-        self.values = cl.Buffer(self.context, flags.READ_WRITE, whole)
         self.out = cl.Buffer(self.context, flags.READ_WRITE, whole)
-        cl.enqueue_copy(self.queue, self.values, self.block.view(np.uint8))
-        filled = size
-        while filled < whole:  # whole blocks, so that element i is block[i % len(block)]
-            more = min(filled, whole - filled)
-            cl.enqueue_copy(self.queue, self.values, self.values, byte_count=more, dst_offset=filled, src_offset=0)
-            filled += more
+        self.values = [cl.Buffer(self.context, flags.READ_WRITE, whole) for _ in range(2)]
+        for place, values in enumerate(self.values):
+            self.blocks.append(np.roll(self.block, -4096 * (1 + place)))
+            cl.enqueue_copy(self.queue, values, self.blocks[place].view(np.uint8))
+            filled = size
+            while filled < whole:  # whole blocks, so that element i is block[i % len(block)]
+                more = min(filled, whole - filled)
+                cl.enqueue_copy(self.queue, values, values, byte_count=more, dst_offset=filled, src_offset=0)
+                filled += more
         program = cl.Program(self.context, PLUG + GATHER).build()
         self.plug, self.gather = cl.Kernel(program, "plug"), cl.Kernel(program, "gather")
         self.plug.set_scalar_arg_dtypes([None, np.int32])
@@ -131,16 +134,11 @@ class Bench:
         self.scratch: cl.Buffer | None = None
 
     def load(self, problem: ConvProblem) -> None:
-        """Name the problem's tensors: x, w and y begin at different places of the values."""
-        self.memory, self.arrays = {}, {}
-        for place, name in enumerate("xwy"):
-            shape = getattr(problem, name + "_shape")
-            size, start = int(np.prod(shape)), 4096 * (1 + place)
-            if name == problem.written:
-                self.memory[name] = self.out.get_sub_region(0, size * problem.itemsize)
-            else:
-                self.memory[name] = self.values.get_sub_region(start * problem.itemsize, size * problem.itemsize)
-                self.arrays[name] = (start, size, shape)
+        """Name the problem's tensors: whole buffers, since releasing parts of buffers crashes some drivers."""
+        self.memory, self.arrays = {problem.written: self.out}, {}
+        for place, name in enumerate(each for each in "xwy" if each != problem.written):
+            self.memory[name] = self.values[place]
+            self.arrays[name] = (place, getattr(problem, name + "_shape"))
 
     def workspace(self, size: int) -> cl.Buffer:
         """One buffer that grows."""
@@ -186,10 +184,8 @@ class Bench:
     def error(self, problem: ConvProblem, at: np.ndarray, got: np.ndarray) -> float:
         """Relative error of sampled elements."""
         arrays = {}
-        for name, (start, length, shape) in self.arrays.items():
-            first = start % len(self.block)
-            values = np.resize(np.concatenate([self.block[first:], self.block[:first]]), length)
-            arrays[name] = values.astype(np.float32, copy=False).reshape(shape)
+        for name, (place, shape) in self.arrays.items():
+            arrays[name] = np.resize(self.blocks[place], shape).astype(np.float32, copy=False)
         return reference.relative_error(got, reference.sample(problem, at, **arrays))
 
 
@@ -240,10 +236,11 @@ _WORKER: dict = {}
 
 def _begin(dtype: str, options: dict) -> None:
     """A worker process: its own context and buffers."""
+    faulthandler.enable()
     if os.environ.get("TRACE_S"):
         faulthandler.dump_traceback_later(float(os.environ["TRACE_S"]), repeat=True)
     _WORKER["lock"] = Path("/tmp/nvidia_h200.lock").open("w")  # noqa: SIM115 as long as the process
-    _WORKER["log"] = Path(os.environ.get("OUT", "/tmp"), f"worker{os.getpid()}.log").open("w")  # noqa: SIM115
+    _WORKER["log"] = Path("/tmp", f"worker{os.getpid()}.log").open("w")  # noqa: SIM115
     _WORKER["bench"], _WORKER["options"] = Bench(dtype), options
     globs = options["solver"].split(",")
     found = plugins().solvers.items()

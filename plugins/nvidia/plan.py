@@ -32,7 +32,7 @@ class Layout:
             self.at[source.name] = areas.add(source.bytes)
             self.scale_at[source.name] = areas.add(scales)
         weights = Areas() if self.constant else areas
-        if job.data:
+        if job.data and not job.direct_weights:
             self.at["w"] = weights.add(job.weights_bytes)
             self.scale_at["w"] = weights.add(scales)
         self.packed_size = weights.size if self.constant else 0
@@ -54,7 +54,7 @@ class NvidiaPlan:
         self._common += f"#define OUT_INDEX {job.out_index}\n" + ("#define EMULATE 1\n" if emulate else "")
         self._emulate = emulate
         pieces = [(source.name, source) for source in job.sources]
-        weights = [("w", None)] if job.data else []
+        weights = [("w", None)] if job.data and not job.direct_weights else []
         self._packers = self._pack(context, weights) if where.constant else []
         self._launches = self._pack(context, pieces if where.constant else pieces + weights)
         self._launches.append(self._product(context))
@@ -103,12 +103,14 @@ class NvidiaPlan:
         job, where = self.job, self._where
         places = (job.source.name, "w") if job.data else ("y", "x")
         text = self._common + f"#define PARTIAL {int(job.partial)}\n#define PARTIAL_AT {where.partial // 4}L\n"
-        text += f"#define PAIRS {int(job.problem.layout == 'nhwc' and job.walk.m % 2 == 0 and not job.tile.joined)}\n"
+        last = job.problem.layout == "nhwc" and not job.tile.joined
+        text += f"#define PAIRS {int(last and job.walk.m % 2 == 0)}\n"
+        text += f"#define OCTETS {int(last and job.walk.m % 8 == 0)}\n"
         for letter, name in zip("AB", places):
             text += f"#define {letter}_AT {where.at.get(name, 0) // 2}L\n"
             text += f"#define SCALE_{letter}_AT {where.scale_at.get(name, 0) // 4}L\n"
-        text += kernel_text(__package__, "finish.cl")
-        text += kernel_text(__package__, "narrow.cl.mako", job=job) + kernel_text(__package__, "ptx.cl.mako", job=job)
+        for file in ("narrow.cl.mako", "finish.cl", "ptx.cl.mako"):
+            text += kernel_text(__package__, file, job=job)
         return text + product_text(job)
 
     def _product(self, context: Any) -> Launch:
@@ -116,7 +118,10 @@ class NvidiaPlan:
         packed = {source.name for source in job.sources}
         a = job.source.name if job.data else "y"
         given = ["workspace" if a in packed else a]
-        given.append("packed" if job.data else "workspace" if "x" in packed else "x")
+        if job.data:
+            given.append("w" if job.direct_weights else "packed")
+        else:
+            given.append("workspace" if "x" in packed else "x")
         if job.format.scaled:
             given += given[:2]
         given += ["workspace"] if job.partial else [job.problem.written, *self._extras()]
@@ -128,7 +133,8 @@ class NvidiaPlan:
 
     def _reduce(self, context: Any) -> Launch:
         job = self.job
-        text = self._common + "#define PARTIAL 0\n#define PAIRS 0\n" + kernel_text(__package__, "finish.cl")
+        text = self._common + "#define PARTIAL 0\n#define PAIRS 0\n#define OCTETS 0\n"
+        text += kernel_text(__package__, "finish.cl")
         text += kernel_text(__package__, "reduce.cl.mako", job=job, partial_at=self._where.partial // 4)
         size = math.prod(job.problem.out_shape)
         given = ["workspace", job.problem.written, *self._extras()]
