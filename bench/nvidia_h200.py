@@ -28,7 +28,7 @@ import pyopencl as cl
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from convdispatch_nvidia.plan import NvidiaPlan
 from farm import Lost, farm
-from h200 import NETS, PLUG, SHORT, Ours
+from h200 import NETS, PLUG, SHORT
 
 from convdispatch import reference, runtime, shapes
 from convdispatch.api import ConvProblem
@@ -36,59 +36,9 @@ from convdispatch.api.problem import DIRECTIONS
 from convdispatch.loader import plugins
 
 
-def launches_ms(ours: Ours, plan: NvidiaPlan) -> list[float]:
-    """Milliseconds of each launch alone: the least of three."""
-    scratch = cl.Buffer(ours.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
-    memory = ours.memory
-    operands = (memory["x"], memory["w"], memory["y"], scratch, None, None, scratch)
-    rows = []
-    for _ in range(4):
-        events = [launch(ours.queue, operands, None) for launch in plan._launches]
-        ours.queue.finish()
-        rows.append([(event.profile.end - event.profile.start) * 1e-6 for event in events])
-    return np.min(rows[1:], axis=0).round(4).tolist()
-
-
 @click.group()
 def main() -> None:
     """Explore or compare."""
-
-
-@main.command()
-@click.argument("file")
-@click.option("--seconds", default=0.01)
-@click.option("--check/--no-check", default=True)
-def explore(file: str, seconds: float, check: bool) -> None:
-    """Builds, checks and times the configurations that a file lists."""
-    ours = Ours()
-    lines = [line.split("#")[0].strip() for line in Path(file).read_text().splitlines()]
-    for line in filter(None, lines):
-        text, engine, config = (part.strip() for part in line.split(";"))
-        problem = ConvProblem.parse(text)
-        ours.shapes = None
-        ours.load(problem)
-        start = time.perf_counter()
-        try:
-            plan = NvidiaPlan(ours.context, problem, json.loads(config), engine)
-            if plan.job.misfit:
-                print(f"misfit {plan.job.misfit}: {line}", flush=True)
-                continue
-            built = time.perf_counter() - start
-            error = ours.error(plan, problem) if check else float("nan")
-            each = launches_ms(ours, plan)
-            ms = ours.time(plan, seconds=seconds)
-            product = each[-2] if plan.job.partial else each[-1]
-            speed, alone = problem.flops / ms / 1e9, problem.flops / product / 1e9
-            print(f"{ms:8.4f} ms {speed:6.1f} TF, product {alone:6.1f} TF {each}"
-                  f" err {error:.1e} build {built:.1f} s {text} {engine} {config}", flush=True)  # fmt: skip
-        except Exception as failure:
-            print(f"FAILED {line}: {str(failure)[:600]} {str(getattr(failure, 'log', ''))[:1500]}", flush=True)
-    out = os.environ.get("OUT")
-    if out and os.environ.get("DUMP"):
-        from convdispatch_nvidia import hopper
-
-        for number, program in enumerate(list(hopper._programs.values())[:2]):
-            Path(out, f"hopper{number}.ptx").write_bytes(program.binaries[0])
 
 
 GATHER = """
@@ -166,6 +116,17 @@ class Bench:
             last = self.enqueue(plan)
         self.queue.finish()
         return (last.profile.end - before.profile.end) * 1e-6 / repeat
+
+    def launches(self, plan: NvidiaPlan) -> list[float]:
+        """Milliseconds of each launch alone: the least of three."""
+        m, scratch = self.memory, self.workspace(plan.workspace_size)
+        operands = (m["x"], m["w"], m["y"], scratch, None, None, scratch)
+        rows = []
+        for _ in range(4):
+            events = [launch(self.queue, operands, None) for launch in plan._launches]
+            self.queue.finish()
+            rows.append([(event.profile.end - event.profile.start) * 1e-6 for event in events])
+        return np.min(rows[1:], axis=0).round(4).tolist()
 
     def sampled(self, plan, problem: ConvProblem, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Places and values of sampled elements of an output that began as NaN."""
@@ -286,6 +247,45 @@ def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
     if found is not None:
         row["error"] = bench.error(problem, *found)
     return row
+
+
+def _explore(line: str) -> str:
+    """Build, check and time one line of a file of configurations."""
+    bench = _WORKER["bench"]
+    text, engine, config = (part.strip() for part in line.split(";"))
+    problem = ConvProblem.parse(text)
+    start = time.perf_counter()
+    try:
+        plan = NvidiaPlan(bench.context, problem, json.loads(config), engine)
+        if plan.job.misfit:
+            return f"misfit {plan.job.misfit}: {line}"
+        built = time.perf_counter() - start
+        bench.load(problem)
+        fcntl.flock(_WORKER["lock"], fcntl.LOCK_EX)
+        try:
+            ms, each = bench.time(plan, _WORKER["options"]["seconds"]), bench.launches(plan)
+            found = bench.sampled(plan, problem, _WORKER["options"]["check"])
+        finally:
+            fcntl.flock(_WORKER["lock"], fcntl.LOCK_UN)
+        return (f"{text} {ms:8.4f} ms {problem.flops / ms / 1e9:6.1f} TF, launches {each}"
+                f" err {bench.error(problem, *found):.1e} build {built:.1f} s {engine} {config}")  # fmt: skip
+    except Exception as failure:
+        return f"FAILED {line}: {str(failure)[:600]} {str(getattr(failure, 'log', ''))[:1500]}"
+
+
+@main.command()
+@click.argument("file")
+@click.option("--dtype", default="float32", show_default=True)
+@click.option("--seconds", default=0.006, show_default=True)
+@click.option("--check", default=12, show_default=True)
+@click.option("--jobs", default=12, show_default=True)
+@click.option("--budget", default=60.0, show_default=True)
+def explore(file: str, dtype: str, jobs: int, budget: float, **options) -> None:
+    """Builds, checks and times the configurations that a file lists, of one dtype."""
+    lines = [line.split("#")[0].strip() for line in Path(file).read_text().splitlines()]
+    given, until = (dtype, {"solver": "", **options}), time.monotonic() + budget
+    for found in farm(jobs, _begin, given, _explore, [line for line in lines if line], until=until):
+        print(found, flush=True)
 
 
 def _torch(problem: ConvProblem) -> tuple[str, float]:

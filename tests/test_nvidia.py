@@ -75,6 +75,11 @@ CASES = [
     # 16-bit tensors: channels last are read as they lie
     ("fwd_f16_nhwc_mb1ic16ih6iw6oc16kh3ph1+bias+relu", "wgmma", {"window": True}),
     ("fwd_bf16_nhwc_mb1ic16ih6iw6oc12kh3ph1", "wgmma", {}),
+    ("fwd_bf16_nhwc_mb2ic24ih6iw5oc24kh3kw2ph1+residual", "wgmma", {"bn": 8}),
+    ("fwd_bf16_nhwc_mb2ic80ih6iw5oc48kh3kw2ph1g2+constant", "wgmma", {"bk": 64, "window": True}),
+    ("fwd_f16_nhwc_mb2ic80ih6iw5oc40kh1ph0g2", "wgmma", {"bk": 64, "split": 1}),
+    ("fwd_f16_nhwc_mb2ic160ih6iw5oc40kh3ph1g2", "wgmma", {"bk": 64, "window": True, "split": 2}),
+    ("fwd_f16_nhwc_mb2ic40ih6iw5oc40kh3ph1sh2", "mma", {"split": 3}),
     ("fwd_f16_mb1ic12ih6iw6oc10kh3ph1", "wgmma", {}),
     ("bwd_data_bf16_mb1ic12ih6iw6oc10kh3ph1sh2sw2", "wgmma", {}),
     ("bwd_weights_f16_nhwc_mb1ic16ih6iw6oc8kh3ph1", "wgmma", {}),

@@ -11,6 +11,26 @@
 % endfor
       }
 </%def>
+<%def name="fetch_rows(slice, stage)">\
+      {
+% if t.window:
+        const int inner = ${slice} / ${volume} * ${cr} + chunk, k = ${slice} % ${volume} * ${c8} + inner, real_k = inner < ${c8};
+% else:
+        const int k = ${slice} * ${cr} + chunk, real_k = k < ${job.depth(geo.phases[0])};
+% endif
+        global const ushort *from = b + (long)row * ${job.depth(geo.phases[0]) * 8} + k * 8;
+% for i in range(-(-t.bn * cr // items)):
+        ${f"if (row + {i * step_a} < {t.bn}) " if (i + 1) * step_a > t.bn else ""}copy16(memory, base, ${stage} + to + ${b_const + i * step_a * rowb}, from + ${i * step_a * job.depth(geo.phases[0]) * 8}L, real_k & (n0 + row + ${i * step_a} < ${geo.m}));
+% endfor
+      }
+</%def>
+<%def name="fetch_weight_slice(slice, stage)">\
+% if job.direct_weights:
+${fetch_rows(slice, stage)}\
+% else:
+${fetch_packed(slice, stage)}\
+% endif
+</%def>
 <%def name="fetch_window(i, block, at)">\
       {
         const int r = row + ${i * step_w}, u = m0 + r, image = u / ${win.image};
@@ -50,7 +70,7 @@ low = [bits[1] + bits[2], bits[2], 0]
 % endfor
         }
 % endfor
-${fetch_packed(slice, stage)}\
+${fetch_weight_slice(slice, stage)}\
       }
 </%def>
 <%def name="fetch_weights(slice, stage)">\
@@ -85,7 +105,7 @@ ${fetch_packed(slice, stage)}\
 </%def>
 <%def name="fetch(slice, stage)">\
 % if t.window:
-${fetch_packed(slice, stage)}\
+${fetch_weight_slice(slice, stage)}\
 % elif data:
 ${fetch_data(slice, stage)}\
 % else:

@@ -244,7 +244,8 @@ class Job:
     @property
     def staged(self) -> bool:
         """Whether results pass through local memory on their way out, so that neighbours write neighbours."""
-        return self.data and self.staging[0] * self.staging[1] * 4 <= self.local_bytes
+        places = self.tile.bm * 8 if self.target.nhwc else 0
+        return self.data and self.staging[0] * self.staging[1] * 4 + places <= self.local_bytes
 
     @property
     def staging(self) -> tuple[int, int]:
@@ -265,8 +266,16 @@ class Job:
         return -(-self.walk.c // self.tile.bk) * self.tile.bk // 8 if self.tile.window else self.walk.c8
 
     @property
+    def direct_weights(self) -> bool:
+        """Whether the weights' own rows are what the product reads: 16 bits, channels last, forward."""
+        native = self.format.name == "native" and self.problem.layout == "nhwc" and self.problem.direction == "fwd"
+        return native and not self.walk.fold and self.walk.c % 8 == 0 and not self.problem.constant_weights
+
+    @property
     def weights_bytes(self) -> int:
         """Bytes of packed weights."""
+        if self.direct_weights:
+            return 0
         return self.walk.groups * sum(self.slices) * self.n_tiles * self.weight_slice * 2 if self.data else 0
 
     @property

@@ -131,7 +131,11 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   const int chunk = tid % ${cr}, row = tid / ${cr};
   const uint to = row * ${rowb} + ((chunk ^ ${turned("row")}) << 4);
   a += (long)group * ${src.c8 * 8};
+% if job.direct_weights:
+  b += ((long)group * ${geo.m} + n0) * ${job.depth(geo.phases[0]) * 8};
+% else:
   b += ((long)group * ${sum(job.slices)}${" + before" if many else ""}) * ${job.n_tiles * job.weight_slice}L + (long)n_tile * ${job.weight_slice} + tid * 8;
+% endif
 % for i in range(0 if t.window else rows_a):
   INDEX at${i};
   uint ok${i} = 0;

@@ -39,6 +39,15 @@
     }
 % endfor
 % endfor
+% if dst.nhwc and not geo.joined:
+    // Where a row lies in the output, or -1: found once, not once for each of its channels.
+    local OUT_INDEX *place_of_row = (local OUT_INDEX *)(staging + ${lines * pitch});
+    for (int r = tid; r < ${t.bm}; r += ${items}) {
+      const int m = m0 + r;
+${place_of("m")}\
+      place_of_row[r] = real ? out_at : -1;
+    }
+% endif
     BARRIER();
 % if geo.joined:
 <%
@@ -62,16 +71,20 @@ ${place_of("m")}\
         }
     }
 % elif dst.nhwc:
-    for (int i = tid; i < ${t.bm * t.bn // 2}; i += ${items}) {
-      const int r = i / ${t.bn // 2}, c = i % ${t.bn // 2} * 2, m = m0 + r, n = n0 + c, row = group * ${geo.m} + n;
-${place_of("m")}\
-      const float v0 = staging[r * ${pitch} + c], v1 = staging[r * ${pitch} + c + 1];
-#if PAIRS
-      if (real & n < ${geo.m}) put2(OUT_ARGS, v0, v1, out_at + n, row);
+    for (int i = tid; i < ${t.bm * t.bn // 8}; i += ${items}) {
+      const int r = i / ${t.bn // 8}, c = i % ${t.bn // 8} * 8, n = n0 + c, row = group * ${geo.m} + n;
+      const OUT_INDEX out_at = place_of_row[r];
+      if (out_at >= 0 & n < ${geo.m}) {
+        const float4 low = *(local float4 *)(staging + r * ${pitch} + c), high = *(local float4 *)(staging + r * ${pitch} + c + 4);
+        const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#if OCTETS
+        put8(OUT_ARGS, v, out_at + n, row);
 #else
-      if (real & n < ${geo.m}) put(OUT_ARGS, v0, out_at + n, row);
-      if (real & n + 1 < ${geo.m}) put(OUT_ARGS, v1, out_at + n + 1, row + 1);
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          if (n + e < ${geo.m}) put(OUT_ARGS, v[e], out_at + n + e, row + e);
 #endif
+      }
     }
 % else:
 <% rows_at_once = min(t.bm, items); columns_at_once = items // rows_at_once %>\
