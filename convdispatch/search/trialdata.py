@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,6 +13,8 @@ from ..api.problem import ConvProblem
 
 __all__ = ["error_limit", "numpy_dtype", "operands_of", "random_operands"]
 
+BLOCK = 4194301
+"""A prime, so that what repeats falls on other channels and pixels each time."""
 _LIMITS = {"float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
 _MATH_LIMITS = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
 
@@ -60,8 +63,15 @@ def random_operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
     shapes |= {"residual": problem.out_shape} if problem.residual else {}
     shapes |= {"initial": problem.out_shape} if problem.accumulate else {}
     random = np.random.default_rng(seed)
-    kind = np.float64 if problem.dtype == "float64" else np.float32
-    return {name: random.standard_normal(shape, kind).astype(numpy_dtype(problem)) for name, shape in shapes.items()}
+    return {name: _normal(random, shape, numpy_dtype(problem)) for name, shape in shapes.items()}
+
+
+def _normal(random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Drawn anew up to BLOCK elements, which are then repeated: a large layer's data took longer than its search."""
+    count = math.prod(shape)
+    kind = np.float64 if dtype == np.float64 else np.float32
+    block = random.standard_normal(min(count, BLOCK), kind).astype(dtype)
+    return block.reshape(shape) if count <= BLOCK else np.resize(block, shape)
 
 
 def operands_of(problem: ConvProblem, host: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
