@@ -1,6 +1,6 @@
-"""Gradients that skip a pass: pooling that knows what the ReLU before it cut, slopes stored while they are summed.
+"""Kernels in each form: as this device gets them, and as a GPU would, which differ in how work items are counted.
 
-The kernels of a GPU are run on whatever device there is: only how work items are counted differs.
+Pooling that knows what the ReLU before it cut, slopes stored while they are summed, reductions of neighbours, LRN.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from small_net import normal
 from convdispatch import runtime
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.elementwise import reduce, reduction_kernel
-from convdispatch.nn import Parameter, Tape, functional, pooling
+from convdispatch.nn import Parameter, Tape, functional, normalization, pooling
 from convdispatch.tape import Rectified
 from convdispatch.tensor import Tensor
 
@@ -43,15 +43,16 @@ def form(request, monkeypatch):
 
         known = {name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")}
         known["device_info"] = lambda device: dataclasses.replace(runtime.device_info(device), type="gpu")
-        for module in (pooling, reduction_kernel):
+        for module in (pooling, normalization, reduction_kernel):
             monkeypatch.setattr(module, "runtime", types.SimpleNamespace(**known))
-        for function in (pooling._launches, reduction_kernel._source):
+        for function in (pooling._launches, normalization._lrn, reduction_kernel._source):
             function.cache_clear()
         from convdispatch.elementwise import reductions
 
         monkeypatch.setattr(reductions, "_calls", {})
     yield request.param
-    pooling._launches.cache_clear()
+    for function in (pooling._launches, normalization._lrn):
+        function.cache_clear()
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -149,3 +150,25 @@ def test_reductions_over_neighbours(queue, form, operation, cut):
         got = reduce(operation, ("x - k", "x"), axes, x=t, k=Tensor.from_numpy(k, queue))
         for mine, values in zip(got, (x - k, x), strict=True):
             compare(mine.numpy(), getattr(np, operation)(values.astype(np.float64), axes), 1e-5)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("size", [1, 4, 5])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 8, 5, 3), (1, 21, 3, 7), (3, 67, 2, 9), (2, 64, 4, 4)])
+def test_response_normalisation(queue, form, layout, size, shape):
+    """Runs of channels that end with the channels, before and beyond; rows of pixels of whole vectors, and not."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: gradients are checked numerically elsewhere")
+    x, dy = normal(*shape), normal(*shape, seed=1)
+    theirs = torch.tensor(x.astype(np.float64), requires_grad=True)
+    y = torch.nn.functional.local_response_norm(theirs, size, 0.5, 0.75, 1.5)
+    y.backward(torch.tensor(dy))
+
+    def lie(a):
+        return Tensor.from_numpy(np.ascontiguousarray(a.transpose(ORDER[layout])), queue)
+
+    ours = Parameter(lie(x))
+    with Tape() as tape:
+        mine = functional.local_response_norm(ours, size, 0.5, 0.75, 1.5, layout=layout)
+    tape.backward(mine, lie(dy))
+    compare(mine.numpy().transpose(BACK[layout]), y.detach().numpy(), 1e-6)
+    compare(ours.grad.numpy().transpose(BACK[layout]), theirs.grad.numpy(), 2e-6)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .. import runtime
 from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
 from ..elementwise import apply, reduce
@@ -32,6 +34,10 @@ factor = scale * deviation
 running_mean = running_mean + momentum * (mean - running_mean)
 running_variance = running_variance + momentum * (variance * unbias - running_variance)
 """
+_GROUP = 128
+_LANES = 16
+_RUN_FIRST, _RUN_LAST = 8, 4
+"""Channels that a work item of the response normalisation takes, with channels first and last."""
 _NORMALISE = "(x - mean) * factor + shift"
 
 
@@ -208,15 +214,28 @@ def _lrn(
     k: float,
 ) -> tuple[Launch, Launch]:
     suffix = "" if dtype == "float64" else "f"
+    gpu = runtime.device_info(context.devices[0]).type != "cpu"
+    lanes = _LANES if not gpu and dtype == "float32" and (inner == 1 or inner >= _LANES) else 1
+    run = _RUN_FIRST if inner > 1 else _RUN_LAST if lanes == 1 else min(-(-channels // lanes), 4) * lanes
     values = {
         "channels": channels,
+        "pixels": total // channels,
         "inner": inner,
         "size": size,
         "roots": {0.75: 3, 0.5: 2}.get(beta, 0),
+        "run": run,
+        "flat": gpu,
+        "index": "uint" if total < 2**31 else "ulong",
+        "lanes": lanes,
     }
     values |= {name: f"{float(value)!r}{suffix}" for name, value in (("scale", scale), ("beta", beta), ("bias", k))}
     program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text("convdispatch.nn", "lrn.cl"))
-    work = (channels, total // channels) if inner == 1 else (inner, channels, total // (channels * inner))
-    forward = Launch(program, "lrn", work, None, "x offset y", names=("x", "offset", "y"))
+    runs, group = -(-channels // run), None
+    work: tuple[int, ...] = (-(-inner // lanes), runs, total // (channels * inner))
+    if inner == 1:
+        work = (runs, total // channels)
+    if gpu:
+        work, group = (-(-math.prod(work) // _GROUP) * _GROUP,), (_GROUP,)
+    forward = Launch(program, "lrn", work, group, "x offset y", names=("x", "offset", "y"))
     names = ("x", "offset", "dy", "dy_offset", "dx")
-    return forward, Launch(program, "lrn_backward", work, None, " ".join(names), names=names)
+    return forward, Launch(program, "lrn_backward", work, group, " ".join(names), names=names)
