@@ -1,12 +1,15 @@
 """Which tiles to try for a problem, and in which order: a model of tensor cores, local copies, waves and traffic.
 
-Times are cycles of one multiprocessor; the constants were fitted to timings on an H200, and only their order matters.
+Times are cycles of one multiprocessor; the constants were fitted to 2500 timings on an H200 (0.17 root mean square of
+the logarithm, 1.03 the mean loss of what is chosen among the tiles that were timed).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,14 +23,20 @@ from .walk import walk, window
 __all__ = ["choices", "fits", "seconds"]
 
 _CLOCK = 1.7e9
-_MACS = {"wgmma": 1800, "mma": 1000}  # multiply-adds a cycle that a busy multiprocessor reaches
-_COPIED = 24.0  # bytes a cycle from the L2 cache into local memory
-_WRITTEN = 20.0  # bytes a cycle that leave a multiprocessor
-_MEMORY = 3.7e12  # bytes a second
-_SLICE, _FILL = 60, 4000  # cycles of a slice's barriers, and of a tile's beginning and end
-_LAUNCH = 3.0e-6  # seconds
-_THIN = 16  # columns whose time a narrow product costs on top: it reads A as often as a wide one
-_HALF_ROWS = 1.1  # copies of 64-byte rows, in times of those of 128 bytes
+_MACS = {"wgmma": 2530, "mma": 1670}  # multiply-adds a cycle of a busy multiprocessor, were columns endless
+_THIN = {
+    "wgmma": 93,
+    "mma": 41,
+}  # columns whose time a product costs on top: a narrow one reads A as often as a wide one
+_COPIED = 62.0  # bytes a cycle from the L2 cache into local memory
+_HALF_ROWS = 1.66  # copies of 64-byte rows, in times of those of 128 bytes
+_TURNED = 2.8  # copies of places for the weights' gradient, in times of those of a packed slice
+_ARRIVAL = 860.0  # cycles until the first bytes of a slice's copies arrive
+_WRITTEN, _SCATTERED = 21.0, 1.7  # bytes a cycle that leave a multiprocessor; times a window's, channels first
+_MEMORY, _WEIGHTS = 3.6e12, 0.65e12  # bytes a second: of device memory, and of the packing of weights
+_FILL = 2700  # cycles of a tile's beginning and end
+_LAUNCH = 7.0e-6  # seconds, with the pause before it
+_SUMMED = 1.5  # passes over the parts of a sum, of write and read
 _MOST = 40  # choices offered
 _JOIN_BELOW = 256  # columns of joined phases
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -37,14 +46,16 @@ _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 class _Cost:
     """Cycles of one tile, by what they wait for."""
 
-    multiply: float
-    copy: float
-    wait: float
+    busy: float
+    """Multiplying or copying, whichever is longer: work that tiles on one multiprocessor share."""
+    arrival: float
+    """Until copies arrive, where more of them are not under way: time that tiles spend side by side."""
+    output: float
 
     def together(self, tiles: int) -> float:
         """Cycles of ``tiles`` tiles on one multiprocessor at once."""
-        alone = max(self.multiply, self.copy) + self.wait
-        return max(alone, tiles * self.multiply, tiles * self.copy)
+        alone = max(self.busy, self.arrival) + _FILL + self.output
+        return max(alone, tiles * self.busy + (self.output if tiles > 1 else 0))
 
 
 def _resident(job: Job) -> int:
@@ -59,17 +70,16 @@ def _resident(job: Job) -> int:
 def _tile_cost(job: Job) -> _Cost:
     t, planes = job.tile, job.format.planes
     slices = sum(job.slices) / len(job.slices) / t.split
-    macs = t.bm * t.bn * t.bk * len(job.format.products)
-    loaded = job.b_bytes * planes
-    if t.window:
-        loaded += job.window_bytes * planes / job.walk.phases[0].volume
-    else:
-        loaded += job.a_bytes * planes
+    multiply = t.bm * t.bn * t.bk * len(job.format.products) * (1 + _THIN[t.engine] * t.wn / t.bn) / _MACS[t.engine]
+    source = job.window_bytes / job.walk.phases[0].volume if t.window else job.a_bytes * (1 if job.data else _TURNED)
+    copied = (source + job.b_bytes) * planes * (_HALF_ROWS if job.row_bytes == 64 else 1) / _COPIED
+    under_way = t.stages - (2 if t.engine == "wgmma" else 1)
     written = t.bm * t.bn * (4 if job.partial else job.problem.itemsize)
-    thin = 1 + _THIN / (t.bn // t.wn)
-    multiply = slices * macs * thin / _MACS[t.engine]
-    copy = slices * loaded * (_HALF_ROWS if job.row_bytes == 64 else 1) / _COPIED
-    return _Cost(multiply, copy, slices * _SLICE + _FILL + written / _WRITTEN)
+    scattered = _SCATTERED if t.window and job.problem.layout == "nchw" else 1
+    if job.data and not t.window and job.walk.phases[0].volume > 1:
+        slices *= _GATHERED
+    return _Cost(slices * max(multiply, copied), slices * (_ARRIVAL + 0.9 * copied) / under_way,
+                 written * scattered / _WRITTEN)  # fmt: skip
 
 
 def seconds(job: Job, units: int) -> float:
@@ -79,12 +89,17 @@ def seconds(job: Job, units: int) -> float:
     cycles = whole * cost.together(resident)
     if rest:
         cycles += cost.together(-(-rest // units))
-    total = cycles / _CLOCK + _LAUNCH
-    packed = sum(source.bytes * (2 if source.planes == 2 else 3) for source in job.sources) + 2 * job.weights_bytes
-    if packed:
-        total += _LAUNCH * (2 if job.format.scaled else 1) + packed / _MEMORY
+    itemsize, planes = job.problem.itemsize, job.format.planes
+    passes = 2 if job.format.scaled else 1
+    packed = sum(source.bytes for source in job.sources)
+    written = math.prod(job.problem.out_shape) * itemsize
+    total = max(cycles / _CLOCK, (packed + job.weights_bytes + written) / _MEMORY) + _LAUNCH
+    if packed or job.weights_bytes:
+        read = itemsize / (2 * planes) * passes  # bytes read for a byte written
+        total += passes * _LAUNCH + packed * (1 + read) / _MEMORY
+        total += job.weights_bytes * (1 + itemsize / (2 * planes)) / _WEIGHTS
     if job.partial:
-        total += _LAUNCH + job.partial_bytes * 1.3 / _MEMORY
+        total += _LAUNCH + job.partial_bytes * _SUMMED / _MEMORY
     return total
 
 
@@ -136,7 +151,7 @@ def _tiles(problem: ConvProblem, engine: str, name: str, units: int) -> Iterator
     joins = (False, True) if _joinable(problem) else (False,)
     for joined, (bm, bn, wm, wn) in ((j, shape) for j in joins for shape in _shapes(problem, engine, exact, j)):
         windows = (True, False) if data and window(walk(problem, joined)) is not None else (False,)
-        for bk, stages in ((64, 3), (64, 4), (32, 4), (32, 5)) if engine == "wgmma" else ((32, 3), (32, 2)):
+        for bk, stages in ((64, 3), (64, 4), (32, 4), (32, 5), (32, 6)) if engine == "wgmma" else ((32, 3), (32, 2)):
             for in_window in windows:
                 tile = Tile(bm, bn, wm, wn, name, engine, bk, stages, 1, in_window, joined, 192 // bk)
                 job = Job(problem, tile)
@@ -177,5 +192,17 @@ def choices(problem: ConvProblem, engine: str, units: int) -> tuple[Tile, ...]:
              for number, tile in enumerate(_tiles(problem, engine, name, units))),
             key=lambda row: row[:2],
         )  # fmt: skip
-        result += [tile for _, _, tile in itertools.islice(rated, _MOST if place == 0 else 4)]
+        ordered = _different_first([tile for _, _, tile in rated])
+        result += ordered[: _MOST if place == 0 else 4]
     return tuple(result)
+
+
+def _different_first(tiles: list[Tile]) -> list[Tile]:
+    """In order, but tiles that differ from one before in the stages alone come last: for a search's first steps."""
+    seen: set[Tile] = set()
+    first, others = [], []
+    for tile in tiles:
+        kind = dataclasses.replace(tile, stages=0)
+        (others if kind in seen else first).append(tile)
+        seen.add(kind)
+    return first + others

@@ -55,9 +55,11 @@ inline void put8(global ushort *out, const VALUE_TYPE *v, float scale, long plan
 }
 % for name, kind, groups, elements, at, scale_at in pieces:
 % if kind == "weights":
-// An item packs eight k's of one row in every tap.
+// An item packs eight k's of one row in every tap. Neighbours take what lies nearer: chunks of a row, or (data gradient)
+// rows, whose weights are neighbours where the taps or the channels are last.
 inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id, float scale, local uint4 *turn) {
-  const int q = id % ${c8}, row = id / ${c8} % ${job.n_tiles * t.bn}, group = id / ${c8 * job.n_tiles * t.bn};
+<% rows = job.n_tiles * t.bn; by_row = problem.direction == "bwd_data" and not geo.joined %>\
+  const int q = ${f"id / {rows} % {c8}" if by_row else f"id % {c8}"}, row = ${f"id % {rows}" if by_row else f"id / {c8} % {rows}"}, group = id / ${c8 * rows};
   if (group >= ${geo.groups}) return;
   const int n = row % ${t.bn}, n_tile = row / ${t.bn};
   packed += ((long)group * ${sum(job.slices)} * ${job.n_tiles} + n_tile) * ${job.weight_slice} + n * ${t.bk};
