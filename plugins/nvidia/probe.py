@@ -10,9 +10,12 @@ from convdispatch.api import ConvProblem, DeviceInfo, Frozen
 __all__ = ["probe"]
 
 _PROBLEM = ConvProblem(mb=2, ic=16, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1)
+_POINTS = ConvProblem(mb=2, ic=68, ih=9, iw=8, oc=24)
+"""What ``direct`` takes: a kernel of 1x1; more slices than stages, the last one short."""
 _TILES = {
     "mma": {"bm": 32, "bn": 32, "wm": 2, "wn": 1, "bk": 32, "format": "bfloat2", "stages": 2},
     "wgmma": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "bk": 32, "format": "bfloat2", "stages": 3},
+    "direct": {"bm": 32, "bn": 64, "wm": 1, "wn": 2, "bk": 16},
 }
 
 
@@ -21,6 +24,7 @@ def _answer(device: DeviceInfo, engine: str) -> str | None:
     import numpy as np
     import pyopencl as cl
 
+    from .direct import DirectPlan
     from .plan import NvidiaPlan
 
     found = _device(device)
@@ -29,24 +33,26 @@ def _answer(device: DeviceInfo, engine: str) -> str | None:
     context = cl.Context([found])
     queue = cl.CommandQueue(context)
     random = np.random.default_rng(3)
-    x = random.integers(-3, 4, _PROBLEM.x_shape).astype(np.float32)
-    w = random.integers(-3, 4, _PROBLEM.w_shape).astype(np.float32)
-    y = np.full(_PROBLEM.y_shape, np.nan, np.float32)
+    direct, tile = engine == "direct", _TILES[engine]
+    problem = _POINTS if direct else _PROBLEM
+    x = random.integers(-3, 4, problem.x_shape).astype(np.float32)
+    w = random.integers(-3, 4, problem.w_shape).astype(np.float32)
+    y = np.full(problem.y_shape, np.nan, np.float32)
     try:
-        plan = NvidiaPlan(context, _PROBLEM, _TILES[engine], engine)
+        plan = DirectPlan(context, problem, tile) if direct else NvidiaPlan(context, problem, tile, engine)
         flags = cl.mem_flags
         given = [cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=array) for array in (x, w, y)]
-        plan.enqueue(queue, *given, cl.Buffer(context, flags.READ_WRITE, plan.workspace_size))
+        plan.enqueue(queue, *given, cl.Buffer(context, flags.READ_WRITE, max(4, plan.workspace_size)))
         cl.enqueue_copy(queue, y, given[2])
     except Frozen:
         raise
     except Exception as error:
         return f"the probe failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    padded = np.pad(x, ((0, 0), (0, 0), (problem.ph, problem.ph), (problem.pw, problem.pw)))
     expected = sum(
-        np.einsum("oc,nchw->nohw", w[:, :, i, j], padded[:, :, i : i + _PROBLEM.oh, j : j + _PROBLEM.ow])
-        for i in range(3)
-        for j in range(3)
+        np.einsum("oc,nchw->nohw", w[:, :, i, j], padded[:, :, i : i + problem.oh, j : j + problem.ow])
+        for i in range(problem.kh)
+        for j in range(problem.kw)
     )
     return None if np.array_equal(y, expected) else "the probe computed wrong results"
 
@@ -66,7 +72,7 @@ def _device(device: DeviceInfo) -> Any:
 
 
 def probe(device: DeviceInfo, engine: str) -> str | None:
-    """Why ``engine`` (``mma``, ``wgmma``) does not work on the device, or None; asked of the device once a process."""
+    """Why ``engine`` does not work on the device, or None; asked of the device once a process."""
     try:
         return _answer(device, engine)
     except Frozen:

@@ -8,6 +8,7 @@ from typing import Any
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
 
 from .choice import choices, fits, seconds
+from .direct import Direct
 from .formats import formats
 from .job import Job
 from .plan import Layout, NvidiaPlan
@@ -74,4 +75,4 @@ class TensorCores(Solver):
 
 def solvers() -> list[Solver]:
     """Every solver of the plugin."""
-    return [TensorCores("wgmma"), TensorCores("mma")]
+    return [TensorCores("wgmma"), Direct(), TensorCores("mma")]

@@ -1,0 +1,262 @@
+## C[m, n] = sum over k of A[m, k] B[k, n] on tensor cores, from float32 tensors where they lie: nothing is packed.
+##
+## What m, n and k are of a convolution with a 1x1 kernel: ``direct_job.py``. Tiles of A and B are copied to local memory
+## as they lie in memory, [row][k] or [k][row], BK long along k, STAGES of them; copies of STAGES - 1 are under way. Values
+## become TF32 in registers: one number, or two whose sum is the float32 value, and then
+##
+##     a b = a_low b_high + a_high b_low + a_high b_high  (+ a_low b_low, left out)
+##
+## Lane 4 g + t of a warp holds of A's fragment (16x8) rows g and g + 8 in columns t and t + 4, of B's (8x8) column g in
+## rows t and t + 4, of the sums (16x8) rows g and g + 8 in columns 2 t and 2 t + 1. Lines of a tile are so long that these
+## 32 numbers lie in 32 banks: 4 mod 32 floats where k runs along them, 8 mod 32 where rows do.
+##
+## bm, bn, bk  tile of a work group, and the depth of a slice
+## wm, wn      warps along m and n
+## split       parts of the sum over k, which end in the workspace
+## promote     split values: slices after which sums move to float32 registers; 0: after every eight k's
+## PARTIAL     1: sums go to the workspace as they are
+<%
+t, a, b = job.tile, *job.operands
+exact, apart = t.products == 3, t.promote > 0
+sums, distance = t.frag_m * t.frag_n * 4, t.stages - 1
+stage_bytes, unroll = job.stage * 4, "" if emulate else "#pragma unroll"
+width, pitch_out = job.out_width, t.bn + 8
+p = job.problem
+
+class Copies:
+    """Who copies what of an operand's tile: the work item's first number, its step, and how many."""
+
+    def __init__(self, number):
+        self.operand, self.letter = job.operands[number], "ab"[number]
+        o, extent = self.operand, job.extent(number)
+        self.width, self.pitch, self.extent = o.width, job.pitch(number), extent
+        self.origin, self.at = ("m0", "n0")[number], 0 if number == 0 else job.floats(0) * 4
+        if o.along_k:
+            self.across = t.bk // o.width
+            self.rows, self.k_steps = -(-extent * self.across // t.items), 1
+            self.row_step, self.k_step = t.items // self.across, 0
+        else:
+            self.across = min(extent // o.width, t.items)
+            self.rows = extent // o.width // self.across
+            self.row_step, self.k_step = self.across * o.width, t.items // self.across
+            self.k_steps = -(-t.bk // self.k_step)
+
+    def guard(self, i, j):
+        """Text before the copy of row step i and k step j, where some work items have none."""
+        if self.operand.along_k and (i + 1) * self.row_step > self.extent:
+            return f"if ({self.letter}_row + {i * self.row_step} < {self.extent}) "
+        if not self.operand.along_k and (j + 1) * self.k_step > t.bk:
+            return f"if ({self.letter}_k + {j * self.k_step} < {t.bk}) "
+        return ""
+
+    def to(self, i, j):
+        """Bytes from the work item's first number to that of row step i and k step j."""
+        row, k = (self.pitch, 1) if self.operand.along_k else (1, self.pitch)
+        return 4 * (i * self.row_step * row + j * self.k_step * k) + self.at
+
+both = [Copies(0), Copies(1)]
+%>\
+<%def name="places(c)">\
+<% o, l = c.operand, c.letter %>\
+% if o.along_k:
+  const int ${l}_k = tid % ${c.across} * ${c.width}, ${l}_row = tid / ${c.across};
+  const uint ${l}_to = (${l}_row * ${c.pitch} + ${l}_k) * 4;
+% else:
+  const int ${l}_row = tid % ${c.across} * ${c.width}, ${l}_k = tid / ${c.across};
+  const uint ${l}_to = (${l}_k * ${c.pitch} + ${l}_row) * 4;
+% endif
+  ${l} += (INDEX)group * ${o.group};
+% for i in range(c.rows):
+  const int ${l}_place${i} = min(${c.origin} + ${l}_row + ${i * c.row_step}, ${o.row.size - (1 if o.along_k else c.width)});
+  const INDEX ${l}_at${i} = ${o.row.at(f"{l}_place{i}")};
+% endfor
+</%def>
+<%def name="fetch(slice, stage)">\
+% for c in both:
+<% o, l = c.operand, c.letter %>\
+% for j in range(c.k_steps):
+      {
+        const int k = ${slice} * ${t.bk} + ${l}_k + ${j * c.k_step}, real = ${f"k < {job.k}" if job.k % t.bk else "1"};
+        const INDEX at = ${o.k.at("k")};
+% for i in range(c.rows):
+        ${c.guard(i, j)}copy${4 * c.width}(memory, base, ${stage} + ${l}_to + ${c.to(i, j)}, ${l} + (${l}_at${i} + at), real);
+% endfor
+      }
+% endfor
+% endfor
+</%def>
+<%def name="put_pixels()">\
+% if job.gaps:
+      {
+        // The pixel that an output reads, and those up to the next one, which none reads.
+        const int pixel = (${"m" if job.nhwc else "n"}) % ${p.od * p.oh * p.ow};
+        const int z = pixel / ${p.oh * p.ow} * ${p.sd}, y = pixel / ${p.ow} % ${p.oh} * ${p.sh}, x = pixel % ${p.ow} * ${p.sw};
+        const int dz = min(${p.sd}, ${p.id} - z), dy = min(${p.sh}, ${p.ih} - y), dx = min(${p.sw}, ${p.iw} - x);
+        for (int i = 0; i < dz; ++i)
+          for (int j = 0; j < dy; ++j)
+            for (int l = 0; l < dx; ++l)
+              put_run(OUT_ARGS, from, (i | j | l) == 0, at + ((OUT_INDEX)(i * ${p.ih} + j) * ${p.iw} + l) * ${p.ic if job.nhwc else 1}, channel);
+      }
+% else:
+      put_run(OUT_ARGS, from, 1, at, channel);
+% endif
+</%def>
+// Element (row, k) of a tile in local memory.
+% for number in (0, 1):
+#define ${"AB"[number]}_TILE(row, k) ${f"(row) * {job.pitch(number)} + (k)" if job.operands[number].along_k else f"(k) * {job.pitch(number)} + (row)"}
+% endfor
+// ${width} neighbouring results, or zeros unless kept.
+inline void put_run(OUT_PARAMS, local const float *from, int kept, OUT_INDEX at, int channel) {
+  float v[${width}];
+${unroll}
+  for (int i = 0; i < ${width}; ++i) {
+    v[i] = kept ? from[i] : 0;
+#if !PARTIAL
+    v[i] = finished(OUT_ARGS, v[i], at + i, channel${" + i" if job.nhwc else ""});
+#endif
+  }
+#if PARTIAL
+  out += PARTIAL_AT;
+#endif
+% if width == 1:
+  out[at] = v[0];
+% else:
+  *(global float${width} *)(out + at) = (float${width})(${", ".join(f"v[{i}]" for i in range(width))});
+% endif
+}
+#define INDEX ${job.index}
+kernel __attribute__((reqd_work_group_size(${t.items}, 1, 1)))
+void direct(global const float *restrict a, global const float *restrict b, OUT_PARAMS) {
+  local float4 area[${-(-job.local_bytes // 16)}] __attribute__((aligned(128)));
+#ifdef EMULATE
+  local uint scratch[${t.items // 32 * 192}];
+#endif
+  local uchar *memory = (local uchar *)area;
+  const uint base = LOCAL_BASE(memory);
+  const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
+  // Tiles of channels first: their work groups share pixels.
+<% order = ["m_tile", "n_tile"] if job.data and not job.nhwc else ["n_tile", "m_tile"]; tiles = {"m_tile": job.m_tiles, "n_tile": job.n_tiles} %>\
+  int rest = get_group_id(0);
+  const int ${order[0]} = rest % ${tiles[order[0]]};
+  rest /= ${tiles[order[0]]};
+  const int ${order[1]} = rest % ${tiles[order[1]]};
+  rest /= ${tiles[order[1]]};
+  const int part = rest % ${t.split}, group = rest / ${t.split};
+  const int m0 = m_tile * ${t.bm}, n0 = n_tile * ${t.bn};
+  const int begin = ${f"(int)((long){job.slices} * part / {t.split})" if t.split > 1 else 0}, end = ${f"(int)((long){job.slices} * (part + 1) / {t.split})" if t.split > 1 else job.slices};
+${places(both[0])}\
+${places(both[1])}\
+  const int row0 = warp % ${t.wm} * ${t.bm // t.wm} + lane / 4, column0 = warp / ${t.wm} * ${t.bn // t.wn};
+  float sum[${sums}]${f", fresh[{sums}]" if apart else ""};
+${unroll}
+  for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
+% if apart:
+${unroll}
+  for (int i = 0; i < ${sums}; ++i) fresh[i] = 0;
+  int left = ${t.promote};
+% endif
+  for (int i = 0; i < ${distance}; ++i) {
+    if (begin + i < end) {
+${fetch("(begin + i)", f"i * {stage_bytes}")}\
+    }
+    copies_commit();
+  }
+  uint stage_at = 0, next_at = ${distance * stage_bytes};
+  for (int slice = begin; slice < end; ++slice) {
+    COPIES_WAIT(${distance - 1});
+    BARRIER();
+    if (slice + ${distance} < end) {
+${fetch(f"(slice + {distance})", "next_at")}\
+    }
+    copies_commit();
+    next_at = next_at == ${(t.stages - 1) * stage_bytes} ? 0 : next_at + ${stage_bytes};
+    local const float *a_tile = (local const float *)(memory + stage_at), *b_tile = a_tile + ${job.floats(0)};
+${unroll}
+    for (int k = 0; k < ${t.bk}; k += 8) {
+      uint b_high[${t.frag_n}][2]${f", b_low[{t.frag_n}][2]" if exact else ""};
+${unroll}
+      for (int j = 0; j < ${t.frag_n}; ++j)
+${unroll}
+        for (int e = 0; e < 2; ++e) {
+          const float v = b_tile[B_TILE(column0 + j * 8 + lane / 4, k + lane % 4 + e * 4)];
+% if exact:
+          split(v, &b_high[j][e], &b_low[j][e]);
+% else:
+          b_high[j][e] = rounded(v);
+% endif
+        }
+${unroll}
+      for (int i = 0; i < ${t.frag_m}; ++i) {
+        uint a_high[4]${", a_low[4]" if exact else ""};
+${unroll}
+        for (int e = 0; e < 4; ++e) {
+          const float v = a_tile[A_TILE(row0 + i * 16 + e % 2 * 8, k + lane % 4 + e / 2 * 4)];
+% if exact:
+          split(v, &a_high[e], &a_low[e]);
+% else:
+          a_high[e] = rounded(v);
+% endif
+        }
+% if exact:
+        // Neighbouring products do not wait for each other.
+% if not apart:
+        float step[${t.frag_n * 4}];
+${unroll}
+        for (int j = 0; j < ${t.frag_n * 4}; ++j) step[j] = 0;
+% endif
+<% into = f"fresh + i * {t.frag_n * 4}" if apart else "step" %>\
+% for left, right in (("a_low", "b_high"), ("a_high", "b_low"), ("a_high", "b_high")):
+${unroll}
+        for (int j = 0; j < ${t.frag_n}; ++j) MMA(${into} + j * 4, ${left}, ${right}[j]);
+% endfor
+% if not apart:
+${unroll}
+        for (int j = 0; j < ${t.frag_n * 4}; ++j) sum[i * ${t.frag_n * 4} + j] += step[j];
+% endif
+% else:
+${unroll}
+        for (int j = 0; j < ${t.frag_n}; ++j) MMA(sum + (i * ${t.frag_n} + j) * 4, a_high, b_high[j]);
+% endif
+      }
+    }
+% if apart:
+    if (--left == 0) {
+      left = ${t.promote};
+${unroll}
+      for (int i = 0; i < ${sums}; ++i) {
+        sum[i] += fresh[i];
+        fresh[i] = 0;
+      }
+    }
+% endif
+    stage_at = stage_at == ${(t.stages - 1) * stage_bytes} ? 0 : stage_at + ${stage_bytes};
+  }
+% if apart:
+${unroll}
+  for (int i = 0; i < ${sums}; ++i) sum[i] += fresh[i];
+% endif
+  // Through local memory: then neighbours write neighbours.
+  local float *staging = (local float *)area;
+  BARRIER();
+${unroll}
+  for (int i = 0; i < ${t.frag_m}; ++i)
+${unroll}
+    for (int j = 0; j < ${t.frag_n}; ++j) {
+      local float *to = staging + (row0 + i * 16) * ${pitch_out} + column0 + j * 8 + lane % 4 * 2;
+      const int at = (i * ${t.frag_n} + j) * 4;
+      *(local float2 *)to = (float2)(sum[at], sum[at + 1]);
+      *(local float2 *)(to + ${8 * pitch_out}) = (float2)(sum[at + 2], sum[at + 3]);
+    }
+  BARRIER();
+<% across = min(t.bn // width, t.items); row, column = job.target.row, job.target.k %>\
+  for (int c = tid % ${across} * ${width}; c < ${t.bn} && n0 + c < ${job.n}; c += ${across * width}) {
+    const int n = n0 + c;
+    const OUT_INDEX at_n = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)group * ${job.target.group} + ${column.at("n").replace("INDEX", "OUT_INDEX")};
+    for (int r = tid / ${across}; r < ${t.bm} && m0 + r < ${job.m}; r += ${t.items // across}) {
+      const int m = m0 + r, channel = group * ${(p.channels_out if job.data else p.oc) // p.g} + ${"n" if job.nhwc else "m"};
+      const OUT_INDEX at = at_n + ${row.at("m").replace("INDEX", "OUT_INDEX")};
+      local const float *from = staging + r * ${pitch_out} + c;
+${put_pixels()}\
+    }
+  }
+}

@@ -1,0 +1,129 @@
+"""nvidia.direct: convolutions with 1x1 kernels on tensor cores without a packing pass. The solver and its plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, build, kernel_text
+
+from .direct_choice import UNIT, choices, seconds
+from .direct_job import DirectJob, DirectTile
+from .probe import probe
+
+__all__ = ["Direct", "DirectPlan"]
+
+_LEAST = 4  # channels of a group
+_PLACES = 2**31 - 2**16  # places along an axis, with room for a tile's overhang
+
+
+class DirectPlan:
+    """A Plan; see ``direct.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
+
+    def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
+        self.job, self._emulate = DirectJob(problem, DirectTile.of(config)), emulate
+        self.workspace_size = self.job.partial_bytes
+        self._launches = [self._product(context)]
+        if self.workspace_size:
+            self._launches.append(self._reduce(context))
+
+    def _common(self, partial: bool) -> str:
+        text = self.job.problem.macros() + f"#define ELEMENT 0\n#define OUT_INDEX {self.job.out_index}\n"
+        text += f"#define PARTIAL {int(partial)}\n#define PARTIAL_AT 0L\n" + "#define EMULATE 1\n" * self._emulate
+        return text + kernel_text(__package__, "finish.cl")
+
+    def product_text(self) -> str:
+        """The product's program."""
+        text = self._common(bool(self.workspace_size)) + kernel_text(__package__, "direct_ptx.cl.mako")
+        return text + kernel_text(__package__, "direct.cl.mako", job=self.job, emulate=self._emulate)
+
+    def _written(self) -> list[str]:
+        problem = self.job.problem
+        return [problem.written, *(name for name in ("bias", "residual") if getattr(problem, name))]
+
+    def _product(self, context: Any) -> Launch:
+        job = self.job
+        given = [operand.name for operand in job.operands]
+        given += ["workspace"] if self.workspace_size else self._written()
+        size = (job.work_groups * job.tile.items,)
+        return Launch(build(context, self.product_text()), "direct", size, (job.tile.items,), given, names=OPERANDS)
+
+    def _reduce(self, context: Any) -> Launch:
+        job, problem = self.job, self.job.problem
+        inner = 1 if job.nhwc else math.prod(problem.out_shape[2:])
+        text = self._common(False) + kernel_text(
+            __package__, "direct_reduce.cl.mako", elements=job.partial_elements, split=job.tile.split,
+            lanes=job.lanes, inner=inner, channels=problem.channels_out)  # fmt: skip
+        size = (-(-job.partial_elements * job.lanes // 256) * 256,)
+        return Launch(build(context, text), "reduce", size, (256,), ["workspace", *self._written()], names=OPERANDS)
+
+    def enqueue(
+        self,
+        queue: Any,
+        x: Any,
+        w: Any,
+        y: Any,
+        workspace: Any,
+        wait_for: Any = None,
+        *,
+        bias: Any = None,
+        residual: Any = None,
+    ) -> Any:
+        """Enqueue the launches, each after the one before; the last one's event."""
+        for launch in self._launches:
+            wait_for = (launch(queue, (x, w, y, workspace, bias, residual), wait_for),)
+        return wait_for[0]
+
+
+class Direct(Solver):
+    """Products of float32 matrices where they lie, all directions of convolutions with 1x1 kernels."""
+
+    name = "nvidia.direct"
+    deterministic = True
+    exact = True
+    fuses = EPILOGUE
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Devices without the instructions, kernels that are not 1x1, what split TF32 does not reach."""
+        return self.limits(problem, device) or probe(device, "direct")
+
+    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What ``rejects`` says before it asks the device."""
+        if device.vendor != "nvidia" or device.type != "gpu":
+            return f"nvidia gpus only, got {device.vendor} {device.type}"
+        if problem.dtype != "float32":
+            return f"float32 only, got {problem.dtype}"
+        if problem.math == "ieee":
+            return "math float32, tf32 and fast only, got ieee: no measurement shows it of split TF32 yet"
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        if problem.kd * problem.kh * problem.kw > 1:
+            return f"1x1 kernels only, got {'x'.join(str(getattr(problem, 'k' + axis)) for axis in problem.axes)}"
+        pads = [getattr(problem, "p" + axis + side) for axis in problem.axes for side in ("", "_r")]
+        if any(pads):
+            return f"no padding, got {max(pads)}"
+        least = min(problem.ic, problem.oc) // problem.g
+        if problem.g > 1 and least < _LEAST:
+            return f"{_LEAST} channels a group or more, got {least}"
+        places = problem.mb * problem.od * problem.oh * problem.ow
+        if places > _PLACES:
+            return f"at most {_PLACES} output pixels, got {places}"
+        return None
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """Tiles, the one that is expected to be fastest first."""
+        for tile in choices(problem, device.compute_units):
+            yield tile.config()
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Partial sums."""
+        return DirectJob(problem, DirectTile.of(config)).partial_bytes
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """The predicted time, told in operations of the plain float32 peak."""
+        return seconds(DirectJob(problem, DirectTile.of(config)), device.compute_units) * UNIT
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> DirectPlan:
+        """Compile a configuration."""
+        return DirectPlan(context, problem, config)

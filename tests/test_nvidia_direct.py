@@ -1,0 +1,265 @@
+"""nvidia.direct: everything but the tensor cores' instructions runs on any device, in plain C stand-ins.
+
+Plans run as ``plans.py`` says; integer data compare exactly. The stand-ins round sums toward zero, as tensor cores do,
+so that real data show the error that promotion leaves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pyopencl as cl
+import pytest
+from convdispatch_nvidia.direct import Direct, DirectPlan
+from convdispatch_nvidia.direct_choice import formats
+from convdispatch_nvidia.direct_job import DirectJob, DirectTile
+from convdispatch_nvidia.probe import probe
+from plans import check_plan
+
+from convdispatch import ConvProblem, reference, runtime, shapes
+from convdispatch.api.device import DeviceInfo
+from convdispatch.api.problem import DIRECTIONS, LAYOUTS
+
+HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
+SMALL = {"bm": 32, "bn": 32, "wm": 1, "wn": 1}
+WARPS = {"bm": 32, "bn": 32, "wm": 2, "wn": 2}
+CASES = [
+    # shapes of the three directions, what the configuration adds
+    ("mb1ic8ih1oc8", {}),
+    ("mb3ic33ih7oc35", {"split": 2}),  # 49 pixels: single copies
+    ("mb2ic36ih14iw14oc28", {"bn": 64}),  # 196
+    ("mb1ic31ih28oc16", {"bm": 16, "bn": 128, "wn": 2, "stages": 4}),  # 784
+    ("mb2ic66ih9iw6oc34", {"bk": 16, "split": 2}),  # pairs
+    ("mb17ic40ih1oc36", {}),
+    ("mb1ic65ih5iw4oc63", {"bm": 64, "wm": 2, "bk": 16, "stages": 2}),
+    ("mb2ic64ih4iw16oc32", {"promote": 1, "bk": 16}),
+    ("mb1ic160ih4oc32", {"promote": 2, "stages": 4, "bk": 16}),
+    ("mb2ic3ih5oc5", {"bk": 16}),
+    ("mb2ic12ih7iw8oc20g2", {"bk": 16}),
+    ("mb1ic24ih4oc12g3", {"split": 1, "bn": 16}),
+    ("mb2ic20ih8iw7oc12sh2sw3", {}),
+    ("mb2ic20ih9iw8oc12sh2sw1", {"bk": 16}),
+    ("mb2ic12ih2iw2oc12sh2sw2", {"bk": 16}),
+    ("mb1ic8ih5iw5oc8sh5sw4g2", {"bk": 16}),
+    ("mb3ic16iw40oc16", {"bk": 16}),
+    ("mb2ic9iw11oc16sw2", {"bk": 16}),
+    ("mb2ic8id3ih4iw5oc16", {"bk": 16}),
+    ("mb1ic8id5ih4iw5oc16sd2sh3sw2", {"bk": 16}),
+    ("mb1ic8id1ih1iw6oc16sd2sh2sw1", {"bk": 16}),
+    ("mb2ic48ih6oc48", {"bm": 48, "wm": 1, "bk": 16}),
+]
+MORE = [
+    ("fwd_f32_mb2ic20ih6oc18+bias+relu", {}),
+    ("fwd_f32_nhwc_mb2ic20ih6oc18+bias+residual+relu", {"split": 1}),
+    ("fwd_f32_nhwc_mb2ic20ih5oc20+bias+residual", {"bk": 16, "split": 2}),
+    ("fwd_f32_mb2ic200ih5oc20+bias+residual+relu", {"bk": 16, "split": 3}),
+    ("fwd_f32_mb2ic20ih4oc20g2+accumulate", {"bk": 16}),
+    ("bwd_data_f32_mb2ic20ih7oc20sh2+bias+residual+relu", {"bk": 16}),
+    ("bwd_data_f32_nhwc_mb2ic20ih7oc20g2sh2sw3+accumulate", {"bk": 16}),
+    ("bwd_data_f32_mb1ic20ih6oc40sh2sw2+bias", {"bk": 16, "split": 2}),
+    ("bwd_weights_f32_mb5ic20ih7oc24+accumulate", {"bk": 16, "split": 15}),
+    ("bwd_weights_f32_nhwc_mb5ic20ih8oc24g2sh2+accumulate", {"bk": 16, "split": 5}),
+    ("bwd_weights_f32_mb6ic20ih7oc24", {"bk": 16, "split": 18}),  # lanes share the parts
+    ("fwd_f32_mb1ic24ih5oc16+constant", {}),
+    ("fwd_f32_tf32_mb1ic24ih5oc16", {"format": "tf32"}),
+    ("bwd_weights_f32_tf32_nhwc_mb2ic24ih5oc16", {"format": "tf32", "stages": 2, "split": 2}),
+]
+LIMIT = 5e-7
+"""Error of split TF32 on real data: that of a float32 sum, and the products that are left out."""
+
+
+def check(queue, problem: ConvProblem, config, *, emulate=True, **options) -> float:
+    assert DirectJob(problem, DirectTile.of(config)).misfit is None
+    plan = DirectPlan(queue.context, problem, config, emulate=emulate)
+    assert plan.workspace_size == Direct().workspace(problem, HOPPER, config)
+    return check_plan(queue, problem, plan, f"{problem} {config}", **options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(("text", "extra"), CASES, ids=[text for text, _ in CASES])
+def test_emulated(queue, full, direction, layout, text, extra):
+    """The kernel's copies, fragments and results, the instructions replaced by plain C that reads the same memory."""
+    number = [each for each, _ in CASES].index(text)
+    if not full and (number + DIRECTIONS.index(direction)) % 2 == LAYOUTS.index(layout):
+        pytest.skip("with --full only")
+    problem = ConvProblem.parse(f"{direction}_f32_{layout + '_' if layout == 'nhwc' else ''}{text}k{text_axis(text)}1")
+    config = {**(SMALL if number % 2 else WARPS), **extra}
+    tile = DirectTile.of(config)
+    if tile.bm & (tile.bm - 1) and not DirectJob(problem, tile).operands[0].along_k:
+        pytest.skip("such rows come in powers of two")
+    config["split"] = min(tile.split, DirectJob(problem, tile).slices)
+    check(queue, problem, config)
+
+
+def text_axis(text: str) -> str:
+    """An axis that the text names."""
+    return next(axis for axis in "dhw" if f"i{axis}" in text)
+
+
+@pytest.mark.parametrize(("text", "extra"), MORE, ids=[text for text, _ in MORE])
+def test_epilogues_and_parts(queue, text, extra):
+    """What follows the sums, of whole sums and of parts."""
+    check(queue, ConvProblem.parse(text.replace("+", "kh1+", 1) if "+" in text else text + "kh1"), {**SMALL, **extra})
+
+
+@pytest.mark.parametrize("promote", [0, 4])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_accuracy(queue, direction, promote):
+    """Split values keep float32's accuracy over long sums that tensor cores round toward zero."""
+    text = {"fwd": "mb1ic2048ih3oc8", "bwd_data": "mb1ic8ih3oc2048", "bwd_weights": "mb2ic8ih32oc8"}[direction]
+    problem = ConvProblem.parse(f"{direction}_f32_{text}kh1")
+    config = {"bm": 16, "bn": 16, "wm": 1, "wn": 1, "bk": 16, "promote": promote}
+    error = check(queue, problem, config, data="real", limit=1.5e-6 if promote else LIMIT)
+    assert error > 1e-8
+
+
+def test_accuracy_of_one_product(queue):
+    """TF32's 11 bits."""
+    problem = ConvProblem.parse("fwd_f32_tf32_mb1ic64ih6oc16kh1")
+    error = check(queue, problem, {**SMALL, "format": "tf32"}, data="real", limit=4e-4)
+    assert error > 1e-4
+
+
+@pytest.mark.parametrize("name", ["tf32x3", "tf32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_extremes(queue, name, layout):
+    """Large and tiny magnitudes survive; infinities and NaN reach exactly the outputs that read them, as no number."""
+    problem = ConvProblem.parse("fwd_f32_mb1ic36ih6iw6oc20kh1").replace(layout=layout)
+    plan = DirectPlan(queue.context, problem, {**SMALL, "format": name}, emulate=True)
+    random = np.random.default_rng(0)
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    w = random.standard_normal(problem.w_shape).astype(np.float32)
+    tolerance = 2e-3 if name == "tf32" else 1e-6
+    for factor, special in ((1e30, None), (1e-30, None), (3e38, None), (1.0, np.inf), (1.0, -np.inf), (1.0, np.nan)):
+        x = random.uniform(-1, 1, problem.x_shape).astype(np.float32) * np.float32(factor)
+        small = np.float32(1e-8) if factor > 1e38 else np.float32(1)
+        if special is not None:
+            x[0, 3, 0, 0] = special
+        y = np.zeros(problem.y_shape, np.float32)
+        buffers = [cl.Buffer(queue.context, flags, hostbuf=array) for array in (x, w * small, y)]
+        plan.enqueue(queue, *buffers, None)
+        cl.enqueue_copy(queue, y, buffers[2])
+        with np.errstate(all="ignore"):
+            expected = reference.compute(problem, x=x, w=w * small)
+        assert (np.isfinite(y) == np.isfinite(expected)).all()
+        assert special is None or not np.isfinite(y).all()
+        kept = np.isfinite(expected)
+        error = np.linalg.norm(y[kept].astype(float) - expected[kept]) / np.linalg.norm(expected[kept])
+        assert error < tolerance, (name, factor, special, error)
+
+
+def test_rejects():
+    """Words, before the device is asked anything."""
+    solver = Direct()
+    problem = ConvProblem.parse("fwd_f32_mb4ic64ih14oc64kh1")
+    assert solver.limits(problem, HOPPER) is None
+    assert solver.limits(problem.replace(sh=2), HOPPER) is None
+    cpu = DeviceInfo("a cpu", "pocl", "cpu", "simd512")
+    assert solver.rejects(problem, cpu) == "nvidia gpus only, got pocl cpu"
+    assert solver.limits(problem.replace(dtype="float16"), HOPPER) == "float32 only, got float16"
+    assert solver.limits(problem.replace(math="ieee"), HOPPER).startswith("math float32, tf32 and fast only, got ieee")
+    assert solver.limits(problem.replace(kh=3), HOPPER) == "1x1 kernels only, got 3x1"
+    assert solver.limits(problem.replace(pw=1), HOPPER) == "no padding, got 1"
+    assert solver.limits(problem.replace(g=64), HOPPER) == "4 channels a group or more, got 1"
+    assert solver.limits(problem.replace(mb=0), HOPPER) == "1 image or more, got 0"
+    assert solver.limits(problem.replace(mb=2**26), HOPPER).startswith("at most 2147418112 output pixels")
+    assert probe(HOPPER, "direct") == "the device NVIDIA H200 is no longer listed"
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_choices(direction):
+    """Every offered tile fits, its workspace is what its plan asks for, and all formats are offered."""
+    solver, seen = Direct(), 0
+    for entry, layout, math in itertools.product(
+        [*shapes.load("near_miss"), *shapes.load("resnet50"), *shapes.load("googlenet")], LAYOUTS, ("float32", "tf32")
+    ):
+        problem = entry.problem.replace(direction=direction, layout=layout, math=math)
+        if not problem.mb or solver.limits(problem, HOPPER):
+            continue
+        configs = list(solver.configs(problem, HOPPER))
+        seen += 1
+        for config in configs:
+            job = DirectJob(problem, DirectTile.of(config))
+            assert job.misfit is None, (problem, config)
+            assert solver.workspace(problem, HOPPER, config) == job.partial_bytes
+            assert solver.cost(problem, HOPPER, config) > 0
+        assert {config.get("format", "tf32x3") for config in configs} == set(formats(problem)), problem
+    assert seen > 50
+
+
+# CUDA's words for what the kernels say in OpenCL C.
+CUDA = """
+#define restrict __restrict__
+#define inline static __device__ __forceinline__
+typedef unsigned uint; typedef unsigned char uchar; typedef unsigned long ulong;
+#define get_local_id(i) ((int)threadIdx.x)
+#define get_group_id(i) ((int)blockIdx.x)
+#define barrier(x) __syncthreads()
+#define as_uint __float_as_uint
+#define as_float __uint_as_float
+"""
+
+
+def cuda(text: str) -> str:
+    """The product's program as CUDA, whose compiler needs no GPU: instructions and registers are the real ones."""
+    text = re.sub(r"#line.*", "", text)
+    text = re.sub(r"kernel __attribute__\(\(reqd_work_group_size\((\d+), 1, 1\)\)\)\s*void",
+                  r'extern "C" __global__ void __launch_bounds__(\1)', text)  # fmt: skip
+    text = re.sub(r"local float4 area\[\d+\] __attribute__\(\(aligned\(128\)\)\)",
+                  "extern __shared__ __align__(128) float4 area[]", text)  # fmt: skip
+    text = text.replace("((uint)(ulong)(memory))", "((uint)__cvta_generic_to_shared(memory))")
+    text = re.sub(r"\((float[24])\)\(", r"make_\1(", text)
+    return CUDA + re.sub(r"(?<![.\w])(global|local)\b", "", text)
+
+
+@pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc and ptxas here")
+@pytest.mark.parametrize(
+    ("text", "extra"),
+    [
+        ("fwd_f32_mb64ic256ih56oc64kh1", {"bm": 64, "bn": 128}),
+        ("fwd_f32_nhwc_mb64ic256ih56oc64kh1sh2", {"bm": 128, "bn": 64, "promote": 2}),
+        ("bwd_data_f32_mb128ic832ih7oc32kh1+bias+residual+relu", {"bm": 64, "bn": 64}),
+        ("bwd_data_f32_nhwc_mb64ic256ih55oc512kh1sh2+bias", {"bm": 128, "bn": 128, "wn": 4}),
+        ("bwd_weights_f32_mb64ic258ih27iw2oc64kh1", {"bm": 64, "bn": 64, "split": 9}),
+        ("fwd_f32_tf32_mb64ic256ih56oc64kh1", {"bm": 64, "bn": 128, "format": "tf32"}),
+    ],
+)
+def test_instructions_assemble(text, extra, tmp_path):
+    """The whole kernel with its instructions assembles for Hopper, and its sums stay in registers."""
+
+    class Text(DirectPlan):
+        def _product(self, context):
+            return None
+
+        def _reduce(self, context):
+            return None
+
+    plan = Text(None, ConvProblem.parse(text), {"wm": 2, "wn": 2, **extra})
+    source = tmp_path / "direct.cu"
+    source.write_text(cuda(plan.product_text()))
+    done = subprocess.run(["nvcc", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", tmp_path / "out", source],
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\b0 bytes spill stores", done.stderr), done.stderr
+
+
+def test_on_the_device(queue):
+    """On a GPU that proves the instructions: integer and real data, all directions and formats."""
+    info, solver, ran = runtime.device_info(queue.device), Direct(), 0
+    for text in ("mb2ic68ih14oc48", "mb3ic72ih7oc36", "mb2ic40ih15oc24sh2sw2"):
+        for direction, layout, math in itertools.product(DIRECTIONS, LAYOUTS, ("float32", "tf32")):
+            problem = ConvProblem.parse(f"{direction}_f32_{text}kh1").replace(layout=layout, math=math)
+            if solver.rejects(problem, info):
+                continue
+            ran += 1
+            for config in itertools.islice(solver.configs(problem, info), 4):
+                check(queue, problem, config, emulate=False)
+                real = 1e-6 if config.get("format", "tf32x3") == "tf32x3" else 5e-4
+                check(queue, problem, config, data="real", limit=real, emulate=False)
+    if not ran:
+        pytest.skip(f"no tensor cores that mma.sync reaches: {solver.rejects(ConvProblem(), info)}")
