@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import re
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "kernel_text"]
 
+_HEADER = "convdispatch.api"
+_INCLUDE = re.compile(r"^#include <convdispatch/([\w.]+)>$", re.MULTILINE)
 _programs: dict[tuple[Any, str, tuple[str, ...]], cl.Program] = {}
 _lock = threading.Lock()
 _build_locks: dict[Any, threading.Lock] = {}
@@ -44,10 +47,16 @@ def _template(package: str, file: str) -> Any:
 def kernel_text(package: str, file: str, **values: Any) -> str:
     """The text of a kernel file beside ``package``'s modules; ``.cl.mako`` is rendered with ``values``.
 
-    A ``#line`` directive makes the compiler's messages name the file.
+    ``#include <convdispatch/NAME>`` becomes the header's file of that name (``output.cl``, ``vectors.cl``); raises
+    FileNotFoundError where it has none. ``#line`` directives make the compiler's messages name the file.
     """
     text = _template(package, file).render(**values) if file.endswith(".mako") else _read(package, file)
-    return f'#line 1 "{package}/{file}"\n{text}'
+
+    def header(found: re.Match[str]) -> str:
+        after = text.count("\n", 0, found.start()) + 2
+        return f'#line 1 "convdispatch/{found[1]}"\n{_read(_HEADER, found[1])}#line {after} "{package}/{file}"'
+
+    return f'#line 1 "{package}/{file}"\n{_INCLUDE.sub(header, text)}'
 
 
 def config_macros(config: Mapping[str, Any]) -> str:

@@ -41,7 +41,8 @@ def text_hash(module: str) -> str:
         return ""
     digest = hashlib.sha256()
     here = Path(__file__).parent
-    shared = {*_texts(here / "gemm"), here / "kernels.py", here / "api" / "walk.py"}
+    header = here / "api"
+    shared = {*_texts(here / "gemm"), here / "kernels.py", header / "walk.py", *header.glob("*.cl")}
     for path in sorted({*_texts(_package_folder(module, Path(file))), *shared}):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())

@@ -66,5 +66,8 @@ inline void store_bfloat16(global ushort *p, long i, float v) {
 
 
 def storage_macros(dtype: str) -> str:
-    """OpenCL text for a dtype: ``REAL`` (stored), ``ACC`` (summed), ``LOAD(p, i)`` to ACC, ``STORE(p, i, v)``."""
-    return _STORAGE[dtype]
+    """OpenCL text for a dtype: ``REAL`` (stored), ``ACC`` (summed), ``LOAD(p, i)`` to ACC, ``STORE(p, i, v)``.
+
+    The dtype's own name in capitals (``FLOAT16``) is 1.
+    """
+    return f"#define {dtype.upper()} 1\n{_STORAGE[dtype]}"

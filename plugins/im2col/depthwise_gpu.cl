@@ -2,8 +2,8 @@
 // group, one work item an element, neighbours in memory side by side.
 //
 // M  output channels a group
-kernel void depthwise(global const REAL *restrict x, global const REAL *restrict w, global REAL *restrict y
-    BIAS_PARAM RESIDUAL_PARAM) {
+#include <convdispatch/output.cl>
+kernel void depthwise(global const REAL *restrict x, global const REAL *restrict w, OUT_PARAMS) {
   const long at = get_global_id(0);
   if (at >= (long)IMAGES * G * M * YD * YH * YW) return;
 #if NHWC
@@ -30,15 +30,5 @@ kernel void depthwise(global const REAL *restrict x, global const REAL *restrict
 #endif
         sum += v * LOAD(w, (long)channel * TAPS + (tz * TH + ty) * TW + tx);
       }
-#if BIAS
-  sum += LOAD(bias, channel);
-#endif
-#if RESIDUAL
-  sum += LOAD(residual, at);
-#endif
-  sum = ACTIVATION(ACC, sum);
-#if ACCUMULATE
-  sum += LOAD(y, at);
-#endif
-  STORE(y, at, sum);
+  put(OUT_ARGS, sum, at, channel);
 }

@@ -3,6 +3,8 @@
 // The way back of forward.cl.mako. Rows give the wanted columns alone, columns the wanted pixels alone; what is known
 // of real values' spectra is not read. Nothing is written for rows, slots and pixels beyond the last ones.
 ${p.types}
+#define SCALE ((ACC)${repr(p.scale)}f)
+#include <convdispatch/output.cl>
 kernel __attribute__((reqd_work_group_size(${p.items}, 1, 1)))
 void synthesise(global const PAIR *restrict hat, long hat_off, OUT_PARAMS, int row0, int slot0) {
   local PAIR stage[${p.stage_size}];

@@ -220,8 +220,7 @@ class _Kernels:
     @functools.cache  # noqa: B019
     def _inverse(self) -> tuple[Any, Inverse]:
         way = self._layout.inverse()
-        text = self._macros + f"#define SCALE ((ACC){way.scale!r}f)\n" + kernel_text(__package__, "output.cl")
-        return build(self._context, text + kernel_text(__package__, "inverse.cl.mako", p=way)), way
+        return build(self._context, self._macros + kernel_text(__package__, "inverse.cl.mako", p=way)), way
 
     @functools.cache  # noqa: B019
     def _product(self, accumulate: bool) -> Any:

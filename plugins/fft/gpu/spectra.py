@@ -248,7 +248,7 @@ class Inverse(_Pass):
             j = places[name]
             guard = "live" + (f" && py + {j} < {axis.out_length}" if ragged else "")
             at = f"to + (long)px * {self.planes.row_stride} + (long)(py + {j}) * {self.planes.column_stride}"
-            return f"if ({guard}) put(OUT_ARGS, {at}, {value}, channel);"
+            return f"if ({guard}) put(OUT_ARGS, ({value}) * SCALE, {at}, channel);"
 
         return code.text(_parts(_plain), store, real="ACC", indent="    ")
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, Launch, Solver, Walk, build, kernel_text, walk_of
 
-from .plan import ELEMENT
 from .product import element_index
 
 __all__ = ["DepthwiseWeights"]
@@ -71,8 +70,8 @@ class DepthwisePlan:
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         sums = DepthwiseSums(problem, config["parts"])
         self.workspace_size = sums.workspace_size
-        text = problem.macros() + f"#define ELEMENT {ELEMENT[problem.dtype]}\n#define BIAS4 0\n#define PARTIAL_AT 0\n"
-        text += f"#define OUT_INDEX {element_index(sums.out_size * sums.parts)}\n"
+        text = problem.macros() + f"#define OUT_INDEX {element_index(sums.out_size * sums.parts)}\n"
+        text += "#define PARTIAL_AT 0\n"
         body = kernel_text(__package__, "output.cl")
         first = build(context, text + "#define PARTIAL 1\n" + body
                       + kernel_text(__package__, "depthwise_weights.cl.mako", p=sums))  # fmt: skip

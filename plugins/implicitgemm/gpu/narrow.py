@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Launch, Solver, Walk, build, kernel_text, walk_of
 
-from .plan import ELEMENT
 from .product import element_index, weight_strides
 
 __all__ = ["Narrow"]
@@ -148,8 +147,7 @@ class NarrowPlan:
         self.packed_size = product.packed_size if constant else 0
         self.pack_key = repr(("narrow", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g))
         out = element_index(math.prod(problem.out_shape))
-        text = problem.macros() + f"#define ELEMENT {ELEMENT[problem.dtype]}\n"
-        text += f"#define OUT_INDEX {out}\n#define PARTIAL 0\n#define BIAS4 0\n"
+        text = problem.macros() + f"#define OUT_INDEX {out}\n#define PARTIAL 0\n"
         text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "narrow.cl.mako", p=product)
         program = build(context, text)
         size = -(-product.packed_elements // 128) * 128

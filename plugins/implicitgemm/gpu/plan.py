@@ -10,11 +10,9 @@ from convdispatch.api import ConvProblem, Launch, build, kernel_text
 from .product import Product
 from .tile import Tile
 
-__all__ = ["ELEMENT", "TiledPlan", "packed_bytes"]
+__all__ = ["TiledPlan", "packed_bytes"]
 
 _NAMES = ("x", "w", "y", "workspace", "bias", "residual", "packed")
-ELEMENT = {"float32": 0, "float64": 0, "float16": 1, "bfloat16": 2}
-"""How ``output.cl`` moves four elements of a dtype."""
 _ALIGN = 1024  # bytes: no device asks more of a sub-buffer
 
 
@@ -34,8 +32,7 @@ class TiledPlan:
         self.pack_key = self._pack_key()
         self._launches = []
         self.texts: list[str] = []
-        common = problem.macros() + f"#define ELEMENT {ELEMENT[problem.dtype]}\n#define OUT_INDEX {product.out_index}\n"
-        common += f"#define BIAS4 {int(product.out_vector == 'm')}\n"
+        common = problem.macros() + f"#define OUT_INDEX {product.out_index}\n"
         common += f"#define PARTIAL_AT {self._pack_bytes // product.accsize}L\n"
         self._pack = None
         if product.data and product.packed_size:

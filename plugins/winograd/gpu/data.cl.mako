@@ -12,6 +12,7 @@ T = f"ACC{d.width}"
 steps = tensor.axes
 def name(letter, i, j): return f"{letter}{i}_{j}"
 %>\
+#include <convdispatch/vectors.cl>
 kernel void transform_tiles(global const REAL *restrict from, global ACC *restrict to, int first) {
 % if tensor.nhwc:
   const int c = get_global_id(0) * ${d.width}, t = get_global_id(1);

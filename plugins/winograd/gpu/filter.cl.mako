@@ -9,6 +9,7 @@ def name(letter, i, j): return f"{letter}{i}_{j}"
 turned = walk.problem.direction == "bwd_data"
 s_m, s_k, s_tap = f.strides
 %>\
+#include <convdispatch/vectors.cl>
 kernel void transform_weights(global const REAL *restrict w, global ACC *restrict u) {
   const int m = get_global_id(0), k = get_global_id(1), group = get_global_id(2);
   if (m >= ${f.mp} || k >= ${f.kp}) return;

@@ -1,6 +1,7 @@
 // p[i] = sum over parts of p[part * SIZE + i], for four neighbours i: the parts of the weights' gradient's sums.
 //
 // AT     elements before the first part; SIZE elements of a part; PARTS
+#include <convdispatch/vectors.cl>
 typedef ACC4 __attribute__((aligned(4 * sizeof(ACC)))) quad;
 kernel void add_parts(global ACC *restrict p) {
   const long i = (long)get_global_id(0) * 4;

@@ -16,10 +16,8 @@ from .work import Data, Filter, Work, printer
 if TYPE_CHECKING:
     from .fused import FusedWork
 
-__all__ = ["ELEMENT", "Passes", "gemm_config", "pack_key", "passes", "work_of"]
+__all__ = ["Passes", "gemm_config", "pack_key", "passes", "work_of"]
 
-ELEMENT = {"float32": 0, "float64": 0, "float16": 1, "bfloat16": 2}
-"""How ``io.cl`` moves elements of a dtype."""
 _GEMM = ("bm", "bn", "bk", "tm", "tn", "ln", "stages", "swap")
 
 
@@ -74,10 +72,7 @@ class Passes:
 
     def __init__(self, context: Any, work: Work) -> None:
         self.context, self.work = context, work
-        problem = work.walk.problem
-        self._head = (
-            problem.macros() + f"#define ELEMENT {ELEMENT[problem.dtype]}\n" + kernel_text(__package__, "io.cl")
-        )
+        self._head = work.walk.problem.macros()
         self._limit = context.devices[0].max_work_group_size
 
     def _program(self, *files: str, **values: Any) -> Any:

@@ -9,6 +9,7 @@ s_h, s_w = tensor.axes
 T = f"ACC{o.width}"
 extras = (f", {T} shift" if problem.bias else "") + (", global const REAL *residual" if problem.residual else "")
 %>\
+#include <convdispatch/vectors.cl>
 % for n in sorted({1, o.width, o.width * o.run}):
 inline void put${n}(global REAL *out, ACC${n} v${f", {f'ACC{n}' if wide else 'ACC'} shift" if problem.bias else ""}${", global const REAL *residual" if problem.residual else ""}) {
 % if problem.bias:

@@ -1,6 +1,7 @@
-// One, two or four neighbouring elements as sums are held, at an address that is a multiple of as many.
+// One, two or four neighbouring elements as sums are held, at an address that is a multiple of as many elements.
 //
-// ELEMENT  0: stored as they are summed; 1: half; 2: bfloat16
+// ACC1, ACC2, ACC4  vectors of ACC; LOADn(p) reads one, STOREn(p, v) rounds and writes one
+#ifndef ACC1
 #define WIDE_(T, n) T##n
 #define WIDE(T, n) WIDE_(T, n)
 #define ACC1 ACC
@@ -8,17 +9,12 @@
 #define ACC4 WIDE(ACC, 4)
 #define LOAD1(p) LOAD(p, 0)
 #define STORE1(p, v) STORE(p, 0, v)
-#if ELEMENT == 0
-#define LOAD2(p) (*(global const ACC2 *)(p))
-#define LOAD4(p) (*(global const ACC4 *)(p))
-#define STORE2(p, v) (*(global ACC2 *)(p) = (v))
-#define STORE4(p, v) (*(global ACC4 *)(p) = (v))
-#elif ELEMENT == 1
+#if FLOAT16
 #define LOAD2(p) vload_half2(0, p)
 #define LOAD4(p) vload_half4(0, p)
 #define STORE2(p, v) vstore_half2_rte(v, 0, p)
 #define STORE4(p, v) vstore_half4_rte(v, 0, p)
-#else
+#elif BFLOAT16
 #define LOAD2(p) as_float2(convert_uint2(vload2(0, p)) << 16)
 #define LOAD4(p) as_float4(convert_uint4(vload4(0, p)) << 16)
 inline ushort4 round_bfloat16(float4 v) {
@@ -27,4 +23,10 @@ inline ushort4 round_bfloat16(float4 v) {
 }
 #define STORE2(p, v) vstore2(round_bfloat16((float4)(v, v)).lo, 0, p)
 #define STORE4(p, v) vstore4(round_bfloat16(v), 0, p)
+#else
+#define LOAD2(p) (*(global const ACC2 *)(p))
+#define LOAD4(p) (*(global const ACC4 *)(p))
+#define STORE2(p, v) (*(global ACC2 *)(p) = (v))
+#define STORE4(p, v) (*(global ACC4 *)(p) = (v))
+#endif
 #endif

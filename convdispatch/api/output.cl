@@ -1,0 +1,47 @@
+// out[at] = activation(v + bias[row] + residual[at]) [+ out[at]]: what follows a sum v of channel row.
+//
+// OUT_PARAMS  parameters of a kernel or function: the output, then bias and residual where the problem has them
+// OUT_ARGS    their names, to hand them on
+// finished    the element's value; put stores it
+//
+// OUT_INDEX   type of element offsets; long unless defined
+// PARTIAL     1: put leaves the sum in the workspace as it is, for a kernel that adds the parts of sums
+// PARTIAL_AT  elements of the workspace before out[0]
+#ifndef OUT_PARAMS
+#ifndef OUT_INDEX
+#define OUT_INDEX long
+#endif
+#if PARTIAL
+#define OUT_PARAMS global ACC *out
+#define OUT_ARGS out
+inline void put(OUT_PARAMS, ACC v, OUT_INDEX at, int row) { (out + PARTIAL_AT)[at] = v; }
+#else
+#if BIAS && RESIDUAL
+#define OUT_PARAMS global REAL *out, global const REAL *bias, global const REAL *residual
+#define OUT_ARGS out, bias, residual
+#elif BIAS
+#define OUT_PARAMS global REAL *out, global const REAL *bias
+#define OUT_ARGS out, bias
+#elif RESIDUAL
+#define OUT_PARAMS global REAL *out, global const REAL *residual
+#define OUT_ARGS out, residual
+#else
+#define OUT_PARAMS global REAL *out
+#define OUT_ARGS out
+#endif
+inline ACC finished(OUT_PARAMS, ACC v, OUT_INDEX at, int row) {
+#if BIAS
+  v += LOAD(bias, row);
+#endif
+#if RESIDUAL
+  v += LOAD(residual, at);
+#endif
+  v = ACTIVATION(ACC, v);
+#if ACCUMULATE
+  v += LOAD(out, at);
+#endif
+  return v;
+}
+inline void put(OUT_PARAMS, ACC v, OUT_INDEX at, int row) { STORE(out, at, finished(OUT_ARGS, v, at, row)); }
+#endif
+#endif
