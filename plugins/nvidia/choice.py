@@ -24,10 +24,9 @@ __all__ = ["choices", "fits", "seconds"]
 
 _CLOCK = 1.7e9
 _MACS = {"wgmma": 2530, "mma": 1670}  # multiply-adds a cycle of a busy multiprocessor, were columns endless
-_THIN = {
-    "wgmma": 93,
-    "mma": 41,
-}  # columns whose time a product costs on top: a narrow one reads A as often as a wide one
+# Columns whose time a product costs on top: a narrow one reads as much of A.
+_THIN = {"wgmma": 93, "mma": 41}
+_GATHERED = 1.2  # times that slices take whose rows several taps gather
 _COPIED = 62.0  # bytes a cycle from the L2 cache into local memory
 _HALF_ROWS = 1.66  # copies of 64-byte rows, in times of those of 128 bytes
 _TURNED = 2.8  # copies of places for the weights' gradient, in times of those of a packed slice
