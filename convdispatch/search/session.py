@@ -21,7 +21,7 @@ from ..api.device import DeviceInfo
 from ..api.find import Results
 from ..api.policy import Policy
 from ..api.problem import ConvProblem
-from ..measure import HOPELESS, BadTiming, Candidate, Timing, race, summarise
+from ..measure import HOPELESS, BadTiming, Candidate, Outcome, Timing, race, summarise
 from ..perfdb import perfdb, scope_of
 from ..prepared import Prepared
 from .answer import conditions, judge, record_of, set_aside
@@ -94,7 +94,7 @@ class Search:
         set_aside(entries, self.problem, self.info)
         results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
-        results.peak_bytes = max((rig.peak for rig in self._rigs.values()), default=0)
+        results.peak_bytes = sum(rig.memory.peak for rig in self._rigs.values())
         results.conditions = conditions(results, self.budget_ms)
         results.lost = self._lost
         self._rigs.clear()
@@ -260,14 +260,17 @@ class Search:
         final = [entry for entry in ranked if entry.prepared is not None]
         self._watch("")
         rig = self._rigs.get(self.problem)
-        rivals = [
-            Candidate(str(i), rig.sampler(e.prepared, e.timing.median), max(1.0, e.timing.median))
-            for i, e in enumerate(final)
-        ]
+        rivals = []
+        for i, entry in enumerate(final):
+            try:
+                sample = rig.sampler(entry.prepared, entry.timing.median)
+            except (MemoryError, cl.MemoryError):  # beside the faster ones; its first look stands
+                continue
+            rivals.append(Candidate(str(i), sample, max(1.0, entry.timing.median)))
         left = None if self.budget_ms is None else max(0.0, self._left_ms(None))
         outcomes = race(rivals, rounds=ROUNDS, budget_ms=left)
         for i, entry in enumerate(final):
-            outcome = outcomes[str(i)]
+            outcome = outcomes.get(str(i), Outcome("not tried", "", None))
             if outcome.status == "failed":
                 (entry.ends if "BadTiming" in outcome.reason else entry.breaks)("failed", outcome.reason)
                 continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -67,23 +68,20 @@ class Rig:
         self.memory_limit = min(memory_limit or device.global_mem_size // 2, device.global_mem_size)
         self.host = random_operands(problem, seed)
         self.output_bytes = math.prod(problem.out_shape) * problem.itemsize
-        one = sum(array.nbytes for array in self.host.values()) + self.output_bytes + 2 * GUARD
+        one = sum(array.nbytes for array in self.host.values()) + self.output_bytes
         if one > self.memory_limit:
             raise MemoryError(f"the operands of {problem} take {one} bytes, the limit is {self.memory_limit}")
         # Enough copies that none is found in a cache, as long as half of the memory stays free for workspaces.
         wanted = 1 + 2 * device.global_mem_cache_size // max(one, 1)
         copies = max(1, min(wanted, 8, self.memory_limit // (2 * one)))
+        self.memory = _Ledger(self.memory_limit)
+        self._operands: list[dict[str, _Held]] = []
         self._sets = [self._new_set() for _ in range(copies)]
-        self.bytes = copies * one
-        self.peak = self.bytes
+        self._shared: Callable[[], _Scratch | None] = lambda: None
         self._look = Look(queue, problem.itemsize)
         self._sums = {name: self._checksum(name) for name in self.host if name != "initial"}
         self._expected: dict[ConvProblem, tuple[np.ndarray, np.ndarray]] = {}
         self._turn = 0
-
-    def room(self) -> int:
-        """Bytes left for a plan's workspace and packed weights."""
-        return self.memory_limit - self.bytes
 
     # --- verifying -------------------------------------------------------------------------------------------------
 
@@ -102,13 +100,10 @@ class Rig:
         """The plan alone on what it sees of the problem, or ``whole``, with the generic epilogue after it."""
         import pyopencl as cl
 
-        extra = prepared.workspace_size + prepared.packed_size + 2 * GUARD
-        if extra > self.room():
-            raise MemoryError(f"it needs {extra} bytes beside the operands, {self.room()} are left")
-        self.peak = max(self.peak, self.bytes + extra)
-        output = _Guarded(self.queue, self.output_bytes)
-        scratch = _Guarded(self.queue, prepared.workspace_size) if prepared.workspace_size else None
-        weights = self._packed(prepared)
+        output = _Guarded(self, self.output_bytes)
+        scratch = _Guarded(self, prepared.workspace_size) if prepared.workspace_size else None
+        packed = self._packed(prepared)
+        weights = {"w": packed.memory} if packed else {}
         first, count = self._sets[0]["out"], self.output_bytes // problem.itemsize
         for turn in range(2):
             output.fill(self.host.get("initial") if problem.accumulate else None)
@@ -162,19 +157,23 @@ class Rig:
     def sampler(self, prepared: Prepared, expected_ms: float, least_ms: float = 1.0) -> Callable[[], float]:
         """A sample function for ``measure``: milliseconds a run, of as many runs as fill ``least_ms``, then a wait.
 
-        Each run takes the next copy of the operands.
+        Each run takes the next copy of the operands. All samplers share one workspace, which holds anything before a
+        run, as a call's does; packed weights are each one's own. Raises MemoryError.
         """
         seen = visible_problem(prepared.solver, self.problem)
-        weights = self._packed(prepared)
-        scratch = None
-        if prepared.workspace_size and seen == self.problem:
-            scratch = runtime.fresh(self.queue, prepared.workspace_size)
+        packed = self._packed(prepared)
+        shared = self._shared() or _Scratch()
+        self._shared = weakref.ref(shared)
+        if seen == self.problem:
+            shared.reach(self, prepared.workspace_size)
         repeat = max(1, min(200, math.ceil(least_ms / max(expected_ms, 1e-3))))
 
         def work() -> None:
+            weights = {"w": packed.memory} if packed else {}
             for _ in range(repeat):
                 self._turn = (self._turn + 1) % len(self._sets)
                 operands = self._sets[self._turn]
+                scratch = shared.held if prepared.workspace_size else None
                 self._enqueue(
                     prepared, self.problem, seen != self.problem, operands | weights, operands["out"], scratch
                 )
@@ -192,27 +191,24 @@ class Rig:
         bias, residual = given.get("bias"), given.get("residual")
         if whole:
             return prepared.enqueue(self.queue, **operands, bias=bias, residual=residual)
-        workspace = scratch.memory if isinstance(scratch, _Guarded) else scratch
+        workspace = None if scratch is None else scratch.memory
         return enqueue_plan(
             problem, prepared.plan, self.queue, *operands.values(), workspace, bias=bias, residual=residual
         )
 
-    def _packed(self, prepared: Prepared) -> dict[str, Any]:
+    def _packed(self, prepared: Prepared) -> _Held | None:
         if not prepared.packed_size:
-            return {}
-        packed = runtime.fresh(self.queue, prepared.packed_size)
-        prepared.plan.pack(self.queue, self._sets[0]["w"], packed).wait()
-        return {"w": packed}
+            return None
+        packed = _Held(self, prepared.packed_size)
+        prepared.plan.pack(self.queue, self._sets[0]["w"], packed.memory).wait()
+        return packed
 
     def _new_set(self) -> dict[str, Any]:
-        memory = {
-            name: runtime.fresh(self.queue, array.nbytes, array)
-            for name, array in self.host.items()
-            if name != "initial"
-        }
-        memory["out"] = runtime.fresh(self.queue, self.output_bytes)
-        self._clear(memory["out"])
-        return memory
+        made = {name: _Held(self, array.nbytes, array) for name, array in self.host.items() if name != "initial"}
+        made["out"] = _Held(self, self.output_bytes)
+        self._operands.append(made)
+        self._clear(made["out"].memory)
+        return {name: held.memory for name, held in made.items()}
 
     def _clear(self, output: Any) -> None:
         import pyopencl as cl
@@ -221,13 +217,59 @@ class Rig:
         cl.enqueue_fill_buffer(self.queue, output, zero, 0, max(self.output_bytes, 1))
 
 
+@dataclass
+class _Ledger:
+    """Bytes that a rig holds and held at most."""
+
+    limit: int
+    held: int = 0
+    peak: int = 0
+
+
+class _Held:
+    """Memory that counts as held for as long as it lives. Raises MemoryError beyond the limit.
+
+    It knows the ledger, not the rig: in a circle of references a large buffer would outlive its search.
+    """
+
+    def __init__(self, rig: Rig, size: int, content: np.ndarray | None = None) -> None:
+        self.size, self._ledger = 0, rig.memory  # not held yet, should the next lines raise
+        size, ledger = max(size, 1), rig.memory
+        if ledger.held + size > ledger.limit:
+            raise MemoryError(f"it needs {size} bytes more, {ledger.limit - ledger.held} are left")
+        self.memory = runtime.fresh(rig.queue, size, content)
+        self.size = size
+        ledger.held += size
+        ledger.peak = max(ledger.peak, ledger.held)
+
+    def __del__(self) -> None:
+        self._ledger.held -= self.size
+
+
+class _Scratch:
+    """The workspace that the living samplers of a rig share; it grows, and goes with the last of them."""
+
+    held: _Held | None = None
+
+    def reach(self, rig: Rig, size: int) -> None:
+        """Make it at least ``size`` bytes. Raises MemoryError, and is then as it was."""
+        if size > (self.held.size if self.held else 0):
+            before, self.held = self.held.size if self.held else 0, None
+            try:
+                self.held = _Held(rig, size)
+            except MemoryError:
+                self.held = _Held(rig, before) if before else None
+                raise
+
+
 class _Guarded:
     """Memory with a guard zone on each side."""
 
-    def __init__(self, queue: cl.CommandQueue, size: int) -> None:
-        self.queue, self.size = queue, size
+    def __init__(self, rig: Rig, size: int) -> None:
+        self.queue, self.size = rig.queue, size
         self._room = -(-max(size, 1) // GUARD) * GUARD
-        self._whole = runtime.fresh(queue, self._room + 2 * GUARD)
+        self._held = _Held(rig, self._room + 2 * GUARD)
+        self._whole = self._held.memory
         self.memory = self._whole.get_sub_region(GUARD, max(size, 1))
 
     def fill(self, content: np.ndarray | None = None) -> None:

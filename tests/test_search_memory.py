@@ -1,0 +1,68 @@
+"""What a search holds on the device: counted as it is allocated, within the limit, and said at the end."""
+
+from __future__ import annotations
+
+import pyopencl as cl
+import pytest
+
+from convdispatch import dispatch, runtime
+from convdispatch.api.find import find
+from convdispatch.api.problem import ConvProblem
+from convdispatch.search.trial import Rig
+
+PROBLEM = ConvProblem.parse("mb2ic16ih28oc16kh3ph1")
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Most bytes that were alive at once of all that the search allocated."""
+    now = {"held": 0, "peak": 0}
+
+    class Counted(cl.Buffer):
+        def __del__(self):
+            now["held"] -= self.bytes
+
+    def fresh(queue, size, content=None):
+        flags = cl.mem_flags.READ_WRITE | (0 if content is None else cl.mem_flags.COPY_HOST_PTR)
+        memory = Counted(queue.context, flags, 0 if content is not None else max(size, 1), hostbuf=content)
+        memory.bytes = max(size, 1)
+        now["held"] += memory.bytes
+        now["peak"] = max(now["peak"], now["held"])
+        return memory
+
+    monkeypatch.setattr(runtime, "fresh", fresh)
+    return now
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_the_peak_is_what_was_held(device, held, constant):
+    results = find(PROBLEM.replace(constant_weights=constant), device, store=False, budget_ms=6000)
+    assert len(results.having("measured", "cut")) > 2
+    assert held["peak"] <= results.peak_bytes <= 1.5 * held["peak"]
+    assert held["held"] == 0
+
+
+def test_the_limit_holds_and_the_faster_ones_race(device, held):
+    free = find(PROBLEM, device, store=False, budget_ms=6000)
+    limit = free.peak_bytes * 2 // 3
+    held["peak"] = 0
+    results = find(PROBLEM, device, store=False, budget_ms=6000, memory_limit=limit)
+    assert held["peak"] <= limit
+    assert results.winner
+
+
+def test_samplers_share_a_workspace(device):
+    rig = Rig(PROBLEM, cl.CommandQueue(runtime.context(device)))
+    info, before = runtime.device_info(device), rig.memory.held
+    plans = [
+        dispatch.make(candidate.solver, candidate.config, PROBLEM, runtime.context(device))
+        for candidate in dispatch.rank(PROBLEM, info)
+        if not candidate.solver.name.startswith("onednn")
+    ]
+    plans = [plan for plan in plans if plan.workspace_size]
+    samplers = [rig.sampler(plan, 1.0) for plan in plans]
+    assert len(samplers) > 2
+    assert rig.memory.held == before + max(plan.workspace_size for plan in plans)
+    assert all(sample() > 0 for sample in samplers)
+    rig.verify(plans[0])
+    assert all(sample() > 0 for sample in samplers[:1]), "a sampler outlives the next verification"
