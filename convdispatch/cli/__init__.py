@@ -20,6 +20,7 @@ COMMANDS = {
     "find": ".search",
     "info": ".inspect",
     "train": ".train",
+    "translate": ".translate",
     "verify": ".verify",
 }
 """Where each subcommand lives; a module is imported when its command is asked for."""
