@@ -346,7 +346,10 @@ def _cpu_rows(form: _Form) -> list[str]:
     lines.append("long j = start;")
     places = [f"const long i{i} = o{i} + b{i} + q{i} + (j + l) * {steps[i]};" for i in range(len(form.operands))]
     body = places + _values(form) + [f"a{i}[l] = COMBINE(a{i}[l], x{i});" for i in range(count)]
-    lines += [f"for (; j + {_LANES} <= stop; j += {_LANES})", f"  for (int l = 0; l < {_LANES}; ++l) {{", *body, "  }"]
+    # Unrolled, as compilers would, these sixteen are no vector any more: two to three times slower.
+    vector = f"#pragma clang loop vectorize_width({_LANES}) unroll(disable)"
+    lines += [f"for (; j + {_LANES} <= stop; j += {_LANES}) {{", vector, f"for (int l = 0; l < {_LANES}; ++l) {{"]
+    lines += [*body, "} }"]
     lines += ["for (int l = 0; j + l < stop; ++l) {", *body, "}"]
     halve = " ".join(f"a{i}[l] = COMBINE(a{i}[l], a{i}[l + span]);" for i in range(count))
     lines.append(f"for (int span = {_LANES} / 2; span > 0; span /= 2)")
