@@ -17,7 +17,7 @@ from convdispatch.api.problem import ConvProblem
 from convdispatch.benchmark import run
 from convdispatch.benchmark.report import load
 from convdispatch.benchmark.worker import Worker
-from convdispatch.cli import main
+from convdispatch.cli import main, options
 from convdispatch.search.ahead import compile_ahead
 from convdispatch.shapes import Entry
 
@@ -212,3 +212,40 @@ def test_the_command_compiles_ahead(solvers, device, tmp_path):
     report = run.run(entries(TINY), device, isolate=True, jobs=2, budget_ms=20000)
     assert report.measured
     assert len(compiled(tmp_path)) > 4, "two beforehand, two or more as they were measured, one in the race"
+
+
+def test_the_default_is_all_processors_for_a_gpu_alone(device):
+    from dataclasses import replace
+
+    info = replace(runtime.device_info(device), type="cpu")
+    assert options.processes(None, info) == 0
+    assert options.processes(3, info) == 3
+    assert options.processes(None, replace(info, type="gpu")) == min(16, os.cpu_count())
+    assert options.processes(0, replace(info, type="gpu")) == 0
+
+
+# --- find, which has no child -----------------------------------------------------------------------------------------
+
+
+def run_find(*words):
+    command = [sys.executable, "-W", "ignore", "-m", "convdispatch", "find", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_find_stops_where_the_device_is_lost_and_isolated_goes_on(solvers, device, tmp_path):
+    solvers(ODD="odd.good=1,odd.loses=1,odd.zealous=1")
+    done = run_find(OTHER, TINY, "--budget", "4000")
+    assert done.returncode == 1
+    assert "odd.loses left a device that nothing runs on" in done.stderr
+    assert "--isolate" in done.stderr
+    again = run_find(OTHER, TINY, "--budget", "8000", "--isolate", "--again")
+    assert again.returncode == 0, again.stderr
+    assert str(ConvProblem.parse(TINY)) in again.stdout
+    assert "odd.zealous" in again.stdout.partition(str(ConvProblem.parse(TINY)))[2]
+
+
+def test_find_compiles_ahead(solvers, device, tmp_path):
+    solvers(ODD="odd.a=2")
+    done = run_find(TINY, "--budget", "20000", "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    assert len(compiled(tmp_path)) >= 4, "two beforehand, two as they were measured"

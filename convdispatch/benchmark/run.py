@@ -13,7 +13,7 @@ from rich.console import Console
 from .. import runtime
 from ..api.errors import InvalidArgument
 from ..progress import progress
-from ..search.ahead import compile_ahead
+from ..search.ahead import ahead_s, compile_ahead
 from ..shapes import Entry
 from . import peers as others
 from .environment import environment
@@ -27,8 +27,6 @@ __all__ = ["SILENT_S", "run"]
 
 SILENT_S = 60.0
 """Seconds beside thrice a problem's budget after which a candidate that says nothing hangs."""
-AHEAD = 0.5
-"""Most time for compiling ahead, as a share of all problems' budgets."""
 
 
 def run(
@@ -89,7 +87,7 @@ def run(
             journal = Journal(resume, report) if resume else None
             new = [problems[text] for text in names if text not in report.measured]
             if jobs and search and new:
-                most_s = AHEAD * len(new) * budget_ms / 1e3
+                most_s = ahead_s(len(new), budget_ms)
                 if until is not None:
                     most_s = min(most_s, (until - time.monotonic()) / 4)
                 compile_ahead(new, runtime.address(chosen), jobs, most_s, solver, step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from .options import CONFIGURE, DEVICE, configure, read_entries
+from .options import CONFIGURE, DEVICE, JOBS, configure, processes, read_entries
 
 __all__ = ["bench"]
 
@@ -31,7 +30,7 @@ __all__ = ["bench"]
 @click.option("--isolate/--no-isolate", default=True, help="Measure in a child process, which may die or hang.")
 @click.option("--timeout", "timeout_s", type=float, default=None, help="Seconds of silence after which one hangs.")
 @click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is said.")
-@click.option("--jobs", type=click.IntRange(min=0), default=None, help="Compile ahead in so many processes. [GPU: all]")
+@JOBS
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), default=None, help="Write CSV there.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write JSON there.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write one HTML page there.")
@@ -72,6 +71,7 @@ def bench(
     if train:
         _train(names, device, changes, json_path)
         return
+    from .. import runtime
     from ..benchmark.export import write_csv, write_json
     from ..benchmark.report import load
     from ..benchmark.run import run
@@ -95,7 +95,7 @@ def bench(
             isolate=isolate,
             timeout_s=timeout_s,
             within_s=within_s if isolate else None,
-            jobs=_jobs(device) if jobs is None else jobs,
+            jobs=processes(jobs, runtime.device_info(runtime.find_device(device))),
             keep=lambda report: None if json_path is None else write_json(replace(report, interrupted=True), json_path),
         )
     show(report, Console(width=None if sys.stdout.isatty() else 180))
@@ -107,14 +107,6 @@ def bench(
         from ..benchmark.page import write_html
 
         write_html(report, html_path)
-
-
-def _jobs(device: str | None) -> int:
-    """All processors for a GPU, whose compilers leave the device alone; on a CPU a search compiles what it needs."""
-    from .. import runtime
-
-    kind = runtime.device_info(runtime.find_device(device)).type
-    return 0 if kind == "cpu" else min(16, os.cpu_count() or 1)
 
 
 def _train(names: tuple[str, ...], device: str | None, changes: dict[str, Any], json_path: Path | None) -> None:

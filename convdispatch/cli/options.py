@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 from .. import grammar, shapes
+from ..api.device import DeviceInfo
 from ..api.errors import InvalidArgument
 from ..api.problem import DIRECTIONS, ConvProblem
 from ..shapes import Entry
 
-__all__ = ["AS_JSON", "CONFIGURE", "DEVICE", "configure", "read_entries"]
+__all__ = ["AS_JSON", "CONFIGURE", "DEVICE", "JOBS", "configure", "processes", "read_entries"]
 
 DEVICE = click.option("--device", metavar="NAME", help="A device's name, vendor, type, or platform:device.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+JOBS = click.option(
+    "--jobs",
+    type=click.IntRange(min=0),
+    default=None,
+    help="Compile ahead in so many processes. Default: none on a CPU.",
+)
 _CHANGES = (
     click.option("--direction", default=None, help="fwd, bwd_data, bwd_weights; several with commas, or all."),
     click.option("--batch", type=click.IntRange(min=1), default=None, help="Images, instead of the table's."),
@@ -31,6 +39,11 @@ def CONFIGURE(command: click.Command) -> click.Command:
     for option in reversed(_CHANGES):
         command = option(command)
     return command
+
+
+def processes(jobs: int | None, device: DeviceInfo) -> int:
+    """What --jobs asks for; by default all processors for a GPU, whose compilers leave the device alone, up to 16."""
+    return jobs if jobs is not None else 0 if device.type == "cpu" else min(16, os.cpu_count() or 1)
 
 
 def read_entries(names: Iterable[str], files: Iterable[Path] = ()) -> list[Entry]:

@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..api.errors import ConvDispatchError
 from ..api.problem import ConvProblem
-from .options import AS_JSON, CONFIGURE, DEVICE, configure, read_entries
+from ..progress import progress
+from .options import AS_JSON, CONFIGURE, DEVICE, JOBS, configure, processes, read_entries
 
 __all__ = ["find"]
 
@@ -29,6 +30,7 @@ BEST = 5
 @click.option("--workspace-limit", type=int, default=None, help="Most bytes of a plan's workspace.")
 @click.option("--memory-limit", type=int, default=None, help="Most bytes that the search holds at once.")
 @click.option("--isolate", is_flag=True, help="Try each candidate in a child process first.")
+@JOBS
 @click.option("--again", is_flag=True, help="Measure also what is known and not in doubt.")
 @click.option("--lock", type=click.Path(path_type=Path), default=None, help="Write the decisions to this lock file.")
 @click.option("--check", is_flag=True, help="Measure nothing: exit 1 if today's decisions differ from --lock.")
@@ -48,6 +50,7 @@ def find(
     workspace_limit: int | None,
     memory_limit: int | None,
     isolate: bool,
+    jobs: int | None,
     **changes: Any,
 ) -> None:
     """Measure the solvers for problems or whole nets and record the results, so that later calls choose by them.
@@ -63,6 +66,7 @@ def find(
         problems,
         device,
         again,
+        jobs,
         quiet=as_json,
         budget_ms=budget_ms,
         workspace_limit=workspace_limit,
@@ -81,26 +85,34 @@ def find(
         click.echo(f"{len(problems)} decisions locked in {lock}")
 
 
-def _search(problems: list[ConvProblem], device: str | None, again: bool, quiet: bool, **limits: Any) -> list[Any]:
+def _search(
+    problems: list[ConvProblem], device: str | None, again: bool, jobs: int | None, quiet: bool, **limits: Any
+) -> list[Any]:
     from .. import runtime
     from ..api.find import find as measure
     from ..api.find import why_find
+    from ..search.ahead import ahead_s, compile_ahead
 
     chosen = runtime.find_device(device)
     info = runtime.device_info(chosen)
-    console, found, known = Console(stderr=True), [], 0
+    console, found = Console(stderr=True), []
     known_limits = {name: limits[name] for name in ("budget_ms", "workspace_limit")}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=quiet, transient=True) as progress:
-        task = progress.add_task("find", total=len(problems))
+    new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
+    known = len(problems) - len(new)
+    with progress(None if quiet else console, "find", len(new)) as step:
         try:
-            for problem in problems:
-                progress.update(task, description=str(problem)[:60])
-                if again or why_find(problem, info, **known_limits):
-                    found.append(measure(problem, chosen, **limits))
-                else:
-                    known += 1
-                progress.advance(task)
+            if (compilers := processes(jobs, info)) and new:
+                most_s = ahead_s(len(new), limits["budget_ms"])
+                compile_ahead(new, runtime.address(chosen), compilers, most_s, say=step)
+            for problem in new:
+                step(str(problem), 0)
+                found.append(measure(problem, chosen, **limits))
+                step("", 1)
+                if found[-1].lost:
+                    raise ConvDispatchError(
+                        f"{found[-1].lost} left a device that nothing runs on, at {problem}; what was measured is "
+                        "recorded: run again, with --isolate"
+                    )
         except KeyboardInterrupt:
             console.print(f"interrupted: {len(found)} problems are measured and recorded; run again to go on")
     if known and not quiet:

@@ -16,12 +16,19 @@ from typing import Any
 from ..api.problem import ConvProblem
 from ..child import Child, Silent, answer, questions
 
-__all__ = ["MOST", "compile_ahead"]
+__all__ = ["MOST", "ahead_s", "compile_ahead"]
 
 MOST = 40
 """Candidates of a problem that are compiled; a search within a few seconds gets no further."""
+SHARE = 0.5
+"""Most time for it, as a share of all problems' budgets."""
 START_S = 120.0
 COMPILE_S = 30.0
+
+
+def ahead_s(problems: int, budget_ms: float) -> float:
+    """Most seconds that compiling ahead may take for so many problems with such a budget each."""
+    return SHARE * problems * budget_ms / 1e3
 
 
 def compile_ahead(
