@@ -1,0 +1,136 @@
+"""A training step, and a run of an inference form, leave nothing behind: measured after 10 and after 1,000."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_net import LABELS, net, normal
+
+from convdispatch import inference, kernels, runtime
+from convdispatch.nn import SGD, Adam, Tape, functional
+from convdispatch.tensor import Tensor
+
+STEPS = 1000
+LEAST_LEAK = 1000
+"""Bytes of host memory a step: the events of its tens of launches would take more."""
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory, as Linux counts them."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmRSS"].split()[0]) * 1024
+
+
+def census() -> Counter:
+    """Living Python objects by type, those of OpenCL among them where Python's collector knows them."""
+    gc.collect()
+    return Counter(type(value).__name__ for value in gc.get_objects())
+
+
+class Watched:
+    """Launches, counted; and the events of one run, kept to see who else keeps them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.events, self.keeps = 0, [], False
+        real = kernels.Launch.__call__
+
+        def call(launch, *args, **kwargs):
+            event = real(launch, *args, **kwargs)
+            self.count += 1
+            if self.keeps:
+                self.events.append(event)
+            return event
+
+        monkeypatch.setattr(kernels.Launch, "__call__", call)
+
+    def held(self, work) -> int:
+        """How many of a run's events somebody else refers to when it is over."""
+        self.events, self.keeps = [], True
+        work()
+        self.keeps, free = False, sys.getrefcount([object()][0]) + 1
+        return sum(sys.getrefcount(self.events[i]) > free for i in range(len(self.events)))
+
+
+def grown(work, queue, device, watched) -> dict:
+    """Run ``work`` 10 times, then up to 1,000, and compare what there is."""
+
+    def state() -> dict:
+        held = watched.held(work)
+        queue.finish()
+        found = census()
+        memory = runtime.memory_statistics(device)
+        return {
+            "pool": (memory.held_bytes, memory.active_bytes, memory.held_blocks, memory.active_blocks),
+            "events": held,
+            "programs": len(kernels._programs),
+            "objects": sum(found.values()),
+            "tensors": found["Tensor"] + found["Rectified"] + found["Tape"],
+            "resident": resident(),
+        }
+
+    for _ in range(10):
+        work()
+    first = state()
+    assert first["events"] == 0, f"{first['events']} events are kept after a run"
+    for _ in range(STEPS // 2 - 10):
+        work()
+    middle = state()
+    for _ in range(STEPS // 2):
+        work()
+    last = state()
+    assert watched.count > STEPS, "nothing was launched"
+    for name in ("pool", "events", "programs", "tensors"):
+        assert last[name] == first[name], f"{name}: {first[name]} after 10 runs, {last[name]} after {STEPS}"
+    assert last["objects"] - first["objects"] < STEPS // 10, f"{first['objects']} objects, then {last['objects']}"
+    # The host's allocator settles during the first runs; a leak goes on.
+    assert last["resident"] - middle["resident"] < LEAST_LEAK * STEPS // 2, f"{middle['resident']}, {last['resident']}"
+    return last
+
+
+@pytest.mark.parametrize("optimizer", [SGD, Adam])
+def test_a_training_step_leaks_nothing(queue, device, monkeypatch, optimizer):
+    watched = Watched(monkeypatch)
+    module = net(queue)
+    x = Tensor.from_numpy(normal(4, 3, 14, 14), queue)
+    labels = Tensor.from_numpy(LABELS, queue)
+    update = optimizer(module.parameters(), 1e-3)
+
+    def step() -> None:
+        with Tape() as tape:
+            loss = functional.cross_entropy(module(x), labels)
+        tape.backward(loss)
+        update.step()
+
+    grown(step, queue, device, watched)
+
+
+def test_running_an_inference_form_leaks_nothing(queue, device, monkeypatch):
+    watched = Watched(monkeypatch)
+    built = inference.build(net(queue).eval(), (1, 3, 14, 14), queue=queue)
+    x = np.zeros((1, 3, 14, 14), np.float32)
+
+    def run() -> None:
+        watched.count += 1
+        built(x)
+        built.run()
+
+    grown(run, queue, device, watched)
+
+
+@pytest.mark.parametrize("what", ["tensor", "event", "host"])
+def test_a_leak_is_seen(queue, device, monkeypatch, what):
+    """The measure itself: something that keeps one small tensor, one event, or some bytes of the host a step."""
+    watched, kept = Watched(monkeypatch), []
+    x = Tensor.from_numpy(normal(8), queue)
+
+    def step() -> None:
+        y = functional.apply("x + 1", x=x)
+        kept.append({"tensor": y, "event": watched.events[-1:], "host": bytes(4 * LEAST_LEAK)}[what])
+
+    with pytest.raises(AssertionError, match={"tensor": "pool", "event": "events", "host": r"^\d+, \d+"}[what]):
+        grown(step, queue, device, watched)
