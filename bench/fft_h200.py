@@ -11,13 +11,11 @@ the same process. A table comes last.
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 import time
 from pathlib import Path
 
 import click
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -25,35 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import pyopencl as cl
 from convdispatch_fft.gpu import Spectra
 from convdispatch_fft.gpu.plan import Layout
-from h200 import SHORT, Ours, torch_ms
+from gpu import Ours, passes, registers, torch_ms
+from h200 import SHORT
 
 from convdispatch import shapes
 from convdispatch.api import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
-
-
-def passes(ours: Ours, plan, rounds: int = 5) -> list[float]:
-    """Median milliseconds of each step, by its own event, in runs of the whole plan."""
-    scratch = cl.Buffer(ours.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
-    operands = (ours.memory["x"], ours.memory["w"], ours.memory["y"], scratch, None, None)
-    found = []
-    for _ in range(rounds):
-        events = [step(ours.queue, operands) for step in plan._steps]
-        ours.queue.finish()
-        found.append([(event.profile.end - event.profile.start) * 1e-6 for event in events])
-    return list(np.median(found, axis=0))
-
-
-def registers(ours: Ours, plan) -> str:
-    """Registers and spills of each program, as NVIDIA's compiler reports them."""
-    words = []
-    for step in plan._steps:
-        program = step._kernel.program
-        log = cl.Program(ours.context, program.source).build(["-cl-nv-verbose"], cache_dir=False)
-        log = log.get_build_info(ours.device, cl.program_build_info.LOG)
-        used, spills = re.search(r"Used (\d+) registers", log), re.findall(r"(\d+) bytes spill stores", log)
-        words.append((used[1] if used else "?") + (f"+{spills[0]}" if spills and spills[0] != "0" else ""))
-    return "/".join(words)
 
 
 def parse(text: str) -> dict:

@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import pyopencl as cl
-from h200 import Ours
+from gpu import Ours, passes
 
 from convdispatch.api import ConvProblem
 from convdispatch.loader import plugins
@@ -60,18 +60,6 @@ def spilled(ours: Ours, plan) -> int:
     """Bytes of registers that the compiler moved to memory, of all kernels."""
     kernels = [step._kernel for step in plan._steps if hasattr(step, "_kernel")]
     return sum(k.get_work_group_info(cl.kernel_work_group_info.PRIVATE_MEM_SIZE, ours.device) for k in kernels)
-
-
-def passes(ours: Ours, plan, repeat: int = 3) -> list[float]:
-    """Milliseconds of each pass, least of some runs."""
-    scratch = cl.Buffer(ours.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
-    operands = (ours.memory["x"], ours.memory["w"], ours.memory["y"], scratch, None, None)
-    runs = []
-    for _ in range(repeat):
-        events = [step(ours.queue, operands, None) for step in plan._steps]
-        ours.queue.finish()
-        runs.append([(event.profile.end - event.profile.start) * 1e-6 for event in events])
-    return [min(times) for times in zip(*runs, strict=True)]
 
 
 @click.command(context_settings={"max_content_width": 120})

@@ -8,7 +8,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Launch, Solver, Walk, build, kernel_text, walk_of
+from convdispatch.api import (
+    OPERANDS,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    StepPlan,
+    Walk,
+    build,
+    kernel_text,
+    walk_of,
+)
 
 from .product import element_index
 
@@ -17,7 +28,6 @@ __all__ = ["DepthwiseWeights"]
 _MOST_SUMS = 64  # sums of an item: beyond, registers run out
 _ITEMS = 128
 _PLACES = 4096  # of a chunk: enough that adding the items' sums does not count
-_NAMES = ("x", "w", "y", "workspace")
 
 
 @dataclass(frozen=True)
@@ -64,32 +74,24 @@ class DepthwiseSums:
         return self.parts * self.out_size * (8 if self.problem.dtype == "float64" else 4)
 
 
-class DepthwisePlan:
-    """A Plan: the chunks' sums, then their sum."""
-
-    def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        sums = DepthwiseSums(problem, config["parts"])
-        self.workspace_size = sums.workspace_size
-        text = problem.macros() + f"#define OUT_INDEX {element_index(sums.out_size * sums.parts)}\n"
-        text += "#define PARTIAL_AT 0\n"
-        body = kernel_text(__package__, "output.cl")
-        first = build(context, text + "#define PARTIAL 1\n" + body
-                      + kernel_text(__package__, "depthwise_weights.cl.mako", p=sums))  # fmt: skip
-        text += f"#define PARTIAL 0\n#define SIZE {sums.out_size}\n#define PARTS {sums.parts}\n#define WEIGHTS 0\n"
-        text += "#define INNER 1\n#define CHANNELS 1\n#define TAPS 1\n"
-        second = build(context, text + body + kernel_text(__package__, "reduce.cl"))
-        wide = -(-problem.g // sums.lanes) * sums.items
-        size = (-(-sums.out_size // 128) * 128,)
-        self._launches = [
-            Launch(first, "sums", (wide, sums.parts), (sums.items, 1), "y x workspace", names=_NAMES),
-            Launch(second, "reduce", size, (128,), "workspace w", names=_NAMES),
-        ]
-
-    def enqueue(self, queue: Any, x: Any, w: Any, y: Any, workspace: Any, wait_for: Any = None) -> Any:
-        """Enqueue the launches, each after the one before; the last one's event."""
-        for launch in self._launches:
-            wait_for = (launch(queue, (x, w, y, workspace), wait_for),)
-        return wait_for[0]
+def depthwise_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+    """The chunks' sums, then their sum."""
+    sums = DepthwiseSums(problem, config["parts"])
+    text = problem.macros() + f"#define OUT_INDEX {element_index(sums.out_size * sums.parts)}\n"
+    text += "#define PARTIAL_AT 0\n"
+    body = kernel_text(__package__, "output.cl")
+    first = build(context, text + "#define PARTIAL 1\n" + body
+                  + kernel_text(__package__, "depthwise_weights.cl.mako", p=sums))  # fmt: skip
+    text += f"#define PARTIAL 0\n#define SIZE {sums.out_size}\n#define PARTS {sums.parts}\n#define WEIGHTS 0\n"
+    text += "#define INNER 1\n#define CHANNELS 1\n#define TAPS 1\n"
+    second = build(context, text + body + kernel_text(__package__, "reduce.cl"))
+    wide = -(-problem.g // sums.lanes) * sums.items
+    size = (-(-sums.out_size // 128) * 128,)
+    steps = [
+        Launch(first, "sums", (wide, sums.parts), (sums.items, 1), "y x workspace", names=OPERANDS),
+        Launch(second, "reduce", size, (128,), "workspace w", names=OPERANDS),
+    ]
+    return StepPlan(sums.workspace_size, steps)
 
 
 class DepthwiseWeights(Solver):
@@ -141,6 +143,6 @@ class DepthwiseWeights(Solver):
         idle = max(1.0, 4 * device.compute_units / (config["parts"] * -(-geo.groups // 32)))
         return 2.0 * places * (geo.volume * (3 + geo.m) + 30) / 0.7 * idle
 
-    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> DepthwisePlan:
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""
-        return DepthwisePlan(context, problem, config)
+        return depthwise_plan(context, problem, config)

@@ -9,7 +9,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Launch, Solver, Walk, build, kernel_text, walk_of
+from convdispatch.api import (
+    EPILOGUE,
+    OPERANDS,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    StepPlan,
+    Walk,
+    build,
+    kernel_text,
+    walk_of,
+)
 
 from .product import element_index, weight_strides
 
@@ -19,7 +31,6 @@ _ROWS = (8, 4, 2, 1)
 _MOST_SUMS = 96  # sums of an item: beyond, registers run out
 _MOST_STEPS = 1600  # multiply-adds a channel that are written out
 _ITEMS = 128
-_NAMES = ("x", "w", "y", "workspace", "bias", "residual", "packed")
 
 
 class _Use(NamedTuple):
@@ -137,49 +148,25 @@ class NarrowProduct:
         return self.packed_elements * (8 if self.problem.dtype == "float64" else 4)
 
 
-class NarrowPlan:
-    """A Plan: packing, unless the weights are constant, and one launch."""
-
-    def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        product = NarrowProduct(problem, config["rows"], config.get("apart", False))
-        constant = problem.constant_weights
-        self.workspace_size = 0 if constant else product.packed_size
-        self.packed_size = product.packed_size if constant else 0
-        self.pack_key = repr(("narrow", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g))
-        out = element_index(math.prod(problem.out_shape))
-        text = problem.macros() + f"#define OUT_INDEX {out}\n#define PARTIAL 0\n"
-        text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "narrow.cl.mako", p=product)
-        program = build(context, text)
-        size = -(-product.packed_elements // 128) * 128
-        self._pack = Launch(program, "pack", (size,), (128,), "w packed", names=_NAMES)
-        source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
-        given = ["packed", source, written] + [name for name in ("bias", "residual") if getattr(problem, name)]
-        size = -(-product.work_items // product.items) * product.items
-        main = Launch(program, "narrow", (size, len(product.sets)), (product.items, 1), given, names=_NAMES)
-        self._launches = [main] if constant else [self._pack, main]
-        self._constant = constant
-
-    def pack(self, queue: Any, w: Any, packed: Any, wait_for: Any = None) -> Any:
-        """Write constant weights' packed form."""
-        return self._pack(queue, (None, w, None, None, None, None, packed), wait_for)
-
-    def enqueue(
-        self,
-        queue: Any,
-        x: Any,
-        w: Any,
-        y: Any,
-        workspace: Any,
-        wait_for: Any = None,
-        *,
-        bias: Any = None,
-        residual: Any = None,
-    ) -> Any:
-        """Enqueue the launches, each after the one before; the last one's event."""
-        operands = (x, w, y, workspace, bias, residual, w if self._constant else workspace)
-        for launch in self._launches:
-            wait_for = (launch(queue, operands, wait_for),)
-        return wait_for[0]
+def narrow_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+    """Packing, unless the weights are constant, and one launch."""
+    product = NarrowProduct(problem, config["rows"], config.get("apart", False))
+    constant = problem.constant_weights
+    out = element_index(math.prod(problem.out_shape))
+    text = problem.macros() + f"#define OUT_INDEX {out}\n"
+    text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "narrow.cl.mako", p=product)
+    program = build(context, text)
+    size = -(-product.packed_elements // 128) * 128
+    pack = Launch(program, "pack", (size,), (128,), "w workspace", names=OPERANDS)
+    source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
+    given = ["w" if constant else "workspace", source, written]
+    given += [name for name in ("bias", "residual") if getattr(problem, name)]
+    size = -(-product.work_items // product.items) * product.items
+    main = Launch(program, "narrow", (size, len(product.sets)), (product.items, 1), given, names=OPERANDS)
+    if not constant:
+        return StepPlan(product.packed_size, [pack, main])
+    key = repr(("narrow", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g))
+    return StepPlan(0, [main], product.packed_size, [pack], key)
 
 
 class Narrow(Solver):
@@ -245,6 +232,6 @@ class Narrow(Solver):
         sums = len(geo.phases) * product.rows * geo.m
         return 2.0 * product.work_items * (geo.c * (steps + 4 * product.loads + 8 * geo.volume) + 20 * sums) / 0.7
 
-    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> NarrowPlan:
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""
-        return NarrowPlan(context, problem, config)
+        return narrow_plan(context, problem, config)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from convdispatch.api import ConvProblem, Launch, build, kernel_text
+from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, kernel_text
 
 from .product import Product
 from .tile import Tile
 
 __all__ = ["TiledPlan", "packed_bytes"]
 
-_NAMES = ("x", "w", "y", "workspace", "bias", "residual", "packed")
 _ALIGN = 1024  # bytes: no device asks more of a sub-buffer
 
 
@@ -21,27 +20,21 @@ def packed_bytes(product: Product) -> int:
     return 0 if product.problem.constant_weights else -(-product.packed_size // _ALIGN) * _ALIGN
 
 
-class TiledPlan:
-    """A Plan; see ``product.cl.mako`` for what the launches compute."""
+class TiledPlan(StepPlan):
+    """See ``product.cl.mako`` for what the launches compute."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         product = self._product = Product(problem, Tile.of(config))
         self._pack_bytes = packed_bytes(product)
-        self.workspace_size = self._pack_bytes + product.partial_size
-        self.packed_size = product.packed_size if problem.constant_weights else 0
-        self.pack_key = self._pack_key()
-        self._launches = []
-        self.texts: list[str] = []
         common = problem.macros() + f"#define OUT_INDEX {product.out_index}\n"
         common += f"#define PARTIAL_AT {self._pack_bytes // product.accsize}L\n"
-        self._pack = None
-        if product.data and product.packed_size:
-            self._pack = self._pack_launch(context, common)
-            if not problem.constant_weights:
-                self._launches.append(self._pack)
-        self._launches.append(self._product_launch(context, common))
+        packers = [self._pack_launch(context, common)] if product.packed_size else []
+        steps = [] if problem.constant_weights else list(packers)
+        steps.append(self._product_launch(context, common))
         if product.partial:
-            self._launches.append(self._reduce_launch(context, common))
+            steps.append(self._reduce_launch(context, common))
+        packed_size = product.packed_size if problem.constant_weights else 0
+        super().__init__(self._pack_bytes + product.partial_size, steps, packed_size, packers, self._pack_key())
 
     def _pack_key(self) -> str:
         product, tile = self._product, self._product.tile
@@ -57,22 +50,21 @@ class TiledPlan:
         program = build(context, common + kernel_text(__package__, "pack.cl.mako", p=product))
         rows, local = product.m_tiles * product.tile.bm, (32, 4, 1)
         size = (-(-rows // 32) * 32, -(-product.c_padded // 4) * 4, geo.groups)
-        return Launch(program, "pack", size, local, "w packed", names=_NAMES)
+        return Launch(program, "pack", size, local, "w workspace", names=OPERANDS)
 
     def _product_launch(self, context: Any, common: str) -> Launch:
         product, problem = self._product, self._product.problem
         text = common + f"#define PARTIAL {int(product.partial)}\n" + kernel_text(__package__, "output.cl")
         text += kernel_text(__package__, "product.cl.mako", p=product)
-        self.texts.append(text)
         program = build(context, text)
         if product.data:
             source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
-            given = ["packed", source, "workspace" if product.partial else written]
+            given = ["workspace" if self._pack_bytes else "w", source, "workspace" if product.partial else written]
         else:
             given = ["y", "x", "workspace"]
         given += self._extras() if not product.partial else []
         items = product.tile.items
-        return Launch(program, "product", (product.work_groups * items,), (items,), given, names=_NAMES)
+        return Launch(program, "product", (product.work_groups * items,), (items,), given, names=OPERANDS)
 
     def _reduce_launch(self, context: Any, common: str) -> Launch:
         product, problem = self._product, self._product.problem
@@ -86,30 +78,8 @@ class TiledPlan:
         text += f"#define INNER {inner}\n#define CHANNELS {problem.channels_out}\n#define TAPS {taps}\n"
         program = build(context, text + kernel_text(__package__, "output.cl") + kernel_text(__package__, "reduce.cl"))
         given = ["workspace", problem.written, *self._extras()]
-        return Launch(program, "reduce", (-(-product.out_size // 128) * 128,), (128,), given, names=_NAMES)
+        return Launch(program, "reduce", (-(-product.out_size // 128) * 128,), (128,), given, names=OPERANDS)
 
     def _extras(self) -> list[str]:
         problem = self._product.problem
         return [name for name in ("bias", "residual") if getattr(problem, name)]
-
-    def pack(self, queue: Any, w: Any, packed: Any, wait_for: Any = None) -> Any:
-        """Write constant weights' packed form."""
-        return self._pack(queue, (None, w, None, None, None, None, packed), wait_for)
-
-    def enqueue(
-        self,
-        queue: Any,
-        x: Any,
-        w: Any,
-        y: Any,
-        workspace: Any,
-        wait_for: Any = None,
-        *,
-        bias: Any = None,
-        residual: Any = None,
-    ) -> Any:
-        """Enqueue the launches, each after the one before; the last one's event."""
-        operands = (x, w, y, workspace, bias, residual, workspace if self._pack_bytes else w)
-        for launch in self._launches:
-            wait_for = (launch(queue, operands, wait_for),)
-        return wait_for[0]

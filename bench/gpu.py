@@ -1,0 +1,162 @@
+"""What the benches of single GPUs share: a problem's buffers, plans timed over them, and the same in PyTorch."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+
+from convdispatch import reference, runtime
+from convdispatch.api import ConvProblem, Launch
+from convdispatch.search.trialdata import numpy_dtype
+
+PLUG = """
+kernel void plug(global float *out, int steps) {
+  float a = get_global_id(0), b = 0.5f;
+  for (int i = 0; i < steps; ++i) { a = a * 0.999f + b; b = b * 0.999f + a; }
+  out[get_global_id(0)] = a + b;
+}
+"""
+
+
+class Ours:
+    """One problem's buffers on the OpenCL device, and timing of plans over them."""
+
+    def __init__(self) -> None:
+        self.device = runtime.find_device("nvidia" if not os.environ.get("CONVDISPATCH_DEVICE") else None)
+        self.info, self.context = runtime.device_info(self.device), runtime.context(self.device)
+        self.queue = cl.CommandQueue(self.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
+        self._plug = cl.Program(self.context, PLUG).build().plug
+        self._plug.set_scalar_arg_dtypes([None, np.int32])
+        self._sink = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, 1 << 20)
+        self._block = np.random.default_rng(0).standard_normal(1000003, dtype=np.float32)
+        if os.environ.get("ZEROS"):  # fewer bits toggle: shows whether the power limit is what bounds the speed
+            self._block[:] = 0
+        self.memory: dict[str, cl.Buffer] = {}
+        self.form: Any = None
+
+    def load(self, problem: ConvProblem) -> None:
+        """Buffers for the problem's tensors, filled with normal data; kept while shapes and dtype stay."""
+        form = (problem.x_shape, problem.w_shape, problem.y_shape, problem.dtype)
+        if self.form != form:
+            self.memory.clear()
+            self.host = {}
+            for at, name in enumerate("xwy"):
+                shape = getattr(problem, name + "_shape")
+                self.host[name] = np.resize(self._block[at * 1000 :], shape).astype(numpy_dtype(problem))
+                self.memory[name] = self._buffer(self.host[name])
+        self.form = form
+
+    def _buffer(self, values: np.ndarray) -> cl.Buffer:
+        return cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=values)
+
+    def time(self, plan, *, seconds: float = 0.02) -> float:
+        """Median milliseconds of a repetition on the device."""
+        scratch = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
+        memory = dict(self.memory)
+        first = self._batch(plan, memory, scratch, 1)
+        repeat = int(min(50, max(3, seconds * 1e3 / max(first, 1e-3))))
+        return float(np.median([self._batch(plan, memory, scratch, repeat) for _ in range(3)]))
+
+    def _batch(self, plan, memory, scratch, repeat: int) -> float:
+        # The plug keeps the device busy (some 0.1 ms a repetition) while the host queues what is timed.
+        self._plug(self.queue, (1024,), (256,), self._sink, 30000 * repeat)
+        before = cl.enqueue_marker(self.queue)
+        for _ in range(repeat):
+            last = plan.enqueue(self.queue, memory["x"], memory["w"], memory["y"], scratch)
+        self.queue.finish()
+        return (last.profile.end - before.profile.end) * 1e-6 / repeat
+
+    def error(self, plan, problem: ConvProblem, count: int = 48) -> float:
+        """Relative error in sampled elements of a fresh output."""
+        count_all, dtype = int(np.prod(problem.out_shape)), numpy_dtype(problem)
+        out = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, count_all * dtype.itemsize)
+        cl.enqueue_fill_buffer(self.queue, out, np.full(1, np.nan, dtype).view(np.uint8), 0, out.size)
+        scratch = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
+        cl.enqueue_fill_buffer(self.queue, scratch, np.float32(np.nan), 0, scratch.size // 4 * 4)
+        memory = {**self.memory, problem.written: out}
+        plan.enqueue(self.queue, memory["x"], memory["w"], memory["y"], scratch)
+        got = np.empty(count_all, dtype)
+        cl.enqueue_copy(self.queue, got.view(np.uint8), out)
+        got = got.astype(np.float32)
+        at = reference.positions(problem, count)
+        if not np.isfinite(got.sum()):
+            return float("inf")
+        return reference.relative_error(got[at], reference.sample(problem, at, **{
+            name: values for name, values in self.host.items() if name != problem.written}))  # fmt: skip
+
+
+def passes(ours: Ours, plan, rounds: int = 5) -> list[float]:
+    """Median milliseconds of each step, by its own event, in runs of the whole plan."""
+    scratch = cl.Buffer(ours.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
+    operands = (ours.memory["x"], ours.memory["w"], ours.memory["y"], scratch, None, None)
+    found = []
+    for _ in range(rounds):
+        events = [step(ours.queue, operands, None) for step in plan._steps]
+        ours.queue.finish()
+        found.append([(event.profile.end - event.profile.start) * 1e-6 for event in events])
+    return list(np.median(found, axis=0))
+
+
+def registers(ours: Ours, plan) -> str:
+    """Registers (and spilled bytes) of each launch, as NVIDIA's compiler reports them; empty elsewhere."""
+    if "cl_nv_compiler_options" not in ours.info.extensions:
+        return ""
+    words = []
+    for step in plan._steps:
+        if isinstance(step, Launch):
+            program = cl.Program(ours.context, step._program.source).build(["-cl-nv-verbose"], cache_dir=False)
+            if os.environ.get("OUT") and os.environ.get("DUMP_PTX") and step._name == "product":
+                Path(os.environ["OUT"], os.environ["DUMP_PTX"]).write_bytes(program.binaries[0])
+            log = program.get_build_info(ours.device, cl.program_build_info.LOG)
+            used, spills = re.search(r"Used (\d+) registers", log), re.findall(r"(\d+) bytes spill stores", log)
+            words.append((used[1] if used else "?") + (f"+{spills[0]}" if spills and spills[0] != "0" else ""))
+    return "/".join(words)
+
+
+def torch_ms(problem: ConvProblem) -> float:
+    """Median milliseconds of the same in PyTorch, replayed as a CUDA graph; cudnn.benchmark on.
+
+    TF32 where the problem's math allows it; channels last for NHWC.
+    """
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = problem.math == "tf32"
+    form = {"memory_format": torch.channels_last} if problem.layout == "nhwc" else {}
+    plain, kind = problem.replace(layout="nchw"), getattr(torch, problem.dtype)
+    x, w, y = (
+        torch.randn(getattr(plain, name + "_shape"), device="cuda").to(kind).contiguous(**form) for name in "xwy"
+    )
+    geometry = [(problem.sh, problem.sw), (problem.ph, problem.pw), (problem.dh, problem.dw)]
+    mask = [problem.direction == "bwd_data", problem.direction == "bwd_weights", False]
+
+    def work() -> None:
+        if problem.direction == "fwd":
+            torch.nn.functional.conv2d(x, w, None, *geometry, problem.g)
+        else:
+            torch.ops.aten.convolution_backward(y, x, w, None, *geometry, False, [0, 0], problem.g, mask)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(5):
+            work()
+    samples = []
+    graph.replay()
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end) / 5)
+    return float(np.median(samples))
