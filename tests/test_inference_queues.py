@@ -1,0 +1,71 @@
+"""GoogLeNet's branches on several queues: where they stand, that nothing is overtaken, and that the clock decides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from convdispatch import inference, nn
+from convdispatch.inference import net as building
+from convdispatch.models.googlenet import Inception
+
+
+class Two(nn.Module):
+    """Two Inception modules in a row: branches, where they meet, and branches again."""
+
+    def __init__(self, queue, layout="nchw"):
+        self.first = Inception(12, 8, 8, 16, 8, 8, 8, layout, queue)
+        self.second = Inception(40, 8, 8, 8, 8, 16, 8, layout, queue)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+@pytest.fixture
+def two(queue):
+    return Two(queue).eval()
+
+
+def pictures(seed):
+    return np.random.default_rng(seed).standard_normal((2, 12, 9, 9), dtype=np.float32)
+
+
+def test_four_branches_stand_on_four_queues(two, queue):
+    built = inference.build(two, (2, 12, 9, 9), queue=queue, queues=4, layout="nchw")
+    assert built.queues == 4
+    names = [layer.name for layer in built.layers]
+    joins = [place for place, name in enumerate(names) if name == "concatenate"]
+    assert len(joins) == 2
+    steps = built._program.schedule.steps
+    for begin, end in ((0, joins[0]), (joins[0] + 1, joins[1])):
+        inside = [step for step in steps if begin <= step.key < end]
+        assert len({step.queue for step in inside}) == 4
+    by_key = {step.key: step for step in steps}
+    for join in joins:  # it waits for all but what its own queue computed
+        assert len(by_key[join].after) == 3
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("queues", [2, 3, 4])
+def test_nothing_is_overtaken(two, queue, layout, queues):
+    """Many runs, each on other pictures, without waiting between them: a missing event would mix them up."""
+    alone = inference.build(two, (2, 12, 9, 9), queue=queue, queues=1, layout=layout)
+    built = inference.build(two, (2, 12, 9, 9), queue=queue, queues=queues, layout=layout)
+    assert built.queues == queues
+    from convdispatch.tensor import Tensor
+
+    given = [Tensor.from_numpy(pictures(seed), queue) for seed in range(20)]
+    got = [built(x) for x in given]
+    for mine, x in zip(got, given, strict=True):
+        np.testing.assert_allclose(mine.numpy(), alone(x).numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_clock_decides(two, queue, monkeypatch, overlap):
+    """Where a device overlaps queues the form on several is faster when timed, elsewhere slower: events cost."""
+    several = 0.5 if overlap else 1.5
+    monkeypatch.setattr(building, "_seconds", lambda form, repeat: several if form.program.schedule.queues > 1 else 1.0)
+    built = inference.build(two, (2, 12, 9, 9), queue=queue)
+    assert built.queues == (4 if overlap else 1)
+    assert len(built.tried) == 4
+    assert sum("4 queues" in line for line in built.tried) == 2
