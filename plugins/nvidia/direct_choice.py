@@ -26,6 +26,7 @@ _READ = 1.2  # cycles of local memory for a warp's 32 numbers
 _ISSUED = 3.5  # instructions a cycle that four schedulers reach together
 _WRITTEN = 20.0  # bytes a cycle that leave a multiprocessor
 _MEMORY = 3.7e12  # bytes a second
+_FEW = 2.0  # warps whose time is lost to products that wait for each other, whatever their number
 _SLICE, _FILL = 60, 4000  # cycles of a slice's barriers, and of a tile's beginning and end
 _LAUNCH = 3.0e-6  # seconds
 _MOST = 32  # choices offered
@@ -73,6 +74,7 @@ def _parallel(job: DirectJob) -> tuple[float, float]:
 def seconds(job: DirectJob, units: int) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     (work, wait), resident = _parallel(job), _resident(job)
+    work *= 1 + _FEW / (min(resident, -(-job.work_groups // units)) * job.tile.items / 32)
     whole, rest = divmod(job.work_groups, units * resident)
     cycles = whole * max(work + wait, resident * work)
     if rest:
