@@ -97,11 +97,15 @@ def test_resuming_is_exact(device, tmp_path, changes, monkeypatch):
 
 
 def test_a_killed_process_resumes(tmp_path):
+    """SIGKILL at any moment, then the same command with --resume: the very weights of a run that was left alone."""
     if "digits" not in _available():
         pytest.skip("scikit-learn is not installed: no digits")
-    command = [sys.executable, "-m", "convdispatch", "train", "digits", "--images", "200", "--epochs", "200"]
-    command += ["--every", "2", "--checkpoint", str(tmp_path / "run.st"), "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def command(epochs, name, *more):
+        options = ["--images", "200", "--epochs", str(epochs), "--every", "2", "--checkpoint", str(tmp_path / name)]
+        return [sys.executable, "-m", "convdispatch", "train", "digits", *options, "--json", *more]
+
+    process = subprocess.Popen(command(200, "run.st"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not (tmp_path / "run.st").exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
@@ -109,6 +113,13 @@ def test_a_killed_process_resumes(tmp_path):
     assert process.wait() == -signal.SIGKILL
     arrays, metadata = load_tensors(tmp_path / "run.st")
     assert len(arrays["losses"]) == int(metadata["step"]) > 0
+    epochs = int(metadata["step"]) // 4 + 2  # 200 images are four batches
+    subprocess.run(command(epochs, "run.st", "--resume"), check=True, capture_output=True, timeout=300)
+    subprocess.run(command(epochs, "whole.st"), check=True, capture_output=True, timeout=300)
+    resumed, whole = load_tensors(tmp_path / "run.st")[0], load_tensors(tmp_path / "whole.st")[0]
+    assert len(resumed["losses"]) > len(arrays["losses"])
+    for name in whole:
+        np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
 
 
 def test_more_epochs_may_follow(device, tmp_path):
