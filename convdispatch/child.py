@@ -12,6 +12,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,11 +35,12 @@ class Child:
     def __init__(self, module: str, setup: Mapping[str, Any]) -> None:
         home = str(Path(__file__).parent.parent)
         paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
             encoding="utf-8",
             errors="replace",
@@ -70,7 +72,11 @@ class Child:
             code = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             return "it closed its output"
-        return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with status {code}"
+        if code < 0:
+            return f"it was killed by {signal.Signals(-code).name}"
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 2000))
+        said = self._errors.read().decode("utf-8", "replace").strip().splitlines() if code else []
+        return f"it ended with status {code}" + (f": {said[-1].strip()}" if said else "")
 
     def close(self) -> None:
         """End it now."""
@@ -80,6 +86,7 @@ class Child:
         except subprocess.TimeoutExpired:
             return
         self._process.stdin.close()  # type: ignore[union-attr]
+        self._errors.close()
 
 
 def _listen(stream: IO[str], answers: queue.Queue[dict[str, Any] | None]) -> None:

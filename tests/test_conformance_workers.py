@@ -147,6 +147,12 @@ def test_a_child_s_words_silence_and_end(hangs):
     other.say({"exit": 3})
     assert other.hear(30) is None
     assert other.how_it_ended() == "it ended with status 3"
+    other.close()
+    third = child.Child("no_such_module_here", {})
+    assert third.hear(30) is None
+    assert third.how_it_ended().startswith("it ended with status 1: ")
+    assert "No module named" in third.how_it_ended()
+    third.close()
 
 
 def test_a_child_ends_with_its_parent(hangs):

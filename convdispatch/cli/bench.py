@@ -67,6 +67,8 @@ def bench(
 
     Nets: convnet, alexnet, overfeat, vgg_a, googlenet, resnet50, mobilenet, cpu10. Problems in any dialect.
     """
+    if within_s is not None and not isolate:
+        raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
     names = (*nets, *names)
     if train:
         _train(names, device, changes, json_path)
@@ -94,7 +96,7 @@ def bench(
             console=Console(stderr=True),
             isolate=isolate,
             timeout_s=timeout_s,
-            within_s=within_s if isolate else None,
+            within_s=within_s,
             jobs=processes(jobs, runtime.device_info(runtime.find_device(device))),
             keep=lambda report: None if json_path is None else write_json(replace(report, interrupted=True), json_path),
         )
