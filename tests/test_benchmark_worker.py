@@ -249,3 +249,34 @@ def test_find_compiles_ahead(solvers, device, tmp_path):
     done = run_find(TINY, "--budget", "20000", "--jobs", "2")
     assert done.returncode == 0, done.stderr
     assert len(compiled(tmp_path)) >= 4, "two beforehand, two as they were measured"
+
+
+# --- a peer that dies -------------------------------------------------------------------------------------------------
+
+PEER = """
+import os
+from convdispatch.benchmark.peers import Variant
+
+class Peer:
+    name, settings = "torch", {"version": "deadly"}
+
+    def __init__(self, device):
+        pass
+
+    def variants(self, problem, host, copies):
+        return [Variant("nchw", lambda count: os.abort(), lambda: os.abort())]
+"""
+
+
+def test_a_peer_that_dies_costs_itself(solvers, device, tmp_path, monkeypatch):
+    solvers(FAULTS="good")
+    (tmp_path / "deadly_peer.py").write_text(PEER)
+    (tmp_path / "sitecustomize.py").write_text(
+        "from convdispatch.benchmark import peers\npeers.PEERS['torch'] = 'deadly_peer'\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    report = run.run(entries(TINY), device, isolate=True, against=["torch"], budget_ms=2000)
+    assert report.settings["peers"] == {"torch": {"version": "deadly"}}
+    (found,) = report.measured.values()
+    assert found.best.solver == "faulty.good"
+    assert [(p.peer, p.reason) for p in found.peers] == [("torch", "a process was lost: it was killed by SIGABRT")]
