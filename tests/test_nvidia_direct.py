@@ -37,6 +37,8 @@ CASES = [
     ("mb17ic40ih1oc36", {}),
     ("mb1ic65ih5iw4oc63", {"bm": 64, "wm": 2, "bk": 16, "stages": 2}),
     ("mb2ic64ih4iw16oc32", {"promote": 1, "bk": 16}),
+    ("mb3ic41ih7oc35", {"format": "bf16x3"}),
+    ("mb2ic70ih8oc36", {"format": "bf16x3", "bk": 16, "promote": 2}),
     ("mb1ic160ih4oc32", {"promote": 2, "stages": 4, "bk": 16}),
     ("mb2ic3ih5oc5", {"bk": 16}),
     ("mb2ic12ih7iw8oc20g2", {"bk": 16}),
@@ -65,11 +67,12 @@ MORE = [
     ("bwd_weights_f32_nhwc_mb5ic20ih8oc24g2sh2+accumulate", {"bk": 16, "split": 5}),
     ("bwd_weights_f32_mb6ic20ih7oc24", {"bk": 16, "split": 18}),  # lanes share the parts
     ("fwd_f32_mb1ic24ih5oc16+constant", {}),
+    ("fwd_f32_mb2ic12ih8iw8oc12sh2sw2", {}),  # sizes in fours, gathered pixels
     ("fwd_f32_tf32_mb1ic24ih5oc16", {"format": "tf32"}),
     ("bwd_weights_f32_tf32_nhwc_mb2ic24ih5oc16", {"format": "tf32", "stages": 2, "split": 2}),
 ]
-LIMIT = 5e-7
-"""Error of split TF32 on real data: that of a float32 sum, and the products that are left out."""
+LIMITS = {("tf32x3", 0): 5e-7, ("tf32x3", 4): 1.5e-6, ("bf16x3", 0): 6e-6, ("bf16x3", 4): 6e-6}
+"""Errors on real data by format and ``promote``: what is left out, and sums that are rounded toward zero."""
 
 
 def check(queue, problem: ConvProblem, config, *, emulate=True, **options) -> float:
@@ -107,14 +110,14 @@ def test_epilogues_and_parts(queue, text, extra):
     check(queue, ConvProblem.parse(text.replace("+", "kh1+", 1) if "+" in text else text + "kh1"), {**SMALL, **extra})
 
 
-@pytest.mark.parametrize("promote", [0, 4])
+@pytest.mark.parametrize(("name", "promote"), list(LIMITS))
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_accuracy(queue, direction, promote):
+def test_accuracy(queue, direction, name, promote):
     """Split values keep float32's accuracy over long sums that tensor cores round toward zero."""
     text = {"fwd": "mb1ic2048ih3oc8", "bwd_data": "mb1ic8ih3oc2048", "bwd_weights": "mb2ic8ih32oc8"}[direction]
     problem = ConvProblem.parse(f"{direction}_f32_{text}kh1")
-    config = {"bm": 16, "bn": 16, "wm": 1, "wn": 1, "bk": 16, "promote": promote}
-    error = check(queue, problem, config, data="real", limit=1.5e-6 if promote else LIMIT)
+    config = {"bm": 16, "bn": 16, "wm": 1, "wn": 1, "bk": 16, "promote": promote, "format": name}
+    error = check(queue, problem, config, data="real", limit=LIMITS[name, promote])
     assert error > 1e-8
 
 
@@ -125,7 +128,7 @@ def test_accuracy_of_one_product(queue):
     assert error > 1e-4
 
 
-@pytest.mark.parametrize("name", ["tf32x3", "tf32"])
+@pytest.mark.parametrize("name", ["tf32x3", "bf16x3", "tf32"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_extremes(queue, name, layout):
     """Large and tiny magnitudes survive; infinities and NaN reach exactly the outputs that read them, as no number."""
@@ -134,7 +137,7 @@ def test_extremes(queue, name, layout):
     random = np.random.default_rng(0)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     w = random.standard_normal(problem.w_shape).astype(np.float32)
-    tolerance = 2e-3 if name == "tf32" else 1e-6
+    tolerance = {"tf32": 2e-3, "bf16x3": 1e-5, "tf32x3": 1e-6}[name]
     for factor, special in ((1e30, None), (1e-30, None), (3e38, None), (1.0, np.inf), (1.0, -np.inf), (1.0, np.nan)):
         x = random.uniform(-1, 1, problem.x_shape).astype(np.float32) * np.float32(factor)
         small = np.float32(1e-8) if factor > 1e38 else np.float32(1)
@@ -227,6 +230,7 @@ def cuda(text: str) -> str:
         ("bwd_data_f32_nhwc_mb64ic256ih55oc512kh1sh2+bias", {"bm": 128, "bn": 128, "wn": 4}),
         ("bwd_weights_f32_mb64ic258ih27iw2oc64kh1", {"bm": 64, "bn": 64, "split": 9}),
         ("fwd_f32_tf32_mb64ic256ih56oc64kh1", {"bm": 64, "bn": 128, "format": "tf32"}),
+        ("fwd_f32_mb64ic256ih56oc64kh1", {"bm": 64, "bn": 128, "wn": 4, "format": "bf16x3"}),
     ],
 )
 def test_instructions_assemble(text, extra, tmp_path):
@@ -248,6 +252,13 @@ def test_instructions_assemble(text, extra, tmp_path):
     assert re.search(r"\b0 bytes spill stores", done.stderr), done.stderr
 
 
+def _samples(configs) -> list:
+    """The first three of each format."""
+    configs = list(configs)
+    names = {config.get("format") for config in configs}
+    return [config for name in names for config in [each for each in configs if each.get("format") == name][:3]]
+
+
 def test_on_the_device(queue):
     """On a GPU that proves the instructions: integer and real data, all directions and formats."""
     info, solver, ran = runtime.device_info(queue.device), Direct(), 0
@@ -257,9 +268,9 @@ def test_on_the_device(queue):
             if solver.rejects(problem, info):
                 continue
             ran += 1
-            for config in itertools.islice(solver.configs(problem, info), 4):
+            for config in _samples(solver.configs(problem, info)):
                 check(queue, problem, config, emulate=False)
-                real = 1e-6 if config.get("format", "tf32x3") == "tf32x3" else 5e-4
+                real = {"tf32x3": 1e-6, "bf16x3": 1e-5, "tf32": 5e-4}[config.get("format", "tf32x3")]
                 check(queue, problem, config, data="real", limit=real, emulate=False)
     if not ran:
         pytest.skip(f"no tensor cores that mma.sync reaches: {solver.rejects(ConvProblem(), info)}")

@@ -2,7 +2,7 @@
 ##
 ## What m, n and k are of a convolution with a 1x1 kernel: ``direct_job.py``. Tiles of A and B are copied to local memory
 ## as they lie in memory, [row][k] or [k][row], BK long along k, STAGES of them; copies of STAGES - 1 are under way. Values
-## become TF32 in registers: one number, or two whose sum is the float32 value, and then
+## become TF32 in registers: one number, or two whose sum is the float32 value (or two bfloat16 ones), and then
 ##
 ##     a b = a_low b_high + a_high b_low + a_high b_high  (+ a_low b_low, left out)
 ##
@@ -10,10 +10,13 @@
 ## rows t and t + 4, of the sums (16x8) rows g and g + 8 in columns 2 t and 2 t + 1. Lines of a tile are so long that these
 ## 32 numbers lie in 32 banks: 4 mod 32 floats where k runs along them, 8 mod 32 where rows do.
 ##
+## In bfloat16 a register holds two k's, and sums run over 16: any order of k will do that A and B agree on, so lanes read
+## the same places, k's 4 apart sharing a register.
+##
 ## bm, bn, bk  tile of a work group, and the depth of a slice
 ## wm, wn      warps along m and n
 ## split       parts of the sum over k, which end in the workspace
-## promote     split values: slices after which sums move to float32 registers; 0: after every eight k's
+## promote     split values: slices after which sums move to float32 registers; 0: after every product of tensor cores
 ## PARTIAL     1: sums go to the workspace as they are
 <%
 t, a, b = job.tile, *job.operands
@@ -172,17 +175,22 @@ ${fetch(f"(slice + {distance})", "next_at")}\
     next_at = next_at == ${(t.stages - 1) * stage_bytes} ? 0 : next_at + ${stage_bytes};
     local const float *a_tile = (local const float *)(memory + stage_at), *b_tile = a_tile + ${job.floats(0)};
 ${unroll}
-    for (int k = 0; k < ${t.bk}; k += 8) {
+    for (int k = 0; k < ${t.bk}; k += ${t.depth}) {
       uint b_high[${t.frag_n}][2]${f", b_low[{t.frag_n}][2]" if exact else ""};
 ${unroll}
       for (int j = 0; j < ${t.frag_n}; ++j)
 ${unroll}
         for (int e = 0; e < 2; ++e) {
+% if t.depth == 16:
+          const int r = column0 + j * 8 + lane / 4, at = k + lane % 4 + e * 8;
+          split2(b_tile[B_TILE(r, at)], b_tile[B_TILE(r, at + 4)], &b_high[j][e], &b_low[j][e]);
+% else:
           const float v = b_tile[B_TILE(column0 + j * 8 + lane / 4, k + lane % 4 + e * 4)];
 % if exact:
           split(v, &b_high[j][e], &b_low[j][e]);
 % else:
           b_high[j][e] = rounded(v);
+% endif
 % endif
         }
 ${unroll}
@@ -190,11 +198,16 @@ ${unroll}
         uint a_high[4]${", a_low[4]" if exact else ""};
 ${unroll}
         for (int e = 0; e < 4; ++e) {
+% if t.depth == 16:
+          const int r = row0 + i * 16 + e % 2 * 8, at = k + lane % 4 + e / 2 * 8;
+          split2(a_tile[A_TILE(r, at)], a_tile[A_TILE(r, at + 4)], &a_high[e], &a_low[e]);
+% else:
           const float v = a_tile[A_TILE(row0 + i * 16 + e % 2 * 8, k + lane % 4 + e / 2 * 4)];
 % if exact:
           split(v, &a_high[e], &a_low[e]);
 % else:
           a_high[e] = rounded(v);
+% endif
 % endif
         }
 % if exact:

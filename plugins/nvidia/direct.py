@@ -35,7 +35,7 @@ class DirectPlan:
 
     def product_text(self) -> str:
         """The product's program."""
-        text = self._common(bool(self.workspace_size)) + kernel_text(__package__, "direct_ptx.cl.mako")
+        text = self._common(bool(self.workspace_size)) + kernel_text(__package__, "direct_ptx.cl.mako", job=self.job)
         return text + kernel_text(__package__, "direct.cl.mako", job=self.job, emulate=self._emulate)
 
     def _written(self) -> list[str]:

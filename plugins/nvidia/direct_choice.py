@@ -19,7 +19,7 @@ __all__ = ["UNIT", "choices", "formats", "seconds"]
 UNIT = 60e12
 """Operations a second that a cost is told in, as ``solver.py``'s."""
 _CLOCK = 1.7e9
-_MACS = 500  # TF32 multiply-adds a cycle that a multiprocessor reaches through mma.sync
+_MACS = {8: 500, 16: 1000}  # multiply-adds a cycle that a multiprocessor reaches through mma.sync, TF32 and bfloat16
 _COPIED = 24.0  # bytes a cycle from the L2 cache into local memory, 16 a copy
 _NARROW = {4: 1.0, 2: 1.2, 1: 1.5}  # in times of it, by the numbers of a copy
 _READ = 1.2  # cycles of local memory for a warp's 32 numbers
@@ -29,7 +29,7 @@ _MEMORY = 3.7e12  # bytes a second
 _FEW = 2.0  # warps whose time is lost to products that wait for each other, whatever their number
 _SLICE, _FILL = 60, 4000  # cycles of a slice's barriers, and of a tile's beginning and end
 _LAUNCH = 3.0e-6  # seconds
-_MOST = 32  # choices offered
+_MOST, _FEWEST = 32, 4  # choices offered, and of each format
 _SHAPES = (
     (128, 128, 2, 4), (128, 128, 4, 2), (64, 128, 2, 2), (64, 128, 2, 4), (128, 64, 4, 2), (128, 64, 2, 2),
     (64, 64, 2, 2), (64, 256, 2, 4), (48, 128, 1, 4), (32, 64, 1, 4), (32, 128, 1, 4), (32, 256, 1, 8), (16, 128, 1, 4),
@@ -42,7 +42,9 @@ _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 
 def formats(problem: ConvProblem) -> tuple[str, ...]:
     """Formats that reach what the problem's ``math`` asks, the one to use first."""
-    return {"float32": ("tf32x3",), "tf32": ("tf32", "tf32x3"), "fast": ("tf32", "tf32x3")}.get(problem.math, ())
+    return {"float32": ("tf32x3", "bf16x3"), "tf32": ("tf32", "tf32x3"), "fast": ("tf32", "tf32x3")}.get(
+        problem.math, ()
+    )
 
 
 def _resident(job: DirectJob) -> int:
@@ -59,12 +61,12 @@ def _parallel(job: DirectJob) -> tuple[float, float]:
     """Cycles of a tile that tiles on one multiprocessor share, and those that only this tile waits."""
     t = job.tile
     slices = job.slices / t.split
-    warps, steps = t.wm * t.wn, slices * (t.bk // 8)
-    read = t.frag_m * 4 + t.frag_n * 2
+    warps, steps = t.wm * t.wn, slices * (t.bk // t.depth)
+    read = (t.frag_m * 4 + t.frag_n * 2) * t.depth // 8
     multiplied = t.frag_m * t.frag_n * t.products
     added = t.frag_m * t.frag_n * 4 if t.products == 3 and not t.promote else 0
-    issued = read * (3 if t.products == 3 else 2) + multiplied + added
-    multiply = steps * t.bm * t.bn * 8 * t.products / _MACS
+    issued = read * (4 if t.depth == 16 else 3 if t.products == 3 else 2) + multiplied + added
+    multiply = steps * t.bm * t.bn * t.depth * t.products / _MACS[t.depth]
     local = steps * warps * read * _READ
     copied = [job.extent(number) * t.bk * 4 * _NARROW[job.operands[number].width] for number in (0, 1)]
     work = max(multiply, local, steps * warps * issued / _ISSUED, slices * sum(copied) / _COPIED)
@@ -95,7 +97,7 @@ def _parts(job: DirectJob, units: int) -> list[int]:
 
 def _tiles(problem: ConvProblem, name: str, units: int) -> Iterator[DirectTile]:
     for (bm, bn, wm, wn), (bk, stages) in itertools.product(_SHAPES, _DEPTHS):
-        promotes = (0, 64 // bk) if name == "tf32x3" else (0,)
+        promotes = (0, 64 // bk) if name != "tf32" else (0,)
         for promote in promotes:
             tile = DirectTile(bm, bn, wm, wn, name, bk, stages, 1, promote)
             job = DirectJob(problem, tile)
@@ -109,13 +111,9 @@ def _tiles(problem: ConvProblem, name: str, units: int) -> Iterator[DirectTile]:
 
 @functools.lru_cache(maxsize=256)
 def choices(problem: ConvProblem, units: int) -> tuple[DirectTile, ...]:
-    """Tiles of the first format, the fastest by prediction first, then the best few of the other formats."""
-    result: list[DirectTile] = []
-    for place, name in enumerate(formats(problem)):
-        rated = sorted(
-            ((seconds(DirectJob(problem, tile), units), number, tile)
-             for number, tile in enumerate(_tiles(problem, name, units))),
-            key=lambda row: row[:2],
-        )  # fmt: skip
-        result += [tile for _, _, tile in itertools.islice(rated, _MOST if place == 0 else 4)]
-    return tuple(result)
+    """The fastest tiles by prediction, whatever their format, then the best few of formats that are not among them."""
+    tiles = [tile for name in formats(problem) for tile in _tiles(problem, name, units)]
+    cost = {tile: seconds(DirectJob(problem, tile), units) for tile in tiles}
+    rated = sorted(cost, key=cost.get)  # of equals the first format's
+    few = [[tile for tile in rated if tile.format == name][:_FEWEST] for name in formats(problem)]
+    return tuple(dict.fromkeys(itertools.chain(rated[:_MOST], *few)))

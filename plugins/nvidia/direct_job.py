@@ -32,8 +32,8 @@ from .job import LOCAL_LIMIT
 
 __all__ = ["FORMATS", "Axis", "DirectJob", "DirectTile", "Operand"]
 
-FORMATS = {"tf32x3": 3, "tf32": 1}
-"""Products of tensor cores a multiplication: a float32 is the sum of two TF32 numbers, or rounded to one."""
+FORMATS = {"tf32x3": 3, "bf16x3": 3, "tf32": 1}
+"""Products of tensor cores a multiplication: a float32 is two TF32 or bfloat16 numbers' sum, or rounded to one."""
 _INT = 2**31
 
 
@@ -51,7 +51,7 @@ class DirectTile:
     stages: int = 3
     split: int = 1
     promote: int = 0
-    """``tf32x3``: slices after which sums move to float32 registers; 0: after every eight steps of k."""
+    """Split values: slices after which sums move to float32 registers; 0: after every product of tensor cores."""
 
     @property
     def items(self) -> int:
@@ -67,6 +67,11 @@ class DirectTile:
     def frag_n(self) -> int:
         """8-column fragments of a warp."""
         return self.bn // self.wn // 8
+
+    @property
+    def depth(self) -> int:
+        """Steps of k of a product of tensor cores, which multiply bfloat16 twice as fast as TF32."""
+        return 16 if self.format == "bf16x3" else 8
 
     @property
     def products(self) -> int:
@@ -328,7 +333,7 @@ class DirectJob:
     def misfit(self) -> str | None:
         """Why the tile cannot run this problem; None when it can."""
         t = self.tile
-        if t.bm % (t.wm * 16) or t.bn % (t.wn * 8) or t.bk % 8 or t.bn & (t.bn - 1) or t.items & (t.items - 1):
+        if t.bm % (t.wm * 16) or t.bn % (t.wn * 8) or t.bk % t.depth or t.bn & (t.bn - 1) or t.items & (t.items - 1):
             return "the tile does not divide into warps"
         if t.bk & (t.bk - 1) or t.bn < 16:
             return "slices and columns are powers of two, 16 columns or more"
