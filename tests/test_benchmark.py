@@ -187,9 +187,9 @@ def test_a_busy_machine_is_said():
 
 
 def test_sources_name_no_folder():
-    assert session._placeless("/home/me/registry.yaml:11") == "registry.yaml:11"
-    assert session._placeless("measured 1.2 ms, user record") == "measured 1.2 ms, user record"
-    assert session._placeless("lock file /a/b.lock") == "lock file b.lock"
+    assert session.placeless("/home/me/registry.yaml:11") == "registry.yaml:11"
+    assert session.placeless("measured 1.2 ms, user record") == "measured 1.2 ms, user record"
+    assert session.placeless("lock file /a/b.lock") == "lock file b.lock"
 
 
 def test_page_of_a_run_that_measured_nothing():

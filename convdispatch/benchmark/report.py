@@ -7,6 +7,7 @@ So what was measured is never lost, however the run ends. Times are milliseconds
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 
-__all__ = ["SCHEMA", "Choice", "Journal", "Layer", "Measured", "PeerTime", "Report", "Row", "load"]
+__all__ = ["SCHEMA", "Choice", "Journal", "Layer", "Measured", "PeerTime", "Report", "Row", "load", "placeless"]
 
 SCHEMA = 1
 
@@ -164,6 +165,11 @@ class Report:
             return cls(**{**values, "layers": layers, "measured": measured})
         except (KeyError, TypeError) as error:
             raise InvalidArgument(f"a damaged benchmark report: {error!r}") from error
+
+
+def placeless(words: str) -> str:
+    """Words without the folders of this machine: a report is made to be shown."""
+    return re.sub(r"(?:/[^/\s]+)+/(?=[^/\s])", "", words)
 
 
 def load(path: Path) -> Report:

@@ -7,7 +7,6 @@ while, because the threads of the one before it spin for some milliseconds after
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +31,7 @@ from ..search.trialdata import operands_of
 from .environment import plugin_texts
 from .peaks import traffic
 from .peers import Peer, Unable, Variant
-from .report import Choice, Measured, PeerTime, Row
+from .report import Choice, Measured, PeerTime, Row, placeless
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -91,7 +90,7 @@ class Session:
 
     def _measure(self, problem: ConvProblem, found: Measured) -> None:
         first = dispatch.rank(problem, self.info)[0]
-        found.chosen = Choice(first.solver.name, dict(first.config), _placeless(first.source))
+        found.chosen = Choice(first.solver.name, dict(first.config), placeless(first.source))
         if self.search:
             search = Search(
                 problem,
@@ -174,7 +173,7 @@ class Session:
                 first = dispatch.rank(problem, self.info)[0]
             except NoSolver:
                 return None
-        return Choice(first.solver.name, dict(first.config), _placeless(first.source))
+        return Choice(first.solver.name, dict(first.config), placeless(first.source))
 
     def cost(self, found: Measured, choice: Choice) -> float | None:
         """Time of a choice over the best time, 1 at least; None when it cannot be timed."""
@@ -316,11 +315,6 @@ def _best(results: Results) -> Choice | None:
         winner.error,
         winner.workspace,
     )
-
-
-def _placeless(source: str) -> str:
-    """A choice's source without the folders of this machine: a report is made to be shown."""
-    return re.sub(r"(?:/[^/\s]+)+/(?=[^/\s])", "", source)
 
 
 def _key(choice: Choice | Row) -> str:

@@ -16,7 +16,7 @@ from ..api.errors import ConvDispatchError
 from ..api.problem import ConvProblem
 from ..child import Child, Silent, answer, questions
 from .peaks import traffic
-from .report import Choice, Measured
+from .report import Choice, Measured, placeless
 
 __all__ = ["OutOfTime", "Worker"]
 
@@ -69,13 +69,13 @@ class Worker:
                 found = self._ask({"ask": "measure", "problem": str(problem), "without": without}, say)
                 return Measured.from_json(found)
             except _Died as died:
-                reason = str(died)
+                reason = placeless(str(died))
                 if not died.at and turn:
                     break
                 if died.at:
                     without[died.at] = f"a process was lost: {reason}"
             except ConvDispatchError as error:
-                reason = str(error)
+                reason = placeless(str(error))
                 break
         said = f"{len(without)} candidates took their process with them: {', '.join(without)}; " if without else ""
         lost = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)

@@ -1,0 +1,107 @@
+"""The page: the map of geometry against winner, gaps, types, published times beside the nets; and no folder's name."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+
+from convdispatch.api.problem import ConvProblem
+from convdispatch.benchmark.figures import colours, geometry_map
+from convdispatch.benchmark.page import render
+from convdispatch.benchmark.published import CARD, titanx
+from convdispatch.benchmark.report import Choice, Layer, Measured, Report, Row, placeless
+from convdispatch.benchmark.summary import gaps, lines
+
+DEVICE = {
+    "title": "Card", "name": "Card", "type": "gpu", "arch": "sim", "compute_units": 4,
+    "global_mem_size": 1 << 30, "driver": "1", "key": "sim",
+}  # fmt: skip
+ENVIRONMENT = {
+    "created": "2026-01-02T03:04:05Z",
+    "device": DEVICE,
+    "python": "3",
+    "system": "x",
+    "packages": {},
+    "plugins": {},
+}
+ROOFS = {"float32": {"flops": {"rate": 1e12, "how": "a"}, "bandwidth": {"rate": 1e15, "how": "b"}, "matrix": None}}
+KINDS = {
+    "mb1ic64ih16oc64kh1": ("circle", "implicitgemm.pointwise", 0.9),
+    "mb1ic64ih34oc64kh3": ("rect", "winograd.f4x3", 0.4),
+    "mb1ic16ih36oc16kh5": ("path", "fft.tiled", 0.25),
+    "g32mb1ic32ih34oc32kh3": ("path", "im2col", 0.1),
+}
+"""Problem to its mark, its winner and its fraction of the roofline."""
+
+
+def report() -> Report:
+    layers, found = [], {}
+    for number, (text, (_, solver, fraction)) in enumerate(KINDS.items()):
+        problem = ConvProblem.parse(text)
+        ms = problem.flops / 1e12 * 1e3 / fraction
+        best = Choice(solver, {}, "fastest", ms, ms, ms, 9)
+        row = Row(solver, {}, "measured", "", ms, ms, ms, 9, 1e-7, 0, 5.0, True)
+        found[str(problem)] = Measured(str(problem), problem.flops, 1000, best, best, [row])
+        layers.append(Layer("alexnet", f"layer{number}", str(problem)))
+    return Report(layers, ENVIRONMENT, {"peers": {}}, ROOFS, found)
+
+
+def test_the_map_shows_each_geometry_its_winner_and_its_fraction():
+    every = lines(report())
+    colour = colours([line.winner for line in every])
+    assert len(set(colour.values())) == len(KINDS)
+    svg = geometry_map(every, colour)
+    marks = re.findall(
+        r'<(circle|rect|path) ([^>]*) style="fill:([^;]+);[^"]*fill-opacity:([\d.]+)"><title>(.*?)</title>', svg
+    )
+    assert len(marks) == len(KINDS)
+    for (shape, _, fill, opacity, title), (want, solver, fraction) in zip(marks, KINDS.values()):
+        assert shape == want
+        assert fill == colour[solver.partition(".")[0]]
+        assert float(opacity) == pytest.approx(fraction, abs=0.01)
+        assert solver in title
+        assert f"{fraction:.0%} of the roofline" in title
+
+
+def test_more_pixels_stand_to_the_right_and_more_channels_above():
+    every = lines(report())
+    svg = geometry_map(every, colours([line.winner for line in every]))
+    circle = re.search(r'<circle cx="([\d.]+)" cy="([\d.]+)"', svg)
+    square = re.search(r'<rect x="([\d.]+)" y="([\d.]+)"', svg)
+    diamond, triangle = re.findall(r'<path d="M([\d.]+) ([\d.]+)', svg)
+    assert float(circle[1]) < float(square[1]), "16 x 16 pixels against 32 x 32"
+    assert float(circle[2]) < float(diamond[1]) < float(triangle[1]), "64 channels, 16, and one a group"
+    assert geometry_map([], {}) == ""
+
+
+def test_gaps_and_types_and_algorithms_are_listed():
+    page = unescape(re.sub(r"<[^>]+>", " ", render(report())))
+    low = [line.winner for line in gaps(lines(report()))]
+    assert set(low) == {"winograd.f4x3", "fft.tiled", "im2col"}
+    after = page.partition("Gaps: below")[2]
+    assert all(winner in after for winner in low)
+    kinds = page.partition("Types of layer")[2].partition("Where each algorithm wins")[0]
+    assert all(kind in kinds for kind in ("1x1", "3x3", "depthwise"))
+    by_net = page.partition("Algorithms, net by net")[2].partition("Layers")[0]
+    assert all(name in by_net for name in ("implicitgemm", "winograd", "fft", "im2col"))
+
+
+def test_published_times_stand_beside_their_net_marked_as_another_card():
+    page = unescape(re.sub(r"<[^>]+>", " ", render(report())))
+    assert CARD in page
+    rows = [row for row in titanx() if row.net == "alexnet"]
+    assert len(rows) > 5
+    assert all(row.library in page for row in rows)
+    assert "not comparable with this" in page
+    other = report()
+    other.layers = [Layer("mine", layer.name, layer.problem) for layer in other.layers]
+    assert not any(row.library in render(other) for row in rows if "CuDNN" in row.library)
+
+
+def test_no_folder_is_named():
+    assert placeless("/home/me/registry.yaml:11") == "registry.yaml:11"
+    assert placeless("it ended with status 1: No such file: '/home/me/x.so'") == (
+        "it ended with status 1: No such file: 'x.so'"
+    )
