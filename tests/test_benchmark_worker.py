@@ -37,7 +37,7 @@ class Odd(Im2col):
         return [{"turn": turn} for turn in range(self.count)]
 
     def cost(self, problem, device, config):
-        return None
+        return None if self.name == "odd.library" else 1.0 + config["turn"]
 
     def plan(self, context, problem, config):
         with Path(os.environ["COMPILED"]).open("a") as file:
@@ -193,6 +193,12 @@ def test_each_problem_s_first_candidates_are_compiled_first(solvers, device, tmp
     assert turns == [(n, t) for n, t in (("odd.a", "0"), ("odd.b", "0"), ("odd.a", "1")) for _ in problems]
 
 
+def test_a_library_is_not_loaded_in_each_process(solvers, device, tmp_path):
+    solvers(ODD="odd.library=3,odd.a=1")
+    assert compile_ahead([ConvProblem.parse(TINY)], runtime.address(device), 1, 60.0) == 1
+    assert [name for _, name, _ in compiled(tmp_path)] == ["odd.a"]
+
+
 def test_a_compiler_that_dies_costs_its_candidate(solvers, device, tmp_path):
     solvers(ODD="odd.dies=3")
     problems = [ConvProblem.parse(text) for text in (TINY, OTHER)]
@@ -211,7 +217,7 @@ def test_the_command_compiles_ahead(solvers, device, tmp_path):
     solvers(ODD="odd.a=2")
     report = run.run(entries(TINY), device, isolate=True, jobs=2, budget_ms=20000)
     assert report.measured
-    assert len(compiled(tmp_path)) > 4, "two beforehand, two or more as they were measured, one in the race"
+    assert len(compiled(tmp_path)) >= 4, "two beforehand, two as they were measured, at most one in the race"
 
 
 def test_the_default_is_all_processors_for_a_gpu_alone(device):

@@ -2,7 +2,7 @@
 
 What is compiled stays in the compiler's or pyopencl's cache on disk, where the measuring process finds it. The most
 promising candidate of each problem comes first, then the second of each, until the time ends. A process that dies or
-hangs costs the candidate that it was at; nothing is concluded from that here.
+hangs costs the candidate that it was at; nothing is concluded from that here. Who predicts no cost is left out.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ def _serve() -> None:
         text, place = asked["problem"], asked["place"]
         if text not in known:
             problem = ConvProblem.parse(text)
-            known[text] = problem, candidates(problem, info, Policy(solver=setup["solver"]))[0]
+            found = candidates(problem, info, Policy(solver=setup["solver"]))[0]
+            # Who predicts nothing calls a library: loading it in each process takes long, and nothing of it would stay.
+            known[text] = problem, [entry for entry in found if entry.cost is not None]
         problem, entries = known[text]
         compiled = place < len(entries)
         if compiled:
