@@ -113,7 +113,8 @@ kernel void plain(global REAL *to, global REAL *again, global const ACC *from) {
         given, blank = values.astype(kind), np.zeros(len(values), numpy_dtype(dtype))
         plain = ran(queue, text, "plain", len(values), blank, blank, given)
         wide = ran(queue, text, "wide", len(values) // width, blank, blank, given)
-        assert wide.tobytes() == plain.tobytes(), dtype
+        numbers = ~np.isnan(given)  # which bits a NaN keeps is the compiler's affair
+        assert wide[numbers].tobytes() == plain[numbers].tobytes(), dtype
         with np.errstate(all="ignore"):
             wanted = given.astype(blank.dtype)
         np.testing.assert_array_equal(wide.astype(float), wanted.astype(float), err_msg=dtype)

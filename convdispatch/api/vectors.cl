@@ -2,11 +2,11 @@
 //
 // ACC1, ACC2, ACC4  vectors of ACC; LOADn(p) reads one, STOREn(p, v) rounds and writes one
 #ifndef ACC1
-#define WIDE_(T, n) T##n
-#define WIDE(T, n) WIDE_(T, n)
+#define ACC_OF_(T, n) T##n
+#define ACC_OF(T, n) ACC_OF_(T, n)
 #define ACC1 ACC
-#define ACC2 WIDE(ACC, 2)
-#define ACC4 WIDE(ACC, 4)
+#define ACC2 ACC_OF(ACC, 2)
+#define ACC4 ACC_OF(ACC, 4)
 #define LOAD1(p) LOAD(p, 0)
 #define STORE1(p, v) STORE(p, 0, v)
 #if FLOAT16
@@ -15,14 +15,14 @@
 #define STORE2(p, v) vstore_half2_rte(v, 0, p)
 #define STORE4(p, v) vstore_half4_rte(v, 0, p)
 #elif BFLOAT16
-#define LOAD2(p) as_float2(convert_uint2(vload2(0, p)) << 16)
-#define LOAD4(p) as_float4(convert_uint4(vload4(0, p)) << 16)
+#define LOAD2(p) as_float2(convert_uint2(*(global const ushort2 *)(p)) << 16)
+#define LOAD4(p) as_float4(convert_uint4(*(global const ushort4 *)(p)) << 16)
 inline ushort4 round_bfloat16(float4 v) {
   const uint4 u = as_uint4(v);
   return convert_ushort4(v != v ? (u >> 16) | 64u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
-#define STORE2(p, v) vstore2(round_bfloat16((float4)(v, v)).lo, 0, p)
-#define STORE4(p, v) vstore4(round_bfloat16(v), 0, p)
+#define STORE2(p, v) (*(global ushort2 *)(p) = round_bfloat16((float4)(v, v)).lo)
+#define STORE4(p, v) (*(global ushort4 *)(p) = round_bfloat16(v))
 #else
 #define LOAD2(p) (*(global const ACC2 *)(p))
 #define LOAD4(p) (*(global const ACC4 *)(p))
