@@ -18,7 +18,7 @@ import numpy as np
 
 from .api.errors import BuildFailed
 from .api.problem import ConvProblem
-from .recording import Recording
+from .recording import recording_of
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -193,7 +193,9 @@ class Launch:
                 scalar if place is None else operands[place]
                 for place, scalar in zip(self._places, self._scalars, strict=True)
             ]
-        if type(queue) is Recording:
-            return queue.launch(self._program, self._name, self._dtypes, self._global_size, self._local_size, arguments)
+        recording = recording_of(queue)
+        if recording is not None:
+            sizes = self._global_size, self._local_size
+            return recording.launch(self._program, self._name, self._dtypes, *sizes, arguments)
         with self._lock:
             return self._kernel(queue, self._global_size, self._local_size, *arguments, wait_for=wait_for)

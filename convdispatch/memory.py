@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .api.errors import MemoryLimit
 from .api.policy import current_policy, forbid_when_frozen
 from .cuda import CudaError, cuda_of
-from .recording import Recording
+from .recording import Slot, recording_of
 from .sharedpool import OWN, SMALLEST, Arena, SharedPool, cuda_address, out_of_order, shared_block
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
 
     Raises MemoryLimit where the device's limit would be passed, Frozen where ``frozen()`` forbids new memory.
     """
-    if type(queue) is Recording:
-        return queue.allocate(size)
+    recording = recording_of(queue)
+    if recording is not None:
+        return recording.allocate(size)
     pool = _pools.get(queue)
     if pool is None:
         pool = _make_pool(queue)
@@ -161,6 +162,8 @@ def release_memory(device: cl.Device | None = None) -> None:
 
 def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObject:
     """``size`` bytes from ``offset`` on, which must be aligned as the device asks; holds the block while it lives."""
+    if type(memory) is Slot:
+        return memory.get_sub_region(offset, size)
     import pyopencl as cl
 
     whole = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)

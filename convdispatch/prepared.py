@@ -14,6 +14,7 @@ from .api.problem import ConvProblem
 from .api.solver import Plan, Solver
 from .kernels import Launch, build, kernel_text
 from .loader import plugins
+from .recording import Recording, recording_of
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -117,12 +118,24 @@ class Prepared:
         wait_for: Sequence[cl.Event] | None = None,
     ) -> cl.Event:
         """Enqueue convolution and epilogue; never waits. ``w`` is the packed form where ``packed_size`` is not 0."""
+        recording = recording_of(queue)
+        if recording is not None and recording is not queue:
+            return self._record(recording, (x, w, y, bias, residual))
         scratch = runtime.allocate(queue, self.workspace_size) if self.workspace_size else None
         if self._bare:
             return self.plan.enqueue(queue, x, w, y, scratch, wait_for)
         if self._epilogue is not None:
             return self._epilogue(self, queue, x, w, y, scratch, bias, residual, wait_for)
         return self._enqueue_plan(queue, x, w, y, scratch, bias, residual, wait_for)
+
+    def _record(self, recording: Recording, buffers: tuple[Any, ...]) -> Any:
+        """The commands, or, of a plan that enqueues by other means than the header's launches, one that calls it."""
+        mark = len(recording.commands)
+        try:
+            return self.enqueue(recording, *buffers)  # type: ignore[arg-type]
+        except Exception:
+            del recording.commands[mark:]
+            return recording.call(self.enqueue, buffers, self.solver.name)
 
     def _enqueue_plan(
         self, queue: Any, x: Any, w: Any, y: Any, scratch: Any, bias: Any, residual: Any, wait_for: Any

@@ -7,14 +7,18 @@ cannot be recorded (a plan that calls another library) is kept as a call, which 
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Command", "Recording", "Slot"]
+__all__ = ["Command", "Late", "Recording", "Slot", "recording_of"]
 
 
 class Slot:
@@ -35,6 +39,19 @@ class Slot:
 
     def __repr__(self) -> str:
         return f"Slot({self.size} bytes{f' at {self.offset}' if self.offset else ''})"
+
+
+class Late:
+    """A kernel's number that is asked for anew at every replay, such as the next counter of a random stream."""
+
+    __slots__ = ("ask", "value")
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self.ask, self.value = ask, None
+
+    def draw(self) -> None:
+        """Ask; kernels that are enqueued from now on get the answer."""
+        self.value = self.ask()
 
 
 @dataclass(eq=False)
@@ -59,6 +76,8 @@ class Recording:
     commands: list[Command] = field(default_factory=list)
     step: int = 0
     """The present unit of work; the caller counts."""
+    lates: list[Late] = field(default_factory=list)
+    """What a replay draws before it begins."""
 
     @property
     def context(self) -> cl.Context:
@@ -69,6 +88,20 @@ class Recording:
     def device(self) -> cl.Device:
         """The real queue's device."""
         return self.queue.device
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[Recording]:
+        """Inside the block, this thread's commands for the real queue come here, and nothing runs."""
+        outer, _thread.recording = _thread.recording, self
+        try:
+            yield self
+        finally:
+            _thread.recording = outer
+
+    def late(self, ask: Callable[[], Any]) -> Late:
+        """An argument for ``launch`` that is ``ask()`` at each replay."""
+        self.lates.append(Late(ask))
+        return self.lates[-1]
 
     def allocate(self, size: int, kept: bool = False) -> Slot:
         """A slot of at least ``size`` bytes."""
@@ -90,11 +123,14 @@ class Recording:
 
             bound = cl.Kernel(program, kernel)  # one of its own: it keeps these arguments
             bound.set_scalar_arg_dtypes(list(dtypes))
-            real = [memory(a) if isinstance(a, Slot) else a for a in arguments]
+            late = [(i, np.dtype(dtypes[i]).type, a) for i, a in enumerate(arguments) if type(a) is Late]
+            real = [memory(a) if isinstance(a, Slot) else 0 if type(a) is Late else a for a in arguments]
             bound.set_args(*real)
             enqueue = cl.enqueue_nd_range_kernel
 
             def run(queue: cl.CommandQueue, wait_for: Any = None, _held: Any = real) -> cl.Event:
+                for place, number, given in late:
+                    bound.set_arg(place, number(given.value))
                 return enqueue(queue, bound, global_size, local_size, wait_for=wait_for)
 
             return run  # holds the arguments: a kernel does not keep their memory alive
@@ -114,6 +150,19 @@ class Recording:
 
         return self._add(make, (target, source), "copy")
 
+    def fill(self, target: Any, pattern: Any, offset: int, size: int) -> Command:
+        """Record the filling of ``size`` bytes with a NumPy number."""
+
+        def make(memory: Callable[[Any], Any]) -> Callable[..., Any]:
+            import pyopencl as cl
+
+            to = memory(target) if isinstance(target, Slot) else target
+            return lambda queue, wait_for=None: cl.enqueue_fill_buffer(
+                queue, to, pattern, offset, size, wait_for=wait_for
+            )
+
+        return self._add(make, (target,), "fill")
+
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str = "call") -> Command:
         """Record ``work(queue, *operands, wait_for=)``, which enqueues by itself each time; slots become buffers."""
 
@@ -127,6 +176,21 @@ class Recording:
         command = Command(make, tuple(_slots(operands)), what, self.step)
         self.commands.append(command)
         return command
+
+
+class _Thread(threading.local):
+    recording: Recording | None = None
+
+
+_thread = _Thread()
+
+
+def recording_of(queue: Any) -> Recording | None:
+    """The recording that takes what is enqueued on ``queue``: itself, or the one that captures it; or None."""
+    if type(queue) is Recording:
+        return queue
+    found = _thread.recording
+    return found if found is not None and queue == found.queue else None
 
 
 def _slots(operands: Iterable[Any]) -> Iterator[Slot]:

@@ -27,7 +27,7 @@ from .memory import (  # part of this module's interface, where callers look for
     sub_region,
     workspace,
 )
-from .recording import Recording
+from .recording import recording_of
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -337,8 +337,9 @@ def copy(
     wait_for: Any = None,
 ) -> cl.Event:
     """Enqueue a copy of ``size`` bytes from ``source`` to ``target``, from the given bytes on."""
-    if type(queue) is Recording:
-        return queue.copy(target, source, size, source_offset, target_offset)
+    recording = recording_of(queue)
+    if recording is not None:
+        return recording.copy(target, source, size, source_offset, target_offset)
     import pyopencl as cl
 
     return cl.enqueue_copy(
@@ -350,6 +351,16 @@ def copy(
         dst_offset=target_offset,
         wait_for=wait_for or None,
     )
+
+
+def fill(queue: cl.CommandQueue, target: cl.MemoryObject, number: Any, offset: int, size: int) -> cl.Event:
+    """Enqueue that ``size`` bytes from byte ``offset`` on become a NumPy number, again and again."""
+    recording = recording_of(queue)
+    if recording is not None:
+        return recording.fill(target, number, offset, size)
+    import pyopencl as cl
+
+    return cl.enqueue_fill_buffer(queue, target, number, offset, size)
 
 
 def output_region(

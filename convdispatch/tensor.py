@@ -17,6 +17,7 @@ import numpy as np
 
 from . import interop, runtime
 from .api.errors import InvalidArgument
+from .recording import Slot
 from .strided import copy_strided
 
 if TYPE_CHECKING:
@@ -80,9 +81,15 @@ class Tensor:
         if array.dtype.hasobject:
             raise InvalidArgument(f"a tensor holds numbers, got an array of {array.dtype}")
         tensor = cls.empty(array.shape, array.dtype, queue)
+        tensor._must_be_real("from_numpy()")
         if array.size:
             cl.enqueue_copy(tensor.queue, tensor.base_data, array, is_blocking=True)
         return tensor
+
+    def _must_be_real(self, what: str) -> None:
+        if type(self.base_data) is Slot:
+            raise InvalidArgument(f"{what} copies between host and device, which a captured function cannot replay: "
+                                  "take arrays as its arguments, return tensors, and copy outside")  # fmt: skip
 
     @classmethod
     def from_dlpack(cls, source: Any, queue: cl.CommandQueue | None = None) -> Tensor:
@@ -112,6 +119,7 @@ class Tensor:
 
         if not self.size:
             return np.empty(self.shape, self.dtype)
+        self._must_be_real("numpy()")
         # One transfer of all bytes between the lowest and the highest element, then the view on the host.
         reach = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
         low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
@@ -124,6 +132,7 @@ class Tensor:
         """Replace the values by those of a NumPy array of this shape, cast to this dtype; returns self."""
         import pyopencl as cl
 
+        self._must_be_real("write()")
         array = np.ascontiguousarray(array, self.dtype)
         if array.shape != self.shape and not (array.ndim == 1 and not self.shape):
             raise InvalidArgument(f"write needs an array of shape {self.shape}, got {array.shape}")

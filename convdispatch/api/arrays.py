@@ -202,9 +202,7 @@ class Call:
     def _zero(self, out: Any, queue: Any) -> Any:
         """The gradient of no images is zero; every other empty result has nothing to write."""
         if self.problem.direction == "bwd_weights" and not self.problem.accumulate:
-            import pyopencl as cl
-
-            cl.enqueue_fill_buffer(queue, out.base_data, np.zeros(1, np.uint8), out.offset, out.nbytes)
+            runtime.fill(queue, out.base_data, np.zeros(1, np.uint8), out.offset, out.nbytes)
         return out
 
     def _input(self, array: Any, strides: Any, queue: Any, events: list[Any]) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import runtime
 from ..tensor import Tensor
 
 if TYPE_CHECKING:
@@ -17,13 +18,11 @@ __all__ = ["fill", "full", "zeros"]
 
 def fill(tensor: Tensor, value: float) -> Tensor:
     """Set every element, of a view too; returns the tensor."""
-    import pyopencl as cl
-
     if not tensor.size:
         return tensor
     if tensor.contiguous:
         pattern = np.array(value, tensor.dtype)
-        cl.enqueue_fill_buffer(tensor.queue, tensor.base_data, pattern, tensor.offset, tensor.nbytes)
+        runtime.fill(tensor.queue, tensor.base_data, pattern, tensor.offset, tensor.nbytes)
     else:
         from .apply import apply
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import runtime
 from ..api.errors import InvalidArgument
+from ..recording import recording_of
 from ..tensor import Tensor
 
 if TYPE_CHECKING:
@@ -38,8 +39,14 @@ class Generator:
         """Normally distributed, by Box and Muller's transform."""
         return self._fill("normal", shape, dtype, mean, deviation)
 
-    def advance(self, blocks: int) -> int:
-        """Set ``blocks`` counters aside, four numbers each; the first of them."""
+    def advance(self, blocks: int, queue: Any = None) -> Any:
+        """Set ``blocks`` counters aside, four numbers each; the first of them.
+
+        For work on ``queue`` that is captured: what a kernel takes in its place, so that each replay does this anew.
+        """
+        recording = recording_of(queue)
+        if recording is not None:
+            return recording.late(lambda: self.advance(blocks))
         first = self.state
         self.state += blocks
         return first
@@ -54,7 +61,7 @@ class Generator:
         if size:
             blocks = -(-size // 4)
             launch = random_kernel(self.queue.context, kernel)
-            first = self.advance(blocks)
+            first = self.advance(blocks, self.queue)
             launch.run(self.queue, blocks, result.base_data, size, self.seed, first, low, scale)
         return result if dtype == np.float32 else result.astype(dtype)
 
@@ -79,15 +86,22 @@ class _RandomKernel:
 
         from ..kernels import build, kernel_text
 
-        self._kernel = cl.Kernel(build(context, kernel_text("convdispatch.elementwise", "random.cl")), name)
-        self._kernel.set_scalar_arg_dtypes([None, np.uint64, np.uint64, np.uint64, np.float32, np.float32])
+        self._program = build(context, kernel_text("convdispatch.elementwise", "random.cl"))
+        self._name, self._kernel = name, cl.Kernel(self._program, name)
+        self._dtypes = [None, np.uint64, np.uint64, np.uint64, np.float32, np.float32]
+        self._kernel.set_scalar_arg_dtypes(self._dtypes)
         self._lock = threading.Lock()
         gpu = runtime.device_info(context.devices[0]).type != "cpu"
         self._group = 256 if gpu else 64
 
     def run(
-        self, queue: Any, blocks: int, target: Any, size: int, seed: int, first: int, low: float, scale: float
+        self, queue: Any, blocks: int, target: Any, size: int, seed: int, first: Any, low: float, scale: float
     ) -> None:
         work = -(-blocks // self._group) * self._group
+        recording = recording_of(queue)
+        if recording is not None:
+            given = (target, size, seed, first, low, scale)
+            recording.launch(self._program, self._name, self._dtypes, (work,), (self._group,), given)
+            return
         with self._lock:
             self._kernel(queue, (work,), (self._group,), target, size, seed, first, low, scale)

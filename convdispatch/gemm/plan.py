@@ -10,7 +10,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..kernels import build
-from ..recording import Recording
+from ..recording import recording_of
 from .layout import direct, packed_layout
 from .source import gemm_text, pack_chunk, pack_text, reduce_text
 from .spec import GemmSpec
@@ -187,8 +187,9 @@ class _Kernel:
         self._lock = threading.Lock()  # a cl.Kernel holds the arguments it was given last
 
     def __call__(self, queue: cl.CommandQueue, arguments: tuple[Any, ...], wait_for: Any) -> cl.Event:
-        if type(queue) is Recording:
-            return queue.launch(self._program, self._name, self._dtypes, self._sizes, self._local, arguments)
+        recording = recording_of(queue)
+        if recording is not None:
+            return recording.launch(self._program, self._name, self._dtypes, self._sizes, self._local, arguments)
         with self._lock:
             return self._kernel(queue, self._sizes, self._local, *arguments, wait_for=wait_for)
 

@@ -48,6 +48,7 @@ class Program:
         self._queues = [self.queue, *(type(self.queue)(recording.context) for _ in more)]
         self._steps = self.schedule.steps
         self._plain = self.schedule.queues == 1
+        self._lates = recording.lates
 
     def memory(self, slot: Slot) -> cl.MemoryObject:
         """The buffer of a slot."""
@@ -69,6 +70,8 @@ class Program:
     def run(self) -> cl.Event | None:
         """Enqueue all commands; the event of the last one. Never waits."""
         with self._lock:
+            for late in self._lates:
+                late.draw()
             return self._run_plain() if self._plain else self._run_on_several()
 
     def _run_plain(self) -> Any:

@@ -3,6 +3,7 @@
 from ..tape import Tape
 from ..tensor import Parameter
 from . import functional
+from .capture import Captured, capture
 from .layers import (
     LRN,
     Activation,
@@ -29,6 +30,7 @@ __all__ = [
     "AdaptiveAvgPool2d",
     "AvgPool2d",
     "BatchNorm2d",
+    "Captured",
     "Conv2d",
     "ConvTranspose2d",
     "Dropout",
@@ -41,6 +43,7 @@ __all__ = [
     "ReLU",
     "Sequential",
     "Tape",
+    "capture",
     "functional",
     "load_tensors",
     "observe",

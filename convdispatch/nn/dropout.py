@@ -35,9 +35,9 @@ def dropout(x: Tensor, p: float, generator: Generator) -> Tensor:
     tape, given = current_tape(), dense(x)
     y = Tensor.empty(x.shape, x.dtype, x.queue)
     blocks = -(-x.size // 4)
-    first, seed = generator.advance(blocks), generator.seed
+    first, seed = generator.advance(blocks, x.queue), generator.seed
     launch = _launch(x.context, x.dtype.name, blocks)
-    numbers = (np.int64(x.size), np.uint64(seed), np.uint64(first), np.float32(p), np.float32(1 / (1 - p)))
+    numbers = (np.int64(x.size), np.uint64(seed), first, np.float32(p), np.float32(1 / (1 - p)))
     launch(x.queue, (given.base_data, np.int64(given.offset // x.dtype.itemsize), y.base_data, *numbers))
     if tape is not None and tape.tracks(x):
 
@@ -55,4 +55,6 @@ def _launch(context: cl.Context, dtype: str, blocks: int) -> Launch:
     text = storage_macros(dtype) + kernel_text("convdispatch.elementwise", "random.cl")
     text += kernel_text("convdispatch.nn", "dropout.cl")
     names = ("x", "offset", "y", "n", "seed", "first", "p", "scale")
-    return Launch(build(context, text), "dropout", (-(-blocks // 256) * 256,), (256,), " ".join(names), names=names)
+    dtypes = (None, np.int64, None, np.int64, np.uint64, np.uint64, np.float32, np.float32)
+    work = (-(-blocks // 256) * 256,)
+    return Launch(build(context, text), "dropout", work, (256,), " ".join(names), names=names, dtypes=dtypes)

@@ -19,8 +19,9 @@ import numpy as np
 from .. import runtime
 from ..api.errors import InvalidArgument
 from ..elementwise import apply, full
-from ..nn import SGD, Adam, Module, Optimizer, Tape
+from ..nn import SGD, Adam, Module, Optimizer, Tape, capture
 from ..nn.functional import cross_entropy
+from ..tensor import Tensor
 from .batches import Batches
 from .checkpoint import restore, save
 from .data import Pictures, load
@@ -104,6 +105,7 @@ class Run:
         self.losses = full((self.total,), 0.0, queue=queue)
         self.step = 0
         self._epoch, self._order = -1, self.losses
+        self._gradients = capture(self._backward)
 
     def advance(self) -> None:
         """Make one step; nothing waits, the loss is kept on the device."""
@@ -113,12 +115,17 @@ class Run:
             self._epoch, self._order = epoch, self.training.order(rows)
         start = place * self.settings.batch
         x, labels = self.training.take(self._order, start, min(self.settings.batch, len(self.training) - start))
-        with Tape() as tape:
-            loss = cross_entropy(self.net(x), labels)
-        tape.backward(loss)
+        loss = self._gradients(x, labels)
         self.optimizer.step()
         apply("x", x=loss.reshape(1), out=self.losses[self.step : self.step + 1])
         self.step += 1
+
+    def _backward(self, x: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch; the parameters' gradients are set."""
+        with Tape() as tape:
+            loss = cross_entropy(self.net(x), labels)
+        tape.backward(loss)
+        return loss
 
     def loss(self) -> float:
         """Of the last step; waits for it."""
