@@ -286,3 +286,30 @@ def test_a_peer_that_dies_costs_itself(solvers, device, tmp_path, monkeypatch):
     (found,) = report.measured.values()
     assert found.best.solver == "faulty.good"
     assert [(p.peer, p.reason) for p in found.peers] == [("torch", "a process was lost: it was killed by SIGABRT")]
+
+
+def test_a_time_limit_s_signal_leaves_report_and_page(solvers, device, tmp_path):
+    solvers(FAULTS="good")
+    page, data = tmp_path / "r.html", tmp_path / "r.json"
+    command = [
+        sys.executable,
+        "-m",
+        "convdispatch",
+        "bench",
+        "--budget",
+        "300",
+        "--json",
+        str(data),
+        "--html",
+        str(page),
+    ]
+    problems = [f"mb1ic4ih{size}oc4kh3ph1" for size in range(9, 200)]
+    job = subprocess.Popen([*command, *problems], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    limit = time.monotonic() + 90
+    while not data.exists() and time.monotonic() < limit:
+        time.sleep(0.1)
+    job.send_signal(signal.SIGTERM)
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode == 0
+    assert "problems are not measured" in said
+    assert "ended early" in page.read_text()

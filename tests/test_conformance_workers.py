@@ -88,6 +88,31 @@ def test_the_time_ends_it(device, jobs):
     assert not ran & set(report.unasked)
 
 
+def test_a_job_s_time_limit_leaves_a_report(device, tmp_path):
+    path = tmp_path / "kit.json"
+    command = [
+        sys.executable,
+        "-m",
+        "convdispatch",
+        "verify",
+        "im2col",
+        "--level",
+        "training",
+        "-v",
+        "--json",
+        str(path),
+    ]
+    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert "im2col" in job.stderr.readline()  # the first outcome
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=60)
+    assert job.returncode == 1
+    report = load(path)
+    assert report.verdict() == "incomplete"
+    assert report.outcomes
+    assert report.unasked
+
+
 def test_a_child_that_cannot_start_is_said(device, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col")
     loader.reload()

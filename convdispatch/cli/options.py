@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -14,7 +16,7 @@ from ..api.errors import InvalidArgument
 from ..api.problem import DIRECTIONS, ConvProblem
 from ..shapes import Entry
 
-__all__ = ["AS_JSON", "CONFIGURE", "DEVICE", "JOBS", "configure", "processes", "read_entries"]
+__all__ = ["AS_JSON", "CONFIGURE", "DEVICE", "JOBS", "configure", "ended_by_sigterm", "processes", "read_entries"]
 
 DEVICE = click.option("--device", metavar="NAME", help="A device's name, vendor, type, or platform:device.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -39,6 +41,20 @@ def CONFIGURE(command: click.Command) -> click.Command:
     for option in reversed(_CHANGES):
         command = option(command)
     return command
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Inside the block SIGTERM, by which a time limit ends a process, does as Ctrl-C does: what is done is kept."""
+    try:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except ValueError:  # not the main thread: no signal arrives here
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def processes(jobs: int | None, device: DeviceInfo) -> int:

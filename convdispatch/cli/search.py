@@ -14,7 +14,7 @@ from rich.table import Table
 from ..api.errors import ConvDispatchError
 from ..api.problem import ConvProblem
 from ..progress import progress
-from .options import AS_JSON, CONFIGURE, DEVICE, JOBS, configure, processes, read_entries
+from .options import AS_JSON, CONFIGURE, DEVICE, JOBS, configure, ended_by_sigterm, processes, read_entries
 
 __all__ = ["find"]
 
@@ -99,7 +99,7 @@ def _search(
     known_limits = {name: limits[name] for name in ("budget_ms", "workspace_limit")}
     new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
     known = len(problems) - len(new)
-    with progress(None if quiet else console, "find", len(new)) as step:
+    with ended_by_sigterm(), progress(None if quiet else console, "find", len(new)) as step:
         try:
             if (compilers := processes(jobs, info)) and new:
                 most_s = ahead_s(len(new), limits["budget_ms"])

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ..conformance.levels import LEVELS, VERSION, cases, digest
 from ..progress import progress
-from .options import DEVICE
+from .options import DEVICE, ended_by_sigterm
 
 __all__ = ["verify"]
 
@@ -85,7 +85,7 @@ def _run(plugin: str, level: str, device: str | None, files: tuple[Path, ...], v
     from ..conformance.verify import verify as examine
 
     own, console = own_cases(files), Console(stderr=True)
-    with progress(console, f"verify {plugin}", len(cases(level)) + len(own)) as step:
+    with ended_by_sigterm(), progress(console, f"verify {plugin}", len(cases(level)) + len(own)) as step:
 
         def heard(done: Any, outcomes: list[Any], total: int) -> None:
             step(done.name, 1)
