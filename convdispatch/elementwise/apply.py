@@ -105,9 +105,13 @@ def apply(
     elif operands:
         raise InvalidArgument("operands of a text are passed by name: apply('x + y', x=..., y=...)")
     key: list[Any] = [expression, dtype]
+    known = None
     for name, value in named.items():
         if isinstance(value, Tensor):
-            key += (name, value.shape, value.strides, value.dtype, value.offset & 15, value.queue.context)
+            if value.queue is not known:  # asking a queue for its context costs more than all else here
+                known = value.queue
+                key.append(known.context)
+            key += (name, value.shape, value.strides, value.dtype, value.offset & 15)
         else:
             key += (name, type(value))
     if out is not None:

@@ -93,9 +93,13 @@ def reduce(
     """
     texts = (expression,) if isinstance(expression, str) else tuple(expression)
     key: list[Any] = [operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims]
+    known = None
     for name, value in operands.items():
         if isinstance(value, Tensor):
-            key += (name, value.shape, value.strides, value.dtype, value.offset & 15, value.queue.context)
+            if value.queue is not known:  # asking a queue for its context costs more than all else here
+                known = value.queue
+                key.append(known.context)
+            key += (name, value.shape, value.strides, value.dtype, value.offset & 15)
         else:
             key += (name, type(value))
     if store is not None:
