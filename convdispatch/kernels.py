@@ -89,12 +89,13 @@ def _compile(context: cl.Context, text: str, options: list[str]) -> cl.Program:
     import pyopencl as cl
 
     from .api.policy import forbid_when_frozen
+    from .binaries import compiled  # keeps binaries itself: pyopencl's cache waits for locks that the dead left
 
     forbid_when_frozen("compile a kernel")
     with _lock:  # catch_warnings swaps module state: one thread at a time
         warnings.filterwarnings("ignore", category=cl.CompilerWarning)
     try:
-        return cl.Program(context, text).build(options=options)
+        return compiled(context, text, options)
     except cl.RuntimeError as error:
         log = str(error)
         first = next((line for line in log.splitlines() if "error" in line.lower()), log.splitlines()[0] if log else "")

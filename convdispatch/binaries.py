@@ -1,0 +1,123 @@
+"""Compiled kernels on disk, for drivers that keep none themselves: a file for each text, device and driver.
+
+Files are written beside their place and renamed into it, and none is ever locked: processes that compile at once do
+not wait for each other, and one that is killed leaves nothing that the next would wait for (pyopencl's cache locks a
+folder, and a lock left behind costs every later build a minute). A file that is damaged is compiled anew.
+
+``CONVDISPATCH_KERNEL_CACHE`` names another folder; ``off`` keeps nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["compiled"]
+
+_FORM = b"convdispatch kernel 1\n"
+_MOST = 1 << 30
+"""Bytes of all files; beyond, those that were not used for longest are removed."""
+_SWEEP = 1 / 64
+"""How often a new file is a reason to look at the others."""
+
+
+def compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
+    """The program, from its file or its text. Raises pyopencl's RuntimeError with the compiler's log."""
+    import pyopencl as cl
+    from pyopencl.characterize import has_src_build_cache
+
+    folder = _folder()
+    if folder is None or len(context.devices) != 1 or has_src_build_cache(context.devices[0]):
+        return _from_text(context, text, options)
+    path = folder / _name(context.devices[0], text, options)
+    binary = _read(path)
+    if binary is not None:
+        with contextlib.suppress(cl.Error):
+            return cl.Program(context, context.devices, [binary]).build(options=list(options))
+    program = _from_text(context, text, options)
+    with contextlib.suppress(cl.Error):
+        _write(path, program.get_info(cl.program_info.BINARIES)[0])
+    return program
+
+
+def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
+    import pyopencl as cl
+
+    program = cl.Program(context, text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it warns of is wanted: asking before the build goes round its cache
+        _ = program.int_ptr
+    return program.build(options=list(options))
+
+
+def _folder() -> Path | None:
+    chosen = os.environ.get("CONVDISPATCH_KERNEL_CACHE")
+    if chosen == "off":
+        return None
+    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("convdispatch")) / "kernels"
+
+
+def _name(device: cl.Device, text: str, options: Sequence[str]) -> str:
+    platform = device.platform
+    parts = (text, *options, device.name, device.version, device.driver_version, platform.name, platform.version)
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{len(part)}:{part};".encode())
+    return digest.hexdigest()[:40] + ".bin"
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    head = len(_FORM)
+    binary = content[head + 32 :]
+    if content[:head] != _FORM or hashlib.sha256(binary).digest() != content[head : head + 32]:
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # used now
+    return binary
+
+
+def _write(path: Path, binary: bytes) -> None:
+    """Put the file in its place; a folder that cannot be written, or a full disk, only costs the next compilation."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number, beside = tempfile.mkstemp(suffix=".part", dir=path.parent)
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(_FORM + hashlib.sha256(binary).digest() + binary)
+            Path(beside).replace(path)
+        except BaseException:
+            Path(beside).unlink()
+            raise
+        if random.random() < _SWEEP:
+            _sweep(path.parent)
+
+
+def _sweep(folder: Path) -> None:
+    files = []
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            files.append((found.st_mtime, found.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= _MOST:
+            return
+        with contextlib.suppress(OSError):
+            path.unlink()
+            total -= size

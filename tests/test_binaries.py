@@ -1,0 +1,116 @@
+"""Compiled kernels on disk: read back, never locked, compiled anew where damaged, bounded."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pyopencl as cl
+import pytest
+from pyopencl.characterize import has_src_build_cache
+
+from convdispatch import binaries
+from convdispatch.api import BuildFailed, build
+
+TEXT = "kernel void k(global int *x) { x[get_global_id(0)] = NUMBER; }"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, queue):
+    if has_src_build_cache(queue.device):
+        pytest.skip("the driver keeps compiled kernels itself")
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path / "kernels"))
+    return tmp_path / "kernels"
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """Texts that were compiled."""
+    texts, real = [], binaries._from_text
+    monkeypatch.setattr(binaries, "_from_text", lambda c, text, o: texts.append(text) or real(c, text, o))
+    return texts
+
+
+def answer(queue, program) -> int:
+    memory = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 4)
+    program.k(queue, (1,), None, memory)
+    found = np.zeros(1, np.int32)
+    cl.enqueue_copy(queue, found, memory)
+    return int(found[0])
+
+
+def test_second_time_from_the_file(queue, folder, compilations):
+    for _ in range(3):
+        assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
+    assert len(compilations) == len(list(folder.iterdir())) == 1
+    assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=8"])) == 8
+    assert answer(queue, binaries.compiled(queue.context, TEXT + " ", ["-DNUMBER=7"])) == 7
+    assert len(compilations) == len(list(folder.iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "changed", "other form", "no binary"])
+def test_damaged_files_are_compiled_anew(queue, folder, compilations, damage):
+    binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])
+    (path,) = folder.iterdir()
+    content = path.read_bytes()
+    changed = bytearray(content)
+    changed[-5] ^= 1
+    path.write_bytes({"empty": b"", "short": content[:-1], "changed": bytes(changed), "other form": b"x" + content,
+                      "no binary": b""}[damage])  # fmt: skip
+    if damage == "no binary":  # whole, but nothing that the driver reads
+        binaries._write(path, b"not a program")
+    assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
+    assert len(compilations) == 2
+    assert path.read_bytes() == content or damage == "no binary"
+    assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
+    assert len(compilations) == 2
+
+
+def test_a_folder_that_cannot_be_written(queue, folder, compilations):
+    folder.write_text("a file in its place")
+    for _ in range(2):
+        assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
+    assert len(compilations) == 2
+
+
+def test_off(queue, folder, compilations, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", "off")
+    for _ in range(2):
+        binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])
+    assert len(compilations) == 2
+    assert not folder.exists()
+
+
+def test_many_at_once(queue, folder):
+    seen = []
+
+    def work():
+        for number in range(8):
+            seen.append(answer(queue, binaries.compiled(queue.context, TEXT, [f"-DNUMBER={number}"])) == number)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [True] * 32
+    assert sorted(path.suffix for path in folder.iterdir()) == [".bin"] * 8
+
+
+def test_errors_keep_the_log(queue, folder):
+    with pytest.raises(BuildFailed) as error:
+        build(queue.context, "kernel void k() { unknown_thing; }")
+    assert "unknown_thing" in error.value.log
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+def test_the_oldest_go_first(folder, queue, monkeypatch):
+    monkeypatch.setattr(binaries, "_MOST", 350)
+    for age in range(5):
+        path = folder / f"{age}.bin"
+        binaries._write(path, b"x" * 64)
+        os.utime(path, (1000 + age, 1000 + age))
+    binaries._sweep(folder)
+    size = len(binaries._FORM) + 32 + 64
+    assert sorted(path.name for path in folder.iterdir()) == [f"{age}.bin" for age in range(5 - 350 // size, 5)]
