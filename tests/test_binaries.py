@@ -62,7 +62,7 @@ def test_damaged_files_are_compiled_anew(queue, folder, compilations, damage):
         binaries._write(path, b"not a program")
     assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
     assert len(compilations) == 2
-    assert path.read_bytes() == content or damage == "no binary"
+    assert binaries._read(path) not in (None, b"not a program")
     assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
     assert len(compilations) == 2
 
