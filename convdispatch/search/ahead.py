@@ -1,8 +1,8 @@
 """Compiles candidates in several processes before they are measured: compilers work on one processor each.
 
-What is compiled stays in a cache on disk, the driver's or this package's, where the measuring process finds it. The most
-promising candidate of each problem comes first, then the second of each, until the time ends. A process that dies or
-hangs costs the candidate that it was at; nothing is concluded from that here. Who predicts no cost is left out.
+What is compiled stays in a cache on disk, the driver's or this package's, where the measuring process finds it. The
+most promising candidate of each problem comes first, then the second of each, until the time ends. A process that dies
+or hangs costs the candidate that it was at; nothing is concluded from that here. Who predicts no cost is left out.
 """
 
 from __future__ import annotations
