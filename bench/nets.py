@@ -35,7 +35,7 @@ from convdispatch.inference.layout import relayout
 from convdispatch.inference.lower import lower
 from convdispatch.inference.trace import trace
 from convdispatch.models import catalogue
-from convdispatch.nn import SGD, Tape
+from convdispatch.nn import SGD, Tape, capture
 from convdispatch.nn.functional import cross_entropy
 from convdispatch.tensor import Tensor
 
@@ -249,10 +249,16 @@ def train(nets, batches, budget, seconds, layout, device, within, folder) -> Non
             x_ours, l_ours = Tensor.from_numpy(given, queue), Tensor.from_numpy(labels.astype(np.int32), queue)
             x_torch, l_torch = torch.from_numpy(x).to(place), torch.from_numpy(labels).to(place)
 
-            def step(x=x_ours, labels=l_ours, net=net, ours=ours) -> None:
+            def gradients(x, labels, net=net):
                 with Tape() as tape:
                     loss = cross_entropy(net(x), labels)
                 tape.backward(loss)
+                return loss
+
+            captured = capture(gradients)
+
+            def step(x=x_ours, labels=l_ours, captured=captured, ours=ours) -> None:
+                captured(x, labels)
                 ours.step()
 
             def torch_step(x=x_torch, labels=l_torch, module=module, theirs=theirs) -> None:
@@ -274,7 +280,9 @@ def train(nets, batches, budget, seconds, layout, device, within, folder) -> Non
                 queue.finish()
                 search(asked, queue, budget, SHARE_FOR_FINDING * left(within) / max(1, wanted - len(rows)))
                 dispatch.forget()
-            step()
+                captured.forget()
+            for _ in range(2):  # as it is, then recorded
+                step()
             queue.finish()
             say(f"{name} mb{mb}: beside torch")
             held = runtime.memory_statistics(found).held_bytes
@@ -283,7 +291,8 @@ def train(nets, batches, budget, seconds, layout, device, within, folder) -> Non
             grown = runtime.memory_statistics(found).held_bytes - held
             print(
                 f"{name} mb{mb} train: ours {times['ours']:.2f} ms, torch {times['torch']:.2f}, "
-                f"ratio {times['torch'] / times['ours']:.2f}; {host:.2f} ms of the host; "
+                f"ratio {times['torch'] / times['ours']:.2f}; {host:.2f} ms of the host for "
+                f"{captured.commands} commands; "
                 f"memory grew by {grown >> 20} MiB",
                 flush=True,
             )
