@@ -17,7 +17,7 @@
 //   APART         1 if no value lies in two windows, and none in the padding
 //   PAIRS         1 with APART and channels first: SW is 2 and two neighbours of dx lie at a multiple of 8 bytes
 //   NOTE          1 to store each window's place of the largest
-//   BYTES         1 if a place is a byte, ky * KW + kx, plus 128 unless the largest is above 0; 0: an int, the pixel
+//   BYTES         1 if a note is a byte, ky * KW + kx; 0: an int, the pixel; both plus CUT unless the largest is above 0
 //   GATED         1 to take no gradient where the largest is not above 0: the slope of a ReLU that made x
 //   REAL ACC LOAD STORE   the element type (convdispatch.api.dtypes)
 
@@ -69,7 +69,7 @@
 #endif
 #elif NHWC
 #define PLACE(area)                                         \
-  const int channel = get_global_id(0);                     \
+  const long channel = get_global_id(0); /* as an int: no vectors */ \
   const int pixel = get_global_id(1) % (area);              \
   const long image = get_global_id(1) / (area);
 #else
@@ -84,15 +84,16 @@
 #endif
 #if BYTES
 #define NOTED uchar
-// The place in its window that a note names, 128 or more where a gradient is not wanted.
+#define CUT 128
+#else
+#define NOTED int
+#define CUT (1 << 30)
+#endif
+// The place that a note names; with GATED it is none, CUT or more, where the largest is not above 0.
 #if GATED
 #define WHERE(note) (note)
 #else
-#define WHERE(note) ((note) & 127)
-#endif
-#else
-#define NOTED int
-#define WHERE(note) (note)
+#define WHERE(note) ((note) & (CUT - 1))
 #endif
 
 inline ACC count_of(int oy, int ox) {
@@ -132,10 +133,8 @@ inline ACC count_of(int oy, int ox) {
   WINDOW(sum += LOAD(x, PIXEL(at));)                          \
   STORE(y, PIXEL(pixel), sum / count_of(oy, ox));
 #else
-#if NOTE && BYTES
-#define KEEP(i) places[i] = (uchar)(place + (best > 0 ? 0 : 128));
-#elif NOTE
-#define KEEP(i) places[i] = place;
+#if NOTE
+#define KEEP(i) places[i] = (NOTED)(place + (best > 0 ? 0 : CUT));
 #else
 #define KEEP(i)
 #endif
@@ -187,11 +186,9 @@ kernel ALONE void pool_backward(global const REAL *restrict dy, const long offse
 #if AVERAGE
       const ACC share = LOAD(dy, from) / count_of(oy, ox);
       WINDOW(dx[at] += share;)
-#elif BYTES
-      const int place = WHERE(places[from]);
-      if (place < 128) dx[(oy * SH - PH + place / KW * DH) * IW + ox * SW - PW + place % KW * DW] += LOAD(dy, from);
 #else
-      dx[places[from]] += LOAD(dy, from);
+      const int place = WHERE(places[from]);
+      if (place < CUT) dx[place] += LOAD(dy, from);
 #endif
     }
 }
@@ -267,7 +264,7 @@ kernel void pool_backward(global const REAL *restrict dy, const long offset, glo
       const int mine = y % DH == 0 && x % DW == 0 ? y / DH * KW + x / DW : -1;
       sum += WHERE(places[from]) == mine ? LOAD(dy, from) : (ACC)0;
 #else
-      sum += places[from] == pixel ? LOAD(dy, from) : (ACC)0;
+      sum += WHERE(places[from]) == pixel ? LOAD(dy, from) : (ACC)0;
 #endif
     }
   STORE(dx, PIXEL(pixel), sum);

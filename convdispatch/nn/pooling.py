@@ -164,7 +164,7 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
             back(queue, (dy.base_data, first, (dy if places is None else places).base_data, dx.base_data))
             if not gate:
                 return (dx,)
-            return (Rectified(dx, "where(note < 128, dy, 0)", {"dy": dy, "note": places}),)
+            return (Rectified(dx, f"where(note < {launches.cut}, dy, 0)", {"dy": dy, "note": places}),)
 
         tape.record(y, (x,), backward)
     return y
@@ -177,7 +177,12 @@ class _Launches(NamedTuple):
     noted: type
     backward: Launch
     gated: Launch | None
-    """Backward through the pooling and through the ReLU before it, where notes can tell."""
+    """Backward through the pooling and through the ReLU before it."""
+
+    @property
+    def cut(self) -> int:
+        """The least note of a window whose largest value is not above 0."""
+        return 128 if self.noted is np.uint8 else 1 << 30
 
 
 @functools.lru_cache(maxsize=512)
@@ -188,7 +193,7 @@ def _launches(
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
     planes = not gpu and not nhwc and dtype in ("float32", "float64")
     apart = not planes and _apart(values)
-    small = kind == "max" and not values["adaptive"] and values["kh"] * values["kw"] < 128
+    small = kind == "max" and not planes and not values["adaptive"] and values["kh"] * values["kw"] < 128
     h, w = (values["ih"], values["iw"]) if not apart else (-(-values[f"i{a}"] // values[f"s{a}"]) for a in "hw")
     most = mb * channels * max(values["ih"] * values["iw"], values["oh"] * values["ow"])
     pairs = apart and not nhwc and dtype == "float32" and values["sw"] == 2 and values["iw"] % 2 == 0
@@ -224,7 +229,7 @@ def _launches(
     if kind != "max":
         return _Launches(forward, forward, np.int32, backward, None)
     noting = Launch(program(True), "pool", *out, " ".join(names), names=names)
-    gated = Launch(program(False, True), "pool_backward", *into, " ".join(back), names=back) if small else None
+    gated = Launch(program(False, True), "pool_backward", *into, " ".join(back), names=back)
     return _Launches(forward, noting, np.uint8 if small else np.int32, backward, gated)
 
 
