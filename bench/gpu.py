@@ -126,7 +126,7 @@ def torch_ms(problem: ConvProblem) -> float:
     import torch
 
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = problem.math == "tf32"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = problem.math in ("tf32", "fast")
     form = {"memory_format": torch.channels_last} if problem.layout == "nhwc" else {}
     plain, kind = problem.replace(layout="nchw"), getattr(torch, problem.dtype)
     x, w, y = (

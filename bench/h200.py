@@ -25,7 +25,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu import PLUG, Ours, registers, torch_ms  # noqa: F401  (nvidia_h200.py asks for PLUG here)
+from gpu import Ours, registers, torch_ms
 
 from convdispatch import dispatch, runtime, shapes
 from convdispatch.api import ConvProblem, Policy

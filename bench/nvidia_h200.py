@@ -28,7 +28,8 @@ import pyopencl as cl
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from convdispatch_nvidia.plan import NvidiaPlan
 from farm import Lost, farm
-from h200 import NETS, PLUG, SHORT
+from gpu import PLUG, torch_ms
+from h200 import NETS, SHORT
 
 from convdispatch import reference, runtime, shapes
 from convdispatch.api import ConvProblem
@@ -120,10 +121,10 @@ class Bench:
     def launches(self, plan: NvidiaPlan) -> list[float]:
         """Milliseconds of each launch alone: the least of three."""
         m, scratch = self.memory, self.workspace(plan.workspace_size)
-        operands = (m["x"], m["w"], m["y"], scratch, None, None, scratch)
+        operands = (m["x"], m["w"], m["y"], scratch, None, None)
         rows = []
         for _ in range(4):
-            events = [launch(self.queue, operands, None) for launch in plan._launches]
+            events = [step(self.queue, operands, None) for step in plan._steps]
             self.queue.finish()
             rows.append([(event.profile.end - event.profile.start) * 1e-6 for event in events])
         return np.min(rows[1:], axis=0).round(4).tolist()
@@ -148,48 +149,6 @@ class Bench:
         for name, (place, shape) in self.arrays.items():
             arrays[name] = np.resize(self.blocks[place], shape).astype(np.float32, copy=False)
         return reference.relative_error(got, reference.sample(problem, at, **arrays))
-
-
-def torch_ms(problem: ConvProblem) -> float:
-    """Median milliseconds of the same in PyTorch, replayed as a CUDA graph, cudnn.benchmark on."""
-    import torch
-
-    torch.backends.cudnn.benchmark = True
-    allow = problem.math in ("tf32", "fast")
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allow
-    dtype = getattr(torch, problem.dtype)
-    plain = problem.replace(layout="nchw")
-    x, w, y = (torch.randn(getattr(plain, name + "_shape"), device="cuda", dtype=dtype) for name in "xwy")
-    if problem.layout == "nhwc":
-        x, w, y = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, w, y))
-    geometry = [(problem.sh, problem.sw), (problem.ph, problem.pw), (problem.dh, problem.dw)]
-    mask = [problem.direction == "bwd_data", problem.direction == "bwd_weights", False]
-
-    def work() -> None:
-        if problem.direction == "fwd":
-            torch.nn.functional.conv2d(x, w, None, *geometry, problem.g)
-        else:
-            torch.ops.aten.convolution_backward(y, x, w, None, *geometry, False, [0, 0], problem.g, mask)
-
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(5):
-            work()
-    samples = []
-    graph.replay()
-    for _ in range(5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end) / 5)
-    return float(np.median(samples))
 
 
 _WORKER: dict = {}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, build, kernel_text
+from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build, kernel_text
 
 from .direct_choice import UNIT, choices, seconds
 from .direct_job import DirectJob, DirectTile
@@ -18,24 +18,25 @@ _LEAST = 4  # channels of a group
 _PLACES = 2**31 - 2**16  # places along an axis, with room for a tile's overhang
 
 
-class DirectPlan:
+class DirectPlan(StepPlan):
     """A Plan; see ``direct.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
         self.job, self._emulate = DirectJob(problem, DirectTile.of(config)), emulate
-        self.workspace_size = self.job.partial_bytes
-        self._launches = [self._product(context)]
-        if self.workspace_size:
-            self._launches.append(self._reduce(context))
+        self._partial = self.job.partial_bytes > 0
+        steps = [self._product(context)]
+        if self._partial:
+            steps.append(self._reduce(context))
+        super().__init__(self.job.partial_bytes, steps)
 
     def _common(self, partial: bool) -> str:
-        text = self.job.problem.macros() + f"#define ELEMENT 0\n#define OUT_INDEX {self.job.out_index}\n"
+        text = self.job.problem.macros() + f"#define OUT_INDEX {self.job.out_index}\n"
         text += f"#define PARTIAL {int(partial)}\n#define PARTIAL_AT 0L\n" + "#define EMULATE 1\n" * self._emulate
         return text + kernel_text(__package__, "finish.cl")
 
     def product_text(self) -> str:
         """The product's program."""
-        text = self._common(bool(self.workspace_size)) + kernel_text(__package__, "direct_ptx.cl.mako", job=self.job)
+        text = self._common(self._partial) + kernel_text(__package__, "direct_ptx.cl.mako", job=self.job)
         return text + kernel_text(__package__, "direct.cl.mako", job=self.job, emulate=self._emulate)
 
     def _written(self) -> list[str]:
@@ -45,7 +46,7 @@ class DirectPlan:
     def _product(self, context: Any) -> Launch:
         job = self.job
         given = [operand.name for operand in job.operands]
-        given += ["workspace"] if self.workspace_size else self._written()
+        given += ["workspace"] if self._partial else self._written()
         size = (job.work_groups * job.tile.items,)
         return Launch(build(context, self.product_text()), "direct", size, (job.tile.items,), given, names=OPERANDS)
 
@@ -57,23 +58,6 @@ class DirectPlan:
             lanes=job.lanes, inner=inner, channels=problem.channels_out)  # fmt: skip
         size = (-(-job.partial_elements * job.lanes // 256) * 256,)
         return Launch(build(context, text), "reduce", size, (256,), ["workspace", *self._written()], names=OPERANDS)
-
-    def enqueue(
-        self,
-        queue: Any,
-        x: Any,
-        w: Any,
-        y: Any,
-        workspace: Any,
-        wait_for: Any = None,
-        *,
-        bias: Any = None,
-        residual: Any = None,
-    ) -> Any:
-        """Enqueue the launches, each after the one before; the last one's event."""
-        for launch in self._launches:
-            wait_for = (launch(queue, (x, w, y, workspace, bias, residual), wait_for),)
-        return wait_for[0]
 
 
 class Direct(Solver):

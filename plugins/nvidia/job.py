@@ -6,7 +6,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem
+from convdispatch.api import ConvProblem, TensorLayout
 
 from .formats import FORMATS, Format
 from .tile import Tile
@@ -78,31 +78,6 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Target:
-    """The tensor that the data directions write: element strides, whatever the layout."""
-
-    channels: int
-    size: tuple[int, int, int]
-    nhwc: bool
-
-    @property
-    def channel(self) -> int:
-        """Elements from channel to channel."""
-        return 1 if self.nhwc else math.prod(self.size)
-
-    @property
-    def image(self) -> int:
-        """Elements from image to image."""
-        return self.channels * math.prod(self.size)
-
-    @property
-    def axes(self) -> tuple[int, int, int]:
-        """Elements from pixel to pixel along d, h, w."""
-        unit = self.channels if self.nhwc else 1
-        return (self.size[1] * self.size[2] * unit, self.size[2] * unit, unit)
-
-
-@dataclass(frozen=True)
 class Job:
     """What ``product.cl.mako`` and ``pack.cl.mako`` are rendered from."""
 
@@ -149,9 +124,9 @@ class Job:
         return tuple(source for source in both if not source.direct)
 
     @property
-    def target(self) -> Target:
+    def target(self) -> TensorLayout:
         """What the data directions write."""
-        return Target(self.problem.channels_out, self.walk.target, self.problem.layout == "nhwc")
+        return TensorLayout(self.problem.channels_out, self.walk.target, self.problem.layout == "nhwc")
 
     @functools.cached_property
     def window(self) -> Window:

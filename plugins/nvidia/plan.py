@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, build, kernel_text
+from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, build, kernel_text
 
 from .hopper import build_for_hopper
 from .job import SEARCHERS, Job, Source
@@ -14,9 +14,6 @@ from .product import product_text
 from .tile import Tile
 
 __all__ = ["Layout", "NvidiaPlan"]
-
-_NAMES = (*OPERANDS, "packed")
-_ELEMENT = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 
 class Layout:
@@ -40,7 +37,7 @@ class Layout:
         self.size = areas.size
 
 
-class NvidiaPlan:
+class NvidiaPlan(StepPlan):
     """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
 
     def __init__(
@@ -48,18 +45,16 @@ class NvidiaPlan:
     ) -> None:
         job = self.job = Job(problem, Tile.of({**config, "engine": engine}))
         where = self._where = Layout(job)
-        self.workspace_size, self.packed_size = where.size, where.packed_size
-        self.pack_key = self._key() if self.packed_size else None
-        self._common = problem.macros() + f"#define ELEMENT {_ELEMENT[problem.dtype]}\n"
-        self._common += f"#define OUT_INDEX {job.out_index}\n" + ("#define EMULATE 1\n" if emulate else "")
+        self._common = problem.macros() + f"#define OUT_INDEX {job.out_index}\n" + "#define EMULATE 1\n" * emulate
         self._emulate = emulate
         pieces = [(source.name, source) for source in job.sources]
         weights = [("w", None)] if job.data and not job.direct_weights else []
-        self._packers = self._pack(context, weights) if where.constant else []
-        self._launches = self._pack(context, pieces if where.constant else pieces + weights)
-        self._launches.append(self._product(context))
+        packers = self._pack(context, weights) if where.constant else []
+        steps = self._pack(context, pieces if where.constant else pieces + weights)
+        steps.append(self._product(context))
         if job.partial:
-            self._launches.append(self._reduce(context))
+            steps.append(self._reduce(context))
+        super().__init__(where.size, steps, where.packed_size, packers, self._key() if where.packed_size else None)
 
     def _key(self) -> str:
         problem, tile = self.job.problem, self.job.tile
@@ -86,16 +81,16 @@ class NvidiaPlan:
                 shape = getattr(job.problem, source.name + "_shape")
             pieces.append((name, "weights" if source is None else source, -(-items // 256), math.prod(shape),
                            where.at[name] // 2, where.scale_at[name] // 4))  # fmt: skip
-            given += [name, "packed" if source is None and not where.constant else "workspace"]
+            given += [name, "workspace"]
         text = self._common + kernel_text(__package__, "narrow.cl.mako", job=job)
         text += kernel_text(__package__, "pack.cl.mako", job=job, pieces=pieces)
         program = build(context, text)
         launches = []
         if job.format.scaled:
             items = SEARCHERS * 256 * len(pieces)
-            launches.append(Launch(program, "magnitudes", (items,), (256,), given, names=_NAMES))
+            launches.append(Launch(program, "magnitudes", (items,), (256,), given, names=OPERANDS))
         groups = sum(piece[2] for piece in pieces)
-        launches.append(Launch(program, "pack", (groups * 256,), (256,), given, names=_NAMES))
+        launches.append(Launch(program, "pack", (groups * 256,), (256,), given, names=OPERANDS))
         return launches
 
     def product_text(self) -> str:
@@ -119,7 +114,7 @@ class NvidiaPlan:
         a = job.source.name if job.data else "y"
         given = ["workspace" if a in packed else a]
         if job.data:
-            given.append("w" if job.direct_weights else "packed")
+            given.append("w" if job.direct_weights or self._where.constant else "workspace")
         else:
             given.append("workspace" if "x" in packed else "x")
         if job.format.scaled:
@@ -129,7 +124,7 @@ class NvidiaPlan:
         hopper = job.tile.engine == "wgmma" and not self._emulate
         program = build_for_hopper(context, text) if hopper else build(context, text)
         items = job.tile.items
-        return Launch(program, "product", (job.work_groups * items,), (items,), given, names=_NAMES)
+        return Launch(program, "product", (job.work_groups * items,), (items,), given, names=OPERANDS)
 
     def _reduce(self, context: Any) -> Launch:
         job = self.job
@@ -138,31 +133,7 @@ class NvidiaPlan:
         text += kernel_text(__package__, "reduce.cl.mako", job=job, partial_at=self._where.partial // 4)
         size = math.prod(job.problem.out_shape)
         given = ["workspace", job.problem.written, *self._extras()]
-        return Launch(build(context, text), "reduce", (-(-size // 256) * 256,), (256,), given, names=_NAMES)
+        return Launch(build(context, text), "reduce", (-(-size // 256) * 256,), (256,), given, names=OPERANDS)
 
     def _extras(self) -> list[str]:
         return [name for name in ("bias", "residual") if getattr(self.job.problem, name)]
-
-    def pack(self, queue: Any, w: Any, packed: Any, wait_for: Any = None) -> Any:
-        """Write constant weights' packed form."""
-        for launch in self._packers:
-            wait_for = (launch(queue, (None, w, None, packed, None, None, None), wait_for),)
-        return wait_for[0]
-
-    def enqueue(
-        self,
-        queue: Any,
-        x: Any,
-        w: Any,
-        y: Any,
-        workspace: Any,
-        wait_for: Any = None,
-        *,
-        bias: Any = None,
-        residual: Any = None,
-    ) -> Any:
-        """Enqueue the launches, each after the one before; the last one's event."""
-        operands = (x, w, y, workspace, bias, residual, w if self._where.constant else workspace)
-        for launch in self._launches:
-            wait_for = (launch(queue, operands, wait_for),)
-        return wait_for[0]
