@@ -24,8 +24,27 @@
 % endfor
       }
 </%def>
+<%def name="fetch_turned(slice, stage)">\
+<% p = geo.phases[0]; step_b = items // 8; taps = [f"tap / {p.taps[1] * p.taps[2]}", f"tap / {p.taps[2]} % {p.taps[1]}", f"tap % {p.taps[2]}"] %>\
+% for i in range(-(-t.bk // step_b)):
+      {
+% if t.window:
+        const int tap = ${slice} % ${volume}, channel = ${slice} / ${volume} * ${t.bk} + b_row + ${i * step_b}, real_k = channel < ${geo.c};
+% else:
+        const int k = ${slice} * ${t.bk} + b_row + ${i * step_b}, tap = k / ${c8 * 8}, channel = k % ${c8 * 8}, real_k = k < ${job.depth(p) * 8};
+% endif
+        const int at = ${" + ".join(f"({taps[axis]} * ({geo.tap_step[axis]}) + {p.tap0[axis]}) * {job.kernel_axes[axis]}" for axis in axes)};
+        global const ushort *from = b + (long)channel * ${job.weight_strides[0]} + at;
+% for block in range(t.bn // 64):
+        ${f"if (b_row < {t.bk - i * step_b}) " if (i + 1) * step_b > t.bk else ""}copy16(memory, base, ${stage} + b_to + ${b_const + block * t.bk * 128 + i * step_b * 128}, from + ${block * 64}, real_k & (n0 + ${block * 64} + b_chunk * 8 < ${geo.m}));
+% endfor
+      }
+% endfor
+</%def>
 <%def name="fetch_weight_slice(slice, stage)">\
-% if job.direct_weights:
+% if job.turned_weights:
+${fetch_turned(slice, stage)}\
+% elif job.direct_weights:
 ${fetch_rows(slice, stage)}\
 % else:
 ${fetch_packed(slice, stage)}\

@@ -240,11 +240,24 @@ class Job:
         """Chunks of eight source channels that weights are packed for."""
         return -(-self.walk.c // self.tile.bk) * self.tile.bk // 8 if self.tile.window else self.walk.c8
 
-    @property
+    @functools.cached_property
     def direct_weights(self) -> bool:
-        """Whether the weights' own rows are what the product reads: 16 bits, channels last, forward."""
-        native = self.format.name == "native" and self.problem.layout == "nhwc" and self.problem.direction == "fwd"
-        return native and not self.walk.fold and self.walk.c % 8 == 0 and not self.problem.constant_weights
+        """Whether the product reads the weights where they lie: 16 bits, channels last."""
+        native = self.format.name == "native" and self.problem.layout == "nhwc" and not self.problem.constant_weights
+        if not native or not self.data or self.walk.fold or self.walk.joined or self.walk.c % 8:
+            return False
+        return self.problem.direction == "fwd" or self._turns
+
+    @property
+    def _turns(self) -> bool:
+        t = self.tile
+        fits = t.engine == "wgmma" and t.bk == 64 and t.bn // t.wn % 64 == 0
+        return fits and self.walk.m % 8 == 0 and len(self.walk.phases) == 1
+
+    @property
+    def turned_weights(self) -> bool:
+        """Whether they lie with k down the rows (data gradient): tensor cores then take B turned."""
+        return self.direct_weights and self.problem.direction == "bwd_data"
 
     @property
     def weights_bytes(self) -> int:
@@ -301,6 +314,12 @@ class Job:
         icg, taps = problem.ic // problem.g, math.prod(along(problem, "k"))
         inner, tap = (1, icg) if problem.layout == "nhwc" else (taps, 1)
         return icg * taps, inner, tap, problem.oc // problem.g * icg * taps
+
+    @property
+    def kernel_axes(self) -> tuple[int, int, int]:
+        """Elements from tap to tap of the kernel along d, h, w, channels last."""
+        inner = self.problem.ic // self.problem.g
+        return (self.problem.kh * self.problem.kw * inner, self.problem.kw * inner, inner)
 
     @property
     def misfit(self) -> str | None:

@@ -81,15 +81,17 @@ stride = (win.size[1] * win.size[2], win.size[2], 1)
 #define LDMATRIX(r, at) gather(r, memory, scratch, at, 0)
 #define LDMATRIX_TRANS(r, at) gather(r, memory, scratch, at, 1)
 #define MMA(c, a, b) mma_emulated(c, scratch, a, b)
-#define WGMMA(c, a, b, add) wgmma_emulated(c, memory, a, b, LBO, SBO, add)
+#define WGMMA(c, a, b, add) wgmma_emulated(c, memory, a, b, LBO, SBO, B_LBO, B_SBO, add)
 #else
 #define LDMATRIX(r, at) ldmatrix(r, memory, base, at)
 #define LDMATRIX_TRANS(r, at) ldmatrix_trans(r, memory, base, at)
 #define MMA(c, a, b) mma(c, a, b)
-#define WGMMA(c, a, b, add) wgmma(c, descriptor(base, a, LBO, SBO), descriptor(base, b, LBO, SBO), add)
+#define WGMMA(c, a, b, add) wgmma(c, descriptor(base, a, LBO, SBO), descriptor(base, b, B_LBO, B_SBO), add)
 #endif
 #define LBO ${t.bk * 128}
 #define SBO ${8 * rowb}
+#define B_LBO ${t.bk * 128}
+#define B_SBO ${1024 if job.turned_weights else 8 * rowb}
 kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b${", global const float *restrict scale_a, global const float *restrict scale_b" if f.scaled else ""}, OUT_PARAMS) {
   local uint4 area[${job.local_bytes // 16}] __attribute__((aligned(1024)));
@@ -131,7 +133,12 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   const int chunk = tid % ${cr}, row = tid / ${cr};
   const uint to = row * ${rowb} + ((chunk ^ ${turned("row")}) << 4);
   a += (long)group * ${src.c8 * 8};
-% if job.direct_weights:
+% if job.turned_weights:
+  // This item's chunk of a block of 64 columns, and its rows of k.
+  const int b_chunk = tid % 8, b_row = tid / 8;
+  const uint b_to = b_row * 128 + ((b_chunk ^ b_row % 8) << 4);
+  b += (long)group * ${geo.c} * ${job.weight_strides[0]} + n0 + b_chunk * 8;
+% elif job.direct_weights:
   b += ((long)group * ${geo.m} + n0) * ${job.depth(geo.phases[0]) * 8};
 % else:
   b += ((long)group * ${sum(job.slices)}${" + before" if many else ""}) * ${job.n_tiles * job.weight_slice}L + (long)n_tile * ${job.weight_slice} + tid * 8;
@@ -170,7 +177,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   const int wg = warp / 4, wg_m = wg % ${t.wm}, wg_n = wg / ${t.wm};
   const int row0 = wg_m * 64 + warp % 4 * 16 + lane / 4, column0 = wg_n * ${t.bn // t.wn} + lane % 4 * 2;
 % if data:
-  const uint a_from = wg_m * ${64 * rowb}, b_from = ${b_const} + wg_n * ${t.bn // t.wn * rowb};
+  const uint a_from = wg_m * ${64 * rowb}, b_from = ${b_const} + wg_n * ${t.bn // t.wn * (t.bk * 2 if job.turned_weights else rowb)};
 % else:
   const uint a_from = wg_m * ${t.bk * 128}, b_from = ${planes * a_bytes} + wg_n * ${t.bn // t.wn // 64 * t.bk * 128};
 % endif
@@ -222,8 +229,8 @@ ${shift_of_tap()}\
     WGMMA_BEGIN();
 % for k in range(t.bk // 16):
 % for pa, pb in f.products:
-<% k_at = k * 32 if data else k * 2048 %>\
-    WGMMA(${"fresh" if apart else "sum"}, ${a_base} + a_from + ${pa * a_plane + k_at}${f' + shift * {rowb}' if t.window else ''}, stage_at + b_from + ${pb * b_bytes + k_at}, ${"add" if (k, (pa, pb)) == (0, f.products[0]) else "1"});
+<% k_at = k * 32 if data else k * 2048; bk_at = k * 2048 if job.turned_weights else k_at %>\
+    WGMMA(${"fresh" if apart else "sum"}, ${a_base} + a_from + ${pa * a_plane + k_at}${f' + shift * {rowb}' if t.window else ''}, stage_at + b_from + ${pb * b_bytes + bk_at}, ${"add" if (k, (pa, pb)) == (0, f.products[0]) else "1"});
 % endfor
 % endfor
     WGMMA_COMMIT();

@@ -49,7 +49,7 @@ inline void mma(float *c, const uint *a, const uint *b) {
 // c (64 x ${wn}, float32) = a (64x16) b (16 x ${wn}) [+ c]; a and b lie in local memory as their descriptors say.
 inline void wgmma(float *c, ulong a, ulong b, int add) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %${sums + 2}, 0;\n"
-               "//@wgmma.mma_async.sync.aligned.m64n${wn}k16.f32.${kind}.${kind} {${regs}}, %${sums}, %${sums + 1}, p, 1, 1, ${0 if job.data else 1}, ${0 if job.data else 1};\n}\n"
+               "//@wgmma.mma_async.sync.aligned.m64n${wn}k16.f32.${kind}.${kind} {${regs}}, %${sums}, %${sums + 1}, p, 1, 1, ${0 if job.data else 1}, ${0 if job.data and not job.turned_weights else 1};\n}\n"
                : ${outs} : "l"(a), "l"(b), "r"(add) : "memory");
 }
 // The sums are complete after this; naming them keeps their uses behind it.
@@ -78,21 +78,17 @@ inline float element(local const uchar *memory, uint at) {
   at ^= (at >> 7 & ${7 if job.row_bytes == 128 else 3}) << 4;  // the swizzle
   return widen(*(local const ushort *)(memory + at));
 }
-// A descriptor's matrix: element (row or column x, k).
-inline uint matrix_at(uint at, uint lbo, uint sbo, int x, int k) {
-% if job.data:
-  return at + x / 8 * sbo + x % 8 * ${job.row_bytes} + k * 2;
-% else:
-  return at + x / 64 * lbo + x % 64 * 2 + k % 8 * 128 + k / 8 * sbo;
-% endif
+// A descriptor's matrix: element (row or column x, k), with k along rows or, turned, down them.
+inline uint matrix_at(int turned, uint at, uint lbo, uint sbo, int x, int k) {
+  return turned ? at + x / 64 * lbo + x % 64 * 2 + k % 8 * 128 + k / 8 * sbo : at + x / 8 * sbo + x % 8 * ${job.row_bytes} + k * 2;
 }
-inline void wgmma_emulated(float *c, local const uchar *memory, uint a, uint b, uint lbo, uint sbo, int add) {
+inline void wgmma_emulated(float *c, local const uchar *memory, uint a, uint b, uint lbo, uint sbo, uint b_lbo, uint b_sbo, int add) {
   const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32 % 4;
   for (int i = 0; i < ${sums}; ++i) {
     const int row = warp * 16 + lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
     float sum = 0;
     for (int k = 0; k < 16; ++k)
-      sum += element(memory, matrix_at(a, lbo, sbo, row, k)) * element(memory, matrix_at(b, lbo, sbo, column, k));
+      sum += element(memory, matrix_at(${0 if job.data else 1}, a, lbo, sbo, row, k)) * element(memory, matrix_at(${0 if job.data and not job.turned_weights else 1}, b, b_lbo, b_sbo, column, k));
     c[i] = add ? c[i] + sum : sum;
   }
 }
