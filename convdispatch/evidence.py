@@ -19,7 +19,7 @@ from .record import Record, stale
 
 __all__ = ["FAR", "Evidence", "borrowed", "error_reason", "measured"]
 
-FAR = 3.0
+FAR = 2.5
 """A neighbour further away than this says nothing: the registry decides."""
 
 Configs = Callable[[str], list[Mapping[str, Any]]]
