@@ -61,14 +61,13 @@ def measured(
 def borrowed(
     problem: ConvProblem, device: DeviceInfo, accepted: Mapping[str, Solver], configs: Configs
 ) -> Evidence | None:
-    """The nearest measured problem's decision, when one is near enough; with the default configuration if its own
-    does not fit here."""
+    """The nearest measured problem's decision, when one is near enough; of what its solver offers here, the
+    configuration most like it."""
     near = neighbours(perfdb(), device).nearest(problem, lambda solver, config: solver in accepted)
     if near is None or near.distance > FAR:
         return None
     offered = configs(near.solver)
-    config = dict(near.config) if _offered(near.config, offered) else offered[0] if offered else {}
-    return Evidence(near.solver, config, f"neighbour: {near}")
+    return Evidence(near.solver, _closest(near.config, offered), f"neighbour: {near}")
 
 
 def error_reason(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> str | None:
@@ -104,6 +103,36 @@ def _admitted(record: Record, policy: Policy) -> bool:
     if policy.max_error is not None and (record.error is None or record.error > policy.max_error):
         return False
     return policy.workspace_limit is None or record.workspace <= policy.workspace_limit
+
+
+def _closest(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The offered configuration most like ``config``: words that agree, then numbers by their logarithm's distance.
+
+    Depths and splits follow from a problem's sizes and are seldom the same for two, but forms are.
+    """
+    if not offered or _offered(config, offered):
+        return dict(config) if offered else {}
+    wanted = _leaves(config)
+
+    def apart(choice: Mapping[str, Any]) -> float:
+        found = _leaves(choice)
+        return sum(_apart(wanted.get(key), found.get(key)) for key in wanted.keys() | found.keys())
+
+    return min(offered, key=apart)  # the first of equals: the more promising
+
+
+def _leaves(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in config.items():
+        leaves |= _leaves(value, f"{before}{key}.") if isinstance(value, Mapping) else {before + key: value}
+    return leaves
+
+
+def _apart(one: Any, other: Any) -> float:
+    """0 for equal values, 1 for words that differ, less for numbers within a factor of 16."""
+    if all(type(value) in (int, float) and value > 0 for value in (one, other)):
+        return min(1.0, abs(math.log2(one / other)) / 4)
+    return float(type(one) is not type(other) or one != other)  # True is no 1
 
 
 def _offered(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> bool:

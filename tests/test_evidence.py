@@ -125,6 +125,33 @@ def test_an_unmeasured_problem_borrows_from_its_neighbour(db):
     assert not cd.explain(far).source.startswith("neighbour")
 
 
+@pytest.mark.parametrize(
+    ("measured", "taken"),
+    [
+        ({"form": "b", "depth": 90, "inner": {"split": 4}}, 2),  # the same words; the nearer depth
+        ({"form": "b", "depth": 5, "inner": {"split": 4}}, 1),
+        ({"form": "a", "depth": 64, "inner": {"split": 1}}, 0),  # offered as it is
+        ({"form": "c", "depth": 64, "inner": {"split": 1}}, 0),  # no such form: what else agrees
+        ({"form": "b", "depth": 64, "inner": {"split": True}}, 2),  # a word is no number
+        ({"other": 1}, 0),  # nothing agrees: the first
+    ],
+)
+def test_of_what_is_offered_the_most_alike_is_borrowed(db, monkeypatch, measured, taken):
+    """A neighbour's configuration is seldom offered for other sizes."""
+    offered = [
+        {"form": "a", "depth": 64, "inner": {"split": 1}},
+        {"form": "b", "depth": 8, "inner": {"split": 4}},
+        {"form": "b", "depth": 128, "inner": {"split": 4}},
+    ]
+    put(db, "naive.direct", 1.0, config=measured)
+    put(db, im2col(), 2.0)
+    monkeypatch.setattr(type(cd_solver("naive.direct")), "configs", lambda *_: iter(offered), raising=False)
+    explanation = cd.explain(PROBLEM.replace(ih=9, iw=9))
+    assert explanation.chosen == "naive.direct"
+    (verdict,) = [verdict for verdict in explanation.verdicts if verdict.solver == "naive.direct"]
+    assert verdict.config == offered[taken]
+
+
 def test_a_warm_choice_reads_no_file(db, monkeypatch):
     x, w = np.ones(PROBLEM.x_shape, np.float32), np.ones(PROBLEM.w_shape, np.float32)
     put(db, im2col(), 1.0)
