@@ -8,6 +8,7 @@ from __future__ import annotations
 import types
 
 import numpy as np
+import pyopencl as cl
 import pytest
 from checking import compare
 from small_net import normal
@@ -15,6 +16,7 @@ from small_net import normal
 from convdispatch import runtime
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.elementwise import reduce, reduction_kernel
+from convdispatch.kernels import Launch
 from convdispatch.nn import Parameter, Tape, functional, normalization, pooling
 from convdispatch.tape import Rectified
 from convdispatch.tensor import Tensor
@@ -172,3 +174,29 @@ def test_response_normalisation(queue, form, layout, size, shape):
     tape.backward(mine, lie(dy))
     compare(mine.numpy().transpose(BACK[layout]), y.detach().numpy(), 1e-6)
     compare(ours.grad.numpy().transpose(BACK[layout]), theirs.grad.numpy(), 2e-6)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_groups_that_kernels_demand_are_given(queue, form, layout, monkeypatch):
+    """A kernel's own group size must be passed too: some drivers refuse to guess it, others do not mind."""
+    made = []
+
+    class Seen(Launch):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            made.append(self)
+
+    for module in (pooling, normalization):
+        monkeypatch.setattr(module, "Launch", Seen)
+        for function in (pooling._launches, normalization._lrn):
+            function.cache_clear()
+    x = Tensor.from_numpy(normal(2, 16, 8, 16), queue)
+    functional.max_pool(x, 2, layout=layout)
+    functional.avg_pool(x, 3, padding=1, layout=layout)
+    functional.local_response_norm(x, 5, layout=layout)
+    assert len(made) >= 6
+    what = cl.kernel_work_group_info.COMPILE_WORK_GROUP_SIZE
+    for launch in made:
+        demanded = tuple(launch._kernel.get_work_group_info(what, queue.device))
+        given = launch._local_size
+        assert not any(demanded) or (given is not None and (*given, 1, 1)[:3] == demanded), launch._name

@@ -246,12 +246,15 @@ def _lrn(
     }
     values |= {name: f"{float(value)!r}{suffix}" for name, value in (("scale", scale), ("beta", beta), ("bias", k))}
     program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text("convdispatch.nn", "lrn.cl"))
-    runs, group = -(-channels // run), None
+    runs = -(-channels // run)
+    group: tuple[int, ...] | None = None
     work: tuple[int, ...] = (-(-inner // lanes), runs, total // (channels * inner))
     if inner == 1:
         work = (runs, total // channels)
     if gpu:
         work, group = (-(-math.prod(work) // _GROUP) * _GROUP,), (_GROUP,)
+    elif lanes > 1:  # said by the kernel too: then it may not be left to the driver
+        group = (1,) * len(work)
     forward = Launch(program, "lrn", work, group, "x offset y", names=("x", "offset", "y"))
     names = ("x", "offset", "dy", "dy_offset", "dx")
     return forward, Launch(program, "lrn_backward", work, group, " ".join(names), names=names)

@@ -214,7 +214,7 @@ def _launches(
 
     def sizes(area: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         if planes:
-            return (mb * channels,), None
+            return (mb * channels,), (1,)  # said by the kernel too: then it may not be left to the driver
         if gpu:
             return (-(-mb * channels * area // _GROUP) * _GROUP,), (_GROUP,)
         return ((channels, mb * area) if nhwc else (area, mb * channels)), None
