@@ -113,6 +113,16 @@ class Tensor:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return interop.cuda_array_interface(self)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The values for NumPy where it cannot view the memory, as on a GPU: a copy on the host.
+
+        Without it NumPy would take the tensor for a sequence, and make an array of objects element by element.
+        """
+        if copy is False:
+            raise ValueError("the memory is not the host's: NumPy's array of it is a copy")
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
     def numpy(self) -> np.ndarray:
         """The values as a new array; waits until the queue has computed them."""
         import pyopencl as cl

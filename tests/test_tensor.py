@@ -7,7 +7,7 @@ import timeit
 import numpy as np
 import pytest
 
-from convdispatch import runtime
+from convdispatch import interop, runtime
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.tensor import Tensor
 
@@ -51,6 +51,30 @@ def test_from_numpy_takes_what_numpy_reads_and_copies_it(queue):
     kept = array.copy()
     array[...] = -1
     same(tensor, kept)
+
+
+def test_numpy_gets_values_where_it_cannot_view_the_memory(queue, monkeypatch):
+    """As on a GPU, whose memory has no array interface of the host's."""
+
+    def none(tensor):
+        raise AttributeError("the memory is not the host's")
+
+    monkeypatch.setattr(interop, "array_interface", none)
+    array, tensor = both(queue)
+    for view, expected in ((tensor, array), (tensor[1, ..., ::-2], array[1, ..., ::-2]), (tensor[0, 0, 0, 0], 0)):
+        got = np.asarray(view)
+        assert got.dtype == array.dtype
+        np.testing.assert_array_equal(got, expected)
+    assert np.asarray(tensor, np.float64).dtype == np.float64
+    assert np.mean(tensor) == array.mean()
+    same(Tensor.from_numpy(tensor, queue), array)
+    with pytest.raises(TypeError, match="does not support ufuncs"):
+        np.exp(tensor)  # rather than one element at a time
+    with pytest.raises(TypeError, match="does not support ufuncs"):
+        np.add(array, tensor)
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
+        with pytest.raises(ValueError, match="is a copy"):
+            np.asarray(tensor, copy=False)
 
 
 VIEWS = {
