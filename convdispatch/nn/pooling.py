@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "global_average_pool", "max_pool"]
 
 _GROUP = 256
+_RUN, _WINDOW = 2, 16
+"""Neighbours in a row that a GPU's work item takes at most (2 or 4), and the largest window for which it does."""
 
 
 @operation
@@ -145,7 +147,8 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
     given = dense(x)
     tape = current_tape()
     watched = tape is not None and tape.tracks(x)
-    launches = _launches(x.context, kind, x.dtype.name, mb, channels, layout == "nhwc", tuple(sorted(values.items())))
+    key = (x.context, kind, x.dtype.name, mb, channels, layout == "nhwc", tuple(sorted(values.items())))
+    launches = _launches(*key, given.offset % 16 == 0)
     start = np.int64(given.offset // x.dtype.itemsize)
     places = Tensor.empty(shape, launches.noted, x.queue) if watched and kind == "max" else None
     if places is None:
@@ -158,6 +161,7 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
         def backward(dy: Tensor) -> tuple[Tensor]:
             dy, dx = dense(dy), Tensor.empty(x_shape, dtype, queue)
             first = np.int64(dy.offset // dtype.itemsize)
+            launches = _launches(*key, dy.offset % 16 == 0)
             # What a ReLU cut takes no gradient: the notes know, so that the ReLU need not look again.
             gate = places is not None and launches.gated is not None and tape.is_rectified(mark)
             back = launches.gated if gate else launches.backward
@@ -187,8 +191,16 @@ class _Launches(NamedTuple):
 
 @functools.lru_cache(maxsize=512)
 def _launches(
-    context: cl.Context, kind: str, dtype: str, mb: int, channels: int, nhwc: bool, items: tuple[tuple[str, int], ...]
+    context: cl.Context,
+    kind: str,
+    dtype: str,
+    mb: int,
+    channels: int,
+    nhwc: bool,
+    items: tuple[tuple[str, int], ...],
+    aligned: bool,
 ) -> _Launches:
+    """``aligned``: what is read (x, going back dy) begins at a multiple of 16 bytes."""
     values = dict(items)
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
     planes = not gpu and not nhwc and dtype in ("float32", "float64")
@@ -197,6 +209,8 @@ def _launches(
     h, w = (values["ih"], values["iw"]) if not apart else (-(-values[f"i{a}"] // values[f"s{a}"]) for a in "hw")
     most = mb * channels * max(values["ih"] * values["iw"], values["oh"] * values["ow"])
     pairs = apart and not nhwc and dtype == "float32" and values["sw"] == 2 and values["iw"] % 2 == 0
+    run = _run(values) if gpu and not nhwc and dtype == "float32" else 1
+    back_run = run if apart and values["iw"] == values["ow"] * values["sw"] else 1
     macros = {
         "mb": mb,
         "channels": channels,
@@ -210,7 +224,7 @@ def _launches(
         "index": "uint" if most < 2**31 else "ulong",
         **values,
     }
-    text = storage_macros(dtype) + config_macros(macros) + kernel_text("convdispatch.nn", "pool.cl")
+    head = storage_macros(dtype) + config_macros(macros)
 
     def sizes(area: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         if planes:
@@ -219,18 +233,30 @@ def _launches(
             return (-(-mb * channels * area // _GROUP) * _GROUP,), (_GROUP,)
         return ((channels, mb * area) if nhwc else (area, mb * channels)), None
 
-    def program(note: bool, gated: bool = False) -> cl.Program:
-        return build(context, config_macros({"note": note, "gated": gated}) + text)
+    def program(run: int, note: bool = False, gated: bool = False, **more: bool) -> cl.Program:
+        options = {"note": note, "gated": gated, **({} if run == 1 else {"run": run, **more})}
+        text = head + config_macros(options) + kernel_text("convdispatch.nn", "pool_windows.cl")
+        return build(context, text + kernel_text("convdispatch.nn", "pool.cl" if run == 1 else "pool_runs.cl"))
 
     names, back = ("x", "offset", "y", "places"), ("dy", "offset", "places", "dx")
-    out, into = sizes(values["oh"] * values["ow"]), sizes(h * w)
-    forward = Launch(program(False), "pool", *out, "x offset y", names=names[:3])
-    backward = Launch(program(False), "pool_backward", *into, " ".join(back), names=back)
+    out, into = sizes(values["oh"] * values["ow"] // run), sizes(h * w // back_run)
+    fours = aligned and not values.get("pw") and values["iw"] % 4 == 0 and run * values.get("sw", 0) % 4 == 0
+    ahead = {"vectors": fours, "blocks": False}
+    behind = {"vectors": aligned, "blocks": True}
+    forward = Launch(program(run, **ahead), "pool", *out, "x offset y", names=names[:3])
+    backward = Launch(program(back_run, **behind), "pool_backward", *into, " ".join(back), names=back)
     if kind != "max":
         return _Launches(forward, forward, np.int32, backward, None)
-    noting = Launch(program(True), "pool", *out, " ".join(names), names=names)
-    gated = Launch(program(False, True), "pool_backward", *into, " ".join(back), names=back)
+    noting = Launch(program(run, note=True, **ahead), "pool", *out, " ".join(names), names=names)
+    gated = Launch(program(back_run, gated=True, **behind), "pool_backward", *into, " ".join(back), names=back)
     return _Launches(forward, noting, np.uint8 if small else np.int32, backward, gated)
+
+
+def _run(values: dict[str, int]) -> int:
+    """How many neighbours a GPU's work item takes: all that fit into registers and divide a row."""
+    if values["adaptive"] or max(values["kh"] * values["kw"], values["sh"] * values["sw"]) > _WINDOW:
+        return 1
+    return next(run for run in (_RUN, _RUN // 2, 1) if values["ow"] % run == 0)
 
 
 def _apart(values: dict[str, int]) -> bool:

@@ -1,0 +1,125 @@
+// What the pooling kernels share: windows, and where work items stand.
+//
+// y[o] = largest or mean of x over the window of o; dx[i] = sum of dy over the windows that hold i, of those whose
+// largest value i is, or divided by the window's count.
+//
+// Values the host defines:
+//   IH IW OH OW   sizes of x and y
+//   ADAPTIVE      1: window o covers floor(o * I / O) to ceil((o + 1) * I / O); 0: K values D apart, from o * S - P
+//   KH KW SH SW PH PW DH DW   unless ADAPTIVE
+//   AVERAGE       1 for the mean, 0 for the largest
+//   COUNT_PAD     1 if the padding's zeros count in a mean
+//   MB CHANNELS NHWC   images, channels, the layout
+//   FLAT PLANES   how work items are counted; with PLANES REAL is ACC
+//   INDEX         uint or ulong: holds any element's number
+//   INSIDE        1 if no window reaches beyond the input
+//   NOTE          1 to store each window's place of the largest
+//   BYTES         1 if a note is a byte, ky * KW + kx; 0: an int, the pixel; both plus CUT unless the largest is above 0
+//   GATED         1 to take no gradient where the largest is not above 0: the slope of a ReLU that made x
+//   REAL ACC LOAD STORE   the element type (convdispatch.api.dtypes)
+
+#if ADAPTIVE
+#define BEGIN(o, i, n, k, s, p) ((o) * (i) / (n))
+#define END(o, i, n, k, s, p, d) (((o) + 1) * (i) + (n) - 1) / (n)
+#define FIRST(at, i, n, k, s, p, d) ((at) * (n) / (i))
+#define LAST(at, i, n, s, p) min((n) - 1, (((at) + 1) * (n) + (i) - 1) / (i) - 1)
+#define DH 1
+#define DW 1
+#define KH 0
+#define KW 0
+#define SH 0
+#define SW 0
+#define PH 0
+#define PW 0
+#else
+#define BEGIN(o, i, n, k, s, p) ((o) * (s) - (p))
+#define END(o, i, n, k, s, p, d) ((o) * (s) - (p) + ((k) - 1) * (d) + 1)
+#define FIRST(at, i, n, k, s, p, d) max(0, ((at) + (p) - ((k) - 1) * (d) + (s) - 1) / (s))
+#define LAST(at, i, n, s, p) min((n) - 1, ((at) + (p)) / (s))
+#endif
+// Where element `pixel` of this work item's plane (image and channel) lies, counted from the plane's first.
+#if NHWC
+#define PIXEL(pixel) ((pixel) * CHANNELS)
+#define START(area) (image * (area) * CHANNELS + (long)channel)
+#else
+#define PIXEL(pixel) (pixel)
+#define START(area) ((long)plane * (area))
+#endif
+// This work item's plane, and its pixel among the `area` ones that work items are counted over.
+#if PLANES
+#define PLACE(area) const long plane = get_global_id(0);
+#elif FLAT
+#define ITEM(area)                                          \
+  const INDEX item = get_global_id(0);                      \
+  if (item >= (INDEX)MB * CHANNELS * (area)) return;
+#if NHWC
+#define PLACE(area)                                         \
+  ITEM(area)                                                \
+  const INDEX channel = item % CHANNELS, spot = item / CHANNELS; \
+  const int pixel = spot % (area);                          \
+  const long image = spot / (area);
+#else
+#define PLACE(area)                                         \
+  ITEM(area)                                                \
+  const INDEX plane = item / (area);                        \
+  const int pixel = item % (area);
+#endif
+#elif NHWC
+#define PLACE(area)                                         \
+  const long channel = get_global_id(0); /* as an int: no vectors */ \
+  const int pixel = get_global_id(1) % (area);              \
+  const long image = get_global_id(1) / (area);
+#else
+#define PLACE(area)                                         \
+  const int pixel = get_global_id(0);                       \
+  const long plane = get_global_id(1);
+#endif
+#if PLANES
+#define ALONE __attribute__((reqd_work_group_size(1, 1, 1)))
+#else
+#define ALONE
+#endif
+#if BYTES
+#define NOTED uchar
+#define CUT 128
+#else
+#define NOTED int
+#define CUT (1 << 30)
+#endif
+// The place that a note names; with GATED it is none, CUT or more, where the largest is not above 0.
+#if GATED
+#define WHERE(note) (note)
+#else
+#define WHERE(note) ((note) & (CUT - 1))
+#endif
+
+inline ACC count_of(int oy, int ox) {
+  int top = BEGIN(oy, IH, OH, KH, SH, PH), bottom = END(oy, IH, OH, KH, SH, PH, DH);
+  int left = BEGIN(ox, IW, OW, KW, SW, PW), right = END(ox, IW, OW, KW, SW, PW, DW);
+#if COUNT_PAD
+  bottom = min(bottom, IH + PH), right = min(right, IW + PW);
+#else
+  top = max(top, 0), left = max(left, 0), bottom = min(bottom, IH), right = min(right, IW);
+#endif
+  return (ACC)((bottom - top) * (right - left));
+}
+
+// Runs over the window's values inside the input, each at pixel `at`; a note calls it `number`. Windows of one size run
+// a constant number of times, and compare only where a window can leave the input.
+#if ADAPTIVE
+#define WINDOW(body)                                                                            \
+  const int bottom = END(oy, IH, OH, KH, SH, PH, DH), right = END(ox, IW, OW, KW, SW, PW, DW);  \
+  for (int iy = BEGIN(oy, IH, OH, KH, SH, PH); iy < bottom; ++iy)                               \
+    for (int ix = BEGIN(ox, IW, OW, KW, SW, PW); ix < right; ++ix) {                            \
+      const int at = iy * IW + ix, number = at;                                                 \
+      body                                                                                      \
+    }
+#else
+#define WINDOW(body)                                                                            \
+  _Pragma("unroll") for (int ky = 0; ky < KH; ++ky)                                             \
+    _Pragma("unroll") for (int kx = 0; kx < KW; ++kx) {                                         \
+      const int iy = oy * SH - PH + ky * DH, ix = ox * SW - PW + kx * DW;                       \
+      const int at = iy * IW + ix, number = BYTES ? ky * KW + kx : at;                          \
+      if (INSIDE || (iy >= 0 && iy < IH && ix >= 0 && ix < IW)) { body }                        \
+    }
+#endif
