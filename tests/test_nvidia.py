@@ -18,7 +18,7 @@ from convdispatch_nvidia.hopper import for_hopper
 from convdispatch_nvidia.job import Job
 from convdispatch_nvidia.plan import Layout, NvidiaPlan
 from convdispatch_nvidia.probe import probe
-from convdispatch_nvidia.solver import TensorCores
+from convdispatch_nvidia.tensor_cores import TensorCores
 from convdispatch_nvidia.tile import Tile
 from convdispatch_nvidia.walk import walk, window
 from plans import check_plan

@@ -14,6 +14,7 @@ import subprocess
 import numpy as np
 import pyopencl as cl
 import pytest
+from as_cuda import cuda
 from convdispatch_nvidia.direct import Direct, DirectPlan
 from convdispatch_nvidia.direct_choice import formats
 from convdispatch_nvidia.direct_job import DirectJob, DirectTile
@@ -193,31 +194,6 @@ def test_choices(direction):
             assert solver.cost(problem, HOPPER, config) > 0
         assert {config.get("format", "tf32x3") for config in configs} == set(formats(problem)), problem
     assert seen > 50
-
-
-# CUDA's words for what the kernels say in OpenCL C.
-CUDA = """
-#define restrict __restrict__
-#define inline static __device__ __forceinline__
-typedef unsigned uint; typedef unsigned char uchar; typedef unsigned long ulong;
-#define get_local_id(i) ((int)threadIdx.x)
-#define get_group_id(i) ((int)blockIdx.x)
-#define barrier(x) __syncthreads()
-#define as_uint __float_as_uint
-#define as_float __uint_as_float
-"""
-
-
-def cuda(text: str) -> str:
-    """The product's program as CUDA, whose compiler needs no GPU: instructions and registers are the real ones."""
-    text = re.sub(r"#line.*", "", text)
-    text = re.sub(r"kernel __attribute__\(\(reqd_work_group_size\((\d+), 1, 1\)\)\)\s*void",
-                  r'extern "C" __global__ void __launch_bounds__(\1)', text)  # fmt: skip
-    text = re.sub(r"local float4 area\[\d+\] __attribute__\(\(aligned\(128\)\)\)",
-                  "extern __shared__ __align__(128) float4 area[]", text)  # fmt: skip
-    text = text.replace("((uint)(ulong)(memory))", "((uint)__cvta_generic_to_shared(memory))")
-    text = re.sub(r"\((float[24])\)\(", r"make_\1(", text)
-    return CUDA + re.sub(r"(?<![.\w])(global|local)\b", "", text)
 
 
 @pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc and ptxas here")

@@ -283,6 +283,11 @@ class Job:
         """Bytes of all parts."""
         return self.partial_elements * self.tile.split * 4 if self.partial else 0
 
+    @property
+    def maps_bytes(self) -> int:
+        """Bytes of tensor maps that the kernel writes for itself."""
+        return 0
+
     # --- text --------------------------------------------------------------------------------------------------------
 
     @property

@@ -34,16 +34,20 @@ class Layout:
             self.scale_at["w"] = weights.add(scales)
         self.packed_size = weights.size if self.constant else 0
         self.partial = areas.add(job.partial_bytes)
+        self.maps = areas.add(job.maps_bytes)
         self.size = areas.size
 
 
 class NvidiaPlan(StepPlan):
     """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
 
+    def _job_of(self, problem: ConvProblem, config: Mapping[str, Any]) -> Job:
+        return Job(problem, Tile.of(config))
+
     def __init__(
         self, context: Any, problem: ConvProblem, config: Mapping[str, Any], engine: str, *, emulate: bool = False
     ) -> None:
-        job = self.job = Job(problem, Tile.of({**config, "engine": engine}))
+        job = self.job = self._job_of(problem, {**config, "engine": engine})
         where = self._where = Layout(job)
         self._common = problem.macros() + f"#define OUT_INDEX {job.out_index}\n" + "#define EMULATE 1\n" * emulate
         self._emulate = emulate

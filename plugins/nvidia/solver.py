@@ -1,78 +1,16 @@
-"""The solvers: what they accept, what they offer to tune, and what they expect to be fast."""
+"""The plugin's solvers, in the order in which equal costs choose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from convdispatch.api import Solver
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
-
-from .choice import choices, fits, seconds
 from .direct import Direct
-from .formats import formats
-from .job import Job
-from .plan import Layout, NvidiaPlan
-from .probe import probe
-from .tile import Tile
+from .tensor_cores import TensorCores
+from .tma import Tma
 
-__all__ = ["TensorCores", "solvers"]
-
-_LEAST = 4  # channels of a group
-_UNIT = 60e12  # operations a second that a cost is told in
-
-
-class TensorCores(Solver):
-    """Implicit GEMM on tensor cores, all directions; ``engine`` is the instruction that multiplies."""
-
-    deterministic = True
-    exact = True
-    fuses = EPILOGUE
-
-    def __init__(self, engine: str) -> None:
-        self.engine, self.name = engine, f"nvidia.{engine}"
-
-    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Devices without the instruction, shapes that leave tensor cores idle."""
-        return self.limits(problem, device) or probe(device, self.engine)
-
-    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What ``rejects`` says before it asks the device."""
-        if device.vendor != "nvidia" or device.type != "gpu":
-            return f"nvidia gpus only, got {device.vendor} {device.type}"
-        if not formats(problem):
-            return f"float32, float16 and bfloat16 only, got {problem.dtype}"
-        if problem.mb < 1:
-            return f"1 image or more, got {problem.mb}"
-        least = min(problem.ic, problem.oc) // problem.g
-        if problem.g > 1 and least < _LEAST:
-            return f"{_LEAST} channels a group or more, got {least}"
-        if not fits(problem, self.engine, device.compute_units):
-            return "no tile fits"
-        return None
-
-    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles, the one that is expected to be fastest first."""
-        for tile in choices(problem, self.engine, device.compute_units):
-            config = tile.config()
-            config.pop("engine", None)
-            yield config
-
-    def _job(self, problem: ConvProblem, config: Mapping[str, Any]) -> Job:
-        return Job(problem, Tile.of({**config, "engine": self.engine}))
-
-    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Packed operands and partial sums."""
-        return Layout(self._job(problem, config)).size
-
-    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The predicted time, told in operations of the plain float32 peak."""
-        return seconds(self._job(problem, config), device.compute_units) * _UNIT
-
-    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> NvidiaPlan:
-        """Compile a configuration."""
-        return NvidiaPlan(context, problem, config, self.engine)
+__all__ = ["solvers"]
 
 
 def solvers() -> list[Solver]:
     """Every solver of the plugin."""
-    return [TensorCores("wgmma"), Direct(), TensorCores("mma")]
+    return [Tma(), TensorCores("wgmma"), Direct(), TensorCores("mma")]

@@ -1,0 +1,129 @@
+"""Tensor maps: what a Hopper multiprocessor's copy engine (TMA) is told of a tensor in memory and of a box of it.
+
+A map is 128 bytes that only the driver can write: ``cuTensorMapEncode*`` of CUDA's driver, plain functions of the host.
+They are encoded for an address that means nothing, and the kernel puts its own pointer in: OpenCL tells no addresses.
+Sizes run from the innermost axis on; what a box reads outside of the tensor is zero.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from convdispatch.api import BuildFailed
+
+__all__ = ["Im2col", "Map", "Tiled", "missing"]
+
+WORDS = 16
+"""Of 64 bits."""
+_ANYWHERE = 1 << 20
+_TYPES = {"float16": 6, "bfloat16": 9}
+_NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_256, _ZEROS = 0, 3, 3, 0
+_ITEM = 2
+
+
+@functools.lru_cache(maxsize=1)
+def _driver() -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
+    """The driver, and a context, without which it encodes nothing: the primary one, as for all of CUDA's libraries."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuTensorMapEncodeTiled, driver.cuTensorMapEncodeIm2col  # noqa: B018 raises where it is too old
+        if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+            return None
+        if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return driver, context
+
+
+def missing() -> str | None:
+    """Why no map can be made here, in words; None when one can."""
+    return None if _driver() else "needs CUDA's driver, version 12 or later, and a device of its, for tensor maps"
+
+
+def _array(kind: type, values: Sequence[int]) -> ctypes.Array:
+    return (kind * max(1, len(values)))(*values)
+
+
+@dataclass(frozen=True)
+class Map:
+    """A dense tensor of 16-bit numbers."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+
+    @property
+    def _strides(self) -> list[int]:
+        """Bytes from one to the next along every axis but the innermost."""
+        steps = [_ITEM]
+        for size in self.sizes[:-1]:
+            steps.append(steps[-1] * size)
+        return steps[1:]
+
+    def encode(self) -> tuple[int, ...]:
+        """The map's words. Raises BuildFailed where the driver refuses it."""
+        found = _driver()
+        if found is None:
+            raise BuildFailed(str(missing()), "")
+        driver, context = found
+        block = ctypes.create_string_buffer(WORDS * 8 + 64)
+        at = -(-ctypes.addressof(block) // 64) * 64  # as it asks
+        common = (ctypes.c_void_p(at), _TYPES[self.dtype], len(self.sizes), ctypes.c_void_p(_ANYWHERE),
+                  _array(ctypes.c_uint64, self.sizes), _array(ctypes.c_uint64, self._strides))  # fmt: skip
+        driver.cuCtxPushCurrent_v2(context)
+        try:
+            status = self._encode(driver, common)
+        finally:
+            driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        if status:
+            raise BuildFailed(f"the driver refuses the tensor map {self} with error {status}", "")
+        return tuple((ctypes.c_uint64 * WORDS).from_address(at))
+
+    def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
+        raise NotImplementedError
+
+
+_HOW = (_NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_256, _ZEROS)
+
+
+@dataclass(frozen=True)
+class Tiled(Map):
+    """Boxes of ``box`` numbers along each axis."""
+
+    box: tuple[int, ...] = ()
+
+    def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
+        box, ones = _array(ctypes.c_uint32, self.box), _array(ctypes.c_uint32, [1] * len(self.sizes))
+        return int(driver.cuTensorMapEncodeTiled(*common, box, ones, *_HOW))
+
+
+@dataclass(frozen=True)
+class Im2col(Map):
+    """Columns of ``pixels`` places by 64 channels of a tensor (channels, w, h, images).
+
+    Places stand in a row at ``lower``, ``lower + step``, ... to at most ``size - 1 + upper``, then begin anew at
+    ``lower`` in the next row, and after the last row in the next image. A tap is an offset added to all of them.
+    """
+
+    lower: tuple[int, int] = (0, 0)
+    """Along (w, h), as all pairs here."""
+    upper: tuple[int, int] = (0, 0)
+    step: tuple[int, int] = (1, 1)
+    pixels: int = 64
+    channels: int = 64
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Places in a row, and rows."""
+        both = zip(self.sizes[1:3], self.lower, self.upper, self.step, strict=True)
+        w, h = ((size - 1 + upper - lower) // step + 1 for size, lower, upper, step in both)
+        return w, h
+
+    def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
+        corners = (_array(ctypes.c_int, self.lower), _array(ctypes.c_int, self.upper))
+        steps = _array(ctypes.c_uint32, (1, *self.step, 1))
+        return int(driver.cuTensorMapEncodeIm2col(*common, *corners, self.channels, self.pixels, steps, *_HOW))

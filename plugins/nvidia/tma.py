@@ -1,0 +1,98 @@
+"""nvidia.tma: 16-bit tensors, channels last, read where they lie by Hopper's copy engine; nothing is packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch, build, kernel_text
+
+from .formats import formats
+from .hopper import build_for_hopper
+from .job import Job
+from .maps import WORDS, missing
+from .plan import Layout, NvidiaPlan
+from .probe import probe
+from .tensor_cores import TensorCores
+from .tma_choice import choices, seconds
+from .tma_job import MAPS, TmaJob, TmaTile
+
+__all__ = ["Tma", "TmaPlan"]
+
+
+class TmaPlan(NvidiaPlan):
+    """A Plan; see ``tma.cl.mako``."""
+
+    job: TmaJob
+
+    def _job_of(self, problem: ConvProblem, config: Mapping[str, Any]) -> Job:
+        return TmaJob(problem, TmaTile.of(config))
+
+    def product_text(self) -> str:
+        """The product's program."""
+        job, where = self.job, self._where
+        text = self._common + f"#define PARTIAL {int(job.partial)}\n#define PARTIAL_AT {where.partial // 4}L\n"
+        text += "#define PAIRS 0\n#define OCTETS 1\n"
+        encoded = [(0,) * WORDS] * 2 if self._emulate else [each.encode() for each in job.maps]
+        for file in ("narrow.cl.mako", "finish.cl", "ptx.cl.mako", "tma_ptx.cl.mako"):
+            text += kernel_text(__package__, file, job=job)
+        return text + kernel_text(
+            __package__, "tma.cl.mako", job=job, encoded=encoded, maps_at=where.maps, maps_each=MAPS
+        )
+
+    def _product(self, context: Any) -> Launch:
+        job, text = self.job, self.product_text()
+        t = job.tile
+        a, b = ("y", "x") if not job.data else (job.source.name, "w")
+        given = [a, b, "workspace"]
+        given += ["workspace"] if job.partial else [job.problem.written, *self._extras()]
+        program = build(context, text) if self._emulate else build_for_hopper(context, text)
+        items = t.items if self._emulate else t.items + 32
+        groups = job.groups(context.devices[0].max_compute_units)
+        return Launch(program, "product", (groups * items,), (items,), given, names=OPERANDS)
+
+
+class Tma(TensorCores):
+    """``wgmma`` fed by a warp that does nothing else; see ``tma.cl.mako``."""
+
+    def __init__(self) -> None:
+        super().__init__("wgmma")
+        self.name = "nvidia.tma"
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What the copy engine cannot gather, and devices without one."""
+        return self.limits(problem, device) or missing() or probe(device, "tma")
+
+    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What ``rejects`` says before it asks the device."""
+        if device.vendor != "nvidia" or device.type != "gpu":
+            return f"nvidia gpus only, got {device.vendor} {device.type}"
+        if problem.dtype not in ("float16", "bfloat16") or not formats(problem):
+            return f"float16 and bfloat16 only, got {problem.dtype}"
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        job = TmaJob(problem, TmaTile(64, 64, 1, 1, problem.dtype, "wgmma"))
+        reason = job.misfit
+        return f"{reason} only" if reason else None
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """Tiles, the one that is expected to be fastest first."""
+        for tile in choices(problem, device.compute_units):
+            config = tile.config()
+            config.pop("engine", None)
+            yield config
+
+    def _job(self, problem: ConvProblem, config: Mapping[str, Any]) -> TmaJob:
+        return TmaJob(problem, TmaTile.of({**config, "engine": "wgmma"}))
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Partial sums and the work groups' maps."""
+        return Layout(self._job(problem, config)).size
+
+    def seconds(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """Predicted."""
+        return seconds(self._job(problem, config), device.compute_units)
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TmaPlan:
+        """Compile a configuration."""
+        return TmaPlan(context, problem, config, "wgmma")

@@ -1,0 +1,77 @@
+"""nvidia.tma: its walk, maps and results, with the copy engine and the tensor cores replaced by plain C."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from as_cuda import cuda
+from convdispatch_nvidia.tma import TmaPlan
+from convdispatch_nvidia.tma_job import TmaJob, TmaTile
+from plans import check_plan
+
+from convdispatch import ConvProblem
+from convdispatch.api.device import DeviceInfo
+
+pytestmark = pytest.mark.usefixtures("item_by_item")
+
+HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
+SMALL = {"bm": 64, "bn": 64, "wm": 1, "wn": 1}
+CASES = [
+    # problem, what the configuration adds
+    ("fwd_f16_nhwc_mb2ic16ih6iw5oc16kh3ph1+bias+relu", {}),
+    ("fwd_bf16_nhwc_mb1ic72ih6iw6oc40kh3ph1+residual", {"bn": 32}),
+    ("fwd_f16_nhwc_mb3ic8ih9iw7oc24kh3kw2ph1pw0ph_r0pw_r1sh2sw3", {"bm": 128, "wm": 2}),
+    ("fwd_f16_nhwc_mb2ic136ih5iw5oc72kh1ph0", {"split": 2}),
+    ("fwd_bf16_nhwc_mb2ic128ih6iw5oc80kh3ph2g2dh2dw1", {"bn": 32}),
+    ("fwd_f16_nhwc_mb2ic24iw11oc16kw3pw1sw2+accumulate", {}),
+    ("bwd_data_f16_nhwc_mb2ic24ih6iw5oc72kh3ph1", {"bn": 128}),
+    ("bwd_data_bf16_nhwc_mb1ic40ih7iw6oc16kh2kw4ph1pw2dh2", {"split": 3}),
+    ("bwd_data_f16_nhwc_mb2ic128ih4iw4oc128kh3ph1g2", {"bm": 128, "wm": 2}),
+    ("bwd_weights_f16_nhwc_mb3ic24ih6iw5oc40kh3ph1", {}),
+    ("bwd_weights_bf16_nhwc_mb4ic72ih7iw9oc72kh3kw1ph1pw0sh2sw2", {"split": 2, "bn": 128}),
+    ("bwd_weights_f16_nhwc_mb2ic16ih8iw8oc136kh1ph0", {"bm": 128, "wm": 2}),
+    ("bwd_weights_f16_nhwc_mb8ic128ih5iw5oc32kh3ph1g2dh2dw2+accumulate", {"split": 2}),
+]
+
+
+@pytest.mark.parametrize(("text", "extra"), CASES, ids=[text for text, _ in CASES])
+def test_emulated(queue, text, extra):
+    """Maps, taps, tiles and the lanes' exchange of columns."""
+    problem = ConvProblem.parse(text)
+    config = {**SMALL, "format": problem.dtype, **extra}
+    assert TmaJob(problem, TmaTile.of({**config, "engine": "wgmma"})).misfit is None
+    check_plan(queue, problem, TmaPlan(queue.context, problem, config, "wgmma", emulate=True), f"{problem} {config}")
+
+
+@pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc and ptxas here")
+@pytest.mark.parametrize(
+    ("text", "extra"),
+    [
+        ("fwd_f16_nhwc_mb64ic256ih56oc256kh3ph1", {"bm": 128, "bn": 256, "wm": 2}),
+        ("fwd_f16_nhwc_mb64ic256ih56oc256kh3ph1+bias+residual+relu", {"bm": 128, "bn": 256, "wm": 2}),
+        ("bwd_data_f16_nhwc_mb64ic256ih56oc256kh3ph1", {"bm": 256, "bn": 128, "wm": 4}),
+        ("bwd_weights_f16_nhwc_mb64ic256ih56oc256kh3ph1sh2sw2", {"bm": 128, "bn": 256, "wm": 2, "split": 4}),
+        ("bwd_weights_f16_nhwc_mb64ic256ih56oc256kh1ph0", {"bm": 128, "bn": 128, "wm": 2, "resident": 2, "stages": 3}),
+    ],
+)
+def test_instructions_assemble(text, extra, tmp_path, monkeypatch):
+    """The whole kernel with its instructions assembles for Hopper, and its sums stay in registers."""
+
+    class Text(TmaPlan):
+        def _product(self, context):
+            return None
+
+        def _reduce(self, context):
+            return None
+
+    monkeypatch.setattr("convdispatch_nvidia.maps.Map.encode", lambda self: (0,) * 16)
+    plan = Text(None, ConvProblem.parse(text), {"format": ConvProblem.parse(text).dtype, "wn": 1, **extra}, "wgmma")
+    source = tmp_path / "tma.cu"
+    source.write_text(cuda(plan.product_text()).replace("//@", ""))
+    done = subprocess.run(["nvcc", "-arch=sm_90a", "-cubin", "-Xptxas", "-v", "-o", tmp_path / "out", source],
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\b0 bytes spill stores", done.stderr), done.stderr
