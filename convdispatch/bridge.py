@@ -4,21 +4,26 @@ OpenCL to CUDA: the queue writes a rising number into shared memory, and the str
 CUDA to OpenCL: behind the work, on a second stream, stands a call that completes an OpenCL user event; in an in-order
 queue a barrier waits for it. On an out-of-order queue order is what the events say: work that waits for nothing but
 this bridge's own events needs no crossing, because the stream is in order itself.
+
+Nothing here waits for the device once ``Bridge.prepare`` has been called for the context. A wait inside an enqueue can
+be one for ever: for an event that the host would complete after it, even on a stream with no work, since CUDA sends
+many streams through few channels.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from ctypes import c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .cuda import Cuda, cuda_of, trampoline
-from .memory import allocate, cuda_address, untouched
+from .cuda import Cuda, cuda_of, prompt, trampoline
+from .memory import allocate, cuda_address, shared_with_cuda, standing
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -27,38 +32,112 @@ __all__ = ["Bridge", "bridge_of"]
 
 _NON_BLOCKING, _NO_TIMING, _AT_LEAST = 1, 2, 0
 _REMEMBERED = 1024
+_MOST = 64
+"""Bridges kept; beyond, those of queues without work go, and are made anew should their queue be used again."""
+_FLAGS, _APART = 1024, 64
+"""Flags made at a time, and the bytes from one to the next: a cache line's, since each has a writer of its own."""
 _bridges: dict[Any, Bridge] = {}
+_lanes: dict[Any, _Lanes] = {}
 _lock = threading.Lock()
+
+
+class _Lane:
+    """The device's share of a bridge: two streams, an event and a flag, a word of memory that only rises."""
+
+    def __init__(self, cuda: Cuda, memory: Any, offset: int) -> None:
+        self.cuda, self.memory, self.offset, self.count = cuda, memory, offset, 0
+        self.address = cuda_address(memory) + offset
+        self.stream = cuda.make("cuStreamCreate", _NON_BLOCKING)
+        self.aside = cuda.make("cuStreamCreate", _NON_BLOCKING)
+        self.done = cuda.make("cuEventCreate", _NO_TIMING)
+        self.held: Any = None  # what calls that are still to be made use, after the bridge has gone
+
+    def idle(self) -> bool:
+        """Whether all its work is done, and so all that it waited for."""
+        return self.cuda.idle(self.stream) and self.cuda.idle(self.aside)
+
+
+class _Lanes:
+    """A context's lanes: flags for new ones, and those whose bridges have gone, for use again."""
+
+    def __init__(self, context: cl.Context, device: cl.Device, cuda: Cuda) -> None:
+        self.cuda, self._context, self._device = cuda, context, device
+        self._flags: list[tuple[Any, int]] = []
+        self._returned: deque[_Lane] = deque()
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Make flags where few are left."""
+        if len(self._flags) < _FLAGS // 4:
+            self._grow()
+
+    def _grow(self) -> None:
+        """More flags, all zero: this waits for the device, so bridges find them made."""
+        memory = standing(self._context, self._device, _FLAGS * _APART)
+        stream = self.cuda.make("cuStreamCreate", _NON_BLOCKING)
+        self.cuda("cuMemsetD32Async", cuda_address(memory), 0, _FLAGS * _APART // 4, stream)
+        self.cuda("cuStreamSynchronize", stream)
+        self.cuda("cuStreamDestroy_v2", stream)
+        self._flags.extend((memory, number * _APART) for number in range(_FLAGS))
+
+    def take(self) -> _Lane:
+        """A lane without work."""
+        with self._lock:
+            for _ in range(len(self._returned)):
+                lane = self._returned.popleft()
+                if lane.idle():
+                    lane.held = None
+                    return lane
+                self._returned.append(lane)
+            if not self._flags:
+                self._grow()
+            return _Lane(self.cuda, *self._flags.pop())
+
+    def give_back(self, lane: _Lane, held: Any) -> None:
+        """A bridge has gone, its work perhaps not; takes no lock, since garbage may be collected anywhere."""
+        lane.held = held
+        self._returned.append(lane)
 
 
 class Bridge:
     """A CUDA stream beside one OpenCL queue. Use: ``with bridge: enter(...); CUDA work on stream; event = leave()``."""
 
-    def __init__(self, queue: cl.CommandQueue, cuda: Cuda) -> None:
+    def __init__(self, queue: cl.CommandQueue, lanes: _Lanes) -> None:
         import pyopencl as cl
 
-        self.queue, self.cuda = queue, cuda
+        self.queue, self.cuda = queue, lanes.cuda
         self.in_order = not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        self.stream = cuda.make("cuStreamCreate", _NON_BLOCKING)
-        self._aside = cuda.make("cuStreamCreate", _NON_BLOCKING)
-        self._done = cuda.make("cuEventCreate", _NO_TIMING)
-        self._flag = untouched(queue, 4)
-        self._address = cuda_address(self._flag)
-        self._count = 0
+        self._written: Any = None  # the event of the flag's last number, on an out-of-order queue
         self._lock = threading.RLock()
         self._own: OrderedDict[int, Any] = OrderedDict()  # events this bridge gave out; holding them keeps ids apart
         complete = ctypes.CDLL(cl._cl.__file__).clSetUserEventStatus  # of the loader that pyopencl is linked with
         self._complete = ctypes.cast(complete, c_void_p).value
-        # On the new stream, not on the queue, which may stand behind an event that is long in coming.
-        cuda("cuMemsetD32Async", self._address, 0, 1, self.stream)
-        cuda("cuStreamSynchronize", self.stream)
+        self._lane, self._lanes = lanes.take(), lanes
+        self.stream = self._lane.stream
+
+    @staticmethod
+    def prepare(context: cl.Context, device: cl.Device) -> None:
+        """Make what the bridges of a context's queues share, so that none of them waits for the device later."""
+        lanes = _lanes_of(context, device)
+        if lanes is not None:
+            lanes.prepare()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lanes") and not sys.is_finalizing():
+            self._lanes.give_back(self._lane, self._own)
 
     def __enter__(self) -> Bridge:
         self._lock.acquire()
+        prompt.__enter__()
         return self
 
     def __exit__(self, *_: Any) -> None:
+        prompt.__exit__()
         self._lock.release()
+
+    def idle(self) -> bool:
+        """Whether no work is under way."""
+        return self._lane.idle()
 
     def enter(self, wait_for: Sequence[cl.Event] | None = None) -> None:
         """The stream's next work begins after ``wait_for``, and on an in-order queue after all enqueued so far."""
@@ -66,11 +145,16 @@ class Bridge:
             return
         import pyopencl as cl
 
-        self._count = self._count % 0x7FFFFFFF + 1
-        waits = list(wait_for) if wait_for else None
-        cl.enqueue_fill_buffer(self.queue, self._flag, np.uint32(self._count), 0, 4, wait_for=waits)
+        lane, waits = self._lane, list(wait_for or ())
+        lane.count = (lane.count + 1) & 0xFFFFFFFF  # CUDA compares in a circle
+        if self._written is not None:
+            waits.append(self._written)  # else a later number might let earlier work begin
+        number = np.uint32(lane.count)
+        written = cl.enqueue_fill_buffer(self.queue, lane.memory, number, lane.offset, 4, wait_for=waits or None)
+        if not self.in_order:
+            self._written = written
         self.queue.flush()
-        self.cuda("cuStreamWaitValue32_v2", self.stream, self._address, self._count, _AT_LEAST)
+        self.cuda("cuStreamWaitValue32_v2", self.stream, lane.address, lane.count, _AT_LEAST)
 
     def leave(self) -> cl.Event:
         """An OpenCL event that completes with the stream's work so far; in an in-order queue all later work waits."""
@@ -78,9 +162,10 @@ class Bridge:
 
         finished = cl.UserEvent(self.queue.context)
         words = (c_uint64 * 3)(self._complete, finished.int_ptr, 0)  # status 0 is CL_COMPLETE
-        self.cuda("cuEventRecord", self._done, self.stream)
-        self.cuda("cuStreamWaitEvent", self._aside, self._done, 0)
-        self.cuda("cuLaunchHostFunc", self._aside, trampoline(), words)
+        lane = self._lane
+        self.cuda("cuEventRecord", lane.done, self.stream)
+        self.cuda("cuStreamWaitEvent", lane.aside, lane.done, 0)
+        self.cuda("cuLaunchHostFunc", lane.aside, trampoline(), words)
         stand = cl.enqueue_barrier if self.in_order else cl.enqueue_marker
         event = stand(self.queue, wait_for=[finished])  # a command: what lets go of memory sees that it is in use
         self._own[event.int_ptr] = (event, finished, words)
@@ -111,15 +196,39 @@ class Bridge:
                 return
 
 
+def _lanes_of(context: cl.Context, device: cl.Device) -> _Lanes | None:
+    found = _lanes.get(context)
+    if found is None:
+        cuda = cuda_of(device)
+        if cuda is None or not shared_with_cuda(context, device):
+            return None
+        found = _lanes.setdefault(context, _Lanes(context, device, cuda))
+    return found
+
+
 def bridge_of(queue: cl.CommandQueue) -> Bridge | None:
-    """The bridge of a queue, made once; None where the device is not CUDA's."""
+    """The bridge of a queue, made once; None where the device is not CUDA's or shares no memory with it."""
     found = _bridges.get(queue)
     if found is None:
-        cuda = cuda_of(queue.device)
-        if cuda is None:
+        lanes = _lanes_of(queue.context, queue.device)
+        if lanes is None:
             return None
         with _lock:
-            if queue not in _bridges:
-                _bridges[queue] = Bridge(queue, cuda)
-            found = _bridges[queue]
+            found = _bridges.get(queue)
+            if found is None:
+                if len(_bridges) >= _MOST:
+                    _make_room()
+                found = _bridges[queue] = Bridge(queue, lanes)
     return found
+
+
+def _make_room() -> None:
+    """Let the oldest bridges without work go: a queue's Python object cannot tell that it has gone (no weak reference).
+
+    Whoever holds one may still use it: its lane is not used again before.
+    """
+    for queue, bridge in list(_bridges.items()):
+        if len(_bridges) < _MOST:
+            return
+        if bridge.idle():
+            del _bridges[queue]

@@ -30,8 +30,8 @@ __all__ = [
     "set_memory_limit",
     "shared_block",
     "shared_with_cuda",
+    "standing",
     "sub_region",
-    "untouched",
     "workspace",
 ]
 
@@ -70,12 +70,6 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     if not current_policy().frozen and not _limits:
         return pool.allocate(size or 1)
     return _allocate_within(pool, queue, size or 1)
-
-
-def untouched(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
-    """Shared memory that no command has used, not even one that still waits in the queue; the queue's to keep."""
-    pool = _pools.get(queue) or _make_pool(queue)
-    return pool.allocate(size, reused=False)
 
 
 def workspace(queue: cl.CommandQueue, size: int) -> cl.MemoryObject | None:
@@ -225,3 +219,8 @@ def _arena(context: cl.Context, device: cl.Device) -> Arena | None:
 def shared_with_cuda(context: cl.Context, device: cl.Device) -> bool:
     """Whether memory of a context's pools is CUDA's too; tried once, with a small block."""
     return _arena(context, device) is not None
+
+
+def standing(context: cl.Context, device: cl.Device, size: int) -> cl.MemoryObject:
+    """Memory that CUDA sees too and no command has used, for as long as the process lives; see ``shared_with_cuda``."""
+    return _arena(context, device).block(1 << (size - 1).bit_length()).memory

@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .cuda import Cuda, CudaError, Shared
+from .cuda import Cuda, CudaError, Shared, capturing, prompt
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -103,6 +103,7 @@ class Arena:
         self._context, self._cuda = context, cuda
         self._slab: Any = None
         self._used = 0
+        self._late: list[_Block] = []
 
     def block(self, size: int) -> _Block:
         """A block of one of the sizes that ``_rounded`` gives. Raises CudaError, or pyopencl's MemoryError."""
@@ -118,14 +119,22 @@ class Arena:
             _addresses[memory.int_ptr] = shared.address + start
             return _Block(memory, parent, start, size, None)
 
-    def free(self, blocks: list[_Block]) -> None:
-        """Give allocations back; blocks cut from slabs are kept. Waits for CUDA's work."""
-        self._cuda("cuCtxSynchronize")
+    def free(self, blocks: list[_Block], later: bool = False) -> None:
+        """Give allocations back, or ``later``, with the next ones; blocks cut from slabs are kept.
+
+        Waits for CUDA's work, but holds up nobody else meanwhile who wants a block.
+        """
+        with _lock:
+            self._late += [block for block in blocks if block.shared is not None]
+            if later:
+                return
+            blocks, self._late = self._late, []
+        with capturing:
+            self._cuda("cuCtxSynchronize")
         for block in blocks:
-            if block.shared is not None:
-                del _addresses[block.memory.int_ptr]
-                block.memory.release()
-                block.shared.release()
+            del _addresses[block.memory.int_ptr]
+            block.memory.release()
+            block.shared.release()
 
     def _import(self, size: int) -> tuple[Shared, cl.Buffer]:
         import pyopencl as cl
@@ -170,16 +179,13 @@ class SharedPool:
         """Blocks that wait for their next use."""
         return sum(map(len, self._free.values()))
 
-    def allocate(self, size: int, kept: bool = True, reused: bool = True) -> cl.Buffer:
-        """A block of ``size`` bytes or more, back in the pool (or the device, if not ``kept``) when it is let go.
-
-        A block that is not ``reused`` is one that no command has seen.
-        """
+    def allocate(self, size: int, kept: bool = True) -> cl.Buffer:
+        """A block of ``size`` bytes or more, back in the pool (or the device, if not ``kept``) when it is let go."""
         import pyopencl as cl
 
         size = _rounded(size)
         with self._lock:
-            block = self._reused(size) if reused else None
+            block = self._reused(size)
             if block is None:
                 block = self._arena.block(size)
                 self.managed_bytes += size
@@ -192,13 +198,14 @@ class SharedPool:
     def give_up(self, block: _Block) -> None:
         """The host has let go of a block that other queues may have used too: give the device its memory back.
 
-        OpenCL holds it until its commands are done; CUDA's work is waited for.
+        OpenCL holds it until its commands are done; CUDA's work is waited for, unless the host lets go of it where the
+        thread must not wait: then it goes with the next.
         """
         with self._lock:
             self.active_bytes -= block.size
             self.managed_bytes -= block.size
             self.active_blocks -= 1
-        self._arena.free([block])
+        self._arena.free([block], later=prompt.depth > 0)
 
     def _reused(self, size: int) -> _Block | None:
         import pyopencl as cl
@@ -224,10 +231,10 @@ class SharedPool:
 
     def free_held(self) -> None:
         """Give blocks that are not in use back to the device; waits for the queue."""
-        with _lock:
-            self._queue.finish()
+        with self._lock:
             blocks = [
                 self._free[size].pop()[1] for size in list(self._free) if size > _SLAB // 2 for _ in self._free[size][:]
             ]
             self.managed_bytes -= sum(block.size for block in blocks)
-            self._arena.free(blocks)
+        self._queue.finish()  # without the lock: who enqueues meanwhile may want a block
+        self._arena.free(blocks)

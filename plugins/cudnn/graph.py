@@ -7,7 +7,7 @@ An engine and its knobs are numbers, so a configuration can be recorded and made
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import c_void_p
 from typing import Any
 
@@ -15,12 +15,12 @@ from convdispatch.api import ConvProblem
 
 from .library import CudnnError, Descriptor
 
-__all__ = ["DTYPES", "Candidate", "candidates", "execution_plan", "tensor_of"]
+__all__ = ["DTYPES", "Candidate", "candidates", "execution_plan", "tensor_of", "variant_pack"]
 
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 """Numbers of ``cudnnDataType_t``."""
 _CROSS_CORRELATION, _ALIGNMENT = 1, 16
-_CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _KNOB, _GRAPH, _TENSOR = 1, 2, 3, 4, 5, 7, 15, 17
+_CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _KNOB, _GRAPH, _PACK, _TENSOR = 1, 2, 3, 4, 5, 7, 15, 16, 17
 _KNOBS = 64
 """More than there are kinds of knobs."""
 _MODES = (3, 1, 2)
@@ -142,3 +142,9 @@ def execution_plan(problem: ConvProblem, handle: c_void_p, config: Mapping[str, 
         chosen.set(302, "descriptor", *knobs)
     plan = Descriptor(_PLAN).set(400, "handle", handle).set(401, "descriptor", chosen.finalize()).finalize()
     return plan, plan.get(402, "int")[0]
+
+
+def variant_pack(places: Sequence[int]) -> Descriptor:
+    """Where a plan finds x, w, y and workspace (0 without one): addresses in CUDA."""
+    pack = Descriptor(_PACK).set(1000, "int", *map(ord, "xwy")).set(1001, "pointer", *places[:3])
+    return pack.set(1003, "pointer", places[3]).finalize()

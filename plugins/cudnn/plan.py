@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from convdispatch.api import Bridge, ConvDispatchError, ConvProblem, bridge_of, cuda_address, cuda_of
 
-from .graph import execution_plan
+from .graph import execution_plan, variant_pack
 from .library import Descriptor, library
+from .loading import load
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 __all__ = ["CudnnPlan", "making"]
 
-_PACK = 16
+_LOAD = "graph"
+"""How kernels are loaded: "graph" captures the work and makes it ready, "run" always runs it once (see ``load``). While
+a stream is captured, a wait of another library's for the whole context (``torch.cuda.synchronize()``) fails."""
 _KEPT_PACKS = 64
 _made = threading.RLock()
 _run = threading.Lock()
@@ -30,8 +33,11 @@ def _handle(device: cl.Device, use: str) -> c_void_p:
     """The device's handle for making or for running plans, made once.
 
     Making one waits for all work of the CUDA context: so both are there before anything is enqueued, and all queues
-    share them.
+    share them. One that is there is had without the lock, which making a plan holds while it waits for the device.
     """
+    found = _handles.get((device, use))
+    if found is not None:
+        return found
     with _made:
         if (device, use) not in _handles:
             cuda = cuda_of(device)
@@ -64,17 +70,22 @@ def running(device: cl.Device, across: Bridge) -> Iterator[c_void_p]:
 class CudnnPlan:
     """One engine of cuDNN's, ready to run on any queue of its context.
 
+    Making one may wait for the device, so that ``enqueue`` never does: kernels are loaded, and what queues' bridges
+    share is made. Where memory was too short to load an engine that cannot be captured, its first enqueue may wait.
+
     Memory from the runtime is CUDA's too, so nothing is copied. Buffers from elsewhere, which CUDA cannot see, are
     copied into the pool's memory and back.
     """
 
     def __init__(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        self._library = library()
-        _handle(context.devices[0], "run")
-        with making(context.devices[0]) as handle:
-            self._plan, self.workspace_size = execution_plan(problem, handle, config)
+        self._library, device = library(), context.devices[0]
         self._written = problem.written
         self._sizes = {name: max(1, problem.itemsize * _count(getattr(problem, name + "_shape"))) for name in "xwy"}
+        _handle(device, "run")
+        Bridge.prepare(context, device)
+        with making(device) as handle:
+            self._plan, self.workspace_size = execution_plan(problem, handle, config)
+            load(cuda_of(device), handle, self._plan, [*self._sizes.values(), self.workspace_size], _LOAD)
         self._packs: OrderedDict[tuple[int, ...], Descriptor] = OrderedDict()
 
     def enqueue(
@@ -121,8 +132,7 @@ class CudnnPlan:
     def _pack(self, places: tuple[int, ...]) -> Descriptor:
         found = self._packs.get(places)
         if found is None:
-            found = Descriptor(_PACK).set(1000, "int", *map(ord, "xwy")).set(1001, "pointer", *places[:3])
-            self._packs[places] = found.set(1003, "pointer", places[3]).finalize()
+            found = self._packs[places] = variant_pack(places)
             if len(self._packs) > _KEPT_PACKS:
                 self._packs.popitem(last=False)
         return found
