@@ -1,0 +1,88 @@
+"""Softmax and cross-entropy in a GPU's form: few rows in one kernel, mean included, and many rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+from checking import compare
+from small_net import normal
+
+from convdispatch import runtime
+from convdispatch.nn import Parameter, Tape, functional, losses
+from convdispatch.tensor import Tensor
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Kernels as a GPU gets them."""
+    known = {name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")}
+    known["device_info"] = lambda device: dataclasses.replace(runtime.device_info(device), type="gpu")
+    monkeypatch.setattr(losses, "runtime", types.SimpleNamespace(**known))
+    forget()
+    yield
+    forget()
+
+
+def forget():
+    losses._softmax.cache_clear()
+    losses._cross_entropy.cache_clear()
+
+
+# One item a row; rows in registers and not; rows beyond those at a time; too many logits for one group.
+SHAPES = [(1, 1), (5, 10), (3, 16), (16, 1000), (7, 1000), (37, 70), (2, 3000), (1200, 12), (40, 1000), (3, 20_000)]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_cross_entropy(queue, gpu, shape, reduction):
+    rows, width = shape
+    x, labels = 4 * normal(rows, width), np.random.default_rng(2).integers(0, width, rows).astype(np.int32)
+    wide = x.astype(np.float64)
+    wide -= wide.max(1, keepdims=True)
+    each = np.log(np.exp(wide).sum(1)) - wide[np.arange(rows), labels]
+    expected = {"mean": each.mean(), "sum": each.sum(), "none": each}[reduction]
+    slope = np.exp(wide) / np.exp(wide).sum(1, keepdims=True) - np.eye(width)[labels]
+    logits, labels = Parameter(Tensor.from_numpy(x, queue)), Tensor.from_numpy(labels, queue)
+    with Tape() as tape:
+        loss = functional.cross_entropy(logits, labels, reduction=reduction)
+    np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(functional.cross_entropy(logits, labels, reduction=reduction).numpy(), loss.numpy())
+    dy = normal(*loss.shape, seed=1)
+    tape.backward(loss, Tensor.from_numpy(dy, queue))
+    scale = 1 / rows if reduction == "mean" else 1
+    compare(logits.grad.numpy(), slope * dy.reshape(-1, 1) * scale, 1e-5)
+
+
+@pytest.mark.parametrize("rows", [3, 50])
+def test_a_label_that_is_no_class(queue, gpu, rows):
+    labels = np.zeros(rows, np.int32)
+    labels[1] = 4
+    x = Parameter(Tensor.from_numpy(normal(rows, 4), queue))
+    with Tape() as tape:
+        loss = functional.cross_entropy(x, Tensor.from_numpy(labels, queue))
+    assert np.isnan(loss.numpy())
+    tape.backward(loss)
+    assert np.isnan(x.grad.numpy()).all(1).tolist() == (labels == 4).tolist()
+
+
+@pytest.mark.parametrize("width", [1, 70, 256, 257, 1000, 5000])
+def test_softmax(queue, gpu, width):
+    x = 4 * normal(3, width)
+    x[1] = 500
+    expected = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
+    expected /= expected.sum(1, keepdims=True)
+    compare(functional.softmax(Tensor.from_numpy(x, queue)).numpy(), expected, 2e-6)
+
+
+def test_small_slopes_of_halves_survive_a_large_gradient(queue):
+    """Losses in float16 are scaled up before they are differentiated; a mean's 1/mb must not come before that."""
+    x = np.zeros((512, 1000), np.float16)
+    logits = Parameter(Tensor.from_numpy(x, queue))
+    with Tape() as tape:
+        loss = functional.cross_entropy(logits, np.zeros(512, np.int32))
+    tape.backward(loss, Tensor.from_numpy(np.float16(4096), queue))
+    got = logits.grad.numpy().astype(np.float64)
+    np.testing.assert_allclose(got[:, 1:], 4096 / 512 / 1000, rtol=2e-3)
