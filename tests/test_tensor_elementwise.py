@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import timeit
+import types
 
 import numpy as np
 import pytest
 
 from convdispatch import runtime
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.elementwise import Generator, apply, concatenate, fill, full, joined, mean, reduce, where
+from convdispatch.elementwise import Generator, apply, concatenate, fill, full, joined, joining, mean, reduce, where
 from convdispatch.elementwise.expression import parse
+from convdispatch.kernels import Launch
 from convdispatch.tensor import Tensor
 
 RNG = np.random.default_rng
@@ -351,6 +354,50 @@ def test_concatenation(queue, axis):
     swapped = concatenate(views[::-1], axis)
     assert swapped.base_data is not whole.base_data
     np.testing.assert_array_equal(swapped.numpy(), np.concatenate(parts[::-1], axis))
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Concatenation as a GPU does it."""
+    known = {name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")}
+    known["device_info"] = lambda device: dataclasses.replace(runtime.device_info(device), type="gpu")
+    monkeypatch.setattr(joining, "runtime", types.SimpleNamespace(**known))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "float64"])
+@pytest.mark.parametrize(
+    ("shape", "axis", "sizes", "starts"),
+    [
+        ((3, 0, 7, 64), 1, (2, 5, 1, 3), (0, 0, 0, 0)),  # pieces of 16 bytes
+        ((3, 0, 5, 67), 1, (2, 5, 1, 3), (0, 0, 0, 0)),  # single elements
+        ((3, 0, 8, 64), 1, (2, 5), (64, 1)),  # one begins where no piece does
+        ((0, 400), 0, (1, 2, 0, 3), (0, 16, 0, 5)),  # one row; a tensor without elements
+        ((500, 0), 1, (300, 2, 1200), (0, 0, 0)),
+        ((4, 0, 90), 1, (1,) * 8, (0,) * 8),
+        ((4, 0, 90), 1, (1,) * 9, (0,) * 9),  # too many for one kernel
+        ((9, 0), 1, (3, 4), (0, 0)),  # too small
+    ],
+)
+def test_concatenation_in_one_kernel(queue, gpu, shape, axis, sizes, starts, dtype):
+    tensors, arrays = [], []
+    for i, (size, start) in enumerate(zip(sizes, starts, strict=True)):
+        sizes_of = (*shape[:axis], size, *shape[axis + 1 :])
+        array = (normal(start + int(np.prod(sizes_of)), seed=i) * 30).astype(dtype)
+        arrays.append(array[start:].reshape(sizes_of))
+        tensors.append(Tensor.from_numpy(array, queue)[start:].reshape(sizes_of))
+    got = concatenate(tensors, axis).numpy()
+    assert got.tobytes() == np.concatenate(arrays, axis).tobytes()
+
+
+def test_concatenation_is_one_launch(queue, gpu, monkeypatch):
+    launched = []
+    real = Launch.__call__
+    monkeypatch.setattr(Launch, "__call__", lambda self, *a, **k: launched.append(self._name) or real(self, *a, **k))
+    tensors = on(queue, normal(2, 3, 14, 14), normal(2, 5, 14, 14), normal(2, 1, 14, 14))
+    for _ in range(2):
+        launched.clear()
+        concatenate(tensors)
+        assert launched == ["join"]
 
 
 def test_one_program_serves_every_length(queue):

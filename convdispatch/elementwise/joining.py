@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import runtime
 from ..api.errors import InvalidArgument
+from ..kernels import Launch, build
 from ..tape import current_tape, paused
 from ..tensor import Tensor
 from ..tracing import operation
@@ -17,6 +21,12 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 __all__ = ["concatenate", "joined"]
+
+_PARTS = 8
+"""Tensors that one kernel takes."""
+_GROUP, _LEAST = 256, 64
+"""Work items of a group, and the longest row's least length in them; shorter ones leave groups empty."""
+_BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "ulong2"}
 
 
 def joined(
@@ -54,18 +64,79 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 1) -> Tensor:
     result = _already(tensors, axis)
     sizes = [tensor.shape[axis] for tensor in tensors]
     if result is None:
-        from .apply import apply
-
         result, views = joined([tensor.shape for tensor in tensors], axis, tensors[0].dtype, tensors[0].queue)
         with paused():
-            for tensor, view in zip(tensors, views, strict=True):
-                if tensor.size:
-                    apply("x", x=tensor, out=view)
+            _copy(tensors, views, result, axis)
     tape = current_tape()
     if tape is not None and any(tape.tracks(tensor) for tensor in tensors):
         # The gradients are views too; what needs them contiguous copies them.
         tape.record(result, tensors, lambda dy: _parts(dy, axis, sizes))
     return result
+
+
+def _copy(tensors: list[Tensor], views: list[Tensor], result: Tensor, axis: int) -> None:
+    """The tensors to where they belong: on a GPU in one launch, unless they are too many, too small or not contiguous.
+
+    On a CPU a launch for each is faster: its loop has one source.
+    """
+    from .apply import apply
+
+    filled = [(tensor, view) for tensor, view in zip(tensors, views, strict=True) if tensor.size]
+    size = result.dtype.itemsize
+
+    def one_by_one() -> None:
+        for tensor, view in filled:
+            apply("x", x=tensor, out=view)
+
+    gpu = runtime.device_info(result.queue.device).type != "cpu"
+    if not gpu or not 2 <= len(filled) <= _PARTS or size not in _BITS or not all(t.contiguous for t, _ in filled):
+        one_by_one()
+        return
+    rows = math.prod(result.shape[:axis])
+    # In bytes; in pieces of 16 where all allow that.
+    starts, offsets = [view.offset for _, view in filled], [tensor.offset for tensor, _ in filled]
+    lengths = [tensor.nbytes // rows for tensor, _ in filled]
+    unit = 16 if not any(number % 16 for number in (*starts, *lengths, *offsets)) else size
+    if max(lengths) < _LEAST * unit:
+        one_by_one()
+        return
+    launch = _launch(result.context, unit, rows, *(tuple(n // unit for n in numbers) for numbers in (lengths, starts)))
+    operands: list[Any] = []
+    for tensor, _ in filled:
+        operands += (tensor.base_data, np.int64(tensor.offset // unit))
+    launch(result.queue, (*operands, result.base_data))
+
+
+@functools.lru_cache(maxsize=512)
+def _launch(context: cl.Context, unit: int, rows: int, lengths: tuple[int, ...], starts: tuple[int, ...]) -> Launch:
+    """A kernel for so many tensors of any length; a work item is a place in a row of a tensor.
+
+    Row and tensor are the same for a whole group, so that neighbours run together.
+    """
+    bits, parts = _BITS[unit], range(len(lengths))
+    arguments = [
+        f"global const {bits} *restrict p{k}, const long o{k}, const long n{k}, const long s{k}" for k in parts
+    ]
+    choose = [f"if (part == {k}) x = p{k} + o{k}, length = n{k}, start = s{k};" for k in parts[1:]]
+    lines = [
+        "const uint row = (uint)get_group_id(0) / blocks;",
+        "const long i = ((uint)get_group_id(0) % blocks) * (long)get_local_size(0) + get_local_id(0);",
+        "const int part = get_global_id(1);",
+        f"global const {bits} *x = p0 + o0;",
+        "long length = n0, start = s0;",
+        *choose,
+        "if (i < length) y[row * whole + start + i] = x[row * length + i];",
+    ]
+    inner = "\n  ".join(lines)
+    arguments += ["const uint blocks", "const long whole", f"global {bits} *restrict y"]
+    text = f"kernel void join({', '.join(arguments)}) {{\n  {inner}\n}}\n"
+    group = min(_GROUP, 1 << (max(lengths) - 1).bit_length())
+    blocks = -(-max(lengths) // group)
+    work = (blocks * rows * group, len(lengths))
+    given = [value for k in parts for value in (f"p{k}", f"o{k}", np.int64(lengths[k]), np.int64(starts[k]))]
+    names = [f"{name}{k}" for k in parts for name in "po"] + ["y"]
+    given += [np.uint32(blocks), np.int64(sum(lengths)), "y"]
+    return Launch(build(context, text), "join", work, (group, 1), given, names=names)
 
 
 def _parts(buffer: Tensor, axis: int, sizes: Sequence[int]) -> list[Tensor]:
