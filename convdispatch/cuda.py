@@ -14,7 +14,6 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_ushort, c_void_p
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +22,10 @@ from .api.errors import ConvDispatchError
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Cuda", "CudaError", "capturing", "cuda_of", "prompt", "unavailable"]
+__all__ = ["Cuda", "CudaError", "cuda_of", "prompt", "unavailable"]
 
 SWITCH = "CONVDISPATCH_CUDA"
 _PINNED, _DEVICE, _READ_WRITE, _POSIX_FD = 1, 1, 3, 1
-_NON_BLOCKING, _RELAXED = 1, 2
 # What a CUDA stream calls when the work before is done: function(first, second) from the three words it is given. Code
 # of the machine's own, because a function in Python would wait for Python's lock and hold the stream up.
 _TRAMPOLINES = {
@@ -53,8 +51,6 @@ class _Prompt(threading.local):
 
 
 prompt = _Prompt()
-capturing = threading.RLock()
-"""Held while a stream is captured: a wait for the whole context would fail then, and spoil the capture."""
 
 
 class _Place(ctypes.Structure):
@@ -94,8 +90,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemUnmap": (_Address, c_size_t),
     "cuMemAddressFree": (_Address, c_size_t),
     "cuMemRelease": (_Address,),
-    "cuMemAlloc_v2": (POINTER(_Address), c_size_t),
-    "cuMemFree_v2": (_Address,),
+    "cuMemAllocAsync": (POINTER(_Address), c_size_t, c_void_p),
+    "cuMemFreeAsync": (_Address, c_void_p),
     "cuStreamCreate": (POINTER(c_void_p), c_uint),
     "cuStreamDestroy_v2": (c_void_p,),
     "cuStreamQuery": (c_void_p,),
@@ -107,11 +103,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventRecord": (c_void_p, c_void_p),
     "cuMemsetD32Async": (_Address, c_uint, c_size_t, c_void_p),
     "cuMemcpyAsync": (_Address, _Address, c_size_t, c_void_p),
-    "cuStreamBeginCapture_v2": (c_void_p, c_int),
-    "cuStreamEndCapture": (c_void_p, POINTER(c_void_p)),
-    "cuGraphInstantiateWithFlags": (POINTER(c_void_p), c_void_p, c_ulonglong),
-    "cuGraphExecDestroy": (c_void_p,),
-    "cuGraphDestroy": (c_void_p,),
     "cuCtxSynchronize": (),
 }
 
@@ -215,26 +206,6 @@ class Cuda:
         """Whether all work of a stream is done; does not wait."""
         self.enter()
         return self.driver.cuStreamQuery(stream) == 0
-
-    def captured(self, stream: c_void_p, work: Callable[[], None]) -> bool:
-        """Whether what ``work()`` enqueues on a stream could be captured and made ready to run; nothing runs."""
-        graph, ready = c_void_p(), c_void_p()
-        try:
-            with capturing, prompt:
-                self("cuStreamBeginCapture_v2", stream, _RELAXED)
-                try:
-                    work()
-                finally:
-                    self("cuStreamEndCapture", stream, byref(graph))  # fails after a spoilt capture, and ends it too
-            self("cuGraphInstantiateWithFlags", byref(ready), graph, 0)
-        except ConvDispatchError:
-            return False
-        finally:
-            if ready:
-                self("cuGraphExecDestroy", ready)
-            if graph:
-                self("cuGraphDestroy", graph)
-        return True
 
     def shared(self, size: int) -> Shared:
         """Memory to share with OpenCL, ``size`` rounded up to the device's granularity."""

@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .cuda import Cuda, CudaError, Shared, capturing, prompt
+from .cuda import Cuda, CudaError, Shared, prompt
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -129,8 +129,7 @@ class Arena:
             if later:
                 return
             blocks, self._late = self._late, []
-        with capturing:
-            self._cuda("cuCtxSynchronize")
+        self._cuda("cuCtxSynchronize")
         for block in blocks:
             del _addresses[block.memory.int_ptr]
             block.memory.release()

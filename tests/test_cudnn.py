@@ -160,65 +160,18 @@ def test_math_chooses_engines():
     assert allowed("ieee", engine=17)
 
 
-class FakeDriver:
-    """A driver of CUDA's that notes its calls; those that are named fail."""
-
-    def __init__(self, *failing: str) -> None:
-        self.failing, self.calls = failing, []
-
-    def __getattr__(self, name):
-        def call(*arguments):
-            self.calls.append(name)
-            if name in self.failing:
-                return 900
-            results = {"cuStreamEndCapture": 1, "cuGraphInstantiateWithFlags": 0}
-            if name in results:
-                arguments[results[name]]._obj.value = 77
-            return 0
-
-        return call
-
-
-@pytest.mark.parametrize("failing", [None, "cuStreamBeginCapture_v2", "work", "cuStreamEndCapture", "instantiate"])
-def test_a_capture_ends_and_leaves_nothing(failing):
-    driver = FakeDriver({"instantiate": "cuGraphInstantiateWithFlags"}.get(failing, failing))
-    device = cuda.Cuda.__new__(cuda.Cuda)
-    device.driver, device.context = driver, ctypes.c_void_p(1)
-
-    def work():
-        driver.calls.append("work")
-        assert cuda.prompt.depth == 1
-        if failing == "work":
-            raise ConvDispatchError("cannot be captured")
-
-    assert device.captured(ctypes.c_void_p(5), work) == (failing is None)
-    assert cuda.prompt.depth == 0
-    calls = [name for name in driver.calls if name not in ("cuCtxSetCurrent", "cuGetErrorName")]
-    begun, ended = ["cuStreamBeginCapture_v2"], ["cuStreamBeginCapture_v2", "work", "cuStreamEndCapture"]
-    assert (
-        calls
-        == {
-            None: [*ended, "cuGraphInstantiateWithFlags", "cuGraphExecDestroy", "cuGraphDestroy"],
-            "cuStreamBeginCapture_v2": begun,
-            "work": [*ended, "cuGraphDestroy"],
-            "cuStreamEndCapture": ended,
-            "instantiate": [*ended, "cuGraphInstantiateWithFlags", "cuGraphDestroy"],
-        }[failing]
-    )
-
-
 class FakeCuda:
     """Stands for a CUDA device: what streams are made, what is called; its streams' work is done when ``done`` says."""
 
-    def __init__(self, failing: tuple[str, ...] = (), captures: bool = True) -> None:
-        self.failing, self.captures, self.calls = failing, captures, []
+    def __init__(self, failing: tuple[str, ...] = ()) -> None:
+        self.failing, self.calls = failing, []
         self.made, self.done = itertools.count(1), True
 
     def __call__(self, name, *arguments):
         self.calls.append((name, *arguments))
         if name in self.failing:
             raise cuda.CudaError(name)
-        if name == "cuMemAlloc_v2":
+        if name == "cuMemAllocAsync":
             arguments[0]._obj.value = 1 << 30
         if name == "cuLaunchHostFunc":
             ctypes.CFUNCTYPE(None, ctypes.c_void_p)(arguments[1])(ctypes.addressof(arguments[2]))
@@ -231,42 +184,30 @@ class FakeCuda:
     def idle(self, stream):
         return self.done
 
-    def captured(self, stream, work):
-        work()
-        return self.captures
-
     def names(self):
         return [call[0] for call in self.calls]
 
 
-@pytest.mark.parametrize("way", ["graph", "run"])
-@pytest.mark.parametrize("captures", [True, False])
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("workspace", [0, 300])
-def test_kernels_are_loaded_by_a_capture_or_a_run(way, captures, short, workspace, monkeypatch):
+def test_kernels_are_loaded_by_a_run(short, workspace, monkeypatch):
     loading = importlib.import_module("convdispatch_cudnn.loading")
-    device, packs = FakeCuda(captures=captures), []
+    device, packs = FakeCuda(), []
     monkeypatch.setattr(loading, "library", lambda: device)
     monkeypatch.setattr(loading, "variant_pack", lambda places: packs.append(places) or types.SimpleNamespace(handle=1))
-    monkeypatch.setattr(loading, "_ground", lambda device: 1 << 40)
-    device.failing = ("cuMemAlloc_v2",) if short else ()
+    device.failing = ("cuMemAllocAsync",) if short else ()
     plan = types.SimpleNamespace(handle=2)
-    captured = way == "graph" and captures
-    assert loading.load(device, "handle", plan, (1000, 256, 1, workspace), way) == (captured or not short)
-    runs = not captured and not short
-    assert len(packs) == (way == "graph") + runs
-    for places in packs:
-        assert all(place and place % 256 == 0 for place in places[:3])
-        assert bool(places[3]) == bool(workspace)
-        assert len(set(places)) == 4
-    if runs:
-        allocated = next(call[2] for call in device.calls if call[0] == "cuMemAlloc_v2")
-        assert allocated == 1024 + 256 + 256 + (512 if workspace else 0)
-        assert device.names()[-4:] == ["cuStreamSynchronize", "cudnnSetStream", "cuStreamDestroy_v2", "cuMemFree_v2"]
-    ends = [call[1].value for call in device.calls if call[0] == "cuStreamDestroy_v2"]
-    assert ends == [call[1].value for call in device.calls if call[0] == "cuStreamCreate"]
-    given = [call[2] for call in device.calls if call[0] == "cudnnSetStream"]
-    assert all(stream is None for stream in given[1::2])  # the handle lets go of a stream before it is destroyed
+    assert loading.load(device, "handle", "stream", plan, (1000, 256, 1, workspace)) == (not short)
+    if short:
+        assert not packs
+        return
+    (places,) = packs
+    assert all(place and place % 256 == 0 for place in places[:3])
+    assert bool(places[3]) == bool(workspace)
+    assert len(set(places)) == 4
+    allocated = next(call[2] for call in device.calls if call[0] == "cuMemAllocAsync")
+    assert allocated == 1024 + 256 + 256 + (512 if workspace else 0)
+    assert device.names() == ["cuMemAllocAsync", "cudnnBackendExecute", "cuMemFreeAsync", "cuStreamSynchronize"]
 
 
 def test_an_engine_that_cannot_run_makes_no_plan(monkeypatch):
@@ -274,10 +215,9 @@ def test_an_engine_that_cannot_run_makes_no_plan(monkeypatch):
     device = FakeCuda(failing=("cudnnBackendExecute",))
     monkeypatch.setattr(loading, "library", lambda: device)
     monkeypatch.setattr(loading, "variant_pack", lambda places: types.SimpleNamespace(handle=1))
-    loading._ground.cache_clear()
     with pytest.raises(ConvDispatchError, match="cudnnBackendExecute"):
-        loading.load(device, "handle", types.SimpleNamespace(handle=2), (1, 1, 1, 1), "graph")
-    loading._ground.cache_clear()
+        loading.load(device, "handle", "stream", types.SimpleNamespace(handle=2), (1, 1, 1, 1))
+    assert device.names()[-2:] == ["cuMemFreeAsync", "cuStreamSynchronize"]
     assert device.names().count("cudnnBackendExecute") == 2
     assert device.names()[-1] == "cuMemFree_v2"
 
@@ -291,6 +231,7 @@ def test_a_plan_loads_its_kernels_and_a_choice_does_not(monkeypatch):
     monkeypatch.setattr(plan_module, "library", lambda: None)
     monkeypatch.setattr(plan_module, "cuda_of", lambda device: types.SimpleNamespace(enter=lambda: None))
     monkeypatch.setattr(plan_module, "_handles", {("device", "make"): "maker", ("device", "run"): "runner"})
+    monkeypatch.setattr(plan_module, "_loading", {"device": "stream"})
     monkeypatch.setattr(plan_module, "load", lambda *arguments: loaded.append(arguments[1:]))
     prepared = []
     monkeypatch.setattr(plan_module.Bridge, "prepare", staticmethod(lambda *arguments: prepared.append(arguments)))
@@ -299,7 +240,7 @@ def test_a_plan_loads_its_kernels_and_a_choice_does_not(monkeypatch):
     assert solver_module._working(problem, None, False) == [candidate.config]
     assert not loaded
     plan_module.CudnnPlan(context, problem, candidate.config)
-    assert loaded == [("maker", "plan", [4 * 2 * 16 * 81, 4 * 32 * 16 * 9, 4 * 2 * 32 * 81, 64], plan_module._LOAD)]
+    assert loaded == [("maker", "stream", "plan", [4 * 2 * 16 * 81, 4 * 32 * 16 * 9, 4 * 2 * 32 * 81, 64])]
     assert prepared == [(context, "device")]
 
 

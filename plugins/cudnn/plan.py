@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CudnnPlan", "making"]
 
-_LOAD = "graph"
-"""How kernels are loaded: "graph" captures the work and makes it ready, "run" always runs it once (see ``load``). While
-a stream is captured, a wait of another library's for the whole context (``torch.cuda.synchronize()``) fails."""
 _KEPT_PACKS = 64
 _made = threading.RLock()
 _run = threading.Lock()
 _handles: dict[Any, c_void_p] = {}
+_loading: dict[Any, c_void_p] = {}
+"""The stream on which a device's new plans run once."""
+_NON_BLOCKING = 1
 
 
 def _handle(device: cl.Device, use: str) -> c_void_p:
@@ -44,7 +44,11 @@ def _handle(device: cl.Device, use: str) -> c_void_p:
             if cuda is None:
                 raise ConvDispatchError("cuDNN: the device is not CUDA's")
             cuda.enter()
-            _handles[device, use] = library().create()
+            handle = library().create()
+            if use == "make":
+                _loading[device] = cuda.make("cuStreamCreate", _NON_BLOCKING)
+                library()("cudnnSetStream", handle, _loading[device])
+            _handles[device, use] = handle
         return _handles[device, use]
 
 
@@ -71,7 +75,7 @@ class CudnnPlan:
     """One engine of cuDNN's, ready to run on any queue of its context.
 
     Making one may wait for the device, so that ``enqueue`` never does: kernels are loaded, and what queues' bridges
-    share is made. Where memory was too short to load an engine that cannot be captured, its first enqueue may wait.
+    share is made. Where memory was too short to run it once, its first enqueue may wait.
 
     Memory from the runtime is CUDA's too, so nothing is copied. Buffers from elsewhere, which CUDA cannot see, are
     copied into the pool's memory and back.
@@ -85,7 +89,8 @@ class CudnnPlan:
         Bridge.prepare(context, device)
         with making(device) as handle:
             self._plan, self.workspace_size = execution_plan(problem, handle, config)
-            load(cuda_of(device), handle, self._plan, [*self._sizes.values(), self.workspace_size], _LOAD)
+            sizes = [*self._sizes.values(), self.workspace_size]
+            load(cuda_of(device), handle, _loading[device], self._plan, sizes)
         self._packs: OrderedDict[tuple[int, ...], Descriptor] = OrderedDict()
 
     def enqueue(
