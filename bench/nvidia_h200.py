@@ -1,6 +1,6 @@
 """The nvidia plugin on one Hopper GPU: configurations explored, and whole nets beside PyTorch with cuDNN.
 
-    python bench/nvidia_h200.py explore FILE      # lines: problem ; engine ; configuration as JSON
+    python bench/nvidia_h200.py explore FILE      # lines: problem ; engine or solver ; configuration as JSON
     python bench/nvidia_h200.py compare --net vgg_a --tries 4 --math float32     # beside cuDNN, TF32 off
     python bench/nvidia_h200.py compare --dtype float16 --layout nhwc
 
@@ -20,6 +20,7 @@ import sys
 import time
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -32,7 +33,7 @@ from gpu import PLUG, torch_ms
 from h200 import NETS, SHORT
 
 from convdispatch import reference, runtime, shapes
-from convdispatch.api import ConvProblem
+from convdispatch.api import ConvProblem, Launch, StepPlan
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.loader import plugins
 
@@ -118,7 +119,7 @@ class Bench:
         self.queue.finish()
         return (last.profile.end - before.profile.end) * 1e-6 / repeat
 
-    def launches(self, plan: NvidiaPlan) -> list[float]:
+    def launches(self, plan: StepPlan) -> list[float]:
         """Milliseconds of each launch alone: the least of three."""
         m, scratch = self.memory, self.workspace(plan.workspace_size)
         operands = (m["x"], m["w"], m["y"], scratch, None, None)
@@ -167,6 +168,26 @@ def _begin(dtype: str, options: dict) -> None:
     _WORKER["solvers"] = [each for name, each in found if any(fnmatch(name, glob) for glob in globs)]
 
 
+def _known(problem: ConvProblem, bench: Bench, path: str | None) -> list[tuple]:
+    """The two fastest that an earlier comparison timed for the problem, in whatever 16-bit type."""
+    if path is None:
+        return []
+    if "known" not in _WORKER:
+        rows = json.loads(Path(path).read_text())["rows"]
+        _WORKER["known"] = {_shape(ConvProblem.parse(row["problem"])): sorted(row["timed"])[:2] for row in rows}
+    found = []
+    for _, name, _, config in _WORKER["known"].get(_shape(problem), ()):
+        solver = plugins().solvers[name]
+        config = {**config, "format": problem.dtype} if problem.itemsize == 2 and "format" in config else config
+        if any(each.name == name for each in _WORKER["solvers"]) and not solver.rejects(problem, bench.info):
+            found.append((solver.cost(problem, bench.info, config) or 1e30, solver, config))
+    return found
+
+
+def _shape(problem: ConvProblem) -> ConvProblem:
+    return problem.replace(dtype="float16") if problem.dtype == "bfloat16" else problem
+
+
 def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
     """Build and check anywhere, time while no other process does."""
     (net, layer, problem), check = given
@@ -179,12 +200,13 @@ def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
         if why:
             row["notes"].append(f"{each.name}: {why}")
             continue
-        most = options["tries"] if each.name == "nvidia.wgmma" else 1
+        most = options["tries"] if each.name in ("nvidia.tma", "nvidia.wgmma") else min(1, options["tries"])
         for config in itertools.islice(each.configs(problem, bench.info), most):
             offers.append((each.cost(problem, bench.info, config) or 1e30, each, dict(config)))
+    offers += _known(problem, bench, options["known"])
     offers.sort(key=lambda offer: offer[0])
     for cost, each, config in offers:
-        if cost < options["near"] * offers[0][0]:
+        if cost < options["near"] * offers[0][0] or options["known"]:
             try:
                 plans.append((each.name, cost, config, each.plan(bench.context, problem, config)))
             except Exception as error:
@@ -208,6 +230,14 @@ def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
     return row
 
 
+def _plan(context: cl.Context, problem: ConvProblem, engine: str, config: dict) -> Any:
+    """``engine``: an instruction that NvidiaPlan takes, whatever the solver offers; or a solver, with or without its
+    plugin's name where that is nvidia."""
+    if engine in ("wgmma", "mma"):
+        return NvidiaPlan(context, problem, config, engine)
+    return plugins().solvers[engine if "." in engine else f"nvidia.{engine}"].plan(context, problem, config)
+
+
 def _explore(line: str) -> str:
     """Build, check and time one line of a file of configurations."""
     bench = _WORKER["bench"]
@@ -215,18 +245,20 @@ def _explore(line: str) -> str:
     problem = ConvProblem.parse(text)
     start = time.perf_counter()
     try:
-        plan = NvidiaPlan(bench.context, problem, json.loads(config), engine)
-        if plan.job.misfit:
+        plan = _plan(bench.context, problem, engine, json.loads(config))
+        if getattr(getattr(plan, "job", None), "misfit", None):
             return f"misfit {plan.job.misfit}: {line}"
         built = time.perf_counter() - start
         bench.load(problem)
         fcntl.flock(_WORKER["lock"], fcntl.LOCK_EX)
         try:
-            ms, each = bench.time(plan, _WORKER["options"]["seconds"]), bench.launches(plan)
+            ms, each = bench.time(plan, _WORKER["options"]["seconds"]), ""
+            if all(isinstance(step, Launch) for step in getattr(plan, "_steps", (None,))):
+                each = f", launches {bench.launches(plan)}"
             found = bench.sampled(plan, problem, _WORKER["options"]["check"])
         finally:
             fcntl.flock(_WORKER["lock"], fcntl.LOCK_UN)
-        return (f"{text} {ms:8.4f} ms {problem.flops / ms / 1e9:6.1f} TF, launches {each}"
+        return (f"{text} {ms:8.4f} ms {problem.flops / ms / 1e9:6.1f} TF{each}"
                 f" err {bench.error(problem, *found):.1e} build {built:.1f} s {engine} {config}")  # fmt: skip
     except Exception as failure:
         return f"FAILED {line}: {str(failure)[:600]} {str(getattr(failure, 'log', ''))[:1500]}"
@@ -260,8 +292,9 @@ def _begin_torch() -> None:
 @click.option("--net", "nets", multiple=True, default=NETS, help="Shape tables.")
 @click.option("--direction", "directions", multiple=True, default=DIRECTIONS)
 @click.option("--solver", default="nvidia.*,winograd.*,fft.*,implicitgemm.*", show_default=True, help="Globs.")
-@click.option("--tries", default=2, show_default=True, help="Configurations of nvidia.wgmma; others: one.")
+@click.option("--tries", default=2, show_default=True, help="Configurations of nvidia.tma and .wgmma; others: one.")
 @click.option("--near", default=2.0, show_default=True, help="Tried if predicted within so many times of the least.")
+@click.option("--known", default=None, help="JSON of an earlier run, whose two fastest of a problem are tried too.")
 @click.option("--math", default="float32", show_default=True)
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--layout", default="nchw", show_default=True)

@@ -218,8 +218,6 @@ def test_an_engine_that_cannot_run_makes_no_plan(monkeypatch):
     with pytest.raises(ConvDispatchError, match="cudnnBackendExecute"):
         loading.load(device, "handle", "stream", types.SimpleNamespace(handle=2), (1, 1, 1, 1))
     assert device.names()[-2:] == ["cuMemFreeAsync", "cuStreamSynchronize"]
-    assert device.names().count("cudnnBackendExecute") == 2
-    assert device.names()[-1] == "cuMemFree_v2"
 
 
 def test_a_plan_loads_its_kernels_and_a_choice_does_not(monkeypatch):

@@ -23,7 +23,7 @@ _ALIGNED = 256
 
 
 def load(cuda: Any, handle: c_void_p, stream: c_void_p, plan: Descriptor, sizes: Sequence[int]) -> bool:
-    """Run a plan once on the handle's stream, on memory taken for the moment, and wait for it; whether there was memory.
+    """Run a plan once on the handle's stream, on memory taken for the moment, and wait; whether there was memory.
 
     ``sizes`` are the bytes of x, w, y and workspace. Where memory is short nothing is loaded: then the plan's first
     enqueue may wait. Memory is had and given back in the stream's order, which waits for no other stream.
