@@ -8,12 +8,13 @@ import subprocess
 
 import pytest
 from as_cuda import cuda
-from convdispatch_nvidia.tma import TmaPlan
+from convdispatch_nvidia.tma import Tma, TmaPlan
 from convdispatch_nvidia.tma_job import TmaJob, TmaTile
 from plans import check_plan
 
-from convdispatch import ConvProblem
+from convdispatch import ConvProblem, runtime, shapes
 from convdispatch.api.device import DeviceInfo
+from convdispatch.api.problem import DIRECTIONS
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 
@@ -44,6 +45,58 @@ def test_emulated(queue, text, extra):
     config = {**SMALL, "format": problem.dtype, **extra}
     assert TmaJob(problem, TmaTile.of({**config, "engine": "wgmma"})).misfit is None
     check_plan(queue, problem, TmaPlan(queue.context, problem, config, "wgmma", emulate=True), f"{problem} {config}")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_configurations_fit(direction):
+    """Every configuration that is offered for real layers can be built and states its workspace."""
+    solver, seen = Tma(), 0
+    for entry in [*shapes.load("near_miss"), *shapes.load("resnet50"), *shapes.load("googlenet")]:
+        problem = entry.problem.replace(direction=direction, layout="nhwc", dtype="float16")
+        if not problem.mb or solver.limits(problem, HOPPER):
+            continue
+        configs = list(solver.configs(problem, HOPPER))
+        assert configs, problem
+        seen += 1
+        for config in configs:
+            job = TmaJob(problem, TmaTile.of({**config, "engine": "wgmma"}))
+            assert job.misfit is None, (problem, config)
+            assert solver.workspace(problem, HOPPER, config) >= job.partial_bytes + job.maps_bytes
+            assert solver.cost(problem, HOPPER, config) > 0
+    assert seen > 40
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fwd_f32_nhwc_mb2ic16ih6oc16kh3ph1", "float16 and bfloat16 only"),
+        ("fwd_f16_mb2ic16ih6oc16kh3ph1", "channels last"),
+        ("fwd_f16_nhwc_mb2ic3ih6oc16kh3ph1", "eight source channels"),
+        ("fwd_f16_nhwc_mb2ic12ih6oc16kh1", "multiples of eight"),
+        ("fwd_f16_nhwc_mb2ic64ih6oc64kh3ph1g2", "blocks of 64"),
+        ("bwd_data_f16_nhwc_mb2ic64ih6oc64kh3ph1sh2sw2", "one phase"),
+        ("fwd_f16_nhwc_mb2ic16ih300oc16kh3ph1dh140", "reach"),
+        ("fwd_f16_nhwc_mb2ic16ih300oc16kh1sh9", "reach"),
+    ],
+)
+def test_refusals_say_why(text, words):
+    assert words in Tma().limits(ConvProblem.parse(text), HOPPER)
+
+
+def test_on_the_device(queue):
+    """On a GPU that proves the copy engine: integer data exactly and real data, every kind of map."""
+    info, solver, ran = runtime.device_info(queue.device), Tma(), 0
+    for text, _ in CASES:
+        problem = ConvProblem.parse(text)
+        if solver.rejects(problem, info):
+            continue
+        ran += 1
+        for config in list(solver.configs(problem, info))[:2]:
+            plan = solver.plan(queue.context, problem, config)
+            check_plan(queue, problem, plan, f"{problem} {config}")
+            check_plan(queue, problem, plan, f"{problem} {config}", data="real")
+    if not ran:
+        pytest.skip(f"no copy engine that takes tensor maps: {solver.rejects(ConvProblem.parse(CASES[0][0]), info)}")
 
 
 @pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc and ptxas here")
