@@ -16,6 +16,7 @@ from ..kernels import Launch, build, config_macros, kernel_text
 from ..tape import current_tape, paused
 from ..tensor import Tensor
 from ..tracing import operation
+from .batch_norm import normalise, takes
 from .convolution import dense
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ def batch_norm(
     if count < 2:
         raise InvalidArgument(f"training needs more than one value a channel, got x of shape {x.shape}")
     tape = current_tape()
+    vectors = (scale, shift, running_mean, running_variance)
+    if takes(x, axis, vectors, residual, tape):
+        return normalise(x, *vectors, residual, momentum, epsilon, bool(activation), tape)
     with paused():
         axes = tuple(a for a in range(x.ndim) if a != axis)
         # One value of each channel, seen as all of its values.
