@@ -180,6 +180,19 @@ def test_configurations_keep_to_the_devices_limits(net):
             assert SOLVER.cost(problem, device, config) > 0
 
 
+@pytest.mark.parametrize(("text", "ms"), [
+    ("fwd_f32_mb128ic64ih64oc128kh9", 0.696),
+    ("bwd_weights_f32_mb128ic96ih28oc256kh5", 0.342),
+    ("bwd_data_f32_mb128ic24ih14oc64kh5ph2", 0.034),  # four launches, little else
+    ("fwd_f16_nhwc_mb128ic64ih64oc128kh9", 2.62),  # pixels of a row lie apart
+    ("bwd_weights_f16_nhwc_mb128ic128ih32oc128kh9", 0.343),  # but neighbouring slots do not
+])  # fmt: skip
+def test_costs_are_times_measured_on_an_h200(text, ms):
+    problem = ConvProblem.parse(text)
+    predicted = SOLVER.cost(problem, LARGE, next(iter(SOLVER.configs(problem, LARGE)))) / 60e12
+    assert predicted * 1e3 == pytest.approx(ms, rel=0.3)
+
+
 def test_whole_images_take_the_shortest_transform():
     wanted = {"fwd_mb8ic4ih27oc4kh5ph2": (30, 30), "bwd_data_mb8ic4ih28oc4kh5": (28, 28)}
     for text, sizes in wanted.items():

@@ -15,22 +15,30 @@ __all__ = ["TILES", "fitting", "layouts", "operations", "transforms"]
 
 _SIZES = (8, 10, 12, 14, 16, 18, 20, 24, 28, 30, 32, 36, 40, 42, 48, 54, 56, 60, 64)
 """Points of a transform: a complex row of 64 fills 128 registers."""
-TILES = (  # a product's tile; percent of the multiply-add peak, in four products' operations, on one H200
-    (Tile(128, 64, 8, 8, 8, True, 8), 73),
-    (Tile(64, 128, 8, 8, 8, True, 8), 73),
-    (Tile(64, 64, 8, 8, 4, False, 4), 66),
-    (Tile(64, 64, 8, 4, 4, False, 8), 65),
-    (Tile(32, 64, 8, 4, 4, False, 8), 65),
-    (Tile(64, 32, 8, 4, 4, False, 8), 64),
-    (Tile(32, 32, 8, 4, 4, False, 8), 63),
-    (Tile(16, 64, 8, 4, 4, False, 8), 50),
-    (Tile(64, 16, 8, 4, 4, False, 8), 50),
-    (Tile(16, 16, 8, 4, 4, False, 8), 35),
+TILES = (  # a product's tile; percent of the unit's rate that it reaches, in four products' operations
+    (Tile(128, 64, 8, 8, 8, True, 8), 88),
+    (Tile(64, 128, 8, 8, 8, True, 8), 88),
+    (Tile(64, 64, 8, 8, 4, False, 4), 79),
+    (Tile(64, 64, 8, 4, 4, False, 8), 78),
+    (Tile(32, 64, 8, 4, 4, False, 8), 78),
+    (Tile(64, 32, 8, 4, 4, False, 8), 77),
+    (Tile(32, 32, 8, 4, 4, False, 8), 76),
+    (Tile(16, 64, 8, 4, 4, False, 8), 60),
+    (Tile(64, 16, 8, 4, 4, False, 8), 60),
+    (Tile(16, 16, 8, 4, 4, False, 8), 42),
 )
+# Fitted to 155 configurations on an H200, in a unit of 60 TFLOP/s: 0.06 root mean square of the logarithm channels
+# first, 0.14 channels last, but for four that took two to seven times as long.
 _BYTE = 16.0
-"""Operations in the time in which a byte moves: 65 TFLOP/s over 4.2 TB/s on one H200."""
-_ADDITION = 3.0
-"""Operations of the peak in the time of a transform's instruction."""
+"""Operations in the time in which a byte moves."""
+_ADDITION = 2.0
+"""Operations in the time of a transform's instruction."""
+_START = 6
+"""k's of a product in the time of a tile's beginning and end."""
+_LAUNCH = 2.7e6
+"""Operations of a compute unit in the time of a launch and the pause before it, 6 us: what small layers consist of."""
+_SECTOR, _BURST, _CACHE = 32, 64, 40e6
+"""Bytes that a lone element moves, from the second-level cache or, of a tensor larger than that, from memory."""
 _MOST_PARTS = 256
 
 
@@ -53,24 +61,35 @@ def transforms(problem: ConvProblem) -> Iterator[Transform]:
 
 def operations(layout: Layout, device: DeviceInfo) -> float:
     """Predicted time of a configuration, in operations of the direct sum at the device's peak."""
-    problem, transform = layout.problem, layout.transform
-    m, n, k = layout.chunks
+    transform, (m, n, k) = layout.transform, layout.chunks
     m_parts, n_parts, k_parts = map(len, layout.starts)
-    all_parts = m_parts * n_parts * k_parts
     left_runs = 0 if layout.packs else m_parts * k_parts * (n_parts if k_parts > 1 else 1)
     right_runs = n_parts * k_parts * (m_parts if m_parts * k_parts > 1 else 1)
-    result_runs = m_parts * n_parts
-    left, right, result = (
-        size * 8.0 / min(8.0, 2.0 * slots) for size, slots in zip(layout.sizes, layout.slots, strict=True)
-    )  # fewer than four neighbouring numbers do not fill a sector of 32 bytes
-    traffic = left * left_runs + right * right_runs + result * result_runs
-    traffic += all_parts * (layout.sizes[0] + layout.sizes[1]) + layout.sizes[2] * result_runs * (2 * k_parts - 1)
     rows = transform.rows
-    spent = m * k * left_runs * _transform(transform, rows.other.given // rows.other.spread)
-    spent += k * n * right_runs * _transform(transform, rows.data.given)
-    spent += layout.result_rows * n * result_runs * _transform(transform, len(rows.wanted))
-    products = _product(layout, device) * all_parts
-    return products + (traffic + problem.bytes) * _BYTE + spent * problem.g * _ADDITION
+    passes = (  # runs, parts of the tensor, tiles and their columns
+        (left_runs, m_parts * k_parts, m * k, rows.other.given // rows.other.spread),
+        (right_runs, k_parts * n_parts, k * n, rows.data.given),
+        (m_parts * n_parts, m_parts * n_parts, layout.result_rows * n, len(rows.wanted)),
+    )
+    total = m_parts * n_parts * k_parts * _product(layout, device)
+    for side, (runs, parts, tiles, columns) in enumerate(passes):
+        # Fewer than four neighbouring numbers do not fill a sector.
+        moved = layout.sizes[side] * 8.0 / min(8.0, 2.0 * layout.slots[side]) + _tensor(layout, side) / parts
+        spent = tiles * layout.problem.g * _transform(transform, columns) * _ADDITION
+        total += runs * (math.hypot(moved * _BYTE, spent) + _LAUNCH * device.compute_units)
+    return total
+
+
+def _tensor(layout: Layout, side: int) -> float:
+    """Bytes that a pass moves of its tensor. Channels last, a row's pixels lie apart: slots are neighbours, or none."""
+    planes, problem = layout.planes[side], layout.problem
+    elements = math.prod(getattr(problem, planes.tensor + "_shape"))
+    size = problem.itemsize
+    if min(planes.row_stride, planes.column_stride) > 1:
+        alone = planes.slot.stride > 1
+        lone = _BURST if alone and elements * size > _CACHE else _SECTOR
+        size = max(size, lone / (1 if alone else layout.slots[side]))
+    return elements * size
 
 
 def _product(layout: Layout, device: DeviceInfo) -> float:
@@ -81,10 +100,12 @@ def _product(layout: Layout, device: DeviceInfo) -> float:
     # Three planes of sums leave room for two groups a unit, which start and end together.
     round_size = device.compute_units * (2 if tile.three else 1)
     rounds = -(-groups // round_size) * round_size
-    share = dict(TILES).get(tile, 60)
+    share = dict(TILES).get(tile, 72)
     if tile.three and device.vendor != "nvidia":
         share //= 2  # 192 sums and more than 240 registers
-    return 8.0 * rounds * tile.bm * tile.bn * (k + 8) * 100 / share
+    multiplied = 8.0 * rounds * tile.bm * tile.bn * (k + _START) * 100 / share
+    moved = sum(layout.sizes) + (layout.sizes[2] if len(layout.starts[2]) > 1 else 0)
+    return math.hypot(multiplied, moved * _BYTE) + _LAUNCH * device.compute_units
 
 
 def _transform(transform: Transform, columns: int) -> float:
