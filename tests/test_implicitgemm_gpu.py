@@ -116,6 +116,20 @@ def test_configurations_keep_to_the_devices_limits(net):
                 assert all(Tile.of(config).items <= device.max_work_group_size for config in configs)
 
 
+@pytest.mark.parametrize(("solver", "text", "config", "ms"), [
+    (Tiled(), "bwd_data_f32_mb128ic480ih14oc16kh1", {"bm": 64, "bn": 128, "bk": 16, "tm": 8, "tn": 8}, 0.0313),
+    # Whole sectors are not written where an image has 49 pixels, nor channels last.
+    (Tiled(), "bwd_data_f32_mb128ic832ih7oc32kh1", {"bm": 64, "bn": 128, "bk": 16, "tm": 8, "tn": 8}, 0.0524),
+    (Tiled(), "bwd_data_f16_nhwc_mb128ic480ih14oc16kh1", {"bm": 64, "bn": 128, "bk": 16, "tm": 8, "tn": 8}, 0.0589),
+    (Tiled(), "fwd_f32_mb128ic480ih14oc16kh1", {"bm": 16, "bn": 128, "bk": 16, "tm": 4, "tn": 4, "split": 2}, 0.0353),
+    (Narrow(), "bwd_data_f32_mb64ic3ih224oc64kh3ph1", {"rows": 8}, 0.451),
+    (Narrow(), "bwd_data_f16_nhwc_mb64ic3ih224oc64kh3ph1", {"rows": 8}, 10.7),
+])  # fmt: skip
+def test_costs_are_times_measured_on_an_h200(solver, text, config, ms):
+    predicted = solver.cost(ConvProblem.parse(text), LARGE, config) / 60e12
+    assert predicted * 1e3 == pytest.approx(ms, rel=0.25)
+
+
 def test_a_cpu_is_refused_in_words():
     cpu = DeviceInfo("some", "intel", "cpu", "simd512", max_work_group_size=4096)
     for solver in SOLVERS.values():

@@ -11,36 +11,41 @@ from convdispatch.api import ConvProblem, DeviceInfo, walk_of
 from .product import Product, tap_run
 from .tile import Tile
 
-__all__ = ["choices", "fits", "predicted"]
+__all__ = ["LAUNCH", "SECTOR", "choices", "fits", "predicted"]
 
-# (bm, bn, tm, tn): share of the multiply-add peak that a busy device reaches, forward and in the weights' gradient.
-# Measured on an H200; what counts is their order.
+# (bm, bn, tm, tn): share of the unit's rate, 60 TFLOP/s on an H200, that a busy device reaches, forward and in the
+# weights' gradient.
 _TILES = {
-    (64, 128, 8, 8): (0.72, 0.68),
-    (128, 64, 8, 8): (0.72, 0.69),
-    (128, 128, 16, 8): (0.71, 0.60),
-    (64, 256, 8, 16): (0.68, 0.64),
-    (96, 128, 12, 8): (0.66, 0.66),
-    (64, 64, 8, 8): (0.63, 0.68),
-    (48, 128, 12, 8): (0.58, 0.58),
-    (32, 128, 8, 8): (0.62, 0.58),
-    (128, 128, 8, 8): (0.60, 0.54),
-    (32, 128, 8, 4): (0.45, 0.52),
-    (64, 64, 8, 4): (0.50, 0.60),
-    (32, 64, 4, 4): (0.38, 0.40),
-    (16, 128, 4, 4): (0.38, 0.32),
-    (32, 32, 4, 4): (0.30, 0.38),
-    (16, 32, 4, 4): (0.20, 0.28),
-    (8, 16, 4, 4): (0.06, 0.06),
+    (64, 128, 8, 8): (0.78, 0.74),
+    (128, 64, 8, 8): (0.78, 0.75),
+    (128, 128, 16, 8): (0.77, 0.65),
+    (64, 256, 8, 16): (0.74, 0.70),
+    (96, 128, 12, 8): (0.72, 0.72),
+    (64, 64, 8, 8): (0.69, 0.74),
+    (48, 128, 12, 8): (0.63, 0.63),
+    (32, 128, 8, 8): (0.68, 0.63),
+    (128, 128, 8, 8): (0.65, 0.59),
+    (32, 128, 8, 4): (0.49, 0.57),
+    (64, 64, 8, 4): (0.55, 0.65),
+    (32, 64, 4, 4): (0.41, 0.44),
+    (16, 128, 4, 4): (0.41, 0.35),
+    (32, 32, 4, 4): (0.33, 0.41),
+    (16, 32, 4, 4): (0.22, 0.31),
+    (8, 16, 4, 4): (0.07, 0.07),
 }
 _DEPTHS = (16, 8, 12, 4)
 _RESIDENT = 384  # of 8x8 tiles: work items that a compute unit holds at once; their registers are what bounds it
 # What a compute unit spends on its last r groups of 128 items, in times of one at full speed: fewer hide less.
 _TAIL = (0.0, 2.2, 2.6, 3.0)
-_DRAIN = 0.2  # waves that filling and emptying the device cost
-_FLOPS_A_BYTE = 15.0  # multiply-add operations in the time of moving a byte
+_START = 20  # steps of k in the time of a tile's first loads and last stores
+_FLAT, _TAPS = 0.7, 0.94  # of a tile's speed where slices hold channels and taps, or taps
+_FLOPS_A_BYTE = 15.0  # operations in the time of moving a byte
+LAUNCH = 2.3e6
+"""Operations of a compute unit in the time of a launch and the pause before it, 5 us."""
+SECTOR = 1050.0
+"""Operations in the time in which a sector of 32 bytes is written, beyond the eighth of one that a result fills."""
+_WRITES = {"n": 0.0, "m": 0.125, None: 0.375}  # such sectors that work items touch for a result
 _MOST = 64  # choices offered
-_LAUNCH = 1 << 23  # bytes moved in the time between two launches
 
 
 def _tiles(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
@@ -87,24 +92,23 @@ def predicted(product: Product, device: DeviceInfo) -> float:
     t = product.tile
     shares = _TILES.get((t.bm, t.bn, t.tm, t.tn), (0.5, 0.5))
     share = shares[0 if product.data else 1] * {1: 0.9, 2: 1.0}[t.stages]
-    if t.walk == "flat":
-        share *= 0.85
-    if t.walk != "taps":
-        share *= _depth_factor(product)
+    share *= _FLAT if t.walk == "flat" else 1.0
+    share *= _TAPS if t.walk == "taps" else _depth_factor(product)
     slices = sum(product.slices) / len(product.slices) / t.split
-    work = 2.0 * t.bm * t.bn * (slices * t.bk + 32)  # 32: the first loads and the last stores, in steps of k
+    work = 2.0 * t.bm * t.bn * (slices * t.bk + _START)
     resident = max(1, _RESIDENT // t.items)
     whole, rest = divmod(product.work_groups, device.compute_units * resident)
     last = math.ceil(rest / device.compute_units) / resident * 3
     low = min(2, int(last))
     tail = (_TAIL[low] + (_TAIL[low + 1] - _TAIL[low]) * (last - low)) / 3 * resident
-    cost = (whole * resident + tail + _DRAIN * resident) * device.compute_units * work / share
-    traffic = 0
-    if product.partial:
-        traffic += 2 * t.split * product.out_size * product.accsize + _LAUNCH
-    if product.data and not product.problem.constant_weights:
-        traffic += 3 * product.packed_size + _LAUNCH
-    return cost + _FLOPS_A_BYTE * traffic
+    cost = (whole * resident + tail) * device.compute_units * work / share
+    packs = product.data and not product.problem.constant_weights
+    traffic = 2 * t.split * product.out_size * product.accsize if product.partial else 0
+    traffic += 3 * product.packed_size if packs else 0
+    if product.data:
+        cost += _WRITES[product.out_vector] * product.out_size * t.split * SECTOR
+    launches = 1 + product.partial + packs
+    return cost + _FLOPS_A_BYTE * traffic + launches * LAUNCH * device.compute_units
 
 
 def fits(problem: ConvProblem, device: DeviceInfo) -> bool:

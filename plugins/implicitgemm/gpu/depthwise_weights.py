@@ -21,6 +21,7 @@ from convdispatch.api import (
     walk_of,
 )
 
+from .choice import LAUNCH
 from .product import element_index
 
 __all__ = ["DepthwiseWeights"]
@@ -141,7 +142,7 @@ class DepthwiseWeights(Solver):
         geo = walk_of(problem)
         places = geo.images * geo.target.pixels * geo.groups
         idle = max(1.0, 4 * device.compute_units / (config["parts"] * -(-geo.groups // 32)))
-        return 2.0 * places * (geo.volume * (3 + geo.m) + 30) / 0.7 * idle
+        return 2.0 * places * (geo.volume * (3 + geo.m) + 30) / 0.7 * idle + 2 * LAUNCH * device.compute_units
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""

@@ -23,6 +23,7 @@ from convdispatch.api import (
     walk_of,
 )
 
+from .choice import LAUNCH, SECTOR
 from .product import element_index, weight_strides
 
 __all__ = ["Narrow"]
@@ -31,6 +32,7 @@ _ROWS = (8, 4, 2, 1)
 _MOST_SUMS = 96  # sums of an item: beyond, registers run out
 _MOST_STEPS = 1600  # multiply-adds a channel that are written out
 _ITEMS = 128
+_APART = 800.0  # operations in the time of a load whose neighbours' values lie in other sectors of 32 bytes
 
 
 class _Use(NamedTuple):
@@ -225,12 +227,18 @@ class Narrow(Solver):
         )
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Issue slots: multiply-adds, some four for each load, some eight for each vector of weights."""
+        """Issue slots: multiply-adds, some four for each load, some eight for each vector of weights; sectors."""
         product = NarrowProduct(problem, config["rows"], config.get("apart", False))
         geo = product.geometry
         steps = geo.volume * product.rows * geo.m
         sums = len(geo.phases) * product.rows * geo.m
-        return 2.0 * product.work_items * (geo.c * (steps + 4 * product.loads + 8 * geo.volume) + 20 * sums) / 0.7
+        total = 2.0 * product.work_items * (geo.c * (steps + 4 * product.loads + 8 * geo.volume) + 20 * sums) / 0.7
+        size = problem.itemsize
+        if geo.source.nhwc:  # the next item's value lies a group's channels away
+            total += product.work_items * geo.c * product.loads * (min(1.0, geo.c * size / 32) - size / 32) * _APART
+        # A stride leaves gaps between neighbouring items' results, which other phases fill.
+        total += math.prod(problem.out_shape) * (min(geo.out_step[2], 32 // size) - 1) * size / 32 * SECTOR
+        return total + (1 if problem.constant_weights else 2) * LAUNCH * device.compute_units
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""
