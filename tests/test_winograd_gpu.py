@@ -194,6 +194,17 @@ def test_configurations_keep_to_the_devices_limits(net):
             assert all(solver.workspace(problem, device, config) <= limit for config in configs)
 
 
+@pytest.mark.parametrize(("name", "text", "ms"), [
+    ("winograd.tiled_f4x3", "fwd_mb64ic64ih112oc128kh3ph1", 1.19),
+    ("winograd.tiled_f5x3", "bwd_data_mb64ic512ih14oc512kh3ph1", 0.471),
+    ("winograd.tiled_f6x3", "bwd_weights_mb64ic512ih28oc512kh3ph1", 1.56),
+])  # fmt: skip
+def test_costs_are_times_measured_on_an_h200(name, text, ms):
+    solver, problem = SOLVERS[name], ConvProblem.parse(text)
+    predicted = solver.cost(problem, LARGE, next(iter(solver.configs(problem, LARGE)))) / 60e12
+    assert predicted * 1e3 == pytest.approx(ms, rel=0.25)
+
+
 def test_every_refusal_says_limit_and_value():
     def answer(text: str, name: str = F4, device: DeviceInfo = LARGE) -> str | None:
         return SOLVERS[name].rejects(ConvProblem.parse(text), device)

@@ -14,16 +14,17 @@ from .plan import work_of
 from .walk import Walk
 from .work import Work
 
-__all__ = ["choices", "predicted"]
+__all__ = ["LAUNCH", "choices", "predicted"]
 
 _TILES = 4  # product tiles offered
 _SMALLEST = 64  # tiles of a piece below which cutting further would only add launches
-# Of the multiply-add peak that a long product reaches, by the products of a work item.
-_SHARES = {128: 0.72, 64: 0.78, 32: 0.62, 16: 0.46}
+# Of the unit's rate, 60 TFLOP/s on an H200, that a long product reaches, by the products of a work item.
+_SHARES = {128: 0.76, 64: 0.82, 32: 0.65, 16: 0.49}
 _START = (24, 50)  # steps of k that a work group's first loads and last stores cost, for tiles up to 64x128 and larger
-_START_WEIGHTS = 100  # the same where both operands are turned on their way into local memory
-_FLOPS_A_BYTE = 15.0  # operations at the peak in the time of moving a byte
-_LAUNCH = 2.5e8  # operations at the peak in the time between two launches
+_START_WEIGHTS = 55  # the same where both operands are turned on their way into local memory
+_FLOPS_A_BYTE = 15.0  # operations in the time of moving a byte
+LAUNCH = 2.3e6
+"""Operations of a compute unit in the time of a launch and the pause before it, 5 us."""
 _FILE = 65536  # registers of a compute unit; an item needs some 70 beside its products
 _RESIDENT = 3  # work groups of a product that a compute unit holds
 
@@ -97,7 +98,7 @@ def predicted(walk: Walk, config: Mapping[str, Any], device: DeviceInfo) -> floa
     each = 2.0 * area * (spec.k + (_START_WEIGHTS if walk.weights else _START[area > 8192]))
     slots = device.compute_units * _RESIDENT
     waves = max(math.ceil(groups / slots), groups / slots + 0.3)
-    product = waves * slots * each / _SHARES.get(config["tm"] * config["tn"], 0.4)
+    product = waves * slots * each / _SHARES.get(config["tm"] * config["tn"], 0.42)
     product = max(product, _FLOPS_A_BYTE * (work.source_size + work.product_size) * work.accsize)
     launches = work.pieces * 3 + 1 + (work.parts > 1)
-    return work.pieces * product + _FLOPS_A_BYTE * _traffic(work) + launches * _LAUNCH
+    return work.pieces * product + _FLOPS_A_BYTE * _traffic(work) + launches * LAUNCH * device.compute_units

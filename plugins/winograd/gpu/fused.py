@@ -10,6 +10,7 @@ from typing import Any
 
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, StepPlan
 
+from .choice import LAUNCH
 from .plan import Passes, pack_key
 from .solver import Tiles
 from .walk import Walk
@@ -21,8 +22,7 @@ _SHAPES = ((4, 4), (2, 4), (4, 2), (2, 2), (1, 2), (1, 1))  # work items a point
 _DEPTHS = (3, 4, 8, 2, 6, 1)
 _INT = 2**31 - 2**24
 _REGISTERS = 105  # of an item: products, operands and addresses, without what is loaded ahead
-_FLOPS = 256  # operations of a compute unit a cycle at the multiply-add peak
-_LAUNCH = 2.5e8  # operations of the device at its peak in the time between two launches
+_FLOPS = 230  # operations of a compute unit a cycle, of a unit of 60 TFLOP/s on an H200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,8 +180,9 @@ class Fused(Tiles):
         busy = work.work_groups / device.compute_units  # groups that a compute unit runs, one after or beside the other
         busy = math.ceil(busy) if busy < 4 else busy + 0.3
         cycles = work.slices * work.slice_cycles + work.put_cycles
-        weights = 0 if problem.constant_weights else 15.0 * 2 * work.weights_size + _LAUNCH
-        return busy * cycles * device.compute_units * _FLOPS + weights + _LAUNCH
+        launch = LAUNCH * device.compute_units
+        weights = 0 if problem.constant_weights else 15.0 * 2 * work.weights_size + launch
+        return busy * cycles * device.compute_units * _FLOPS + weights + launch
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """Compile a configuration."""
