@@ -196,6 +196,17 @@ def test_choices(direction):
     assert seen > 50
 
 
+@pytest.mark.parametrize(("text", "config", "ms"), [
+    ("fwd_f32_mb128ic192ih28oc32kh1", {"bm": 32, "bn": 128, "wm": 1, "wn": 4}, 0.0382),
+    ("bwd_data_f32_tf32_mb64ic256ih56oc128kh1",
+     {"bm": 64, "bn": 128, "wm": 2, "wn": 2, "format": "tf32", "bk": 16, "stages": 4}, 0.1256),
+    ("bwd_weights_f32_mb64ic256ih56oc128kh1",
+     {"bm": 128, "bn": 128, "wm": 2, "wn": 4, "format": "bf16x3", "split": 66}, 0.1854),
+])  # fmt: skip
+def test_costs_are_times_measured_on_an_h200(text, config, ms):
+    assert Direct().cost(ConvProblem.parse(text), HOPPER, config) / 60e9 == pytest.approx(ms, rel=0.2)
+
+
 @pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc and ptxas here")
 @pytest.mark.parametrize(
     ("text", "extra"),
