@@ -174,7 +174,10 @@ def _known(problem: ConvProblem, bench: Bench, path: str | None) -> list[tuple]:
         return []
     if "known" not in _WORKER:
         rows = json.loads(Path(path).read_text())["rows"]
-        _WORKER["known"] = {_shape(ConvProblem.parse(row["problem"])): sorted(row["timed"])[:2] for row in rows}
+        _WORKER["known"] = {
+            _shape(ConvProblem.parse(row["problem"])): sorted(row["timed"], key=lambda timed: timed[0])[:2]
+            for row in rows
+        }
     found = []
     for _, name, _, config in _WORKER["known"].get(_shape(problem), ()):
         solver = plugins().solvers[name]
