@@ -33,6 +33,8 @@ class Copies:
         self.operand, self.letter = job.operands[number], "ab"[number]
         o, extent = self.operand, job.extent(number)
         self.width, self.pitch, self.extent = o.width, job.pitch(number), extent
+        # Rows beyond the last are zeros: a copy of it in their place, by all work groups, waits for one line of the cache.
+        self.ragged = o.row.size % extent > 0
         self.origin, self.at = ("m0", "n0")[number], 0 if number == 0 else job.floats(0) * 4
         if o.along_k:
             self.across = t.bk // o.width
@@ -72,6 +74,9 @@ both = [Copies(0), Copies(1)]
 % for i in range(c.rows):
   const int ${l}_place${i} = min(${c.origin} + ${l}_row + ${i * c.row_step}, ${o.row.size - (1 if o.along_k else c.width)});
   const INDEX ${l}_at${i} = ${o.row.at(f"{l}_place{i}")};
+% if c.ragged:
+  const int ${l}_in${i} = ${c.origin} + ${l}_row + ${i * c.row_step} < ${o.row.size};
+% endif
 % endfor
 </%def>
 <%def name="fetch(slice, stage)">\
@@ -82,7 +87,7 @@ both = [Copies(0), Copies(1)]
         const int k = ${slice} * ${t.bk} + ${l}_k + ${j * c.k_step}, real = ${f"k < {job.k}" if job.k % t.bk else "1"};
         const INDEX at = ${o.k.at("k")};
 % for i in range(c.rows):
-        ${c.guard(i, j)}copy${4 * c.width}(memory, base, ${stage} + ${l}_to + ${c.to(i, j)}, ${l} + (${l}_at${i} + at), real);
+        ${c.guard(i, j)}copy${4 * c.width}(memory, base, ${stage} + ${l}_to + ${c.to(i, j)}, ${l} + (${l}_at${i} + at), real${f" && {l}_in{i}" if c.ragged else ""});
 % endfor
       }
 % endfor

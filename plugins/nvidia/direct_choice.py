@@ -30,8 +30,6 @@ _ISSUED = 2.7  # instructions a cycle that four schedulers reach together
 _WRITTEN = 30.0  # bytes a cycle that leave a multiprocessor
 _SINGLE = 2.0  # times that results take which are written one by one with zeros between them
 _MEMORY = 4.7e12  # bytes a second
-# Bytes a second that all work groups read of one line of the L2 cache: places beyond A's last row are copies of it.
-_ONE_LINE = 1.9e11
 _SLICE, _FILL = 60, 2500  # cycles of a slice's barriers, and of a tile's beginning and end
 _ARRIVAL = 900  # cycles until the first bytes of a slice's copies arrive
 _LAUNCH = 7.0e-6  # seconds, with the pause before it
@@ -91,18 +89,6 @@ def _copied(job: DirectJob, number: int) -> float:
     return job.extent(number) * job.tile.bk * 4 * _NARROW[operand.width] * rows
 
 
-def _repeated(job: DirectJob) -> float:
-    """Bytes read of the last row in the place of rows that do not exist, by all work groups at about the same time."""
-    if not job.data:  # work groups sum over different pixels
-        return 0
-    tiles, total = (job.m_tiles, job.n_tiles), 0.0
-    for number in (0, 1):
-        row = job.operands[number].row
-        if job.operands[number].along_k:
-            total += (tiles[number] * job.extent(number) - row.size) * tiles[1 - number] * job.k * 4.0
-    return total / job.tile.split  # parts read different places of the row
-
-
 def seconds(job: DirectJob, units: int) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     (work, wait, output), resident = _parallel(job), _resident(job)
@@ -113,7 +99,7 @@ def seconds(job: DirectJob, units: int) -> float:
     whole, rest = divmod(job.work_groups, units * resident)
     cycles = whole * together(resident) + (together(-(-rest // units)) if rest else 0)
     moved = (job.problem.bytes + job.partial_bytes) / _MEMORY
-    total = math.hypot(cycles / _CLOCK, moved, _repeated(job) / _ONE_LINE) + _LAUNCH
+    total = math.hypot(cycles / _CLOCK, moved) + _LAUNCH
     if job.partial_bytes:
         total += _LAUNCH + job.partial_bytes * _SUMMED / _MEMORY
     return total

@@ -161,7 +161,7 @@ class Operand:
     def together(self, along_k: bool) -> int:
         """Neighbours along k, or along the rows, that lie together and aligned everywhere: 4, 2 or 1."""
         inner, outer = (self.k, self.row) if along_k else (self.row, self.k)
-        far = [inner.image, *inner.steps[:2]] if inner.count else []
+        far = [inner.image, *(() if inner.rows else inner.steps[:2])] if inner.count else []
         for width in (4, 2):
             if inner.run % width == 0 and outer.divides(width) and not any(n % width for n in (self.group, *far)):
                 return width
