@@ -294,6 +294,7 @@ def _begin_torch() -> None:
 @main.command()
 @click.option("--net", "nets", multiple=True, default=NETS, help="Shape tables.")
 @click.option("--direction", "directions", multiple=True, default=DIRECTIONS)
+@click.option("--layer", "layers", multiple=True, help="Only layers of these names.")
 @click.option("--solver", default="nvidia.*,winograd.*,fft.*,implicitgemm.*", show_default=True, help="Globs.")
 @click.option("--tries", default=2, show_default=True, help="Configurations of nvidia.tma and .wgmma; others: one.")
 @click.option("--near", default=2.0, show_default=True, help="Tried if predicted within so many times of the least.")
@@ -308,13 +309,14 @@ def _begin_torch() -> None:
 @click.option("--budget", default=200.0, show_default=True, help="Seconds after which no further result is awaited.")
 @click.option("--jobs", default=5, show_default=True, help="Processes that build and check.")
 @click.option("--label", default="compare", show_default=True, help="Name of the JSON file in $OUT.")
-def compare(nets, directions, math, dtype, layout, budget, jobs, label, **options) -> None:
+def compare(nets, directions, layers, math, dtype, layout, budget, jobs, label, **options) -> None:
     """Every layer of the nets beside cuDNN."""
     begun, rows = time.perf_counter(), []
     work = [
         (net, entry.name, entry.problem.replace(direction=direction, math=math, dtype=dtype, layout=layout))
         for net, direction in itertools.product(nets, directions)
         for entry in shapes.load(net)
+        if not layers or entry.name in layers
     ]
     checked, peer, until = options.pop("check_every"), options.pop("peer"), time.monotonic() + budget
     tasks = [(task, number % checked == 0) for number, task in enumerate(work)]
