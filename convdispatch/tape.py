@@ -16,11 +16,13 @@ from typing import Any
 from .api.errors import InvalidArgument
 from .tensor import Parameter, Tensor
 
-__all__ = ["Rectified", "Tape", "current_tape", "paused"]
+__all__ = ["Ones", "Rectified", "Tape", "current_tape", "paused"]
 
 _threads = threading.local()
 _marks = itertools.count(1)
 Backward = Callable[..., Sequence["Tensor | None"]]
+_AT_ONCE = 8
+"""Gradients of one tensor that wait to be added up by one kernel."""
 
 
 def current_tape() -> Tape | None:
@@ -52,6 +54,27 @@ class Rectified(Tensor):
     def __init__(self, tensor: Tensor, formula: str, operands: dict[str, Tensor]) -> None:
         super().__init__(tensor.base_data, tensor.shape, tensor.dtype, tensor.queue, tensor.strides, tensor.offset)
         self.formula, self.operands = formula, operands
+
+
+class Ones(Tensor):
+    """A gradient of ones, from which ``backward`` starts; its memory is filled only if something asks for it."""
+
+    __slots__ = ("_memory",)
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, queue: Any) -> None:
+        super().__init__(None, shape, dtype, queue)
+
+    @property
+    def base_data(self) -> Any:
+        if self._memory is None:
+            from .elementwise import full
+
+            self._memory = full(self.shape, 1.0, self.dtype, self.queue).base_data
+        return self._memory
+
+    @base_data.setter
+    def base_data(self, memory: Any) -> None:
+        self._memory = memory
 
 
 class Tape:
@@ -138,27 +161,24 @@ class Tape:
 
         Raises InvalidArgument if the result was not computed on this tape.
         """
-        from .elementwise import apply, full
-
         if result.mark <= self._first:
             raise InvalidArgument("the result was not computed from a Parameter inside this tape's block")
         if gradient is None:
             if result.size != 1:
                 raise InvalidArgument(f"backward starts from one number, got shape {result.shape}: pass its gradient")
-            gradient = full(result.shape, 1.0, result.dtype, result.queue)
+            gradient = Ones(result.shape, result.dtype, result.queue)
         elif gradient.shape != result.shape:
             raise InvalidArgument(f"the gradient must have the result's shape {result.shape}, got {gradient.shape}")
         wanted = {tensor.mark for tensor in keep}
         self._rectified -= wanted  # whoever asks for a ReLU's result's gradient wants it without the slope
         kept: dict[int, Tensor] = {}
         self._written, self._accumulate = set(), accumulate
-        gradients: dict[int, Tensor] = {result.mark: gradient}
-        owned: set[int] = set()  # sums made here, which may be added to in place
+        gradients: dict[int, list[Tensor]] = {result.mark: [gradient]}
         outer, _threads.tape = current_tape(), None
         try:
             while self._notes:
                 results, inputs, backward = self._notes.pop()
-                given = [gradients.pop(mark, None) for mark in results]
+                given = [_sum(gradients.pop(mark, None)) for mark in results]
                 if all(dy is None for dy in given):
                     continue
                 for mark, dy in zip(results, given, strict=True):
@@ -169,17 +189,15 @@ class Tape:
                         continue
                     if mark in self._parameters:
                         self._deliver(self._parameters[mark], dx)
-                    elif mark not in gradients:
-                        gradients[mark] = dx
-                    elif mark in owned:
-                        apply("a = a + b", a=gradients[mark], b=dx)
-                    else:
-                        gradients[mark] = apply("a + b", a=gradients[mark], b=dx)
-                        owned.add(mark)
+                        continue
+                    waiting = gradients.setdefault(mark, [])
+                    waiting.append(dx)
+                    if len(waiting) == _AT_ONCE:
+                        gradients[mark] = [_sum(waiting)]
         finally:
             _threads.tape = outer
             self._notes.clear()
-        kept |= {mark: dx for mark, dx in gradients.items() if mark in wanted}
+        kept |= {mark: _sum(waiting) for mark, waiting in gradients.items() if mark in wanted}
         kept |= {mark: self._parameters[mark].grad for mark in wanted if mark in self._parameters}
         return [kept.get(tensor.mark) for tensor in keep]
 
@@ -197,3 +215,13 @@ class Tape:
                 apply("dx", dx=dx, out=parameter.grad)
         else:
             apply("g = g + dx", g=parameter.grad, dx=dx)
+
+
+def _sum(gradients: list[Tensor] | None) -> Tensor | None:
+    """What reached one tensor from several uses, added up in the order in which it came, by one kernel."""
+    if not gradients or len(gradients) == 1:
+        return gradients[0] if gradients else None
+    from .elementwise import apply
+
+    names = [f"g{i}" for i in range(len(gradients))]
+    return apply(" + ".join(names), **dict(zip(names, gradients, strict=True)))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from small_net import LABELS, net, normal
 
+from convdispatch import tape as tape_module
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.elementwise import apply, reduce
 from convdispatch.nn import SGD, Conv2d, Parameter, Tape, functional
@@ -47,6 +48,47 @@ def test_gradients_accumulate_when_asked_and_reach_watched_tensors(queue):
         loss = reduce("sum", "y * y", y=p)
     tape.backward(loss)  # replaces
     np.testing.assert_allclose(p.grad.numpy(), 2 * p.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("uses", [1, 2, 4, 7, 8, 9, 20])
+def test_gradients_of_several_uses_are_added_up_at_once(queue, uses, monkeypatch):
+    """The sum has the bits of one addition after another, in the order in which the uses are read back."""
+    arrays = [normal(3, 5, seed=i) for i in range(uses + 1)]
+    x, *others = (Tensor.from_numpy(array, queue) for array in arrays)
+    p, factors = Parameter(x), [Parameter(other) for other in others]
+    with Tape() as tape:
+        y = p * 1  # Parameters have memory of their own for their gradients
+        results = [y * factor for factor in factors]
+        loss = results[0]
+        for result in results[1:]:
+            loss = loss + result
+    texts, real = [], tape_module._sum
+    monkeypatch.setattr(tape_module, "_sum", lambda given: texts.append(len(given or ())) or real(given))
+    tape.backward(loss, Tensor.from_numpy(np.ones((3, 5), np.float32), queue))
+    expected = np.zeros((3, 5), np.float32)
+    for array in reversed(arrays[1:]):
+        expected = expected + array
+    np.testing.assert_array_equal(p.grad.numpy(), expected)
+    assert sum(count > 1 for count in texts) == -(-(uses - 1) // 7)
+
+
+def test_a_loss_begins_with_ones_that_take_no_memory(queue):
+    p = Parameter(Tensor.from_numpy(normal(4, 5), queue))
+    for reduction in ("mean", "sum"):
+        with Tape() as tape:
+            loss = functional.cross_entropy(p, LABELS, reduction=reduction)
+        (start,) = tape.backward(loss, keep=[loss])
+        assert start._memory is None
+        assert start.numpy() == 1
+        given, p.grad = p.grad.numpy(), None
+        with Tape() as tape:
+            loss = functional.cross_entropy(p, LABELS, reduction=reduction)
+        tape.backward(loss, Tensor.from_numpy(np.float32(1), queue))
+        np.testing.assert_array_equal(p.grad.numpy(), given)
+        with Tape() as tape:
+            loss = functional.cross_entropy(p, LABELS, reduction=reduction) * 2
+        tape.backward(loss)
+        np.testing.assert_array_equal(p.grad.numpy(), 2 * given)
 
 
 def test_a_frozen_net_trains_once_thawed(queue):
