@@ -82,7 +82,7 @@ def _errors(problem: ConvProblem) -> dict[str, list[tuple[float, str]]]:
 def main(samples: int, jobs: int, budget: float) -> None:
     """Print the least and the largest error of each column by layer and direction."""
     problems = [ConvProblem.parse(f"{direction}_f32_{text}") for text in LAYERS for direction in DIRECTIONS]
-    console, rows = Console(width=150), {}
+    console, rows = Console(width=200), {}
     for done in farm(jobs, _begin, (samples,), _named, problems, until=time.monotonic() + budget):
         if isinstance(done, Lost):
             console.print(f"lost {done.task}: {done.why}")
