@@ -150,10 +150,33 @@ def test_every_kind_of_configuration_of_one_problem(queue):
 def test_answers_are_pure_and_caps_fall(info):
     for problem in cases()[::53]:
         assert SOLVER.rejects(problem, info) is None
-        sizes = [SOLVER.workspace(problem, info, config) for config in SOLVER.configs(problem, info)]
+        configs = list(SOLVER.configs(problem, info))
+        sizes = [SOLVER.workspace(problem, info, config) for config in configs]
         assert sizes
         assert min(sizes) <= sizes[0]
-        assert SOLVER.cost(problem, info, {}) > 0
+        assert all(SOLVER.cost(problem, info, config) > 0 for config in configs)
+
+
+@pytest.mark.parametrize("text", ["bwd_weights_mb1ic192ih28oc64kh1", "bwd_data_mb1ic480ih14oc16kh1"])
+def test_products_in_place_come_in_the_order_of_what_their_packing_costs(text):
+    problem = ConvProblem.parse(text)
+    configs = [config for config in SOLVER.configs(problem, CPU) if config["cap"] == 8 << 20]
+    costs = [SOLVER.cost(problem, CPU, config) for config in configs if config["method"] in ("turned", "weights")]
+    assert len(costs) > 2
+    assert costs == sorted(costs)
+    assert not configs[0]["gemm"]["pack_a"]  # each element is read once a panel, and there are few
+
+
+def test_every_part_of_the_work_is_in_the_prediction():
+    base = ConvProblem.parse("mb1ic64ih28oc64kh3ph1")
+    for problem in (base, base.replace(direction="bwd_data"), base.replace(direction="bwd_weights")):
+        first = SOLVER.cost(problem, CPU, next(SOLVER.configs(problem, CPU)))
+        for change in ({"ic": 128}, {"oc": 128}, {"mb": 2}, {"ih": 40}):
+            more = problem.replace(**change)
+            assert SOLVER.cost(more, CPU, next(SOLVER.configs(more, CPU))) > first
+    packing = next(config for config in SOLVER.configs(base, CPU) if config["gemm"]["pack_a"])
+    constant = base.replace(constant_weights=True)  # packed once, not in each call
+    assert SOLVER.cost(constant, CPU, packing) < SOLVER.cost(base, CPU, packing)
 
 
 def test_a_workspace_limit_is_kept(device):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+
 import pytest
 
 from convdispatch.api import ConvProblem, DeviceInfo, InvalidPolicy
@@ -91,6 +93,24 @@ def test_an_empty_file_is_an_empty_registry():
 def test_the_packaged_registry_reads():
     assert registry_path() is not None
     assert registry().rules
+
+
+@pytest.mark.parametrize(
+    ("text", "preferred"),
+    [
+        ("bwd_data_mb1ic64ih28oc64kh3ph1", "[fiw]*"),
+        ("bwd_weights_mb1ic192ih28oc64kh1", "[fiw]*"),
+        ("bwd_data_mb1ic192ih28oc64kh1", "implicitgemm.pointwise"),
+        ("bwd_weights_g64mb1ic64ih28oc64kh3ph1", "im2col*"),
+        ("bwd_data_g64mb1ic64ih28oc64kh3ph1sh2", "implicitgemm.*"),
+        ("mb1ic64ih28oc64kh3ph1", "[fiw]*.*"),
+    ],
+)
+def test_what_a_cpu_prefers(text, preferred):
+    """Of gradients the predicted cost decides among all; what says none, as onednn, stands behind."""
+    globs, line = registry().preference(ConvProblem.parse(text), CPU)
+    assert globs[0] == preferred, line
+    assert not any(fnmatch.fnmatchcase("onednn.gradient", glob) for glob in globs)
 
 
 def test_a_missing_or_broken_file_is_the_callers_error(monkeypatch, tmp_path):

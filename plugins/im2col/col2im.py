@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ from convdispatch.api import (
 )
 
 from .convert import NARROW, inward
+from .cost import COLUMN, LAUNCH, product_cost
 from .window import Window, define
 
 __all__ = ["Col2im", "configs", "turned_pays"]
@@ -121,6 +123,14 @@ class Col2im:
     def workspace_size(self) -> int:
         """Bytes of workspace."""
         return self.areas()[-1]
+
+    @property
+    def cost(self) -> float:
+        """Operations of the peak, on a CPU."""
+        window, sizes = self.window, Counter(tuple(size for _, size in piece) for piece in self.pieces)
+        total = sum(times * product_cost(self.spec(*size), self.gemm) for size, times in sizes.items())
+        columns = window.k * window.groups * window.images * window.pixels
+        return total + COLUMN * columns + LAUNCH * len(self.pieces)
 
     # --- compiled --------------------------------------------------------------------------------------------------
 

@@ -93,6 +93,11 @@ class Depthwise:
         plane = self.extent[0] * self.extent[1] * self.window.step[2] * self.pitch
         return plane * self.window.accumulator_size * self.config["items"]
 
+    @property
+    def cost(self) -> float:
+        """Operations of the peak, on a CPU: its one launch over few items, and what moves."""
+        return 1.2e7 + 25.0 * (math.prod(self.problem.x_shape) + math.prod(self.problem.y_shape)) + self.problem.flops
+
     def plan(self, context: Any) -> StepPlan:
         """Compile."""
         program, window, problem = build(context, self.text()), self.window, self.problem

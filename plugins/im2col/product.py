@@ -7,6 +7,8 @@ own lowered matrix (1x1, stride 1, unpadded) nothing is lowered.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,6 +30,7 @@ from convdispatch.api import (
     packed_layout,
 )
 
+from .cost import LAUNCH, LOWERED, PACKED, product_cost
 from .lower import Lowering
 from .window import Window
 
@@ -50,7 +53,10 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
         for cap in caps:
             kind = {"kind": "cpu" if device.type == "cpu" else "gpu"}
             draft = WindowProduct(problem, {"method": method, "form": form, "cap": cap, "gemm": kind})
-            choices = [each for each in gemm_configs(draft.spec(draft.largest), device) if draft.suits(each)]
+            spec = draft.spec(draft.largest)
+            choices = [each for each in gemm_configs(spec, device) if draft.suits(each)]
+            if draft.in_place and draft.cpu:
+                choices.sort(key=functools.partial(product_cost, spec))
             for gemm in choices[: 1 if cap != caps[0] else None]:
                 config = {"method": method, "form": form, "cap": cap, "gemm": gemm}
                 seen.append((caps.index(cap) > 0, config))
@@ -171,6 +177,17 @@ class WindowProduct:
     def workspace_size(self) -> int:
         """Bytes of workspace."""
         return self.areas()[-1]
+
+    @property
+    def cost(self) -> float:
+        """Operations of the peak, on a CPU."""
+        window, sizes = self.window, Counter(count for _, count in self.chunks)
+        total = sum(times * product_cost(self.spec(count), self.gemm) for count, times in sizes.items())
+        if self.lowering is not None:
+            total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * len(self.chunks)
+        if self.packs_weights and not self.problem.constant_weights:
+            total += PACKED[self.turned] * window.targets * window.k + LAUNCH
+        return total
 
     # --- compiled --------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,10 @@ class Im2col(Solver):
         return _METHODS[config["method"]](problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The sum's operations at the product's usual share of the peak, and 8 for each lowered element."""
+        """On a CPU the product, what is copied for it, and launches. On a GPU the sum's operations at the product's
+        usual share of the peak, and 8 for each lowered element."""
+        if device.type == "cpu":
+            return _METHODS[config["method"]](problem, config).cost
         lowered = problem.flops / 2 / max(1, problem.oc // problem.g)
         pointwise = problem.kd * problem.kh * problem.kw == 1
         return problem.flops / 0.8 + (0 if pointwise else 8 * lowered)

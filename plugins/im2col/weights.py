@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +27,7 @@ from convdispatch.api import (
 )
 
 from .convert import NARROW, inward, outward
+from .cost import LAUNCH, LOWERED, product_cost
 from .lower import Lowering
 from .window import Window
 
@@ -36,7 +39,10 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     kind = {"kind": "cpu" if device.type == "cpu" else "gpu"}
     for cap in caps:
         draft = WeightsProduct(problem, {"method": "weights", "cap": cap, "gemm": kind})
-        choices = list(gemm_configs(draft.spec(draft.chunks[0][1], problem.accumulate), device))
+        spec = draft.spec(draft.chunks[0][1], problem.accumulate)
+        choices = list(gemm_configs(spec, device))
+        if draft.cpu:
+            choices.sort(key=functools.partial(product_cost, spec))
         choices.sort(key=draft.packs_lowered)
         for gemm in choices[: 1 if cap != caps[0] else None]:
             yield {"method": "weights", "cap": cap, "gemm": gemm}
@@ -117,6 +123,15 @@ class WeightsProduct:
     def workspace_size(self) -> int:
         """Bytes of workspace."""
         return self.areas()[-1]
+
+    @property
+    def cost(self) -> float:
+        """Operations of the peak, on a CPU."""
+        window, sums = self.window, Counter(self.spec(count, accumulate) for _, count, accumulate in self._sums())
+        total = sum(times * product_cost(spec, self.gemm_for(spec)) for spec, times in sums.items())
+        if self.lowering is not None:
+            total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * len(self.chunks)
+        return total
 
     # --- compiled --------------------------------------------------------------------------------------------------
 

@@ -169,8 +169,9 @@ class Depthwise(Solver):
         return slots if problem.constant_weights else slots + weights
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """One multiply-add or load a cycle, and what is copied."""
-        return 2 * problem.flops + 8.0 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
+        """The packing and the launch of each pass, and what is copied."""
+        launches = 2e7 + 1e7 * len(passes(problem))
+        return launches + problem.flops + 40.0 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

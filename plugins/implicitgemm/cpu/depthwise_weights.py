@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -128,8 +129,8 @@ class DepthwiseWeights(Solver):
         return _Kernel(problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """A multiply-add and a load a cycle, and the copies of x and dy."""
-        return 2.5 * problem.flops
+        """The launches, and the copies of x and dy."""
+        return 3e7 + problem.flops + 50.0 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

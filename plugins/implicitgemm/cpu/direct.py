@@ -31,6 +31,8 @@ from .tiles import default, predicted, spaces
 
 __all__ = ["Direct", "PassKernel"]
 
+_PACKED, _LAUNCH = 155.0, 4e6  # operations of the peak in the time of packing an element of w, and of a launch
+
 
 def _ceil(a: int, b: int) -> int:
     return -(-a // b)
@@ -170,8 +172,12 @@ class Direct(Solver):
         return slots if problem.constant_weights else slots + weights
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The tiles' cycles, staging and stores."""
-        return sum(predicted(kernel.p, kernel.config, device) for kernel in self._kernels(problem, config, device))
+        """The tiles' cycles, staging, stores and launches, and the packing of weights that are not constant."""
+        kernels = self._kernels(problem, config, device)
+        cost = sum(predicted(kernel.p, kernel.config, device) for kernel in kernels) + _LAUNCH * len(kernels)
+        if not problem.constant_weights:
+            cost += sum(_PACKED * kernel.packed_size / kernel.size + _LAUNCH for kernel in kernels)
+        return cost
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,6 +23,7 @@ from convdispatch.api import (
 
 __all__ = ["Pointwise"]
 
+_LAUNCH = 1.5e6  # operations of the peak in the time of a launch
 _FOLD = 256  # pixels below which NCHW's images are folded into one product: short rows leave vectors half empty
 
 
@@ -60,6 +61,28 @@ def _spec(problem: ConvProblem, fold: bool) -> GemmSpec:
         accumulate=problem.accumulate,
     )
     return GemmSpec(*sizes, g * images, problem.dtype, *operands, epilogue=epilogue, a_packed=problem.constant_weights)
+
+
+@functools.lru_cache(maxsize=256)
+def _turned(spec: GemmSpec, swap: bool) -> GemmSpec:
+    return (spec.swapped if swap else spec).simplified
+
+
+def _cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
+    """Operations of the peak, as im2col counts its products; plugins/im2col/cost.py says where the numbers are from."""
+    spec = _turned(spec, gemm["swap"])
+    a, b, c = spec.m * spec.k * spec.batch, spec.k * spec.n * spec.batch, spec.m * spec.n * spec.batch
+    cost = 1.1 * spec.flops + 19 * (a + b) + 25 * c * gemm["split"] + _LAUNCH * (1 + (gemm["split"] > 1))
+    if spec.c.col.stride > 1:
+        cost += 300 * c
+    if gemm["pack_a"] and not spec.a_packed:
+        cost += (300 if spec.a.row.stride > 1 else 200) * a + _LAUNCH
+    if gemm["pack_b"] == "local":  # every item of a panel's rows packs it again
+        tiles = -(-spec.m // gemm["mr"])
+        cost += (95 if spec.b.col.stride > 1 else 12) * b * -(-tiles // gemm["mt"])
+    elif gemm["pack_b"] and not spec.b_packed:
+        cost += (180 if spec.b.col.stride > 1 else 40) * b + _LAUNCH
+    return cost
 
 
 class PointwisePlan:
@@ -124,7 +147,8 @@ class Pointwise(Solver):
             small = problem.id * problem.ih * problem.iw < _FOLD
             folds = [small, not small]
         for fold in folds:
-            for gemm in gemm_configs(_spec(problem, fold), device):
+            spec = _spec(problem, fold)
+            for gemm in sorted(gemm_configs(spec, device), key=functools.partial(_cost, spec)):
                 yield {"fold": fold, "gemm": gemm}
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
@@ -132,10 +156,8 @@ class Pointwise(Solver):
         return gemm_workspace(_spec(problem, config["fold"]), config["gemm"])
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The product's operations at its usual share of the peak, and what moves."""
-        elements = math.prod(problem.x_shape) + math.prod(problem.y_shape)
-        share = 0.4 if problem.direction == "bwd_weights" else 0.9  # its operands lie across the sum: packed anew
-        return problem.flops / share + 8 * elements
+        """The product's operations, what it reads, packs and writes, and launches."""
+        return _cost(_spec(problem, config["fold"]), config["gemm"])
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> PointwisePlan:
         """Compile."""

@@ -19,6 +19,9 @@ _SLOT = 320 * 1024  # bytes of a band's source rows: they share the second-level
 _WEIGHTS = 160 * 1024  # bytes of one block of weights
 _PLACES = 96  # a band should have so many places, or reading the weights shows
 _ITEMS = 16
+# Operations of the peak in the time of one that is counted, and of an element that is copied for a band or written;
+# least squares of logarithms over backward layers (docs/selection.md).
+_WORK, _STAGED, _STORED = 1.4, 65.0, 25.0
 
 
 def _ceil(a: int, b: int) -> int:
@@ -110,4 +113,4 @@ def predicted(p: Pass, config: dict[str, Any], device: DeviceInfo) -> float:
     work = 2 * lanes * cycles * p.images * p.groups * p.places[0] * p.c
     staged = p.images * math.prod(p.source) * p.groups * p.c * (1 + (p.taps[1] - 1) / max(1, config["rows"]))
     stored = p.images * p.groups * p.n * math.prod(p.places)
-    return work + 2 * lanes * (staged * 0.3 + stored * 0.6)
+    return _WORK * work + _STAGED * staged * config["parts"] + _STORED * stored

@@ -29,6 +29,7 @@ __all__ = ["Weights"]
 
 _SLOT = 256 * 1024  # bytes of a band's source rows
 _GRADIENT = 64 * 1024  # bytes of a band's dy, one block of channels
+_LAUNCH = 2.2e6  # operations of the peak in the time of a launch
 _AREAS = 8 << 20  # bytes of all parts of dw
 
 
@@ -174,11 +175,12 @@ class Weights(Solver):
         """The tiles' cycles, the copies of x and dy, the sum of the parts."""
         p, lanes = passes(problem.replace(direction="fwd", accumulate=False))[0], config["lanes"]
         places = p.images * p.groups * p.places[0] * p.places[1] * p.places[2]
-        work = _cycles(p, config["nv"], config["jc"], config["jw"], lanes) * p.taps[0] * p.taps[1] * places
-        copies = 0.3 * places * (p.c * config["chunks"] + p.n) + 0.3 * config["parts"] * p.groups * p.n * p.c * p.volume
-        # Over few places the sums' way in and out shows: 2.9, 2.5, 1.7 and 1.2 times at 49, 196, 784 and 3136 places.
-        few = 1 + 2.2 / (1 + p.images * p.places[0] * p.places[1] * p.places[2] / 400)
-        return 2 * lanes * (work + copies) * few
+        work = 2 * lanes * _cycles(p, config["nv"], config["jc"], config["jw"], lanes) * p.taps[0] * p.taps[1] * places
+        result = p.groups * p.n * p.c * p.volume
+        # Operations of the peak in the time of an element that is copied, or summed and written: least squares of
+        # logarithms over backward layers (docs/selection.md).
+        copies = places * (110.0 * p.c * config["chunks"] + 75.0 * p.n)
+        return work + copies + (190.0 * config["parts"] + 300.0) * result + 2 * _LAUNCH
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""
