@@ -1,8 +1,8 @@
 """Chooses: ranks the solvers for a problem on a device, makes the winner's plan, keeps it, runs it.
 
-Order of precedence: the policy's pin, a lock file, measured records (the user's before the shipped), the nearest
-measured neighbour, ``registry.yaml``, predicted cost, name. Every candidate is asked ``rejects`` first. All selection
-code there is stands here.
+Order of precedence: the policy's pin, a lock file, measured records (the user's before the shipped), what the nearest
+measured neighbours say, ``registry.yaml``, predicted cost, name. Every candidate is asked ``rejects`` first. All
+selection code there is stands here.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from .api.solver import Solver
 from .derivation import Derived, derived
 from .evidence import Evidence, borrowed, error_reason, measured
 from .loader import plugins
+from .neighbours import Offer
 from .prepared import Constant, Prepared
 from .registry import registry
 from .visible import visible_problem
@@ -137,16 +138,46 @@ class _Ranking:
         """Locked, measured, borrowed, then by registry, predicted cost and name; each solver once."""
         ordered = []
         known = measured(self.problem, self.device, self.policy, self.accepted, self.configs)
-        near = None if known else borrowed(self.problem, self.device, self.accepted, self.configs)
+        offers = self._offers()
+        unmeasured = self._unmeasured(offers)
+        near = None
+        if not known:
+            first = unmeasured[0].solver.name
+            near = borrowed(self.problem, self.device, offers, first, self._affordable, self._cost)
         for evidence in [*self._locked(), *known, *([near] if near else [])]:
             if all(evidence.solver != candidate.solver.name for candidate in ordered):
                 ordered.append(Candidate(self.accepted[evidence.solver], evidence.config, evidence.source))
         named = {candidate.solver.name for candidate in ordered}
-        return ordered + [c for c in self._unmeasured() if c.solver.name not in named]
+        return ordered + [candidate for candidate in unmeasured if candidate.solver.name not in named]
 
     def configs(self, solver: str) -> list[Mapping[str, Any]]:
         """What a solver offers for the problem."""
         return list(self.accepted[solver].configs(visible_problem(self.accepted[solver], self.problem), self.device))
+
+    def _affordable(self, solver: str) -> list[Mapping[str, Any]]:
+        """The same within the policy's workspace."""
+        limit = self.policy.workspace_limit
+        if limit is None:
+            return self.configs(solver)
+        asked, seen = self.accepted[solver], visible_problem(self.accepted[solver], self.problem)
+        sizes = ((config, asked.workspace(seen, self.device, config)) for config in self.configs(solver))
+        return [config for config, size in sizes if size is None or size <= limit]
+
+    def _cost(self, solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
+        """What a solver predicts for another problem or configuration; None where it is none for that."""
+        asked = self.accepted[solver]
+        try:
+            return asked.cost(visible_problem(asked, problem), self.device, config)
+        except Exception:  # a configuration of another problem
+            return None
+
+    def _offers(self) -> dict[str, Offer]:
+        """What each accepted solver would run unmeasured."""
+        found = {}
+        for name, solver in self.accepted.items():
+            config = default_config(solver, self.problem, self.device, self.policy.workspace_limit) or {}
+            found[name] = Offer(config, solver.cost(visible_problem(solver, self.problem), self.device, config))
+        return found
 
     def _locked(self) -> list[Evidence]:
         found = lockfile.in_force(self.problem)
@@ -161,15 +192,15 @@ class _Ranking:
             )
         return [Evidence(decision.solver, decision.config, f"lock file {path}")]
 
-    def _unmeasured(self) -> list[Candidate]:
+    def _unmeasured(self, offers: Mapping[str, Offer]) -> list[Candidate]:
         preferred, source = registry().preference(self.problem, self.device)
         keyed = []
-        for name, solver in self.accepted.items():
-            config = default_config(solver, self.problem, self.device, self.policy.workspace_limit) or {}
+        for name, offer in offers.items():
+            cost = offer.cost
             place = next((i for i, glob in enumerate(preferred) if _prefers(glob, name)), len(preferred))
-            cost = solver.cost(visible_problem(solver, self.problem), self.device, config)
             origin = source if place < len(preferred) else "predicted" if cost is not None else "name"
-            keyed.append(((place, cost is None, cost or 0.0, name), Candidate(solver, config, origin or "name")))
+            candidate = Candidate(self.accepted[name], offer.config, origin or "name")
+            keyed.append(((place, cost is None, cost or 0.0, name), candidate))
         return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
 
 

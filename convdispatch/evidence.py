@@ -12,15 +12,12 @@ from .api.device import DeviceInfo
 from .api.policy import Policy
 from .api.problem import ConvProblem
 from .api.solver import Solver
-from .neighbours import neighbours
+from .neighbours import MARGIN, Cost, Neighbour, Offer, neighbours
 from .perfdb import perfdb, scope_of
 from .provenance import current
 from .record import Record, stale
 
-__all__ = ["FAR", "Evidence", "borrowed", "error_reason", "measured"]
-
-FAR = 2.5
-"""A neighbour further away than this says nothing: the registry decides."""
+__all__ = ["Evidence", "borrowed", "error_reason", "measured"]
 
 Configs = Callable[[str], list[Mapping[str, Any]]]
 """The configurations that a solver offers for the problem in question."""
@@ -59,15 +56,38 @@ def measured(
 
 
 def borrowed(
-    problem: ConvProblem, device: DeviceInfo, accepted: Mapping[str, Solver], configs: Configs
+    problem: ConvProblem, device: DeviceInfo, offers: Mapping[str, Offer], first: str, configs: Configs, cost: Cost
 ) -> Evidence | None:
-    """The nearest measured problem's decision, when one is near enough; of what its solver offers here, the
-    configuration most like it."""
-    near = neighbours(perfdb(), device).nearest(problem, lambda solver, config: solver in accepted)
-    if near is None or near.distance > FAR:
+    """The solver that runs best by the nearest measured problems; ``first`` is what would run without them."""
+    near = neighbours(perfdb(), device).choose(problem, offers, first)
+    if near is None:
         return None
-    offered = configs(near.solver)
-    return Evidence(near.solver, _closest(near.config, offered), f"neighbour: {near}")
+    if offers[near.solver].cost is None:
+        config = _closest(near.config, configs(near.solver))
+    else:
+        config = _tuned(problem, near, configs, cost)
+    return Evidence(near.solver, config, f"neighbour: {near}")
+
+
+def _tuned(problem: ConvProblem, near: Neighbour, configs: Configs, cost: Cost) -> Mapping[str, Any]:
+    """The solver's own choice, unless its fastest there took MARGIN less and promises as much here.
+
+    A configuration's time there, over what is predicted for it there, multiplies what is predicted for its like here.
+    """
+    if not near.tried or near.tried[-1].median_ms <= near.tried[0].median_ms * (1 + MARGIN):
+        return near.config  # it hardly matters which
+    measured, fastest = ConvProblem.parse(near.problem), near.tried[0]
+    alike = _closest(near.config, [record.config for record in near.tried])
+    own = next(record for record in near.tried if record.config == alike)
+    if own.median_ms <= fastest.median_ms * (1 + MARGIN):
+        return near.config
+    config = _closest(fastest.config, configs(near.solver))
+
+    def promised(record: Record, config: Mapping[str, Any]) -> float:
+        there, here = cost(near.solver, measured, record.config), cost(near.solver, problem, config)
+        return record.median_ms * (here / there if here and there else 1.0)
+
+    return config if promised(fastest, config) * (1 + MARGIN) < promised(own, near.config) else near.config
 
 
 def error_reason(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> str | None:

@@ -152,6 +152,36 @@ def test_of_what_is_offered_the_most_alike_is_borrowed(db, monkeypatch, measured
     assert verdict.config == offered[taken]
 
 
+@pytest.mark.parametrize(("ms", "taken"), [(1.0, 3), (1.95, 0)])
+def test_a_solver_that_predicts_keeps_its_own_choice_unless_another_was_clearly_faster(db, ms, taken):
+    """What is taken is offered here: the configuration most like the fastest there."""
+    info = runtime.device_info(runtime.default_device())
+    near = PROBLEM.replace(ih=9, iw=9)
+    there, here = (list(cd_solver(im2col()).configs(problem, info)) for problem in (PROBLEM, near))
+    put(db, im2col(), 2.0, config=there[0])
+    put(db, im2col(), ms, config=there[3])
+    with cd.policy(solver="im2col*"):
+        explanation = cd.explain(near)
+    assert explanation.source.startswith("neighbour: ")
+    assert explanation.verdicts[0].config == here[taken]
+
+
+def test_what_is_borrowed_keeps_the_workspace_limit(db):
+    info = runtime.device_info(runtime.default_device())
+    asked, solver = cd.ConvProblem(mb=2, ic=40, ih=40, iw=40, oc=9, kh=3, kw=3, ph=1, pw=1), cd_solver(im2col())
+    near = asked.replace(ih=39, iw=39)
+    configs = list(solver.configs(near, info))
+    greedy = max(configs, key=lambda config: solver.workspace(near, info, config))
+    modest = min(configs, key=lambda config: solver.workspace(near, info, config))
+    put(db, solver.name, 5.0, problem=near, config=modest)
+    put(db, solver.name, 1.0, problem=near, config=greedy)
+    limit = min(solver.workspace(asked, info, config) for config in solver.configs(asked, info))
+    with cd.policy(workspace_limit=limit, solver="im2col*"):
+        verdict = cd.explain(asked).verdicts[0]
+    assert verdict.source.startswith("neighbour: ")
+    assert solver.workspace(asked, info, verdict.config) <= limit
+
+
 def test_a_warm_choice_reads_no_file(db, monkeypatch):
     x, w = np.ones(PROBLEM.x_shape, np.float32), np.ones(PROBLEM.w_shape, np.float32)
     put(db, im2col(), 1.0)
