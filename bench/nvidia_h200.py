@@ -27,7 +27,7 @@ import numpy as np
 import pyopencl as cl
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from convdispatch_nvidia.plan import NvidiaPlan
+from convdispatch_nvidia.packed.plan import NvidiaPlan
 from farm import Lost, farm
 from gpu import PLUG, torch_ms
 from h200 import NETS, SHORT

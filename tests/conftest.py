@@ -127,3 +127,16 @@ def naive(monkeypatch):
     monkeypatch.undo()
     loader.reload()
     dispatch.forget()
+
+
+@pytest.fixture
+def cudnn(device):
+    """The device, where cuDNN can use it."""
+    from convdispatch import ConvProblem, runtime
+    from convdispatch.loader import plugins
+
+    problem = ConvProblem.parse("mb2ic16ih9oc32kh3ph1")
+    reason = plugins().solvers["cudnn.convolution"].rejects(problem, runtime.device_info(device))
+    if reason:
+        pytest.skip(f"cudnn: {reason}")
+    return device

@@ -15,11 +15,11 @@ import pyopencl as cl
 import pytest
 from convdispatch_nvidia.formats import formats
 from convdispatch_nvidia.hopper import for_hopper
-from convdispatch_nvidia.job import Job
-from convdispatch_nvidia.plan import Layout, NvidiaPlan
+from convdispatch_nvidia.packed.job import Job
+from convdispatch_nvidia.packed.plan import Layout, NvidiaPlan
+from convdispatch_nvidia.packed.solver import TensorCores
+from convdispatch_nvidia.packed.tile import Tile
 from convdispatch_nvidia.probe import probe
-from convdispatch_nvidia.tensor_cores import TensorCores
-from convdispatch_nvidia.tile import Tile
 from convdispatch_nvidia.walk import walk, window
 from plans import check_plan
 

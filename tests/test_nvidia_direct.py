@@ -15,9 +15,9 @@ import numpy as np
 import pyopencl as cl
 import pytest
 from as_cuda import cuda
-from convdispatch_nvidia.direct import Direct, DirectPlan
-from convdispatch_nvidia.direct_choice import formats
-from convdispatch_nvidia.direct_job import DirectJob, DirectTile
+from convdispatch_nvidia.direct.choice import formats
+from convdispatch_nvidia.direct.job import DirectJob, DirectTile
+from convdispatch_nvidia.direct.solver import Direct, DirectPlan
 from convdispatch_nvidia.probe import probe
 from plans import check_plan
 

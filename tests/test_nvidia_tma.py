@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 from as_cuda import cuda
-from convdispatch_nvidia.tma import Tma, TmaPlan
-from convdispatch_nvidia.tma_job import TmaJob, TmaTile
+from convdispatch_nvidia.tma.job import TmaJob, TmaTile
+from convdispatch_nvidia.tma.solver import Tma, TmaPlan
 from plans import check_plan
 
 from convdispatch import ConvProblem, runtime, shapes
@@ -120,7 +120,7 @@ def test_instructions_assemble(text, extra, tmp_path, monkeypatch):
         def _reduce(self, context):
             return None
 
-    monkeypatch.setattr("convdispatch_nvidia.maps.Map.encode", lambda self: (0,) * 16)
+    monkeypatch.setattr("convdispatch_nvidia.tma.maps.Map.encode", lambda self: (0,) * 16)
     plan = Text(None, ConvProblem.parse(text), {"format": ConvProblem.parse(text).dtype, "wn": 1, **extra}, "wgmma")
     source = tmp_path / "tma.cu"
     source.write_text(cuda(plan.product_text()).replace("//@", ""))

@@ -2,11 +2,11 @@
 
     y[place, oc] = sum over (tap, ic) of x[place * step + origin + tap * spread, ic] w[oc, tap, ic]
 
-Operands are packed as planes of 16-bit numbers, channels last: one plane for 16-bit tensors, two or three whose sum is
-the float32 value; products of planes are multiplied by ``mma.sync`` (Ampere and later) or ``wgmma`` (Hopper) and
-summed in float32. The files: ``formats`` (planes), ``walk`` (geometry), ``tile`` and ``choice`` (tuning), ``job``
-(numbers of the kernels), ``ptx.cl.mako`` (the instructions), ``product.cl.mako`` (the algorithm), ``hopper`` (from
-OpenCL C to a program for sm_90a), ``probe`` (what the device proves).
+Three rooms: ``packed`` (any problem, as planes of 16-bit numbers that a pass before has laid out; ``mma.sync`` and
+``wgmma``), ``direct`` (1x1 kernels of float32, split in registers) and ``tma`` (16-bit tensors, channels last, fed by
+the copy engine). What they share lies here: ``formats`` (planes), ``walk`` (geometry), ``hopper`` (from OpenCL C to a
+program for sm_90a), ``probe`` (what the device proves), ``ptx.cl.mako`` (the instructions), ``narrow`` and ``finish``
+(16-bit numbers, and what follows a sum).
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ from collections.abc import Sequence
 
 from convdispatch.api import Solver, hookimpl
 
-__all__ = ["convdispatch_solvers"]
+__all__ = ["SHARED", "convdispatch_solvers"]
+
+SHARED = __name__
+"""Where kernel text lies that several rooms use."""
 
 
 @hookimpl
 def convdispatch_solvers() -> Sequence[Solver]:
-    """This plugin's solvers."""
-    from .solver import solvers
+    """This plugin's solvers, in the order in which equal costs choose."""
+    from .direct.solver import Direct
+    from .packed.solver import TensorCores
+    from .tma.solver import Tma
 
-    return solvers()
+    return [Tma(), TensorCores("wgmma"), Direct(), TensorCores("mma")]

@@ -14,10 +14,12 @@ from typing import Any
 
 from convdispatch.api import BuildFailed, build
 
-__all__ = ["MARK", "build_for_hopper", "for_hopper"]
+__all__ = ["LOCAL_LIMIT", "MARK", "build_for_hopper", "for_hopper"]
 
 MARK = "//@"
 """What hides an instruction from the first compilation."""
+LOCAL_LIMIT = 227 * 1024
+"""Bytes of local memory that a work group can have; static arrays of this size load, whatever the device reports."""
 _programs: dict[tuple[Any, str], Any] = {}
 # One build at a time: a process that built from fourteen threads at once ended without a word (driver 580.159, once,
 # cause not found).

@@ -22,9 +22,9 @@ _TILES = {
 
 def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
     """A problem that needs all of an engine's instructions, and its plan."""
-    from .direct import DirectPlan
-    from .plan import NvidiaPlan
-    from .tma import TmaPlan
+    from .direct.solver import DirectPlan
+    from .packed.plan import NvidiaPlan
+    from .tma.solver import TmaPlan
 
     tile = _TILES[engine]
     if engine == "direct":

@@ -8,9 +8,10 @@ from typing import Any
 
 from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build, kernel_text
 
-from .direct_choice import UNIT, choices, seconds
-from .direct_job import DirectJob, DirectTile
-from .probe import probe
+from .. import SHARED
+from ..probe import probe
+from .choice import UNIT, choices, seconds
+from .job import DirectJob, DirectTile
 
 __all__ = ["Direct", "DirectPlan"]
 
@@ -19,7 +20,7 @@ _PLACES = 2**31 - 2**16  # places along an axis, with room for a tile's overhang
 
 
 class DirectPlan(StepPlan):
-    """A Plan; see ``direct.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
+    """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
         self.job, self._emulate = DirectJob(problem, DirectTile.of(config)), emulate
@@ -32,12 +33,12 @@ class DirectPlan(StepPlan):
     def _common(self, partial: bool) -> str:
         text = self.job.problem.macros() + f"#define OUT_INDEX {self.job.out_index}\n"
         text += f"#define PARTIAL {int(partial)}\n#define PARTIAL_AT 0L\n" + "#define EMULATE 1\n" * self._emulate
-        return text + kernel_text(__package__, "finish.cl")
+        return text + kernel_text(SHARED, "finish.cl")
 
     def product_text(self) -> str:
         """The product's program."""
-        text = self._common(self._partial) + kernel_text(__package__, "direct_ptx.cl.mako", job=self.job)
-        return text + kernel_text(__package__, "direct.cl.mako", job=self.job, emulate=self._emulate)
+        text = self._common(self._partial) + kernel_text(__package__, "ptx.cl.mako", job=self.job)
+        return text + kernel_text(__package__, "product.cl.mako", job=self.job, emulate=self._emulate)
 
     def _written(self) -> list[str]:
         problem = self.job.problem
@@ -54,7 +55,7 @@ class DirectPlan(StepPlan):
         job, problem = self.job, self.job.problem
         inner = 1 if job.nhwc else math.prod(problem.out_shape[2:])
         text = self._common(False) + kernel_text(
-            __package__, "direct_reduce.cl.mako", elements=job.partial_elements, split=job.tile.split,
+            __package__, "reduce.cl.mako", elements=job.partial_elements, split=job.tile.split,
             lanes=job.lanes, inner=inner, channels=problem.channels_out)  # fmt: skip
         size = (-(-job.partial_elements * job.lanes // 256) * 256,)
         return Launch(build(context, text), "reduce", size, (256,), ["workspace", *self._written()], names=OPERANDS)

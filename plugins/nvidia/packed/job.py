@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem, TensorLayout
 
-from .formats import FORMATS, Format
+from ..formats import FORMATS, Format
+from ..hopper import LOCAL_LIMIT
+from ..walk import Phase, Walk, Window, along, chunks, walk, window
 from .tile import Tile
-from .walk import Phase, Walk, Window, along, chunks, walk, window
 
-__all__ = ["LOCAL_LIMIT", "SEARCHERS", "Job", "Source"]
+__all__ = ["SEARCHERS", "Job", "Source"]
 
-LOCAL_LIMIT = 227 * 1024
-"""Bytes of local memory that a work group can have; static arrays of this size load, whatever the device reports."""
 SEARCHERS = 256
 """Work groups that look for a tensor's largest magnitude."""
 _INT = 2**31

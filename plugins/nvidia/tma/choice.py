@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from convdispatch.api import ConvProblem
 
-from .job import LOCAL_LIMIT
-from .tma_job import TmaJob, TmaTile
+from ..hopper import LOCAL_LIMIT
+from .job import TmaJob, TmaTile
 
 __all__ = ["choices", "seconds"]
 

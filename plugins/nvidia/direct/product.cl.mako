@@ -1,6 +1,6 @@
 ## C[m, n] = sum over k of A[m, k] B[k, n] on tensor cores, from float32 tensors where they lie: nothing is packed.
 ##
-## What m, n and k are of a convolution with a 1x1 kernel: ``direct_job.py``. Tiles of A and B are copied to local memory
+## What m, n and k are of a convolution with a 1x1 kernel: ``job.py``. Tiles of A and B are copied to local memory
 ## as they lie in memory, [row][k] or [k][row], BK long along k, STAGES of them; copies of STAGES - 1 are under way. Values
 ## become TF32 in registers: one number, or two whose sum is the float32 value (or two bfloat16 ones), and then
 ##

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
 
-from .formats import FORMATS, formats
-from .job import LOCAL_LIMIT, Job
+from ..formats import FORMATS, formats
+from ..hopper import LOCAL_LIMIT
+from ..walk import walk, window
+from .job import Job
 from .tile import Tile
-from .walk import walk, window
 
 __all__ = ["choices", "fits", "seconds"]
 

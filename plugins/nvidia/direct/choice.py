@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from convdispatch.api import ConvProblem
 
-from .direct_job import DirectJob, DirectTile
-from .job import LOCAL_LIMIT
+from ..hopper import LOCAL_LIMIT
+from .job import DirectJob, DirectTile
 
 __all__ = ["UNIT", "choices", "formats", "seconds"]
 

@@ -12,7 +12,7 @@
 ## stages   slices in local memory
 ## split    parts of the sum over k, which end in the workspace
 ##
-## Sources: NVIDIA, PTX ISA, sections on cp.async.bulk.tensor, mbarrier and wgmma. Instructions are in ``tma_ptx``.
+## Sources: NVIDIA, PTX ISA, sections on cp.async.bulk.tensor, mbarrier and wgmma. Instructions are in ``ptx.cl.mako``, here and above.
 <%
 t, geo = job.tile, job.walk
 p = geo.phases[0]

@@ -8,7 +8,8 @@ from typing import Any
 
 from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, build, kernel_text
 
-from .hopper import build_for_hopper
+from .. import SHARED
+from ..hopper import build_for_hopper
 from .job import SEARCHERS, Job, Source
 from .product import product_text
 from .tile import Tile
@@ -86,7 +87,7 @@ class NvidiaPlan(StepPlan):
             pieces.append((name, "weights" if source is None else source, -(-items // 256), math.prod(shape),
                            where.at[name] // 2, where.scale_at[name] // 4))  # fmt: skip
             given += [name, "workspace"]
-        text = self._common + kernel_text(__package__, "narrow.cl.mako", job=job)
+        text = self._common + kernel_text(SHARED, "narrow.cl.mako", job=job)
         text += kernel_text(__package__, "pack.cl.mako", job=job, pieces=pieces)
         program = build(context, text)
         launches = []
@@ -109,7 +110,7 @@ class NvidiaPlan(StepPlan):
             text += f"#define {letter}_AT {where.at.get(name, 0) // 2}L\n"
             text += f"#define SCALE_{letter}_AT {where.scale_at.get(name, 0) // 4}L\n"
         for file in ("narrow.cl.mako", "finish.cl", "ptx.cl.mako"):
-            text += kernel_text(__package__, file, job=job)
+            text += kernel_text(SHARED, file, job=job)
         return text + product_text(job)
 
     def _product(self, context: Any) -> Launch:
@@ -133,7 +134,7 @@ class NvidiaPlan(StepPlan):
     def _reduce(self, context: Any) -> Launch:
         job = self.job
         text = self._common + "#define PARTIAL 0\n#define PAIRS 0\n#define OCTETS 0\n"
-        text += kernel_text(__package__, "finish.cl")
+        text += kernel_text(SHARED, "finish.cl")
         text += kernel_text(__package__, "reduce.cl.mako", job=job, partial_at=self._where.partial // 4)
         size = math.prod(job.problem.out_shape)
         given = ["workspace", job.problem.written, *self._extras()]

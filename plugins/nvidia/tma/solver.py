@@ -7,21 +7,22 @@ from typing import Any
 
 from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch, build, kernel_text
 
-from .formats import formats
-from .hopper import build_for_hopper
-from .job import Job
+from .. import SHARED
+from ..formats import formats
+from ..hopper import build_for_hopper
+from ..packed.job import Job
+from ..packed.plan import Layout, NvidiaPlan
+from ..packed.solver import TensorCores
+from ..probe import probe
+from .choice import choices, seconds
+from .job import MAPS, TmaJob, TmaTile
 from .maps import WORDS, missing
-from .plan import Layout, NvidiaPlan
-from .probe import probe
-from .tensor_cores import TensorCores
-from .tma_choice import choices, seconds
-from .tma_job import MAPS, TmaJob, TmaTile
 
 __all__ = ["Tma", "TmaPlan"]
 
 
 class TmaPlan(NvidiaPlan):
-    """A Plan; see ``tma.cl.mako``."""
+    """A Plan; see ``product.cl.mako``."""
 
     job: TmaJob
 
@@ -34,10 +35,11 @@ class TmaPlan(NvidiaPlan):
         text = self._common + f"#define PARTIAL {int(job.partial)}\n#define PARTIAL_AT {where.partial // 4}L\n"
         text += "#define PAIRS 0\n#define OCTETS 1\n"
         encoded = [(0,) * WORDS] * 2 if self._emulate else [each.encode() for each in job.maps]
-        for file in ("narrow.cl.mako", "finish.cl", "ptx.cl.mako", "tma_ptx.cl.mako"):
-            text += kernel_text(__package__, file, job=job)
+        for file in ("narrow.cl.mako", "finish.cl", "ptx.cl.mako"):
+            text += kernel_text(SHARED, file, job=job)
+        text += kernel_text(__package__, "ptx.cl.mako", job=job)
         return text + kernel_text(
-            __package__, "tma.cl.mako", job=job, encoded=encoded, maps_at=where.maps, maps_each=MAPS
+            __package__, "product.cl.mako", job=job, encoded=encoded, maps_at=where.maps, maps_each=MAPS
         )
 
     def _product(self, context: Any) -> Launch:
@@ -53,7 +55,7 @@ class TmaPlan(NvidiaPlan):
 
 
 class Tma(TensorCores):
-    """``wgmma`` fed by a warp that does nothing else; see ``tma.cl.mako``."""
+    """``wgmma`` fed by a warp that does nothing else; see ``product.cl.mako``."""
 
     def __init__(self) -> None:
         super().__init__("wgmma")

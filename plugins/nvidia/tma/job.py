@@ -1,4 +1,4 @@
-"""Numbers of the kernel that copies by tensor maps (``tma.cl.mako``): a Job whose operands are read where they lie."""
+"""Numbers of the kernel that copies by tensor maps (``product.cl.mako``): a Job whose operands are not packed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import functools
 import math
 from dataclasses import dataclass
 
-from .job import LOCAL_LIMIT, Job
+from ..hopper import LOCAL_LIMIT
+from ..packed.job import Job
+from ..packed.tile import Tile
 from .maps import Im2col, Map, Tiled
-from .tile import Tile
 
 __all__ = ["MAPS", "MOST_GROUPS", "TmaJob", "TmaTile"]
 
@@ -31,7 +32,7 @@ class TmaTile(Tile):
 
 @dataclass(frozen=True)
 class TmaJob(Job):
-    """m, n and k as in ``product.cl.mako``; nothing is packed, and slices lie in one tap."""
+    """m, n and k as where operands are packed; nothing is packed, and slices lie in one tap."""
 
     @property
     def turned_weights(self) -> bool:

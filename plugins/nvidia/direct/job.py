@@ -28,7 +28,7 @@ from typing import Any
 
 from convdispatch.api import ConvProblem
 
-from .job import LOCAL_LIMIT
+from ..hopper import LOCAL_LIMIT
 
 __all__ = ["FORMATS", "Axis", "DirectJob", "DirectTile", "Operand"]
 
@@ -39,7 +39,7 @@ _INT = 2**31
 
 @dataclass(frozen=True)
 class DirectTile:
-    """How a work group's tile is shaped and how the product is cut; see the head of ``direct.cl.mako``."""
+    """How a work group's tile is shaped and how the product is cut; see the head of ``product.cl.mako``."""
 
     bm: int
     bn: int
@@ -204,7 +204,7 @@ def _operands(problem: ConvProblem) -> tuple[Operand, Operand]:
 
 @dataclass(frozen=True)
 class DirectJob:
-    """What ``direct.cl.mako`` is rendered from."""
+    """What ``product.cl.mako`` is rendered from."""
 
     problem: ConvProblem
     tile: DirectTile

@@ -1,4 +1,4 @@
-## The instructions of ``tma.cl.mako`` that OpenCL C has no name for, and their plain C stand-ins (EMULATE).
+## The instructions of ``product.cl.mako`` that OpenCL C has no name for, and their plain C stand-ins (EMULATE).
 ##
 ## Lines that begin with //@ are for sm_90a, see ``hopper.py``. Barriers and local memory are named by their addresses in
 ## the shared window, copies' targets by offsets in the kernel's array.

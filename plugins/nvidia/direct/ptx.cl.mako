@@ -1,4 +1,4 @@
-## The instructions of ``direct.cl.mako`` that OpenCL C has no name for, one small function each, and their plain C
+## The instructions of ``product.cl.mako`` that OpenCL C has no name for, one small function each, and their plain C
 ## stand-ins.
 ##
 ## EMULATE  1: plain OpenCL C for devices without tensor cores (tests); one warp's lanes exchange what they hold through

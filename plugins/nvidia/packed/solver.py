@@ -7,11 +7,11 @@ from typing import Any
 
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
 
+from ..formats import formats
+from ..probe import probe
 from .choice import choices, fits, seconds
-from .formats import formats
 from .job import Job
 from .plan import Layout, NvidiaPlan
-from .probe import probe
 from .tile import Tile
 
 __all__ = ["TensorCores"]
