@@ -22,6 +22,8 @@ _ITEMS = 16
 # Operations of the peak in the time of one that is counted, and of an element that is copied for a band or written;
 # least squares of logarithms over backward layers (docs/selection.md), the first less what tiles without spills gained.
 _WORK, _STAGED, _STORED = 1.2, 65.0, 25.0
+_STREAMED, _KEPT = 65.0, 6 << 20
+"""Operations in the time of a weight's way from memory, for weights of more bytes than caches keep from call to call."""
 _LOAD = 1.15  # cycles of a load beside multiply-adds: tiles of one vector load as often as they multiply
 
 
@@ -117,4 +119,6 @@ def predicted(p: Pass, config: dict[str, Any], device: DeviceInfo) -> float:
     work = 2 * lanes * cycles * p.images * p.groups * p.places[0] * p.c
     staged = p.images * math.prod(p.source) * p.groups * p.c * (1 + (p.taps[1] - 1) / max(1, config["rows"]))
     stored = p.images * p.groups * p.n * math.prod(p.places)
-    return _WORK * work + _STAGED * staged * config["parts"] + _STORED * stored
+    weights = p.groups * p.c * p.n * math.prod(p.taps)
+    streamed = weights if weights * (8 if p.dtype == "float64" else 4) > _KEPT else 0
+    return _WORK * work + _STAGED * staged * config["parts"] + _STORED * stored + _STREAMED * streamed
