@@ -23,7 +23,7 @@ _ITEMS = 16
 # least squares of logarithms over backward layers (docs/selection.md), the first less what tiles without spills gained.
 _WORK, _STAGED, _STORED = 1.2, 65.0, 25.0
 _STREAMED, _KEPT = 65.0, 6 << 20
-"""Operations in the time of a weight's way from memory, where weights have more bytes than caches keep between calls."""
+"""Operations in the time of a weight's way from memory, for weights of more bytes than caches keep between calls."""
 _LOAD = 1.15  # cycles of a load beside multiply-adds: tiles of one vector load as often as they multiply
 
 
