@@ -102,7 +102,8 @@ def test_the_packaged_registry_reads():
         ("bwd_weights_mb1ic192ih28oc64kh1", "[fiw]*"),
         ("bwd_data_mb1ic192ih28oc64kh1", "implicitgemm.pointwise"),
         ("bwd_weights_g64mb1ic64ih28oc64kh3ph1", "im2col*"),
-        ("bwd_data_g64mb1ic64ih28oc64kh3ph1sh2", "implicitgemm.*"),
+        ("bwd_data_g64mb1ic64ih28oc64kh3ph1sh2", "implicitgemm.depthwise*"),
+        ("fwd_f32_nhwc_g64mb1ic64ih28oc64kh3ph1", "implicitgemm.depthwise*"),
         ("mb1ic64ih28oc64kh3ph1", "[fiw]*.*"),
     ],
 )
