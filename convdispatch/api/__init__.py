@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from ..cuda import cuda_of
     from ..cuda import unavailable as cuda_unavailable
     from ..explanation import Explanation, explain
+    from ..gemm import LAUNCH as GEMM_LAUNCH
+    from ..gemm import PACKED as GEMM_PACKED
     from ..gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, packed_layout
     from ..gemm import configs as gemm_configs
+    from ..gemm import product_cost as gemm_cost
     from ..gemm import workspace_size as gemm_workspace
     from ..kernels import OPERANDS, KernelPlan, Launch, build, config_macros, kernel_text
     from ..memory import cuda_address
@@ -77,7 +80,19 @@ _HOME = {
     "..bridge": ["Bridge", "bridge_of"],
     "..cuda": ["cuda_of", "cuda_unavailable"],
     "..explanation": ["Explanation", "explain"],
-    "..gemm": ["Axis", "Epilogue", "GemmPlan", "GemmSpec", "Matrix", "gemm_configs", "gemm_workspace", "packed_layout"],
+    "..gemm": [
+        "Axis",
+        "Epilogue",
+        "GEMM_LAUNCH",
+        "GEMM_PACKED",
+        "GemmPlan",
+        "GemmSpec",
+        "Matrix",
+        "gemm_configs",
+        "gemm_cost",
+        "gemm_workspace",
+        "packed_layout",
+    ],
     "..kernels": ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "kernel_text"],
     "..memory": ["cuda_address"],
     "..runtime": ["cuda_devices"],
@@ -85,7 +100,14 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-_NAMED_THERE = {"cuda_unavailable": "unavailable", "gemm_configs": "configs", "gemm_workspace": "workspace_size"}
+_NAMED_THERE = {
+    "GEMM_LAUNCH": "LAUNCH",
+    "GEMM_PACKED": "PACKED",
+    "cuda_unavailable": "unavailable",
+    "gemm_configs": "configs",
+    "gemm_cost": "product_cost",
+    "gemm_workspace": "workspace_size",
+}
 
 __all__ = sorted(_MODULE_OF)
 

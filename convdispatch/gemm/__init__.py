@@ -5,11 +5,14 @@
 """
 
 from .configs import configs
+from .cost import LAUNCH, PACKED, product_cost
 from .layout import PackedLayout, packed_layout
 from .plan import GemmPlan, workspace_size
 from .spec import Axis, Epilogue, GemmSpec, Matrix
 
 __all__ = [
+    "LAUNCH",
+    "PACKED",
     "Axis",
     "Epilogue",
     "GemmPlan",
@@ -18,5 +21,6 @@ __all__ = [
     "PackedLayout",
     "configs",
     "packed_layout",
+    "product_cost",
     "workspace_size",
 ]

@@ -29,12 +29,13 @@ from convdispatch.api import (
     activation_macro,
     build,
     gemm_configs,
+    gemm_cost,
     gemm_workspace,
     kernel_text,
 )
 
 from .convert import NARROW, inward
-from .cost import COLUMN, LAUNCH, product_cost
+from .cost import COLUMN, LAUNCH
 from .window import Window, define
 
 __all__ = ["Col2im", "configs", "turned_pays"]
@@ -128,7 +129,7 @@ class Col2im:
     def cost(self) -> float:
         """Operations of the peak, on a CPU."""
         window, sizes = self.window, Counter(tuple(size for _, size in piece) for piece in self.pieces)
-        total = sum(times * product_cost(self.spec(*size), self.gemm) for size, times in sizes.items())
+        total = sum(times * gemm_cost(self.spec(*size), self.gemm) for size, times in sizes.items())
         columns = window.k * window.groups * window.images * window.pixels
         return total + COLUMN * columns + LAUNCH * len(self.pieces)
 

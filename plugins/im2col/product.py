@@ -26,11 +26,12 @@ from convdispatch.api import (
     Step,
     StepPlan,
     gemm_configs,
+    gemm_cost,
     gemm_workspace,
     packed_layout,
 )
 
-from .cost import LAUNCH, LOWERED, PACKED, product_cost
+from .cost import LAUNCH, LOWERED, PACKED
 from .lower import Lowering
 from .window import Window
 
@@ -56,7 +57,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
             spec = draft.spec(draft.largest)
             choices = [each for each in gemm_configs(spec, device) if draft.suits(each)]
             if draft.in_place and draft.cpu:
-                choices.sort(key=functools.partial(product_cost, spec))
+                choices.sort(key=functools.partial(gemm_cost, spec))
             for gemm in choices[: 1 if cap != caps[0] else None]:
                 config = {"method": method, "form": form, "cap": cap, "gemm": gemm}
                 seen.append((caps.index(cap) > 0, config))
@@ -182,7 +183,7 @@ class WindowProduct:
     def cost(self) -> float:
         """Operations of the peak, on a CPU."""
         window, sizes = self.window, Counter(count for _, count in self.chunks)
-        total = sum(times * product_cost(self.spec(count), self.gemm) for count, times in sizes.items())
+        total = sum(times * gemm_cost(self.spec(count), self.gemm) for count, times in sizes.items())
         if self.lowering is not None:
             total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * len(self.chunks)
         if self.packs_weights and not self.problem.constant_weights:

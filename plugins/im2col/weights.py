@@ -23,11 +23,12 @@ from convdispatch.api import (
     Product,
     StepPlan,
     gemm_configs,
+    gemm_cost,
     gemm_workspace,
 )
 
 from .convert import NARROW, inward, outward
-from .cost import LAUNCH, LOWERED, product_cost
+from .cost import LAUNCH, LOWERED
 from .lower import Lowering
 from .window import Window
 
@@ -42,7 +43,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
         spec = draft.spec(draft.chunks[0][1], problem.accumulate)
         choices = list(gemm_configs(spec, device))
         if draft.cpu:
-            choices.sort(key=functools.partial(product_cost, spec))
+            choices.sort(key=functools.partial(gemm_cost, spec))
         choices.sort(key=draft.packs_lowered)
         for gemm in choices[: 1 if cap != caps[0] else None]:
             yield {"method": "weights", "cap": cap, "gemm": gemm}
@@ -128,7 +129,7 @@ class WeightsProduct:
     def cost(self) -> float:
         """Operations of the peak, on a CPU."""
         window, sums = self.window, Counter(self.spec(count, accumulate) for _, count, accumulate in self._sums())
-        total = sum(times * product_cost(spec, self.gemm_for(spec)) for spec, times in sums.items())
+        total = sum(times * gemm_cost(spec, self.gemm_for(spec)) for spec, times in sums.items())
         if self.lowering is not None:
             total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * len(self.chunks)
         return total

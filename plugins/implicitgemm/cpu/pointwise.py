@@ -18,12 +18,12 @@ from convdispatch.api import (
     Matrix,
     Solver,
     gemm_configs,
+    gemm_cost,
     gemm_workspace,
 )
 
 __all__ = ["Pointwise"]
 
-_LAUNCH = 1.5e6  # operations of the peak in the time of a launch
 _FOLD = 256  # pixels below which NCHW's images are folded into one product: short rows leave vectors half empty
 
 
@@ -61,28 +61,6 @@ def _spec(problem: ConvProblem, fold: bool) -> GemmSpec:
         accumulate=problem.accumulate,
     )
     return GemmSpec(*sizes, g * images, problem.dtype, *operands, epilogue=epilogue, a_packed=problem.constant_weights)
-
-
-@functools.lru_cache(maxsize=256)
-def _turned(spec: GemmSpec, swap: bool) -> GemmSpec:
-    return (spec.swapped if swap else spec).simplified
-
-
-def _cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
-    """Operations of the peak, as im2col counts its products; plugins/im2col/cost.py says where the numbers are from."""
-    spec = _turned(spec, gemm["swap"])
-    a, b, c = spec.m * spec.k * spec.batch, spec.k * spec.n * spec.batch, spec.m * spec.n * spec.batch
-    cost = 1.1 * spec.flops + 19 * (a + b) + 25 * c * gemm["split"] + _LAUNCH * (1 + (gemm["split"] > 1))
-    if spec.c.col.stride > 1:
-        cost += 300 * c
-    if gemm["pack_a"] and not spec.a_packed:
-        cost += (300 if spec.a.row.stride > 1 else 200) * a + _LAUNCH
-    if gemm["pack_b"] == "local":  # every item of a panel's rows packs it again
-        tiles = -(-spec.m // gemm["mr"])
-        cost += (95 if spec.b.col.stride > 1 else 12) * b * -(-tiles // gemm["mt"])
-    elif gemm["pack_b"] and not spec.b_packed:
-        cost += (180 if spec.b.col.stride > 1 else 40) * b + _LAUNCH
-    return cost
 
 
 class PointwisePlan:
@@ -148,7 +126,7 @@ class Pointwise(Solver):
             folds = [small, not small]
         for fold in folds:
             spec = _spec(problem, fold)
-            for gemm in sorted(gemm_configs(spec, device), key=functools.partial(_cost, spec)):
+            for gemm in sorted(gemm_configs(spec, device), key=functools.partial(gemm_cost, spec)):
                 yield {"fold": fold, "gemm": gemm}
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
@@ -157,7 +135,7 @@ class Pointwise(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The product's operations, what it reads, packs and writes, and launches."""
-        return _cost(_spec(problem, config["fold"]), config["gemm"])
+        return gemm_cost(_spec(problem, config["fold"]), config["gemm"])
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> PointwisePlan:
         """Compile."""

@@ -19,15 +19,13 @@ so that n is always the axis along which results are neighbours in memory.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from convdispatch.api import ConvProblem
 
+from ..configured import Configured
 from ..hopper import LOCAL_LIMIT
 
 __all__ = ["FORMATS", "Axis", "DirectJob", "DirectTile", "Operand"]
@@ -38,7 +36,7 @@ _INT = 2**31
 
 
 @dataclass(frozen=True)
-class DirectTile:
+class DirectTile(Configured):
     """How a work group's tile is shaped and how the product is cut; see the head of ``product.cl.mako``."""
 
     bm: int
@@ -77,16 +75,6 @@ class DirectTile:
     def products(self) -> int:
         """Tensor cores' products a multiplication."""
         return FORMATS[self.format]
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> DirectTile:
-        """From a configuration's JSON values."""
-        return cls(**config)
-
-    def config(self) -> dict[str, Any]:
-        """As a configuration: what differs from the defaults."""
-        plain = {field.name: field.default for field in dataclasses.fields(self)}
-        return {name: value for name, value in dataclasses.asdict(self).items() if value != plain[name]}
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from ..configured import Configured
 
 __all__ = ["Tile"]
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(Configured):
     """How a work group's tile is shaped and how the product is cut; see the head of ``product.cl.mako``."""
 
     bm: int
@@ -47,13 +46,3 @@ class Tile:
     def frag_n(self) -> int:
         """8-column fragments of a warp."""
         return self.bn // self.wn // 8
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Tile:
-        """From a configuration's JSON values."""
-        return cls(**config)
-
-    def config(self) -> dict[str, Any]:
-        """As a configuration: what differs from the defaults."""
-        plain = {field.name: field.default for field in dataclasses.fields(self)}
-        return {name: value for name, value in dataclasses.asdict(self).items() if value != plain[name]}
