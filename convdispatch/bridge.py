@@ -3,7 +3,8 @@
 OpenCL to CUDA: the queue writes a rising number into shared memory, and the stream waits until the number is there.
 CUDA to OpenCL: behind the work, on a second stream, stands a call that completes an OpenCL user event; in an in-order
 queue a barrier waits for it. On an out-of-order queue order is what the events say: work that waits for nothing but
-this bridge's own events needs no crossing, because the stream is in order itself.
+this bridge's own events needs no crossing, because the stream is in order itself. There a call costs the stream 2
+microseconds (an H200), so brief work that follows upon work whose call is still to come shares one call with its next.
 
 Nothing here waits for the device once ``Bridge.prepare`` has been called for the context. A wait inside an enqueue can
 be one for ever: for an event that the host would complete after it, even on a stream with no work, since CUDA sends
@@ -15,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from ctypes import c_uint64, c_void_p
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .api.errors import ConvDispatchError
 from .cuda import Cuda, cuda_of, prompt, trampoline
 from .memory import allocate, cuda_address, shared_with_cuda, standing
 
@@ -31,11 +34,16 @@ if TYPE_CHECKING:
 __all__ = ["Bridge", "bridge_of"]
 
 _NON_BLOCKING, _NO_TIMING, _AT_LEAST = 1, 2, 0
+_FAILED = -1
 _REMEMBERED = 1024
 _MOST = 64
 """Bridges kept; beyond, those of queues without work go, and are made anew should their queue be used again."""
 _FLAGS, _APART = 1024, 64
 """Flags made at a time, and the bytes from one to the next: a cache line's, since each has a writer of its own."""
+_TOGETHER = 8
+"""Pieces of brief work whose events one call completes, at most."""
+_LOOK = 2e-5
+"""Seconds between two looks whether a call that was put off is due."""
 _bridges: dict[Any, Bridge] = {}
 _lanes: dict[Any, _Lanes] = {}
 _lock = threading.Lock()
@@ -110,6 +118,9 @@ class Bridge:
         self._written: Any = None  # the event of the flag's last number, on an out-of-order queue
         self._lock = threading.RLock()
         self._own: OrderedDict[int, Any] = OrderedDict()  # events this bridge gave out; holding them keeps ids apart
+        self._follows = False  # whether the work under way waits for this bridge's own events only
+        self._called: Any = None  # the user event of the last call
+        self._put_off: tuple[Any, Any, int] | None = None  # user event, words and pieces of work of a call to be made
         complete = ctypes.CDLL(cl._cl.__file__).clSetUserEventStatus  # of the loader that pyopencl is linked with
         self._complete = ctypes.cast(complete, c_void_p).value
         self._lane, self._lanes = lanes.take(), lanes
@@ -136,12 +147,13 @@ class Bridge:
         self._lock.release()
 
     def idle(self) -> bool:
-        """Whether no work is under way."""
-        return self._lane.idle()
+        """Whether no work is under way, and no call is to be made."""
+        return self._put_off is None and self._lane.idle()
 
     def enter(self, wait_for: Sequence[cl.Event] | None = None) -> None:
         """The stream's next work begins after ``wait_for``, and on an in-order queue after all enqueued so far."""
-        if not self.in_order and all(event.int_ptr in self._own for event in wait_for or ()):
+        self._follows = not self.in_order and all(event.int_ptr in self._own for event in wait_for or ())
+        if self._follows:
             return
         import pyopencl as cl
 
@@ -156,22 +168,63 @@ class Bridge:
         self.queue.flush()
         self.cuda("cuStreamWaitValue32_v2", self.stream, lane.address, lane.count, _AT_LEAST)
 
-    def leave(self) -> cl.Event:
-        """An OpenCL event that completes with the stream's work so far; in an in-order queue all later work waits."""
+    def leave(self, brief: bool = False) -> cl.Event:
+        """An OpenCL event that completes with the stream's work so far; in an in-order queue all later work waits.
+
+        After ``brief`` work, of some microseconds, it may complete with the work of the next few instead.
+        """
         import pyopencl as cl
 
-        finished = cl.UserEvent(self.queue.context)
-        words = (c_uint64 * 3)(self._complete, finished.int_ptr, 0)  # status 0 is CL_COMPLETE
-        lane = self._lane
-        self.cuda("cuEventRecord", lane.done, self.stream)
-        self.cuda("cuStreamWaitEvent", lane.aside, lane.done, 0)
-        self.cuda("cuLaunchHostFunc", lane.aside, trampoline(), words)
+        finished, words, pieces = self._put_off or self._new_call()
+        if brief and self._follows and pieces < _TOGETHER and self._call_to_come():
+            self._put_off = (finished, words, pieces + 1)
+            _watch(self)
+        else:
+            self._call(finished, words)
         stand = cl.enqueue_barrier if self.in_order else cl.enqueue_marker
         event = stand(self.queue, wait_for=[finished])  # a command: what lets go of memory sees that it is in use
         self._own[event.int_ptr] = (event, finished, words)
         if len(self._own) > _REMEMBERED:
             self._forget()
         return event
+
+    def _new_call(self) -> tuple[Any, Any, int]:
+        import pyopencl as cl
+
+        finished = cl.UserEvent(self.queue.context)
+        return finished, (c_uint64 * 3)(self._complete, finished.int_ptr, 0), 0  # status 0 is CL_COMPLETE
+
+    def _call(self, finished: cl.UserEvent, words: Any) -> None:
+        """Complete ``finished`` when the stream's work so far is done."""
+        lane = self._lane
+        self.cuda("cuEventRecord", lane.done, self.stream)
+        self.cuda("cuStreamWaitEvent", lane.aside, lane.done, 0)
+        self.cuda("cuLaunchHostFunc", lane.aside, trampoline(), words)
+        self._called, self._put_off = finished, None
+
+    def _call_to_come(self) -> bool:
+        import pyopencl as cl
+
+        return self._called is not None and (
+            self._called.command_execution_status != cl.command_execution_status.COMPLETE
+        )
+
+    @property
+    def behind(self) -> bool:
+        """Whether a call was put off and is still to be made."""
+        return self._put_off is not None
+
+    def catch_up(self) -> None:
+        """Make the call that was put off, once the one before has come."""
+        with self:
+            if self._put_off is None or self._call_to_come():
+                return
+            finished, words, _ = self._put_off
+            try:
+                self._call(finished, words)
+            except ConvDispatchError:  # the device has gone: nobody shall wait for it
+                self._put_off = None
+                finished.set_status(_FAILED)
 
     def allocate(self, size: int) -> cl.MemoryObject:
         """Memory from the queue's pool, which CUDA sees."""
@@ -194,6 +247,36 @@ class Bridge:
             del self._own[first]
             if len(self._own) <= _REMEMBERED // 2:
                 return
+
+
+_watched: set[Bridge] = set()
+_to_watch = threading.Condition()
+_watcher: threading.Thread | None = None
+
+
+def _watch(bridge: Bridge) -> None:
+    """See to it that a call that was put off is made, should no further work come."""
+    global _watcher
+    with _to_watch:
+        _watched.add(bridge)
+        if _watcher is None or not _watcher.is_alive():
+            _watcher = threading.Thread(target=_look_after, name="convdispatch bridges", daemon=True)
+            _watcher.start()
+        _to_watch.notify()
+
+
+def _look_after() -> None:
+    while True:
+        with _to_watch:
+            while not _watched:
+                _to_watch.wait()
+            bridges = list(_watched)
+        for bridge in bridges:
+            bridge.catch_up()  # without the lock, which is taken inside a bridge's own
+            with _to_watch:
+                if not bridge.behind:
+                    _watched.discard(bridge)
+        time.sleep(_LOOK)
 
 
 def _lanes_of(context: cl.Context, device: cl.Device) -> _Lanes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 
 from convdispatch import cuda
@@ -16,6 +17,7 @@ class FakeCuda:
     def __init__(self, failing: tuple[str, ...] = ()) -> None:
         self.failing, self.calls = failing, []
         self.made, self.done = itertools.count(1), True
+        self.held = None  # calls of the host that are still to come, where a list
 
     def __call__(self, name, *arguments):
         self.calls.append((name, *arguments))
@@ -24,7 +26,10 @@ class FakeCuda:
         if name == "cuMemAllocAsync":
             arguments[0]._obj.value = 1 << 30
         if name == "cuLaunchHostFunc":
-            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(arguments[1])(ctypes.addressof(arguments[2]))
+            call = functools.partial(
+                ctypes.CFUNCTYPE(None, ctypes.c_void_p)(arguments[1]), ctypes.addressof(arguments[2])
+            )
+            call() if self.held is None else self.held.append(call)
 
     def make(self, name, flags):
         stream = ctypes.c_void_p(next(self.made))

@@ -93,7 +93,7 @@ class FakeBridge:
     def enter(self, wait_for=None):
         self.notes.append(("enter", tuple(wait_for or ())))
 
-    def leave(self):
+    def leave(self, brief):
         self.notes.append(("leave",))
         return "done"
 
@@ -110,6 +110,7 @@ def test_stand_ins(foreign, direction, monkeypatch):
     written = {"fwd": "y", "bwd_data": "x", "bwd_weights": "w"}[direction]
     plan = plan_module.CudnnPlan.__new__(plan_module.CudnnPlan)
     plan.workspace_size, plan._written, plan._sizes = 64, written, {"x": 100, "w": 200, "y": 300}
+    plan._brief = True
     plan._plan = types.SimpleNamespace(handle=None)
     plan._library = lambda *arguments: across.notes.append(("execute",))
     monkeypatch.setattr(plan, "_pack", lambda places: executed.append(places) or plan._plan, raising=False)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["CudnnPlan", "making"]
 
 _KEPT_PACKS = 64
+_BRIEF_FLOPS, _BRIEF_BYTES = 4e9, 80e6
+"""What large GPUs compute and move in some 20 microseconds."""
 _made = threading.RLock()
 _run = threading.Lock()
 _handles: dict[Any, c_void_p] = {}
@@ -85,6 +87,7 @@ class CudnnPlan:
         self._library, device = library(), context.devices[0]
         self._written = problem.written
         self._sizes = {name: max(1, problem.itemsize * _count(getattr(problem, name + "_shape"))) for name in "xwy"}
+        self._brief = problem.flops < _BRIEF_FLOPS and sum(self._sizes.values()) < _BRIEF_BYTES
         _handle(device, "run")
         Bridge.prepare(context, device)
         with making(device) as handle:
@@ -129,7 +132,7 @@ class CudnnPlan:
             across.enter(events)
             with running(queue.device, across) as handle:
                 self._library("cudnnBackendExecute", handle, self._plan.handle, self._pack(tuple(places)).handle)
-            event = across.leave()
+            event = across.leave(self._brief)
             for buffer, stand_in, size in back:
                 event = across.copy(buffer, stand_in, size, [event])
             return event
