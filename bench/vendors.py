@@ -27,8 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from convdispatch import dispatch, runtime, shapes
-from convdispatch.api import ConvProblem
+from convdispatch import runtime, shapes
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.loader import plugins
 
@@ -38,8 +37,6 @@ MATHS = {
     "tf32": ("float32", "tf32", "nchw"),
     "fp16": ("float16", "float32", "nhwc"),
 }
-PAUSE = 200_000
-"""Cycles of the GPU for which a stream is held up for each repetition that the host is to queue meanwhile."""
 
 
 def mean(ratios: list[float]) -> float:
@@ -102,101 +99,6 @@ def cpu(net: str, only: str | None, rounds: int, seconds: float, constant: bool,
     save("vendors_cpu.json", rows)
 
 
-class Gpu:
-    """One problem in both worlds on the same memory: convdispatch's tensors, which PyTorch views."""
-
-    def __init__(self) -> None:
-        import pyopencl as cl
-        import torch
-
-        from convdispatch.bridge import bridge_of
-
-        self.torch = torch
-        torch.backends.cudnn.benchmark = True
-        self.device = runtime.find_device("nvidia")
-        self.info, context = runtime.device_info(self.device), runtime.context(self.device)
-        # Order by events alone: calls that follow one another in cuDNN then need no crossing between the worlds.
-        out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        self.queue = cl.CommandQueue(context, properties=out_of_order)
-        self.bridge = bridge_of(self.queue)
-        self.stream = torch.cuda.ExternalStream(self.bridge.stream.value)
-        self.own = torch.cuda.Stream()
-        self._last: Any = None
-
-    def load(self, problem: ConvProblem) -> None:
-        """Tensors of normal data, and PyTorch's views of them (NHWC as channels last)."""
-        from convdispatch.tensor import Tensor
-
-        torch, self.problem = self.torch, problem
-        torch.cuda.synchronize()
-        self.tensors = {
-            name: Tensor.empty(getattr(problem, name + "_shape"), problem.dtype, self.queue) for name in "xwy"
-        }
-        self.views = {name: torch.from_dlpack(tensor) for name, tensor in self.tensors.items()}
-        for name, view in self.views.items():
-            view.normal_(std=1.0 if name != problem.written else 0.0)
-        if problem.layout == "nhwc":
-            self.views = {name: view.permute(0, 3, 1, 2) for name, view in self.views.items()}
-        torch.cuda.synchronize()
-        tf32 = problem.math == "tf32"
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
-
-    def theirs(self) -> Any:
-        """PyTorch's answer."""
-        p, v = self.problem, self.views
-        geometry = ([p.sh, p.sw], [p.ph, p.pw], [p.dh, p.dw])
-        if p.direction == "fwd":
-            return self.torch.nn.functional.conv2d(v["x"], v["w"], None, *geometry, p.g)
-        mask = [p.direction == "bwd_data", p.direction == "bwd_weights", False]
-        answer = self.torch.ops.aten.convolution_backward(
-            v["y"], v["x"], v["w"], None, *geometry, False, [0, 0], p.g, mask
-        )
-        return answer[0 if mask[0] else 1]
-
-    def runner(self, config: Any) -> Any:
-        """What runs one configuration of the plugin once, after the run before."""
-        solver = plugins().solvers["cudnn.convolution"]
-        plan = dispatch.make(solver, config, self.problem, self.queue.context).plan
-        scratch = runtime.workspace(self.queue, plan.workspace_size)
-        x, w, y = (self.tensors[name].base_data for name in "xwy")
-
-        def run() -> None:
-            self._last = [plan.enqueue(self.queue, x, w, y, scratch, self._last)]
-
-        return run
-
-    def time(self, run: Any, stream: Any, repeat: int) -> float:
-        """Milliseconds a run between CUDA's events on a stream."""
-        cuda = self.torch.cuda
-        before, after = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-        with cuda.stream(stream):
-            cuda._sleep(PAUSE * repeat)
-            before.record()
-            for _ in range(repeat):
-                run()
-            after.record()
-        after.synchronize()
-        return before.elapsed_time(after) / repeat
-
-    def difference(self, ours: Any) -> float:
-        """Norm of the difference of both answers over the norm of PyTorch's."""
-        self.torch.cuda.synchronize()
-        ours()
-        self._last[0].wait()
-        theirs = self.theirs().double()
-        return float((self.views[self.problem.written].double() - theirs).norm() / theirs.norm())
-
-    def commands(self, run: Any, stream: Any) -> list[str]:
-        """What the GPU does in one run, kernels and copies, by PyTorch's profiler."""
-        torch = self.torch
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            with torch.cuda.stream(stream):
-                run()
-            torch.cuda.synchronize()
-        return [event.name for event in profile.events() if event.device_type.name == "CUDA"]
-
-
 @main.command()
 @click.option("--net", "nets", multiple=True, default=NETS)
 @click.option("--direction", "directions", multiple=True, type=click.Choice(DIRECTIONS), default=DIRECTIONS)
@@ -204,41 +106,45 @@ class Gpu:
 @click.option("--tries", default=10, show_default=True, help="configurations timed at most; PyTorch tries 10")
 @click.option("--seconds", default=90.0, show_default=True, help="stop after so long, every n-th layer done by then")
 @click.option("--profile", default=10, show_default=True, help="compare the GPU's commands of every n-th case")
+@click.option("--jobs", default=6, show_default=True, help="processes that make plans; one at a time uses the GPU")
 def gpu(
-    nets: tuple[str, ...], directions: tuple[str, ...], maths: tuple[str, ...], tries: int, seconds: float, profile: int
-) -> None:
+    nets: tuple[str, ...], directions: tuple[str, ...], maths: tuple[str, ...], seconds: float, jobs: int,
+    tries: int, profile: int,
+) -> None:  # fmt: skip
     """cudnn's best configuration beside PyTorch's choice, on the same memory; same algorithms, so near 1."""
-    started, rig, rows, copies = time.time(), Gpu(), [], []
+    from cudnn_pair import begin, compare
+    from farm import Lost, farm
+
+    started, rows = time.time(), []
     # In an order that a time limit cuts fairly: each kind of case of each net in turn, its layers shuffled.
     shuffled = np.random.default_rng(0)
-    kinds = [(net, direction, math_name) for net in nets for direction in directions for math_name in maths]
-    by_kind = [[(kind, shapes.load(kind[0])[place]) for place in shuffled.permutation(len(shapes.load(kind[0])))]
-              for kind in kinds]  # fmt: skip
-    rounds = itertools.zip_longest(*by_kind)
-    cases = [case for turn in rounds for case in turn if case is not None]
-    for number, ((net, direction, math_name), entry) in enumerate(cases):
-        if time.time() - started > seconds:
-            break
+    by_kind = [
+        [(kind, shapes.load(kind[0])[place]) for place in shuffled.permutation(len(shapes.load(kind[0])))]
+        for kind in itertools.product(nets, directions, maths)
+    ]
+    cases = []
+    for (net, direction, math_name), entry in filter(None, itertools.chain(*itertools.zip_longest(*by_kind))):
         dtype, math_word, layout = MATHS[math_name]
         problem = entry.problem.replace(direction=direction, dtype=dtype, math=math_word, layout=layout)
         row = {"net": net, "layer": entry.name, "count": entry.count, "direction": direction, "math": math_name}
-        try:
-            row |= _compare(rig, problem, tries)
-            if number % profile == 0:
-                row["commands"] = {
-                    "ours": rig.commands(row["run"], rig.stream),
-                    "torch": rig.commands(rig.theirs, rig.own),
-                }
-                ours, theirs = ([c for c in side if "vectorized_gather" not in c] for side in row["commands"].values())
-                copies.append((len(ours), len(theirs)))
-        except Exception as error:  # one case must not end the run: it is reported
-            row["failed"] = f"{type(error).__name__}: {error}"
-            print(f"{net} {entry.name} {direction} {math_name}: {row['failed']}", flush=True)
-        row.pop("run", None)
+        cases.append((len(cases), row, problem))
+    until = time.monotonic() + seconds
+    for row in farm(jobs, begin, (tries, profile), compare, cases, until=until, task_s=40.0):
+        if isinstance(row, Lost):
+            row = (row.task[1] if row.task else {}) | {"lost" if row.why == "out of time" else "failed": row.why}
+        if "failed" in row:
+            print(f"{row.get('net')} {row.get('layer')} {row.get('direction')} {row.get('math')}: {row['failed']}",
+                  flush=True)  # fmt: skip
         rows.append(row)
     save("vendors_gpu.json", rows)
+    _summary(nets, directions, maths, rows)
+    print(f"{time.time() - started:.0f} s")
+
+
+def _summary(nets: tuple[str, ...], directions: tuple[str, ...], maths: tuple[str, ...], rows: list[Any]) -> None:
     done = [row for row in rows if "ratio" in row]
-    print(f"{len(done)} of {len(cases)} cases, {len(rows) - len(done)} failed, {time.time() - started:.0f} s")
+    failed = sum("failed" in row for row in rows)
+    print(f"{len(done)} of {len(rows)} cases, {failed} failed, {len(rows) - len(done) - failed} not reached")
     for math_name in maths:
         for direction in directions:
             chosen = [row for row in done if row["math"] == math_name and row["direction"] == direction]
@@ -247,52 +153,13 @@ def gpu(
             print(f"{math_name} {direction:12} {mean([row['ratio'] for row in chosen]):.3f}   {text}")
         print(f"{math_name}: geometric mean {mean([row['ratio'] for row in done if row['math'] == math_name]):.3f}")
     print(f"all: geometric mean {mean([row['ratio'] for row in done]):.3f}")
-    more = sum(ours > theirs for ours, theirs in copies)
-    print(f"commands on the GPU: more than PyTorch's in {more} of {len(copies)} cases, fewer in "
-          f"{sum(ours < theirs for ours, theirs in copies)}")  # fmt: skip
+    counts = [[len(row["commands"][side]) for side in ("ours", "torch")] for row in done if "commands" in row]
+    more, fewer = (sum(sign * (ours - theirs) > 0 for ours, theirs in counts) for sign in (1, -1))
+    print(f"commands on the GPU: more than PyTorch's in {more} of {len(counts)} cases, fewer in {fewer}")
     for row in sorted(done, key=lambda row: row["ratio"])[:8]:
         print({key: row[key] for key in ("net", "layer", "direction", "math", "ours", "torch", "ratio", "config")})
     worst = max(done, key=lambda row: row["difference"])
     print("largest difference", worst["difference"], worst["net"], worst["layer"], worst["direction"], worst["math"])
-
-
-def _compare(rig: Gpu, problem: ConvProblem, tries: int) -> dict[str, Any]:
-    rig.load(problem)
-    solver = plugins().solvers["cudnn.convolution"]
-    reason = solver.rejects(problem, rig.info)
-    if reason:
-        raise RuntimeError(reason)
-    for _ in range(2):
-        with rig.torch.cuda.stream(rig.own):
-            rig.theirs()
-    rig.torch.cuda.synchronize()
-    found = []
-    for config in list(solver.configs(problem, rig.info))[:tries]:
-        try:
-            run = rig.runner(config)
-            rig.time(run, rig.stream, 1)
-            first = rig.time(run, rig.stream, 2)
-        except Exception:  # an engine that the heuristics name may still not serve: PyTorch passes over it too
-            continue
-        found.append((first, len(found), run, config))
-    if not found:
-        raise RuntimeError("no configuration runs")
-    found.sort()
-    repeat = int(min(20, max(3, 1.0 / found[0][0])))
-    finalists = found[:2]
-    times: list[list[float]] = [[] for _ in finalists]
-    theirs = []
-    for _ in range(5):
-        for place, (_, _, run, _) in enumerate(finalists):
-            times[place].append(rig.time(run, rig.stream, repeat))
-        theirs.append(rig.time(rig.theirs, rig.own, repeat))
-    ours, place = min((statistics.median(samples), place) for place, samples in enumerate(times))
-    run, config = finalists[place][2:]
-    torch_ms = statistics.median(theirs)
-    return {
-        "problem": str(problem), "ours": ours, "torch": torch_ms, "ratio": torch_ms / ours, "run": run,
-        "config": config, "difference": rig.difference(run),
-    }  # fmt: skip
 
 
 @main.command()
