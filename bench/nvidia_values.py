@@ -1,0 +1,138 @@
+"""Random values on an NVIDIA GPU that every problem's tensors are a part of, and timing there by the device's clock."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pyopencl as cl
+from gpu import PLUG
+
+from convdispatch import reference, runtime
+from convdispatch.api import ConvProblem, StepPlan
+
+STAMP = """
+kernel void stamp(global ulong *out) {
+  ulong now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  *out = now;
+}
+"""
+GATHER = """
+kernel void gather(global const uchar *out, global const long *at, global uchar *found, int size) {
+  const int i = get_global_id(0);
+  for (int b = 0; b < size; ++b) found[i * 4 + b] = out[at[i] * size + b];
+}
+"""
+
+
+class Bench:
+    """Random values that every tensor is a part of, on the host and on the device, and timing on the device."""
+
+    def __init__(self, dtype: str, elements: int = 210_000_000) -> None:
+        self.device = runtime.find_device(None if os.environ.get("CONVDISPATCH_DEVICE") else "nvidia")
+        self.info, self.context = runtime.device_info(self.device), runtime.context(self.device)
+        # Profiling costs every kernel 1 to 4 microseconds: the device's own clock is read before and after instead.
+        self.queue = cl.CommandQueue(self.context)
+        self.profiled = cl.CommandQueue(self.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
+        block = np.random.default_rng(0).standard_normal(1_000_003, dtype=np.float32)
+        if dtype == "bfloat16":
+            import ml_dtypes
+
+            self.block = block.astype(ml_dtypes.bfloat16)
+        else:
+            self.block = block.astype(dtype)
+        size, whole = self.block.nbytes, elements * self.block.itemsize
+        self.blocks: list[np.ndarray] = []
+        flags = cl.mem_flags
+        self.out = cl.Buffer(self.context, flags.READ_WRITE, whole)
+        self.values = [cl.Buffer(self.context, flags.READ_WRITE, whole) for _ in range(2)]
+        for place, values in enumerate(self.values):
+            self.blocks.append(np.roll(self.block, -4096 * (1 + place)))
+            cl.enqueue_copy(self.queue, values, self.blocks[place].view(np.uint8))
+            filled = size
+            while filled < whole:  # whole blocks, so that element i is block[i % len(block)]
+                more = min(filled, whole - filled)
+                cl.enqueue_copy(self.queue, values, values, byte_count=more, dst_offset=filled, src_offset=0)
+                filled += more
+        program = cl.Program(self.context, PLUG + GATHER + STAMP).build()
+        self.plug, self.gather = cl.Kernel(program, "plug"), cl.Kernel(program, "gather")
+        self.plug.set_scalar_arg_dtypes([None, np.int32])
+        self.gather.set_scalar_arg_dtypes([None, None, None, np.int32])
+        self.sink = cl.Buffer(self.context, flags.READ_WRITE, 1 << 20)
+        self.stamps = []
+        for _ in range(2):
+            kernel = cl.Kernel(program, "stamp")
+            self.stamps.append((kernel, cl.Buffer(self.context, flags.READ_WRITE, 8)))
+            kernel.set_args(self.stamps[-1][1])
+        self.scratch: cl.Buffer | None = None
+
+    def load(self, problem: ConvProblem) -> None:
+        """Name the problem's tensors: whole buffers, since releasing parts of buffers crashes some drivers."""
+        self.memory, self.arrays = {problem.written: self.out}, {}
+        for place, name in enumerate(each for each in "xwy" if each != problem.written):
+            self.memory[name] = self.values[place]
+            self.arrays[name] = (place, getattr(problem, name + "_shape"))
+
+    def workspace(self, size: int) -> cl.Buffer:
+        """One buffer that grows."""
+        if self.scratch is None or self.scratch.size < size:
+            self.scratch = None
+            self.scratch = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(size, 1 << 20))
+        return self.scratch
+
+    def enqueue(self, plan, queue=None):
+        """The plan once."""
+        m = self.memory
+        return plan.enqueue(queue or self.queue, m["x"], m["w"], m["y"], self.workspace(plan.workspace_size))
+
+    def time(self, plan, seconds: float) -> float:
+        """Median milliseconds of a repetition on the device, of three batches."""
+        self.enqueue(plan).wait()
+        first = self._batch(plan, 1)
+        repeat = int(min(50, max(3, seconds * 1e3 / max(first, 1e-3))))
+        return float(np.median([self._batch(plan, repeat) for _ in range(3)]))
+
+    def _batch(self, plan, repeat: int) -> float:
+        self.plug(self.queue, (1024,), (256,), self.sink, 20000 * repeat)  # keeps the device busy while the host queues
+        before, after = self.stamps
+        cl.enqueue_nd_range_kernel(self.queue, before[0], (1,), (1,))
+        for _ in range(repeat):
+            self.enqueue(plan)
+        cl.enqueue_nd_range_kernel(self.queue, after[0], (1,), (1,))
+        found = np.zeros(2, np.uint64)
+        for number, (_, time) in enumerate(self.stamps):
+            cl.enqueue_copy(self.queue, found[number : number + 1], time)
+        return float(found[1] - found[0]) * 1e-6 / repeat
+
+    def launches(self, plan: StepPlan) -> list[float]:
+        """Milliseconds of each launch alone: the least of three."""
+        m, scratch = self.memory, self.workspace(plan.workspace_size)
+        operands = (m["x"], m["w"], m["y"], scratch, None, None)
+        rows = []
+        for _ in range(4):
+            events = [step(self.profiled, operands, None) for step in plan._steps]
+            self.profiled.finish()
+            rows.append([(event.profile.end - event.profile.start) * 1e-6 for event in events])
+        return np.min(rows[1:], axis=0).round(4).tolist()
+
+    def sampled(self, plan, problem: ConvProblem, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Places and values of sampled elements of an output that began as NaN."""
+        size = int(np.prod(problem.out_shape))
+        cl.enqueue_fill_buffer(self.queue, self.out, np.uint8(0xFF), 0, size * problem.itemsize)
+        self.enqueue(plan)
+        at = reference.positions(problem, count)
+        flat = np.asarray(at, np.int64)
+        places = cl.Buffer(self.context, cl.mem_flags.COPY_HOST_PTR, hostbuf=flat)
+        found = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, len(flat) * 4)
+        self.gather(self.queue, (len(flat),), None, self.out, places, found, problem.itemsize)
+        got = np.empty(len(flat) * (4 // problem.itemsize), self.block.dtype)
+        cl.enqueue_copy(self.queue, got.view(np.uint8), found)
+        return at, got[:: 4 // problem.itemsize].astype(np.float32)
+
+    def error(self, problem: ConvProblem, at: np.ndarray, got: np.ndarray) -> float:
+        """Relative error of sampled elements."""
+        arrays = {}
+        for name, (place, shape) in self.arrays.items():
+            arrays[name] = np.resize(self.blocks[place], shape).astype(np.float32, copy=False)
+        return reference.relative_error(got, reference.sample(problem, at, **arrays))
