@@ -51,6 +51,11 @@ class Source:
         return self.groups * self.c8 * 8
 
     @property
+    def group(self) -> int:
+        """Elements from group to group."""
+        return self.c8 * 8
+
+    @property
     def pixel(self) -> int:
         """Elements from pixel to pixel."""
         return self.planes * self.plane

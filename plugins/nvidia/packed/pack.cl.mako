@@ -18,7 +18,6 @@ c8 = job.weight_chunks
 type = "ushort" if native else "REAL"
 value = "(p)[i]" if native else "LOAD(p, i)"
 w_oc, w_ic, w_tap, w_group = job.weight_strides
-searchers = 256
 %>\
 #define VALUE_TYPE ${"ushort" if native else "float"}
 #define FETCH(p, i) ${"((p)[i])" if native else "LOAD(p, i)"}
@@ -181,26 +180,17 @@ inline void write_${name}(global ushort *packed, uint id, local uint4 *turn) {
 % endfor
 <% args = ", ".join(f"global const {type} *restrict {p[0]}_from, global ushort *restrict {p[0]}_to" for p in pieces) %>\
 % if f.scaled:
-// largest[i] = the largest finite magnitude that work group i saw.
+// Behind each piece's scale, the largest finite magnitude that each work group saw.
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
 void magnitudes(${args}) {
   local float shared[256];
-  const int tid = get_local_id(0), piece = get_group_id(0) / ${searchers}, group = get_group_id(0) % ${searchers};
-  float most = 0;
+  const int tid = get_local_id(0), piece = get_group_id(0) / SEARCHERS, group = get_group_id(0) % SEARCHERS;
 % for number, (name, kind, groups, elements, at, scale_at) in enumerate(pieces):
-  if (piece == ${number})
-    for (long i = group * 256 + tid; i < ${elements}; i += ${256 * searchers}) {
-      const float v = fabs(${name}_from[i]);
-      if (v <= 3.4028235e38f) most = max(most, v);
-    }
+  if (piece == ${number}) shared[tid] = largest_of(${name}_from, ${elements}, group, tid);
 % endfor
-  shared[tid] = most;
-  for (int reach = 128; reach > 0; reach /= 2) {
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (tid < reach) shared[tid] = max(shared[tid], shared[tid + reach]);
-  }
+  const float most = largest_of_all(shared, tid);
 % for number, (name, kind, groups, elements, at, scale_at) in enumerate(pieces):
-  if (piece == ${number} && tid == 0) ((global float *)${name}_to)[${scale_at + 1} + group] = shared[0];
+  if (piece == ${number} && tid == 0) ((global float *)${name}_to)[${scale_at + 1} + group] = most;
 % endfor
 }
 % endif
@@ -217,21 +207,15 @@ void pack(${args}) {
   if (left >= 0 && left < ${groups}) shared[tid] = ((global float *)${name}_to)[${scale_at + 1} + tid];
   left -= ${groups};
 % endfor
-  for (int reach = 128; reach > 0; reach /= 2) {
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (tid < reach) shared[tid] = max(shared[tid], shared[tid + reach]);
-  }
-  barrier(CLK_LOCAL_MEM_FENCE);
-  // 2^(14 - e) for a largest magnitude of 2^e; the exponent stays in what a float and its inverse can hold.
-  const int e = shared[0] > 0 ? clamp((int)(as_uint(shared[0]) >> 23) - 127, -112, 127) : 14;
-  scale = as_float((uint)(127 + 14 - e) << 23);
+  const int e = exponent_of(largest_of_all(shared, tid));
+  scale = scale_of(e, 0);
 % endif
   // A group's piece is the last whose range begins before it. No group returns before the barrier: PoCL 3 loses guards.
 <% begin = 0 %>\
 % for name, kind, groups, elements, at, scale_at in pieces:
   if (group >= ${begin} && group < ${begin + groups}) {
 % if f.scaled:
-    if (group == ${begin} && tid == 0) ((global float *)${name}_to)[${scale_at}] = as_float((uint)(127 - 14 + e) << 23);
+    if (group == ${begin} && tid == 0) ((global float *)${name}_to)[${scale_at}] = unscale_of(e, 0);
 % endif
     pack_${name}(${name}_from, ${name}_to + ${at}L, (uint)(group - ${begin}) * 256u + tid, scale, turn);
   }

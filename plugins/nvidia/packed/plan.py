@@ -88,6 +88,7 @@ class NvidiaPlan(StepPlan):
                            where.at[name] // 2, where.scale_at[name] // 4))  # fmt: skip
             given += [name, "workspace"]
         text = self._common + kernel_text(SHARED, "narrow.cl.mako", job=job)
+        text += kernel_text(SHARED, "magnitude.cl") if job.format.scaled else ""
         text += kernel_text(__package__, "pack.cl.mako", job=job, pieces=pieces)
         program = build(context, text)
         launches = []
@@ -113,17 +114,19 @@ class NvidiaPlan(StepPlan):
             text += kernel_text(SHARED, file, job=job)
         return text + product_text(job)
 
-    def _product(self, context: Any) -> Launch:
+    def _given(self) -> list[str]:
+        """The product's A and B."""
         job = self.job
         packed = {source.name for source in job.sources}
-        a = job.source.name if job.data else "y"
-        given = ["workspace" if a in packed else a]
-        if job.data:
-            given.append("w" if job.direct_weights or self._where.constant else "workspace")
-        else:
-            given.append("workspace" if "x" in packed else "x")
+        if not job.data:
+            return [name if name not in packed else "workspace" for name in ("y", "x")]
+        a = "workspace" if job.source.name in packed else job.source.name
+        return [a, "w" if job.direct_weights or self._where.constant else "workspace"]
+
+    def _product(self, context: Any) -> Launch:
+        job, given = self.job, self._given()
         if job.format.scaled:
-            given += given[:2]
+            given += given
         given += ["workspace"] if job.partial else [job.problem.written, *self._extras()]
         text = self.product_text()
         hopper = job.tile.engine == "wgmma" and not self._emulate

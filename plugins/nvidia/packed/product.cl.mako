@@ -132,7 +132,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   // This item's chunk of a row, and its rows: where they read, and which taps lie inside.
   const int chunk = tid % ${cr}, row = tid / ${cr};
   const uint to = row * ${rowb} + ((chunk ^ ${turned("row")}) << 4);
-  a += (long)group * ${src.c8 * 8};
+  a += (long)group * ${src.group};
 % if job.turned_weights:
   // This item's chunk of a block of 64 columns, and its rows of k.
   const int b_chunk = tid % 8, b_row = tid / 8;
@@ -165,12 +165,12 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   const int chunk = tid % 8, row = tid / 8;
   const uint to = row * 128 + ((chunk ^ row % 8) << 4);
   const int a_c = m0 + chunk * 8;
-  const INDEX a_at = (INDEX)group * ${job.places.c8 * 8} + a_c;
+  const INDEX a_at = (INDEX)group * ${job.places.group} + a_c;
 <% k = geo.kernel %>\
 % for block in range(t.bn // 64):
   const int q${block} = n0 / 8 + ${block * 8} + chunk, tap${block} = q${block} / ${c8}, real_b${block} = q${block} < depth;
   const int shift_z${block} = tap${block} / ${k[1] * k[2]} * ${geo.spread[0]}, shift_y${block} = tap${block} / ${k[2]} % ${k[1]} * ${geo.spread[1]}, shift_x${block} = tap${block} % ${k[2]} * ${geo.spread[2]};
-  const INDEX b_at${block} = (INDEX)group * ${src.c8 * 8} + q${block} % ${c8} * 8 + (INDEX)shift_z${block} * ${src.axes[0]} + (INDEX)shift_y${block} * ${src.axes[1]} + (INDEX)shift_x${block} * ${src.axes[2]};
+  const INDEX b_at${block} = (INDEX)group * ${src.group} + q${block} % ${c8} * 8 + (INDEX)shift_z${block} * ${src.axes[0]} + (INDEX)shift_y${block} * ${src.axes[1]} + (INDEX)shift_x${block} * ${src.axes[2]};
 % endfor
 % endif
 % if wgmma:
