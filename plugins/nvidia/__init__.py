@@ -27,5 +27,6 @@ def convdispatch_solvers() -> Sequence[Solver]:
     from .direct.solver import Direct
     from .packed.solver import TensorCores
     from .tma.solver import Tma
+    from .winograd.solver import Winograd
 
-    return [Tma(), TensorCores("wgmma"), Direct(), TensorCores("mma")]
+    return [Tma(), TensorCores("wgmma"), Direct(), Winograd(), TensorCores("mma")]

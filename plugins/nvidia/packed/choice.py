@@ -21,7 +21,7 @@ from ..walk import walk, window
 from .job import Job
 from .tile import Tile
 
-__all__ = ["choices", "fits", "seconds"]
+__all__ = ["choices", "fits", "product_cycles", "seconds"]
 
 _CLOCK = 1.7e9
 _MACS = {"wgmma": 2530, "mma": 1670}  # multiply-adds a cycle of a busy multiprocessor, were columns endless
@@ -82,13 +82,17 @@ def _tile_cost(job: Job) -> _Cost:
                  written * scattered / _WRITTEN)  # fmt: skip
 
 
-def seconds(job: Job, units: int) -> float:
-    """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
+def product_cycles(job: Job, units: int) -> float:
+    """Predicted cycles of the product on a device of ``units`` multiprocessors."""
     cost, resident = _tile_cost(job), _resident(job)
     whole, rest = divmod(job.work_groups, units * resident)
     cycles = whole * cost.together(resident)
-    if rest:
-        cycles += cost.together(-(-rest // units))
+    return cycles + (cost.together(-(-rest // units)) if rest else 0)
+
+
+def seconds(job: Job, units: int) -> float:
+    """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
+    cycles = product_cycles(job, units)
     itemsize, planes = job.problem.itemsize, job.format.planes
     passes = 2 if job.format.scaled else 1
     packed = sum(source.bytes for source in job.sources)

@@ -1,0 +1,76 @@
+"""Which tiles ``nvidia.winograd`` tries, and in which order: the product's model, and what the transforms move."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+
+from convdispatch.api import ConvProblem
+
+from ..packed.choice import product_cycles
+from .job import Points, PointsTile
+
+__all__ = ["choices", "seconds"]
+
+_CLOCK = 1.7e9
+_LAUNCH = 5.0e-6  # seconds, with the pause before it
+_MEMORY, _SPLIT, _INVERSE = 3.6e12, 3.0e12, 3.8e12  # bytes a second: of a plain pass, into planes, out of products
+_FORMAT = "half2"
+_MOST = 16
+_SHAPES = (
+    (128, 128, 2), (64, 128, 1), (192, 128, 3), (128, 64, 2), (64, 64, 1), (192, 64, 3), (128, 96, 2), (128, 192, 2),
+    (64, 192, 1),
+)  # fmt: skip
+
+
+def seconds(points: Points, units: int) -> float:
+    """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
+    job, problem, tile = points.job, points.problem, points.tile
+    source = math.prod(problem.y_shape if problem.direction == "bwd_data" else problem.x_shape) * 4
+    written = math.prod(problem.out_shape) * 4
+    planes, weights = job.source.image * 2, 0 if points.layout.constant else job.weights_bytes
+    read = source
+    if not job.data:
+        planes += job.places.image * 2
+        read += math.prod(problem.y_shape) * 4
+    product = max(product_cycles(job, units) / _CLOCK, (planes + job.weights_bytes + job.partial_bytes) / _MEMORY)
+    total = tile.pieces * (product + planes / _SPLIT + 3 * _LAUNCH) + 2 * _LAUNCH
+    total += read * (1 / _MEMORY + 1 / _SPLIT) + weights * 1.5 / _MEMORY
+    once = 1 if not job.data else tile.pieces
+    return total + once * job.partial_bytes * (1 if tile.split == 1 else 1.5) / _INVERSE + written / _INVERSE
+
+
+def _tiles(problem: ConvProblem) -> Iterator[PointsTile]:
+    for (bm, bn, wm), stages in itertools.product(_SHAPES, (4, 3)):
+        tile = PointsTile(bm, bn, wm, 1, _FORMAT, stages=stages)
+        points = Points(problem, tile)
+        if points.job.misfit is None and bn < 2 * max(32, points.job.n) and bm < 2 * max(64, points.work.rows):
+            yield tile
+
+
+def _parts(points: Points, units: int) -> list[int]:
+    """Parts of the weights' gradient's sums that fill the device once, twice, three times."""
+    job = points.job
+    if job.data:
+        return [1]
+    filling = {max(1, times * units // job.work_groups) for times in (1, 2, 3, 4)}
+    return sorted(parts for parts in filling | {1} if parts <= max(1, job.slices[0] // 4))
+
+
+@functools.lru_cache(maxsize=256)
+def choices(problem: ConvProblem, units: int, limit: int) -> tuple[PointsTile, ...]:
+    """Tiles, the fastest by prediction first, then ever smaller pieces; ``limit`` are the bytes of an allocation."""
+    import dataclasses
+
+    rated = []
+    for tile in _tiles(problem):
+        for parts in _parts(Points(problem, tile), units):
+            points = Points(problem, dataclasses.replace(tile, split=parts))
+            if points.job.misfit is None and points.layout.size <= limit:
+                rated.append((seconds(points, units), len(rated), points.tile))
+    found = [tile for _, _, tile in sorted(rated)[:_MOST]]
+    if found and problem.direction != "bwd_weights":
+        found += [dataclasses.replace(found[0], pieces=pieces) for pieces in (2, 4, 8)]
+    return tuple(found)

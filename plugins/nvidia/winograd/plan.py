@@ -1,0 +1,104 @@
+"""The passes as a plan: scales, tiles and weights into planes, products on tensor cores, inverse transform."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from convdispatch_winograd.gpu.plan import Passes
+from convdispatch_winograd.gpu.work import Data, printer
+
+from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, kernel_text
+
+from .. import SHARED
+from ..packed.job import SEARCHERS
+from ..packed.plan import NvidiaPlan
+from .job import Points, margin
+
+__all__ = ["WinogradPlan"]
+
+
+class WinogradPlan(NvidiaPlan):
+    """A Plan. ``emulate`` builds plain C (tests)."""
+
+    def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
+        points = self._points = Points.of(problem, config)
+        self.job, where, self._emulate = points.job, points.layout, emulate
+        self._where = where  # type: ignore[assignment]
+        self._common = self.job.problem.macros() + f"#define OUT_INDEX {self.job.out_index}\n"
+        self._common += "#define EMULATE 1\n" * emulate
+        self._context = context
+        passes, product = Passes(context, points.work), self._product(context)
+        weights = [self._weights()] if self.job.data else []
+        steps, packers = [], []
+        searched = [("y" if problem.direction == "bwd_data" else "x", "x")]
+        if not self.job.data:
+            searched.append(("y", "y"))
+        if where.constant:
+            packers = [*self._scales([("w", "w")]), *weights]
+        else:
+            searched += [("w", "w")] * len(weights)
+        steps += self._scales(searched) + ([] if where.constant else weights)
+        for piece in range(points.tile.pieces):
+            at = piece * points.work.piece
+            steps.append(self._tiles(points.work.source, searched[0][0], "x", at))
+            if not self.job.data:
+                steps.append(self._tiles(points.work.gradient, "y", "y", at))
+            steps.append(product)
+            if self.job.data:
+                steps.append(passes.inverse(at))
+        if not self.job.data:
+            steps += [passes.parts()] if points.tile.split > 1 else []
+            steps.append(passes.inverse(0))
+        StepPlan.__init__(self, where.size, steps, where.packed_size, packers,
+                          self._key() if where.packed_size else None)  # fmt: skip
+
+    def _key(self) -> str:
+        problem, tile = self._points.problem, self._points.tile
+        return repr(("nvidia.winograd", tile.points, problem.direction, problem.w_shape, tile.bn, tile.format))
+
+    def _given(self) -> list[str]:
+        return ["workspace", "w" if self._where.constant else "workspace"]
+
+    def _text(self, file: str, **values: Any) -> str:
+        job = self.job
+        text = self._points.problem.macros() + "#define EMULATE 1\n" * self._emulate
+        text += kernel_text(SHARED, "narrow.cl.mako", job=job)
+        text += kernel_text(SHARED, "magnitude.cl") if job.format.scaled else ""
+        values = {"searched": (), **values}
+        text += kernel_text(__package__, "split.cl.mako", job=job, **values)
+        if file:
+            text += kernel_text(__package__, file, job=job, walk=self._points.walk, program=printer("float"), **values)
+        return text
+
+    def _scales(self, tensors: Sequence[tuple[str, str]]) -> list[Launch]:
+        """The search for the largest magnitudes of (operand, the product's name for it)."""
+        if not self.job.format.scaled:
+            return []
+        problem, where = self._points.problem, self._where
+        searched = [
+            (math.prod(getattr(problem, name + "_shape")), where.scale_at[inner] // 4) for name, inner in tensors
+        ]
+        program = build(self._context, self._text("", searched=searched))
+        given = [each for name, _ in tensors for each in (name, "workspace")]
+        return [Launch(program, "magnitudes", (SEARCHERS * 256 * len(tensors),), (256,), given, names=OPERANDS)]
+
+    def _tiles(self, data: Data, operand: str, inner: str, first: int) -> Launch:
+        """Tiles of ``operand`` from tile ``first`` on, as planes of the product's ``inner``."""
+        job, where = self.job, self._where
+        source = job.source if inner == "x" else job.places
+        runs = [(j, 1) for j in range(data.inputs[1])] if data.tensor.nhwc else data.runs
+        text = self._text("tiles.cl.mako", d=data, src=source, runs=runs, margin=margin(data.matrices),
+                          source_at=where.at[inner] // 2, scale_at=where.scale_at[inner] // 4)  # fmt: skip
+        size = (-(-data.rows // 8) * 256, -(-data.channels // 32))
+        given = [operand, "workspace", np.int32(first)]
+        return Launch(build(self._context, text), "tiles", size, (256, 1), given, names=OPERANDS)
+
+    def _weights(self) -> Launch:
+        job, where, walk = self.job, self._where, self._points.walk
+        text = self._text("weights.cl.mako", f=self._points.work.filter, margin=margin(walk.matrices("g")),
+                          weights_at=where.at["w"] // 2, scale_at=where.scale_at["w"] // 4)  # fmt: skip
+        size = (job.slices[0] * 64, -(-job.n_tiles * job.tile.bn // 4) * 4)
+        return Launch(build(self._context, text), "weights", size, (64, 4), ["w", "workspace"], names=OPERANDS)

@@ -1,0 +1,51 @@
+## Planes of (G w G^T)[point], in the slices that the product copies: [point][slice][n tile][plane][n][k], k's chunks of 8
+## exchanged as local memory wants them. The data gradient's kernel is turned round. What pads k and n is 0.
+##
+## A work item transforms the taps of one (k, n); neighbours along k write neighbours.
+<%
+a_h, a_w = walk.alpha
+k_h, k_w = walk.taps
+g_h, g_w = walk.matrices("g")
+planes, t = job.format.planes, job.tile
+turned = walk.problem.direction == "bwd_data"
+s_m, s_k, s_tap = f.strides
+slices = job.slices[0]
+def name(letter, i, j): return f"{letter}{i}_{j}"
+%>\
+#include <convdispatch/vectors.cl>
+kernel __attribute__((reqd_work_group_size(64, 4, 1)))
+void weights(global const REAL *restrict w, global ushort *restrict to) {
+  const int k = get_global_id(0), n = get_global_id(1);
+% if job.format.scaled:
+  local float shared[256];
+  const int tid = get_local_id(1) * 64 + get_local_id(0);
+  global float *scales = (global float *)to + ${scale_at}L;
+  shared[tid] = scales[1 + tid];
+  const int exponent = exponent_of(largest_of_all(shared, tid));
+  if (k == 0 && n == 0) scales[0] = unscale_of(exponent, ${margin});
+  const float scale = scale_of(exponent, ${margin});
+% endif
+  if (n >= ${job.n_tiles * t.bn}) return;
+  const int exists = n < ${f.m} && k < ${f.k};
+  w += exists ? (long)n * ${s_m} + (long)k * ${s_k} : 0;
+  to += ${weights_at}L + ((long)(k / 64) * ${job.n_tiles} + n / ${t.bn}) * ${job.weight_slice} + n % ${t.bn} * 64 + ((k % 64 / 8 ^ n % ${t.bn} % 8) << 3) + k % 8;
+% for i in range(k_h):
+% for j in range(k_w):
+<% tap = (k_h - 1 - i) * k_w + k_w - 1 - j if turned else i * k_w + j %>\
+  const float ${name("d", i, j)} = exists ? LOAD1(w + ${tap * s_tap}) : 0.0f;
+% endfor
+% endfor
+% for j in range(k_w):
+${program(g_h, [name("d", i, j) for i in range(k_h)], [name("h", i, j) for i in range(a_h)], "float")}
+% endfor
+% for i in range(a_h):
+${program(g_w, [name("h", i, j) for j in range(k_w)], [name("v", i, j) for j in range(a_w)], "float")}
+% for j in range(a_w):
+  {
+    ushort part[${planes}];
+    split(part, ${name("v", i, j)}${" * scale" if job.format.scaled else ""});
+    for (int p = 0; p < ${planes}; ++p) to[${(i * a_w + j) * slices * job.n_tiles * job.weight_slice}L + p * ${t.bn * 64}] = part[p];
+  }
+% endfor
+% endfor
+}
