@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
-from convdispatch_nvidia.winograd.job import Points
+from convdispatch_nvidia.winograd.job import Points, PointsTile, margin
 from convdispatch_nvidia.winograd.plan import WinogradPlan
+from convdispatch_nvidia.winograd.solver import Winograd
 from plans import check_plan
 
-from convdispatch import ConvProblem
+from convdispatch import ConvProblem, reference, runtime, shapes
 from convdispatch.api.device import DeviceInfo
+from convdispatch.api.problem import DIRECTIONS
+from convdispatch.tensor import Tensor
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 
@@ -20,10 +26,11 @@ CASES = [
     ("fwd_f32_mb1ic40ih9iw7oc72kh3ph0+bias+residual+relu", {}),
     ("fwd_f32_mb3ic32ih5iw12oc32kh3ph2pw0ph_r1pw_r1+accumulate", {"pieces": 2}),
     ("fwd_f32_mb1ic72ih6iw6oc40kh3ph1+constant", {"bn": 24, "promote": 3}),
-    ("fwd_f32_mb2ic32ih4iw4oc32kh3ph1", {"format": "bfloat3", "bn": 32}),
+    ("fwd_f32_mb2ic40ih4iw4oc32kh3ph1", {"bk": 32, "bn": 32, "promote": 2}),
     ("bwd_data_f32_mb2ic40ih7iw10oc32kh3ph1", {}),
     ("bwd_data_f32_mb1ic32ih6iw6oc72kh3ph2pw1+constant", {"bn": 32}),
     ("bwd_weights_f32_mb2ic40ih9iw8oc72kh3ph1", {}),
+    ("bwd_weights_f32_mb3ic32ih7iw9oc40kh3ph1", {"bk": 32}),
     ("bwd_weights_f32_mb8ic32ih12iw13oc32kh3ph0pw1+accumulate", {"split": 2}),
 ]
 
@@ -35,3 +42,102 @@ def test_emulated(queue, text, extra):
     assert Points.of(problem, config).job.misfit is None
     plan = WinogradPlan(queue.context, problem, config, emulate=True)
     check_plan(queue, problem, plan, f"{problem} {config}", data="real", limit=2e-6)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("magnitude", [1e-30, 3e33])
+def test_wide_ranges(queue, direction, magnitude):
+    """Scales follow the tensors, of which one is large and one small; a value far below the largest keeps its bits."""
+    problem = ConvProblem.parse(f"{direction}_f32_mb1ic32ih6iw6oc32kh3ph1")
+    random = np.random.default_rng(5)
+    read = [name for name in "xwy" if name != problem.written]
+    arrays = {
+        name: (random.standard_normal(getattr(problem, name + "_shape")) * size).astype(np.float32)
+        for name, size in zip(read, (magnitude, 1 / magnitude), strict=True)
+    }
+    for array in arrays.values():
+        array.flat[3] *= 300
+    plan = WinogradPlan(queue.context, problem, SMALL, emulate=True)
+    given = {name: Tensor.from_numpy(array, queue) for name, array in arrays.items()}
+    out = given[problem.written] = Tensor.empty(problem.out_shape, np.float32, queue)
+    plan.enqueue(queue, *(given[name].base_data for name in "xwy"), runtime.workspace(queue, plan.workspace_size))
+    expected = reference.compute(problem, **arrays)
+    assert reference.relative_error(out.numpy(), expected) < 3e-6
+
+
+def test_margins():
+    """Transforms' values exceed the tensor's by no more than the margin says, or float16 would overflow."""
+    random = np.random.default_rng(1)
+    for direction in DIRECTIONS:
+        walk = Points(
+            ConvProblem.parse(f"{direction}_f32_mb1ic32ih8oc32kh3ph1"), PointsTile(64, 64, 1, 1, "half2")
+        ).walk
+        for name in ("bt", "g"):
+            h, w = (np.array(matrix, float) for matrix in walk.matrices(name))
+            most = abs(h).sum(1).max() * abs(w).sum(1).max()
+            values = random.choice([-1.0, 1.0], (4096, h.shape[1], w.shape[1]))
+            assert abs(h @ values @ w.T).max() / 1.000001 <= most <= 2.0 ** margin(walk.matrices(name))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_configurations_fit(direction):
+    """Every configuration that is offered for real layers can be built and states its workspace; costs are times."""
+    solver, seen = Winograd(), 0
+    for entry in [*shapes.load("near_miss"), *shapes.load("vgg_a"), *shapes.load("googlenet")]:
+        problem = entry.problem.replace(direction=direction)
+        if not problem.mb or solver.limits(problem, HOPPER):
+            continue
+        configs = list(solver.configs(problem, HOPPER))
+        assert configs, problem
+        seen += 1
+        for config in configs:
+            points = Points.of(problem, config)
+            assert points.job.misfit is None, (problem, config)
+            assert solver.workspace(problem, HOPPER, config) == points.layout.size
+            assert solver.cost(problem, HOPPER, config) > 0
+    assert seen > 15
+
+
+def test_a_small_device_gets_smaller_pieces():
+    """Where an allocation may hold only so much, the tiles are cut."""
+    problem = ConvProblem.parse("fwd_f32_mb64ic256ih56oc256kh3ph1")
+    whole = Winograd().workspace(problem, HOPPER, next(iter(Winograd().configs(problem, HOPPER))))
+    small = dataclasses.replace(HOPPER, max_alloc_size=whole // 3)
+    config = next(iter(Winograd().configs(problem, small)))
+    assert config["pieces"] > 1
+    assert Winograd().workspace(problem, small, config) <= whole // 3
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fwd_f16_mb2ic32ih6oc32kh3ph1", "float32"),
+        ("fwd_f32_nhwc_mb2ic32ih6oc32kh3ph1", "channels first"),
+        ("fwd_f32_ieee_mb2ic32ih6oc32kh3ph1", "math float32 only"),
+        ("fwd_f32_mb2ic64ih6oc64kh3ph1g2", "1 group"),
+        ("fwd_f32_mb2ic32ih6oc32kh5ph2", "3x3 kernels only, got 5x5"),
+        ("fwd_f32_mb2ic32iw6oc32kw3pw1", "3x3 kernels only, got 3"),
+        ("fwd_f32_mb2ic32ih6oc32kh3ph1sh2sw2", "stride"),
+        ("bwd_data_f32_mb2ic32ih6oc32kh3ph1dh2dw2", "dilation"),
+        ("fwd_f32_mb2ic36ih6oc32kh3ph1", "multiples of 8, got 36"),
+        ("fwd_f32_mb2ic8ih6oc32kh3ph1", "32 channels or more"),
+        ("fwd_f32_mb2ic8192ih6oc32kh3ph1", "1e-5"),
+    ],
+)
+def test_refusals_say_why(text, words):
+    assert words in Winograd().limits(ConvProblem.parse(text), HOPPER)
+
+
+def test_on_the_device(queue):
+    """On a GPU with wgmma: every case, its first configurations."""
+    info, solver, ran = runtime.device_info(queue.device), Winograd(), 0
+    for text, _ in CASES:
+        problem = ConvProblem.parse(text)
+        if solver.rejects(problem, info):
+            continue
+        ran += 1
+        for config in list(solver.configs(problem, info))[:2]:
+            plan = solver.plan(queue.context, problem, config)
+            check_plan(queue, problem, plan, f"{problem} {config}", data="real", limit=3e-6)
+    if not ran:
+        pytest.skip(f"no wgmma: {solver.rejects(ConvProblem.parse(CASES[0][0]), info)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -23,6 +24,7 @@ _SHAPES = (
     (128, 128, 2), (64, 128, 1), (192, 128, 3), (128, 64, 2), (64, 64, 1), (192, 64, 3), (128, 96, 2), (128, 192, 2),
     (64, 192, 1),
 )  # fmt: skip
+_DEPTHS = ((64, 4), (64, 3), (32, 6), (32, 5), (32, 4), (32, 3))
 
 
 def seconds(points: Points, units: int) -> float:
@@ -43,8 +45,8 @@ def seconds(points: Points, units: int) -> float:
 
 
 def _tiles(problem: ConvProblem) -> Iterator[PointsTile]:
-    for (bm, bn, wm), stages in itertools.product(_SHAPES, (4, 3)):
-        tile = PointsTile(bm, bn, wm, 1, _FORMAT, stages=stages)
+    for (bm, bn, wm), (bk, stages) in itertools.product(_SHAPES, _DEPTHS):
+        tile = PointsTile(bm, bn, wm, 1, _FORMAT, bk=bk, stages=stages, promote=64 // bk)
         points = Points(problem, tile)
         if points.job.misfit is None and bn < 2 * max(32, points.job.n) and bm < 2 * max(64, points.work.rows):
             yield tile
@@ -62,15 +64,15 @@ def _parts(points: Points, units: int) -> list[int]:
 @functools.lru_cache(maxsize=256)
 def choices(problem: ConvProblem, units: int, limit: int) -> tuple[PointsTile, ...]:
     """Tiles, the fastest by prediction first, then ever smaller pieces; ``limit`` are the bytes of an allocation."""
-    import dataclasses
-
     rated = []
     for tile in _tiles(problem):
         for parts in _parts(Points(problem, tile), units):
             points = Points(problem, dataclasses.replace(tile, split=parts))
-            if points.job.misfit is None and points.layout.size <= limit:
-                rated.append((seconds(points, units), len(rated), points.tile))
-    found = [tile for _, _, tile in sorted(rated)[:_MOST]]
-    if found and problem.direction != "bwd_weights":
-        found += [dataclasses.replace(found[0], pieces=pieces) for pieces in (2, 4, 8)]
+            if points.job.misfit is None:
+                rated.append((seconds(points, units), len(rated), points))
+    best = [points for _, _, points in sorted(rated, key=lambda row: row[:2])]
+    found = [points.tile for points in best if points.layout.size <= limit][:_MOST]
+    if best and problem.direction != "bwd_weights":
+        cut = [Points(problem, dataclasses.replace(best[0].tile, pieces=pieces)) for pieces in (2, 4, 8, 16, 32)]
+        found += [points.tile for points in cut if points.layout.size <= limit]
     return tuple(found)

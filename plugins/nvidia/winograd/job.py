@@ -63,6 +63,11 @@ class PointsJob(Job):
         """Always: the inverse transform reads what the product leaves."""
         return True
 
+    @property
+    def misfit(self) -> str | None:
+        """Why the tile cannot run this problem; None when it can."""
+        return super().misfit if self.format.planes == 2 else "formats of two planes"
+
 
 def points_job(walk: Walk, tile: PointsTile) -> PointsJob:
     """The product's numbers."""

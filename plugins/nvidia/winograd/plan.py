@@ -57,7 +57,7 @@ class WinogradPlan(NvidiaPlan):
 
     def _key(self) -> str:
         problem, tile = self._points.problem, self._points.tile
-        return repr(("nvidia.winograd", tile.points, problem.direction, problem.w_shape, tile.bn, tile.format))
+        return repr(("nvidia.winograd", tile.points, problem.direction, problem.w_shape, tile.bn, tile.bk, tile.format))
 
     def _given(self) -> list[str]:
         return ["workspace", "w" if self._where.constant else "workspace"]
@@ -100,5 +100,5 @@ class WinogradPlan(NvidiaPlan):
         job, where, walk = self.job, self._where, self._points.walk
         text = self._text("weights.cl.mako", f=self._points.work.filter, margin=margin(walk.matrices("g")),
                           weights_at=where.at["w"] // 2, scale_at=where.scale_at["w"] // 4)  # fmt: skip
-        size = (job.slices[0] * 64, -(-job.n_tiles * job.tile.bn // 4) * 4)
+        size = (-(-job.slices[0] * job.tile.bk // 64) * 64, -(-job.n_tiles * job.tile.bn // 4) * 4)
         return Launch(build(self._context, text), "weights", size, (64, 4), ["w", "workspace"], names=OPERANDS)

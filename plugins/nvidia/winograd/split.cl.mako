@@ -1,15 +1,10 @@
-## A float32 as planes of 16-bit numbers; and the search for tensors' scales.
-<% planes, bfloat = job.format.planes, job.format.bfloat %>\
-inline void split(ushort *part, float v) {
-  const int finite = fabs(v) <= 3.4028235e38f;
-#pragma unroll
-  for (int p = 0; p < ${planes}; ++p) {
-    part[p] = narrow(v);
-% if bfloat:
-    if (finite && (part[p] & 0x7fff) == 0x7f80) part[p] = (ushort)(as_uint(v) >> 16);  // rounding up would overflow
-% endif
-    v = finite ? v - widen(part[p]) : 0;  // an infinity has no rest
-  }
+## A float32 as two planes of 16-bit numbers, the larger in the lower half; and the search for tensors' scales.
+#define FIRST(a, b) (((a) & 0xffffu) | (b) << 16)
+#define SECOND(a, b) ((a) >> 16 | ((b) & 0xffff0000u))
+inline uint split(float v) {
+  const ushort high = narrow(v);
+  const float rest = fabs(v) <= 3.4028235e38f ? v - widen(high) : 0;  // an infinity has no rest
+  return high | (uint)narrow(rest) << 16;
 }
 % if searched:
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))

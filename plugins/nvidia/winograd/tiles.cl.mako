@@ -1,21 +1,21 @@
 ## Planes of v[point] = (H d W^T)[point], d a tile of a tensor, for the product: [point][tile][plane][channel].
 ##
-## A work group transforms TILES tiles of CHANNELS channels, a work item one of each. The planes of a row of points pass
+## A work group transforms TILES tiles of CHANNELS channels, a work item one of each. Both planes of a row of points pass
 ## through local memory, so that neighbours read neighbouring pixels (or channels, channels last) and write neighbouring
 ## channels. Tiles beyond the last of this piece are zeros. ``first`` is the piece's first tile.
 <%
 a_h, a_w = d.outputs
 n_h, n_w = d.inputs
-tensor, planes = d.tensor, job.format.planes
+tensor = d.tensor
 steps = tensor.axes
 tiles, channels = 8, 32
-pitch = channels + 8  # spreads the tiles over the banks
+pitch = channels + 4  # spreads the tiles over the banks
 def name(letter, i, j): return f"{letter}{i}_{j}"
 %>\
 #include <convdispatch/vectors.cl>
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
 void tiles(global const REAL *restrict from, global ushort *restrict to, int first) {
-  local uint4 turn[${a_w * planes * tiles * pitch // 8}];
+  local uint4 turn[${a_w * tiles * pitch // 4}];
   const int tid = get_local_id(0);
 % if job.format.scaled:
   local float shared[256];
@@ -67,21 +67,18 @@ ${program(d.matrices[1], [name("h", i, j) for j in range(n_w)], [name("v", i, j)
   barrier(CLK_LOCAL_MEM_FENCE);
 % endif
 % for j in range(a_w):
-  {
-    ushort part[${planes}];
-    split(part, ${name("v", i, j)}${" * scale" if job.format.scaled else ""});
-    for (int p = 0; p < ${planes}; ++p)
-      ((local ushort *)turn)[((${j * planes} + p) * ${tiles} + my_t) * ${pitch} + my_c] = part[p];
-  }
+  ((local uint *)turn)[(${j * tiles} + my_t) * ${pitch} + my_c] = split(${name("v", i, j)}${" * scale" if job.format.scaled else ""});
 % endfor
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (int i = tid; i < ${a_w * planes * tiles * channels // 8}; i += 256) {
-    const int chunk = i % ${channels // 8}, at = get_group_id(0) * ${tiles} + i / ${channels // 8} % ${tiles};
-    const int p = i / ${channels // 8 * tiles} % ${planes}, j = i / ${channels // 8 * tiles * planes};
+  for (int i = tid; i < ${a_w * tiles * channels // 8}; i += 256) {
+    const int chunk = i % ${channels // 8}, line = i / ${channels // 8}, at = get_group_id(0) * ${tiles} + line % ${tiles};
     const int to_c = get_group_id(1) * ${channels} + chunk * 8;
-    if (at < ${d.rows} && to_c < ${d.channels})
-      *(global uint4 *)(to + ${source_at}L + (${i * a_w} + j) * ${src.group}L + (long)at * ${src.pixel} + p * ${src.plane} + to_c) =
-          turn[i / ${channels // 8} * ${pitch // 8} + chunk];
+    if (at < ${d.rows} && to_c < ${d.channels}) {
+      const uint4 low = turn[line * ${pitch // 4} + chunk * 2], high = turn[line * ${pitch // 4} + chunk * 2 + 1];
+      global uint4 *place = (global uint4 *)(to + ${source_at}L + (${i * a_w} + line / ${tiles}) * ${src.group}L + (long)at * ${src.pixel} + to_c);
+      place[0] = (uint4)(FIRST(low.x, low.y), FIRST(low.z, low.w), FIRST(high.x, high.y), FIRST(high.z, high.w));
+      place[${src.plane // 8}] = (uint4)(SECOND(low.x, low.y), SECOND(low.z, low.w), SECOND(high.x, high.y), SECOND(high.z, high.w));
+    }
   }
 % endfor
 }

@@ -6,7 +6,7 @@
 a_h, a_w = walk.alpha
 k_h, k_w = walk.taps
 g_h, g_w = walk.matrices("g")
-planes, t = job.format.planes, job.tile
+t = job.tile
 turned = walk.problem.direction == "bwd_data"
 s_m, s_k, s_tap = f.strides
 slices = job.slices[0]
@@ -25,10 +25,11 @@ void weights(global const REAL *restrict w, global ushort *restrict to) {
   if (k == 0 && n == 0) scales[0] = unscale_of(exponent, ${margin});
   const float scale = scale_of(exponent, ${margin});
 % endif
-  if (n >= ${job.n_tiles * t.bn}) return;
+  if (n >= ${job.n_tiles * t.bn} || k >= ${slices * t.bk}) return;
   const int exists = n < ${f.m} && k < ${f.k};
   w += exists ? (long)n * ${s_m} + (long)k * ${s_k} : 0;
-  to += ${weights_at}L + ((long)(k / 64) * ${job.n_tiles} + n / ${t.bn}) * ${job.weight_slice} + n % ${t.bn} * 64 + ((k % 64 / 8 ^ n % ${t.bn} % 8) << 3) + k % 8;
+  const int row = n % ${t.bn}, chunk = k % ${t.bk} / 8 ^ ${"row % 8" if t.bk == 64 else "row / 2 % 4"};
+  to += ${weights_at}L + ((long)(k / ${t.bk}) * ${job.n_tiles} + n / ${t.bn}) * ${job.weight_slice} + row * ${t.bk} + (chunk << 3) + k % 8;
 % for i in range(k_h):
 % for j in range(k_w):
 <% tap = (k_h - 1 - i) * k_w + k_w - 1 - j if turned else i * k_w + j %>\
@@ -42,9 +43,9 @@ ${program(g_h, [name("d", i, j) for i in range(k_h)], [name("h", i, j) for i in 
 ${program(g_w, [name("h", i, j) for j in range(k_w)], [name("v", i, j) for j in range(a_w)], "float")}
 % for j in range(a_w):
   {
-    ushort part[${planes}];
-    split(part, ${name("v", i, j)}${" * scale" if job.format.scaled else ""});
-    for (int p = 0; p < ${planes}; ++p) to[${(i * a_w + j) * slices * job.n_tiles * job.weight_slice}L + p * ${t.bn * 64}] = part[p];
+    const uint both = split(${name("v", i, j)}${" * scale" if job.format.scaled else ""});
+    to[${(i * a_w + j) * slices * job.n_tiles * job.weight_slice}L] = (ushort)both;
+    to[${(i * a_w + j) * slices * job.n_tiles * job.weight_slice + t.bn * t.bk}L] = (ushort)(both >> 16);
   }
 % endfor
 % endfor
