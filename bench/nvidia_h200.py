@@ -44,6 +44,8 @@ def main() -> None:
 
 
 _WORKER: dict = {}
+_TRIED = ("nvidia.tma", "nvidia.wgmma", "nvidia.winograd")
+"""Solvers of which several configurations are tried."""
 
 
 def _begin(dtype: str, options: dict) -> None:
@@ -94,7 +96,7 @@ def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
         if why:
             row["notes"].append(f"{each.name}: {why}")
             continue
-        most = options["tries"] if each.name in ("nvidia.tma", "nvidia.wgmma") else min(1, options["tries"])
+        most = options["tries"] if each.name in _TRIED else min(1, options["tries"])
         for config in itertools.islice(each.configs(problem, bench.info), most):
             offers.append((each.cost(problem, bench.info, config) or 1e30, each, dict(config)))
     offers += _known(problem, bench, options["known"])
@@ -187,7 +189,7 @@ def _begin_torch() -> None:
 @click.option("--direction", "directions", multiple=True, default=DIRECTIONS)
 @click.option("--layer", "layers", multiple=True, help="Only layers of these names.")
 @click.option("--solver", default="nvidia.*,winograd.*,fft.*,implicitgemm.*", show_default=True, help="Globs.")
-@click.option("--tries", default=2, show_default=True, help="Configurations of nvidia.tma and .wgmma; others: one.")
+@click.option("--tries", default=2, show_default=True, help="Configurations of each solver in _TRIED; others: one.")
 @click.option("--near", default=2.0, show_default=True, help="Tried if predicted within so many times of the least.")
 @click.option("--known", default=None, help="JSON of an earlier run, whose two fastest of a problem are tried too.")
 @click.option("--math", default="float32", show_default=True)

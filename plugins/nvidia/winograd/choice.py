@@ -17,7 +17,7 @@ __all__ = ["choices", "seconds"]
 
 _CLOCK = 1.7e9
 _LAUNCH = 5.0e-6  # seconds, with the pause before it
-_MEMORY, _SPLIT, _INVERSE = 3.6e12, 3.0e12, 3.8e12  # bytes a second: of a plain pass, into planes, out of products
+_MEMORY, _SPLIT, _INVERSE = 3.3e12, 2.8e12, 3.6e12  # bytes a second: of a plain pass, into planes, out of products
 _FORMAT = "half2"
 _MOST = 16
 _SHAPES = (

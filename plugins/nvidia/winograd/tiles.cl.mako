@@ -15,7 +15,7 @@ def name(letter, i, j): return f"{letter}{i}_{j}"
 #include <convdispatch/vectors.cl>
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
 void tiles(global const REAL *restrict from, global ushort *restrict to, int first) {
-  local uint4 turn[${a_w * tiles * pitch // 4}];
+  local uint4 turn[2][${a_w * tiles * pitch // 4}];  // a row's readers and the next row's writers need no barrier between
   const int tid = get_local_id(0);
 % if job.format.scaled:
   local float shared[256];
@@ -63,18 +63,15 @@ ${program(d.matrices[0], [name("d", i, j) for i in range(n_h)], [name("h", i, j)
 % endfor
 % for i in range(a_h):
 ${program(d.matrices[1], [name("h", i, j) for j in range(n_w)], [name("v", i, j) for j in range(a_w)], "float")}
-% if i:
-  barrier(CLK_LOCAL_MEM_FENCE);
-% endif
 % for j in range(a_w):
-  ((local uint *)turn)[(${j * tiles} + my_t) * ${pitch} + my_c] = split(${name("v", i, j)}${" * scale" if job.format.scaled else ""});
+  ((local uint *)turn[${i % 2}])[(${j * tiles} + my_t) * ${pitch} + my_c] = split(${name("v", i, j)}${" * scale" if job.format.scaled else ""});
 % endfor
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int i = tid; i < ${a_w * tiles * channels // 8}; i += 256) {
     const int chunk = i % ${channels // 8}, line = i / ${channels // 8}, at = get_group_id(0) * ${tiles} + line % ${tiles};
     const int to_c = get_group_id(1) * ${channels} + chunk * 8;
     if (at < ${d.rows} && to_c < ${d.channels}) {
-      const uint4 low = turn[line * ${pitch // 4} + chunk * 2], high = turn[line * ${pitch // 4} + chunk * 2 + 1];
+      const uint4 low = turn[${i % 2}][line * ${pitch // 4} + chunk * 2], high = turn[${i % 2}][line * ${pitch // 4} + chunk * 2 + 1];
       global uint4 *place = (global uint4 *)(to + ${source_at}L + (${i * a_w} + line / ${tiles}) * ${src.group}L + (long)at * ${src.pixel} + to_c);
       place[0] = (uint4)(FIRST(low.x, low.y), FIRST(low.z, low.w), FIRST(high.x, high.y), FIRST(high.z, high.w));
       place[${src.plane // 8}] = (uint4)(SECOND(low.x, low.y), SECOND(low.z, low.w), SECOND(high.x, high.y), SECOND(high.z, high.w));
