@@ -48,7 +48,8 @@ def _tiles(problem: ConvProblem) -> Iterator[PointsTile]:
     for (bm, bn, wm), (bk, stages) in itertools.product(_SHAPES, _DEPTHS):
         tile = PointsTile(bm, bn, wm, 1, _FORMAT, bk=bk, stages=stages, promote=64 // bk)
         points = Points(problem, tile)
-        if points.job.misfit is None and bn < 2 * max(32, points.job.n) and bm < 2 * max(64, points.work.rows):
+        rows = points.work.rows if points.job.data else points.work.m
+        if points.job.misfit is None and bn < 2 * max(64, points.job.n) and bm < 2 * max(64, rows):
             yield tile
 
 

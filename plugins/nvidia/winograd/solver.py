@@ -18,7 +18,7 @@ from .plan import WinogradPlan
 
 __all__ = ["Winograd"]
 
-_LEAST, _POINTS = 32, 4
+_LEAST, _POINTS = 8, 4
 
 
 class Winograd(TensorCores):
