@@ -70,5 +70,5 @@ def formats(problem: ConvProblem) -> tuple[str, ...]:
     if problem.dtype == "float32":
         names = _FOR_MATH[problem.math]
         tiled = (problem.kh, problem.kw, problem.sh, problem.sw) == (3, 3, 1, 1)
-        return ("half2", "bfloat2", "bfloat3") if problem.math == "float32" and tiled else names
+        return _FOR_MATH["ieee"] if problem.math == "float32" and tiled else names
     return (problem.dtype,) if problem.dtype in FORMATS else ()

@@ -40,6 +40,7 @@ _SUMMED = 1.5  # passes over the parts of a sum, of write and read
 _MOST = 40  # choices offered
 _JOIN_BELOW = 256  # columns of joined phases
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+_PROMOTED = {"ieee": 64, "float32": 192}  # products a tensor core adds, toward zero, before a float32 register does
 
 
 @dataclass(frozen=True)
@@ -152,18 +153,19 @@ def _shapes(problem: ConvProblem, engine: str, exact: bool, joined: bool) -> Ite
 def _tiles(problem: ConvProblem, engine: str, name: str, units: int) -> Iterator[Tile]:
     exact = FORMATS[name].exact
     data = problem.direction != "bwd_weights"
+    promoted = _PROMOTED["ieee" if problem.math == "ieee" else "float32"]
     joins = (False, True) if _joinable(problem) else (False,)
     for joined, (bm, bn, wm, wn) in ((j, shape) for j in joins for shape in _shapes(problem, engine, exact, j)):
         windows = (True, False) if data and window(walk(problem, joined)) is not None else (False,)
         for bk, stages in ((64, 3), (64, 4), (32, 4), (32, 5), (32, 6)) if engine == "wgmma" else ((32, 3), (32, 2)):
             for in_window in windows:
-                tile = Tile(bm, bn, wm, wn, name, engine, bk, stages, 1, in_window, joined, 192 // bk)
+                tile = Tile(bm, bn, wm, wn, name, engine, bk, stages, 1, in_window, joined, promoted // bk)
                 job = Job(problem, tile)
                 if job.misfit is not None:
                     continue
                 yield tile
                 for split in _parts(job, units):
-                    cut = Tile(bm, bn, wm, wn, name, engine, bk, stages, split, in_window, joined, 192 // bk)
+                    cut = Tile(bm, bn, wm, wn, name, engine, bk, stages, split, in_window, joined, promoted // bk)
                     if Job(problem, cut).misfit is None:
                         yield cut
 

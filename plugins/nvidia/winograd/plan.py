@@ -92,7 +92,7 @@ class WinogradPlan(NvidiaPlan):
         runs = [(j, 1) for j in range(data.inputs[1])] if data.tensor.nhwc else data.runs
         text = self._text("tiles.cl.mako", d=data, src=source, runs=runs, margin=margin(data.matrices),
                           source_at=where.at[inner] // 2, scale_at=where.scale_at[inner] // 4)  # fmt: skip
-        size = (-(-data.channels // 32) * 256, -(-data.rows // 8))
+        size = (-(-data.rows // 8) * 256, -(-data.channels // 32))
         given = [operand, "workspace", np.int32(first)]
         return Launch(build(self._context, text), "tiles", size, (256, 1), given, names=OPERANDS)
 
