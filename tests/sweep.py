@@ -16,7 +16,7 @@ import traceback
 import checking
 
 import convdispatch
-from convdispatch import ConvProblem, shapes
+from convdispatch import ConvProblem, runtime, shapes
 from convdispatch.api.problem import DIRECTIONS
 
 
@@ -60,7 +60,7 @@ def sweep_one(problem: ConvProblem, solver: str | None, choices: argparse.Namesp
     """Check one problem; ``passed``, ``refused`` or ``failed``, the latter with its reason printed."""
     try:
         with convdispatch.policy(solver=solver):
-            if convdispatch.explain(problem).chosen is None:
+            if checking.first_choice(problem, runtime.default_device()) is None:
                 return "refused"
         checking.check(problem, solver=solver, data=choices.data)
     except Exception as error:
