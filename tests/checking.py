@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 import convdispatch
-from convdispatch import reference, runtime
+from convdispatch import dispatch, reference, runtime
+from convdispatch.api.errors import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.derivation import named
 from convdispatch.loader import plugins
@@ -76,7 +77,9 @@ def make_operands(problem: ConvProblem, data: str = "integer", seed: int = 0) ->
         }
         operands = Operands(**arrays)
         expected = reference.compute(problem, **arrays)
-        sums = reference.compute(plain, **{name: arrays[name] for name in arrays if name in "xwy"})
+        sums = expected
+        if plain != problem:
+            sums = reference.compute(plain, **{name: arrays[name] for name in arrays if name in "xwy"})
         largest = max(np.abs(expected).max(initial=0), np.abs(sums).max(initial=0) + 8)
         if largest <= _EXACT_LIMIT[problem.dtype]:
             return operands, expected
@@ -196,7 +199,7 @@ def check(
     out = Guarded(blank, on_device, offset)
     pin = convdispatch.policy(solver=solver, fallback=False) if solver else contextlib.nullcontext()
     with pin:
-        chosen = convdispatch.explain(problem, queue.device).chosen
+        chosen = first_choice(problem, queue.device)
         result = call(
             problem, {name: guarded.array for name, guarded in given.items()}, out.array, queue if on_device else None
         )
@@ -208,6 +211,14 @@ def check(
     _, got = out.read()
     limit = limit_of(problem, chosen, data, tolerance)
     return compare(got, expected, limit, f"{chosen}, {data} data", rerun(problem, chosen, seed))
+
+
+def first_choice(problem: ConvProblem, device: Any) -> str | None:
+    """The solver that would run, or None; in a third of the time in which explain asks all others for their reasons."""
+    try:
+        return dispatch.rank(problem, runtime.device_info(device))[0].solver.name
+    except NoSolver:
+        return None
 
 
 def limit_of(problem: ConvProblem, chosen: str, data: str = "integer", tolerance: float | None = None) -> float:

@@ -89,18 +89,12 @@ def item_by_item(monkeypatch):
 
     A barrier that is missing shows as well, and the compiler makes one form of each kernel instead of two.
     """
-    import pyopencl as cl
+    from as_gpu import hinted
 
     from convdispatch import kernels
 
     compiled = kernels._compile
-
-    def hinted(context, text, options):
-        on_cpu = all(device.type & cl.device_type.CPU for device in context.devices)
-        hint = "#define kernel __attribute__((vec_type_hint(float16))) kernel\n" if on_cpu else ""
-        return compiled(context, hint + text, options)
-
-    monkeypatch.setattr(kernels, "_compile", hinted)
+    monkeypatch.setattr(kernels, "_compile", lambda c, text, options: compiled(c, hinted(c, text), options))
 
 
 @pytest.fixture

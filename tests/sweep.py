@@ -8,6 +8,7 @@ Solvers that refuse a problem are passed over. Exit status 1 when a check failed
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 import traceback
@@ -15,7 +16,7 @@ import traceback
 import checking
 
 import convdispatch
-from convdispatch import ConvProblem, shapes
+from convdispatch import ConvProblem, runtime, shapes
 from convdispatch.api.problem import DIRECTIONS
 
 
@@ -24,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("problems", nargs="*", help="ConvProblem texts")
     parser.add_argument("--table", action="append", default=[], help="shape table; may repeat")
-    parser.add_argument("--solver", default=None)
+    parser.add_argument("--solver", action="append", help="name or glob; may repeat: one sweep after another")
     parser.add_argument("--directions", default="fwd,bwd_data,bwd_weights")
     parser.add_argument("--layouts", default="nchw,nhwc")
     parser.add_argument("--dtypes", default="float32")
@@ -45,23 +46,23 @@ def main() -> int:
     ]
     assert set(choices.directions.split(",")) <= set(DIRECTIONS)
     counts = {"passed": 0, "refused": 0, "failed": 0}
-    for problem in problems[:: choices.every]:
-        print(f"{problem}", end=" ", flush=True)
+    for solver, problem in itertools.product(choices.solver or [None], problems[:: choices.every]):
+        print(*filter(None, (solver, str(problem))), end=" ", flush=True)
         start = time.perf_counter()
-        outcome = sweep_one(problem, choices)
+        outcome = sweep_one(problem, solver, choices)
         counts[outcome] += 1
         print(f"{outcome} {time.perf_counter() - start:.2f} s", flush=True)
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()), flush=True)
     return int(counts["failed"] > 0 or counts["passed"] == 0)
 
 
-def sweep_one(problem: ConvProblem, choices: argparse.Namespace) -> str:
+def sweep_one(problem: ConvProblem, solver: str | None, choices: argparse.Namespace) -> str:
     """Check one problem; ``passed``, ``refused`` or ``failed``, the latter with its reason printed."""
     try:
-        with convdispatch.policy(solver=choices.solver):
-            if convdispatch.explain(problem).chosen is None:
+        with convdispatch.policy(solver=solver):
+            if checking.first_choice(problem, runtime.default_device()) is None:
                 return "refused"
-        checking.check(problem, solver=choices.solver, data=choices.data)
+        checking.check(problem, solver=solver, data=choices.data)
     except Exception as error:
         if choices.traceback:
             traceback.print_exc()

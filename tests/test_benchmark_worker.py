@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from convdispatch import dispatch, loader, perfdb, runtime
 from convdispatch.api.problem import ConvProblem
 from convdispatch.benchmark import run
+from convdispatch.benchmark.peaks import Peak, Roof
 from convdispatch.benchmark.report import load
 from convdispatch.benchmark.worker import Worker
 from convdispatch.cli import main, options
@@ -88,6 +90,14 @@ def solvers(monkeypatch, tmp_path, device):
     reset()
 
 
+@pytest.fixture
+def roofs(monkeypatch):
+    """Ceilings that are known: a child measures them for 2 seconds, and one test that it does is enough."""
+    known = Roof("float32", Peak(1e12, "told"), Peak(1e11, "told"))
+    monkeypatch.setattr(Worker, "roof", lambda self, dtype: asdict(known))
+    monkeypatch.setattr(run, "measure_roof", lambda device, dtype: known)
+
+
 def entries(*texts):
     return {"net": [Entry(text, ConvProblem.parse(text), 1) for text in texts]}
 
@@ -106,7 +116,7 @@ def test_a_crash_and_a_hang_cost_one_candidate_each(solvers, device):
         assert rows["faulty.hangs"] == ("failed", "a process was lost: it gave no answer within 6 s")
 
 
-def test_a_lost_device_costs_the_candidate_that_lost_it(solvers, device):
+def test_a_lost_device_costs_the_candidate_that_lost_it(solvers, device, roofs):
     solvers(ODD="odd.good=1,odd.loses=1,odd.zealous=1")
     report = run.run(entries(TINY, OTHER), device, isolate=True, budget_ms=3000)
     found = report.measured[str(ConvProblem.parse(TINY))]
@@ -118,7 +128,7 @@ def test_a_lost_device_costs_the_candidate_that_lost_it(solvers, device):
     assert report.measured[str(ConvProblem.parse(OTHER))].best_ms > 0
 
 
-def test_nobody_survives(solvers, device):
+def test_nobody_survives(solvers, device, roofs):
     solvers(FAULTS="crashes")
     (found,) = run.run(entries(TINY), device, isolate=True, budget_ms=3000).measured.values()
     assert found.best is None
@@ -157,14 +167,14 @@ def test_a_killed_benchmark_leaves_its_json(solvers, device, tmp_path):
     assert report.measured
 
 
-def test_regret_is_asked_of_the_child(solvers, device):
+def test_regret_is_asked_of_the_child(solvers, device, roofs):
     solvers(FAULTS="good,slow")
     report = run.run(entries(TINY, OTHER), device, isolate=True, regret=True, budget_ms=4000)
     assert report.regret["immediate"]["count"] == report.regret["neighbours"]["count"] == 2
     assert report.regret["immediate"]["geomean"] >= 1
 
 
-def test_the_child_has_the_session_s_settings(solvers, device):
+def test_the_child_has_the_session_s_settings(solvers, device, roofs):
     solvers(FAULTS="good")
     here = run.run(entries(TINY), device, search=False)
     there = run.run(entries(TINY), device, search=False, isolate=True)
@@ -213,7 +223,7 @@ def test_compiling_ahead_ends_with_its_time(solvers, device):
     assert time.monotonic() - began < 3
 
 
-def test_the_command_compiles_ahead(solvers, device, tmp_path):
+def test_the_command_compiles_ahead(solvers, device, roofs, tmp_path):
     solvers(ODD="odd.a=2")
     report = run.run(entries(TINY), device, isolate=True, jobs=2, budget_ms=20000)
     assert report.measured
@@ -274,7 +284,7 @@ class Peer:
 """
 
 
-def test_a_peer_that_dies_costs_itself(solvers, device, tmp_path, monkeypatch):
+def test_a_peer_that_dies_costs_itself(solvers, device, roofs, tmp_path, monkeypatch):
     solvers(FAULTS="good")
     (tmp_path / "deadly_peer.py").write_text(PEER)
     (tmp_path / "sitecustomize.py").write_text(

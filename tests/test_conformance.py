@@ -20,7 +20,7 @@ from convdispatch.conformance.checks import CHECKS, LONG
 from convdispatch.conformance.outcome import Report, load
 from convdispatch.conformance.page import render
 from convdispatch.conformance.session import Kit
-from convdispatch.conformance.verify import select, verify
+from convdispatch.conformance.verify import verify
 from convdispatch.runtime import device_info
 
 HERE = Path(__file__).parent
@@ -205,48 +205,6 @@ def test_the_list_is_printed():
     assert levels.digest() in done.output
 
 
-CRASHING = """
-import os, time
-from convdispatch_im2col import Im2col
-from convdispatch.api import hookimpl
-
-class Deadly(Im2col):
-    name = "deadly.one"
-
-    def rejects(self, problem, device):
-        if problem.kh == 1 and problem.sh == 2:
-            os.abort()
-        if problem.kh == 1 and problem.dh == 2:
-            time.sleep(100)
-        return "nothing else" if problem.mb == 3 or problem.kh != 1 else super().rejects(problem, device)
-
-@hookimpl
-def convdispatch_solvers():
-    return [Deadly()]
-"""
-
-
-def test_a_crash_costs_its_case_only(device, tmp_path, monkeypatch):
-    folder = tmp_path / "plugins"
-    folder.mkdir()
-    (folder / "deadly.py").write_text(CRASHING)
-    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(folder))
-    monkeypatch.setattr("convdispatch.conformance.verify.TIMEOUT_S", 20)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    loader.reload()
-    try:
-        report = verify("deadly", "core", case="1x1*", jobs=2)
-    finally:
-        monkeypatch.undo()
-        loader.reload()
-    found = {outcome.case: outcome for outcome in report.outcomes}
-    assert len(found) == len(select("core", "1x1*"))
-    assert found["1x1_s2"].reason == "it was killed by SIGABRT"
-    assert found["1x1_s2"].solver == "deadly.one"
-    assert found["1x1_dilated"].reason == "it did not end within 20 s"
-    assert found["1x1_padded"].status == "passed"
-
-
 # --- through pytest ---------------------------------------------------------------------------------------------------
 
 
@@ -262,12 +220,15 @@ def run_pytest(solver_folder: Path, plugin: str, *arguments: str) -> subprocess.
     )
 
 
-def test_pytest_runs_the_kit(device):
-    done = run_pytest(HERE / "shoddy_plugin", "shoddy", "-k", "3x3_grouped and not bwd", "--conformance-level", "core")
+def test_pytest_runs_the_kit(device, tmp_path):
+    """The sound solver and one that is broken: others wait seconds for what never comes."""
+    source = (HERE / "shoddy_plugin" / "shoddy.py").read_text()
+    (tmp_path / "shoddy.py").write_text(source + "\n\nFAULTS = {'ignores_group': 'values'}\n")
+    done = run_pytest(tmp_path, "shoddy", "-k", "3x3_grouped and not bwd", "--conformance-level", "core")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "shoddy.ignores_group: values:" in done.stdout
     assert "convdispatch verify shoddy --solver 'shoddy.ignores_group' --case '3x3_grouped'" in done.stdout
-    done = run_pytest(HERE / "shoddy_plugin", "im2col", "-k", "1x1_of_1x1", "--conformance-level", "core")
+    done = run_pytest(tmp_path, "im2col", "-k", "1x1_of_1x1", "--conformance-level", "core")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
 

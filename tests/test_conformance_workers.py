@@ -62,13 +62,13 @@ def deadly(tmp_path, monkeypatch):
 
 def test_one_solver_s_death_costs_nobody_else_a_case(device, deadly):
     names = {case.name for case in select("core", "1x1*")}
-    report = verify("deadly", "core", case="1x1*", jobs=2, timeout_s=15)
+    report = verify("deadly", "core", case="1x1*", jobs=2, timeout_s=10)
     assert report.unasked == []
     for solver in ("deadly.a", "deadly.b", "deadly.c", "deadly.d"):
         assert {o.case for o in report.of(solver=solver)} == names
     failed = {(o.solver, o.case): o.reason for o in report.of(status="failed")}
     assert failed.pop(("deadly.a", "1x1_s2")) == "it was killed by SIGABRT"
-    assert failed.pop(("deadly.a", "1x1_dilated")) == "it did not end within 15 s"
+    assert failed.pop(("deadly.a", "1x1_dilated")) == "it did not end within 10 s"
     # What took its device with it failed its own padded cases; those behind it ran in a new process.
     assert {solver for solver, _ in failed} == {"deadly.c"}
     padded = {case.name for case in select("core", "1x1*") if case.problem.ph}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import types
 from collections import Counter
 
 import numpy as np
 import pytest
+from as_gpu import as_gpu
 from checking import compare
 from small_net import normal
 
-from convdispatch import runtime
 from convdispatch.kernels import Launch
 from convdispatch.nn import Parameter, Tape, batch_norm, capture, functional
 from convdispatch.tensor import Tensor
@@ -29,9 +27,7 @@ SHAPES = {
 @pytest.fixture(params=["a group a channel", "channels shared"])
 def gpu(request, monkeypatch):
     """As a GPU: small channels, and those that several groups share."""
-    known = {name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")}
-    known["device_info"] = lambda device: dataclasses.replace(runtime.device_info(device), type="gpu", compute_units=4)
-    monkeypatch.setattr(batch_norm, "runtime", types.SimpleNamespace(**known))
+    as_gpu(monkeypatch, batch_norm, compute_units=4)
     if request.param == "channels shared":
         monkeypatch.setattr(batch_norm, "_SMALL", 0)
         monkeypatch.setattr(batch_norm, "_LARGE", 0)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import types
-
 import numpy as np
 import pytest
+from as_gpu import as_gpu
 from small_net import normal
 
-from convdispatch import runtime
 from convdispatch.nn import Tape, functional, pooling
 from convdispatch.tape import Rectified
 from convdispatch.tensor import Tensor
@@ -36,9 +33,7 @@ WINDOWS = {  # kernel, stride, padding, dilation, ceil_mode, height, width
 @pytest.fixture
 def pooled(queue, monkeypatch):
     """``pooled(run, ...)``: a pooling and its gradient as a GPU computes them with so many neighbours at most."""
-    known = {name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")}
-    known["device_info"] = lambda device: dataclasses.replace(runtime.device_info(device), type="gpu")
-    monkeypatch.setattr(pooling, "runtime", types.SimpleNamespace(**known))
+    as_gpu(monkeypatch, pooling)
 
     def compute(run, function, x, dy, gated, start):
         monkeypatch.setattr(pooling, "_RUN", run)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import timeit
-import types
 
 import numpy as np
 import pytest
+from as_gpu import as_gpu
 
 from convdispatch import runtime
 from convdispatch.api.errors import InvalidArgument
@@ -359,9 +358,7 @@ def test_concatenation(queue, axis):
 @pytest.fixture
 def gpu(monkeypatch):
     """Concatenation as a GPU does it."""
-    known = {name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")}
-    known["device_info"] = lambda device: dataclasses.replace(runtime.device_info(device), type="gpu")
-    monkeypatch.setattr(joining, "runtime", types.SimpleNamespace(**known))
+    as_gpu(monkeypatch, joining)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "float64"])

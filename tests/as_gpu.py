@@ -1,0 +1,31 @@
+"""Modules that make kernels as for a GPU, on whatever device there is: run item by item, as ``item_by_item`` says."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any
+
+import pyopencl as cl
+import pytest
+
+from convdispatch import kernels, runtime
+
+HINT = "#define kernel __attribute__((vec_type_hint(float16))) kernel\n"
+"""Before a kernel's text: work items run one after another on a CPU, and its compiler makes one form, not two."""
+
+
+def hinted(context: cl.Context, text: str) -> str:
+    """The text with the hint, where a CPU runs it."""
+    return (HINT if all(device.type & cl.device_type.CPU for device in context.devices) else "") + text
+
+
+def as_gpu(monkeypatch: pytest.MonkeyPatch, *modules: types.ModuleType, **changes: Any) -> None:
+    """Let each module think that the device is a GPU; ``changes`` are to what else is known of it."""
+    known = {name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")}
+    known["device_info"] = lambda device: dataclasses.replace(runtime.device_info(device), type="gpu", **changes)
+    for module in modules:
+        monkeypatch.setattr(module, "runtime", types.SimpleNamespace(**known))
+        monkeypatch.setattr(
+            module, "build", lambda context, text, options=(): kernels.build(context, hinted(context, text), options)
+        )
