@@ -25,6 +25,8 @@ from convdispatch import ConvProblem, reference, runtime, shapes
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 
+pytestmark = pytest.mark.usefixtures("item_by_item")
+
 HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
 SMALL = {"bm": 32, "bn": 32, "wm": 1, "wn": 1}
 WARPS = {"bm": 32, "bn": 32, "wm": 2, "wn": 2}
