@@ -13,6 +13,7 @@ many streams through few channels.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import sys
 import threading
@@ -42,8 +43,8 @@ _FLAGS, _APART = 1024, 64
 """Flags made at a time, and the bytes from one to the next: a cache line's, since each has a writer of its own."""
 _TOGETHER = 8
 """Pieces of brief work whose events one call completes, at most."""
-_LOOK = 2e-5
-"""Seconds between two looks whether a call that was put off is due."""
+_LOOK, _SELDOM = 2e-5, 1e-3
+"""Seconds between two looks whether a call that was put off is due; ever more where none is, at most the second."""
 _bridges: dict[Any, Bridge] = {}
 _lanes: dict[Any, _Lanes] = {}
 _lock = threading.Lock()
@@ -214,10 +215,10 @@ class Bridge:
         """Whether a call was put off and is still to be made."""
         return self._put_off is not None
 
-    def catch_up(self) -> None:
-        """Make the call that was put off, once the one before has come."""
+    def catch_up(self, now: bool = False) -> None:
+        """Make the call that was put off, once the one before has come, or ``now``."""
         with self:
-            if self._put_off is None or self._call_to_come():
+            if self._put_off is None or (self._call_to_come() and not now):
                 return
             finished, words, _ = self._put_off
             try:
@@ -266,17 +267,27 @@ def _watch(bridge: Bridge) -> None:
 
 
 def _look_after() -> None:
+    pause = _LOOK
     while True:
         with _to_watch:
             while not _watched:
                 _to_watch.wait()
             bridges = list(_watched)
+        pause = min(1.5 * pause, _SELDOM)
         for bridge in bridges:
             bridge.catch_up()  # without the lock, which is taken inside a bridge's own
             with _to_watch:
                 if not bridge.behind:
                     _watched.discard(bridge)
-        time.sleep(_LOOK)
+                    pause = _LOOK
+        time.sleep(pause)
+
+
+@atexit.register
+def _settle() -> None:
+    """Make every call that was put off: nobody looks after them when the interpreter ends, and drivers may wait."""
+    for bridge in list(_watched):
+        bridge.catch_up(now=True)
 
 
 def _lanes_of(context: cl.Context, device: cl.Device) -> _Lanes | None:

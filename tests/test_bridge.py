@@ -176,6 +176,22 @@ def test_brief_work_shares_a_call(bridges):
     assert not held
 
 
+def test_nothing_is_left_at_the_end(bridges):
+    """When the interpreter ends, calls that were put off are made at once."""
+    _, across = bridges(out_of_order=True)
+    held = bridges.cuda.held = []
+    with across:
+        for _ in range(3):
+            across.enter()
+            last = across.leave(brief=True)
+    bridge._settle()
+    assert not across.behind
+    assert len(held) == 2
+    for call in held:
+        call()
+    last.wait()
+
+
 def test_a_device_that_goes_leaves_nobody_waiting(bridges):
     import pyopencl as cl
 
