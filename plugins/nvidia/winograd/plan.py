@@ -29,31 +29,32 @@ class WinogradPlan(NvidiaPlan):
         self._where = where  # type: ignore[assignment]
         self._common = self.job.problem.macros() + f"#define OUT_INDEX {self.job.out_index}\n"
         self._common += "#define EMULATE 1\n" * emulate
-        self._context = context
-        passes, product = Passes(context, points.work), self._product(context)
-        weights = [self._weights()] if self.job.data else []
-        steps, packers = [], []
-        searched = [("y" if problem.direction == "bwd_data" else "x", "x")]
-        if not self.job.data:
-            searched.append(("y", "y"))
-        if where.constant:
-            packers = [*self._scales([("w", "w")]), *weights]
+        self._context, self._passes, self._products = context, Passes(context, points.work), self._product(context)
+        steps, packers = self._data() if self.job.data else (self._gradient(), [])
+        key = self._key() if where.packed_size else None
+        StepPlan.__init__(self, where.size, steps, where.packed_size, packers, key)
+
+    def _data(self) -> tuple[list[Launch], list[Launch]]:
+        """Weights into planes; then, a piece of the tiles after the other, tiles, products and the way out. And what
+        packs constant weights."""
+        points, work = self._points, self._points.work
+        operand = "y" if points.problem.direction == "bwd_data" else "x"
+        weights, packers = [self._weights()], []
+        if self._where.constant:
+            packers, steps = [*self._scales([("w", "w")]), *weights], self._scales([(operand, "x")])
         else:
-            searched += [("w", "w")] * len(weights)
-        steps += self._scales(searched) + ([] if where.constant else weights)
-        for piece in range(points.tile.pieces):
-            at = piece * points.work.piece
-            steps.append(self._tiles(points.work.source, searched[0][0], "x", at))
-            if not self.job.data:
-                steps.append(self._tiles(points.work.gradient, "y", "y", at))
-            steps.append(product)
-            if self.job.data:
-                steps.append(passes.inverse(at))
-        if not self.job.data:
-            steps += [passes.parts()] if points.tile.split > 1 else []
-            steps.append(passes.inverse(0))
-        StepPlan.__init__(self, where.size, steps, where.packed_size, packers,
-                          self._key() if where.packed_size else None)  # fmt: skip
+            steps = [*self._scales([(operand, "x"), ("w", "w")]), *weights]
+        for first in range(0, points.tile.pieces * work.piece, work.piece):
+            steps += [self._tiles(work.source, operand, "x", first), self._products, self._passes.inverse(first)]
+        return steps, packers
+
+    def _gradient(self) -> list[Launch]:
+        """Tiles of both tensors, products, the sum of their parts, and the way out."""
+        work = self._points.work
+        steps = [*self._scales([("x", "x"), ("y", "y")]), self._tiles(work.source, "x", "x", 0)]
+        steps += [self._tiles(work.gradient, "y", "y", 0), self._products]
+        steps += [self._passes.parts()] if self._points.tile.split > 1 else []
+        return [*steps, self._passes.inverse(0)]
 
     def _key(self) -> str:
         problem, tile = self._points.problem, self._points.tile
