@@ -28,6 +28,10 @@ CASES = [
     ("fwd_f32_mb1ic72ih6iw6oc40kh3ph1+constant", {"bn": 24, "promote": 3}),
     ("fwd_f32_mb2ic40ih4iw4oc32kh3ph1", {"bk": 32, "bn": 32, "promote": 2}),
     ("fwd_f32_mb2ic8ih8iw8oc8kh3ph0pw0ph_r1pw_r1", {"bn": 8}),
+    ("fwd_f32_nhwc_mb2ic40ih9iw6oc72kh3ph1+bias+residual+relu", {}),
+    ("fwd_f32_nhwc_mb2ic32ih5iw10oc24kh3ph0pw2+accumulate", {"bn": 24, "pieces": 3}),
+    ("bwd_data_f32_nhwc_mb1ic32ih6iw7oc40kh3ph1+constant", {"bn": 32, "bk": 32}),
+    ("bwd_weights_f32_nhwc_mb8ic40ih9iw10oc32kh3ph1", {"split": 2}),
     ("bwd_data_f32_mb2ic40ih7iw10oc32kh3ph1", {}),
     ("bwd_data_f32_mb1ic32ih6iw6oc72kh3ph2pw1+constant", {"bn": 32}),
     ("bwd_weights_f32_mb2ic40ih9iw8oc72kh3ph1", {}),
@@ -113,7 +117,6 @@ def test_a_small_device_gets_smaller_pieces():
     ("text", "words"),
     [
         ("fwd_f16_mb2ic32ih6oc32kh3ph1", "float32"),
-        ("fwd_f32_nhwc_mb2ic32ih6oc32kh3ph1", "channels first"),
         ("fwd_f32_ieee_mb2ic32ih6oc32kh3ph1", "math float32 only"),
         ("fwd_f32_mb2ic64ih6oc64kh3ph1g2", "1 group"),
         ("fwd_f32_mb2ic32ih6oc32kh5ph2", "3x3 kernels only, got 5x5"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convdispatch_winograd.gpu.walk import Walk
-from convdispatch_winograd.gpu.work import Work
+from convdispatch_winograd.gpu.work import Inverse, Work
 
 from convdispatch.api import Areas, ConvProblem
 
@@ -75,7 +76,7 @@ def points_job(walk: Walk, tile: PointsTile) -> PointsJob:
     direction = "bwd_weights" if walk.weights else "fwd"
     points = walk.points
     problem = ConvProblem(direction=direction, mb=1, ic=points * work.k, oc=points * work.m, ih=1, iw=work.rows,
-                          kh=1, kw=1, g=points, math=walk.problem.math)  # fmt: skip
+                          kh=1, kw=1, g=points, layout=walk.problem.layout, math=walk.problem.math)  # fmt: skip
     return PointsJob(problem, tile)
 
 
@@ -116,6 +117,14 @@ class PointsWork(Work):
     def areas(self) -> tuple[int, int, int, int]:
         """Elements before the source, the second operand and the products; bytes of all."""
         return 0, 0, self.layout.partial // 4, self.layout.size
+
+    @property
+    def inverse(self) -> Inverse:
+        """The products: channels last they lie as [tile][point][channel], the points beside one another."""
+        found = super().inverse
+        if self.walk.weights or not self.walk.nhwc:
+            return found
+        return dataclasses.replace(found, mp=self.walk.points * self.m, plane=self.m)
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ class Winograd(TensorCores):
         """What ``rejects`` says before it asks the device."""
         if device.vendor != "nvidia" or device.type != "gpu":
             return f"nvidia gpus only, got {device.vendor} {device.type}"
-        if problem.dtype != "float32" or problem.layout != "nchw":
-            return f"float32, channels first only, got {problem.dtype} {problem.layout}"
+        if problem.dtype != "float32":
+            return f"float32 only, got {problem.dtype}"
         if problem.math != "float32":
             return f"math float32 only, got {problem.math}"
         if problem.mb < 1 or problem.g > 1:
