@@ -34,6 +34,8 @@ PROBLEMS = [
     "nhwc_mb2ic5ih4oc7kh1",
     "mb1ic3ih5oc5kh3ph1+bias+residual+relu",
     "f16_mb1ic3ih5oc5kh3ph1",
+    "mb1ic16ih5iw6oc16kh3ph1",  # the narrowest that winograd takes
+    "nhwc_mb1ic16ih6oc16kh5ph2",
 ]
 FAULTS = ("Invalid read", "Invalid write", "data race", "Uninitialized", "divergence", "Unaligned", "Out of bounds")
 
