@@ -1,4 +1,4 @@
-"""apply, reductions, random numbers and concatenation against NumPy: formulas, strides, broadcasts, types, errors."""
+"""apply and reductions against NumPy: formulas, strides, broadcasts, types, errors."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import timeit
 
 import numpy as np
 import pytest
-from as_gpu import as_gpu
+from small_net import normal
 
 from convdispatch import runtime
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.elementwise import Generator, apply, concatenate, fill, full, joined, joining, mean, reduce, where
+from convdispatch.elementwise import apply, concatenate, full, mean, reduce, where
 from convdispatch.elementwise.expression import parse
-from convdispatch.kernels import Launch
 from convdispatch.tensor import Tensor
 
 RNG = np.random.default_rng
-
-
-def normal(*shape, seed=0):
-    return RNG(seed).standard_normal(shape).astype(np.float32)
 
 
 def on(queue, *arrays):
@@ -298,103 +293,6 @@ def test_reductions_of_views_and_of_nothing(queue):
     np.testing.assert_array_equal(reduce("sum", "x", 0, x=a[:0]).numpy(), np.zeros((9, 8)))
     x[2, 3, 4] = np.nan
     assert np.isnan(reduce("max", "x", x=on(queue, x)[0]).numpy())
-
-
-# --- random numbers, filling, joining --------------------------------------------------------------------------------
-
-
-def test_random_numbers(queue):
-    uniform = Generator(3, queue).uniform((401, 503), -1, 3).numpy()
-    assert -1 <= uniform.min() < uniform.max() < 3
-    assert abs(uniform.mean() - 1) < 0.02
-    assert abs(uniform.std() - 4 / 12**0.5) < 0.01
-    drawn = Generator(3, queue).normal((401, 503), 2, 0.5).numpy()
-    assert abs(drawn.mean() - 2) < 0.01
-    assert abs(drawn.std() - 0.5) < 0.01
-    z = (drawn - 2) / 0.5
-    assert abs((z**4).mean() - 3) < 0.1
-    assert abs(np.corrcoef(z.reshape(-1)[:-1], z.reshape(-1)[1:])[0, 1]) < 0.01
-    assert len(np.unique(uniform)) > 0.95 * uniform.size
-
-
-def test_a_generator_is_a_stream(queue):
-    first = Generator(5, queue)
-    one, two = first.uniform((10,)).numpy(), first.uniform((10,)).numpy()
-    assert not np.array_equal(one, two)
-    again = Generator(5, queue)
-    np.testing.assert_array_equal(again.uniform((10,)).numpy(), one)
-    state = again.state
-    np.testing.assert_array_equal(again.uniform((10,)).numpy(), two)
-    again.state = state
-    np.testing.assert_array_equal(again.uniform((10,)).numpy(), two)
-    assert not np.array_equal(Generator(6, queue).uniform((10,)).numpy(), one)
-
-
-def test_filling(queue):
-    tensor = full((4, 6), 2.5, queue=queue)
-    fill(tensor[1:3, ::2], -1)
-    expected = np.full((4, 6), np.float32(2.5))
-    expected[1:3, ::2] = -1
-    np.testing.assert_array_equal(tensor.numpy(), expected)
-
-
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_concatenation(queue, axis):
-    parts = [normal(*[n if a == axis % 3 else 4 for a in range(3)], seed=n) for n in (2, 1, 3)]
-    tensors = on(queue, *parts)
-    np.testing.assert_array_equal(concatenate(tensors, axis).numpy(), np.concatenate(parts, axis))
-    whole, views = joined([part.shape for part in parts], axis, queue=queue)
-    for view, tensor in zip(views, tensors, strict=True):
-        apply("x", x=tensor, out=view)
-    np.testing.assert_array_equal(whole.numpy(), np.concatenate(parts, axis))
-    again = concatenate(views, axis)
-    assert again.base_data is whole.base_data  # no copy: the views are neighbours already
-    np.testing.assert_array_equal(again.numpy(), whole.numpy())
-    swapped = concatenate(views[::-1], axis)
-    assert swapped.base_data is not whole.base_data
-    np.testing.assert_array_equal(swapped.numpy(), np.concatenate(parts[::-1], axis))
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """Concatenation as a GPU does it."""
-    as_gpu(monkeypatch, joining)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "float64"])
-@pytest.mark.parametrize(
-    ("shape", "axis", "sizes", "starts"),
-    [
-        ((3, 0, 7, 64), 1, (2, 5, 1, 3), (0, 0, 0, 0)),  # pieces of 16 bytes
-        ((3, 0, 5, 67), 1, (2, 5, 1, 3), (0, 0, 0, 0)),  # single elements
-        ((3, 0, 8, 64), 1, (2, 5), (64, 1)),  # one begins where no piece does
-        ((0, 400), 0, (1, 2, 0, 3), (0, 16, 0, 5)),  # one row; a tensor without elements
-        ((500, 0), 1, (300, 2, 1200), (0, 0, 0)),
-        ((4, 0, 90), 1, (1,) * 8, (0,) * 8),
-        ((4, 0, 90), 1, (1,) * 9, (0,) * 9),  # too many for one kernel
-        ((9, 0), 1, (3, 4), (0, 0)),  # too small
-    ],
-)
-def test_concatenation_in_one_kernel(queue, gpu, shape, axis, sizes, starts, dtype):
-    tensors, arrays = [], []
-    for i, (size, start) in enumerate(zip(sizes, starts, strict=True)):
-        sizes_of = (*shape[:axis], size, *shape[axis + 1 :])
-        array = (normal(start + int(np.prod(sizes_of)), seed=i) * 30).astype(dtype)
-        arrays.append(array[start:].reshape(sizes_of))
-        tensors.append(Tensor.from_numpy(array, queue)[start:].reshape(sizes_of))
-    got = concatenate(tensors, axis).numpy()
-    assert got.tobytes() == np.concatenate(arrays, axis).tobytes()
-
-
-def test_concatenation_is_one_launch(queue, gpu, monkeypatch):
-    launched = []
-    real = Launch.__call__
-    monkeypatch.setattr(Launch, "__call__", lambda self, *a, **k: launched.append(self._name) or real(self, *a, **k))
-    tensors = on(queue, normal(2, 3, 14, 14), normal(2, 5, 14, 14), normal(2, 1, 14, 14))
-    for _ in range(2):
-        launched.clear()
-        concatenate(tensors)
-        assert launched == ["join"]
 
 
 def test_one_program_serves_every_length(queue):

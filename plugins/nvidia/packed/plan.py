@@ -10,8 +10,9 @@ from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, bui
 
 from .. import SHARED
 from ..hopper import build_for_hopper
-from .job import SEARCHERS, Job, Source
+from .job import SEARCHERS, Job
 from .product import product_text
+from .source import Source
 from .tile import Tile
 
 __all__ = ["Layout", "NvidiaPlan"]

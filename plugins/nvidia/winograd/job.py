@@ -14,7 +14,8 @@ from convdispatch_winograd.gpu.work import Inverse, Work
 
 from convdispatch.api import Areas, ConvProblem
 
-from ..packed.job import SEARCHERS, Job, Source
+from ..packed.job import SEARCHERS, Job
+from ..packed.source import Source
 from ..packed.tile import Tile
 
 __all__ = ["Points", "PointsTile", "margin"]
