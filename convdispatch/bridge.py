@@ -18,7 +18,7 @@ import ctypes
 import sys
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from ctypes import c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
@@ -26,92 +26,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .api.errors import ConvDispatchError
-from .cuda import Cuda, cuda_of, prompt, trampoline
-from .memory import allocate, cuda_address, shared_with_cuda, standing
+from .cuda import cuda_of, prompt, trampoline
+from .lanes import Lanes
+from .memory import allocate, shared_with_cuda
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 __all__ = ["Bridge", "bridge_of"]
 
-_NON_BLOCKING, _NO_TIMING, _AT_LEAST = 1, 2, 0
+_AT_LEAST = 0
 _FAILED = -1
 _REMEMBERED = 1024
 _MOST = 64
 """Bridges kept; beyond, those of queues without work go, and are made anew should their queue be used again."""
-_FLAGS, _APART = 1024, 64
-"""Flags made at a time, and the bytes from one to the next: a cache line's, since each has a writer of its own."""
 _TOGETHER = 8
 """Pieces of brief work whose events one call completes, at most."""
 _LOOK, _SELDOM = 2e-5, 1e-3
 """Seconds between two looks whether a call that was put off is due; ever more where none is, at most the second."""
 _bridges: dict[Any, Bridge] = {}
-_lanes: dict[Any, _Lanes] = {}
+_lanes: dict[Any, Lanes] = {}
 _lock = threading.Lock()
-
-
-class _Lane:
-    """The device's share of a bridge: two streams, an event and a flag, a word of memory that only rises."""
-
-    def __init__(self, cuda: Cuda, memory: Any, offset: int) -> None:
-        self.cuda, self.memory, self.offset, self.count = cuda, memory, offset, 0
-        self.address = cuda_address(memory) + offset
-        self.stream = cuda.make("cuStreamCreate", _NON_BLOCKING)
-        self.aside = cuda.make("cuStreamCreate", _NON_BLOCKING)
-        self.done = cuda.make("cuEventCreate", _NO_TIMING)
-        self.held: Any = None  # what calls that are still to be made use, after the bridge has gone
-
-    def idle(self) -> bool:
-        """Whether all its work is done, and so all that it waited for."""
-        return self.cuda.idle(self.stream) and self.cuda.idle(self.aside)
-
-
-class _Lanes:
-    """A context's lanes: flags for new ones, and those whose bridges have gone, for use again."""
-
-    def __init__(self, context: cl.Context, device: cl.Device, cuda: Cuda) -> None:
-        self.cuda, self._context, self._device = cuda, context, device
-        self._flags: list[tuple[Any, int]] = []
-        self._returned: deque[_Lane] = deque()
-        self._lock = threading.Lock()
-
-    def prepare(self) -> None:
-        """Make flags where few are left."""
-        if len(self._flags) < _FLAGS // 4:
-            self._grow()
-
-    def _grow(self) -> None:
-        """More flags, all zero: this waits for the device, so bridges find them made."""
-        memory = standing(self._context, self._device, _FLAGS * _APART)
-        stream = self.cuda.make("cuStreamCreate", _NON_BLOCKING)
-        self.cuda("cuMemsetD32Async", cuda_address(memory), 0, _FLAGS * _APART // 4, stream)
-        self.cuda("cuStreamSynchronize", stream)
-        self.cuda("cuStreamDestroy_v2", stream)
-        self._flags.extend((memory, number * _APART) for number in range(_FLAGS))
-
-    def take(self) -> _Lane:
-        """A lane without work."""
-        with self._lock:
-            for _ in range(len(self._returned)):
-                lane = self._returned.popleft()
-                if lane.idle():
-                    lane.held = None
-                    return lane
-                self._returned.append(lane)
-            if not self._flags:
-                self._grow()
-            return _Lane(self.cuda, *self._flags.pop())
-
-    def give_back(self, lane: _Lane, held: Any) -> None:
-        """A bridge has gone, its work perhaps not; takes no lock, since garbage may be collected anywhere."""
-        lane.held = held
-        self._returned.append(lane)
 
 
 class Bridge:
     """A CUDA stream beside one OpenCL queue. Use: ``with bridge: enter(...); CUDA work on stream; event = leave()``."""
 
-    def __init__(self, queue: cl.CommandQueue, lanes: _Lanes) -> None:
+    def __init__(self, queue: cl.CommandQueue, lanes: Lanes) -> None:
         import pyopencl as cl
 
         self.queue, self.cuda = queue, lanes.cuda
@@ -290,13 +231,13 @@ def _settle() -> None:
         bridge.catch_up(now=True)
 
 
-def _lanes_of(context: cl.Context, device: cl.Device) -> _Lanes | None:
+def _lanes_of(context: cl.Context, device: cl.Device) -> Lanes | None:
     found = _lanes.get(context)
     if found is None:
         cuda = cuda_of(device)
         if cuda is None or not shared_with_cuda(context, device):
             return None
-        found = _lanes.setdefault(context, _Lanes(context, device, cuda))
+        found = _lanes.setdefault(context, Lanes(context, device, cuda))
     return found
 
 

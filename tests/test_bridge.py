@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 
-from convdispatch import bridge, cuda, sharedpool
+from convdispatch import bridge, cuda, lanes, sharedpool
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def bridges(device, monkeypatch):
 
     monkeypatch.setattr(bridge, "cuda_of", lambda device: fake)
     monkeypatch.setattr(bridge, "shared_with_cuda", lambda context, device: True)
-    monkeypatch.setattr(bridge, "standing", standing)
-    monkeypatch.setattr(bridge, "cuda_address", lambda memory: base + (make.slabs.index(memory) << 30))
+    monkeypatch.setattr(lanes, "standing", standing)
+    monkeypatch.setattr(lanes, "cuda_address", lambda memory: base + (make.slabs.index(memory) << 30))
     monkeypatch.setattr(bridge, "_bridges", {})
     monkeypatch.setattr(bridge, "_lanes", {})
 
@@ -59,7 +59,7 @@ def test_making_a_bridge_waits_for_nothing(bridges, device):
 
 
 def test_unprepared_bridges_and_more_than_a_slab(bridges, monkeypatch, device):
-    monkeypatch.setattr(bridge, "_FLAGS", 4)
+    monkeypatch.setattr(lanes, "_FLAGS", 4)
     places = {bridges()[1]._lane.address for _ in range(6)}
     assert len(places) == 6
     assert len(bridges.slabs) == 2
