@@ -43,14 +43,18 @@ _SHAPES = (
     (144, 64, 1, 4), (160, 64, 2, 2), (80, 128, 1, 4), (160, 128, 2, 4),
 )  # fmt: skip
 _DEPTHS = ((32, 3), (32, 4), (16, 4))
+_FORMATS = {
+    "float32": ("tf32x3", "bf16x3"),
+    "ieee": ("tf32x3",),
+    "tf32": ("tf32", "tf32x3"),
+    "fast": ("tf32", "tf32x3"),
+}
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 
 
 def formats(problem: ConvProblem) -> tuple[str, ...]:
     """Formats that reach what the problem's ``math`` asks, the one to use first."""
-    return {"float32": ("tf32x3", "bf16x3"), "tf32": ("tf32", "tf32x3"), "fast": ("tf32", "tf32x3")}.get(
-        problem.math, ()
-    )
+    return _FORMATS[problem.math]
 
 
 def _resident(job: DirectJob) -> int:
@@ -115,7 +119,7 @@ def _parts(job: DirectJob, units: int) -> list[int]:
 
 def _tiles(problem: ConvProblem, name: str, units: int) -> Iterator[DirectTile]:
     for (bm, bn, wm, wn), (bk, stages) in itertools.product(_SHAPES, _DEPTHS):
-        promotes = (0, 64 // bk) if name != "tf32" else (0,)
+        promotes = (0, 64 // bk) if name != "tf32" and problem.math != "ieee" else (0,)
         for promote in promotes:
             tile = DirectTile(bm, bn, wm, wn, name, bk, stages, 1, promote)
             job = DirectJob(problem, tile)

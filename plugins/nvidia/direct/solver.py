@@ -70,7 +70,7 @@ class Direct(Solver):
     fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Devices without the instructions, kernels that are not 1x1, what split TF32 does not reach."""
+        """Devices without the instructions, kernels that are not 1x1."""
         return self.limits(problem, device) or probe(device, "direct")
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
@@ -79,8 +79,6 @@ class Direct(Solver):
             return f"nvidia gpus only, got {device.vendor} {device.type}"
         if problem.dtype != "float32":
             return f"float32 only, got {problem.dtype}"
-        if problem.math == "ieee":
-            return "math float32, tf32 and fast only, got ieee: no measurement shows it of split TF32 yet"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         if problem.kd * problem.kh * problem.kw > 1:
