@@ -46,27 +46,9 @@ def _begin(samples: int) -> None:
     _WORKER.update(bench=Ours(), samples=samples)
 
 
-def _engines(problem: ConvProblem, handle) -> list:
-    """Every engine of cuDNN's that says it can, in its first configuration."""
-    from convdispatch_cudnn import graph
-    from convdispatch_cudnn.library import CudnnError, Descriptor
-
-    operations, found = graph._graph(problem, handle), []
-    for number in range(operations.get(802, "int")[0]):
-        engine = Descriptor(graph._ENGINE).set(1300, "descriptor", operations).set(1301, "int", number)
-        try:
-            config = Descriptor(graph._CONFIG).set(300, "descriptor", engine.finalize()).finalize()
-            candidate = graph.Candidate(config)
-        except CudnnError:
-            continue
-        if graph._allowed(problem, candidate):
-            found.append(candidate)
-    return found
-
-
 def _errors(problem: ConvProblem) -> dict[str, list[tuple[float, str]]]:
     """By column: errors and what made them."""
-    from convdispatch_cudnn.graph import _SILENT_WINOGRAD, WINOGRAD, candidates
+    from convdispatch_cudnn.graph import candidates, engines, transforms_tiles
     from convdispatch_cudnn.plan import making
 
     bench, samples = _WORKER["bench"], _WORKER["samples"]
@@ -82,18 +64,19 @@ def _errors(problem: ConvProblem) -> dict[str, list[tuple[float, str]]]:
             if name.startswith(OURS) and not solver.rejects(asked, bench.info):
                 config = next(iter(solver.configs(asked, bench.info)))
                 measure(math, name, solver.plan(bench.context, asked, config))
-    engines = plugins().solvers["cudnn.convolution"]
+    cudnn = plugins().solvers["cudnn.convolution"]
     with making(bench.device) as handle:
         offered = candidates(problem, handle)
         named = {candidate.engine for candidate in offered}
-        offered += [candidate for candidate in _engines(problem, handle) if candidate.engine not in named]
+        offered += [candidate for candidate in engines(problem, handle) if candidate.engine not in named]
     for candidate in offered:
         try:
-            plan = engines.plan(bench.context, problem, candidate.config)
+            plan = cudnn.plan(bench.context, problem, candidate.config)
         except Exception:  # an engine that the heuristics name and that makes no plan
             continue
-        tiles = WINOGRAD in candidate.notes or (problem.direction, candidate.engine) in _SILENT_WINOGRAD
-        measure("cudnn winograd" if tiles else "cudnn", f"engine {candidate.engine}", plan)
+        measure(
+            "cudnn winograd" if transforms_tiles(problem, candidate) else "cudnn", f"engine {candidate.engine}", plan
+        )
     return found
 
 

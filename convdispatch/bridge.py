@@ -227,7 +227,9 @@ def _look_after() -> None:
 @atexit.register
 def _settle() -> None:
     """Make every call that was put off: nobody looks after them when the interpreter ends, and drivers may wait."""
-    for bridge in list(_watched):
+    with _to_watch:
+        bridges = list(_watched)
+    for bridge in bridges:
         bridge.catch_up(now=True)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyopencl as cl
 import pytest
 from checking import TOLERANCE, Guarded, compare, make_operands, numpy_dtype
 
-from convdispatch import ConvProblem, Solver, shapes
+from convdispatch import ConvProblem, Solver, runtime, shapes
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 
@@ -103,3 +103,17 @@ def table_cases(accepts: Callable[[ConvProblem], bool] = lambda problem: True) -
                      id=f"{direction}-{layout}-{entry.name}")
         for number, (entry, direction, layout) in enumerate(itertools.product(lines, DIRECTIONS, LAYOUTS))
     ]  # fmt: skip
+
+
+def check_on_device(queue: cl.CommandQueue, solver: Solver, texts: Iterable[str], *checks: Mapping[str, Any]) -> None:
+    """The first two configurations of each problem that the solver takes there, by each of ``checks`` (``check_plan``'s
+    options); skips, with the solver's words, where it takes none."""
+    info, problems = runtime.device_info(queue.device), [ConvProblem.parse(text) for text in texts]
+    taken = [problem for problem in problems if not solver.rejects(problem, info)]
+    for problem in taken:
+        for config in itertools.islice(solver.configs(problem, info), 2):
+            plan = solver.plan(queue.context, problem, config)
+            for options in checks:
+                check_plan(queue, problem, plan, f"{problem} {config}", **options)
+    if not taken:
+        pytest.skip(f"{solver.name}: {solver.rejects(problems[0], info)}")

@@ -10,9 +10,9 @@ import pytest
 from as_cuda import cuda
 from convdispatch_nvidia.tma.job import TmaJob, TmaTile
 from convdispatch_nvidia.tma.solver import Tma, TmaPlan
-from plans import check_plan
+from plans import check_on_device, check_plan
 
-from convdispatch import ConvProblem, runtime, shapes
+from convdispatch import ConvProblem, shapes
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
 
@@ -85,18 +85,7 @@ def test_refusals_say_why(text, words):
 
 def test_on_the_device(queue):
     """On a GPU that proves the copy engine: integer data exactly and real data, every kind of map."""
-    info, solver, ran = runtime.device_info(queue.device), Tma(), 0
-    for text, _ in CASES:
-        problem = ConvProblem.parse(text)
-        if solver.rejects(problem, info):
-            continue
-        ran += 1
-        for config in list(solver.configs(problem, info))[:2]:
-            plan = solver.plan(queue.context, problem, config)
-            check_plan(queue, problem, plan, f"{problem} {config}")
-            check_plan(queue, problem, plan, f"{problem} {config}", data="real")
-    if not ran:
-        pytest.skip(f"no copy engine that takes tensor maps: {solver.rejects(ConvProblem.parse(CASES[0][0]), info)}")
+    check_on_device(queue, Tma(), [text for text, _ in CASES], {}, {"data": "real"})
 
 
 @pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc and ptxas here")

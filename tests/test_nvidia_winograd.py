@@ -9,7 +9,7 @@ import pytest
 from convdispatch_nvidia.winograd.job import Points, PointsTile, margin
 from convdispatch_nvidia.winograd.plan import WinogradPlan
 from convdispatch_nvidia.winograd.solver import Winograd
-from plans import check_plan
+from plans import check_on_device, check_plan
 
 from convdispatch import ConvProblem, reference, runtime, shapes
 from convdispatch.api.device import DeviceInfo
@@ -134,14 +134,4 @@ def test_refusals_say_why(text, words):
 
 def test_on_the_device(queue):
     """On a GPU with wgmma: every case, its first configurations."""
-    info, solver, ran = runtime.device_info(queue.device), Winograd(), 0
-    for text, _ in CASES:
-        problem = ConvProblem.parse(text)
-        if solver.rejects(problem, info):
-            continue
-        ran += 1
-        for config in list(solver.configs(problem, info))[:2]:
-            plan = solver.plan(queue.context, problem, config)
-            check_plan(queue, problem, plan, f"{problem} {config}", data="real", limit=3e-6)
-    if not ran:
-        pytest.skip(f"no wgmma: {solver.rejects(ConvProblem.parse(CASES[0][0]), info)}")
+    check_on_device(queue, Winograd(), [text for text, _ in CASES], {"data": "real", "limit": 3e-6})

@@ -15,7 +15,16 @@ from convdispatch.api import ConvProblem
 
 from .library import CudnnError, Descriptor
 
-__all__ = ["DTYPES", "Candidate", "candidates", "execution_plan", "tensor_of", "variant_pack"]
+__all__ = [
+    "DTYPES",
+    "Candidate",
+    "candidates",
+    "engines",
+    "execution_plan",
+    "tensor_of",
+    "transforms_tiles",
+    "variant_pack",
+]
 
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 """Numbers of ``cudnnDataType_t``."""
@@ -94,6 +103,11 @@ def _graph(problem: ConvProblem, handle: c_void_p) -> Descriptor:
     return Descriptor(_GRAPH).set(800, "handle", handle).set(801, "descriptor", operation.finalize()).finalize()
 
 
+def transforms_tiles(problem: ConvProblem, candidate: Candidate) -> bool:
+    """Whether an engine is Winograd's, by cuDNN's note or by what was seen of it."""
+    return WINOGRAD in candidate.notes or (problem.direction, candidate.engine) in _SILENT_WINOGRAD
+
+
 def _allowed(problem: ConvProblem, candidate: Candidate) -> bool:
     """Whether the problem's math permits an engine: full float32 without tensor cores, as PyTorch reads the notes."""
     notes = candidate.notes
@@ -105,7 +119,7 @@ def _allowed(problem: ConvProblem, candidate: Candidate) -> bool:
         return False
     if problem.math != "ieee":
         return True
-    return not notes & {FFT, WINOGRAD} and (problem.direction, candidate.engine) not in _SILENT_WINOGRAD
+    return FFT not in notes and not transforms_tiles(problem, candidate)
 
 
 @functools.lru_cache(maxsize=512)
@@ -129,6 +143,20 @@ def candidates(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
     """What the heuristics name, best first, that the problem's math permits."""
     asked = problem.replace(math="float32", constant_weights=False)
     return [each for each in _named(asked, handle.value or 0) if _allowed(problem, each)]
+
+
+def engines(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
+    """Every engine that says it can and that the problem's math permits, without knobs, named by heuristics or not."""
+    graph, found = _graph(problem, handle), []
+    for number in range(graph.get(802, "int")[0]):
+        engine = Descriptor(_ENGINE).set(1300, "descriptor", graph).set(1301, "int", number)
+        try:
+            candidate = Candidate(Descriptor(_CONFIG).set(300, "descriptor", engine.finalize()).finalize())
+        except CudnnError:
+            continue
+        if _allowed(problem, candidate):
+            found.append(candidate)
+    return found
 
 
 def execution_plan(problem: ConvProblem, handle: c_void_p, config: Mapping[str, Any]) -> tuple[Descriptor, int]:

@@ -11,7 +11,6 @@ from convdispatch_winograd.gpu.walk import Walk
 from convdispatch.api import ConvProblem, DeviceInfo
 
 from ..packed.solver import TensorCores
-from ..probe import probe
 from .choice import choices, seconds
 from .job import Points
 from .plan import WinogradPlan
@@ -29,10 +28,6 @@ class Winograd(TensorCores):
     def __init__(self) -> None:
         super().__init__("wgmma")
         self.name = "nvidia.winograd"
-
-    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Devices without the instruction, what the tiles cannot do, and what costs more so."""
-        return self.limits(problem, device) or probe(device, self.engine)
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says before it asks the device."""
