@@ -1,7 +1,7 @@
 """Which tiles ``nvidia.winograd`` tries, and in which order: the product's model, and what the transforms move.
 
-Fitted to 261 timings on an H200 (0.08 root mean square of the logarithm where a difference counts 0.5 at most, since some
-were disturbed; on these same timings the tile chosen among those timed of a problem loses 3.8 %).
+Fitted to 261 timings on an H200 (0.08 root mean square of the logarithm where a difference counts 0.5 at most, since
+some were disturbed; on these same timings the tile chosen among those timed of a problem loses 3.8 %).
 """
 
 from __future__ import annotations
