@@ -2,24 +2,29 @@
 
     python bench/nvidia_errors.py [--samples N] [--jobs N]
 
-Every solver's first configuration, and every engine that cuDNN has for float32 without tensor cores, whether its
-heuristics name it or not, computes each layer; the figure is the largest difference over sampled elements, over the
-largest expected value.
+Every solver's first configuration of each format, and every engine that cuDNN has for float32 without tensor cores,
+whether its heuristics name it or not, computes each layer; the figure is the largest difference over sampled elements,
+over the largest expected value. cuDNN's engines are timed too, since the fastest is what its benchmark chooses.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import sys
 import time
 from pathlib import Path
 
 import click
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from farm import Lost, farm
 
+from convdispatch import reference
 from convdispatch.api import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.loader import plugins
@@ -36,34 +41,55 @@ LAYERS = [
     "mb16ic1024ih14iw14oc256kh1kw1",
     "mb16ic2048ih7iw7oc512kh1kw1",
 ]
-OURS = ("nvidia.", "winograd.", "fft.", "implicitgemm.")
+COLUMNS = ("nvidia ieee", "nvidia float32", "portable ieee", "portable float32", "cudnn", "cudnn winograd")
+PORTABLE = ("winograd.", "fft.", "implicitgemm.")
 _WORKER: dict = {}
 
 
 def _begin(samples: int) -> None:
-    from gpu import Ours
+    from nvidia_values import Bench
 
-    _WORKER.update(bench=Ours(), samples=samples)
+    _WORKER.update(bench=Bench("float32", 60_000_000), samples=samples)
+    _WORKER["lock"] = Path("/tmp/nvidia_errors.lock").open("w")  # noqa: SIM115 as long as the process
 
 
-def _errors(problem: ConvProblem) -> dict[str, list[tuple[float, str]]]:
-    """By column: errors and what made them."""
+def _first_of_each_format(solver, problem: ConvProblem, info):
+    """Configurations, the first of each format: the one that costs choose leads."""
+    seen = set()
+    for config in solver.configs(problem, info):
+        if config.get("format") not in seen:
+            seen.add(config.get("format"))
+            yield config
+
+
+def _errors(problem: ConvProblem) -> dict[str, list[tuple[float, str, float | None]]]:
+    """By column: errors, what made them, and milliseconds where they were asked for."""
     from convdispatch_cudnn.graph import candidates, engines, transforms_tiles
     from convdispatch_cudnn.plan import making
 
-    bench, samples = _WORKER["bench"], _WORKER["samples"]
+    bench = _WORKER["bench"]
     bench.load(problem)
-    found: dict[str, list[tuple[float, str]]] = {"ieee": [], "float32": [], "cudnn": [], "cudnn winograd": []}
+    found: dict[str, list[tuple[float, str, float | None]]] = {column: [] for column in COLUMNS}
+    arrays = {name: np.resize(bench.blocks[place], shape) for name, (place, shape) in bench.arrays.items()}
+    expected = reference.sample(problem, reference.positions(problem, _WORKER["samples"]), **arrays)
 
-    def measure(column: str, name: str, plan) -> None:
-        found[column].append((bench.error(plan, problem, samples), name))
+    def measure(column: str, name: str, plan, timed: bool = False) -> None:
+        fcntl.flock(_WORKER["lock"], fcntl.LOCK_EX)
+        try:
+            ms = bench.time(plan, 0.003) if timed else None
+            _, got = bench.sampled(plan, problem, _WORKER["samples"])
+        finally:
+            fcntl.flock(_WORKER["lock"], fcntl.LOCK_UN)
+        found[column].append((reference.relative_error(got, expected), name, ms))
 
     for math in ("ieee", "float32"):
         asked = problem.replace(math=math)
         for name, solver in plugins().solvers.items():
-            if name.startswith(OURS) and not solver.rejects(asked, bench.info):
-                config = next(iter(solver.configs(asked, bench.info)))
-                measure(math, name, solver.plan(bench.context, asked, config))
+            owner = "nvidia" if name.startswith("nvidia.") else "portable" if name.startswith(PORTABLE) else None
+            if owner and not solver.rejects(asked, bench.info):
+                for config in _first_of_each_format(solver, asked, bench.info):
+                    shown = " ".join((name, config.get("format", ""))).strip()
+                    measure(f"{owner} {math}", shown, solver.plan(bench.context, asked, config))
     cudnn = plugins().solvers["cudnn.convolution"]
     with making(bench.device) as handle:
         offered = candidates(problem, handle)
@@ -74,10 +100,13 @@ def _errors(problem: ConvProblem) -> dict[str, list[tuple[float, str]]]:
             plan = cudnn.plan(bench.context, problem, candidate.config)
         except Exception:  # an engine that the heuristics name and that makes no plan
             continue
-        measure(
-            "cudnn winograd" if transforms_tiles(problem, candidate) else "cudnn", f"engine {candidate.engine}", plan
-        )
+        column = "cudnn winograd" if transforms_tiles(problem, candidate) else "cudnn"
+        measure(column, f"engine {candidate.engine}", plan, timed=True)
     return found
+
+
+def _cell(errors: list) -> str:
+    return f"{min(errors)[0]:.1e} {max(errors)[0]:.1e} ({len(errors)})" if errors else ""
 
 
 @click.command()
@@ -86,22 +115,26 @@ def _errors(problem: ConvProblem) -> dict[str, list[tuple[float, str]]]:
 @click.option("--budget", default=120.0, show_default=True, help="Seconds after which no result is awaited.")
 def main(samples: int, jobs: int, budget: float) -> None:
     """Print the least and the largest error of each column by layer and direction."""
-    problems = [ConvProblem.parse(f"{direction}_f32_{text}") for text in LAYERS for direction in DIRECTIONS]
-    console, rows = Console(width=200), {}
-    for done in farm(jobs, _begin, (samples,), _named, problems, until=time.monotonic() + budget):
+    problems = [ConvProblem.parse(f"{direction}_f32_{text}") for direction in DIRECTIONS[::-1] for text in LAYERS]
+    console, rows = Console(width=230), {}
+    until = time.monotonic() + budget
+    for done in farm(jobs, _begin, (samples,), _named, problems, until=until, task_s=budget):
         if isinstance(done, Lost):
             console.print(f"lost {done.task}: {done.why}")
         else:
             rows[done[0]] = done[1]
-    columns = ("ieee", "float32", "cudnn", "cudnn winograd")
-    table = Table(title="largest difference over largest value, least and largest of the solvers or engines")
-    for heading in ("problem", *columns, "largest of ours, float32"):
+    if os.environ.get("OUT"):
+        Path(os.environ["OUT"], "errors.json").write_text(json.dumps(rows))
+    table = Table(title="largest difference over largest value: least and largest of the solvers or engines")
+    for heading in ("problem", *COLUMNS, "nvidia's largest, ieee", "float32", "cudnn's fastest"):
         table.add_column(heading, no_wrap=True)
     for problem in map(str, problems):
         if problem in rows:
             row = rows[problem]
-            cells = [f"{min(row[c])[0]:.1e} {max(row[c])[0]:.1e} ({len(row[c])})" if row[c] else "" for c in columns]
-            table.add_row(problem, *cells, max(row["float32"])[1])
+            fastest = min(row["cudnn"] + row["cudnn winograd"], key=lambda each: each[2])
+            largest = [max(row[column])[1].removeprefix("nvidia.") for column in COLUMNS[:2]]
+            table.add_row(problem, *(_cell(row[column]) for column in COLUMNS), *largest,
+                          f"{fastest[0]:.1e} {fastest[1]} {fastest[2]:.3f} ms")  # fmt: skip
     console.print(table)
 
 

@@ -63,6 +63,10 @@ CASES = [
     # more slices than stages
     ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1", "wgmma", {"promote": 2}),
     ("bwd_weights_f32_mb4ic8ih8iw8oc8kh3ph1", "wgmma", {"promote": 3}),
+    ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1+bias", "wgmma", {"promote": 2, "carry": True}),
+    ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1", "wgmma", {"promote": 0, "carry": True, "window": True}),
+    ("bwd_weights_f32_mb4ic8ih8iw8oc8kh3ph1", "wgmma", {"promote": 0, "bk": 64, "format": "half2"}),
+    ("bwd_data_f32_nhwc_mb1ic24ih7oc40kh3ph1sh2", "mma", {"carry": True, "format": "bfloat3"}),
     # windows
     ("fwd_f32_mb2ic40ih6iw5oc16kh3ph1", "wgmma", {"window": True, "split": 2}),
     ("fwd_f32_nhwc_mb3ic70ih5iw7oc16kh3ph1kw2dh2", "wgmma", {"window": True, "bk": 64, "bn": 8}),
@@ -113,6 +117,32 @@ def test_accuracy_of_formats(queue, name):
     problem = ConvProblem.parse("fwd_f32_mb1ic24ih6iw6oc16kh3ph1")
     limits = {"bfloat2": 8e-6, "half2": 2.5e-7, "bfloat3": 2.5e-7}
     check(queue, problem, config_of(problem, "wgmma", {"format": name}), "wgmma", data="real", limit=limits[name])
+
+
+LONG = [
+    # direction, engine, configuration, least and largest error
+    ("fwd", "wgmma", {"bk": 64, "promote": 3}, 3e-7, 1e-6),
+    ("fwd", "wgmma", {"bk": 64, "promote": 1}, 1.2e-7, 3e-7),
+    ("fwd", "wgmma", {"bk": 64, "promote": 1, "carry": True}, 2e-8, 1.6e-7),
+    ("fwd", "wgmma", {"bk": 32, "promote": 1, "carry": True}, 2e-8, 1.2e-7),
+    ("fwd", "wgmma", {"bk": 32, "promote": 0, "carry": True}, 2e-8, 1.2e-7),
+    ("fwd", "mma", {"carry": True}, 2e-8, 1.2e-7),
+    ("bwd_weights", "wgmma", {"bk": 64, "promote": 1, "carry": True}, 2e-8, 1.6e-7),
+    ("bwd_weights", "mma", {"carry": True}, 2e-8, 1.2e-7),
+]
+
+
+@pytest.mark.parametrize(("direction", "engine", "extra", "least", "most"), LONG)
+def test_long_sums(queue, direction, engine, extra, least, most):
+    """Sums over 4096 that tensor cores cut toward zero: the fewer of them a register takes up at once, the better; what
+    its additions round away is not lost. The least tells that sums are cut here as there."""
+    text = "mb1ic4096ih4oc16kh1" if direction == "fwd" else "mb1ic16ih64oc64kh1"
+    problem = ConvProblem.parse(f"{direction}_f32_ieee_{text}")
+    plan = NvidiaPlan(
+        queue.context, problem, config_of(problem, engine, {"format": "half2", **extra}), engine, emulate=True
+    )
+    error = check_plan(queue, problem, plan, f"{problem} {engine} {extra}", data="real", limit=most)
+    assert least < error
 
 
 @pytest.mark.parametrize("name", ["bfloat2", "half2", "bfloat3", "half1"])

@@ -1,7 +1,7 @@
 ## The instructions that OpenCL C has no name for, one small function each, and their plain C stand-ins.
 ##
 ## EMULATE  1: plain OpenCL C with the same results, for devices without tensor cores (tests); one warp's lanes
-##          exchange what they hold through a scratch area of local memory
+##          exchange what they hold through a scratch area of local memory, and sums are rounded toward zero
 ## Local memory is named by byte offsets from the kernel's array.
 ##
 ## Lines that begin with //@ are for sm_90a: OpenCL's compiler stops at sm_90 and takes them as comments; the host
@@ -86,10 +86,10 @@ inline void wgmma_emulated(float *c, local const uchar *memory, uint a, uint b, 
   const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32 % 4;
   for (int i = 0; i < ${sums}; ++i) {
     const int row = warp * 16 + lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    float sum = 0;
+    WIDE sum = add ? c[i] : 0;
     for (int k = 0; k < 16; ++k)
-      sum += element(memory, matrix_at(${0 if job.data else 1}, a, lbo, sbo, row, k)) * element(memory, matrix_at(${0 if job.data and not job.turned_weights else 1}, b, b_lbo, b_sbo, column, k));
-    c[i] = add ? c[i] + sum : sum;
+      sum += (WIDE) element(memory, matrix_at(${0 if job.data else 1}, a, lbo, sbo, row, k)) * element(memory, matrix_at(${0 if job.data and not job.turned_weights else 1}, b, b_lbo, b_sbo, column, k));
+    c[i] = TOWARD_ZERO(sum);
   }
 }
 #define wgmma_finish(c)
@@ -117,11 +117,13 @@ inline void mma_emulated(float *c, local uint *scratch, const uint *a, const uin
   BARRIER();
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + (i & 2) * 4, column = lane % 4 * 2 + i % 2;
+    WIDE sum = c[i];
     for (int k = 0; k < 16; ++k) {
       const uint va = mine[(row % 8 * 4 + k % 8 / 2) * 6 + row / 8 + k / 8 * 2];
       const uint vb = mine[(column * 4 + k % 8 / 2) * 6 + 4 + k / 8];
-      c[i] += widen((ushort)(k % 2 ? va >> 16 : va)) * widen((ushort)(k % 2 ? vb >> 16 : vb));
+      sum += (WIDE)widen((ushort)(k % 2 ? va >> 16 : va)) * widen((ushort)(k % 2 ? vb >> 16 : vb));
     }
+    c[i] = TOWARD_ZERO(sum);
   }
 }
 % endif

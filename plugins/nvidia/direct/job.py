@@ -50,6 +50,8 @@ class DirectTile(Configured):
     split: int = 1
     promote: int = 0
     """Split values: slices after which sums move to float32 registers; 0: after every product of tensor cores."""
+    carry: bool = False
+    """Split values: whether what an addition to those registers rounds away begins the next sums."""
 
     @property
     def items(self) -> int:
@@ -333,8 +335,8 @@ class DirectJob:
             return f"{self.local_bytes} bytes of local memory"
         if t.split > self.slices:
             return "more parts than slices"
-        if t.promote and t.products == 1:
+        if (t.promote or t.carry) and t.products == 1:
             return "only split values move their sums to float32 registers"
-        if t.frag_m * t.frag_n * 4 * (2 if t.promote else 1) > 160:
+        if t.frag_m * t.frag_n * 4 * (2 if t.promote or t.carry else 1) > 160:
             return "more sums than registers"
         return None

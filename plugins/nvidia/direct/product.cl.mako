@@ -17,6 +17,7 @@
 ## wm, wn      warps along m and n
 ## split       parts of the sum over k, which end in the workspace
 ## promote     split values: slices after which sums move to float32 registers; 0: after every product of tensor cores
+## carry       split values: what an addition to those registers rounds away begins the next sums
 ## PARTIAL     1: sums go to the workspace as they are
 <%
 t, a, b = job.tile, *job.operands
@@ -155,13 +156,16 @@ void direct(global const float *restrict a, global const float *restrict b, OUT_
 ${places(both[0])}\
 ${places(both[1])}\
   const int row0 = warp % ${t.wm} * ${t.bm // t.wm} + lane / 4, column0 = warp / ${t.wm} * ${t.bn // t.wn};
-  float sum[${sums}]${f", fresh[{sums}]" if apart else ""};
+  float sum[${sums}]${f", fresh[{sums}]" if apart else f", carried[{sums}]" if t.carry else ""};
 ${unroll}
   for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
 % if apart:
 ${unroll}
   for (int i = 0; i < ${sums}; ++i) fresh[i] = 0;
   int left = ${t.promote};
+% elif t.carry:
+${unroll}
+  for (int i = 0; i < ${sums}; ++i) carried[i] = 0;
 % endif
   for (int i = 0; i < ${distance}; ++i) {
     if (begin + i < end) {
@@ -220,7 +224,7 @@ ${unroll}
 % if not apart:
         float step[${t.frag_n * 4}];
 ${unroll}
-        for (int j = 0; j < ${t.frag_n * 4}; ++j) step[j] = 0;
+        for (int j = 0; j < ${t.frag_n * 4}; ++j) step[j] = ${f"carried[i * {t.frag_n * 4} + j]" if t.carry else 0};
 % endif
 <% into = f"fresh + i * {t.frag_n * 4}" if apart else "step" %>\
 % for left, right in (("a_low", "b_high"), ("a_high", "b_low"), ("a_high", "b_high")):
@@ -229,7 +233,11 @@ ${unroll}
 % endfor
 % if not apart:
 ${unroll}
+% if t.carry:
+        for (int j = 0; j < ${t.frag_n * 4}; ++j) carried[i * ${t.frag_n * 4} + j] = add_part(sum + i * ${t.frag_n * 4} + j, step[j]);
+% else:
         for (int j = 0; j < ${t.frag_n * 4}; ++j) sum[i * ${t.frag_n * 4} + j] += step[j];
+% endif
 % endif
 % else:
 ${unroll}
@@ -242,8 +250,12 @@ ${unroll}
       left = ${t.promote};
 ${unroll}
       for (int i = 0; i < ${sums}; ++i) {
+% if t.carry:
+        fresh[i] = add_part(sum + i, fresh[i]);
+% else:
         sum[i] += fresh[i];
         fresh[i] = 0;
+% endif
       }
     }
 % endif

@@ -62,13 +62,6 @@ inline uint rounded1(float v) {
   return v != v ? u >> 16 | 64u : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
 }
 inline uint rounded2(float v0, float v1) { return rounded1(v0) | rounded1(v1) << 16; }
-#ifdef cl_khr_fp64
-#define WIDE double
-#define TOWARD_ZERO(v) convert_float_rtz(v)
-#else
-#define WIDE float
-#define TOWARD_ZERO(v) (v)
-#endif
 // A register of a lane: what lanes hold is exchanged through local memory, six registers a lane.
 inline WIDE held(local const uint *scratch, int lane, int i, int upper) {
 % if halves:

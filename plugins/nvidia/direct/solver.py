@@ -37,7 +37,8 @@ class DirectPlan(StepPlan):
 
     def product_text(self) -> str:
         """The product's program."""
-        text = self._common(self._partial) + kernel_text(__package__, "ptx.cl.mako", job=self.job)
+        text = self._common(self._partial) + kernel_text(SHARED, "sums.cl")
+        text += kernel_text(__package__, "ptx.cl.mako", job=self.job)
         return text + kernel_text(__package__, "product.cl.mako", job=self.job, emulate=self._emulate)
 
     def _written(self) -> list[str]:

@@ -40,7 +40,9 @@ _SUMMED = 1.5  # passes over the parts of a sum, of write and read
 _MOST = 40  # choices offered
 _JOIN_BELOW = 256  # columns of joined phases
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
-_PROMOTED = {"ieee": 64, "float32": 192}  # products a tensor core adds, toward zero, before a float32 register does
+_PROMOTED = 192  # products a tensor core adds, toward zero, before a float32 register does; for "ieee" a slice's
+_LONG, _SHORT = 512, 1024  # "ieee": longer sums carry; the weights' gradients' up to the other are moved every 16 of k
+_ADDED, _DRAINED = 128.0, 60.0  # float32 additions a cycle; cycles until tensor cores are done and begin again
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,15 @@ def _tile_cost(job: Job) -> _Cost:
     multiply = t.bm * t.bn * t.bk * len(job.format.products) * (1 + _THIN[t.engine] * t.wn / t.bn) / _MACS[t.engine]
     source = job.window_bytes / job.walk.phases[0].volume if t.window else job.a_bytes * (1 if job.data else _TURNED)
     copied = (source + job.b_bytes) * planes * (_HALF_ROWS if job.row_bytes == 64 else 1) / _COPIED
-    under_way = t.stages - (2 if t.engine == "wgmma" else 1)
     written = t.bm * t.bn * (4 if job.partial else job.problem.itemsize)
     scattered = _SCATTERED if t.window and job.problem.layout == "nchw" else 1
+    moved = 0.0
+    if job.format.exact and t.engine == "wgmma" and job.settled:
+        moves = slices * (t.bk // 16 if t.promote == 0 else 1)
+        moved = moves * (t.bm * t.bn * (4 if t.carry else 1) / _ADDED + _DRAINED)
     if job.data and not t.window and job.walk.phases[0].volume > 1:
         slices *= _GATHERED
-    return _Cost(slices * max(multiply, copied), slices * (_ARRIVAL + 0.9 * copied) / under_way,
+    return _Cost(slices * max(multiply, copied) + moved, slices * (_ARRIVAL + 0.9 * copied) / job.under_way,
                  written * scattered / _WRITTEN)  # fmt: skip
 
 
@@ -153,19 +158,26 @@ def _shapes(problem: ConvProblem, engine: str, exact: bool, joined: bool) -> Ite
 def _tiles(problem: ConvProblem, engine: str, name: str, units: int) -> Iterator[Tile]:
     exact = FORMATS[name].exact
     data = problem.direction != "bwd_weights"
-    promoted = _PROMOTED["ieee" if problem.math == "ieee" else "float32"]
+    ieee, depths = problem.math == "ieee", ((32, 3), (32, 2))
+    if engine == "wgmma":
+        depths = ((64, 2), (64, 3), (32, 3), (32, 4)) if ieee else ((64, 3), (64, 4), (32, 4), (32, 5), (32, 6))
     joins = (False, True) if _joinable(problem) else (False,)
     for joined, (bm, bn, wm, wn) in ((j, shape) for j in joins for shape in _shapes(problem, engine, exact, j)):
         windows = (True, False) if data and window(walk(problem, joined)) is not None else (False,)
-        for bk, stages in ((64, 3), (64, 4), (32, 4), (32, 5), (32, 6)) if engine == "wgmma" else ((32, 3), (32, 2)):
+        for bk, stages in depths:
             for in_window in windows:
-                tile = Tile(bm, bn, wm, wn, name, engine, bk, stages, 1, in_window, joined, promoted // bk)
+                tile = Tile(bm, bn, wm, wn, name, engine, bk, stages, 1, in_window, joined, _PROMOTED // bk)
                 job = Job(problem, tile)
+                if ieee:
+                    length = max(job.slices) * bk
+                    moved = 0 if not data and length <= _SHORT else 1
+                    tile = dataclasses.replace(tile, promote=moved, carry=length > _LONG)
+                    job = Job(problem, tile)
                 if job.misfit is not None:
                     continue
                 yield tile
                 for split in _parts(job, units):
-                    cut = Tile(bm, bn, wm, wn, name, engine, bk, stages, split, in_window, joined, promoted // bk)
+                    cut = dataclasses.replace(tile, split=split)
                     if Job(problem, cut).misfit is None:
                         yield cut
 

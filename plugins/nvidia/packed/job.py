@@ -136,6 +136,16 @@ class Job:
     # --- local memory ------------------------------------------------------------------------------------------------
 
     @property
+    def settled(self) -> bool:
+        """Whether a slice's sums are in float32 registers before the next slice's products begin."""
+        return self.tile.engine == "mma" or (self.format.exact and self.tile.promote <= 1)
+
+    @property
+    def under_way(self) -> int:
+        """Slices whose copies are under way while one is multiplied; unless it is settled, the one before is read too."""
+        return self.tile.stages - (1 if self.settled else 2)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row of local memory: a swizzle's width."""
         return self.tile.bk * 2 if self.data else 128
@@ -288,17 +298,17 @@ class Job:
             return "joined phases need the data gradient and a tile that passes through local memory"
         if t.window and (not self.data or window(self.walk) is None):
             return "windows need stride 1 and several taps"
-        if t.window and self.walk.phases[0].volume <= t.stages - (2 if t.engine == "wgmma" else 1):
+        if t.window and self.walk.phases[0].volume <= self.under_way:
             return "fewer taps than slices under way"
         if sum(self.tap_bits) > 32 and self.data and not t.window:
             return "more than 32 taps along the axes"
         if self.local_bytes > LOCAL_LIMIT:
             return f"{self.local_bytes} bytes of local memory"
-        if t.engine == "wgmma" and t.stages < 3:
-            return "three stages or more"
+        if self.under_way < 1:
+            return "no slice is under way"
         if t.split > max(1, *self.slices):
             return "more parts than slices"
-        accumulators = t.frag_m * t.frag_n * 4 * (2 if t.engine == "wgmma" and self.format.exact else 1)
+        accumulators = t.frag_m * t.frag_n * 4 * (2 if self.format.exact and (t.engine == "wgmma" or t.carry) else 1)
         if accumulators > 200:
             return "more sums than registers"
         return None

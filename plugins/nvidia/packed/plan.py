@@ -111,7 +111,7 @@ class NvidiaPlan(StepPlan):
         for letter, name in zip("AB", places):
             text += f"#define {letter}_AT {where.at.get(name, 0) // 2}L\n"
             text += f"#define SCALE_{letter}_AT {where.scale_at.get(name, 0) // 4}L\n"
-        for file in ("narrow.cl.mako", "finish.cl", "ptx.cl.mako"):
+        for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "ptx.cl.mako"):
             text += kernel_text(SHARED, file, job=job)
         return text + product_text(job)
 

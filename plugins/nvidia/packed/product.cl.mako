@@ -13,9 +13,10 @@
 ##             each tap multiplies them from another row on. Places are then positions of the padded source in a row,
 ##             and those that are no places of the output are not written.
 ## wm, wn      warps (mma) or groups of four warps (wgmma) along m and n
-## stages      slices in local memory; the copies of stages - 1 (mma) or - 2 (wgmma) are under way
+## stages      slices in local memory; the copies of one or two fewer are under way (Job.under_way)
 ## split       parts of the sum over k, which end in the workspace
-## promote     wgmma: slices between additions of its sums to float32 registers
+## promote     exact formats, wgmma: slices between additions of its sums to float32 registers; 0: after every 16 of k
+## carry       exact formats: what such an addition rounds away begins the next sums
 ##
 ## Values come from ``product.py``; ``copies.cl.mako`` and ``results.cl.mako`` are parts of this text.
 #define INDEX ${job.index}
@@ -52,12 +53,12 @@ constant int PHASES[${len(geo.phases)}][14] = {
 <% at = (i * frag_n + j) * 4 %>\
 % if f.exact:
         {
-          float part4[4] = {0, 0, 0, 0};
+          float part4[4] = {${", ".join(f"carried[{at + e}]" if t.carry else "0" for e in range(4))}};
 % for pa, pb in f.products:
           MMA(part4, fa[${pa}][${i}], fb[${pb}][${j // 2}] + ${j % 2 * 2});
 % endfor
 % for e in range(4):
-          sum[${at + e}] += part4[${e}];
+          ${f"carried[{at + e}] = add_part(sum + {at + e}, part4[{e}])" if t.carry else f"sum[{at + e}] += part4[{e}]"};
 % endfor
         }
 % else:
@@ -69,6 +70,26 @@ constant int PHASES[${len(geo.phases)}][14] = {
 % endfor
       }
 % endfor
+</%def>
+<%def name="multiply_wgmma(steps)">\
+    WGMMA_BEGIN();
+## Small products of all steps first: they meet sums as small as they are, and large sums are cut once a step.
+% for pa, pb in f.products:
+% for k in steps:
+<%
+k_at = k * 32 if data else k * 2048
+bk_at = k * 2048 if job.turned_weights else k_at
+add = "1" if (k, (pa, pb)) != (steps[0], f.products[0]) or carry else "0" if settled else "add"
+%>\
+    WGMMA(${"fresh" if apart else "sum"}, ${a_base} + a_from + ${pa * a_plane + k_at}${f' + shift * {rowb}' if t.window else ''}, stage_at + b_from + ${pb * b_bytes + bk_at}, ${add});
+% endfor
+% endfor
+    WGMMA_COMMIT();
+</%def>
+<%def name="move_sums()">\
+      wgmma_finish(fresh);
+#pragma unroll
+      for (int i = 0; i < ${sums}; ++i) ${"fresh[i] = add_part(sum + i, fresh[i])" if carry else "sum[i] += fresh[i]"};
 </%def>
 <%def name="shift_of_tap()">\
 <%
@@ -194,6 +215,11 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   float sum[${sums}];
 #pragma unroll
   for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
+% if not wgmma and carry:
+  float carried[${sums}];
+#pragma unroll
+  for (int i = 0; i < ${sums}; ++i) carried[i] = 0;
+% endif
 % if apart:
   float fresh[${sums}];
 #pragma unroll
@@ -215,7 +241,7 @@ ${part("copies.cl.mako", slice="(begin + i)", stage=f"i * {stage_bytes}")}\
     copies_commit();
   }
   uint stage_at = 0, next_at = ${distance * stage_bytes};
-% if wgmma:
+% if not settled:
   int add = 0${f", left = {t.promote}" if apart else ""};
 % endif
   for (int slice = begin; slice < end; ++slice) {
@@ -226,15 +252,10 @@ ${part("copies.cl.mako", slice="(begin + i)", stage=f"i * {stage_bytes}")}\
 % if t.window:
 ${shift_of_tap()}\
 % endif
-    WGMMA_BEGIN();
-% for k in range(t.bk // 16):
-% for pa, pb in f.products:
-<% k_at = k * 32 if data else k * 2048; bk_at = k * 2048 if job.turned_weights else k_at %>\
-    WGMMA(${"fresh" if apart else "sum"}, ${a_base} + a_from + ${pa * a_plane + k_at}${f' + shift * {rowb}' if t.window else ''}, stage_at + b_from + ${pb * b_bytes + bk_at}, ${"add" if (k, (pa, pb)) == (0, f.products[0]) else "1"});
-% endfor
-% endfor
-    WGMMA_COMMIT();
+${multiply_wgmma(batches[0])}\
+% if not settled:
     add = 1;
+% endif
 % else:
     BARRIER();
 % if t.window:
@@ -255,17 +276,21 @@ ${part("copies.cl.mako", number=i, slice="(block + 1)", stage=f"({wbytes}u - win
 % endif
     copies_commit();
     next_at = next_at == ${(t.stages - 1) * stage_bytes} ? 0 : next_at + ${stage_bytes};
-% if wgmma:
-% if apart:
+% if wgmma and settled:
+${move_sums()}\
+% for batch in batches[1:]:
+${multiply_wgmma(batch)}\
+${move_sums()}\
+% endfor
+% elif apart:
     if (--left == 0) {
-      wgmma_finish(fresh);
-#pragma unroll
-      for (int i = 0; i < ${sums}; ++i) sum[i] += fresh[i];
+${move_sums()}\
       add = 0;
       left = ${t.promote};
     } else
-% endif
       WGMMA_WAIT(1);
+% elif wgmma:
+    WGMMA_WAIT(1);
 % else:
 ${multiply_mma()}\
 % endif
@@ -278,13 +303,11 @@ ${multiply_mma()}\
 % endif
     stage_at = stage_at == ${(t.stages - 1) * stage_bytes} ? 0 : stage_at + ${stage_bytes};
   }
-% if apart:
-  wgmma_finish(fresh);
+% if apart and not settled:
   if (add) {
-#pragma unroll
-    for (int i = 0; i < ${sums}; ++i) sum[i] += fresh[i];
+${move_sums()}\
   }
-% elif wgmma:
+% elif wgmma and not apart:
   wgmma_finish(sum);
 % endif
 ${part("results.cl.mako")}\

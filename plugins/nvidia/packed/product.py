@@ -18,7 +18,7 @@ def _values(job: Job) -> dict[str, Any]:
     t, geo, f = job.tile, job.walk, job.format
     wgmma, many = t.engine == "wgmma", len(geo.phases) > 1
     items, planes, rowb, cr = t.items, f.planes, job.row_bytes, t.bk // 8
-    distance = t.stages - (2 if wgmma else 1)
+    distance, steps = job.under_way, t.bk // 16
 
     def phase(field: str, axis: int) -> str:
         """A number of the work group's phase, as text: a literal where there is one phase."""
@@ -38,6 +38,8 @@ def _values(job: Job) -> dict[str, Any]:
         "per": "places" if many else str(geo.phases[0].places),
         "win": None, "wplane": 0, "wbytes": 0, "volume": 0, "span": 0, "rows_w": 0, "step_w": 0,
         "rows_a": t.bm * cr // items, "step_a": items // cr, "rows_k": t.bk * 8 // items, "step_k": items // 8,
+        "carry": f.exact and t.carry, "settled": job.settled,
+        "batches": [[k] for k in range(steps)] if job.settled and t.promote == 0 else [list(range(steps))],
         "a_base": "stage_at", "a_plane": job.a_bytes, "b_const": planes * job.a_bytes,
     }  # fmt: skip
     if t.window:

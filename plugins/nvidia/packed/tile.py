@@ -30,7 +30,9 @@ class Tile(Configured):
     joined: bool = False
     """Data gradient with a stride: whether the phases are channels of one product."""
     promote: int = 1
-    """``wgmma``: slices after which exact formats move their sums to float32 registers."""
+    """``wgmma``: slices after which exact formats move their sums to float32 registers; 0: after every 16 of k."""
+    carry: bool = False
+    """Exact formats: whether what such a move rounds away begins the next sums."""
 
     @property
     def items(self) -> int:

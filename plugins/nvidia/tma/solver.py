@@ -35,7 +35,7 @@ class TmaPlan(NvidiaPlan):
         text = self._common + f"#define PARTIAL {int(job.partial)}\n#define PARTIAL_AT {where.partial // 4}L\n"
         text += "#define PAIRS 0\n#define OCTETS 1\n"
         encoded = [(0,) * WORDS] * 2 if self._emulate else [each.encode() for each in job.maps]
-        for file in ("narrow.cl.mako", "finish.cl", "ptx.cl.mako"):
+        for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "ptx.cl.mako"):
             text += kernel_text(SHARED, file, job=job)
         text += kernel_text(__package__, "ptx.cl.mako", job=job)
         return text + kernel_text(

@@ -19,6 +19,9 @@ from .job import Points, margin
 
 __all__ = ["WinogradPlan"]
 
+_TILES, _CHANNELS = 8, 32
+"""A work group of the transform of tiles, which has 256 work items."""
+
 
 class WinogradPlan(NvidiaPlan):
     """A Plan. ``emulate`` builds plain C (tests)."""
@@ -92,10 +95,12 @@ class WinogradPlan(NvidiaPlan):
         source = job.source if inner == "x" else job.places
         runs = [(j, 1) for j in range(data.inputs[1])] if data.tensor.nhwc else data.runs
         text = self._text("tiles.cl.mako", d=data, src=source, runs=runs, margin=margin(data.matrices),
-                          source_at=where.at[inner] // 2, scale_at=where.scale_at[inner] // 4)  # fmt: skip
-        size = (-(-data.rows // 8) * 256, -(-data.channels // 32))
+                          source_at=where.at[inner] // 2, scale_at=where.scale_at[inner] // 4,
+                          tiles=_TILES, channels=_CHANNELS)  # fmt: skip
+        items = _TILES * _CHANNELS
+        size = (-(-data.channels // _CHANNELS) * items, -(-data.rows // _TILES))
         given = [operand, "workspace", np.int32(first)]
-        return Launch(build(self._context, text), "tiles", size, (256, 1), given, names=OPERANDS)
+        return Launch(build(self._context, text), "tiles", size, (items, 1), given, names=OPERANDS)
 
     def _weights(self) -> Launch:
         job, where, walk = self.job, self._where, self._points.walk

@@ -1,19 +1,20 @@
 ## Planes of v[point] = (H d W^T)[point], d a tile of a tensor, for the product: [point][tile][plane][channel].
 ##
-## A work group transforms TILES tiles of CHANNELS channels, a work item one of each. Both planes of a row of points pass
-## through local memory, so that neighbours read neighbouring pixels (or channels, channels last) and write neighbouring
-## channels. Tiles beyond the last of this piece are zeros. ``first`` is the piece's first tile.
+## A work group transforms ``tiles`` tiles of ``channels`` channels, a work item one of each. Both planes of a row of points
+## pass through local memory, so that neighbours read neighbouring pixels (or channels, channels last) and write neighbouring
+## channels; work groups side by side write the next channels. Tiles beyond the last of this piece are zeros. ``first`` is
+## the piece's first tile.
 <%
 a_h, a_w = d.outputs
 n_h, n_w = d.inputs
 tensor = d.tensor
 steps = tensor.axes
-tiles, channels = 8, 32
+items = tiles * channels
 pitch = channels + 4  # spreads the tiles over the banks
 def name(letter, i, j): return f"{letter}{i}_{j}"
 %>\
 #include <convdispatch/vectors.cl>
-kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
 void tiles(global const REAL *restrict from, global ushort *restrict to, int first) {
   local uint4 turn[2][${a_w * tiles * pitch // 4}];  // a row's readers and the next row's writers need no barrier between
   const int tid = get_local_id(0);
@@ -30,7 +31,7 @@ void tiles(global const REAL *restrict from, global ushort *restrict to, int fir
 % else:
   const int my_t = tid % ${tiles}, my_c = tid / ${tiles};
 % endif
-  const int t = get_group_id(0) * ${tiles} + my_t, c = get_group_id(1) * ${channels} + my_c;
+  const int t = get_group_id(1) * ${tiles} + my_t, c = get_group_id(0) * ${channels} + my_c;
   const int exists = t < ${d.piece} && first + t < ${d.tiles} && c < ${d.channels};
   const int tile = exists ? first + t : 0, channel = exists ? c : 0, image = tile / ${d.counts[0] * d.counts[1]};
   const int y = tile / ${d.counts[1]} % ${d.counts[0]} * ${d.step[0]} + (${d.origin[0]});
@@ -67,9 +68,9 @@ ${program(d.matrices[1], [name("h", i, j) for j in range(n_w)], [name("v", i, j)
   ((local uint *)turn[${i % 2}])[(${j * tiles} + my_t) * ${pitch} + my_c] = split(${name("v", i, j)}${" * scale" if job.format.scaled else ""});
 % endfor
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (int i = tid; i < ${a_w * tiles * channels // 8}; i += 256) {
-    const int chunk = i % ${channels // 8}, line = i / ${channels // 8}, at = get_group_id(0) * ${tiles} + line % ${tiles};
-    const int to_c = get_group_id(1) * ${channels} + chunk * 8;
+  for (int i = tid; i < ${a_w * tiles * channels // 8}; i += ${items}) {
+    const int chunk = i % ${channels // 8}, line = i / ${channels // 8}, at = get_group_id(1) * ${tiles} + line % ${tiles};
+    const int to_c = get_group_id(0) * ${channels} + chunk * 8;
     if (at < ${d.rows} && to_c < ${d.channels}) {
       const uint4 low = turn[${i % 2}][line * ${pitch // 4} + chunk * 2], high = turn[${i % 2}][line * ${pitch // 4} + chunk * 2 + 1];
       global uint4 *place = (global uint4 *)(to + ${source_at}L + (${i * a_w} + line / ${tiles}) * ${src.group}L + (long)at * ${src.pixel} + to_c);
