@@ -69,6 +69,7 @@ class Bench:
 
     def load(self, problem: ConvProblem) -> None:
         """Name the problem's tensors: whole buffers, since releasing parts of buffers crashes some drivers."""
+        self.problem = problem
         self.memory, self.arrays = {problem.written: self.out}, {}
         for place, name in enumerate(each for each in "xwy" if each != problem.written):
             self.memory[name] = self.values[place]

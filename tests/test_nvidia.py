@@ -272,14 +272,16 @@ def test_on_the_device(queue):
     ran = 0
     for engine in ("wgmma", "mma"):
         solver = TensorCores(engine)
-        for text in ("fwd_f32_mb2ic32ih14oc48kh3ph1", "fwd_f32_nhwc_mb2ic3ih33oc24kh7ph3sh2sw2"):
+        for text in ("fwd_f32_mb2ic32ih14oc48kh3ph1", "fwd_f32_nhwc_mb2ic3ih33oc24kh7ph3sh2sw2",
+                     "fwd_f32_ieee_mb16ic72ih7oc48kh3ph1"):  # fmt: skip
             for direction in DIRECTIONS:
                 problem = ConvProblem.parse(text).replace(direction=direction)
                 if solver.rejects(problem, info):
                     continue
                 ran += 1
+                real = {"data": "real"} | ({"limit": 2e-7} if problem.math == "ieee" else {})
                 for config in itertools.islice(solver.configs(problem, info), 6):
-                    check(queue, problem, config, engine, data="real", emulate=False)
+                    check(queue, problem, config, engine, emulate=False, **real)
                     check(queue, problem, config, engine, emulate=False)
     if not ran:
         pytest.skip(f"no tensor cores that nvidia's instructions reach: {TensorCores('mma').rejects(problem, info)}")

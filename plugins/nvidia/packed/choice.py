@@ -36,6 +36,7 @@ _WRITTEN, _SCATTERED = 21.0, 1.7  # bytes a cycle that leave a multiprocessor; t
 _MEMORY, _WEIGHTS = 3.6e12, 0.65e12  # bytes a second: of device memory, and of the packing of weights
 _FILL = 2700  # cycles of a tile's beginning and end
 _LAUNCH = 7.0e-6  # seconds, with the pause before it
+_APART = 5.0  # times that results take in memory whose neighbours along w another phase writes
 _SUMMED = 1.5  # passes over the parts of a sum, of write and read
 _MOST = 40  # choices offered
 _JOIN_BELOW = 256  # columns of joined phases
@@ -108,6 +109,8 @@ def seconds(job: Job, units: int) -> float:
         read = itemsize / (2 * planes) * passes  # bytes read for a byte written
         total += passes * _LAUNCH + packed * (1 + read) / _MEMORY
         total += job.weights_bytes * (1 + itemsize / (2 * planes)) / _WEIGHTS
+    if job.data and not job.target.nhwc and not job.tile.joined and job.walk.out_step[2] > 1:
+        total += written * _APART / _MEMORY
     if job.partial:
         total += _LAUNCH + job.partial_bytes * _SUMMED / _MEMORY
     return total

@@ -142,7 +142,7 @@ class Job:
 
     @property
     def under_way(self) -> int:
-        """Slices whose copies are under way while one is multiplied; unless it is settled, the one before is read too."""
+        """Slices whose copies are under way while one is multiplied; unsettled, the one before is still read."""
         return self.tile.stages - (1 if self.settled else 2)
 
     @property

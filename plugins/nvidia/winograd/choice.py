@@ -1,7 +1,7 @@
 """Which tiles ``nvidia.winograd`` tries, and in which order: the product's model, and what the transforms move.
 
-Fitted to 261 timings on an H200 (0.08 root mean square of the logarithm where a difference counts 0.5 at most, since
-some were disturbed; on these same timings the tile chosen among those timed of a problem loses 3.8 %).
+Fitted to 188 timings on an H200 (0.08 root mean square of the logarithm; on these same timings the tile chosen among
+those timed of a problem loses 1.2 %).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["choices", "seconds"]
 
 _CLOCK = 1.7e9
 _LAUNCH = 4.6e-6  # seconds, with the pause before it
-_SCALE, _SPLIT, _INVERSE = 2.4e12, 2.8e12, 3.0e12  # bytes a second: looked through, into planes, out of products
-_BUSY, _MEMORY = 0.94, 4.2e12  # of the product's modelled cycles; bytes a second of what it reads and writes
+_SCALE, _SPLIT, _INVERSE = 2.4e12, 4.6e12, 2.8e12  # bytes a second: looked through, into planes, out of products
+_BUSY, _MEMORY = 0.98, 4.2e12  # of the product's modelled cycles; bytes a second of what it reads and writes
 _FORMAT = "half2"
 _MOST = 16
 _SHAPES = (
