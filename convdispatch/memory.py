@@ -216,9 +216,10 @@ def _arena(context: cl.Context, device: cl.Device) -> Arena | None:
         return _arenas[context]
 
 
-def shared_with_cuda(context: cl.Context, device: cl.Device) -> bool:
-    """Whether memory of a context's pools is CUDA's too; tried once, with a small block."""
-    return _arena(context, device) is not None
+def shared_with_cuda(context: cl.Context, device: cl.Device, size: int = 1) -> bool:
+    """Whether blocks of ``size`` bytes of a context's pools are CUDA's too; tried once, with a small block."""
+    arena = _arena(context, device)
+    return arena is not None and arena.shares(size)
 
 
 def standing(context: cl.Context, device: cl.Device, size: int) -> cl.MemoryObject:

@@ -241,12 +241,15 @@ def default_device() -> cl.Device:
     return find_device(chosen) if chosen else _ranked()
 
 
-def cuda_devices(info: DeviceInfo) -> list[cl.Device]:
-    """The OpenCL devices of a description whose memory CUDA sees too; empty for other vendors' and without CUDA."""
+def cuda_devices(info: DeviceInfo, size: int = 1) -> list[cl.Device]:
+    """The OpenCL devices of a description whose memory, in blocks of ``size`` bytes, CUDA sees too.
+
+    Empty for other vendors' and without CUDA.
+    """
     if info.vendor != "nvidia" or cuda_unavailable():
         return []
     matching = [device for device in devices() if device_info(device) == info]
-    return [device for device in matching if shared_with_cuda(context(device), device)]
+    return [device for device in matching if shared_with_cuda(context(device), device, size)]
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,13 +1,12 @@
 """Pools of memory that OpenCL and CUDA both see: blocks, what holds them in use, and where they come from.
 
 A block of up to a megabyte is cut from a slab, as a part of one OpenCL buffer; a larger one is an allocation of its
-own. Blocks of an in-order queue are used again as soon as the host lets go of them; those of an out-of-order queue
-when all commands of that moment are done.
+own, which only OpenCL sees where it cannot import so much (``imports.py``). Blocks of an in-order queue are used again
+as soon as the host lets go of them; those of an out-of-order queue when all commands of that moment are done.
 """
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 import weakref
@@ -15,15 +14,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .cuda import Cuda, CudaError, Shared, prompt
+from .cuda import Cuda, Shared, prompt
+from .imports import import_shared, safe
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 __all__ = ["OWN", "SMALLEST", "Arena", "SharedPool", "cuda_address", "out_of_order", "shared_block"]
 
-_EXTERNAL_FD = 0x2060
-"""CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR"""
 SMALLEST = 512
 """Bytes of the smallest block: a multiple of what OpenCL devices ask of a sub-buffer's origin."""
 _SLAB = 2 << 20
@@ -78,7 +76,9 @@ class _Block:
     offset: int
     size: int
     shared: Shared | None
-    """The allocation, where the block is all of it."""
+    """CUDA's allocation, where the block is all of it."""
+    whole: bool = True
+    """Whether the block is all of an allocation."""
 
 
 class _Lease:
@@ -88,8 +88,9 @@ class _Lease:
 
     def __init__(self, pool: SharedPool, block: _Block, kept: bool) -> None:
         self.block, self.give_back = block, pool.take_back if kept else pool.give_up
-        self.start = _addresses[block.memory.int_ptr]
-        _leases[self.start] = self
+        self.start = _addresses.get(block.memory.int_ptr)
+        if self.start is not None:
+            _leases[self.start] = self
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
@@ -106,7 +107,12 @@ class Arena:
         self._late: list[_Block] = []
 
     def block(self, size: int) -> _Block:
-        """A block of one of the sizes that ``_rounded`` gives. Raises CudaError, or pyopencl's MemoryError."""
+        """A block of one of the sizes that ``rounded`` gives. Raises CudaError, or pyopencl's MemoryError."""
+        if not self.shares(size):
+            import pyopencl as cl
+
+            memory = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
+            return _Block(memory, memory, 0, size, None)
         with _lock:
             if size > _SLAB // 2:
                 shared, memory = self._import(size)
@@ -117,7 +123,11 @@ class Arena:
             start, self._used = self._used, self._used + size
             memory = parent.get_sub_region(start, size)
             _addresses[memory.int_ptr] = shared.address + start
-            return _Block(memory, parent, start, size, None)
+            return _Block(memory, parent, start, size, None, whole=False)
+
+    def shares(self, size: int) -> bool:
+        """Whether a block of ``size`` bytes is CUDA's too."""
+        return safe(self._context.devices[0], rounded(size))
 
     def free(self, blocks: list[_Block], later: bool = False) -> None:
         """Give allocations back, or ``later``, with the next ones; blocks cut from slabs are kept.
@@ -125,35 +135,24 @@ class Arena:
         Waits for CUDA's work, but holds up nobody else meanwhile who wants a block.
         """
         with _lock:
-            self._late += [block for block in blocks if block.shared is not None]
+            self._late += [block for block in blocks if block.whole]
             if later:
                 return
             blocks, self._late = self._late, []
         self._cuda("cuCtxSynchronize")
         for block in blocks:
-            del _addresses[block.memory.int_ptr]
+            _addresses.pop(block.memory.int_ptr, None)
             block.memory.release()
-            block.shared.release()
+            if block.shared is not None:
+                block.shared.release()
 
     def _import(self, size: int) -> tuple[Shared, cl.Buffer]:
-        import pyopencl as cl
-
-        shared = self._cuda.shared(size)
-        create = ctypes.CDLL(cl._cl.__file__).clCreateBufferWithProperties  # pyopencl does not wrap it
-        create.restype, error = ctypes.c_void_p, ctypes.c_int()
-        create.argtypes = (*(ctypes.c_void_p,) * 2, ctypes.c_uint64, ctypes.c_size_t, *(ctypes.c_void_p,) * 2)
-        properties = (ctypes.c_uint64 * 3)(_EXTERNAL_FD, shared.fd, 0)
-        flags = int(cl.mem_flags.READ_WRITE)
-        handle = create(self._context.int_ptr, properties, flags, shared.size, None, ctypes.byref(error))
-        if error.value:
-            shared.release()
-            raise CudaError(f"clCreateBufferWithProperties on memory of CUDA's failed with error {error.value}")
-        memory = cl.Buffer.from_int_ptr(handle, retain=False)
+        shared, memory = import_shared(self._context, self._cuda, size)
         _addresses[memory.int_ptr] = shared.address
         return shared, memory
 
 
-def _rounded(size: int) -> int:
+def rounded(size: int) -> int:
     """The size of the block that serves ``size`` bytes: powers of two in slabs, an eighth of one apart beyond."""
     if size <= _SLAB // 2:
         return max(SMALLEST, 1 << (size - 1).bit_length())
@@ -182,7 +181,7 @@ class SharedPool:
         """A block of ``size`` bytes or more, back in the pool (or the device, if not ``kept``) when it is let go."""
         import pyopencl as cl
 
-        size = _rounded(size)
+        size = rounded(size)
         with self._lock:
             block = self._reused(size)
             if block is None:

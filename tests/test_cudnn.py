@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from checking import check, make_operands
+from fake_cuda import FakeCuda
 
 import convdispatch
 from convdispatch import doctor, memory, reference, runtime
@@ -129,6 +130,30 @@ def test_stand_ins(foreign, direction, monkeypatch):
     kinds = [note[0] for note in across.notes]
     assert kinds == ["copy"] * len(read) + ["enter", "execute", "leave"] + ["copy"] * back
     assert event == (f"copied {len(across.notes)}" if back else "done")
+
+
+def test_a_workspace_that_cuda_cannot_see(monkeypatch):
+    """Where OpenCL cannot share so much, the workspace is CUDA's alone, taken and given back in the stream's order; and
+    a tensor of that size is an error, in words."""
+    plan_module = importlib.import_module("convdispatch_cudnn.plan")
+    across, executed = FakeBridge(), []
+    across.cuda, across.stream = FakeCuda(), "stream"
+    across.allocate = lambda size: FakeMemory(seen=False)
+    monkeypatch.setattr(plan_module, "bridge_of", lambda queue: across)
+    monkeypatch.setattr(plan_module, "running", lambda device, across: contextlib.nullcontext())
+    monkeypatch.setattr(plan_module, "cuda_address", lambda memory: memory.address)
+    plan = plan_module.CudnnPlan.__new__(plan_module.CudnnPlan)
+    plan.workspace_size, plan._written, plan._sizes, plan._brief = 64, "y", {"x": 100, "w": 200, "y": 300}, False
+    plan._plan = types.SimpleNamespace(handle=None)
+    plan._library = lambda *arguments: across.cuda.calls.append(("execute",))
+    monkeypatch.setattr(plan, "_pack", lambda places: executed.append(places) or plan._plan, raising=False)
+    given, queue = [FakeMemory() for _ in "xwy"], types.SimpleNamespace(device=None)
+    plan.enqueue(queue, *given, FakeMemory(seen=False))
+    assert executed == [(*(memory.address for memory in given), 1 << 30)]
+    assert across.cuda.names() == ["cuMemAllocAsync", "execute", "cuMemFreeAsync"]
+    given[1] = FakeMemory(seen=False)
+    with pytest.raises(convdispatch.api.ConvDispatchError, match="cannot share 200 bytes of w with CUDA"):
+        plan.enqueue(queue, *given, FakeMemory())
 
 
 def test_math_chooses_engines():

@@ -11,7 +11,7 @@ import pyopencl as cl
 import pytest
 
 import convdispatch
-from convdispatch import memory, runtime, sharedpool
+from convdispatch import imports, memory, runtime, sharedpool
 from convdispatch.api.errors import Frozen, MemoryLimit
 
 MB = 1 << 20
@@ -227,3 +227,66 @@ def test_shared_pool_from_threads(shared_pool):
         thread.join()
     assert not failures
     assert (pool.active_bytes, pool.active_blocks) == (0, 0)
+
+
+def test_blocks_too_large_to_import_are_opencls_alone(shared_pool, monkeypatch):
+    queue, pool = shared_pool()
+    monkeypatch.setattr(sharedpool, "safe", lambda device, size: size < 8 * MB)
+    small, large = runtime.allocate(queue, 6 * MB), runtime.allocate(queue, 9 * MB)
+    assert memory.cuda_address(small) is not None
+    assert memory.cuda_address(large) is None
+    assert memory.cuda_address(runtime.sub_region(large, 4096, 1024)) is None
+    assert memory.cuda_address(runtime.fresh(queue, 8 * MB)) is None
+    cl.enqueue_fill_buffer(queue, large, np.uint8(7), 0, 9 * MB)
+    place, held = large.int_ptr, pool.managed_bytes
+    del large
+    large = runtime.allocate(queue, 9 * MB)
+    assert (large.int_ptr, pool.managed_bytes) == (place, held)
+    del large, small
+    pool.free_held()
+    assert pool.managed_bytes == 0
+    assert [shared.released for shared in shared_pool.imports] == [True]
+
+
+@pytest.fixture
+def outcomes(monkeypatch, tmp_path):
+    """What the child that tries a large import ends with, one after the other; what is kept lies in a new folder."""
+    made = []
+    monkeypatch.setattr(imports, "_tried", lambda device: made.pop(0))
+    monkeypatch.setattr(imports, "_folder", lambda: tmp_path / "imports")
+    imports._large_are_safe.cache_clear()
+    yield made
+    imports._large_are_safe.cache_clear()
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, True), (-11, False), (1, False)])
+def test_a_child_tries_large_imports_once(device, outcomes, status, expected):
+    outcomes.append(status)
+    assert imports.safe(device, imports.LARGE - 1)
+    assert outcomes == [status]  # nobody asked for a large one yet
+    assert imports.safe(device, imports.LARGE) is expected
+    imports._large_are_safe.cache_clear()  # another process
+    assert imports.safe(device, imports.LARGE) is expected
+
+
+def test_without_memory_to_try_it_is_tried_again(device, outcomes):
+    outcomes += [imports._NO_MEMORY, 0]
+    assert not imports.safe(device, imports.LARGE)
+    imports._large_are_safe.cache_clear()
+    assert imports.safe(device, imports.LARGE)
+
+
+def test_the_child_ends_where_there_is_no_cuda(device):
+    assert imports._tried(device) != 0
+
+
+def test_large_blocks_on_the_device(queue, device):
+    """A block that some drivers cannot import is memory all the same."""
+    if not runtime.cuda_devices(runtime.device_info(device)):
+        pytest.skip("memory that is CUDA's too only")
+    block = runtime.allocate(queue, imports.LARGE)
+    assert (memory.cuda_address(block) is not None) == imports.safe(device, imports.LARGE)
+    cl.enqueue_fill_buffer(queue, block, np.uint8(7), 0, imports.LARGE)
+    last = np.zeros(4, np.uint8)
+    cl.enqueue_copy(queue, last, block, src_offset=imports.LARGE - 4)
+    assert (last == 7).all()

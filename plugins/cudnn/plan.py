@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from ctypes import c_void_p
+from ctypes import byref, c_ulonglong, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from convdispatch.api import Bridge, ConvDispatchError, ConvProblem, bridge_of, cuda_address, cuda_of
@@ -18,7 +18,7 @@ from .loading import load
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["CudnnPlan", "making"]
+__all__ = ["CudnnPlan", "making", "tensor_bytes"]
 
 _KEPT_PACKS = 64
 _BRIEF_FLOPS, _BRIEF_BYTES = 4e9, 80e6
@@ -73,6 +73,25 @@ def running(device: cl.Device, across: Bridge) -> Iterator[c_void_p]:
         yield handle
 
 
+def tensor_bytes(problem: ConvProblem) -> dict[str, int]:
+    """Bytes of x, w and y."""
+    return {name: max(1, problem.itemsize * _count(getattr(problem, name + "_shape"))) for name in "xwy"}
+
+
+@contextlib.contextmanager
+def _scratch(across: Bridge, size: int, address: int | None) -> Iterator[int]:
+    """Where the workspace lies: as given; where OpenCL's is not CUDA's, taken and given back in the stream's order."""
+    if address is not None:
+        yield address
+        return
+    block = c_ulonglong()
+    across.cuda("cuMemAllocAsync", byref(block), size, across.stream)
+    try:
+        yield block.value
+    finally:
+        across.cuda("cuMemFreeAsync", block, across.stream)
+
+
 class CudnnPlan:
     """One engine of cuDNN's, ready to run on any queue of its context.
 
@@ -86,7 +105,7 @@ class CudnnPlan:
     def __init__(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self._library, device = library(), context.devices[0]
         self._written = problem.written
-        self._sizes = {name: max(1, problem.itemsize * _count(getattr(problem, name + "_shape"))) for name in "xwy"}
+        self._sizes = tensor_bytes(problem)
         self._brief = problem.flops < _BRIEF_FLOPS and sum(self._sizes.values()) < _BRIEF_BYTES
         _handle(device, "run")
         Bridge.prepare(context, device)
@@ -119,6 +138,8 @@ class CudnnPlan:
                 if address is None:
                     stand_in = across.allocate(size)
                     address = cuda_address(stand_in)
+                    if address is None:
+                        raise ConvDispatchError(f"cuDNN: OpenCL cannot share {size} bytes of {name} with CUDA here")
                     held.append(stand_in)  # else the pool would give the next operand the same block
                     if name == self._written:
                         back.append((buffer, stand_in, size))
@@ -128,10 +149,11 @@ class CudnnPlan:
             scratch = workspace if not self.workspace_size or cuda_address(workspace) else None
             if self.workspace_size and scratch is None:
                 scratch = across.allocate(self.workspace_size)
-            places.append(cuda_address(scratch) if self.workspace_size else 0)
+            address = cuda_address(scratch) if self.workspace_size else 0
             across.enter(events)
-            with running(queue.device, across) as handle:
-                self._library("cudnnBackendExecute", handle, self._plan.handle, self._pack(tuple(places)).handle)
+            with running(queue.device, across) as handle, _scratch(across, self.workspace_size, address) as place:
+                pack = self._pack((*places, place))
+                self._library("cudnnBackendExecute", handle, self._plan.handle, pack.handle)
             event = across.leave(self._brief)
             for buffer, stand_in, size in back:
                 event = across.copy(buffer, stand_in, size, [event])

@@ -11,7 +11,7 @@ from convdispatch.api import ConvProblem, DeviceInfo, Solver, cuda_devices, cuda
 
 from .graph import DTYPES, NONDETERMINISTIC, candidates, execution_plan
 from .library import CudnnError, missing
-from .plan import CudnnPlan, making
+from .plan import CudnnPlan, making, tensor_bytes
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -55,7 +55,7 @@ class Convolution(Solver):
     deterministic = False
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Another vendor's device, no library, padding of two kinds, or no engine."""
+        """Another vendor's device, no library, padding of two kinds, tensors that CUDA cannot see, or no engine."""
         if device.vendor != "nvidia":
             return f"nvidia only, got {device.vendor}"
         if problem.dtype not in DTYPES:
@@ -71,6 +71,9 @@ class Convolution(Solver):
             return reason
         if not cuda_devices(device):
             return f"a device that shares memory with cuda only, got {device.name}"
+        largest = max(tensor_bytes(problem).values())
+        if not cuda_devices(device, largest):
+            return f"tensors that opencl's driver can share with cuda here only, below 512 MiB, got {largest >> 20} MiB"
         return None if self.configs(problem, device) else "an engine in cudnn only, got none for this problem"
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
