@@ -13,6 +13,7 @@ import subprocess
 import numpy as np
 import pyopencl as cl
 import pytest
+from as_cuda import cuda
 from convdispatch_nvidia.formats import formats
 from convdispatch_nvidia.hopper import for_hopper
 from convdispatch_nvidia.packed.job import Job
@@ -145,11 +146,15 @@ def test_long_sums(queue, direction, engine, extra, least, most):
     assert least < error
 
 
-@pytest.mark.parametrize("name", ["bfloat2", "half2", "bfloat3", "half1"])
-def test_extremes(queue, name):
+@pytest.mark.parametrize(
+    ("name", "carry"),
+    [("bfloat2", False), ("half2", False), ("bfloat3", False), ("half1", False), ("half2", True), ("bfloat3", True)],
+)
+def test_extremes(queue, name, carry):
     """Large and tiny magnitudes survive; infinities and NaN reach exactly the outputs that read them, as no number."""
     problem = ConvProblem.parse("fwd_f32_mb1ic16ih6iw6oc16kh3ph1")
-    plan = NvidiaPlan(queue.context, problem, config_of(problem, "wgmma", {"format": name}), "wgmma", emulate=True)
+    config = config_of(problem, "wgmma", {"format": name, "carry": carry})
+    plan = NvidiaPlan(queue.context, problem, config, "wgmma", emulate=True)
     random = np.random.default_rng(0)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     w = random.standard_normal(problem.w_shape).astype(np.float32)
@@ -171,6 +176,37 @@ def test_extremes(queue, name):
         kept = np.isfinite(expected)
         error = np.linalg.norm(y[kept].astype(float) - expected[kept]) / np.linalg.norm(expected[kept])
         assert error < tolerance, (name, factor, special, error)
+
+
+@pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc and ptxas here")
+@pytest.mark.parametrize(
+    ("direction", "extra"),
+    [
+        ("fwd", {"bn": 176, "window": True, "bk": 64, "stages": 2}),
+        ("bwd_weights", {"bn": 192, "split": 11, "bk": 64, "stages": 2}),
+        ("bwd_weights", {"bn": 192, "split": 11, "bk": 32, "promote": 0}),
+    ],
+)
+def test_carried_sums_stay_in_registers(direction, extra, tmp_path):
+    """What additions round away has the tensor cores' own registers: the widest tiles assemble without a spill."""
+
+    class Text(NvidiaPlan):
+        def _product(self, context):
+            return None
+
+        _reduce = _product
+
+        def _pack(self, context, tensors):
+            return []
+
+    problem = ConvProblem.parse(f"{direction}_f32_ieee_mb64ic512ih28oc512kh3ph1")
+    plan = Text(None, problem, {"bm": 128, "wm": 2, "wn": 1, "format": "half2", "carry": True, **extra}, "wgmma")
+    source = tmp_path / "product.cu"
+    source.write_text(cuda(plan.product_text()).replace("//@", ""))
+    done = subprocess.run(["nvcc", "-arch=sm_90a", "-cubin", "-Xptxas", "-v", "-o", tmp_path / "out", source],
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\b0 bytes spill stores", done.stderr), done.stderr
 
 
 def test_ptx_for_hopper():

@@ -146,12 +146,12 @@ def test_accuracy_of_one_product(queue):
     assert error > 1e-4
 
 
-@pytest.mark.parametrize("name", ["tf32x3", "bf16x3", "tf32"])
+@pytest.mark.parametrize(("name", "carry"), [("tf32x3", False), ("bf16x3", False), ("tf32", False), ("tf32x3", True)])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_extremes(queue, name, layout):
+def test_extremes(queue, name, carry, layout):
     """Large and tiny magnitudes survive; infinities and NaN reach exactly the outputs that read them, as no number."""
     problem = ConvProblem.parse("fwd_f32_mb1ic36ih6iw6oc20kh1").replace(layout=layout)
-    plan = DirectPlan(queue.context, problem, {**SMALL, "format": name}, emulate=True)
+    plan = DirectPlan(queue.context, problem, {**SMALL, "format": name, "carry": carry}, emulate=True)
     random = np.random.default_rng(0)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     w = random.standard_normal(problem.w_shape).astype(np.float32)
