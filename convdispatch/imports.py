@@ -80,7 +80,7 @@ def _tried(device: cl.Device) -> int:
     """The exit status of a child that imports a large block."""
     from .runtime import address
 
-    command = [sys.executable, "-W", "ignore", "-c", _TRY, address(device)]
+    command = [sys.executable or "python3", "-W", "ignore", "-c", _TRY, address(device)]
     try:
         return subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False).returncode
     except (OSError, subprocess.TimeoutExpired):
