@@ -169,8 +169,12 @@ class Bridge:
                 finished.set_status(_FAILED)
 
     def allocate(self, size: int) -> cl.MemoryObject:
-        """Memory from the queue's pool, which CUDA sees."""
+        """Memory from the queue's pool, which CUDA sees where ``shares`` says so."""
         return allocate(self.queue, size)
+
+    def shares(self, size: int) -> bool:
+        """Whether a block of ``size`` bytes is CUDA's too."""
+        return shared_with_cuda(self.queue.context, self.queue.device, size)
 
     def copy(self, target: Any, source: Any, size: int, wait_for: Any) -> cl.Event:
         """Copy between OpenCL buffers, on the queue."""

@@ -2,7 +2,8 @@
 
 Work on one in-order queue may use a block again as soon as the host has let go of it, work on another queue may not:
 so each queue has a pool. On an NVIDIA device with CUDA's driver the blocks are memory that CUDA sees too (see
-``cuda``), so that its libraries work on the buffers that kernels use. Elsewhere pyopencl's pool does the work.
+``cuda``; on some hosts not the largest, see ``imports``), so that its libraries work on the buffers that kernels use.
+Elsewhere pyopencl's pool does the work.
 """
 
 from __future__ import annotations

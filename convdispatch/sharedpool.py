@@ -182,6 +182,7 @@ class SharedPool:
         import pyopencl as cl
 
         size = rounded(size)
+        self._arena.shares(size)  # may wait for a child process, the first time: not with the lock
         with self._lock:
             block = self._reused(size)
             if block is None:

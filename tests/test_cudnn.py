@@ -46,6 +46,19 @@ def test_refuses_in_words():
         assert solver.rejects(problem.replace(mb=0), NVIDIA) == "mb of 1 or more only, got 0"
 
 
+def test_refuses_tensors_that_cuda_cannot_see(monkeypatch):
+    """Where OpenCL shares no more than so much."""
+    module = sys.modules[type(plugins().solvers["cudnn.convolution"]).__module__]
+    monkeypatch.setattr(module, "unavailable", lambda: None)
+    monkeypatch.setattr(module, "cuda_devices", lambda info, size=1: ["a device"] if size <= 384 << 20 else [])
+    monkeypatch.setattr(module, "_choices", lambda problem, device, deterministic: ({"engine": 1},))
+    solver, problem = plugins().solvers["cudnn.convolution"], ConvProblem.parse("mb64ic64ih112oc64kh3ph1")
+    assert solver.rejects(problem, NVIDIA) is None
+    assert "384 MiB at most only, as OpenCL here shares none larger with CUDA, got 784 MiB" in solver.rejects(
+        problem.replace(ih=224, iw=224), NVIDIA
+    )
+
+
 def test_says_what_is_missing_and_costs_nothing(monkeypatch):
     unavailable = sys.modules["convdispatch_cudnn"].unavailable
     reason = unavailable()
@@ -86,6 +99,9 @@ class FakeBridge:
 
     def allocate(self, size):
         return FakeMemory()
+
+    def shares(self, size):
+        return True
 
     def copy(self, target, source, size, wait_for):
         self.notes.append(("copy", target.address, source.address, size, tuple(wait_for)))
@@ -139,6 +155,7 @@ def test_a_workspace_that_cuda_cannot_see(monkeypatch):
     across, executed = FakeBridge(), []
     across.cuda, across.stream = FakeCuda(), "stream"
     across.allocate = lambda size: FakeMemory(seen=False)
+    across.shares = lambda size: False
     monkeypatch.setattr(plan_module, "bridge_of", lambda queue: across)
     monkeypatch.setattr(plan_module, "running", lambda device, across: contextlib.nullcontext())
     monkeypatch.setattr(plan_module, "cuda_address", lambda memory: memory.address)

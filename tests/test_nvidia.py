@@ -65,6 +65,13 @@ CASES = [
     ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1", "wgmma", {"promote": 2}),
     ("bwd_weights_f32_mb4ic8ih8iw8oc8kh3ph1", "wgmma", {"promote": 3}),
     ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1+bias", "wgmma", {"promote": 2, "carry": True}),
+    # sums moved after each slice: one slice more is under way
+    ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1", "wgmma", {"stages": 2, "carry": True, "split": 2}),
+    ("fwd_f32_nhwc_mb1ic80ih5iw5oc16kh3ph1", "wgmma", {"stages": 2, "window": True}),
+    ("fwd_f32_mb2ic40iw9oc16kw3pw1", "wgmma", {"stages": 3, "window": True, "promote": 0, "carry": True}),
+    ("bwd_data_f32_mb2ic3ih11iw10oc40kh5ph2sh2sw2", "wgmma", {"stages": 2, "joined": True, "promote": 0}),
+    ("bwd_data_f32_mb2ic10ih7iw6oc40kh3ph1sh2sw2", "wgmma", {"stages": 2, "carry": True}),
+    ("bwd_weights_f32_mb8ic8ih8iw8oc8kh3ph1", "wgmma", {"stages": 2, "carry": True, "split": 3, "bk": 64}),
     ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1", "wgmma", {"promote": 0, "carry": True, "window": True}),
     ("bwd_weights_f32_mb4ic8ih8iw8oc8kh3ph1", "wgmma", {"promote": 0, "bk": 64, "format": "half2"}),
     ("bwd_data_f32_nhwc_mb1ic24ih7oc40kh3ph1sh2", "mma", {"carry": True, "format": "bfloat3"}),
@@ -248,6 +255,32 @@ def test_choices(engine, direction):
                 assert job.misfit is None, (problem, config)
                 assert solver.workspace(problem, HOPPER, config) == Layout(job).size
             assert {config["format"] for config in configs} == set(formats(problem)), problem
+
+
+@pytest.mark.parametrize("engine", ["wgmma", "mma"])
+@pytest.mark.parametrize(
+    ("text", "carry", "short"),
+    [
+        ("fwd_f32_ieee_mb8ic64ih14oc64kh3ph1", True, False),
+        ("fwd_f32_ieee_mb8ic512ih14oc64kh1", False, False),
+        ("bwd_data_f32_ieee_mb8ic64ih14oc32kh3ph1", False, False),
+        ("bwd_weights_f32_ieee_mb8ic64ih14oc64kh3ph1", True, False),
+        ("bwd_weights_f32_ieee_mb16ic64ih7oc64kh3ph1", True, True),
+        ("bwd_weights_f32_ieee_mb8ic64ih7oc64kh3ph1", False, True),
+    ],
+)
+def test_ieee_moves_sums_often(engine, text, carry, short):
+    """Sums of more than 512 carry; a slice's sums are moved at once, short weights' gradients' after every 16 of k."""
+    problem = ConvProblem.parse(text)
+    tiles = [Tile.of({**config, "engine": engine}) for config in TensorCores(engine).configs(problem, HOPPER)]
+    jobs = [Job(problem, tile) for tile in tiles]
+    assert all(job.misfit is None and job.settled for job in jobs)
+    assert all(tile.carry == carry for tile in tiles)
+    assert engine == "mma" or {tile.promote for tile in tiles} == {0 if short else 1}
+    assert engine == "mma" or min(tile.stages for tile in tiles) == 2
+    assert not any(
+        config.get("carry") for config in TensorCores(engine).configs(problem.replace(math="float32"), HOPPER)
+    )
 
 
 def test_windows_shift():

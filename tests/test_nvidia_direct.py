@@ -213,6 +213,8 @@ def test_choices(direction):
             assert solver.cost(problem, HOPPER, config) > 0
         assert {config.get("format", "tf32x3") for config in configs} == set(formats(problem)), problem
         assert math != "ieee" or not any(config.get("promote") for config in configs)
+        long = math == "ieee" and DirectJob(problem, DirectTile.of(configs[0])).k > 512
+        assert all(config.get("carry", False) == long for config in configs), problem
     assert seen > 50
 
 

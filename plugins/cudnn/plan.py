@@ -99,7 +99,7 @@ class CudnnPlan:
     share is made. Where memory was too short to run it once, its first enqueue may wait.
 
     Memory from the runtime is CUDA's too, so nothing is copied. Buffers from elsewhere, which CUDA cannot see, are
-    copied into the pool's memory and back.
+    copied into the pool's memory and back. A workspace too large to share is CUDA's alone, for the time of a run.
     """
 
     def __init__(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> None:
@@ -146,14 +146,17 @@ class CudnnPlan:
                     else:
                         events = [across.copy(stand_in, buffer, size, events)]
                 places.append(address)
-            scratch = workspace if not self.workspace_size or cuda_address(workspace) else None
-            if self.workspace_size and scratch is None:
-                scratch = across.allocate(self.workspace_size)
-            address = cuda_address(scratch) if self.workspace_size else 0
-            across.enter(events)
-            with running(queue.device, across) as handle, _scratch(across, self.workspace_size, address) as place:
-                pack = self._pack((*places, place))
-                self._library("cudnnBackendExecute", handle, self._plan.handle, pack.handle)
+            address = 0
+            if self.workspace_size:
+                address = cuda_address(workspace)
+                if address is None and across.shares(self.workspace_size):
+                    held.append(across.allocate(self.workspace_size))
+                    address = cuda_address(held[-1])
+            with _scratch(across, self.workspace_size, address) as place:
+                across.enter(events)
+                with running(queue.device, across) as handle:
+                    pack = self._pack((*places, place))
+                    self._library("cudnnBackendExecute", handle, self._plan.handle, pack.handle)
             event = across.leave(self._brief)
             for buffer, stand_in, size in back:
                 event = across.copy(buffer, stand_in, size, [event])

@@ -73,7 +73,9 @@ class Convolution(Solver):
             return f"a device that shares memory with cuda only, got {device.name}"
         largest = max(tensor_bytes(problem).values())
         if not cuda_devices(device, largest):
-            return f"tensors below 512 MiB only, as OpenCL here shares none larger with CUDA, got {largest >> 20} MiB"
+            return (
+                f"tensors of 384 MiB at most only, as OpenCL here shares none larger with CUDA, got {largest >> 20} MiB"
+            )
         return None if self.configs(problem, device) else "an engine in cudnn only, got none for this problem"
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:

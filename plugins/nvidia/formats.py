@@ -65,7 +65,7 @@ def formats(problem: ConvProblem) -> tuple[str, ...]:
     """Names of the formats that reach what the problem's ``math`` asks, the one to use first; none for float64.
 
     For ``"float32"`` that is ``bfloat2``, but ``half2`` for kernels of 3x3 at stride 1: Winograd is measured against
-    those, with errors of 1.4e-6 to 6e-6 in cuDNN (docs/nvidia.md), and 22 bits cost a tenth of the time at most.
+    those, with errors of 1.7e-6 to 9.4e-6 in cuDNN (docs/nvidia.md), and 22 bits cost a tenth of the time at most.
     """
     if problem.dtype == "float32":
         names = _FOR_MATH[problem.math]

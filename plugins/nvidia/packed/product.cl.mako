@@ -13,7 +13,9 @@
 ##             each tap multiplies them from another row on. Places are then positions of the padded source in a row,
 ##             and those that are no places of the output are not written.
 ## wm, wn      warps (mma) or groups of four warps (wgmma) along m and n
-## stages      slices in local memory; the copies of one or two fewer are under way (Job.under_way)
+## stages      slices in local memory. The copies of all but one are under way where a slice's sums are moved at once
+##             (Job.settled): nobody reads the slice before any more once all are at this slice's barrier. Else tensor
+##             cores may still read it, and the copies of all but two are.
 ## split       parts of the sum over k, which end in the workspace
 ## promote     exact formats, wgmma: slices between additions of its sums to float32 registers; 0: after every 16 of k
 ## carry       exact formats: what such an addition rounds away begins the next sums
@@ -73,7 +75,7 @@ constant int PHASES[${len(geo.phases)}][14] = {
 </%def>
 <%def name="multiply_wgmma(steps)">\
     WGMMA_BEGIN();
-## Small products of all steps first: they meet sums as small as they are, and large sums are cut once a step.
+## Small products of all steps of 16 first: they meet sums as small as they are, and a large sum is cut once in 16 of k.
 % for pa, pb in f.products:
 % for k in steps:
 <%

@@ -96,11 +96,12 @@ class WinogradPlan(NvidiaPlan):
         runs = [(j, 1) for j in range(data.inputs[1])] if data.tensor.nhwc else data.runs
         text = self._text("tiles.cl.mako", d=data, src=source, runs=runs, margin=margin(data.matrices),
                           source_at=where.at[inner] // 2, scale_at=where.scale_at[inner] // 4,
-                          tiles=_TILES, channels=_CHANNELS)  # fmt: skip
+                          tiles=_TILES, channels=_CHANNELS,
+                          beside=-(-data.channels // _CHANNELS))  # fmt: skip
         items = _TILES * _CHANNELS
-        size = (-(-data.channels // _CHANNELS) * items, -(-data.rows // _TILES))
+        size = (-(-data.channels // _CHANNELS) * -(-data.rows // _TILES) * items,)
         given = [operand, "workspace", np.int32(first)]
-        return Launch(build(self._context, text), "tiles", size, (items, 1), given, names=OPERANDS)
+        return Launch(build(self._context, text), "tiles", size, (items,), given, names=OPERANDS)
 
     def _weights(self) -> Launch:
         job, where, walk = self.job, self._where, self._points.walk

@@ -23,7 +23,7 @@ void tiles(global const REAL *restrict from, global ushort *restrict to, int fir
   global float *scales = (global float *)to + ${scale_at}L;
   shared[tid] = scales[1 + tid];
   const int exponent = exponent_of(largest_of_all(shared, tid));
-  if (tid == 0 && get_group_id(0) == 0 && get_group_id(1) == 0) scales[0] = unscale_of(exponent, ${margin});
+  if (tid == 0 && get_group_id(0) == 0) scales[0] = unscale_of(exponent, ${margin});
   const float scale = scale_of(exponent, ${margin});
 % endif
 % if tensor.nhwc:
@@ -31,7 +31,8 @@ void tiles(global const REAL *restrict from, global ushort *restrict to, int fir
 % else:
   const int my_t = tid % ${tiles}, my_c = tid / ${tiles};
 % endif
-  const int t = get_group_id(1) * ${tiles} + my_t, c = get_group_id(0) * ${channels} + my_c;
+  const int first_t = get_group_id(0) / ${beside} * ${tiles}, first_c = get_group_id(0) % ${beside} * ${channels};
+  const int t = first_t + my_t, c = first_c + my_c;
   const int exists = t < ${d.piece} && first + t < ${d.tiles} && c < ${d.channels};
   const int tile = exists ? first + t : 0, channel = exists ? c : 0, image = tile / ${d.counts[0] * d.counts[1]};
   const int y = tile / ${d.counts[1]} % ${d.counts[0]} * ${d.step[0]} + (${d.origin[0]});
@@ -69,8 +70,8 @@ ${program(d.matrices[1], [name("h", i, j) for j in range(n_w)], [name("v", i, j)
 % endfor
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int i = tid; i < ${a_w * tiles * channels // 8}; i += ${items}) {
-    const int chunk = i % ${channels // 8}, line = i / ${channels // 8}, at = get_group_id(1) * ${tiles} + line % ${tiles};
-    const int to_c = get_group_id(0) * ${channels} + chunk * 8;
+    const int chunk = i % ${channels // 8}, line = i / ${channels // 8}, at = first_t + line % ${tiles};
+    const int to_c = first_c + chunk * 8;
     if (at < ${d.rows} && to_c < ${d.channels}) {
       const uint4 low = turn[${i % 2}][line * ${pitch // 4} + chunk * 2], high = turn[${i % 2}][line * ${pitch // 4} + chunk * 2 + 1];
       global uint4 *place = (global uint4 *)(to + ${source_at}L + (${i * a_w} + line / ${tiles}) * ${src.group}L + (long)at * ${src.pixel} + to_c);
