@@ -28,7 +28,7 @@ VARIABLES = {
     "CONVDISPATCH_CUDA": "0: memory of NVIDIA devices is OpenCL's alone, not shared with CUDA",
     "CONVDISPATCH_TRACE": "file that the trace layer appends to, instead of standard error",
     "CONVDISPATCH_KERNEL_CACHE": "folder of compiled kernels, for drivers that keep none; off: none are kept",
-    "CONVDISPATCH_LARGE_IMPORTS": "1 or 0: NVIDIA's OpenCL may import more than 384 MiB of CUDA's memory, or not; else tried",
+    "CONVDISPATCH_LARGE_IMPORTS": "1 or 0: NVIDIA's OpenCL may import more than 384 MiB at once, or not; else tried",
     "OCL_ICD_VENDORS": "folder that names the OpenCL vendors (read by the ICD loader; set for you when unset)",
 }
 _PROBE = "import sys; from convdispatch import runtime; print(runtime.probe(runtime.devices()[int(sys.argv[1])]) or '')"

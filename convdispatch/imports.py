@@ -42,7 +42,7 @@ _CHILD = "import sys; from convdispatch.imports import attempt; attempt(sys.argv
 _SECONDS = 60
 _REFUSED, _NO_MEMORY = 3, 4
 """The child's exit statuses where OpenCL answers with an error, and where there is no memory to try it with."""
-_CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
+_CRASHES = tuple(-getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS") if hasattr(signal, name))
 _ANSWERS = {0: "safe", _REFUSED: "refused", **dict.fromkeys(_CRASHES, "crashes")}
 """What is kept, by exit status; any other says nothing about the driver."""
 _lock = threading.Lock()
