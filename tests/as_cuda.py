@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
-__all__ = ["cuda"]
+import pytest
+
+__all__ = ["assembles_without_spills", "cuda", "needs_nvcc"]
+
+needs_nvcc = pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc and ptxas here")
 
 # CUDA's words for what the kernels say in OpenCL C.
 CUDA = """
@@ -35,3 +42,13 @@ def cuda(text: str) -> str:
     text = re.sub(r"\((float[24]|uint4)\)\(", r"make_\1(", text)
     text = text.replace("constant ulong", "__constant__ ulong")
     return CUDA + re.sub(r"(?<![.\w])(global|local)\b", "", text)
+
+
+def assembles_without_spills(text: str, arch: str, folder: Path) -> None:
+    """Fails unless the program's kernels, their marked instructions uncovered, assemble and keep all in registers."""
+    source = folder / "product.cu"
+    source.write_text(cuda(text).replace("//@", ""))
+    command = ["nvcc", f"-arch={arch}", "-cubin", "-Xptxas", "-v", "-o", folder / "out", source]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\b0 bytes spill stores", done.stderr), done.stderr

@@ -13,7 +13,7 @@ import subprocess
 import numpy as np
 import pyopencl as cl
 import pytest
-from as_cuda import cuda
+from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.formats import formats
 from convdispatch_nvidia.hopper import for_hopper
 from convdispatch_nvidia.packed.job import Job
@@ -185,7 +185,7 @@ def test_extremes(queue, name, carry):
         assert error < tolerance, (name, factor, special, error)
 
 
-@pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc and ptxas here")
+@needs_nvcc
 @pytest.mark.parametrize(
     ("direction", "extra"),
     [
@@ -208,12 +208,7 @@ def test_carried_sums_stay_in_registers(direction, extra, tmp_path):
 
     problem = ConvProblem.parse(f"{direction}_f32_ieee_mb64ic512ih28oc512kh3ph1")
     plan = Text(None, problem, {"bm": 128, "wm": 2, "wn": 1, "format": "half2", "carry": True, **extra}, "wgmma")
-    source = tmp_path / "product.cu"
-    source.write_text(cuda(plan.product_text()).replace("//@", ""))
-    done = subprocess.run(["nvcc", "-arch=sm_90a", "-cubin", "-Xptxas", "-v", "-o", tmp_path / "out", source],
-                          capture_output=True, text=True)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"\b0 bytes spill stores", done.stderr), done.stderr
+    assembles_without_spills(plan.product_text(), "sm_90a", tmp_path)
 
 
 def test_ptx_for_hopper():

@@ -7,14 +7,11 @@ so that real data show the error that promotion leaves.
 from __future__ import annotations
 
 import itertools
-import re
-import shutil
-import subprocess
 
 import numpy as np
 import pyopencl as cl
 import pytest
-from as_cuda import cuda
+from as_cuda import assembles_without_spills, needs_nvcc
 from checking import make_operands
 from convdispatch_nvidia.direct.choice import formats
 from convdispatch_nvidia.direct.job import DirectJob, DirectTile
@@ -229,7 +226,7 @@ def test_costs_are_times_measured_on_an_h200(text, config, ms):
     assert Direct().cost(ConvProblem.parse(text), HOPPER, config) / 60e9 == pytest.approx(ms, rel=0.2)
 
 
-@pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc and ptxas here")
+@needs_nvcc
 @pytest.mark.parametrize(
     ("text", "extra"),
     [
@@ -253,12 +250,7 @@ def test_instructions_assemble(text, extra, tmp_path):
             return None
 
     plan = Text(None, ConvProblem.parse(text), {"wm": 2, "wn": 2, **extra})
-    source = tmp_path / "direct.cu"
-    source.write_text(cuda(plan.product_text()))
-    done = subprocess.run(["nvcc", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", tmp_path / "out", source],
-                          capture_output=True, text=True)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"\b0 bytes spill stores", done.stderr), done.stderr
+    assembles_without_spills(plan.product_text(), "sm_90", tmp_path)
 
 
 def _samples(configs) -> list:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
-
 import pytest
-from as_cuda import cuda
+from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.tma.job import TmaJob, TmaTile
 from convdispatch_nvidia.tma.solver import Tma, TmaPlan
 from plans import check_on_device, check_plan
@@ -88,7 +84,7 @@ def test_on_the_device(queue):
     check_on_device(queue, Tma(), [text for text, _ in CASES], {}, {"data": "real"})
 
 
-@pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc and ptxas here")
+@needs_nvcc
 @pytest.mark.parametrize(
     ("text", "extra"),
     [
@@ -111,9 +107,4 @@ def test_instructions_assemble(text, extra, tmp_path, monkeypatch):
 
     monkeypatch.setattr("convdispatch_nvidia.tma.maps.Map.encode", lambda self: (0,) * 16)
     plan = Text(None, ConvProblem.parse(text), {"format": ConvProblem.parse(text).dtype, "wn": 1, **extra}, "wgmma")
-    source = tmp_path / "tma.cu"
-    source.write_text(cuda(plan.product_text()).replace("//@", ""))
-    done = subprocess.run(["nvcc", "-arch=sm_90a", "-cubin", "-Xptxas", "-v", "-o", tmp_path / "out", source],
-                          capture_output=True, text=True)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"\b0 bytes spill stores", done.stderr), done.stderr
+    assembles_without_spills(plan.product_text(), "sm_90a", tmp_path)
