@@ -87,8 +87,16 @@ def grown(work, queue, device, watched) -> dict:
     for name in ("pool", "events", "programs", "tensors"):
         assert last[name] == first[name], f"{name}: {first[name]} after 10 runs, {last[name]} after {STEPS}"
     assert last["objects"] - first["objects"] < STEPS // 10, f"{first['objects']} objects, then {last['objects']}"
-    # The host's allocator settles during the first runs; a leak goes on.
-    assert last["resident"] - middle["resident"] < LEAST_LEAK * STEPS // 2, f"{middle['resident']}, {last['resident']}"
+    # The host's allocator settles, sometimes late in a process that many tests have used; a leak goes on in every half.
+    growth = [last["resident"] - middle["resident"]]
+    while growth[-1] >= LEAST_LEAK * STEPS // 2 and len(growth) < 3:
+        before = resident()
+        for _ in range(STEPS // 2):
+            work()
+        queue.finish()
+        gc.collect()
+        growth.append(resident() - before)
+    assert growth[-1] < LEAST_LEAK * STEPS // 2, f"bytes more in each {STEPS // 2} runs: {growth}"
     return last
 
 
@@ -132,5 +140,5 @@ def test_a_leak_is_seen(queue, device, monkeypatch, what):
         y = functional.apply("x + 1", x=x)
         kept.append({"tensor": y, "event": watched.events[-1:], "host": bytes(4 * LEAST_LEAK)}[what])
 
-    with pytest.raises(AssertionError, match={"tensor": "pool", "event": "events", "host": r"^\d+, \d+"}[what]):
+    with pytest.raises(AssertionError, match={"tensor": "pool", "event": "events", "host": "^bytes more"}[what]):
         grown(step, queue, device, watched)
