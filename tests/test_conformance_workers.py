@@ -47,20 +47,43 @@ def convdispatch_solvers():
 """
 
 
+SLOW = """
+import time
+from convdispatch_im2col import Im2col
+from convdispatch.api import hookimpl
+
+class Slow(Im2col):
+    name = "slow"
+
+    def plan(self, context, problem, config):
+        time.sleep(0.3)  # 147 cases take 44 seconds, however fast the machine is
+        return super().plan(context, problem, config)
+
+@hookimpl
+def convdispatch_solvers():
+    return [Slow()]
+"""
+
+
 @pytest.fixture
-def deadly(tmp_path, monkeypatch):
-    folder = tmp_path / "plugins"
-    folder.mkdir()
-    (folder / "deadly.py").write_text(DEADLY)
-    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(folder))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    loader.reload()
-    yield
+def plugin(tmp_path, monkeypatch):
+    """`plugin(name, text)`: this process and its children find it."""
+
+    def write(name, text):
+        folder = tmp_path / "plugins"
+        folder.mkdir()
+        (folder / f"{name}.py").write_text(text)
+        monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(folder))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        loader.reload()
+
+    yield write
     monkeypatch.undo()
     loader.reload()
 
 
-def test_one_solver_s_death_costs_nobody_else_a_case(device, deadly):
+def test_one_solver_s_death_costs_nobody_else_a_case(device, plugin):
+    plugin("deadly", DEADLY)
     names = {case.name for case in select("core", "1x1*")}
     report = verify("deadly", "core", case="1x1*", jobs=2, timeout_s=10)
     assert report.unasked == []
@@ -77,9 +100,10 @@ def test_one_solver_s_death_costs_nobody_else_a_case(device, deadly):
 
 
 @pytest.mark.parametrize("jobs", [0, 2])
-def test_the_time_ends_it(device, jobs):
+def test_the_time_ends_it(device, plugin, jobs):
+    plugin("slow", SLOW)
     began = time.monotonic()
-    report = verify("im2col", "training", jobs=jobs, until=began + 4)
+    report = verify("slow", "training", jobs=jobs, until=began + 4)
     assert time.monotonic() - began < 4 + 15 * (jobs == 0) + 3
     assert report.verdict() == "incomplete"
     assert report.levels() == {}
