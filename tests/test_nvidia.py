@@ -25,7 +25,7 @@ from convdispatch_nvidia.walk import walk, window
 from plans import check_plan
 
 from convdispatch import ConvProblem, reference, runtime, shapes
-from convdispatch.api import BuildFailed, kernel_text
+from convdispatch.api import BuildFailed
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 
@@ -305,7 +305,7 @@ def test_instructions_assemble(name, tmp_path):
         problem = ConvProblem.parse(text)
         config = SMALL[name, problem.direction != "bwd_weights"]
         job = Job(problem, Tile.of({**config, "engine": name, "format": "bfloat2"}))
-        lines = instructions(kernel_text("convdispatch_nvidia", "ptx.cl.mako", job=job))
+        lines = instructions(job.instructions.text())
         assert any("mma" in line for line in lines)
         body = "\n".join(lines)
         source = tmp_path / "wrappers.ptx"
@@ -320,8 +320,7 @@ def test_instructions_assemble(name, tmp_path):
 def instructions(text: str) -> list[str]:
     """Inline assembly of a text, its operands replaced by registers of the kind that their constraints name."""
     found = []
-    real = text[: text.index("#else\n#define LOCAL_BASE")]
-    for match in re.finditer(r"asm volatile\(((?:\s*\"[^\"]*\")+)(.*?)\);", real.replace('" #left "', "0"), re.DOTALL):
+    for match in re.finditer(r"asm volatile\(((?:\s*\"[^\"]*\")+)(.*?)\);", text.replace('" #left "', "0"), re.DOTALL):
         code = "".join(re.findall(r'"([^"]*)"', match[1])).replace("\\n", "\n").replace("//@", "")
         kinds = re.findall(r'"[=+]?([frl])"', match[2])
         register = {"f": "%f", "r": "%r", "l": "%rd"}

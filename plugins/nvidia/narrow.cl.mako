@@ -6,23 +6,6 @@ inline ushort narrow(float v) {
   return v != v ? (ushort)((u >> 16) | 64u) : (ushort)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 % else:
-#ifndef EMULATE
-inline float widen(ushort h) {
-  float v;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));
-  return v;
-}
-inline ushort narrow(float v) {
-  ushort h;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v));
-  return h;
-}
-#else
-inline float widen(ushort h) { return vload_half(0, (const half *)&h); }
-inline ushort narrow(float v) {
-  ushort h;
-  vstore_half_rte(v, 0, (half *)&h);
-  return h;
-}
-#endif
+inline float widen(ushort h) { return cvt_f32_f16(h); }
+inline ushort narrow(float v) { return cvt_f16_f32(v); }
 % endif

@@ -1,15 +1,5 @@
 // Sums of tensor cores' sums, in float32 registers.
-//
-// EMULATE  1: WIDE and TOWARD_ZERO for plain C stand-ins, which round sums as tensor cores do
-#ifdef EMULATE
-#ifdef cl_khr_fp64
-#define WIDE double
-#define TOWARD_ZERO(v) convert_float_rtz(v)
-#else
-#define WIDE float
-#define TOWARD_ZERO(v) (v)
-#endif
-#endif
+
 // Adds a part to a sum; what the addition rounds away is returned (Dekker 1971; exact where |sum| >= |part|). The next
 // part begins with it, so errors do not grow with the number of additions (Kahan 1965). It lies where the part lay.
 // Dekker takes three operations; with four, each value is replaced where it stands, which spares up to 50 registers.

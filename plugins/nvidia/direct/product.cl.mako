@@ -137,9 +137,7 @@ ${unroll}
 kernel __attribute__((reqd_work_group_size(${t.items}, 1, 1)))
 void direct(global const float *restrict a, global const float *restrict b, OUT_PARAMS) {
   local float4 area[${-(-job.local_bytes // 16)}] __attribute__((aligned(128)));
-#ifdef EMULATE
-  local uint scratch[${t.items // 32 * 192}];
-#endif
+  SCRATCH(${t.items});
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory);
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
@@ -176,7 +174,7 @@ ${fetch("(begin + i)", f"i * {stage_bytes}")}\
   uint stage_at = 0, next_at = ${distance * stage_bytes};
   for (int slice = begin; slice < end; ++slice) {
     COPIES_WAIT(${distance - 1});
-    BARRIER();
+    barrier(CLK_LOCAL_MEM_FENCE);
     if (slice + ${distance} < end) {
 ${fetch(f"(slice + {distance})", "next_at")}\
     }
@@ -198,7 +196,7 @@ ${unroll}
 % if exact:
           split(v, &b_high[j][e], &b_low[j][e]);
 % else:
-          b_high[j][e] = rounded(v);
+          b_high[j][e] = cvt_tf32_f32(v);
 % endif
 % endif
         }
@@ -215,7 +213,7 @@ ${unroll}
 % if exact:
           split(v, &a_high[e], &a_low[e]);
 % else:
-          a_high[e] = rounded(v);
+          a_high[e] = cvt_tf32_f32(v);
 % endif
 % endif
         }
@@ -267,7 +265,7 @@ ${unroll}
 % endif
   // Through local memory: then neighbours write neighbours.
   local float *staging = (local float *)area;
-  BARRIER();
+  barrier(CLK_LOCAL_MEM_FENCE);
 ${unroll}
   for (int i = 0; i < ${t.frag_m}; ++i)
 ${unroll}
@@ -277,7 +275,7 @@ ${unroll}
       *(local float2 *)to = (float2)(sum[at], sum[at + 1]);
       *(local float2 *)(to + ${8 * pitch_out}) = (float2)(sum[at + 2], sum[at + 3]);
     }
-  BARRIER();
+  barrier(CLK_LOCAL_MEM_FENCE);
 <% across = min(t.bn // width, t.items); row, column = job.target.row, job.target.k %>\
   for (int c = tid % ${across} * ${width}; c < ${t.bn} && n0 + c < ${job.n}; c += ${across * width}) {
     const int n = n0 + c;

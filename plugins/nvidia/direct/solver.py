@@ -9,6 +9,7 @@ from typing import Any
 from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build, kernel_text
 
 from .. import SHARED
+from ..instructions import Instructions
 from ..probe import probe
 from .choice import UNIT, choices, seconds
 from .job import DirectJob, DirectTile
@@ -32,13 +33,15 @@ class DirectPlan(StepPlan):
 
     def _common(self, partial: bool) -> str:
         text = self.job.problem.macros() + f"#define OUT_INDEX {self.job.out_index}\n"
-        text += f"#define PARTIAL {int(partial)}\n#define PARTIAL_AT 0L\n" + "#define EMULATE 1\n" * self._emulate
+        text += f"#define PARTIAL {int(partial)}\n#define PARTIAL_AT 0L\n"
         return text + kernel_text(SHARED, "finish.cl")
 
     def product_text(self) -> str:
         """The product's program."""
-        text = self._common(self._partial) + kernel_text(SHARED, "sums.cl")
-        text += kernel_text(__package__, "ptx.cl.mako", job=self.job)
+        depth = self.job.tile.depth
+        instructions = Instructions("bf16" if depth == 16 else "tf32", ("copies", "mma"))
+        text = self._common(self._partial) + instructions.text(self._emulate) + kernel_text(SHARED, "sums.cl")
+        text += kernel_text(__package__, "split.cl.mako", depth=depth)
         return text + kernel_text(__package__, "product.cl.mako", job=self.job, emulate=self._emulate)
 
     def _written(self) -> list[str]:

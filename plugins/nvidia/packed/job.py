@@ -10,6 +10,7 @@ from convdispatch.api import ConvProblem, TensorLayout
 
 from ..formats import FORMATS, Format
 from ..hopper import LOCAL_LIMIT
+from ..instructions import Instructions, Wgmma
 from ..walk import Phase, Walk, Window, along, walk, window
 from .source import Source
 from .tile import Tile
@@ -212,6 +213,18 @@ class Job:
     def turned_weights(self) -> bool:
         """Whether they lie with k down the rows (data gradient): tensor cores then take B turned."""
         return self.direct_weights and self.problem.direction == "bwd_data"
+
+    @property
+    def instructions(self) -> Instructions:
+        """What the product calls."""
+        if self.tile.engine == "mma":
+            return Instructions(self.format.type, ("copies", "mma"))
+        return Instructions(self.format.type, ("copies",), self._wgmma)
+
+    @property
+    def _wgmma(self) -> Wgmma:
+        along = self.data and not self.turned_weights  # k runs along B's rows
+        return Wgmma(self.tile.bn // self.tile.wn, not self.data, not along, self.row_bytes)
 
     @property
     def weights_bytes(self) -> int:

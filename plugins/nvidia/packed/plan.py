@@ -10,6 +10,7 @@ from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, bui
 
 from .. import SHARED
 from ..hopper import build_for_hopper
+from ..instructions import Instructions
 from .job import SEARCHERS, Job
 from .product import product_text
 from .source import Source
@@ -51,7 +52,7 @@ class NvidiaPlan(StepPlan):
     ) -> None:
         job = self.job = self._job_of(problem, {**config, "engine": engine})
         where = self._where = Layout(job)
-        self._common = problem.macros() + f"#define OUT_INDEX {job.out_index}\n" + "#define EMULATE 1\n" * emulate
+        self._common = problem.macros() + f"#define OUT_INDEX {job.out_index}\n"
         self._emulate = emulate
         pieces = [(source.name, source) for source in job.sources]
         weights = [("w", None)] if job.data and not job.direct_weights else []
@@ -88,7 +89,8 @@ class NvidiaPlan(StepPlan):
             pieces.append((name, "weights" if source is None else source, -(-items // 256), math.prod(shape),
                            where.at[name] // 2, where.scale_at[name] // 4))  # fmt: skip
             given += [name, "workspace"]
-        text = self._common + kernel_text(SHARED, "narrow.cl.mako", job=job)
+        text = self._common + Instructions(job.format.type).text(self._emulate)
+        text += kernel_text(SHARED, "narrow.cl.mako", job=job)
         text += kernel_text(SHARED, "magnitude.cl") if job.format.scaled else ""
         text += kernel_text(__package__, "pack.cl.mako", job=job, pieces=pieces)
         program = build(context, text)
@@ -111,7 +113,8 @@ class NvidiaPlan(StepPlan):
         for letter, name in zip("AB", places):
             text += f"#define {letter}_AT {where.at.get(name, 0) // 2}L\n"
             text += f"#define SCALE_{letter}_AT {where.scale_at.get(name, 0) // 4}L\n"
-        for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "ptx.cl.mako"):
+        text += job.instructions.text(self._emulate)
+        for file in ("narrow.cl.mako", "finish.cl", "sums.cl"):
             text += kernel_text(SHARED, file, job=job)
         return text + product_text(job)
 

@@ -100,17 +100,6 @@ stride = (win.size[1] * win.size[2], win.size[2], 1)
 %>\
     const int shift = ${win.shifts[0]}${"".join(f" + ({divided}) * ({geo.spread[axis] * stride[axis]})" for axis, divided in enumerate((f"tap / {k[1] * k[2]}", f"tap / {k[2]} % {k[1]}", f"tap % {k[2]}")) if k[axis] > 1)};
 </%def>
-#ifdef EMULATE
-#define LDMATRIX(r, at) gather(r, memory, scratch, at, 0)
-#define LDMATRIX_TRANS(r, at) gather(r, memory, scratch, at, 1)
-#define MMA(c, a, b) mma_emulated(c, scratch, a, b)
-#define WGMMA(c, a, b, add) wgmma_emulated(c, memory, a, b, LBO, SBO, B_LBO, B_SBO, add)
-#else
-#define LDMATRIX(r, at) ldmatrix(r, memory, base, at)
-#define LDMATRIX_TRANS(r, at) ldmatrix_trans(r, memory, base, at)
-#define MMA(c, a, b) mma(c, a, b)
-#define WGMMA(c, a, b, add) wgmma(c, descriptor(base, a, LBO, SBO), descriptor(base, b, B_LBO, B_SBO), add)
-#endif
 #define LBO ${t.bk * 128}
 #define SBO ${8 * rowb}
 #define B_LBO ${t.bk * 128}
@@ -118,9 +107,7 @@ stride = (win.size[1] * win.size[2], win.size[2], 1)
 kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b${", global const float *restrict scale_a, global const float *restrict scale_b" if f.scaled else ""}, OUT_PARAMS) {
   local uint4 area[${job.local_bytes // 16}] __attribute__((aligned(1024)));
-#ifdef EMULATE
-  local uint scratch[${items // 32 * 192}];
-#endif
+  SCRATCH(${items});
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory);
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
@@ -250,7 +237,7 @@ ${part("copies.cl.mako", slice="(begin + i)", stage=f"i * {stage_bytes}")}\
     COPIES_WAIT(${distance - 1});
 % if wgmma:
     VISIBLE_TO_WGMMA();
-    BARRIER();
+    barrier(CLK_LOCAL_MEM_FENCE);
 % if t.window:
 ${shift_of_tap()}\
 % endif
@@ -259,7 +246,7 @@ ${multiply_wgmma(batches[0])}\
     add = 1;
 % endif
 % else:
-    BARRIER();
+    barrier(CLK_LOCAL_MEM_FENCE);
 % if t.window:
 ${shift_of_tap()}\
 % endif

@@ -22,7 +22,7 @@
 % if job.staged:
 <% lines, pitch = job.staging %>\
   // Through local memory: then neighbours write neighbours.
-  BARRIER();
+  barrier(CLK_LOCAL_MEM_FENCE);
   {
     local float *staging = (local float *)area;
 % for i in range(frag_m):
@@ -48,7 +48,7 @@ ${place_of("m")}\
       place_of_row[r] = real ? out_at : -1;
     }
 % endif
-    BARRIER();
+    barrier(CLK_LOCAL_MEM_FENCE);
 % if geo.joined:
 <%
 parts = geo.joined

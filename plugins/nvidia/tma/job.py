@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from ..hopper import LOCAL_LIMIT
+from ..instructions import Instructions
 from ..packed.job import Job
 from ..packed.tile import Tile
 from .maps import Im2col, Map, Tiled
@@ -38,6 +39,11 @@ class TmaJob(Job):
     def turned_weights(self) -> bool:
         """The data gradient reads weights with k down the rows."""
         return self.problem.direction == "bwd_data"
+
+    @property
+    def instructions(self) -> Instructions:
+        """What the product calls."""
+        return Instructions(self.format.type, ("bulk",), self._wgmma)
 
     @functools.cached_property
     def direct_weights(self) -> bool:

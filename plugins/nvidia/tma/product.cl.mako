@@ -12,7 +12,7 @@
 ## stages   slices in local memory
 ## split    parts of the sum over k, which end in the workspace
 ##
-## Sources: NVIDIA, PTX ISA, sections on cp.async.bulk.tensor, mbarrier and wgmma. Instructions are in ``ptx.cl.mako``, here and above.
+## Sources: NVIDIA, PTX ISA, sections on cp.async.bulk.tensor, mbarrier and wgmma.
 <%
 t, geo = job.tile, job.walk
 p = geo.phases[0]
@@ -29,6 +29,8 @@ k_a, k_b = (32 if data else 2048), (2048 if job.turned_weights or not data else 
 %>\
 #define LBO 8192
 #define SBO 1024
+#define B_LBO LBO
+#define B_SBO SBO
 <%def name="tile_of()">\
     const int n_tile = tile % ${job.n_tiles}, m_tile = tile / ${job.n_tiles} % ${job.m_tiles};
     const int part = tile / ${job.n_tiles * job.m_tiles} % ${t.split}, group = tile / ${job.n_tiles * job.m_tiles * t.split};
@@ -94,7 +96,7 @@ ${start_of("(slice * 64)")}\
     }
 % endfor
 </%def>
-#ifndef EMULATE
+% if not emulate:
 constant ulong MAPS[32] = {${", ".join(f"{word:#x}UL" for one in encoded for word in one)}};
 kernel __attribute__((reqd_work_group_size(${warps * 32 + 32}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS) {
@@ -111,7 +113,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
     }
     barriers_visible();
   }
-  BARRIER();
+  barrier(CLK_LOCAL_MEM_FENCE);
   if (warp == ${warps}) {
     if (lane == 0) {
       global ulong *maps = (global ulong *)(workspace + ${maps_at} + get_group_id(0) * ${maps_each});
@@ -160,7 +162,7 @@ ${multiply("at")}\
         WGMMA_COMMIT();
         if (add) {
           WGMMA_WAIT(1);
-          RELEASE(last);
+          if (lane == 0) barrier_release(last);
         }
         add = 1;
         last = bar + 8;
@@ -173,12 +175,12 @@ ${multiply("at")}\
         }
       }
       wgmma_finish(sum);
-      RELEASE(last);
+      if (lane == 0) barrier_release(last);
 ${write_sums()}\
     }
   }
 }
-#else
+% else:
 kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS) {
   local uint4 area[${stage_bytes // 16}] __attribute__((aligned(1024)));
@@ -196,11 +198,11 @@ ${tile_of()}\
 ${start_of("m0")}\
 % endif
 ${copies()}\
-      BARRIER();
+      barrier(CLK_LOCAL_MEM_FENCE);
 ${multiply("at")}\
-      BARRIER();
+      barrier(CLK_LOCAL_MEM_FENCE);
     }
 ${write_sums()}\
   }
 }
-#endif
+% endif

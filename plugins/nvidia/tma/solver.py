@@ -35,12 +35,12 @@ class TmaPlan(NvidiaPlan):
         text = self._common + f"#define PARTIAL {int(job.partial)}\n#define PARTIAL_AT {where.partial // 4}L\n"
         text += "#define PAIRS 0\n#define OCTETS 1\n"
         encoded = [(0,) * WORDS] * 2 if self._emulate else [each.encode() for each in job.maps]
-        for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "ptx.cl.mako"):
+        text += job.instructions.text(self._emulate)
+        for file in ("narrow.cl.mako", "finish.cl"):
             text += kernel_text(SHARED, file, job=job)
-        text += kernel_text(__package__, "ptx.cl.mako", job=job)
-        return text + kernel_text(
-            __package__, "product.cl.mako", job=job, encoded=encoded, maps_at=where.maps, maps_each=MAPS
-        )
+        text += kernel_text(__package__, "emulated.cl.mako" if self._emulate else "exchange.cl", job=job)
+        return text + kernel_text(__package__, "product.cl.mako", job=job, emulate=self._emulate, encoded=encoded,
+                                  maps_at=where.maps, maps_each=MAPS)  # fmt: skip
 
     def _product(self, context: Any) -> Launch:
         job, text = self.job, self.product_text()

@@ -13,6 +13,7 @@ from convdispatch_winograd.gpu.work import Data, printer
 from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, kernel_text
 
 from .. import SHARED
+from ..instructions import Instructions
 from ..packed.job import SEARCHERS
 from ..packed.plan import NvidiaPlan
 from .job import Points, margin
@@ -31,7 +32,6 @@ class WinogradPlan(NvidiaPlan):
         self.job, where, self._emulate = points.job, points.layout, emulate
         self._where = where  # type: ignore[assignment]
         self._common = self.job.problem.macros() + f"#define OUT_INDEX {self.job.out_index}\n"
-        self._common += "#define EMULATE 1\n" * emulate
         self._context, self._passes, self._products = context, Passes(context, points.work), self._product(context)
         steps, packers = self._data() if self.job.data else (self._gradient(), [])
         key = self._key() if where.packed_size else None
@@ -68,7 +68,7 @@ class WinogradPlan(NvidiaPlan):
 
     def _text(self, file: str, **values: Any) -> str:
         job = self.job
-        text = self._points.problem.macros() + "#define EMULATE 1\n" * self._emulate
+        text = self._points.problem.macros() + Instructions(job.format.type).text(self._emulate)
         text += kernel_text(SHARED, "narrow.cl.mako", job=job)
         text += kernel_text(SHARED, "magnitude.cl") if job.format.scaled else ""
         values = {"searched": (), **values}

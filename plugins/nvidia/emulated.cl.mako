@@ -1,0 +1,119 @@
+## ``ptx.cl.mako``'s functions in plain OpenCL C, for devices without tensor cores (tests). Its arguments are explained there.
+##
+## One warp's lanes exchange what they hold through a scratch area of local memory, and tensor cores' sums are rounded
+## toward zero, as theirs are.
+#ifdef cl_khr_fp64
+#define WIDE double
+#define TOWARD_ZERO(v) convert_float_rtz(v)
+#else
+#define WIDE float
+#define TOWARD_ZERO(v) (v)
+#endif
+#define LOCAL_BASE(memory) 0u
+#define SCRATCH(items) local uint scratch[(items) / 32 * 192]
+
+// --- numbers
+% if type == "f16":
+inline float cvt_f32_f16(ushort h) { return vload_half(0, (const half *)&h); }
+inline ushort cvt_f16_f32(float v) {
+  ushort h;
+  vstore_half_rte(v, 0, (half *)&h);
+  return h;
+}
+inline WIDE number(uint u, int upper) { return cvt_f32_f16((ushort)(upper ? u >> 16 : u)); }
+% elif type == "bf16":
+inline uint cvt_bf16_f32(float v) {
+  const uint u = as_uint(v);
+  return v != v ? u >> 16 | 64u : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+}
+inline uint cvt_bf16x2_f32(float v0, float v1) { return cvt_bf16_f32(v0) | cvt_bf16_f32(v1) << 16; }
+inline WIDE number(uint u, int upper) { return as_float(upper ? u & 0xffff0000u : u << 16); }
+% else:
+inline uint cvt_tf32_f32(float v) {
+  const uint u = as_uint(v);
+  return (u & 0x7f800000u) == 0x7f800000u ? (v != v ? 0x7fffffffu : u) : (u + 0x1000u) & 0xffffe000u;
+}
+inline WIDE number(uint u, int upper) { return as_float(u & 0xffffe000u); }
+% endif
+% if "copies" in groups:
+
+// --- copies
+% for size in (4, 8, 16):
+inline void copy${size}(local uchar *memory, uint base, uint to, global const void *from, int exists) {
+  // A device refuses addresses that are not aligned; here they give NaN, in numbers of any size.
+  const int aligned = (ulong)from % ${size} == 0 && to % ${size} == 0;
+  for (int i = 0; i < ${size // 4}; ++i)
+    ((local uint *)(memory + to))[i] = !aligned ? 0xffffffffu : exists ? ((global const uint *)from)[i] : 0;
+}
+% endfor
+#define copies_commit()
+#define COPIES_WAIT(left)
+% endif
+% if "mma" in groups:
+
+// --- tensor cores of Ampere
+// What ldmatrix gives, from where its lanes point: each lane gathers its own two numbers a register.
+inline void gather(uint *r, local uchar *memory, local uint *scratch, uint at, int turned) {
+  const int lane = get_local_id(0) % 32;
+  local uint *rows = scratch + get_local_id(0) / 32 * 32;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  rows[lane] = at;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int i = 0; i < 4; ++i) {
+    const int r0 = lane / 4, c0 = lane % 4 * 2;
+    const ushort low = turned ? ((local ushort *)(memory + rows[i * 8 + c0]))[r0] : ((local ushort *)(memory + rows[i * 8 + r0]))[c0];
+    const ushort high = turned ? ((local ushort *)(memory + rows[i * 8 + c0 + 1]))[r0] : ((local ushort *)(memory + rows[i * 8 + r0]))[c0 + 1];
+    r[i] = low | (uint)high << 16;
+  }
+}
+<% each = 1 if type == "tf32" else 2 %>\
+inline void mma(float *c, local uint *scratch, const uint *a, const uint *b) {
+  const int lane = get_local_id(0) % 32;
+  local uint *mine = scratch + get_local_id(0) / 32 * 192;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int i = 0; i < 4; ++i) mine[lane * 6 + i] = a[i];
+  for (int i = 0; i < 2; ++i) mine[lane * 6 + 4 + i] = b[i];
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + (i & 2) * 4, column = lane % 4 * 2 + i % 2;
+    WIDE sum = c[i];
+    for (int k = 0; k < ${8 * each}; ++k) {
+      const int place = k / ${each} % 4, half_k = k / ${4 * each};
+      const uint of_a = mine[(row % 8 * 4 + place) * 6 + row / 8 + half_k * 2], of_b = mine[(column * 4 + place) * 6 + 4 + half_k];
+      sum += number(of_a, k % 2) * number(of_b, k % 2);
+    }
+    c[i] = TOWARD_ZERO(sum);
+  }
+}
+#define LDMATRIX(r, at) gather(r, memory, scratch, at, 0)
+#define LDMATRIX_TRANS(r, at) gather(r, memory, scratch, at, 1)
+#define MMA(c, a, b) mma(c, scratch, a, b)
+% endif
+% if wgmma:
+
+// --- tensor cores of Hopper
+#define VISIBLE_TO_WGMMA()
+#define WGMMA_BEGIN()
+#define WGMMA_COMMIT()
+#define WGMMA_WAIT(left)
+#define wgmma_finish(c)
+inline WIDE element(local const uchar *memory, uint at) {
+  at ^= (at >> 7 & ${7 if wgmma.row_bytes == 128 else 3}) << 4;  // the swizzle
+  return number(*(local const ushort *)(memory + at), 0);
+}
+// Where element (row or column x, k) of a matrix lies, with k along rows or, turned, down them.
+inline uint matrix_at(int turned, uint at, uint lbo, uint sbo, int x, int k) {
+  return turned ? at + x / 64 * lbo + x % 64 * 2 + k % 8 * 128 + k / 8 * sbo : at + x / 8 * sbo + x % 8 * ${wgmma.row_bytes} + k * 2;
+}
+inline void wgmma(float *c, local const uchar *memory, uint a, uint b, uint lbo, uint sbo, uint b_lbo, uint b_sbo, int add) {
+  const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32 % 4;
+  for (int i = 0; i < ${wgmma.sums}; ++i) {
+    const int row = warp * 16 + lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    WIDE sum = add ? c[i] : 0;
+    for (int k = 0; k < 16; ++k)
+      sum += element(memory, matrix_at(${int(wgmma.a_turned)}, a, lbo, sbo, row, k)) * element(memory, matrix_at(${int(wgmma.b_turned)}, b, b_lbo, b_sbo, column, k));
+    c[i] = TOWARD_ZERO(sum);
+  }
+}
+#define WGMMA(c, a, b, add) wgmma(c, memory, a, b, LBO, SBO, B_LBO, B_SBO, add)
+% endif

@@ -1,0 +1,42 @@
+"""What a program's kernels call by name: PTX in small functions, or plain C that computes the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convdispatch.api import kernel_text
+
+__all__ = ["Instructions", "Wgmma"]
+
+
+@dataclass(frozen=True)
+class Wgmma:
+    """``wgmma``: 64 rows by ``columns``, of matrices in local memory."""
+
+    columns: int
+    a_turned: bool
+    """Whether k runs down A's rows, not along them."""
+    b_turned: bool
+    row_bytes: int
+    """Bytes of a row: a swizzle's width."""
+
+    @property
+    def sums(self) -> int:
+        """Sums of a work item."""
+        return self.columns // 2
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """Groups of ``ptx.cl.mako``'s functions that a program is rendered with, and the numbers that they work on."""
+
+    type: str
+    """PTX's name of what is multiplied: f16, bf16 or tf32."""
+    groups: tuple[str, ...] = ()
+    """Of ``copies``, ``mma`` and ``bulk``; conversions of numbers are always there."""
+    wgmma: Wgmma | None = None
+
+    def text(self, emulate: bool = False) -> str:
+        """The functions; with ``emulate`` their stand-ins, for devices without tensor cores (tests)."""
+        file = "emulated.cl.mako" if emulate else "ptx.cl.mako"
+        return kernel_text(__package__, file, type=self.type, groups=self.groups, wgmma=self.wgmma)
