@@ -8,6 +8,7 @@ Elsewhere pyopencl's pool does the work.
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ __all__ = [
 
 _lock = threading.RLock()
 _pools: dict[Any, Any] = {}
+"""By queue. Pools hold references of their own, so that a key's tell whether anybody else holds the queue."""
 _arenas: dict[Any, Arena | None] = {}
 """By context; None where memory is OpenCL's alone."""
 _limits: dict[Any, int] = {}
@@ -79,20 +81,42 @@ def workspace(queue: cl.CommandQueue, size: int) -> cl.MemoryObject | None:
 
 
 def _make_pool(queue: cl.CommandQueue) -> Any:
+    import pyopencl as cl
     from pyopencl.tools import ImmediateAllocator, MemoryPool
 
     with _lock:
         pool = _pools.get(queue)
         if pool is None:
+            _forget_queues()
+            own = cl.CommandQueue.from_int_ptr(queue.int_ptr, retain=True)  # the key's count is to be the caller's
             arena = _arena(queue.context, queue.device)
             if arena is not None:
-                pool = SharedPool(queue, arena)
+                pool = SharedPool(own, arena)
             elif out_of_order(queue):
-                pool = _NoPool(queue)
+                pool = _NoPool(own)
             else:
-                pool = MemoryPool(ImmediateAllocator(queue))
+                pool = MemoryPool(ImmediateAllocator(own))
             _pools[queue] = pool
     return pool
+
+
+def _forget_queues() -> None:
+    """Let the pools of queues go that nobody else holds: no work can come, and their memory serves others.
+
+    A queue's Python object takes no weak reference, and drivers hold queues themselves (PoCL by the last event), so this
+    counts Python's references when another queue's pool is made. A queue that comes back gets a new pool.
+    """
+    for queue, pool, references in _counted(_pools):
+        if references == _ALONE and not pool.active_blocks and (type(pool) is not SharedPool or pool.close()):
+            del _pools[queue]
+
+
+def _counted(pools: dict[Any, Any]) -> list[tuple[Any, Any, int]]:
+    return [(key, pool, sys.getrefcount(key)) for key, pool in list(pools.items())]
+
+
+_ALONE = _counted({object(): None})[0][2]
+"""References of a key that nobody holds."""
 
 
 def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int) -> cl.MemoryObject:

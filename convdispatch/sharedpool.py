@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import weakref
 from collections import defaultdict
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ _SLAB = 2 << 20
 """Blocks of up to half of this are cut from slabs of this size."""
 OWN = _SLAB // 2 + 1
 """A block of so many bytes or more is an allocation of its own."""
+_GLANCE = 0.001
+"""Seconds within which a queue without work says so."""
 _lock = threading.RLock()
 _addresses: dict[int, int] = {}
 """CUDA address by ``int_ptr`` of an OpenCL buffer."""
@@ -104,6 +107,7 @@ class Arena:
         self._context, self._cuda = context, cuda
         self._slab: Any = None
         self._used = 0
+        self._spare: dict[int, list[_Block]] = defaultdict(list)
         self._late: list[_Block] = []
 
     def block(self, size: int) -> _Block:
@@ -117,6 +121,8 @@ class Arena:
             if size > _SLAB // 2:
                 shared, memory = self._import(size)
                 return _Block(memory, memory, 0, size, shared)
+            if self._spare[size]:
+                return self._spare[size].pop()
             if self._slab is None or self._used + size > _SLAB:
                 self._slab, self._used = self._import(_SLAB), 0
             shared, parent = self._slab
@@ -124,6 +130,12 @@ class Arena:
             memory = parent.get_sub_region(start, size)
             _addresses[memory.int_ptr] = shared.address + start
             return _Block(memory, parent, start, size, None, whole=False)
+
+    def adopt(self, blocks: list[_Block]) -> None:
+        """Blocks cut from slabs, which no command uses any more, for the next pools that want such."""
+        with _lock:
+            for block in blocks:
+                self._spare[block.size].append(block)
 
     def shares(self, size: int) -> bool:
         """Whether a block of ``size`` bytes is CUDA's too."""
@@ -237,3 +249,25 @@ class SharedPool:
             self.managed_bytes -= sum(block.size for block in blocks)
         self._queue.finish()  # without the lock: who enqueues meanwhile may want a block
         self._arena.free(blocks)
+
+    def close(self) -> bool:
+        """Give all blocks to the arena and the device, none of which is in use; False while the queue has work.
+
+        Does not wait for it: the work may itself wait for the caller.
+        """
+        import pyopencl as cl
+
+        done = self._marker(self._queue)
+        self._queue.flush()
+        limit = time.monotonic() + _GLANCE
+        while done.command_execution_status != cl.command_execution_status.COMPLETE:
+            if time.monotonic() > limit:
+                return False
+            time.sleep(_GLANCE / 10)
+        with self._lock:
+            blocks = [block for waiting in self._free.values() for _, block in waiting]
+            self._free.clear()
+            self.managed_bytes = 0
+        self._arena.adopt([block for block in blocks if not block.whole])
+        self._arena.free(blocks, later=True)
+        return True

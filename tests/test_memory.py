@@ -77,6 +77,33 @@ def test_frozen_takes_only_what_waits(queue):
             runtime.allocate(queue, 64 * MB)
 
 
+@pytest.mark.parametrize("out_of_order", [False, True])
+def test_queues_that_are_gone_leave_no_pool(queue, device, out_of_order):
+    """A server that makes a queue a request keeps the memory of one or two, not of all."""
+    runtime.allocate(queue, MB)
+    pool, before, held = memory._pools[queue], len(memory._pools), runtime.memory_statistics(device).held_bytes
+    flags = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE if out_of_order else 0
+    for _ in range(20):
+        brief = cl.CommandQueue(queue.context, properties=flags)
+        runtime.allocate(brief, 4 * MB)
+        brief.finish()
+        del brief
+    assert len(memory._pools) <= before + 2
+    assert runtime.memory_statistics(device).held_bytes <= held + 2 * 4 * MB
+    assert memory._pools[queue] is pool
+
+
+def test_memory_in_use_keeps_the_pool_of_a_queue_that_is_gone(queue, device):
+    brief = cl.CommandQueue(queue.context)
+    block, mark = runtime.allocate(brief, 4 * MB), brief.int_ptr
+    del brief
+    runtime.allocate(cl.CommandQueue(queue.context), 1)
+    assert mark in {queue.int_ptr for queue in memory._pools}
+    del block
+    runtime.allocate(cl.CommandQueue(queue.context), 1)
+    assert mark not in {queue.int_ptr for queue in memory._pools}
+
+
 def test_parts_of_pooled_memory_hold_the_block(queue, device):
     align = runtime.device_info(device).buffer_alignment
     block = runtime.allocate(queue, 4 * MB)
@@ -139,12 +166,13 @@ def shared_pool(device, monkeypatch):
     context = cl.Context([device])
     arena = sharedpool.Arena(context, FakeCuda())
 
+    monkeypatch.setitem(memory._arenas, context, arena)
+    monkeypatch.setattr(memory, "_pools", {})
+
     def make(out_of_order=False):
         flags = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE if out_of_order else 0
         queue = cl.CommandQueue(context, properties=flags)
-        pool = sharedpool.SharedPool(queue, arena)
-        monkeypatch.setitem(memory._pools, queue, pool)
-        return queue, pool
+        return queue, memory._make_pool(queue)
 
     make.imports = made
     return make
@@ -207,6 +235,25 @@ def test_out_of_order_blocks_wait_for_the_commands_of_their_time(shared_pool, de
     queue.finish()
     places = {memory.cuda_address(block) for block in [runtime.allocate(queue, 4 * MB) for _ in range(2)]}
     assert first in places
+
+
+def test_shared_memory_of_a_queue_that_is_gone_serves_others(shared_pool):
+    queue, pool = shared_pool()
+    small, large = runtime.allocate(queue, 1000), runtime.allocate(queue, 6 * MB)
+    place = memory.cuda_address(small)
+    gate = cl.UserEvent(queue.context)
+    cl.enqueue_fill_buffer(queue, large, np.uint8(1), 0, MB, wait_for=[gate])
+    queue.flush()
+    del small, large
+    assert not pool.close()  # its work waits for this thread
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    queue.finish()
+    del queue, pool
+    other, _ = shared_pool()
+    assert len(memory._pools) == 1
+    assert memory.cuda_address(runtime.allocate(other, 1000)) == place
+    runtime.release_memory(other.device)  # what was put off goes with the next
+    assert [shared.released for shared in shared_pool.imports if shared.size == 6 * MB] == [True]
 
 
 def test_shared_pool_from_threads(shared_pool):
