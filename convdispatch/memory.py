@@ -103,8 +103,8 @@ def _make_pool(queue: cl.CommandQueue) -> Any:
 def _forget_queues() -> None:
     """Let the pools of queues go that nobody else holds: no work can come, and their memory serves others.
 
-    A queue's Python object takes no weak reference, and drivers hold queues themselves (PoCL by the last event), so this
-    counts Python's references when another queue's pool is made. A queue that comes back gets a new pool.
+    A queue's Python object takes no weak reference, and drivers hold queues themselves (PoCL by the last event): so
+    Python's references are counted, when another queue's pool is made. A queue that comes back gets a new pool.
     """
     for queue, pool, references in _counted(_pools):
         if references == _ALONE and not pool.active_blocks and (type(pool) is not SharedPool or pool.close()):
