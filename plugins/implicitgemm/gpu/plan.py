@@ -8,6 +8,7 @@ from typing import Any
 from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, kernel_text
 
 from .product import Product
+from .text import product_text
 from .tile import Tile
 
 __all__ = ["TiledPlan", "packed_bytes"]
@@ -55,8 +56,7 @@ class TiledPlan(StepPlan):
     def _product_launch(self, context: Any, common: str) -> Launch:
         product, problem = self._product, self._product.problem
         text = common + f"#define PARTIAL {int(product.partial)}\n" + kernel_text(__package__, "output.cl")
-        text += kernel_text(__package__, "product.cl.mako", p=product)
-        program = build(context, text)
+        program = build(context, text + product_text(product))
         if product.data:
             source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
             given = ["workspace" if self._pack_bytes else "w", source, "workspace" if product.partial else written]

@@ -1,0 +1,44 @@
+"""The product's text: the numbers and names that ``product.cl.mako`` and its parts are rendered with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convdispatch.api import kernel_text
+
+from .product import Product
+
+__all__ = ["product_text"]
+
+_AXES = "zyx"
+
+
+def _values(p: Product) -> dict[str, Any]:
+    """What the templates call by name."""
+    t, geo = p.tile, p.geometry
+    rows, columns = t.bm // t.tm, t.bn // t.tn
+    warp_n = min(t.ln, columns)
+    many = len(geo.phases) > 1
+
+    def phase(field: str, axis: int) -> str:
+        """A number of the work group's phase, as text: a literal where there is one phase."""
+        return f"{field}_{_AXES[axis]}" if many else str(getattr(geo.phases[0], field)[axis])
+
+    return {
+        "p": p, "t": t, "geo": geo, "src": geo.source, "steps": geo.source.axes, "b": p.b, "bm": t.bm, "bn": t.bn,
+        "bk": t.bk, "items": t.items, "columns": columns, "warp_n": warp_n,
+        "warp_m": max(1, min(32 // warp_n, rows)), "quads_m": t.tm // 4, "quads_n": t.tn // 4, "axes": range(3),
+        "names": _AXES, "many": many, "phase": phase, "count": [phase("count", axis) for axis in range(3)],
+        "per": "places" if many else str(geo.phases[0].places),
+    }  # fmt: skip
+
+
+def product_text(p: Product) -> str:
+    """The kernel ``product``; what it calls comes before it (``plan.py``)."""
+    values = _values(p)
+
+    def part(file: str, **more: Any) -> str:
+        """A part of the text, rendered with the same values."""
+        return kernel_text(__package__, file, **values, **more)
+
+    return kernel_text(__package__, "product.cl.mako", **values, part=part)
