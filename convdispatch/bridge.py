@@ -259,7 +259,8 @@ def bridge_of(queue: cl.CommandQueue) -> Bridge | None:
             if found is None:
                 if len(_bridges) >= _MOST:
                     _make_room()
-                found = _bridges[queue] = Bridge(queue, lanes)
+                own = type(queue).from_int_ptr(queue.int_ptr, retain=True)  # the caller's object may go
+                found = _bridges[own] = Bridge(own, lanes)
     return found
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .api.errors import MemoryLimit
 from .api.policy import current_policy, forbid_when_frozen
-from .cuda import CudaError, cuda_of
+from .cuda import CudaError, cuda_of, prompt
 from .recording import Slot, recording_of
 from .sharedpool import OWN, SMALLEST, Arena, SharedPool, cuda_address, out_of_order, shared_block
 
@@ -71,8 +71,21 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     if pool is None:
         pool = _make_pool(queue)
     if not current_policy().frozen and not _limits:
-        return pool.allocate(size or 1)
+        return _take(pool, queue, size or 1)
     return _allocate_within(pool, queue, size or 1)
+
+
+def _take(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
+    """A pool's block; where the device is full, after what waits for its next use in any pool has gone back."""
+    try:
+        return pool.allocate(size, **options)
+    except Exception as error:
+        import pyopencl as cl
+
+        if not isinstance(error, (CudaError, cl.MemoryError)) or prompt.depth:  # there a thread must not wait
+            raise
+        release_memory(queue.device)
+        return pool.allocate(size, **options)
 
 
 def workspace(queue: cl.CommandQueue, size: int) -> cl.MemoryObject | None:
@@ -106,8 +119,9 @@ def _forget_queues() -> None:
     A queue's Python object takes no weak reference, and drivers hold queues themselves (PoCL by the last event): so
     Python's references are counted, when another queue's pool is made. A queue that comes back gets a new pool.
     """
+    ((_, _, alone),) = _counted({object(): None})
     for queue, pool, references in _counted(_pools):
-        if references == _ALONE and not pool.active_blocks and (type(pool) is not SharedPool or pool.close()):
+        if references == alone and not pool.active_blocks and (type(pool) is not SharedPool or pool.close()):
             del _pools[queue]
 
 
@@ -115,18 +129,14 @@ def _counted(pools: dict[Any, Any]) -> list[tuple[Any, Any, int]]:
     return [(key, pool, sys.getrefcount(key)) for key, pool in list(pools.items())]
 
 
-_ALONE = _counted({object(): None})[0][2]
-"""References of a key that nobody holds."""
-
-
 def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     """Allocate, and give back at once what the policy or the limit does not allow."""
     frozen, limit = current_policy().frozen, _limits.get(queue.device)
     if frozen and type(pool) is _NoPool:
         forbid_when_frozen(f"allocate {size} bytes: an out-of-order queue has no pool")
-    held = pool.managed_bytes
-    memory = pool.allocate(size)
-    if pool.managed_bytes <= held:
+    taken = _taken_bytes(pool)
+    memory = _take(pool, queue, size)
+    if _taken_bytes(pool) <= taken:
         return memory
     if frozen:
         del memory
@@ -136,6 +146,8 @@ def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int) -> cl.MemoryO
         return memory
     for other in [other for where, other in list(_pools.items()) if where.device == queue.device]:
         other.free_held()  # never the new block: it is in use
+    for arena in _arenas_of(queue.device):
+        arena.free_spare()
     found = memory_statistics(queue.device)
     if found.held_bytes <= limit:
         return memory
@@ -145,6 +157,16 @@ def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int) -> cl.MemoryO
         f"{size} bytes more would make {found.held_bytes} bytes of memory in use on {queue.device.name.strip()}, the "
         f"limit is {limit}: free some, or set_memory_limit()"
     )
+
+
+def _taken_bytes(pool: Any) -> int:
+    """Grows when a pool takes memory from the device."""
+    return pool.taken_bytes if type(pool) is SharedPool else pool.managed_bytes
+
+
+def _arenas_of(device: cl.Device | None) -> list[Arena]:
+    arenas = [(context, arena) for context, arena in list(_arenas.items()) if arena is not None]
+    return [arena for context, arena in arenas if device is None or device in context.devices]
 
 
 def set_memory_limit(device: cl.Device, limit: int | None) -> None:
@@ -162,10 +184,11 @@ def set_memory_limit(device: cl.Device, limit: int | None) -> None:
 def memory_statistics(device: cl.Device) -> MemoryStatistics:
     """What a device's pools hold now."""
     pools = [pool for queue, pool in list(_pools.items()) if queue.device == device]
+    idle_bytes, idle_blocks = (sum(counts) for counts in zip((0, 0), *(a.idle for a in _arenas_of(device)), strict=True))
     return MemoryStatistics(
-        held_bytes=sum(pool.managed_bytes for pool in pools),
+        held_bytes=idle_bytes + sum(pool.managed_bytes for pool in pools),
         active_bytes=sum(pool.active_bytes for pool in pools),
-        held_blocks=sum(pool.held_blocks for pool in pools),
+        held_blocks=idle_blocks + sum(pool.held_blocks for pool in pools),
         active_blocks=sum(pool.active_blocks for pool in pools),
         limit=_limits.get(device),
         shared_with_cuda=any(type(pool) is SharedPool for pool in pools),
@@ -177,6 +200,8 @@ def release_memory(device: cl.Device | None = None) -> None:
     for queue, pool in list(_pools.items()):
         if device is None or queue.device == device:
             pool.free_held()
+    for arena in _arenas_of(device):
+        arena.free_spare()
 
 
 def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObject:
@@ -203,7 +228,7 @@ def fresh(queue: cl.CommandQueue, size: int, content: Any = None) -> cl.MemoryOb
     if type(pool) is not SharedPool:
         flags = cl.mem_flags.READ_WRITE | (0 if content is None else cl.mem_flags.COPY_HOST_PTR)
         return cl.Buffer(queue.context, flags, 0 if content is not None else max(size, 1), hostbuf=content)
-    memory = pool.allocate(max(size, OWN), kept=False)
+    memory = _take(pool, queue, max(size, OWN), kept=False)
     if content is not None:
         cl.enqueue_copy(queue, memory, content, is_blocking=True)
     return memory

@@ -1,6 +1,9 @@
 """The inference form: what it fuses, what it must not, its memory, layouts, queues, and what it refuses."""
 
+import time
+
 import numpy as np
+import pyopencl as cl
 import pytest
 
 from convdispatch import inference, nn, runtime
@@ -80,6 +83,27 @@ def test_same_result_as_the_net(nets, traced, mb, layout, queues):
         assert built.queues <= queues
     else:
         assert len(built.tried) >= 2
+
+
+def test_a_tensor_of_another_queue_may_go_while_it_is_copied(nets, queue):
+    """Its memory serves the other queue's next work, which must wait for the copy."""
+    built = inference.build(nets["nchw"], picture(1).shape, layout="nchw", queues=1)
+    x = picture(1)
+    expected = built(x)
+    other = cl.CommandQueue(queue.context)
+    given = Tensor.from_numpy(x, other)
+    place = given.base_data.int_ptr
+    gate = cl.UserEvent(queue.context)
+    cl.enqueue_barrier(built._program.queue, wait_for=[gate])
+    result = built(given)
+    del given
+    again = Tensor.empty(x.shape, np.float32, other)
+    assert again.base_data.int_ptr == place
+    cl.enqueue_fill_buffer(other, again.base_data, np.float32(9), 0, x.nbytes)
+    other.flush()
+    time.sleep(0.1)
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    np.testing.assert_array_equal(result.numpy(), expected)
 
 
 def test_what_is_fused(nets):

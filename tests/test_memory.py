@@ -14,6 +14,7 @@ import pytest
 import convdispatch
 from convdispatch import imports, memory, runtime, sharedpool
 from convdispatch.api.errors import ConvDispatchWarning, Frozen, MemoryLimit
+from convdispatch.cuda import CudaError
 
 MB = 1 << 20
 
@@ -174,7 +175,12 @@ def shared_pool(device, monkeypatch):
         queue = cl.CommandQueue(context, properties=flags)
         return queue, memory._make_pool(queue)
 
-    make.imports = made
+    def settle():
+        """Waits until no command uses what queues that are gone left."""
+        for done, _ in itertools.chain.from_iterable(arena._spare.values()):
+            done.wait()
+
+    make.imports, make.settle = made, settle
     return make
 
 
@@ -237,23 +243,125 @@ def test_out_of_order_blocks_wait_for_the_commands_of_their_time(shared_pool, de
     assert first in places
 
 
-def test_shared_memory_of_a_queue_that_is_gone_serves_others(shared_pool):
-    queue, pool = shared_pool()
-    small, large = runtime.allocate(queue, 1000), runtime.allocate(queue, 6 * MB)
-    place = memory.cuda_address(small)
-    gate = cl.UserEvent(queue.context)
-    cl.enqueue_fill_buffer(queue, large, np.uint8(1), 0, MB, wait_for=[gate])
+def unreleased(shared_pool):
+    """Bytes of CUDA's that live, slabs apart."""
+    return sum(shared.size for shared in shared_pool.imports if shared.size > 2 * MB and not shared.released)
+
+
+def test_shared_memory_of_queues_that_are_gone_serves_others(shared_pool):
+    """No queue waits, and each import lives on: two for all, which statistics count."""
+    small, large = set(), set()
+    for _ in range(12):
+        queue, _ = shared_pool()
+        for places, size in ((small, 1000), (large, 6 * MB)):
+            places.add(memory.cuda_address(runtime.allocate(queue, size)))
+        queue.finish()
+        device = queue.device
+        del queue, _
+        shared_pool.settle()
+    assert len(small) <= 2
+    assert len(large) <= 2
+    last, _ = shared_pool()
+    assert [queue for queue in memory._pools] == [last]
+    assert unreleased(shared_pool) == 6 * MB * len(large)
+    assert runtime.memory_statistics(device).held_bytes == unreleased(shared_pool) + 1024 * len(small)
+    runtime.release_memory(device)
+    assert unreleased(shared_pool) == 0
+    assert runtime.memory_statistics(device).held_bytes == 1024 * len(small)
+
+
+def test_shared_memory_waits_for_the_commands_of_a_queue_that_is_gone(shared_pool):
+    queue, _ = shared_pool()
+    gate, block = cl.UserEvent(queue.context), runtime.allocate(queue, 6 * MB)
+    place = memory.cuda_address(block)
+    cl.enqueue_fill_buffer(queue, block, np.uint8(1), 0, MB, wait_for=[gate])
     queue.flush()
-    del small, large
-    assert not pool.close()  # its work waits for this thread
+    del queue, _, block
+    other, _ = shared_pool()
+    second = runtime.allocate(other, 6 * MB)
+    assert memory.cuda_address(second) != place  # still to be written
     gate.set_status(cl.command_execution_status.COMPLETE)
-    queue.finish()
-    del queue, pool
+    shared_pool.settle()
+    assert memory.cuda_address(runtime.allocate(other, 6 * MB)) == place
+
+
+def test_memory_that_comes_back_to_a_closed_pool_serves_others(shared_pool):
+    """Another thread may have looked the pool up just before."""
+    queue, pool = shared_pool()
+    assert pool.close()
+    block = pool.allocate(6 * MB)
+    place = memory.cuda_address(block)
+    assert not pool.close()
+    del block
+    shared_pool.settle()
+    assert memory.cuda_address(runtime.allocate(shared_pool()[0], 6 * MB)) == place
+    assert (pool.active_bytes, pool.managed_bytes, pool.held_blocks) == (0, 0, 0)
+
+
+def test_a_lost_queue_is_nobody_elses_error(shared_pool, monkeypatch):
+    queue, _ = shared_pool()
+    block = runtime.allocate(queue, 6 * MB)
+    place = memory.cuda_address(block)
+    del block, queue, _
+
+    def refuse(*arguments, **named):
+        raise cl.LogicError("clEnqueueMarker failed: INVALID_COMMAND_QUEUE")
+
+    monkeypatch.setattr(cl, "enqueue_marker", refuse)
     other, _ = shared_pool()
     assert len(memory._pools) == 1
-    assert memory.cuda_address(runtime.allocate(other, 1000)) == place
-    runtime.release_memory(other.device)  # what was put off goes with the next
-    assert [shared.released for shared in shared_pool.imports if shared.size == 6 * MB] == [True]
+    assert memory.cuda_address(runtime.allocate(other, 6 * MB)) != place
+
+
+def test_where_the_device_is_full_what_is_not_in_use_goes_back(shared_pool, monkeypatch):
+    queue, pool = shared_pool()
+    held = runtime.allocate(queue, 4 * MB)
+    del held
+    gone, _ = shared_pool()
+    runtime.allocate(gone, 6 * MB)
+    del gone, _
+    fine = sharedpool.Arena._import
+
+    def full(arena, size):
+        if unreleased(shared_pool):
+            raise CudaError("cuMemCreate failed: out of memory")
+        return fine(arena, size)
+
+    monkeypatch.setattr(sharedpool.Arena, "_import", full)
+    block = runtime.allocate(queue, 8 * MB)
+    assert unreleased(shared_pool) == 8 * MB
+    with pytest.raises(CudaError, match="out of memory"):
+        runtime.allocate(queue, 10 * MB)
+    assert (pool.active_blocks, pool.active_bytes) == (1, 8 * MB)
+    del block
+
+
+def test_a_limit_counts_what_queues_that_are_gone_left(shared_pool):
+    queue, _ = shared_pool()
+    runtime.allocate(queue, 6 * MB)
+    queue.finish()
+    del queue, _
+    other, _ = shared_pool()
+    assert runtime.memory_statistics(other.device).held_blocks == 1
+    runtime.set_memory_limit(other.device, 9 * MB)
+    block = runtime.allocate(other, 8 * MB)
+    assert unreleased(shared_pool) == 8 * MB
+    with pytest.raises(MemoryLimit):
+        runtime.allocate(other, 2 * MB)
+    del block
+
+
+def test_frozen_may_use_what_queues_that_are_gone_left(shared_pool):
+    queue, _ = shared_pool()
+    runtime.allocate(queue, 6 * MB)
+    queue.finish()
+    del queue, _
+    other, _ = shared_pool()
+    shared_pool.settle()
+    with convdispatch.frozen():
+        runtime.allocate(other, 6 * MB)
+        with pytest.raises(Frozen):
+            runtime.allocate(other, 4 * MB)
 
 
 def test_shared_pool_from_threads(shared_pool):

@@ -212,9 +212,14 @@ class InferenceNet:
             cl.enqueue_copy(queue, memory, np.ascontiguousarray(given), is_blocking=True)
             return
         given = given if given.contiguous else given.copy()
-        if given.queue != queue:
-            given.queue.finish()
-        runtime.copy(queue, memory, given.base_data, inner.nbytes, source_offset=given.offset)
+        other = given.queue if given.queue != queue else None
+        if other is not None:
+            other.finish()
+        event = runtime.copy(queue, memory, given.base_data, inner.nbytes, source_offset=given.offset)
+        if other is not None:  # its later work may have the tensor's memory, should the tensor go
+            queue.flush()
+            cl.enqueue_barrier(other, wait_for=[event])
+            other.flush()
 
     def _fetch(self, inner: Tensor) -> Tensor:
         return self._real(inner).copy()
