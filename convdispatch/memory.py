@@ -62,6 +62,9 @@ class MemoryStatistics:
 def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     """Device memory of at least ``size`` bytes for work on ``queue``, from the queue's pool.
 
+    When it is let go, it may serve the queue's next work: work on other queues that uses it must be done by then, or the
+    queue wait for it (a barrier).
+
     Raises MemoryLimit where the device's limit would be passed, Frozen where ``frozen()`` forbids new memory.
     """
     recording = recording_of(queue)
@@ -184,11 +187,11 @@ def set_memory_limit(device: cl.Device, limit: int | None) -> None:
 def memory_statistics(device: cl.Device) -> MemoryStatistics:
     """What a device's pools hold now."""
     pools = [pool for queue, pool in list(_pools.items()) if queue.device == device]
-    idle_bytes, idle_blocks = (sum(counts) for counts in zip((0, 0), *(a.idle for a in _arenas_of(device)), strict=True))
+    idle = [arena.idle for arena in _arenas_of(device)]
     return MemoryStatistics(
-        held_bytes=idle_bytes + sum(pool.managed_bytes for pool in pools),
+        held_bytes=sum(pool.managed_bytes for pool in pools) + sum(size for size, _ in idle),
         active_bytes=sum(pool.active_bytes for pool in pools),
-        held_blocks=idle_blocks + sum(pool.held_blocks for pool in pools),
+        held_blocks=sum(pool.held_blocks for pool in pools) + sum(count for _, count in idle),
         active_blocks=sum(pool.active_blocks for pool in pools),
         limit=_limits.get(device),
         shared_with_cuda=any(type(pool) is SharedPool for pool in pools),

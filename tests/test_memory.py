@@ -262,7 +262,7 @@ def test_shared_memory_of_queues_that_are_gone_serves_others(shared_pool):
     assert len(small) <= 2
     assert len(large) <= 2
     last, _ = shared_pool()
-    assert [queue for queue in memory._pools] == [last]
+    assert list(memory._pools) == [last]
     assert unreleased(shared_pool) == 6 * MB * len(large)
     assert runtime.memory_statistics(device).held_bytes == unreleased(shared_pool) + 1024 * len(small)
     runtime.release_memory(device)
@@ -287,7 +287,7 @@ def test_shared_memory_waits_for_the_commands_of_a_queue_that_is_gone(shared_poo
 
 def test_memory_that_comes_back_to_a_closed_pool_serves_others(shared_pool):
     """Another thread may have looked the pool up just before."""
-    queue, pool = shared_pool()
+    _, pool = shared_pool()
     assert pool.close()
     block = pool.allocate(6 * MB)
     place = memory.cuda_address(block)

@@ -16,6 +16,7 @@ import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.formats import formats
 from convdispatch_nvidia.hopper import for_hopper
+from convdispatch_nvidia.instructions import Instructions, Wgmma
 from convdispatch_nvidia.packed.job import Job
 from convdispatch_nvidia.packed.plan import Layout, NvidiaPlan
 from convdispatch_nvidia.packed.solver import TensorCores
@@ -296,35 +297,48 @@ def test_windows_shift():
                 assert not inside or pixel == read
 
 
+WIDE, NARROW, TURNED = Wgmma(64, True, False, 128), Wgmma(8, False, False, 64), Wgmma(256, False, True, 128)
+
+
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas here")
-@pytest.mark.parametrize("name", ["wgmma", "mma"])
-def test_instructions_assemble(name, tmp_path):
-    """The wrappers' instructions, with registers for their operands, are PTX that ptxas takes."""
-    config = {"wgmma": SMALL["wgmma", True], "mma": SMALL["mma", True]}[name]
-    for text in ("fwd_f32_mb1ic8ih6iw6oc16kh3ph1", "bwd_weights_f32_mb1ic8ih6iw6oc64kh3ph1"):
-        problem = ConvProblem.parse(text)
-        config = SMALL[name, problem.direction != "bwd_weights"]
-        job = Job(problem, Tile.of({**config, "engine": name, "format": "bfloat2"}))
-        lines = instructions(job.instructions.text())
-        assert any("mma" in line for line in lines)
-        body = "\n".join(lines)
-        source = tmp_path / "wrappers.ptx"
-        source.write_text(
-            ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k() {\n.reg .f32 %f<200>;\n"
-            f".reg .b32 %r<200>;\n.reg .b64 %rd<200>;\n{body}\nret;\n}}\n"
-        )
-        done = subprocess.run(["ptxas", "-arch=sm_90a", source, "-o", tmp_path / "out"], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr + body
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        (Instructions("f16"), 2),
+        (Instructions("bf16", ("copies", "mma")), 1 + 5 + 3),
+        (Instructions("f16", ("copies", "mma")), 2 + 5 + 3),
+        (Instructions("tf32", ("copies", "mma")), 1 + 5 + 3),
+        (Instructions("bf16", ("copies",), WIDE), 1 + 5 + 6),
+        (Instructions("f16", ("copies",), NARROW), 2 + 5 + 6),
+        (Instructions("f16", ("bulk",), TURNED), 2 + 6 + 5 + 2 + 3 + 1),
+    ],
+)
+def test_instructions_assemble(given, count, tmp_path):
+    """All of a group's instructions, with registers for their operands, are PTX that ptxas takes."""
+    lines = instructions(given.text())
+    assert len(lines) == count
+    body = "\n".join(lines)
+    source = tmp_path / "wrappers.ptx"
+    registers = "".join(f".reg .{kind} %{name}<300>;\n" for name, kind in REGISTERS.values())
+    source.write_text(
+        f".version 8.3\n.target sm_90a\n.address_size 64\n.visible .entry k() {{\n{registers}{body}\nret;\n}}\n"
+    )
+    done = subprocess.run(["ptxas", "-arch=sm_90a", source, "-o", tmp_path / "out"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + body
+
+
+REGISTERS = {"f": ("f", "f32"), "r": ("r", "b32"), "l": ("rd", "b64"), "h": ("rs", "b16")}
+"""By an operand's constraint: name and type."""
 
 
 def instructions(text: str) -> list[str]:
     """Inline assembly of a text, its operands replaced by registers of the kind that their constraints name."""
     found = []
-    for match in re.finditer(r"asm volatile\(((?:\s*\"[^\"]*\")+)(.*?)\);", text.replace('" #left "', "0"), re.DOTALL):
+    text = re.sub(r"(?m)^(#define .* asm .*)$", r"\1;", text.replace('" #left "', "0"))
+    for match in re.finditer(r"asm(?: volatile)?\(((?:\s*\"[^\"]*\")+)(.*?)\);", text, re.DOTALL):
         code = "".join(re.findall(r'"([^"]*)"', match[1])).replace("\\n", "\n").replace("//@", "")
-        kinds = re.findall(r'"[=+]?([frl])"', match[2])
-        register = {"f": "%f", "r": "%r", "l": "%rd"}
-        names = [f"{register[kind]}{number}" for number, kind in enumerate(kinds)]
+        kinds = re.findall(r'"[=+]?([frlh])"', match[2])
+        names = [f"%{REGISTERS[kind][0]}{number}" for number, kind in enumerate(kinds)]
         found.append(re.sub(r"%(\d+)", lambda hit, names=names: names[int(hit[1])], code))
     return found
 

@@ -6,7 +6,7 @@ Four rooms: ``packed`` (any problem, as planes of 16-bit numbers that a pass bef
 ``wgmma``), ``direct`` (1x1 kernels of float32, split in registers), ``tma`` (16-bit tensors, channels last, fed by
 the copy engine) and ``winograd`` (3x3 kernels of float32, tiles of which are packed's planes). What they share lies
 here: ``formats`` (planes), ``walk`` (geometry), ``hopper`` (from OpenCL C to a program for sm_90a), ``probe`` (what the
-device proves), ``instructions`` (all PTX, in ``ptx.cl.mako``, and its stand-ins in plain C, ``emulated.cl.mako``),
+device proves), ``instructions`` (all PTX, in ``ptx.cl.mako``, and stand-ins in plain C, ``emulated.cl.mako``),
 ``narrow``, ``magnitude``, ``sums`` and ``finish`` (16-bit numbers, their scales, sums of sums, and what follows them).
 """
 

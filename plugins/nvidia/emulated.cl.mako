@@ -1,4 +1,5 @@
-## ``ptx.cl.mako``'s functions in plain OpenCL C, for devices without tensor cores (tests). Its arguments are explained there.
+## What kernels call of ``ptx.cl.mako`` in plain OpenCL C, for devices without tensor cores (tests); its arguments are
+## explained there. Of the group ``bulk`` nothing is here: kernels without the copy engine have another loop.
 ##
 ## One warp's lanes exchange what they hold through a scratch area of local memory, and tensor cores' sums are rounded
 ## toward zero, as theirs are.
@@ -20,20 +21,20 @@ inline ushort cvt_f16_f32(float v) {
   vstore_half_rte(v, 0, (half *)&h);
   return h;
 }
-inline WIDE number(uint u, int upper) { return cvt_f32_f16((ushort)(upper ? u >> 16 : u)); }
+inline WIDE value_of(uint u, int upper) { return cvt_f32_f16((ushort)(upper ? u >> 16 : u)); }
 % elif type == "bf16":
 inline uint cvt_bf16_f32(float v) {
   const uint u = as_uint(v);
   return v != v ? u >> 16 | 64u : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
 }
 inline uint cvt_bf16x2_f32(float v0, float v1) { return cvt_bf16_f32(v0) | cvt_bf16_f32(v1) << 16; }
-inline WIDE number(uint u, int upper) { return as_float(upper ? u & 0xffff0000u : u << 16); }
+inline WIDE value_of(uint u, int upper) { return as_float(upper ? u & 0xffff0000u : u << 16); }
 % else:
 inline uint cvt_tf32_f32(float v) {
   const uint u = as_uint(v);
   return (u & 0x7f800000u) == 0x7f800000u ? (v != v ? 0x7fffffffu : u) : (u + 0x1000u) & 0xffffe000u;
 }
-inline WIDE number(uint u, int upper) { return as_float(u & 0xffffe000u); }
+inline WIDE value_of(uint u, int upper) { return as_float(u & 0xffffe000u); }
 % endif
 % if "copies" in groups:
 
@@ -80,7 +81,7 @@ inline void mma(float *c, local uint *scratch, const uint *a, const uint *b) {
     for (int k = 0; k < ${8 * each}; ++k) {
       const int place = k / ${each} % 4, half_k = k / ${4 * each};
       const uint of_a = mine[(row % 8 * 4 + place) * 6 + row / 8 + half_k * 2], of_b = mine[(column * 4 + place) * 6 + 4 + half_k];
-      sum += number(of_a, k % 2) * number(of_b, k % 2);
+      sum += value_of(of_a, k % 2) * value_of(of_b, k % 2);
     }
     c[i] = TOWARD_ZERO(sum);
   }
@@ -99,7 +100,7 @@ inline void mma(float *c, local uint *scratch, const uint *a, const uint *b) {
 #define wgmma_finish(c)
 inline WIDE element(local const uchar *memory, uint at) {
   at ^= (at >> 7 & ${7 if wgmma.row_bytes == 128 else 3}) << 4;  // the swizzle
-  return number(*(local const ushort *)(memory + at), 0);
+  return value_of(*(local const ushort *)(memory + at), 0);
 }
 // Where element (row or column x, k) of a matrix lies, with k along rows or, turned, down them.
 inline uint matrix_at(int turned, uint at, uint lbo, uint sbo, int x, int k) {

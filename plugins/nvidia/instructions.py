@@ -1,4 +1,4 @@
-"""What a program's kernels call by name: PTX in small functions, or plain C that computes the same."""
+"""What a program's kernels call by name: PTX in small functions, or plain C that stands in for it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,16 @@
-## All instructions that OpenCL C has no name for, one small function each. ``emulated.cl.mako`` has the same in plain C.
+## All of this plugin's instructions that OpenCL C has no name for, one small function each. What kernels call of them has
+## stand-ins in plain C: ``emulated.cl.mako``, and for the copy engine ``tma/copies_emulated.cl.mako``.
 ##
 ## type     what is multiplied: f16, bf16 or tf32
 ## groups   which of copies, mma and bulk; conversions of numbers are always there
 ## wgmma    shape and layouts of wgmma (instructions.Wgmma), or None
 ##
-## Local memory is named by byte offsets from the kernel's array: ``memory``, whose address is ``base``. Lines that begin
-## with //@ are for sm_90a: OpenCL's compiler stops at sm_90 and takes them as comments; the host strips the mark from
-## the compiled PTX (hopper.py).
+## Macros name what the kernel has: ``memory``, its array of local memory, and ``base``, the array's address; places there
+## are byte offsets. ``WGMMA`` takes LBO and SBO of A, B_LBO and B_SBO of B (see ``descriptor``), which the kernel's text
+## defines. The stand-ins of ``mma`` exchange through ``scratch``, which ``SCRATCH`` declares.
+##
+## Lines that begin with //@ are for sm_90a: OpenCL's compiler stops at sm_90 and takes them as comments; the host strips
+## the mark from the compiled PTX (hopper.py).
 ##
 ## Source: NVIDIA, Parallel Thread Execution ISA, the sections of the instructions' names.
 #define LOCAL_BASE(memory) ((uint)(ulong)(memory))

@@ -13,7 +13,7 @@
         const int shift_${names[axis]} = tap_${names[axis]} * ${geo.spread[axis]};
 % endif
 % endfor
-        const INDEX shift = (INDEX)channel * ${src.channel}${"".join(f" + shift_{names[axis]} * (INDEX){steps[axis]}" for axis in axes if p.walked[axis])};
+        const INDEX shift = (INDEX)channel * ${src.channel}${"".join(f" + shift_{names[axis]} * (INDEX){strides[axis]}" for axis in axes if p.walked[axis])};
 % for x in range(b.x_slots):
 <%
 checks = []
@@ -94,8 +94,7 @@ value = f"LOAD4(from + {offset})" if o.vec else f"LOAD(from, {offset})"
 % endfor
       }
 % endfor
-</%def>
-\
+</%def>\
 % if p.data:
 ${fetch_packed()}\
 ${fetch_source()}\

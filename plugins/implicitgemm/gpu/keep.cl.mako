@@ -1,9 +1,9 @@
 ## Slices of A and B from registers to local memory: to ``at``, the places of (A, B) there.
-<%def name="keep(o, stage)"><% l = o.letter %>\
+<%def name="keep(o, place)"><% l = o.letter %>\
 % for x in range(o.x_slots):
 % for k in range(o.k_slots):
       {
-        local ACC *to = s${l} + ${stage} + (${l}_k + ${k * o.k_step}) * ${o.pitch} + ${l}_x + ${x * o.x_step};
+        local ACC *to = s${l} + ${place} + (${l}_k + ${k * o.k_step}) * ${o.pitch} + ${l}_x + ${x * o.x_step};
 % if o.vx == 4:
         *(local quad *)to = ${l}_next${x}_${k};
 % elif o.vk == 4:
@@ -17,12 +17,11 @@
 % endfor
 % endfor
 </%def>
-<%def name="keep_packed(stage)">\
+<%def name="keep_packed(place)">\
 % for s in range(p.a_slots):
-      ${f"if (tid + {s * items} < {bk * bm // 4}) " if (s + 1) * items > bk * bm // 4 else ""}*(local quad *)(sa + ${stage} + (tid + ${s * items}) * 4) = a_next${s};
+      ${f"if (tid + {s * items} < {bk * bm // 4}) " if (s + 1) * items > bk * bm // 4 else ""}*(local quad *)(sa + ${place} + (tid + ${s * items}) * 4) = a_next${s};
 % endfor
-</%def>
-\
+</%def>\
 % if p.data:
 ${keep_packed(at[0])}\
 % else:

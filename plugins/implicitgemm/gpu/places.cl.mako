@@ -1,4 +1,4 @@
-## Where a work item reads: the places of its slots in B, for the weights' gradient in A too, and the first tap.
+## Where a work item reads: the places of its slots in A and B, and the first tap.
 <%def name="place(o)">\
   // This item's first place in a slice of ${o.letter.upper()}; its other slots lie literal steps further.
   const int ${o.letter}_k = (tid % ${o.kf} + ${o.kf} * (tid / ${o.kf * o.xl})) * ${o.vk};
@@ -9,9 +9,6 @@ ${place(b)}\
   a += ((long)group * ${p.slices_all}${" + before" if many else ""}) * ${p.m_tiles * bk * bm} + ((long)m_tile * slices + slice) * ${bk * bm} + tid * 4;
   global const ACC *a_from = a;
   b += (long)group * ${geo.c} * ${src.channel}L + (long)b_k * ${0 if p.taps_in_slice else src.channel};
-% for s in range(p.a_slots):
-  ACC4 a_next${s};
-% endfor
 % for x in range(b.x_slots):
   INDEX at${x};
 % if any(p.guarded):
@@ -21,12 +18,12 @@ ${place(b)}\
     // Places beyond the last are read as the last; their sums are not written.
     const int n = min(n0 + b_x + ${x * b.x_step}, n_end - ${b.vx}), image = n / ${per}, pixel = n % ${per};
 % if geo.pointwise:
-    at${x} = (INDEX)image * ${src.image} + (INDEX)pixel * ${steps[2]};
+    at${x} = (INDEX)image * ${src.image} + (INDEX)pixel * ${strides[2]};
 % else:
     const int iz = pixel / (${count[1]} * ${count[2]}) * ${geo.step[0]} + (${phase("origin", 0)});
     const int iy = pixel / ${count[2]} % ${count[1]} * ${geo.step[1]} + (${phase("origin", 1)});
     const int ix = pixel % ${count[2]} * ${geo.step[2]} + (${phase("origin", 2)});
-    at${x} = (INDEX)image * ${src.image} + (INDEX)iz * ${steps[0]} + (INDEX)iy * ${steps[1]} + (INDEX)ix * ${steps[2]};
+    at${x} = (INDEX)image * ${src.image} + (INDEX)iz * ${strides[0]} + (INDEX)iy * ${strides[1]} + (INDEX)ix * ${strides[2]};
 % for axis in axes:
 % if p.guarded[axis]:
     ${names[axis]}${x} = i${names[axis]};
@@ -70,7 +67,7 @@ div_tap, div_c = (f"b_n{x} % {geo.volume}", f"b_n{x} / {geo.volume}") if not src
 kz, ky, kx = geo.kernel
 %>\
   const int b_z${x} = (${div_tap}) / ${ky * kx} * ${geo.spread[0]}, b_y${x} = (${div_tap}) / ${kx} % ${ky} * ${geo.spread[1]}, b_x${x} = (${div_tap}) % ${kx} * ${geo.spread[2]};
-  const INDEX b_at${x} = (INDEX)(${div_c}) * ${src.channel} + (INDEX)b_z${x} * ${steps[0]} + (INDEX)b_y${x} * ${steps[1]} + (INDEX)b_x${x} * ${steps[2]};
+  const INDEX b_at${x} = (INDEX)(${div_c}) * ${src.channel} + (INDEX)b_z${x} * ${strides[0]} + (INDEX)b_y${x} * ${strides[1]} + (INDEX)b_x${x} * ${strides[2]};
 % endfor
 % else:
   const int tap = n_tile / ${chunks}, n0 = n_tile % ${chunks} * ${bn}, b_c = n0 + b_x;
@@ -78,9 +75,4 @@ kz, ky, kx = geo.kernel
   const int shift_z = tap / ${ky * kx} * ${geo.spread[0]}, shift_y = tap / ${kx} % ${ky} * ${geo.spread[1]}, shift_x = tap % ${kx} * ${geo.spread[2]};
   const INDEX b_at = ((INDEX)group * ${geo.c} + b_c) * ${src.channel};
 % endif
-% for x in range(p.a.x_slots):
-% for k in range(p.a.k_slots):
-  ${p.a.type} a_next${x}_${k};
-% endfor
-% endfor
 % endif

@@ -61,6 +61,17 @@ void product(global const ${"ACC" if p.data else "REAL"} *restrict a, global con
   const int last = ${last};
 % endif
 ${part("places.cl.mako")}\
+% if p.data:
+% for s in range(p.a_slots):
+  ACC4 a_next${s};
+% endfor
+% else:
+% for x in range(p.a.x_slots):
+% for k in range(p.a.k_slots):
+  ${p.a.type} a_next${x}_${k};
+% endfor
+% endfor
+% endif
 % for x in range(b.x_slots):
 % for k in range(b.k_slots):
   ${b.type} b_next${x}_${k};

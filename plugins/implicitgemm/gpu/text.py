@@ -25,7 +25,7 @@ def _values(p: Product) -> dict[str, Any]:
         return f"{field}_{_AXES[axis]}" if many else str(getattr(geo.phases[0], field)[axis])
 
     return {
-        "p": p, "t": t, "geo": geo, "src": geo.source, "steps": geo.source.axes, "b": p.b, "bm": t.bm, "bn": t.bn,
+        "p": p, "t": t, "geo": geo, "src": geo.source, "strides": geo.source.axes, "b": p.b, "bm": t.bm, "bn": t.bn,
         "bk": t.bk, "items": t.items, "columns": columns, "warp_n": warp_n,
         "warp_m": max(1, min(32 // warp_n, rows)), "quads_m": t.tm // 4, "quads_n": t.tn // 4, "axes": range(3),
         "names": _AXES, "many": many, "phase": phase, "count": [phase("count", axis) for axis in range(3)],

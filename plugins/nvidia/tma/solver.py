@@ -38,7 +38,8 @@ class TmaPlan(NvidiaPlan):
         text += job.instructions.text(self._emulate)
         for file in ("narrow.cl.mako", "finish.cl"):
             text += kernel_text(SHARED, file, job=job)
-        text += kernel_text(__package__, "emulated.cl.mako" if self._emulate else "exchange.cl", job=job)
+        text += kernel_text(__package__, "copies_emulated.cl.mako", job=job) if self._emulate else ""
+        text += kernel_text(__package__, "exchange.cl.mako", emulate=self._emulate)
         return text + kernel_text(__package__, "product.cl.mako", job=job, emulate=self._emulate, encoded=encoded,
                                   maps_at=where.maps, maps_each=MAPS)  # fmt: skip
 

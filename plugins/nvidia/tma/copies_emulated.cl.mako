@@ -1,4 +1,4 @@
-## The copy engine and the exchange of columns in plain OpenCL C (tests): all work items copy, and wait for each other.
+## Hopper's copy engine in plain OpenCL C (tests): all work items copy; the kernel's barriers stand for the engine's.
 <% box = job.gathered %>\
 inline void put_swizzled(local uchar *memory, uint to, int row, int c, ushort v) {
   *(local ushort *)(memory + to + row * 128 + ((c / 8 ^ row % 8) << 4) + c % 8 * 2) = v;
@@ -25,12 +25,3 @@ inline void copy_box(local uchar *memory, global const ushort *tensor, uint to, 
 #define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, map, to, c, w, h, n, ow, oh)
 #define COPY_BOX2(map, to, c0, c1, bar) copy_box(memory, map, to, c0, 0, c1)
 #define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box(memory, map, to, c0, c1, c2)
-inline void eight(float *v, local float *quads, float a0, float a1, float b0, float b1, float c0, float c1, float d0, float d1) {
-  const int tid = get_local_id(0), lane = tid % 4;
-  local float *mine = quads + tid * 8;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  mine[0] = a0, mine[1] = a1, mine[2] = b0, mine[3] = b1, mine[4] = c0, mine[5] = c1, mine[6] = d0, mine[7] = d1;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  for (int e = 0; e < 8; ++e) v[e] = quads[(tid - lane + e / 2) * 8 + lane * 2 + e % 2];
-}
-#define EIGHT(v, ...) eight(v, quads, __VA_ARGS__)
