@@ -62,8 +62,8 @@ class MemoryStatistics:
 def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     """Device memory of at least ``size`` bytes for work on ``queue``, from the queue's pool.
 
-    When it is let go, it may serve the queue's next work: work on other queues that uses it must be done by then, or the
-    queue wait for it (a barrier).
+    Let go, it may serve the queue's next work: what other queues do with it must be done by then, or the queue wait for
+    it (a barrier).
 
     Raises MemoryLimit where the device's limit would be passed, Frozen where ``frozen()`` forbids new memory.
     """
