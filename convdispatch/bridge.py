@@ -259,8 +259,7 @@ def bridge_of(queue: cl.CommandQueue) -> Bridge | None:
             if found is None:
                 if len(_bridges) >= _MOST:
                     _make_room()
-                own = type(queue).from_int_ptr(queue.int_ptr, retain=True)  # the caller's object may go
-                found = _bridges[own] = Bridge(own, lanes)
+                found = _bridges[queue] = Bridge(queue, lanes)
     return found
 
 

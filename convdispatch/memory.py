@@ -39,7 +39,9 @@ __all__ = [
 
 _lock = threading.RLock()
 _pools: dict[Any, Any] = {}
-"""By queue. Pools hold references of their own, so that a key's tell whether anybody else holds the queue."""
+"""By queue; the keys are references of our own."""
+_callers: dict[Any, Any] = {}
+"""The caller's object for a queue, by the same keys: its references tell whether anybody holds the queue."""
 _arenas: dict[Any, Arena | None] = {}
 """By context; None where memory is OpenCL's alone."""
 _limits: dict[Any, int] = {}
@@ -85,9 +87,13 @@ def _take(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.Me
     except Exception as error:
         import pyopencl as cl
 
-        if not isinstance(error, (CudaError, cl.MemoryError)) or prompt.depth:  # there a thread must not wait
+        # In ``prompt`` a thread must not wait, and frozen() refuses the block anyway.
+        if not isinstance(error, (CudaError, cl.MemoryError)) or prompt.depth or current_policy().frozen:
             raise
-        release_memory(queue.device)
+        try:
+            release_memory(queue.device)
+        except Exception:
+            raise error from None
         return pool.allocate(size, **options)
 
 
@@ -104,7 +110,7 @@ def _make_pool(queue: cl.CommandQueue) -> Any:
         pool = _pools.get(queue)
         if pool is None:
             _forget_queues()
-            own = cl.CommandQueue.from_int_ptr(queue.int_ptr, retain=True)  # the key's count is to be the caller's
+            own = cl.CommandQueue.from_int_ptr(queue.int_ptr, retain=True)
             arena = _arena(queue.context, queue.device)
             if arena is not None:
                 pool = SharedPool(own, arena)
@@ -112,24 +118,31 @@ def _make_pool(queue: cl.CommandQueue) -> Any:
                 pool = _NoPool(own)
             else:
                 pool = MemoryPool(ImmediateAllocator(own))
-            _pools[queue] = pool
+            _callers[own], _pools[own] = queue, pool
     return pool
 
 
 def _forget_queues() -> None:
-    """Let the pools of queues go that nobody else holds: no work can come, and their memory serves others.
+    """Let the pools of queues go that nobody else holds: no work can come that would use their memory again.
+
+    Only pyopencl's pools: OpenCL keeps a buffer until the commands that use it are done, on any queue. What CUDA sees
+    too has no such guard, so its pools stay (``release_memory`` empties them); and Intel's CPU runtime hangs when an
+    out-of-order queue with work is released, so those stay too, which hold nothing.
 
     A queue's Python object takes no weak reference, and drivers hold queues themselves (PoCL by the last event): so
     Python's references are counted, when another queue's pool is made. A queue that comes back gets a new pool.
     """
-    ((_, _, alone),) = _counted({object(): None})
-    for queue, pool, references in _counted(_pools):
-        if references == alone and not pool.active_blocks and (type(pool) is not SharedPool or pool.close()):
-            del _pools[queue]
+    from pyopencl.tools import MemoryPool
+
+    ((_, alone),) = _counted({None: object()})
+    for own, references in _counted(_callers):
+        pool = _pools[own]
+        if references == alone and not pool.active_blocks and type(pool) is MemoryPool:
+            del _pools[own], _callers[own]
 
 
-def _counted(pools: dict[Any, Any]) -> list[tuple[Any, Any, int]]:
-    return [(key, pool, sys.getrefcount(key)) for key, pool in list(pools.items())]
+def _counted(callers: dict[Any, Any]) -> list[tuple[Any, int]]:
+    return [(own, sys.getrefcount(caller)) for own, caller in list(callers.items())]
 
 
 def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
@@ -137,39 +150,30 @@ def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int) -> cl.MemoryO
     frozen, limit = current_policy().frozen, _limits.get(queue.device)
     if frozen and type(pool) is _NoPool:
         forbid_when_frozen(f"allocate {size} bytes: an out-of-order queue has no pool")
-    taken = _taken_bytes(pool)
+    held = pool.managed_bytes
     memory = _take(pool, queue, size)
-    if _taken_bytes(pool) <= taken:
+    if pool.managed_bytes <= held:
         return memory
     if frozen:
         del memory
-        pool.free_held()
+        if not prompt.depth:  # there a thread must not wait
+            pool.free_held()
         forbid_when_frozen(f"allocate {size} bytes")
     if limit is None or memory_statistics(queue.device).held_bytes <= limit:
         return memory
-    for other in [other for where, other in list(_pools.items()) if where.device == queue.device]:
-        other.free_held()  # never the new block: it is in use
-    for arena in _arenas_of(queue.device):
-        arena.free_spare()
+    if not prompt.depth:
+        for other in [other for where, other in list(_pools.items()) if where.device == queue.device]:
+            other.free_held()  # never the new block: it is in use
     found = memory_statistics(queue.device)
     if found.held_bytes <= limit:
         return memory
     del memory
-    pool.free_held()
+    if not prompt.depth:
+        pool.free_held()
     raise MemoryLimit(
         f"{size} bytes more would make {found.held_bytes} bytes of memory in use on {queue.device.name.strip()}, the "
         f"limit is {limit}: free some, or set_memory_limit()"
     )
-
-
-def _taken_bytes(pool: Any) -> int:
-    """Grows when a pool takes memory from the device."""
-    return pool.taken_bytes if type(pool) is SharedPool else pool.managed_bytes
-
-
-def _arenas_of(device: cl.Device | None) -> list[Arena]:
-    arenas = [(context, arena) for context, arena in list(_arenas.items()) if arena is not None]
-    return [arena for context, arena in arenas if device is None or device in context.devices]
 
 
 def set_memory_limit(device: cl.Device, limit: int | None) -> None:
@@ -187,11 +191,10 @@ def set_memory_limit(device: cl.Device, limit: int | None) -> None:
 def memory_statistics(device: cl.Device) -> MemoryStatistics:
     """What a device's pools hold now."""
     pools = [pool for queue, pool in list(_pools.items()) if queue.device == device]
-    idle = [arena.idle for arena in _arenas_of(device)]
     return MemoryStatistics(
-        held_bytes=sum(pool.managed_bytes for pool in pools) + sum(size for size, _ in idle),
+        held_bytes=sum(pool.managed_bytes for pool in pools),
         active_bytes=sum(pool.active_bytes for pool in pools),
-        held_blocks=sum(pool.held_blocks for pool in pools) + sum(count for _, count in idle),
+        held_blocks=sum(pool.held_blocks for pool in pools),
         active_blocks=sum(pool.active_blocks for pool in pools),
         limit=_limits.get(device),
         shared_with_cuda=any(type(pool) is SharedPool for pool in pools),
@@ -203,8 +206,6 @@ def release_memory(device: cl.Device | None = None) -> None:
     for queue, pool in list(_pools.items()):
         if device is None or queue.device == device:
             pool.free_held()
-    for arena in _arenas_of(device):
-        arena.free_spare()
 
 
 def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObject:

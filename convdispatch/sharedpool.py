@@ -2,13 +2,11 @@
 
 A block of up to a megabyte is cut from a slab, as a part of one OpenCL buffer; a larger one is an allocation of its
 own, which only OpenCL sees where it cannot import so much (``imports.py``). Blocks of an in-order queue are used again
-as soon as the host lets go of them; those of an out-of-order queue, and of queues that have gone, when all commands
-of that moment are done.
+as soon as the host lets go of them; those of an out-of-order queue when all commands of that moment are done.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import weakref
@@ -16,7 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .cuda import Cuda, Shared, prompt
+from .cuda import Cuda, CudaError, Shared, prompt
 from .imports import import_shared, safe
 
 if TYPE_CHECKING:
@@ -106,7 +104,6 @@ class Arena:
         self._context, self._cuda = context, cuda
         self._slab: Any = None
         self._used = 0
-        self._spare: dict[int, list[tuple[Any, _Block]]] = defaultdict(list)
         self._late: list[_Block] = []
 
     def block(self, size: int) -> _Block:
@@ -128,54 +125,6 @@ class Arena:
             _addresses[memory.int_ptr] = shared.address + start
             return _Block(memory, parent, start, size, None, whole=False)
 
-    @property
-    def idle(self) -> tuple[int, int]:
-        """Bytes and number of the blocks that pools which have gone left for others."""
-        with _lock:
-            counts = {size: len(waiting) for size, waiting in self._spare.items()}
-        return sum(size * count for size, count in counts.items()), sum(counts.values())
-
-    def retire(self, queue: cl.CommandQueue, blocks: list[_Block]) -> None:
-        """Blocks of a queue that has gone, for any pool as soon as the queue's commands of now are done."""
-        import pyopencl as cl
-
-        try:
-            done = cl.enqueue_marker(queue)
-            queue.flush()
-        except cl.Error:  # a queue whose device was lost: its blocks can be neither used nor given back
-            with _lock:
-                for block in blocks:
-                    _addresses.pop(block.memory.int_ptr, None)
-            return
-        with _lock:
-            for block in blocks:
-                self._spare[block.size].append((done, block))
-
-    def spare(self, size: int) -> _Block | None:
-        """A block that ``retire`` brought and no command uses any more."""
-        import pyopencl as cl
-
-        with _lock:
-            waiting = self._spare.get(size, [])
-            for place, (done, block) in enumerate(waiting):
-                if done.command_execution_status == cl.command_execution_status.COMPLETE:
-                    del waiting[place]
-                    return block
-        return None
-
-    def free_spare(self) -> None:
-        """Give what ``retire`` brought back to the device; waits for its commands. Blocks cut from slabs are kept."""
-        import pyopencl as cl
-
-        with _lock:
-            large = [size for size in self._spare if size > _SLAB // 2]
-            waiting = [pair for size in large for pair in self._spare.pop(size)]
-        for done, _ in waiting:
-            with contextlib.suppress(cl.Error):  # they ended with an error, but ended
-                done.wait()
-        if waiting:
-            self.free([block for _, block in waiting])
-
     def shares(self, size: int) -> bool:
         """Whether a block of ``size`` bytes is CUDA's too."""
         return safe(self._context.devices[0], rounded(size))
@@ -190,7 +139,12 @@ class Arena:
             if later:
                 return
             blocks, self._late = self._late, []
-        self._cuda("cuCtxSynchronize")
+        try:
+            self._cuda("cuCtxSynchronize")
+        except CudaError:
+            with _lock:
+                self._late += blocks
+            raise
         for block in blocks:
             _addresses.pop(block.memory.int_ptr, None)
             block.memory.release()
@@ -220,11 +174,8 @@ class SharedPool:
         self._queue, self._arena, self._marker = queue, arena, cl.enqueue_marker
         self._free: dict[int, list[tuple[Any, _Block]]] = defaultdict(list)
         self._disorderly = out_of_order(queue)
-        self._closed = False
         self._lock = threading.RLock()  # a lease may end inside a call, when garbage is collected
         self.managed_bytes = self.active_bytes = self.active_blocks = 0
-        self.taken_bytes = 0
-        """Of all blocks that were new: reuse does not add to it."""
 
     @property
     def held_blocks(self) -> int:
@@ -238,28 +189,15 @@ class SharedPool:
         size = rounded(size)
         self._arena.shares(size)  # may wait for a child process, the first time: not with the lock
         with self._lock:
+            block = self._reused(size)
+            if block is None:
+                block = self._arena.block(size)
+                self.managed_bytes += size
             self.active_bytes += size
             self.active_blocks += 1
-            block = self._reused(size)
-        if block is None:  # without the lock: a driver takes its time
-            try:
-                block, taken = self._taken(size)
-            except Exception:
-                with self._lock:
-                    self.active_bytes -= size
-                    self.active_blocks -= 1
-                raise
-            with self._lock:
-                self.managed_bytes += size
-                self.taken_bytes += taken
         memory = cl.Buffer.from_int_ptr(block.memory.int_ptr, retain=True)
         memory._lease = _Lease(self, block, kept)
         return memory
-
-    def _taken(self, size: int) -> tuple[_Block, int]:
-        """A block from the arena, and how many of its bytes are newly the device's."""
-        block = self._arena.spare(size)
-        return (self._arena.block(size), size) if block is None else (block, 0)
 
     def give_up(self, block: _Block) -> None:
         """The host has let go of a block that other queues may have used too: give the device its memory back.
@@ -281,7 +219,7 @@ class SharedPool:
             return None
         if not self._disorderly:
             return waiting.pop()[1]
-        if waiting[0][0].command_execution_status == cl.command_execution_status.COMPLETE:
+        if waiting[0][0].command_execution_status <= cl.command_execution_status.COMPLETE:  # below: failed, but done
             return waiting.pop(0)[1]
         return None
 
@@ -293,11 +231,7 @@ class SharedPool:
         with self._lock:
             self.active_bytes -= block.size
             self.active_blocks -= 1
-            if not self._closed:
-                self._free[block.size].append((after, block))
-                return
-            self.managed_bytes -= block.size
-        self._arena.retire(self._queue, [block])
+            self._free[block.size].append((after, block))
 
     def free_held(self) -> None:
         """Give blocks that are not in use back to the device; waits for the queue."""
@@ -306,20 +240,6 @@ class SharedPool:
                 self._free[size].pop()[1] for size in list(self._free) if size > _SLAB // 2 for _ in self._free[size][:]
             ]
             self.managed_bytes -= sum(block.size for block in blocks)
-        self._queue.finish()  # without the lock: who enqueues meanwhile may want a block
+        if blocks:
+            self._queue.finish()  # without the lock: who enqueues meanwhile may want a block
         self._arena.free(blocks)
-
-    def close(self) -> bool:
-        """Give all blocks to the arena, for other pools; False, and nothing is changed, while one is in use.
-
-        A block that comes back later goes there too: another thread may just have looked this pool up.
-        """
-        with self._lock:
-            if self.active_blocks:
-                return False
-            self._closed = True
-            blocks = [block for waiting in self._free.values() for _, block in waiting]
-            self._free.clear()
-            self.managed_bytes = 0
-        self._arena.retire(self._queue, blocks)
-        return True

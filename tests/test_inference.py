@@ -85,25 +85,62 @@ def test_same_result_as_the_net(nets, traced, mb, layout, queues):
         assert len(built.tried) >= 2
 
 
-def test_a_tensor_of_another_queue_may_go_while_it_is_copied(nets, queue):
-    """Its memory serves the other queue's next work, which must wait for the copy."""
+@pytest.fixture
+def gated(nets, queue):
+    """``(net, its result, gate, picture)``: the net's queue does nothing before ``gate()``."""
     built = inference.build(nets["nchw"], picture(1).shape, layout="nchw", queues=1)
-    x = picture(1)
-    expected = built(x)
-    other = cl.CommandQueue(queue.context)
+    expected = built(picture(1))
+    event = cl.UserEvent(queue.context)
+    cl.enqueue_barrier(built._program.queue, wait_for=[event])
+
+    def gate():
+        if event.command_execution_status != cl.command_execution_status.COMPLETE:
+            event.set_status(cl.command_execution_status.COMPLETE)
+
+    yield built, expected, gate, picture(1)
+    gate()
+
+
+def test_a_tensor_of_another_queue_may_go_while_it_is_copied(gated):
+    """Its memory serves the other queue's next work, which must wait for the copy."""
+    built, expected, gate, x = gated
+    other = cl.CommandQueue(built._program.queue.context)
     given = Tensor.from_numpy(x, other)
     place = given.base_data.int_ptr
-    gate = cl.UserEvent(queue.context)
-    cl.enqueue_barrier(built._program.queue, wait_for=[gate])
     result = built(given)
     del given
     again = Tensor.empty(x.shape, np.float32, other)
     assert again.base_data.int_ptr == place
-    cl.enqueue_fill_buffer(other, again.base_data, np.float32(9), 0, x.nbytes)
+    written = cl.enqueue_fill_buffer(other, again.base_data, np.float32(9), 0, x.nbytes)
     other.flush()
-    time.sleep(0.1)
-    gate.set_status(cl.command_execution_status.COMPLETE)
+    limit = time.monotonic() + 0.5
+    while time.monotonic() < limit:
+        assert written.command_execution_status != cl.command_execution_status.COMPLETE
+        time.sleep(0.01)
+    gate()
     np.testing.assert_array_equal(result.numpy(), expected)
+
+
+def test_a_tensor_of_another_queue_is_read_when_it_is_written(nets, queue):
+    built = inference.build(nets["nchw"], picture(1).shape, layout="nchw", queues=1)
+    x, other, gate = picture(1), cl.CommandQueue(queue.context), cl.UserEvent(queue.context)
+    given = Tensor.from_numpy(np.zeros_like(x), other)
+    cl.enqueue_barrier(other, wait_for=[gate])
+    written = cl.enqueue_copy(other, given.base_data, x, is_blocking=False)  # its end waits: it holds x
+    other.flush()
+    result = built(given)
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    np.testing.assert_array_equal(result.numpy(), built(x))
+    written.wait()
+
+
+def test_calls_with_tensors_of_another_queue_do_not_wait(gated):
+    built, expected, gate, x = gated
+    given = Tensor.from_numpy(x, cl.CommandQueue(built._program.queue.context))
+    results = [built(given) for _ in range(3)]
+    gate()
+    for result in results:
+        np.testing.assert_array_equal(result.numpy(), expected)
 
 
 def test_what_is_fused(nets):

@@ -212,10 +212,11 @@ class InferenceNet:
             cl.enqueue_copy(queue, memory, np.ascontiguousarray(given), is_blocking=True)
             return
         given = given if given.contiguous else given.copy()
-        other = given.queue if given.queue != queue else None
+        other, ready = given.queue if given.queue != queue else None, None
         if other is not None:
-            other.finish()
-        event = runtime.copy(queue, memory, given.base_data, inner.nbytes, source_offset=given.offset)
+            ready = [cl.enqueue_marker(other)]
+            other.flush()
+        event = runtime.copy(queue, memory, given.base_data, inner.nbytes, source_offset=given.offset, wait_for=ready)
         if other is not None:  # its later work may have the tensor's memory, should the tensor go
             queue.flush()
             cl.enqueue_barrier(other, wait_for=[event])
