@@ -7,6 +7,7 @@ shape tests than the universal one (``*`` leaves the choice to dispatch): each o
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -134,3 +135,14 @@ def cudnn(device):
     if reason:
         pytest.skip(f"cudnn: {reason}")
     return device
+
+
+@pytest.fixture
+def clean_memory(device):
+    """The test begins with no free blocks, and ends without a limit."""
+    from convdispatch import runtime
+
+    gc.collect()
+    runtime.release_memory(device)
+    yield
+    runtime.set_memory_limit(device, None)
