@@ -154,21 +154,23 @@ def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int) -> cl.MemoryO
     memory = _take(pool, queue, size)
     if pool.managed_bytes <= held:
         return memory
+    # A bridge in use may have put off a call that this out-of-order queue waits for, and makes it only afterwards.
+    stuck = pool if prompt.depth and out_of_order(queue) else None
     if frozen:
         del memory
-        if not prompt.depth:  # there a thread must not wait
+        if pool is not stuck:
             pool.free_held()
         forbid_when_frozen(f"allocate {size} bytes")
     if limit is None or memory_statistics(queue.device).held_bytes <= limit:
         return memory
-    if not prompt.depth:
-        for other in [other for where, other in list(_pools.items()) if where.device == queue.device]:
+    for other in [other for where, other in list(_pools.items()) if where.device == queue.device]:
+        if other is not stuck:
             other.free_held()  # never the new block: it is in use
     found = memory_statistics(queue.device)
     if found.held_bytes <= limit:
         return memory
     del memory
-    if not prompt.depth:
+    if pool is not stuck:
         pool.free_held()
     raise MemoryLimit(
         f"{size} bytes more would make {found.held_bytes} bytes of memory in use on {queue.device.name.strip()}, the "

@@ -11,7 +11,7 @@ import pytest
 
 import convdispatch
 from convdispatch import memory, runtime, sharedpool
-from convdispatch.api.errors import MemoryLimit
+from convdispatch.api.errors import Frozen, MemoryLimit
 from convdispatch.cuda import CudaError, prompt
 
 pytestmark = pytest.mark.usefixtures("clean_memory")
@@ -196,16 +196,24 @@ def test_where_a_thread_must_not_wait_nothing_is_given_back(full, device):
     assert live() == 10 * MB
 
 
-def test_a_limit_where_a_thread_must_not_wait(shared_pool, device):
-    queue, _ = shared_pool()
+def test_a_limit_where_a_call_may_have_been_put_off(shared_pool, device):
+    """Other pools give back what waits; an out-of-order queue with a bridge in use is not waited for."""
+    queue, _ = shared_pool(out_of_order=True)
+    other, _ = shared_pool()
     runtime.allocate(queue, 4 * MB)
+    runtime.allocate(other, 4 * MB)
     gate = cl.UserEvent(queue.context)
     cl.enqueue_barrier(queue, wait_for=[gate])
-    runtime.set_memory_limit(device, 7 * MB)
-    with prompt, pytest.raises(MemoryLimit):
-        runtime.allocate(queue, 6 * MB)
+    runtime.set_memory_limit(device, 11 * MB)
+    with prompt:
+        runtime.allocate(queue, 6 * MB)  # in place of the other queue's
+        assert sum(shared.size for shared in shared_pool.imports if not shared.released) == 10 * MB
+        with pytest.raises(MemoryLimit):
+            runtime.allocate(queue, 8 * MB)
+        with convdispatch.frozen(), pytest.raises(Frozen):
+            runtime.allocate(queue, 2 * MB)
     gate.set_status(cl.command_execution_status.COMPLETE)
-    runtime.allocate(queue, 6 * MB)
+    runtime.allocate(queue, 8 * MB)
 
 
 def test_a_queue_that_keeps_nothing_is_not_waited_for(shared_pool):
