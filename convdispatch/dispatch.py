@@ -33,6 +33,7 @@ from .derivation import Derived, derived
 from .evidence import Evidence, borrowed, error_reason, measured
 from .loader import plugins
 from .neighbours import Offer
+from .preference import preferred
 from .prepared import Constant, Prepared
 from .registry import registry
 from .visible import visible_problem
@@ -193,20 +194,16 @@ class _Ranking:
         return [Evidence(decision.solver, decision.config, f"lock file {path}")]
 
     def _unmeasured(self, offers: Mapping[str, Offer]) -> list[Candidate]:
-        preferred, source = registry().preference(self.problem, self.device)
+        order = preferred(self.problem, self.device)
         keyed = []
         for name, offer in offers.items():
             cost = offer.cost
-            place = next((i for i, glob in enumerate(preferred) if _prefers(glob, name)), len(preferred))
-            origin = source if place < len(preferred) else "predicted" if cost is not None else "name"
-            candidate = Candidate(self.accepted[name], offer.config, origin or "name")
+            rule = next((rule for rule in order if rule.means(name)), None)
+            place = rule.place if rule else len(order)
+            origin = rule.where if rule else "predicted" if cost is not None else "name"
+            candidate = Candidate(self.accepted[name], offer.config, origin)
             keyed.append(((place, cost is None, cost or 0.0, name), candidate))
         return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
-
-
-def _prefers(glob: str, name: str) -> bool:
-    """Whether a registry's glob means a solver: a derived one only if it says so, for rewriting has its own cost."""
-    return ("+" in glob or "+" not in name) and fnmatch.fnmatchcase(name, glob)
 
 
 def default_config(

@@ -49,6 +49,7 @@ class Report:
     plugins: list[dict[str, Any]]
     registry: str | None
     registry_problem: str | None
+    registry_note: str
     dropin_folder: str
     advice: list[str] = field(default_factory=list)
 
@@ -69,7 +70,7 @@ def examine(*, probe: bool = True) -> Report:
     vendors = [asdict(vendor) for vendor in icd.vendors()]
     devices = [_device(number, device, probe) for number, device in enumerate(runtime.devices())]
     default, default_problem = _default()
-    source, problem = _registry()
+    source, problem, note = _registry()
     report = Report(
         python=f"{sys.version.split()[0]} ({sys.executable})",
         versions=_versions(),
@@ -81,6 +82,7 @@ def examine(*, probe: bool = True) -> Report:
         plugins=[asdict(entry) for entry in _plugins()],
         registry=source,
         registry_problem=problem,
+        registry_note=note,
         dropin_folder=str(dropin_folder()),
     )
     report.advice = _advice(report)
@@ -149,13 +151,15 @@ def _default() -> tuple[str | None, str | None]:
         return None, str(error)
 
 
-def _registry() -> tuple[str | None, str | None]:
+def _registry() -> tuple[str | None, str | None, str]:
+    """The file in force, what is wrong with it, and what is worth knowing of it."""
     path: Path | None = registry_path()
     try:
-        registry()
+        rules = registry()
     except ConvDispatchError as error:
-        return str(path), str(error)
-    return (str(path) if path else None), None
+        return str(path), str(error), ""
+    replaces = "it replaces the packaged rules; a line `include: packaged` in it keeps them behind its own"
+    return (str(path) if path else None), None, replaces if rules.own is None else ""
 
 
 def _plugins() -> list[Any]:

@@ -4,10 +4,13 @@ Sources, in order: entry points of the group ``convdispatch``, sorted by name; t
 (``CONVDISPATCH_PLUGIN_DIR``, else ``plugins`` in the user's configuration folder), where a ``.py`` file or a package
 is a plugin. ``CONVDISPATCH_PLUGINS`` allows only the plugins it names, ``CONVDISPATCH_BLOCK`` and the registry's
 ``block`` shut some out. Whatever goes wrong with one plugin is recorded, and the next one loads.
+
+A plugin that is a package may hold a ``registry.yaml``: rules that prefer solvers of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -25,7 +28,7 @@ import pluggy
 from .api import hookspecs
 from .api.errors import ConvDispatchWarning, InvalidPolicy
 from .api.solver import Solver
-from .registry import registry
+from .registry import FILE_NAME, Registry, parse, registry
 
 __all__ = ["LAYER_GROUP", "Loaded", "Plugins", "dropin_folder", "plugins", "reload"]
 
@@ -54,6 +57,8 @@ class Plugins:
     solvers: dict[str, Solver] = field(default_factory=dict)
     plugin_of: dict[str, str] = field(default_factory=dict)
     """Plugin's name by solver's name."""
+    rules: dict[str, Registry] = field(default_factory=dict)
+    """What a plugin ships as ``registry.yaml``, by its name."""
     layers: list[str] = field(default_factory=list)
     report: list[Loaded] = field(default_factory=list)
 
@@ -87,6 +92,9 @@ def plugins() -> Plugins:
     for entry in loaded.report:
         if entry.status in ("failed", "duplicate"):
             warnings.warn(f"plugin {entry.name} was set aside: {entry.reason}", ConvDispatchWarning, stacklevel=2)
+    with contextlib.suppress(InvalidPolicy):  # a broken registry is raised where a problem is dispatched
+        for sentence in registry().unmatched(loaded.solvers):
+            warnings.warn(sentence, ConvDispatchWarning, stacklevel=2)
     return loaded
 
 
@@ -189,7 +197,25 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
         loaded.solvers[solver.name] = solver
         loaded.plugin_of[solver.name] = found.name
     names = tuple(solver.name for solver in solvers)
-    return Loaded(found.name, found.source, "loaded", version=found.version, solvers=names)
+    note = _take_rules(loaded, found.name, module, names)
+    return Loaded(found.name, found.source, "loaded", note, version=found.version, solvers=names)
+
+
+def _take_rules(loaded: Plugins, name: str, module: Any, solvers: tuple[str, ...]) -> str:
+    """Keep the rules that a plugin's package ships; what is wrong with them in words, which costs only the rules."""
+    file = next((Path(folder) / FILE_NAME for folder in getattr(module, "__path__", ())), None)
+    if file is None or not file.is_file():
+        return ""
+    try:
+        rules = parse(file.read_text(encoding="utf-8"), str(file), frozenset({"version", "rules"}))
+    except (InvalidPolicy, OSError, UnicodeDecodeError) as error:
+        note = f"its rules are passed over: {error}"
+    else:
+        loaded.rules[name] = rules
+        note = "; ".join(rules.unmatched(solvers))
+    if note:
+        warnings.warn(f"plugin {name}: {note}", ConvDispatchWarning, stacklevel=4)
+    return note
 
 
 def _register(manager: pluggy.PluginManager, module: Any, name: str) -> str | None:

@@ -1,22 +1,19 @@
 """registry.yaml to rules: which solvers are preferred where, which plugins are blocked, what must not run.
 
-Looked up in ``$CONVDISPATCH_REGISTRY``, then the user's configuration folder, then the packaged file. An unknown key
-or a malformed value is an InvalidPolicy that names file and line.
+Looked up in ``$CONVDISPATCH_REGISTRY``, then the user's configuration folder, then the packaged file. The first of them
+replaces the others, unless it says ``include: packaged``. An unknown key or a value that can match nothing is an
+InvalidPolicy that names file and line.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import functools
-import operator
 import os
-import re
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 import yaml
@@ -24,47 +21,12 @@ import yaml
 from .api.device import DeviceInfo
 from .api.errors import InvalidPolicy
 from .api.problem import ConvProblem
+from .conditions import KEYS, Condition, mistake
 
-__all__ = ["Erratum", "Registry", "Rule", "parse", "registry", "registry_path"]
+__all__ = ["FILE_NAME", "Erratum", "Registry", "Rule", "packaged_path", "parse", "registry", "registry_path"]
 
-_PROBLEM_KEYS = {f.name for f in dataclasses.fields(ConvProblem)} | {"depthwise"}
-_DEVICE_KEYS = {"vendor", "type", "arch", "platform", "driver", "name"}
-_COMPARISON = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(.+)")
-_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "!=": operator.ne,
-    "==": operator.eq,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-
-
-@dataclass(frozen=True)
-class Condition:
-    """One ``key: value`` of a ``when``; ``alternatives`` are texts or numbers, any of which may match."""
-
-    key: str
-    alternatives: tuple[Any, ...]
-
-    def matches(self, problem: ConvProblem, device: DeviceInfo) -> bool:
-        """Whether the problem's or the device's value satisfies one alternative."""
-        value = getattr(device if self.key in _DEVICE_KEYS else problem, self.key)
-        return any(_satisfies(value, wanted) for wanted in self.alternatives)
-
-
-def _satisfies(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, str):
-        comparison = _COMPARISON.fullmatch(wanted)
-        if comparison:
-            return _OPERATORS[comparison[1]](_ordered(value), _ordered(comparison[2]))
-        return fnmatch.fnmatchcase(str(value), wanted)
-    return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
-
-
-def _ordered(value: Any) -> tuple[int, ...]:
-    """A number or a driver's version as something that compares: ``"580.159"`` is (580, 159)."""
-    return (value,) if isinstance(value, int) else tuple(int(part) for part in re.findall(r"\d+", str(value)))
+FILE_NAME = "registry.yaml"
+KEYS_OF_A_FILE = frozenset({"version", "include", "rules", "block", "errata"})
 
 
 @dataclass(frozen=True)
@@ -73,7 +35,8 @@ class Rule:
 
     when: tuple[Condition, ...]
     prefer: tuple[str, ...]
-    line: int
+    where: str
+    """File and line."""
 
     def matches(self, problem: ConvProblem, device: DeviceInfo) -> bool:
         """Whether all conditions hold."""
@@ -87,45 +50,76 @@ class Erratum:
     solver: str
     when: tuple[Condition, ...]
     reason: str
-    line: int
+    where: str
+    """File and line."""
 
 
 @dataclass(frozen=True)
 class Registry:
-    """What one registry file says."""
+    """What one registry file says; and, behind that, what the one says that it includes."""
 
     source: str
     rules: tuple[Rule, ...] = ()
     block: frozenset[str] = frozenset()
     errata: tuple[Erratum, ...] = ()
+    own: int | None = None
+    """So many of the rules are the file's own, and packaged ones follow; None where it replaces the packaged ones."""
+    named: tuple[tuple[str, str], ...] = ()
+    """The solvers or globs that the file itself names, each with file and line."""
+
+    def over(self, packaged: Registry) -> Registry:
+        """This file's rules before the packaged ones; what either blocks or forbids is blocked and forbidden."""
+        return Registry(
+            self.source,
+            self.rules + packaged.rules,
+            self.block | packaged.block,
+            self.errata + packaged.errata,
+            own=len(self.rules),
+            named=self.named,
+        )
+
+    def unmatched(self, solvers: Iterable[str]) -> list[str]:
+        """A sentence for each name or glob of the file itself that means none of ``solvers``."""
+        names = list(solvers)
+        return [
+            f"{where}: {glob!r} names no loaded solver (convdispatch info lists them)"
+            for glob, where in self.named
+            if not fnmatch.filter(names, glob.partition("+")[0])  # what is derived is not loaded
+        ]
 
     def preference(self, problem: ConvProblem, device: DeviceInfo) -> tuple[tuple[str, ...], str | None]:
         """The first matching rule's solvers (names or globs), and where that rule stands."""
-        for rule in self.rules:
-            if rule.matches(problem, device):
-                return rule.prefer, f"{self.source}:{rule.line}"
-        return (), None
+        rule = self.rule(problem, device)
+        return (rule.prefer, rule.where) if rule else ((), None)
+
+    def rule(self, problem: ConvProblem, device: DeviceInfo) -> Rule | None:
+        """The first rule that matches."""
+        return next((rule for rule in self.rules if rule.matches(problem, device)), None)
 
     def erratum(self, solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Why ``solver`` must not run here, or None."""
         for erratum in self.errata:
             if fnmatch.fnmatchcase(solver, erratum.solver) and all(c.matches(problem, device) for c in erratum.when):
-                return f"{erratum.reason} (erratum, {self.source}:{erratum.line})"
+                return f"{erratum.reason} (erratum, {erratum.where})"
         return None
 
 
 def registry_path() -> Path | None:
-    """The file in force: ``$CONVDISPATCH_REGISTRY``, the user's, the checkout's or the installed one."""
+    """The file in force: ``$CONVDISPATCH_REGISTRY``, the user's, or the packaged one."""
     chosen = os.environ.get("CONVDISPATCH_REGISTRY")
     if chosen:
         return Path(chosen)
-    name = "registry.yaml"
+    own = Path(platformdirs.user_config_dir("convdispatch")) / FILE_NAME
+    return own if own.is_file() else packaged_path()
+
+
+def packaged_path() -> Path | None:
+    """The packaged file: the checkout's or the installed one."""
     beside = Path(__file__).resolve().parent.parent
     for candidate in (
-        Path(platformdirs.user_config_dir("convdispatch")) / name,
-        beside / name,  # a checkout: editable installs skip data files
-        Path(sys.prefix) / "etc" / "convdispatch" / name,
-        beside / "etc" / "convdispatch" / name,  # pip install --target
+        beside / FILE_NAME,  # a checkout: editable installs skip data files
+        Path(sys.prefix) / "etc" / "convdispatch" / FILE_NAME,
+        beside / "etc" / "convdispatch" / FILE_NAME,  # pip install --target
     ):
         if candidate.is_file():
             return candidate
@@ -133,24 +127,31 @@ def registry_path() -> Path | None:
 
 
 @functools.lru_cache(maxsize=8)
-def _read(path: str | None) -> Registry:
+def _read(path: str | None, packaged: str | None) -> Registry:
+    """One file; with the packaged one behind it where it is that, or includes it."""
     if path is None:
-        return Registry("no registry.yaml")
+        return Registry("no registry.yaml", own=0)
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidPolicy(f"the registry {path} cannot be read: {error.strerror}") from error
-    return parse(text, path)
+    if path == packaged:
+        return Registry(path).over(parse(text, path))
+    found = parse(text, path)
+    return found if found.own is None else found.over(_read(packaged, packaged))
 
 
 def registry() -> Registry:
     """The registry in force, read once a path. Raises InvalidPolicy."""
-    path = registry_path()
-    return _read(None if path is None else str(path))
+    path, packaged = registry_path(), packaged_path()
+    return _read(None if path is None else str(path), None if packaged is None else str(packaged))
 
 
-def parse(text: str, source: str = "registry.yaml") -> Registry:
-    """Parse a registry's text. Raises InvalidPolicy naming ``source`` and the line."""
+def parse(text: str, source: str = FILE_NAME, keys: Set[str] = KEYS_OF_A_FILE) -> Registry:
+    """Parse one registry's text, which may have ``keys``; ``own`` is set where it includes the packaged one.
+
+    Raises InvalidPolicy naming ``source`` and the line.
+    """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -158,7 +159,7 @@ def parse(text: str, source: str = "registry.yaml") -> Registry:
         raise InvalidPolicy(f"{source}:{line}: {error.problem or 'not YAML'}") from error
     if root is None:
         return Registry(source)
-    return _Parser(source).registry(root)
+    return _Parser(source).registry(root, keys)
 
 
 class _Parser:
@@ -168,10 +169,13 @@ class _Parser:
         self.source = source
         self.construct = yaml.constructor.SafeConstructor().construct_object
 
-    def fail(self, node: yaml.Node, message: str) -> InvalidPolicy:
-        return InvalidPolicy(f"{self.source}:{node.start_mark.line + 1}: {message}")
+    def where(self, node: yaml.Node) -> str:
+        return f"{self.source}:{node.start_mark.line + 1}"
 
-    def mapping(self, node: yaml.Node, what: str, keys: set[str]) -> dict[str, yaml.Node]:
+    def fail(self, node: yaml.Node, message: str) -> InvalidPolicy:
+        return InvalidPolicy(f"{self.where(node)}: {message}")
+
+    def mapping(self, node: yaml.Node, what: str, keys: Set[str]) -> dict[str, yaml.Node]:
         if not isinstance(node, yaml.MappingNode):
             raise self.fail(node, f"{what} must be a mapping of {', '.join(sorted(keys))}")
         items = {}
@@ -196,37 +200,43 @@ class _Parser:
                 raise self.fail(item, f"{what} must hold names")
         return tuple(item.value for item in self.sequence(node, what))
 
-    def registry(self, root: yaml.Node) -> Registry:
-        items = self.mapping(root, "the registry", {"version", "rules", "block", "errata"})
+    def registry(self, root: yaml.Node, keys: Set[str]) -> Registry:
+        items = self.mapping(root, "the registry", keys)
         version = items.get("version")
         if version is not None and version.value != "1":
             raise self.fail(version, f"version must be 1, got {version.value}")
+        include = items.get("include")
+        if include is not None and include.value != "packaged":
+            raise self.fail(include, "include takes packaged and nothing else")
+        rules = tuple(self.rule(node) for node in self.sequence(items.get("rules"), "rules"))
+        errata = tuple(self.erratum(node) for node in self.sequence(items.get("errata"), "errata"))
+        named = [(glob, rule.where) for rule in rules for glob in rule.prefer]
         return Registry(
             self.source,
-            tuple(self.rule(node) for node in self.sequence(items.get("rules"), "rules")),
+            rules,
             frozenset(self.texts(items.get("block"), "block")),
-            tuple(self.erratum(node) for node in self.sequence(items.get("errata"), "errata")),
+            errata,
+            own=None if include is None else len(rules),
+            named=(*named, *((erratum.solver, erratum.where) for erratum in errata)),
         )
 
     def rule(self, node: yaml.Node) -> Rule:
         items = self.mapping(node, "a rule", {"when", "prefer"})
         if "prefer" not in items:
             raise self.fail(node, "a rule needs prefer: a list of solver names or globs")
-        return Rule(self.when(items.get("when")), self.texts(items["prefer"], "prefer"), node.start_mark.line + 1)
+        return Rule(self.when(items.get("when")), self.texts(items["prefer"], "prefer"), self.where(node))
 
     def erratum(self, node: yaml.Node) -> Erratum:
         items = self.mapping(node, "an erratum", {"solver", "when", "reason"})
         for key in ("solver", "reason"):
             if key not in items:
                 raise self.fail(node, f"an erratum needs {key}")
-        return Erratum(
-            items["solver"].value, self.when(items.get("when")), items["reason"].value, node.start_mark.line + 1
-        )
+        return Erratum(items["solver"].value, self.when(items.get("when")), items["reason"].value, self.where(node))
 
     def when(self, node: yaml.Node | None) -> tuple[Condition, ...]:
         if node is None:
             return ()
-        items = self.mapping(node, "when", _PROBLEM_KEYS | _DEVICE_KEYS)
+        items = self.mapping(node, "when", KEYS)
         return tuple(self.condition(key, value) for key, value in items.items())
 
     def condition(self, key: str, node: yaml.Node) -> Condition:
@@ -236,8 +246,8 @@ class _Parser:
             if not isinstance(item, yaml.ScalarNode):
                 raise self.fail(item, f"{key} takes a value, a list of values or a comparison such as '>=32'")
             value = self.construct(item)
-            comparison = _COMPARISON.fullmatch(value) if isinstance(value, str) else None
-            if comparison and key != "driver" and not comparison[2].strip().isdigit():
-                raise self.fail(item, f"{key}: {value!r} must compare with a whole number")
+            wrong = mistake(key, value)
+            if wrong:
+                raise self.fail(item, wrong)
             alternatives.append(value)
         return Condition(key, tuple(alternatives))

@@ -6,13 +6,31 @@ import fnmatch
 
 import pytest
 
-from convdispatch.api import ConvProblem, DeviceInfo, InvalidPolicy
-from convdispatch.registry import parse, registry, registry_path
+from convdispatch import dispatch, doctor, loader
+from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, InvalidPolicy
+from convdispatch.dispatch import rank
+from convdispatch.registry import packaged_path, parse, registry, registry_path
 
 H200 = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", driver="580.159.04")
 CPU = DeviceInfo("AMD EPYC", "intel", "cpu", "simd512", driver="2026.22")
 VGG = ConvProblem(mb=8, ic=64, ih=56, iw=56, oc=64, kh=3, kw=3, ph=1, pw=1)
 DEPTHWISE = ConvProblem(ic=32, ih=8, iw=8, oc=32, kh=3, kw=3, g=32)
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """``own(text)`` puts a registry file of the user's in force."""
+    turn = iter(range(100))
+
+    def put(text):
+        file = tmp_path / str(next(turn)) / "own.yaml"  # a file is read once
+        file.parent.mkdir()
+        file.write_text(text)
+        monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(file))
+
+    yield put
+    monkeypatch.undo()
+    loader.reload()
 
 
 @pytest.mark.parametrize(
@@ -38,7 +56,10 @@ DEPTHWISE = ConvProblem(ic=32, ih=8, iw=8, oc=32, kh=3, kw=3, g=32)
         ("{type: cpu, layout: nchw, dtype: float32}", VGG, CPU, True),
         ("{activation: relu}", VGG.replace(activation="relu"), CPU, True),
         ("{g: 1}", VGG, CPU, True),
-        ("{bias: 1}", VGG.replace(bias=True), CPU, False),  # true is not 1
+        ("{bias: true}", VGG.replace(bias=True), CPU, True),
+        ("{activation: null}", VGG, CPU, True),
+        ("{activation: null}", VGG.replace(activation="relu"), CPU, False),
+        ('{ic: "64"}', VGG, CPU, True),
     ],
 )
 def test_when(when, problem, info, matches):
@@ -77,6 +98,27 @@ def test_errata_match_solver_device_geometry_and_driver():
         ("errata:\n  - solver: a\n", 2, "an erratum needs reason"),
         ("block: fast\n", 1, "block must be a list"),
         ("rules: []\nrules: []\n", 2, "'rules' stands twice"),
+        ("include: mine\n", 1, "include takes packaged and nothing else"),
+        ("version: 1\ninclude: [packaged]\n", 2, "include takes packaged and nothing else"),
+        *(
+            (f"rules:\n  - when:\n      {condition}\n    prefer: [a]\n", 3, words)
+            for condition, words in (
+                ("ic: abc", "ic takes a whole number, a list of them or a comparison such as '>=32', got 'abc'"),
+                ("ic: 6.5", "ic takes a whole number"),
+                ("ic: true", "ic takes a whole number"),
+                ("ic: '6*'", "ic takes a whole number"),
+                ("ic: [32, abc]", "ic takes a whole number"),
+                ("ic: null", "ic takes a whole number"),
+                ("bias: 1", "bias takes true or false, got 1"),
+                ("depthwise: 'yes'", "depthwise takes true or false, got 'yes'"),
+                ("direction: forward", "direction is one of fwd, bwd_data, bwd_weights, got 'forward'"),
+                ("dtype: [float32, single]", "got 'single'"),
+                ("type: cuda", "type is one of cpu, gpu, accelerator, got 'cuda'"),
+                ("layout: '>=2'", "layout takes a name or a glob, got '>=2'"),
+                ("vendor: 7", "vendor takes a name or a glob, got 7"),
+                ("driver: 580", "driver takes a name or a glob or a comparison such as '>=580', got 580"),
+            )
+        ),
     ],
 )
 def test_errors_name_file_and_line(text, line, words):
@@ -93,6 +135,125 @@ def test_an_empty_file_is_an_empty_registry():
 def test_the_packaged_registry_reads():
     assert registry_path() is not None
     assert registry().rules
+
+
+def test_a_file_of_ones_own_replaces_the_packaged_one_or_includes_it(own):
+    packaged = parse(packaged_path().read_text(), str(packaged_path()))
+    own("rules:\n  - when: {kh: 3}\n    prefer: [im2col]\nblock: [slow]\n")
+    assert registry().rule(DEPTHWISE.replace(kh=1, kw=1), CPU) is None
+    assert registry().own is None
+    own("include: packaged\nrules:\n  - when: {kh: 3}\n    prefer: [im2col]\nblock: [slow]\n")
+    assert registry().own == 1
+    assert registry().preference(VGG, CPU)[0] == ("im2col",)
+    assert registry().preference(VGG, CPU)[1].endswith("own.yaml:3")
+    other = VGG.replace(kh=1, kw=1, ph=0, pw=0, ph_r=0, pw_r=0)
+    assert registry().preference(other, CPU) == packaged.preference(other, CPU)
+    assert registry().preference(other, CPU)[1].startswith(str(packaged_path()))
+    assert registry().block == {"slow", *packaged.block}
+    own("include: packaged\n")
+    assert registry().rules == packaged.rules
+
+
+def test_doctor_says_that_a_file_replaces_the_packaged_rules(own):
+    own("rules: []\n")
+    assert "`include: packaged`" in doctor.examine(probe=False).registry_note
+    own("include: packaged\n")
+    assert doctor.examine(probe=False).registry_note == ""
+
+
+def test_globs_that_mean_nothing_are_said_with_their_line(own):
+    own(
+        "rules:\n  - prefer: [winogrd.*, im2col, im2col+*]\n"
+        "errata:\n  - {solver: nvidia.nothing, when: {kh: 3}, reason: slow}\n"
+    )
+    with pytest.warns(ConvDispatchWarning) as said:
+        loader.reload()
+    words = [str(one.message) for one in said]
+    assert len(words) == 2
+    assert "own.yaml:2: 'winogrd.*' names no loaded solver" in words[0]
+    assert "own.yaml:4: 'nvidia.nothing' names no loaded solver" in words[1]
+
+
+ENGINE = """
+from convdispatch_im2col import Im2col
+from convdispatch.api import hookimpl
+
+class Engine(Im2col):
+    name = "{name}.engine"
+
+@hookimpl
+def convdispatch_solvers():
+    return [Engine()]
+"""
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """``shipped(acme="rules...")`` makes plugins that ship these rules; gives the order, and the first one's source."""
+    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path / "plugins"))
+    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
+
+    def load(problem="mb1ic64ih28oc64kh3ph1", **rules):
+        for name, text in rules.items():
+            folder = tmp_path / "plugins" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "__init__.py").write_text(ENGINE.format(name=name))
+            (folder / "registry.yaml").write_text(text)
+        loader.reload()
+        dispatch.forget()
+        found = rank(ConvProblem.parse(problem), CPU)
+        return [candidate.solver.name for candidate in found], found[0].source
+
+    yield load
+    monkeypatch.undo()
+    loader.reload()
+    dispatch.forget()
+
+
+def test_a_plugin_s_rules_stand_before_the_packaged_ones(shipped, own):
+    packaged, _ = shipped()
+    order, source = shipped(acme="rules:\n  - when: {kh: 3}\n    prefer: [acme.*]\n")
+    assert (order[0], source[-21:]) == ("acme.engine", "/acme/registry.yaml:2")
+    assert [name for name in order if name != "acme.engine"] == packaged, "the packaged rules order the others"
+    order, source = shipped("mb1ic64ih28oc64kh1")
+    assert order[0] != "acme.engine", "no rule of acme's matches"
+    assert source.startswith(str(packaged_path()))
+    own("include: packaged\nrules:\n  - when: {ic: 32}\n    prefer: [im2col]\n")
+    assert shipped()[0][0] == "acme.engine", "included with what is packaged"
+    own("include: packaged\nrules:\n  - when: {ic: 64}\n    prefer: [im2col]\n")
+    assert shipped()[0][0] == "im2col", "the user's own rule goes before"
+    own("rules: []\n")
+    assert all("registry.yaml" not in c.source for c in rank(VGG, CPU)), "a file of one's own replaces all"
+
+
+def test_a_plugin_s_rules_mean_its_own_solvers_only(shipped):
+    with pytest.warns(ConvDispatchWarning, match=r"acme/registry.yaml:2: 'im2col' names no loaded solver"):
+        order, source = shipped(acme="rules:\n  - prefer: [im2col, acme.*]\n")
+    assert (order[0], source.endswith("/acme/registry.yaml:2")) == ("acme.engine", True)
+
+
+def test_plugins_share_the_first_place_whoever_s_name_comes_first(shipped, monkeypatch):
+    rules = "rules:\n  - prefer: [{}.*]\n"
+    shipped(acme=rules.format("acme"), zeta=rules.format("zeta"))
+    monkeypatch.setattr(type(loader.plugins().solvers["zeta.engine"]), "cost", lambda *_: 1.0)
+    assert [c.solver.name for c in rank(VGG, CPU)][:2] == ["zeta.engine", "acme.engine"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rules:\n  - when: {ic: abc}\n    prefer: [acme.*]\n", "registry.yaml:2: ic takes a whole number"),
+        ("rules: []\nblock: [im2col]\n", "registry.yaml:2: unknown key 'block' in the registry; known: rules, version"),
+        ("errata: []\n", "unknown key 'errata'"),
+    ],
+)
+def test_what_is_wrong_with_a_plugin_s_rules_costs_only_them(shipped, text, words):
+    with pytest.warns(ConvDispatchWarning, match="plugin acme: its rules are passed over"):
+        order, _ = shipped(acme=text)
+    assert "acme.engine" in order
+    (entry,) = [entry for entry in loader.plugins().report if entry.name == "acme"]
+    assert entry.status == "loaded"
+    assert words in entry.reason
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from convdispatch.conformance.verify import verify
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "vendor_plugin"
 LEFT_OUT = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "out", "shared", "__pycache__", "tests", "bench")
-FILES = ("convdispatch_acme/__init__.py", "convdispatch_acme/direct1x1.cl", "pyproject.toml")
+PACKAGE = "convdispatch_acme/"
+FILES = (PACKAGE + "__init__.py", PACKAGE + "direct1x1.cl", "pyproject.toml", PACKAGE + "registry.yaml")
 
 
 def test_it_is_short():
@@ -32,7 +33,7 @@ def test_it_is_short():
 
 def test_the_guide_shows_the_files_as_they_are():
     text = (ROOT / "docs" / "writing-a-plugin.md").read_text()
-    for name, language in zip(FILES, ("python", "c", "toml")):
+    for name, language in zip(FILES, ("python", "c", "toml", "yaml")):
         assert (EXAMPLE / name).read_text() in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL), name
 
 
@@ -91,6 +92,11 @@ def test_the_wheels_alone(fresh, device, tmp_path):
 
     found = json.loads(run(["-m", "convdispatch", "info", "--json"], fresh, **here))
     assert found["solvers"]["acme.direct1x1"] == "acme"
+
+    fresh_db = {"env": {"CONVDISPATCH_DB": str(tmp_path / "db")}}
+    said = json.loads(run(["-m", "convdispatch", "explain", "mb1ic16ih7oc4kh1", "--json"], fresh, **fresh_db, **here))
+    assert said["chosen"] == "acme.direct1x1"
+    assert said["source"].endswith("convdispatch_acme/registry.yaml:4"), "the wheel's own rule"
 
     rules = tmp_path / "registry.yaml"
     rules.write_text("version: 1\nrules:\n  - when: {kh: 1, kw: 1, direction: fwd}\n    prefer: [acme.*]\n")

@@ -72,6 +72,8 @@ def _show(report: Any) -> None:
         console.print(table)
     console.print(f"drop-in folder: {report.dropin_folder}", markup=False)
     console.print(f"registry: {report.registry or 'none'} {report.registry_problem or ''}", markup=False)
+    if report.registry_note:
+        console.print(f"  {report.registry_note}", markup=False)
     console.print(f"default device: {report.default_device or report.default_problem}", markup=False)
     for line in report.advice:
         console.print(f"to mend: {line}", markup=False)
