@@ -11,8 +11,10 @@ import numpy as np
 from .. import reference
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
+from ..runtime import device_info
 from .data import Data, allowed, data_for
 from .memory import FINITE, NAN, ZERO, Fault, Tray, holds
+from .packing import disagreement, packing_plans
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -36,9 +38,10 @@ CHECKS = {
     "order": "the work begins after the events it was given, also on an out-of-order queue",
     "queues": "two plans, each on two queues, all in flight at once",
     "threads": "one plan from two threads at once",
+    "keys": "equal pack keys, equal packed bytes: also in other geometries of the same weights",
 }
 """Name to what is checked."""
-LONG = ("waits", "order", "queues", "threads")
+LONG = ("waits", "order", "queues", "threads", "keys")
 """The checks that only some cases run: those marked in the lists, and each solver's first of a direction."""
 
 WAIT_S = 5.0
@@ -85,6 +88,7 @@ class Examination:
             self._order(real)
             self._queues(integer, real)
             self._threads(integer, real)
+            self._keys(real)
             self.passed = list(CHECKS)
 
     # --- one run ---------------------------------------------------------------------------------------------------
@@ -269,6 +273,15 @@ class Examination:
         for trays, data in zip(work, sets, strict=True):
             for tray in trays:
                 self._right(tray.result(self.queue), data, "threads")
+
+    def _keys(self, data: Data) -> None:
+        """The packed form, and those of plans that share its key, from the same weights."""
+        if not self.problem.constant_weights or getattr(self.plan, "pack_key", None) is None:
+            return
+        others = packing_plans(self.solver, self.problem, self.config, self.context, device_info(self.queue.device))
+        found = disagreement(self.queue, data.operands["w"], [(str(self.problem), self.plan), *others])
+        if found:
+            raise Fault("keys", found)
 
 
 def _difference(got: np.ndarray, data: Data, error: float, limit: float) -> str:

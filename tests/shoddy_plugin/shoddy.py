@@ -67,10 +67,23 @@ class Plan:
         self.workspace_size = 4 * self.count + (4 if fault == "unsure_of_its_workspace" else 0)
         self.lock, self.first, self.runs, self.context = threading.Lock(), True, itertools.count(), context
         self.weights = None
+        self.size_of_w = 4 * math.prod(problem.w_shape)
+        if fault == "one_key_for_all":  # where the weights lie in the packed form depends on the padding
+            self.packed_size, self.pack_key, self.slot = 2 * self.size_of_w, "w", problem.ph % 2 * self.size_of_w
         self.kernels = {name: cl.Kernel(self.program, name) for name in ("zero", "direct", "copy", "poke")}
+
+    def pack(self, queue, w, packed, wait_for=None):
+        event = cl.enqueue_fill_buffer(queue, packed, np.uint8(0), 0, self.packed_size, wait_for=wait_for)
+        return cl.enqueue_copy(queue, packed, w, byte_count=self.size_of_w, dst_offset=self.slot, wait_for=[event])
 
     def enqueue(self, queue, x, w, y, workspace, wait_for=None):
         run, fault = next(self.runs), self.fault
+        if fault == "one_key_for_all" and self.problem.constant_weights:
+            packed, w = w, cl.Buffer(self.context, cl.mem_flags.READ_WRITE, self.size_of_w)
+            copied = cl.enqueue_copy(
+                queue, w, packed, byte_count=self.size_of_w, src_offset=self.slot, wait_for=wait_for
+            )
+            wait_for = [copied]
         if fault == "waits":
             for event in wait_for or ():
                 event.wait()
@@ -171,7 +184,7 @@ FAULTS = {
     # what a plan promises
     "keeps_the_first_weights": "reuse", "never_the_same": "deterministic", "sloppy": "values", "waits": "waits",
     "hurries": "order", "does_not_chain": "order", "not_for_threads": "threads", "raises_at_the_third": "plan",
-    "does_not_plan": "plan", "returns_no_event": "plan",
+    "does_not_plan": "plan", "returns_no_event": "plan", "one_key_for_all": "keys",
     # what a solver answers
     "refuses_without_words": "words", "refuses_with_true": "words", "changes_its_mind": "words",
     "raises_when_asked": "words", "offers_nothing": "configurations", "offers_no_json": "configurations",

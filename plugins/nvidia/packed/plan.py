@@ -11,6 +11,7 @@ from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, bui
 from .. import SHARED
 from ..hopper import build_for_hopper
 from ..instructions import Instructions
+from ..walk import along
 from .job import SEARCHERS, Job
 from .product import product_text
 from .source import Source
@@ -65,10 +66,12 @@ class NvidiaPlan(StepPlan):
 
     def _key(self) -> str:
         problem, tile = self.job.problem, self.job.tile
-        phases = tuple((phase.taps, phase.tap0) for phase in self.job.walk.phases)
+        walk, joined = self.job.walk, ()
+        phases = tuple((phase.taps, phase.tap0) for phase in walk.phases)
+        if walk.joined:  # which tap of which phase a row holds follows from the whole geometry
+            joined = (walk.joined, walk.phases[0].origin, *(along(problem, letter) for letter in "psd"))
         return repr(("nvidia", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, phases,
-                     self.job.walk.fold, self.job.walk.tap_step, tile.bn, tile.bk, tile.format,
-                     tile.window, tile.joined))  # fmt: skip
+                     walk.fold, walk.tap_step, tile.bn, tile.bk, tile.format, tile.window, joined))  # fmt: skip
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
         if not tensors:
