@@ -8,9 +8,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from convdispatch import runtime
 from convdispatch.api import ConvProblem
-from convdispatch.loader import plugins
+from convdispatch.device import runtime
+from convdispatch.selection.loader import plugins
 
 PAUSE = 300_000
 """Cycles of the GPU for which a stream is held up for each repetition that the host is to queue meanwhile."""
@@ -23,7 +23,7 @@ class Pair:
         import pyopencl as cl
         import torch
 
-        from convdispatch.bridge import bridge_of
+        from convdispatch.device.bridge import bridge_of
 
         self.torch = torch
         torch.backends.cudnn.benchmark = True

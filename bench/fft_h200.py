@@ -26,9 +26,9 @@ from convdispatch_fft.gpu.plan import Layout
 from gpu import Ours, passes, registers, torch_ms
 from h200 import SHORT
 
-from convdispatch import shapes
 from convdispatch.api import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
+from convdispatch.measurement import shapes
 
 
 def parse(text: str) -> dict:

@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from convdispatch import runtime
+from convdispatch.device import runtime
 from convdispatch.elementwise import Generator, apply, reduce
 from convdispatch.tensor import Tensor
 

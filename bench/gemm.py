@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pyopencl as cl
 
-from convdispatch import runtime
 from convdispatch.api.dtypes import DTYPES
 from convdispatch.api.errors import ConvDispatchError
-from convdispatch.gemm import Axis, GemmPlan, GemmSpec, Matrix, configs, packed_layout
-from convdispatch.gemm.configs import cpu_configs, gpu_configs
+from convdispatch.device import runtime
+from convdispatch.device.gemm import Axis, GemmPlan, GemmSpec, Matrix, configs, packed_layout
+from convdispatch.device.gemm.configs import cpu_configs, gpu_configs
 
 # sum = sum * x + y in CHAINS independent chains of V a work item: nothing but multiply-adds.
 PEAK = """

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from convdispatch import reference, runtime
 from convdispatch.api import ConvProblem, Launch
-from convdispatch.search.trialdata import numpy_dtype
+from convdispatch.device import runtime
+from convdispatch.measurement import reference
+from convdispatch.measurement.search.trialdata import numpy_dtype
 
 PLUG = """
 kernel void plug(global float *out, int steps) {

@@ -27,9 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu import Ours, registers, torch_ms
 
-from convdispatch import dispatch, runtime, shapes
 from convdispatch.api import ConvProblem, Policy
 from convdispatch.api.problem import DIRECTIONS
+from convdispatch.device import runtime
+from convdispatch.measurement import shapes
+from convdispatch.selection import dispatch
 
 NETS = ("convnet", "alexnet", "overfeat", "vgg_a", "googlenet", "resnet50")
 SHORT = {"fwd": "f", "bwd_data": "bd", "bwd_weights": "bw"}
@@ -39,7 +41,7 @@ def solvers(patterns: str) -> list:
     """Solvers by glob."""
     from fnmatch import fnmatch
 
-    from convdispatch.loader import plugins
+    from convdispatch.selection.loader import plugins
 
     found = plugins().solvers
     return [solver for name, solver in found.items() if any(fnmatch(name, p) for p in patterns.split(","))]

@@ -21,10 +21,12 @@ import numpy as np
 import rich
 from rich.table import Table
 
-from convdispatch import dispatch, runtime, shapes
 from convdispatch.api import ConvProblem
 from convdispatch.api.policy import Policy
-from convdispatch.loader import plugins
+from convdispatch.device import runtime
+from convdispatch.measurement import shapes
+from convdispatch.selection import dispatch
+from convdispatch.selection.loader import plugins
 
 Work = Callable[[], None]
 REST_S = 0.25
@@ -116,7 +118,7 @@ def layers(net: str, only: str | None) -> Iterator[tuple[str, ConvProblem, int]]
 
 
 @click.command(help=__doc__)
-@click.option("--net", default="cpu10", show_default=True, help="a table of convdispatch.shapes")
+@click.option("--net", default="cpu10", show_default=True, help="a table of convdispatch.measurement.shapes")
 @click.option("--only", help="layers whose name contains one of these words, parted by commas")
 @click.option("--solver", help="a solver's name or glob; dispatch's choice otherwise")
 @click.option("--config", type=int, help="the solver's configuration by its place, instead of the default")

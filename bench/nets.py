@@ -28,15 +28,17 @@ import pyopencl as cl
 import torch
 from torch_nets import to_torch
 
-from convdispatch import dispatch, inference, runtime
-from convdispatch.api.find import find
+from convdispatch import inference
+from convdispatch.device import runtime
 from convdispatch.inference.fuse import fuse
 from convdispatch.inference.layout import relayout
 from convdispatch.inference.lower import lower
 from convdispatch.inference.trace import trace
+from convdispatch.measurement.find import find
 from convdispatch.models import catalogue
 from convdispatch.nn import SGD, Tape, capture
 from convdispatch.nn.functional import cross_entropy
+from convdispatch.selection import dispatch
 from convdispatch.tensor import Tensor
 
 START = time.perf_counter()

@@ -23,10 +23,10 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from farm import Lost, farm
 
-from convdispatch import reference
 from convdispatch.api import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.loader import plugins
+from convdispatch.measurement import reference
+from convdispatch.selection.loader import plugins
 
 LAYERS = [
     "mb16ic3ih224iw224oc64kh7kw7sh2sw2ph3pw3",

@@ -34,10 +34,10 @@ from gpu import torch_ms
 from h200 import NETS, SHORT
 from nvidia_values import Bench
 
-from convdispatch import shapes
 from convdispatch.api import ConvProblem, Launch
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.loader import plugins
+from convdispatch.measurement import shapes
+from convdispatch.selection.loader import plugins
 
 
 @click.group()

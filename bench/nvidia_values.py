@@ -8,8 +8,9 @@ import numpy as np
 import pyopencl as cl
 from gpu import PLUG
 
-from convdispatch import reference, runtime
 from convdispatch.api import ConvProblem, StepPlan
+from convdispatch.device import runtime
+from convdispatch.measurement import reference
 
 STAMP = """
 kernel void stamp(global ulong *out) {

@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 import convdispatch as cd
-from convdispatch import dispatch, kernels, runtime
+from convdispatch.device import kernels, runtime
+from convdispatch.selection import dispatch
 
 NOTHING = "kernel void nothing(global const float *x, global const float *w, global float *y) { y[0] = x[0] * w[0]; }"
 
@@ -73,7 +74,7 @@ def main(device: str | None, calls: int) -> None:
     queue = runtime.queue(runtime.find_device(device))
     x, w, y = (cla.zeros(queue, shape, np.float32) for shape in ((1, 2, 4, 4), (2, 2, 3, 3), (1, 2, 2, 2)))
     problem = cd.ConvProblem(mb=1, ic=2, ih=4, iw=4, oc=2, kh=3, kw=3)
-    from convdispatch.loader import plugins
+    from convdispatch.selection.loader import plugins
 
     plugins().solvers["overhead.tiny"] = Tiny()
     plugins().plugin_of["overhead.tiny"] = "overhead"

@@ -15,9 +15,10 @@ import re
 import click
 import numpy as np
 
-from convdispatch import reference, runtime
 from convdispatch.api import ConvDispatchError, ConvProblem, Solver
-from convdispatch.loader import plugins
+from convdispatch.device import runtime
+from convdispatch.measurement import reference
+from convdispatch.selection.loader import plugins
 
 
 def error_of(solver: Solver, problem: ConvProblem) -> float:

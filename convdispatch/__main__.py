@@ -1,5 +1,5 @@
 """``python -m convdispatch``."""
 
-from .cli import main
+from .tools.cli import main
 
 main()

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import interop, runtime
 from .api.errors import InvalidArgument
-from .recording import Slot
-from .strided import copy_strided
+from .calls import interop
+from .device import runtime
+from .device.recording import Slot
+from .device.strided import copy_strided
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -9,7 +9,7 @@ from typing import Any
 import pyopencl as cl
 import pytest
 
-from convdispatch import kernels, runtime
+from convdispatch.device import kernels, runtime
 
 HINT = "#define kernel __attribute__((vec_type_hint(float16))) kernel\n"
 """Before a kernel's text: work items run one after another on a CPU, and its compiler makes one form, not two."""

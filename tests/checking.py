@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 import convdispatch
-from convdispatch import dispatch, reference, runtime
 from convdispatch.api.errors import NoSolver
 from convdispatch.api.problem import ConvProblem
-from convdispatch.derivation import named
-from convdispatch.loader import plugins
+from convdispatch.device import runtime
+from convdispatch.measurement import reference
+from convdispatch.selection import dispatch
+from convdispatch.selection.derivation import named
+from convdispatch.selection.loader import plugins
 
 GUARD = 4096
 """Bytes before and after every operand; a multiple of every device's buffer alignment."""

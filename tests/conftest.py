@@ -37,8 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _devices(everything: bool) -> list:
-    from convdispatch import runtime
     from convdispatch.api.errors import NoDevice
+    from convdispatch.device import runtime
 
     try:
         default = runtime.default_device()
@@ -52,7 +52,7 @@ def _devices(everything: bool) -> list:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
-        from convdispatch import runtime
+        from convdispatch.device import runtime
 
         found = _devices(metafunc.config.getoption("--all-devices"))
         skip = pytest.mark.skip(reason="no OpenCL device works; convdispatch doctor says why")
@@ -79,7 +79,7 @@ def queue(device):
     """A fresh in-order queue on the shared context of the device."""
     import pyopencl as cl
 
-    from convdispatch import runtime
+    from convdispatch.device import runtime
 
     return cl.CommandQueue(runtime.context(device))
 
@@ -92,7 +92,7 @@ def item_by_item(monkeypatch):
     """
     from as_gpu import hinted
 
-    from convdispatch import kernels
+    from convdispatch.device import kernels
 
     compiled = kernels._compile
     monkeypatch.setattr(kernels, "_compile", lambda c, text, options: compiled(c, hinted(c, text), options))
@@ -107,7 +107,7 @@ def folders(tmp_path):
 @pytest.fixture
 def db(folders):
     """An empty performance database."""
-    from convdispatch.perfdb import PerfDB
+    from convdispatch.selection.records.perfdb import PerfDB
 
     return PerfDB(folders)
 
@@ -115,7 +115,7 @@ def db(folders):
 @pytest.fixture
 def naive(monkeypatch):
     """Loads the naive plugin as a drop-in beside the others, for one test; its solver is ``naive.direct``."""
-    from convdispatch import dispatch, loader
+    from convdispatch.selection import dispatch, loader
 
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(HERE / "naive_plugin"))
     yield loader.reload()
@@ -127,8 +127,9 @@ def naive(monkeypatch):
 @pytest.fixture
 def cudnn(device):
     """The device, where cuDNN can use it."""
-    from convdispatch import ConvProblem, runtime
-    from convdispatch.loader import plugins
+    from convdispatch import ConvProblem
+    from convdispatch.device import runtime
+    from convdispatch.selection.loader import plugins
 
     problem = ConvProblem.parse("mb2ic16ih9oc32kh3ph1")
     reason = plugins().solvers["cudnn.convolution"].rejects(problem, runtime.device_info(device))
@@ -140,7 +141,7 @@ def cudnn(device):
 @pytest.fixture
 def clean_memory(device):
     """The test begins with no free blocks, and ends without a limit."""
-    from convdispatch import runtime
+    from convdispatch.device import runtime
 
     gc.collect()
     runtime.release_memory(device)

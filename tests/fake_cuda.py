@@ -6,7 +6,7 @@ import ctypes
 import functools
 import itertools
 
-from convdispatch import cuda
+from convdispatch.device import cuda
 
 __all__ = ["FakeCuda"]
 

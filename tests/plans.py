@@ -16,9 +16,11 @@ import pyopencl as cl
 import pytest
 from checking import TOLERANCE, Guarded, compare, make_operands, numpy_dtype
 
-from convdispatch import ConvProblem, Solver, runtime, shapes
+from convdispatch import ConvProblem, Solver
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
+from convdispatch.device import runtime
+from convdispatch.measurement import shapes
 
 SMALL = DeviceInfo("small", "arm", "gpu", "", max_work_group_size=256, max_work_item_sizes=(256, 256, 64),
                    local_mem_size=32768, compute_units=4, fp64=True)  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import ConvProblem
-from convdispatch.record import Record
+from convdispatch.selection.records.record import Record
 
 DEVICE = DeviceInfo("Toy (R) GPU @ 1GHz", "toy", "gpu", "toy_9", driver="1.0", compute_units=4)
 KEY = "toy-toy-9-toy-r-gpu-1ghz-4cu"

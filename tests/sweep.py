@@ -16,8 +16,10 @@ import traceback
 import checking
 
 import convdispatch
-from convdispatch import ConvProblem, runtime, shapes
+from convdispatch import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
+from convdispatch.device import runtime
+from convdispatch.measurement import shapes
 
 
 def main() -> int:

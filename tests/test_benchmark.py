@@ -11,20 +11,21 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from convdispatch import reference, runtime
 from convdispatch.api import ConvProblem
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.benchmark import peers, run, session
-from convdispatch.benchmark.export import write_csv, write_json
-from convdispatch.benchmark.page import render
-from convdispatch.benchmark.peaks import measure_roof, traffic
-from convdispatch.benchmark.published import titanx
-from convdispatch.benchmark.report import Choice, Journal, Layer, Measured, PeerTime, Report, Row, load
-from convdispatch.benchmark.summary import gaps, geomean, layer_type, lines, nets, types
-from convdispatch.cli.bench import bench
-from convdispatch.perfdb import perfdb
-from convdispatch.search.trialdata import operands_of, random_operands
-from convdispatch.shapes import Entry
+from convdispatch.device import runtime
+from convdispatch.measurement import reference
+from convdispatch.measurement.search.trialdata import operands_of, random_operands
+from convdispatch.measurement.shapes import Entry
+from convdispatch.selection.records.perfdb import perfdb
+from convdispatch.tools.benchmark import peers, run, session
+from convdispatch.tools.benchmark.export import write_csv, write_json
+from convdispatch.tools.benchmark.page import render
+from convdispatch.tools.benchmark.peaks import measure_roof, traffic
+from convdispatch.tools.benchmark.published import titanx
+from convdispatch.tools.benchmark.report import Choice, Journal, Layer, Measured, PeerTime, Report, Row, load
+from convdispatch.tools.benchmark.summary import gaps, geomean, layer_type, lines, nets, types
+from convdispatch.tools.cli.bench import bench
 
 TINY = "fwd_f32_mb1ic4ih6iw6oc4kh3kw3"
 DEVICE = {

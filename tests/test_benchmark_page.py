@@ -8,11 +8,11 @@ from html import unescape
 import pytest
 
 from convdispatch.api.problem import ConvProblem
-from convdispatch.benchmark.figures import colours, geometry_map
-from convdispatch.benchmark.page import render
-from convdispatch.benchmark.published import CARD, titanx
-from convdispatch.benchmark.report import Choice, Layer, Measured, Report, Row, placeless
-from convdispatch.benchmark.summary import gaps, lines
+from convdispatch.tools.benchmark.figures import colours, geometry_map
+from convdispatch.tools.benchmark.page import render
+from convdispatch.tools.benchmark.published import CARD, titanx
+from convdispatch.tools.benchmark.report import Choice, Layer, Measured, Report, Row, placeless
+from convdispatch.tools.benchmark.summary import gaps, lines
 
 DEVICE = {
     "title": "Card", "name": "Card", "type": "gpu", "arch": "sim", "compute_units": 4,

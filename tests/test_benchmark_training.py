@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from convdispatch.api import InvalidArgument
-from convdispatch.benchmark.training import profile_training
-from convdispatch.cli import main
+from convdispatch.tools.benchmark.training import profile_training
+from convdispatch.tools.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_numbers_hang_together(report):
 
 
 def test_command_writes_json(tmp_path, monkeypatch):
-    from convdispatch.benchmark import training
+    from convdispatch.tools.benchmark import training
 
     monkeypatch.setattr(training, "SIZES", (4096,))
     path = tmp_path / "train.json"

@@ -13,15 +13,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from convdispatch import dispatch, loader, perfdb, runtime
 from convdispatch.api.problem import ConvProblem
-from convdispatch.benchmark import run
-from convdispatch.benchmark.peaks import Peak, Roof
-from convdispatch.benchmark.report import load
-from convdispatch.benchmark.worker import Worker
-from convdispatch.cli import main, options
-from convdispatch.search.ahead import compile_ahead
-from convdispatch.shapes import Entry
+from convdispatch.device import runtime
+from convdispatch.measurement.search.ahead import compile_ahead
+from convdispatch.measurement.shapes import Entry
+from convdispatch.selection import dispatch, loader
+from convdispatch.selection.records import perfdb
+from convdispatch.tools.benchmark import run
+from convdispatch.tools.benchmark.peaks import Peak, Roof
+from convdispatch.tools.benchmark.report import load
+from convdispatch.tools.benchmark.worker import Worker
+from convdispatch.tools.cli import main, options
 
 TINY, OTHER = "mb1ic4ih9oc4kh3ph1", "mb1ic4ih6oc4kh1"
 MORE = """
@@ -53,7 +55,7 @@ class Odd(Im2col):
         return super().plan(context, problem, next(iter(super().configs(problem, _info(context)))))
 
 def _info(context):
-    from convdispatch import runtime
+    from convdispatch.device import runtime
     return runtime.device_info(context.devices[0])
 
 @hookimpl
@@ -271,7 +273,7 @@ def test_find_compiles_ahead(solvers, device, tmp_path):
 
 PEER = """
 import os
-from convdispatch.benchmark.peers import Variant
+from convdispatch.tools.benchmark.peers import Variant
 
 class Peer:
     name, settings = "torch", {"version": "deadly"}
@@ -288,7 +290,7 @@ def test_a_peer_that_dies_costs_itself(solvers, device, roofs, tmp_path, monkeyp
     solvers(FAULTS="good")
     (tmp_path / "deadly_peer.py").write_text(PEER)
     (tmp_path / "sitecustomize.py").write_text(
-        "from convdispatch.benchmark import peers\npeers.PEERS['torch'] = 'deadly_peer'\n"
+        "from convdispatch.tools.benchmark import peers\npeers.PEERS['torch'] = 'deadly_peer'\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     report = run.run(entries(TINY), device, isolate=True, against=["torch"], budget_ms=2000)

@@ -10,8 +10,8 @@ import pyopencl as cl
 import pytest
 from pyopencl.characterize import has_src_build_cache
 
-from convdispatch import binaries
 from convdispatch.api import BuildFailed, build
+from convdispatch.device import binaries
 
 TEXT = "kernel void k(global int *x) { x[get_global_id(0)] = NUMBER; }"
 

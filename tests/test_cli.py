@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from convdispatch import loader
-from convdispatch.cli import COMMANDS, main
+from convdispatch.selection import loader
+from convdispatch.tools.cli import COMMANDS, main
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_doctor_names_what_is_broken_and_how_to_mend_it(run, tmp_path, monkeypat
 
 
 def test_doctor_without_any_device(run, monkeypatch):
-    from convdispatch import runtime
+    from convdispatch.device import runtime
 
     monkeypatch.setattr(runtime, "devices", lambda: [])
     monkeypatch.delenv("CONVDISPATCH_DEVICE", raising=False)

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from convdispatch import perfdb, runtime
 from convdispatch.api.problem import ConvProblem
-from convdispatch.cli import main
-from convdispatch.record import Record, device_key
+from convdispatch.device import runtime
+from convdispatch.selection.records import perfdb
+from convdispatch.selection.records.record import Record, device_key
+from convdispatch.tools.cli import main
 
 PROBLEMS = [f"mb1ic4ih{size}oc4kh3ph1" for size in range(6, 18)]
 

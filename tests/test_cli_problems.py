@@ -6,10 +6,11 @@ import pytest
 from click.testing import CliRunner
 
 import convdispatch as cd
-from convdispatch import grammar, loader, shapes
-from convdispatch.benchmark import run as running
-from convdispatch.benchmark.report import load
-from convdispatch.cli import main
+from convdispatch.measurement import grammar, shapes
+from convdispatch.selection import loader
+from convdispatch.tools.benchmark import run as running
+from convdispatch.tools.benchmark.report import load
+from convdispatch.tools.cli import main
 
 pytest.importorskip("onnx", reason="ONNX is one of the dialects, and is not installed")
 SAME = cd.ConvProblem.parse("mb2ic4ih9oc6kh3ph1")

@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from convdispatch import ConvProblem, InvalidArgument, dispatch, loader
-from convdispatch.cli import main
-from convdispatch.conformance import levels
-from convdispatch.conformance.checks import CHECKS, LONG
-from convdispatch.conformance.outcome import Report, load
-from convdispatch.conformance.page import render
-from convdispatch.conformance.session import Kit
-from convdispatch.conformance.verify import verify
-from convdispatch.runtime import device_info
+from convdispatch import ConvProblem, InvalidArgument
+from convdispatch.device.runtime import device_info
+from convdispatch.measurement.conformance import levels
+from convdispatch.measurement.conformance.checks import CHECKS, LONG
+from convdispatch.measurement.conformance.outcome import Report, load
+from convdispatch.measurement.conformance.page import render
+from convdispatch.measurement.conformance.session import Kit
+from convdispatch.measurement.conformance.verify import verify
+from convdispatch.selection import dispatch, loader
+from convdispatch.tools.cli import main
 
 HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("shoddy_faults", HERE / "shoddy_plugin" / "shoddy.py")
@@ -51,7 +52,7 @@ def outcomes(solver: str, level: str = "core", pattern: str | None = None, first
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_plugin_is_caught(shoddy, device, fault, full, monkeypatch):
     """At the lowest level, by the check that is there for it, in words that lead to it."""
-    monkeypatch.setattr("convdispatch.conformance.checks.WAIT_S", 0.3)
+    monkeypatch.setattr("convdispatch.measurement.conformance.checks.WAIT_S", 0.3)
     report = outcomes(fault, first=not full)
     assert report.verdict() == "failed"
     failed = report.of(status="failed")
@@ -210,11 +211,20 @@ def test_the_list_is_printed():
 
 def run_pytest(solver_folder: Path, plugin: str, *arguments: str) -> subprocess.CompletedProcess:
     environment = os.environ | {"CONVDISPATCH_PLUGIN_DIR": str(solver_folder), "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "convdispatch.conformance"]
-    loaded = "convdispatch.conformance.pytest_options" in "".join(
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--pyargs",
+        "convdispatch.measurement.conformance",
+    ]
+    loaded = "convdispatch.measurement.conformance.pytest_options" in "".join(
         entry.value for entry in importlib.metadata.entry_points(group="pytest11")
     )
-    command += [] if loaded else ["-p", "convdispatch.conformance.pytest_options"]
+    command += [] if loaded else ["-p", "convdispatch.measurement.conformance.pytest_options"]
     return subprocess.run(
         [*command, "--plugin", plugin, *arguments], env=environment, capture_output=True, text=True, timeout=300
     )

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from convdispatch import child, loader, progress
-from convdispatch.cli import main
-from convdispatch.conformance.outcome import load
-from convdispatch.conformance.verify import select, verify
+from convdispatch.measurement import child
+from convdispatch.measurement.conformance.outcome import load
+from convdispatch.measurement.conformance.verify import select, verify
+from convdispatch.selection import loader
+from convdispatch.tools import progress
+from convdispatch.tools.cli import main
 
 DEADLY = """
 import os, time
@@ -167,7 +169,7 @@ def test_several_plugins_in_one_command(device, tmp_path):
 
 HANGS = """
 import time
-from convdispatch.child import answer, questions
+from convdispatch.measurement.child import answer, questions
 lines = questions()
 setup = next(lines)
 print("a driver's own words", flush=True)
@@ -209,8 +211,8 @@ def test_a_child_s_words_silence_and_end(hangs):
 def test_a_child_ends_with_its_parent(hangs):
     """Also while it hangs: a process left behind would hold the device."""
     text = (
-        "import time; from convdispatch.child import Child; one = Child('hangs_for_ever', {}); one.hear(30); "
-        "one.say({'sleep': 1}); print(one._process.pid, flush=True); time.sleep(1000)"
+        "import time; from convdispatch.measurement.child import Child; one = Child('hangs_for_ever', {}); "
+        "one.hear(30); one.say({'sleep': 1}); print(one._process.pid, flush=True); time.sleep(1000)"
     )
     parent = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
     pid = int(parent.stdout.readline())

@@ -13,9 +13,10 @@ import pytest
 from checking import Operands, call, check, compare, first_choice, limit_of, make_operands, numpy_dtype, options
 
 import convdispatch
-from convdispatch import ConvProblem, InvalidProblem, reference, shapes
+from convdispatch import ConvProblem, InvalidProblem
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.loader import plugins
+from convdispatch.measurement import reference, shapes
+from convdispatch.selection.loader import plugins
 
 BASIC, NEAR = shapes.load("basic"), shapes.load("near_miss")
 DTYPES = ("float32", "float64", "float16", "bfloat16")

@@ -7,8 +7,9 @@ import pytest
 from checking import Guarded, call, check, make_operands, options
 
 import convdispatch
-from convdispatch import ConvProblem, InvalidArgument, reference
+from convdispatch import ConvProblem, InvalidArgument
 from convdispatch.api.problem import DIRECTIONS
+from convdispatch.measurement import reference
 
 cl = pytest.importorskip("pyopencl")
 import pyopencl.array as cl_array  # noqa: E402

@@ -16,10 +16,12 @@ from checking import check, make_operands
 from fake_cuda import FakeCuda
 
 import convdispatch
-from convdispatch import doctor, memory, reference, runtime
 from convdispatch.api import ConvProblem, DeviceInfo
-from convdispatch.loader import plugins
+from convdispatch.device import memory, runtime
+from convdispatch.measurement import reference
+from convdispatch.selection.loader import plugins
 from convdispatch.tensor import Tensor
+from convdispatch.tools import doctor
 
 NAMES = ("cudnn.convolution", "cudnn.deterministic")
 SHAPES = [
@@ -207,7 +209,7 @@ def test_shape_on_foreign_memory(text, direction, layout, dtype, data, cudnn, fu
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
 @pytest.mark.parametrize("math", ["float32", "ieee", "tf32", "fast"])
 def test_every_configuration_on_shared_memory(math, direction, cudnn):
-    from convdispatch import dispatch
+    from convdispatch.selection import dispatch
 
     problem = ConvProblem.parse("mb4ic32ih14oc48kh3ph1").replace(direction=direction, math=math)
     queue, info = runtime.queue(cudnn), runtime.device_info(cudnn)
@@ -262,8 +264,8 @@ def test_order_by_events_alone(cudnn):
     problem = ConvProblem.parse("mb2ic32ih17oc32kh3ph1")
     operands, _ = make_operands(problem)
     x, w = Tensor.from_numpy(operands.x, queue), Tensor.from_numpy(operands.w, queue)
-    from convdispatch import dispatch
     from convdispatch.api.policy import Policy
+    from convdispatch.selection import dispatch
 
     plan = dispatch.prepare(problem, queue.context, Policy(solver=NAMES[0])).plan
     y, z = Tensor.empty(problem.out_shape, np.float32, queue), Tensor.empty(problem.out_shape, np.float32, queue)

@@ -15,9 +15,10 @@ from checking import make_operands
 from fake_cuda import FakeCuda
 from test_cudnn import NAMES
 
-from convdispatch import reference, runtime
 from convdispatch.api import ConvDispatchError, ConvProblem
-from convdispatch.loader import plugins
+from convdispatch.device import runtime
+from convdispatch.measurement import reference
+from convdispatch.selection.loader import plugins
 from convdispatch.tensor import Tensor
 
 

@@ -10,12 +10,14 @@ import pytest
 from checking import call, make_operands
 
 import convdispatch
-from convdispatch import ConvProblem, dispatch, loader, reference, shapes
-from convdispatch.conformance.checks import Examination
-from convdispatch.derivation import REWRITINGS, Derived, derived, named
-from convdispatch.derivation.copying import Copy
-from convdispatch.derivation.rewriting import MOST_GROUPS
-from convdispatch.runtime import device_info
+from convdispatch import ConvProblem
+from convdispatch.device.runtime import device_info
+from convdispatch.measurement import reference, shapes
+from convdispatch.measurement.conformance.checks import Examination
+from convdispatch.selection import dispatch, loader
+from convdispatch.selection.derivation import REWRITINGS, Derived, derived, named
+from convdispatch.selection.derivation.copying import Copy
+from convdispatch.selection.derivation.rewriting import MOST_GROUPS
 
 TABLES = [*shapes.load("near_miss"), *shapes.load("basic")]
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
@@ -220,14 +222,14 @@ def test_a_registry_s_glob_does_not_mean_derived_ones(narrow, device, tmp_path, 
     problem = "bwd_data_mb1ic3ih7oc5kh3ph1"
     assert convdispatch.explain(problem, device).chosen == "im2col"
     file.write_text("version: 1\nrules:\n  - prefer: ['narrow.*+*', 'im2col']\n")
-    convdispatch.registry._read.cache_clear()
+    convdispatch.selection.registry._read.cache_clear()
     found = convdispatch.explain(problem, device)
     assert found.chosen == "narrow.forward+rotated"
     file.write_text(
         "version: 1\nrules:\n  - prefer: ['narrow.*+*', 'im2col']\n"
         "errata:\n  - {solver: narrow.forward, when: {direction: fwd}, reason: wrong}\n"
     )
-    convdispatch.registry._read.cache_clear()
+    convdispatch.selection.registry._read.cache_clear()
     assert convdispatch.explain(problem, device).chosen != "narrow.forward+rotated"
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import convdispatch as cd
-from convdispatch import dispatch, loader, runtime
+from convdispatch.device import runtime
+from convdispatch.selection import dispatch, loader
 
 PLUGIN = """
 import numpy as np
@@ -105,7 +106,7 @@ def solvers(tmp_path, monkeypatch):
 
 
 def reread(registry, text):
-    from convdispatch import registry as module
+    from convdispatch.selection import registry as module
 
     registry.write_text(text)
     module._read.cache_clear()
@@ -113,7 +114,7 @@ def reread(registry, text):
 
 
 def expected():
-    from convdispatch import reference
+    from convdispatch.measurement import reference
 
     return reference.compute(PROBLEM, x=X, w=W).astype(np.float32)
 
@@ -219,7 +220,7 @@ def test_plans_are_kept(solvers):
 
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_what_a_solver_cannot_fuse_is_added(solvers, accumulate):
-    from convdispatch import reference
+    from convdispatch.measurement import reference
 
     rng = np.random.default_rng(3)
     bias = rng.integers(-4, 5, 8).astype(np.float32)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import convdispatch as cd
-from convdispatch import dispatch, loader
 from convdispatch.api import hookspecs
-from convdispatch.cli import COMMANDS
-from convdispatch.doctor import VARIABLES
+from convdispatch.selection import dispatch, loader
+from convdispatch.tools.cli import COMMANDS
+from convdispatch.tools.doctor import VARIABLES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -12,11 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 import convdispatch as cd
-from convdispatch import dispatch, loader, lockfile, runtime
-from convdispatch.cli import main
-from convdispatch.perfdb import perfdb
-from convdispatch.provenance import current
-from convdispatch.record import Record, device_key, now
+from convdispatch.device import runtime
+from convdispatch.selection import dispatch, loader, lockfile
+from convdispatch.selection.records.perfdb import perfdb
+from convdispatch.selection.records.provenance import current
+from convdispatch.selection.records.record import Record, device_key, now
+from convdispatch.tools.cli import main
 
 PROBLEM = cd.ConvProblem(mb=1, ic=4, ih=8, iw=8, oc=4, kh=3, kw=3)
 
@@ -49,13 +50,13 @@ def put(db, solver, ms, problem=PROBLEM, error=1e-7, config=None, **fields):
 
 
 def cd_solver(name):
-    from convdispatch.loader import plugins
+    from convdispatch.selection.loader import plugins
 
     return plugins().solvers[name]
 
 
 def im2col():
-    from convdispatch.loader import plugins
+    from convdispatch.selection.loader import plugins
 
     return next(name for name in sorted(plugins().solvers) if name.startswith("im2col"))
 

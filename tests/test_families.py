@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from convdispatch import reference
 from convdispatch.api import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.search.families import (
+from convdispatch.measurement import reference
+from convdispatch.measurement.search.families import (
     FAMILIES,
     draw,
     entering,
@@ -17,7 +17,7 @@ from convdispatch.search.families import (
     plane_errors,
     plane_positions,
 )
-from convdispatch.search.trialdata import operands_of, random_operands
+from convdispatch.measurement.search.trialdata import operands_of, random_operands
 
 SHAPES = [
     "mb3ic8ih7iw5oc6kh3kw3ph1pw1g2",

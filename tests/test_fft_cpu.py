@@ -12,8 +12,10 @@ from convdispatch_fft.cpu.geometry import Geometry
 from convdispatch_fft.cpu.solver import Tiled
 
 import convdispatch
-from convdispatch import NoSolver, reference, runtime, shapes
+from convdispatch import NoSolver
 from convdispatch.api.problem import ConvProblem
+from convdispatch.device import runtime
+from convdispatch.measurement import reference, shapes
 
 pytestmark = pytest.mark.usefixtures("cpu")
 LAYOUTS, DIRECTIONS = ("nchw", "nhwc"), ("fwd", "bwd_data", "bwd_weights")

@@ -14,9 +14,10 @@ from convdispatch_fft.gpu.plan import Layout
 from convdispatch_fft.gpu.spectra import slot_pitch
 from plans import LARGE, SMALL, check_solver, first, table_cases
 
-from convdispatch import ConvProblem, reference, shapes
+from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
+from convdispatch.measurement import reference, shapes
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 SOLVER = Spectra()

@@ -9,8 +9,8 @@ import pytest
 from convdispatch_fft.tiling import tiling, tilings, unsuited
 from convdispatch_fft.transforms import KINDS, codelet
 
-from convdispatch import reference
 from convdispatch.api import ConvProblem
+from convdispatch.measurement import reference
 
 LENGTHS = (*range(1, 17), 18, 20, 21, 24, 25, 27, 28, 30, 32, 36, 40, 48, 49, 60, 64, 72, 80)
 LONG = (96, 100, 121, 128, 144)

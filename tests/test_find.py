@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from convdispatch import dispatch, loader, perfdb, runtime
 from convdispatch.api.errors import ConvDispatchWarning, Frozen, InvalidArgument
-from convdispatch.api.find import find, why_find
 from convdispatch.api.policy import Policy, frozen, policy
 from convdispatch.api.problem import ConvProblem
-from convdispatch.explanation import explain
-from convdispatch.record import Record, device_key
-from convdispatch.search.candidates import PROBE_FLOPS, candidates, smaller
-from convdispatch.search.trialdata import error_limit
+from convdispatch.device import runtime
+from convdispatch.measurement.find import find, why_find
+from convdispatch.measurement.search.candidates import PROBE_FLOPS, candidates, smaller
+from convdispatch.measurement.search.trialdata import error_limit
+from convdispatch.selection import dispatch, loader
+from convdispatch.selection.explanation import explain
+from convdispatch.selection.records import perfdb
+from convdispatch.selection.records.record import Record, device_key
 
 PROBLEM = ConvProblem.parse("mb1ic4ih9oc4kh3ph1")
 
@@ -113,9 +115,9 @@ def test_a_solver_slow_by_a_thousand_is_cut_after_few_runs(faults, device):
 
 def test_a_suspect_runs_a_smaller_problem_first(faults, device, monkeypatch):
     faults("good", "slow")
-    monkeypatch.setattr("convdispatch.search.session.PROBE_FLOPS", 100.0)
-    monkeypatch.setattr("convdispatch.search.candidates.PROBE_FLOPS", PROBLEM.flops / 2)
-    monkeypatch.setattr("convdispatch.search.session.Search._foretell", lambda *_: None)
+    monkeypatch.setattr("convdispatch.measurement.search.session.PROBE_FLOPS", 100.0)
+    monkeypatch.setattr("convdispatch.measurement.search.candidates.PROBE_FLOPS", PROBLEM.flops / 2)
+    monkeypatch.setattr("convdispatch.measurement.search.session.Search._foretell", lambda *_: None)
     found, _ = searched(device, said=False)
     assert (found["slow"].status, found["slow"].count) == ("cut", 0)
     assert "a smaller problem foretells" in found["slow"].reason
@@ -124,9 +126,9 @@ def test_a_suspect_runs_a_smaller_problem_first(faults, device, monkeypatch):
 def test_a_smaller_problem_is_tried_only_with_what_is_offered_for_it(faults, device, monkeypatch):
     """A configuration promises nothing for another problem: failing there must not condemn it here."""
     faults("good", "slow")
-    monkeypatch.setattr("convdispatch.search.session.PROBE_FLOPS", 100.0)
-    monkeypatch.setattr("convdispatch.search.candidates.PROBE_FLOPS", PROBLEM.flops / 2)
-    monkeypatch.setattr("convdispatch.search.session.Search._foretell", lambda *_: None)
+    monkeypatch.setattr("convdispatch.measurement.search.session.PROBE_FLOPS", 100.0)
+    monkeypatch.setattr("convdispatch.measurement.search.candidates.PROBE_FLOPS", PROBLEM.flops / 2)
+    monkeypatch.setattr("convdispatch.measurement.search.session.Search._foretell", lambda *_: None)
     slow = loader.plugins().solvers["faulty.slow"]
     monkeypatch.setattr(type(slow), "configs", lambda self, problem, device: [{"sizes": [problem.ih, problem.iw]}])
     found, _ = searched(device, said=False)
@@ -169,7 +171,7 @@ def test_the_budget_holds_and_what_was_not_tried_is_said(faults, device):
 def test_a_repeated_search_goes_on_where_it_was(faults, device, monkeypatch):
     """The best on record first, then what was not tried, then the slower ones; and a neighbour's choice early."""
     faults("good", "many")
-    monkeypatch.setattr("convdispatch.search.candidates.KNOWN_FIRST", 1)
+    monkeypatch.setattr("convdispatch.measurement.search.candidates.KNOWN_FIRST", 1)
     info = runtime.device_info(device)
 
     def order(problem):
@@ -277,7 +279,7 @@ def test_nothing_is_stored_when_asked(faults, device):
 def test_an_upgrade_is_a_reason_to_measure_again(faults, device, monkeypatch):
     faults("good")
     find(PROBLEM, device)
-    monkeypatch.setattr("convdispatch.provenance.text_hash", lambda module: "another")
+    monkeypatch.setattr("convdispatch.selection.records.provenance.text_hash", lambda module: "another")
     assert "faulty.good was measured with another kernel text" in why_find(PROBLEM, runtime.device_info(device))
 
 
@@ -285,7 +287,7 @@ def test_an_upgrade_is_a_reason_to_measure_again(faults, device, monkeypatch):
 
 
 def test_a_crash_and_a_hang_take_only_a_child_with_them(faults, device, monkeypatch):
-    monkeypatch.setattr("convdispatch.search.probing.RUN_S", 5.0)
+    monkeypatch.setattr("convdispatch.measurement.search.probing.RUN_S", 5.0)
     faults("good", "crashes", "hangs", "lies")
     found, results = searched(device, isolate=True)
     assert results.winner.solver == "faulty.good"

@@ -10,12 +10,12 @@ import numpy as np
 import pyopencl as cl
 import pytest
 
-from convdispatch import runtime
 from convdispatch.api.activation import apply_activation
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, configs, packed_layout
-from convdispatch.gemm.configs import cpu_configs, gpu_configs
+from convdispatch.device import runtime
+from convdispatch.device.gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, configs, packed_layout
+from convdispatch.device.gemm.configs import cpu_configs, gpu_configs
 
 GENERATORS = {"cpu": cpu_configs, "gpu": gpu_configs}
 NUMPY = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

@@ -8,7 +8,7 @@ from strategies import answer, problems, same
 
 from convdispatch.api.errors import InvalidArgument, InvalidProblem
 from convdispatch.api.problem import ConvProblem
-from convdispatch.grammar import DIALECTS, detect, read, read_all, write
+from convdispatch.measurement.grammar import DIALECTS, detect, read, read_all, write
 
 pytest.importorskip("onnx", reason="ONNX is one of the dialects, and is not installed")
 

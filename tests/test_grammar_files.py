@@ -8,7 +8,7 @@ import pytest
 
 from convdispatch.api.errors import InvalidProblem
 from convdispatch.api.problem import ConvProblem
-from convdispatch.grammar import DIALECTS, read_file, write
+from convdispatch.measurement.grammar import DIALECTS, read_file, write
 
 pytest.importorskip("onnx", reason="ONNX is one of the dialects, and is not installed")
 
@@ -75,7 +75,7 @@ def test_errors_name_file_and_line(tmp_path):
 
 
 def test_the_shape_tables_are_read():
-    from convdispatch import shapes
+    from convdispatch.measurement import shapes
 
     for name in shapes.names():
         path = Path(shapes.__file__).with_name(name + ".txt")

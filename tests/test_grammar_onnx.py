@@ -10,7 +10,7 @@ from strategies import answer, problems
 
 from convdispatch.api.errors import InvalidProblem
 from convdispatch.api.problem import ConvProblem
-from convdispatch.grammar import read, read_file
+from convdispatch.measurement.grammar import read, read_file
 
 onnx = pytest.importorskip("onnx")
 

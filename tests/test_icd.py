@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from convdispatch import icd
+from convdispatch.device import icd
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="vendor files are Linux's way")
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from checking import GUARD, Guarded, check, compare, make_operands, numpy_dtype
 
-from convdispatch import policy, runtime, shapes
+from convdispatch import policy
 from convdispatch.api import ConvProblem, DeviceInfo
+from convdispatch.device import runtime
+from convdispatch.measurement import shapes
 
 im2col = pytest.importorskip("convdispatch_im2col")
 SOLVER = im2col.Im2col()

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import convdispatch
-from convdispatch import NoSolver, reference, runtime, shapes
+from convdispatch import NoSolver
 from convdispatch.api.problem import ConvProblem
-from convdispatch.loader import plugins
+from convdispatch.device import runtime
+from convdispatch.measurement import reference, shapes
+from convdispatch.selection.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("cpu")
 SOLVERS = ("direct", "depthwise", "pointwise", "weights")

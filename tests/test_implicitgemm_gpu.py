@@ -10,9 +10,10 @@ from convdispatch_implicitgemm.gpu.product import Product
 from convdispatch_implicitgemm.gpu.tile import Tile
 from plans import LARGE, SMALL, check_solver, table_cases
 
-from convdispatch import ConvProblem, shapes
+from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
+from convdispatch.measurement import shapes
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 SOLVERS = {solver.name: solver for solver in gpu_solvers()}

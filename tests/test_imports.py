@@ -9,8 +9,8 @@ import numpy as np
 import pyopencl as cl
 import pytest
 
-from convdispatch import imports, memory, runtime
 from convdispatch.api.errors import ConvDispatchWarning
+from convdispatch.device import imports, memory, runtime
 
 pytestmark = pytest.mark.usefixtures("clean_memory")
 
@@ -38,7 +38,7 @@ def outcomes(monkeypatch, another_process):
     return made
 
 
-@pytest.mark.parametrize(("status", "expected"), [(0, True), (-11, False), (-6, False), (imports._REFUSED, False)])
+@pytest.mark.parametrize(("status", "expected"), [(0, True), (-11, False), (-6, False), (imports.REFUSED, False)])
 def test_a_child_tries_large_imports_once(device, outcomes, another_process, status, expected):
     outcomes.append(status)
     assert imports.safe(device, imports.USUAL)
@@ -49,7 +49,7 @@ def test_a_child_tries_large_imports_once(device, outcomes, another_process, sta
     assert imports.safe(device, LARGE) is expected
 
 
-@pytest.mark.parametrize("status", [imports._NO_MEMORY, 1, None, -9])
+@pytest.mark.parametrize("status", [imports.NO_MEMORY, 1, None, -9])
 def test_what_says_nothing_of_the_driver_is_not_kept(device, outcomes, another_process, status):
     outcomes += [status, 0]
     with pytest.warns(ConvDispatchWarning, match="its last words.*CONVDISPATCH_LARGE_IMPORTS"):
@@ -92,7 +92,7 @@ def test_the_child_says_what_went_wrong(device):
 
 @pytest.mark.parametrize(("command", "seconds"), [("import time; time.sleep(60)", 1), ("import os; os.abort()", 60)])
 def test_a_child_that_hangs_or_crashes(device, monkeypatch, tmp_path, command, seconds):
-    monkeypatch.setattr(imports, "_CHILD", command)
+    monkeypatch.setattr(imports, "_CHILD", ("-c", command))
     monkeypatch.setattr(imports, "_SECONDS", seconds)
     monkeypatch.chdir(tmp_path)  # for the core that some systems leave
     status, said = imports._tried(device)

@@ -6,8 +6,9 @@ import numpy as np
 import pyopencl as cl
 import pytest
 
-from convdispatch import inference, nn, runtime
+from convdispatch import inference, nn
 from convdispatch.api import InvalidArgument
+from convdispatch.device import runtime
 from convdispatch.inference.fuse import fuse
 from convdispatch.inference.graph import Ref
 from convdispatch.inference.layout import relayout

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convdispatch import runtime
 from convdispatch.api import Launch, build, conv
+from convdispatch.device import runtime
+from convdispatch.device.recording import Recording, Slot
 from convdispatch.inference.arena import lay_out, lifetimes
 from convdispatch.inference.program import Program
 from convdispatch.inference.schedule import Schedule
-from convdispatch.recording import Recording, Slot
 from convdispatch.tensor import Tensor
 
 N = 256

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import convdispatch
-from convdispatch import interop, runtime
 from convdispatch.api.errors import InvalidArgument
+from convdispatch.calls import interop
+from convdispatch.device import runtime
 from convdispatch.tensor import Tensor
 
 

@@ -9,11 +9,12 @@ import pyopencl as cl
 import pytest
 from checking import TOLERANCE, numpy_dtype
 
-from convdispatch import ConvProblem, runtime
+from convdispatch import ConvProblem
 from convdispatch.api import build, kernel_text, storage_macros
 from convdispatch.api.activation import apply_activation
 from convdispatch.api.dtypes import DTYPES
-from convdispatch.reference import relative_error
+from convdispatch.device import runtime
+from convdispatch.measurement.reference import relative_error
 
 PROBLEM = ConvProblem.parse("mb2ic4ih4oc6kh1")
 

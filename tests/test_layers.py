@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import convdispatch as cd
-from convdispatch import dispatch, loader
+from convdispatch.selection import dispatch, loader
 
 PLUGIN = """
 from convdispatch.api import KernelPlan, Solver, hookimpl
@@ -106,7 +106,7 @@ def trace(tmp_path, monkeypatch):
 
 
 def test_trace_writes_a_line_a_call_that_reads_back(trace):
-    from convdispatch.grammar import read
+    from convdispatch.measurement.grammar import read
 
     cd.conv(X, W, padding=1)
     cd.conv(X, W, padding=1)

@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from convdispatch import dispatch, loader, registry
 from convdispatch.api.errors import ConvDispatchWarning
+from convdispatch.selection import dispatch, loader, registry
 
 GOOD = """
 from convdispatch.api import Solver, hookimpl

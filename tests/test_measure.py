@@ -9,18 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convdispatch.measure import (
-    HOPELESS,
-    TOLERANCE,
-    BadTiming,
-    Candidate,
-    Timing,
-    order_interval,
-    race,
-    summarise,
-    timed,
-    verdict,
-)
+from convdispatch.measurement.measure import HOPELESS, Candidate, race, timed
+from convdispatch.selection.records.timing import TOLERANCE, BadTiming, Timing, order_interval, summarise, verdict
 
 TIMES = st.floats(1e-4, 1e4, allow_nan=False)
 # Samples that agree to within a factor of three, as a kernel's do, so that none is wild.

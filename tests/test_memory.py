@@ -9,8 +9,8 @@ import pyopencl as cl
 import pytest
 
 import convdispatch
-from convdispatch import memory, runtime, sharedpool
 from convdispatch.api.errors import Frozen, MemoryLimit
+from convdispatch.device import memory, runtime, sharedpool
 
 pytestmark = pytest.mark.usefixtures("clean_memory")
 

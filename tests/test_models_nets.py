@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from convdispatch import inference, nn, runtime
+from convdispatch import inference, nn
 from convdispatch.api import InvalidArgument
+from convdispatch.device import runtime
 from convdispatch.inference.fuse import fuse
 from convdispatch.inference.trace import trace
 from convdispatch.models import catalogue

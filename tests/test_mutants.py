@@ -8,7 +8,8 @@ import pytest
 from checking import check
 
 import convdispatch
-from convdispatch import dispatch, loader, shapes
+from convdispatch.measurement import shapes
+from convdispatch.selection import dispatch, loader
 
 SOURCE = Path(__file__).parent / "naive_plugin" / "naive"
 MUTANTS = {
@@ -62,7 +63,7 @@ def broken(request, tmp_path, monkeypatch):
 
 def forget_text() -> None:
     """Kernel files are read once a process; a mutant has the healthy file's name."""
-    from convdispatch import kernels
+    from convdispatch.device import kernels
 
     kernels._read.cache_clear()
     dispatch.forget()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from checking import compare
 
-from convdispatch import reference
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.api.problem import ConvProblem
+from convdispatch.measurement import reference
 from convdispatch.nn import Conv2d, Linear, Module, Sequential, functional, observe
 from convdispatch.tensor import Tensor
 

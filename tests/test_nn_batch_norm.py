@@ -10,7 +10,7 @@ from as_gpu import as_gpu
 from checking import compare
 from small_net import normal
 
-from convdispatch.kernels import Launch
+from convdispatch.device.kernels import Launch
 from convdispatch.nn import Parameter, Tape, batch_norm, capture, functional
 from convdispatch.tensor import Tensor
 

@@ -7,8 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from convdispatch import conv, policy, runtime
+from convdispatch import conv, policy
 from convdispatch.api.errors import InvalidArgument
+from convdispatch.device import runtime
 from convdispatch.elementwise import Generator, apply, full
 from convdispatch.nn import (
     LRN,

@@ -13,8 +13,8 @@ from checking import compare
 from small_net import normal
 
 from convdispatch.api.errors import InvalidArgument
+from convdispatch.device.kernels import Launch
 from convdispatch.elementwise import reduce, reduction_kernel
-from convdispatch.kernels import Launch
 from convdispatch.nn import Parameter, Tape, functional, normalization, pooling
 from convdispatch.tape import Rectified
 from convdispatch.tensor import Tensor

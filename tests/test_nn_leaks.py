@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from small_net import LABELS, net, normal
 
-from convdispatch import inference, kernels, runtime
+from convdispatch import inference
+from convdispatch.device import kernels, runtime
 from convdispatch.nn import SGD, Adam, Tape, functional
 from convdispatch.tensor import Tensor
 

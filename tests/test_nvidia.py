@@ -25,10 +25,12 @@ from convdispatch_nvidia.probe import probe
 from convdispatch_nvidia.walk import walk, window
 from plans import check_plan
 
-from convdispatch import ConvProblem, reference, runtime, shapes
+from convdispatch import ConvProblem
 from convdispatch.api import BuildFailed
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
+from convdispatch.device import runtime
+from convdispatch.measurement import reference, shapes
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 

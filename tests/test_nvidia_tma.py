@@ -8,9 +8,10 @@ from convdispatch_nvidia.tma.job import TmaJob, TmaTile
 from convdispatch_nvidia.tma.solver import Tma, TmaPlan
 from plans import check_on_device, check_plan
 
-from convdispatch import ConvProblem, shapes
+from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
+from convdispatch.measurement import shapes
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 

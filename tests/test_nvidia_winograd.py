@@ -11,9 +11,11 @@ from convdispatch_nvidia.winograd.plan import WinogradPlan
 from convdispatch_nvidia.winograd.solver import Winograd
 from plans import check_on_device, check_plan
 
-from convdispatch import ConvProblem, reference, runtime, shapes
+from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
+from convdispatch.device import runtime
+from convdispatch.measurement import reference, shapes
 from convdispatch.tensor import Tensor
 
 pytestmark = pytest.mark.usefixtures("item_by_item")

@@ -11,9 +11,11 @@ import pytest
 from checking import check, make_operands
 
 import convdispatch
-from convdispatch import dispatch, runtime, shapes
 from convdispatch.api import ConvProblem
-from convdispatch.loader import plugins
+from convdispatch.device import runtime
+from convdispatch.measurement import shapes
+from convdispatch.selection import dispatch
+from convdispatch.selection.loader import plugins
 
 FORWARD, GRADIENT = "onednn.forward", "onednn.gradient"
 
@@ -265,8 +267,8 @@ def test_one_table_with_the_portable_solvers(device):
 
 def test_a_recording_runs_it_again(queue):
     from convdispatch.api.policy import Policy
+    from convdispatch.device.recording import Recording
     from convdispatch.inference.program import Program
-    from convdispatch.recording import Recording
 
     problem = ConvProblem.parse("mb2ic16ih9oc32kh3ph1").replace(bias=True, residual=True, activation="relu")
     operands, expected = make_operands(problem)

@@ -13,11 +13,12 @@ from convdispatch_nvidia.winograd.plan import WinogradPlan
 from convdispatch_nvidia.winograd.solver import Winograd
 from plans import SMALL
 
-from convdispatch import ConvProblem, constant, conv, conv_backward_data, policy, reference, runtime
+from convdispatch import ConvProblem, constant, conv, conv_backward_data, policy, runtime
 from convdispatch.api.device import DeviceInfo
-from convdispatch.conformance.packing import disagreement, packing_plans, relatives
-from convdispatch.dispatch import rank
-from convdispatch.loader import plugins
+from convdispatch.measurement import reference
+from convdispatch.measurement.conformance.packing import disagreement, packing_plans, relatives
+from convdispatch.selection.dispatch import rank
+from convdispatch.selection.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 

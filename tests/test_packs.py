@@ -9,9 +9,9 @@ import pytest
 from records import DEVICE, KEY, PROBLEM, record, solvers
 
 from convdispatch.api.errors import ConvDispatchWarning, InvalidArgument
-from convdispatch.packs import diff, export_pack, import_pack, prune
-from convdispatch.perfdb import PerfDB, record_packs
-from convdispatch.record import Provenance
+from convdispatch.selection.records.packs import diff, export_pack, import_pack, prune
+from convdispatch.selection.records.perfdb import PerfDB, record_packs
+from convdispatch.selection.records.record import Provenance
 
 
 def test_export_and_import(db, tmp_path):

@@ -15,8 +15,8 @@ from records import DEVICE, KEY, PROBLEM, record, solvers
 
 from convdispatch.api.errors import ConvDispatchWarning, Frozen
 from convdispatch.api.policy import frozen
-from convdispatch.packs import file_text
-from convdispatch.perfdb import PerfDB, default_folders, user_folder
+from convdispatch.selection.records.packs import file_text
+from convdispatch.selection.records.perfdb import PerfDB, default_folders, user_folder
 
 # --- asking -----------------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ def test_a_read_only_folder(tmp_path):
 WRITER = """
 import sys
 from records import record
-from convdispatch.perfdb import PerfDB
+from convdispatch.selection.records.perfdb import PerfDB
 db, who = PerfDB([sys.argv[1]]), sys.argv[2]
 for i in range(int(sys.argv[3])):
     path = db.record(record(f"{who}.{i}", 1.0 + i))

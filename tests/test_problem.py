@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convdispatch import ConvProblem, InvalidProblem, shapes
+from convdispatch import ConvProblem, InvalidProblem
 from convdispatch.api.dtypes import DTYPES
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS, MATHS
+from convdispatch.measurement import shapes
 
 
 @st.composite

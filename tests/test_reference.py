@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from checking import make_operands, options
 
-from convdispatch import ConvProblem, InvalidArgument, reference, shapes
+from convdispatch import ConvProblem, InvalidArgument
 from convdispatch.api.problem import DIRECTIONS
+from convdispatch.measurement import reference, shapes
 
 ENTRIES = [entry for table in ("basic", "near_miss") for entry in shapes.load(table)]
 IDS = [entry.name for entry in ENTRIES]

@@ -6,10 +6,11 @@ import fnmatch
 
 import pytest
 
-from convdispatch import dispatch, doctor, loader
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, InvalidPolicy
-from convdispatch.dispatch import rank
-from convdispatch.registry import packaged_path, parse, registry, registry_path
+from convdispatch.selection import dispatch, loader
+from convdispatch.selection.dispatch import rank
+from convdispatch.selection.registry import packaged_path, parse, registry, registry_path
+from convdispatch.tools import doctor
 
 H200 = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", driver="580.159.04")
 CPU = DeviceInfo("AMD EPYC", "intel", "cpu", "simd512", driver="2026.22")

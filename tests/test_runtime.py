@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convdispatch import NoDevice, runtime
+from convdispatch import NoDevice
+from convdispatch.device import runtime
 
 cl = pytest.importorskip("pyopencl")
 SWEEP = Path(__file__).parent / "sweep.py"

@@ -6,10 +6,10 @@ import numpy as np
 import pyopencl as cl
 import pytest
 
-from convdispatch import runtime
 from convdispatch.api.problem import ConvProblem
-from convdispatch.search.look import PATTERN, Look
-from convdispatch.search.trialdata import BLOCK, random_operands
+from convdispatch.device import runtime
+from convdispatch.measurement.search.look import PATTERN, Look
+from convdispatch.measurement.search.trialdata import BLOCK, random_operands
 
 COUNT = 100_003
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pyopencl as cl
 import pytest
 
-from convdispatch import dispatch, runtime
-from convdispatch.api.find import find
 from convdispatch.api.problem import ConvProblem
-from convdispatch.search.trial import Rig
+from convdispatch.device import runtime
+from convdispatch.measurement.find import find
+from convdispatch.measurement.search.trial import Rig
+from convdispatch.selection import dispatch
 
 PROBLEM = ConvProblem.parse("mb2ic16ih28oc16kh3ph1")
 

@@ -10,9 +10,9 @@ import pyopencl as cl
 import pytest
 
 import convdispatch
-from convdispatch import memory, runtime, sharedpool
 from convdispatch.api.errors import Frozen, MemoryLimit
-from convdispatch.cuda import CudaError, prompt
+from convdispatch.device import memory, runtime, sharedpool
+from convdispatch.device.cuda import CudaError, prompt
 
 pytestmark = pytest.mark.usefixtures("clean_memory")
 

@@ -7,8 +7,9 @@ import timeit
 import numpy as np
 import pytest
 
-from convdispatch import interop, runtime
 from convdispatch.api.errors import InvalidArgument
+from convdispatch.calls import interop
+from convdispatch.device import runtime
 from convdispatch.tensor import Tensor
 
 

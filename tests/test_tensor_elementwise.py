@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from small_net import normal
 
-from convdispatch import runtime
 from convdispatch.api.errors import InvalidArgument
+from convdispatch.device import runtime
 from convdispatch.elementwise import apply, concatenate, full, mean, reduce, where
 from convdispatch.elementwise.expression import parse
 from convdispatch.tensor import Tensor
@@ -297,7 +297,7 @@ def test_reductions_of_views_and_of_nothing(queue):
 
 def test_one_program_serves_every_length(queue):
     (a,) = on(queue, normal(5000))
-    from convdispatch import kernels
+    from convdispatch.device import kernels
 
     apply("x * 17 + 4", x=a)
     before = len(kernels._programs)

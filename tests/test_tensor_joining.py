@@ -7,8 +7,8 @@ import pytest
 from as_gpu import as_gpu
 from small_net import normal
 
+from convdispatch.device.kernels import Launch
 from convdispatch.elementwise import Generator, apply, concatenate, fill, full, joined, joining
-from convdispatch.kernels import Launch
 from convdispatch.tensor import Tensor
 
 

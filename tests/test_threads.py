@@ -10,7 +10,9 @@ import pytest
 from checking import call, compare, limit_of, make_operands
 
 import convdispatch
-from convdispatch import ConvProblem, dispatch, runtime
+from convdispatch import ConvProblem
+from convdispatch.device import runtime
+from convdispatch.selection import dispatch
 
 cl = pytest.importorskip("pyopencl")
 import pyopencl.array as cl_array  # noqa: E402

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import convdispatch
-from convdispatch.reference import relative_error
+from convdispatch.measurement.reference import relative_error
 
 torch = pytest.importorskip("torch", reason="torch, whose samples these are, is not installed (extra: peers)")
 pytest.importorskip("expecttest", reason="expecttest, which torch's samples need, is not installed (extra: peers)")

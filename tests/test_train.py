@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.cli import main
 from convdispatch.nn import load_tensors
+from convdispatch.tools.cli import main
 from convdispatch.train import Pictures, Settings, load, train
 from convdispatch.train.curve import curve
 from convdispatch.train.data import FASHION_FOLDERS

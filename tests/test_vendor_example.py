@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from convdispatch import dispatch, icd, loader, runtime
-from convdispatch.conformance.verify import verify
+from convdispatch.device import icd, runtime
+from convdispatch.measurement.conformance.verify import verify
+from convdispatch.selection import dispatch, loader
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "vendor_plugin"

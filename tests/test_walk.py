@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from checking import make_operands, numpy_dtype
 
-from convdispatch import ConvProblem, TensorLayout, Walk, shapes, walk_of
+from convdispatch import ConvProblem, TensorLayout, Walk, walk_of
 from convdispatch.api.problem import LAYOUTS
+from convdispatch.measurement import shapes
 
 ENTRIES = [entry for table in ("near_miss", "basic") for entry in shapes.load(table) if entry.problem.mb]
 

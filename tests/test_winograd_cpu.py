@@ -10,9 +10,11 @@ import pytest
 from convdispatch_winograd.cpu.error import TILES, expected_error, plain_error
 
 import convdispatch
-from convdispatch import NoSolver, reference, runtime
+from convdispatch import NoSolver
 from convdispatch.api.problem import ConvProblem
-from convdispatch.loader import plugins
+from convdispatch.device import runtime
+from convdispatch.measurement import reference
+from convdispatch.selection.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("cpu")
 LAYOUTS = ("nchw", "nhwc")

@@ -12,9 +12,10 @@ from convdispatch_winograd.gpu.walk import Walk
 from plans import LARGE, SMALL, check_solver, table_cases
 from test_oclgrind import faults, oclgrind
 
-from convdispatch import ConvProblem, shapes
+from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
+from convdispatch.measurement import shapes
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 SOLVERS = {solver.name: solver for solver in gpu_solvers()}

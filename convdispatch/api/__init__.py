@@ -13,22 +13,23 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..bridge import Bridge, bridge_of
-    from ..cuda import cuda_of
-    from ..cuda import unavailable as cuda_unavailable
-    from ..explanation import Explanation, explain
-    from ..gemm import LAUNCH as GEMM_LAUNCH
-    from ..gemm import PACKED as GEMM_PACKED
-    from ..gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, packed_layout
-    from ..gemm import configs as gemm_configs
-    from ..gemm import product_cost as gemm_cost
-    from ..gemm import workspace_size as gemm_workspace
-    from ..kernels import OPERANDS, KernelPlan, Launch, build, config_macros, kernel_text
-    from ..memory import cuda_address
-    from ..runtime import cuda_devices
-    from ..steps import Areas, Product, Step, StepPlan
+    from ..calls.conv import constant, conv, conv_backward_data, conv_backward_weights, conv_transpose
+    from ..device.bridge import Bridge, bridge_of
+    from ..device.cuda import cuda_of
+    from ..device.cuda import unavailable as cuda_unavailable
+    from ..device.gemm import LAUNCH as GEMM_LAUNCH
+    from ..device.gemm import PACKED as GEMM_PACKED
+    from ..device.gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, packed_layout
+    from ..device.gemm import configs as gemm_configs
+    from ..device.gemm import product_cost as gemm_cost
+    from ..device.gemm import workspace_size as gemm_workspace
+    from ..device.kernels import OPERANDS, KernelPlan, Launch, build, config_macros, kernel_text
+    from ..device.memory import cuda_address
+    from ..device.runtime import cuda_devices
+    from ..device.steps import Areas, Product, Step, StepPlan
+    from ..measurement.find import find
+    from ..selection.explanation import Explanation, explain
     from .activation import activation_macro
-    from .conv import constant, conv, conv_backward_data, conv_backward_weights, conv_transpose
     from .device import DeviceInfo
     from .dtypes import DTYPES, storage_macros
     from .errors import (
@@ -45,16 +46,16 @@ if TYPE_CHECKING:
         PlanFailed,
         PluginError,
     )
-    from .find import Result, Results, find
     from .hookspecs import API_VERSION, hookimpl
     from .policy import Policy, frozen, policy
     from .problem import ConvProblem
+    from .results import Result, Results
     from .solver import EPILOGUE, Plan, Solver
     from .walk import Phase, TensorLayout, Walk, walk_of
 
 _HOME = {
     ".activation": ["activation_macro"],
-    ".conv": ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"],
+    "..calls.conv": ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"],
     ".device": ["DeviceInfo"],
     ".dtypes": ["DTYPES", "storage_macros"],
     ".errors": [
@@ -71,16 +72,17 @@ _HOME = {
         "PlanFailed",
         "PluginError",
     ],
-    ".find": ["Result", "Results", "find"],
+    ".results": ["Result", "Results"],
+    "..measurement.find": ["find"],
     ".hookspecs": ["API_VERSION", "hookimpl"],
     ".policy": ["Policy", "frozen", "policy"],
     ".problem": ["ConvProblem"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],
     ".walk": ["Phase", "TensorLayout", "Walk", "walk_of"],
-    "..bridge": ["Bridge", "bridge_of"],
-    "..cuda": ["cuda_of", "cuda_unavailable"],
-    "..explanation": ["Explanation", "explain"],
-    "..gemm": [
+    "..device.bridge": ["Bridge", "bridge_of"],
+    "..device.cuda": ["cuda_of", "cuda_unavailable"],
+    "..selection.explanation": ["Explanation", "explain"],
+    "..device.gemm": [
         "Axis",
         "Epilogue",
         "GEMM_LAUNCH",
@@ -93,10 +95,10 @@ _HOME = {
         "gemm_workspace",
         "packed_layout",
     ],
-    "..kernels": ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "kernel_text"],
-    "..memory": ["cuda_address"],
-    "..runtime": ["cuda_devices"],
-    "..steps": ["Areas", "Product", "Step", "StepPlan"],
+    "..device.kernels": ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "kernel_text"],
+    "..device.memory": ["cuda_address"],
+    "..device.runtime": ["cuda_devices"],
+    "..device.steps": ["Areas", "Product", "Step", "StepPlan"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -115,7 +117,7 @@ __all__ = sorted(_MODULE_OF)
 class _Header(types.ModuleType):
     """A package whose names load on first use, also those that a submodule shares (``conv``, ``policy``).
 
-    Importing ``convdispatch.api.conv`` would bind the submodule over the function; that assignment is dropped.
+    Importing ``convdispatch.calls.conv`` would bind the submodule over the function; that assignment is dropped.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..device.tracing import operation
 from ..tape import current_tape
 from ..tensor import Tensor
-from ..tracing import operation
 from .expression import Formula, parse
 from .kernel import Operand, Prepared, prepare
 from .strides import broadcast, stretched

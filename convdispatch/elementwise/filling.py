@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import runtime
+from ..device import runtime
 from ..tensor import Tensor
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import runtime
 from ..api.errors import InvalidArgument
-from ..kernels import Launch, build
+from ..device import runtime
+from ..device.kernels import Launch, build
+from ..device.tracing import operation
 from ..tape import current_tape, paused
 from ..tensor import Tensor
-from ..tracing import operation
 
 if TYPE_CHECKING:
     import pyopencl as cl

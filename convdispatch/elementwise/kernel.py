@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import runtime
-from ..kernels import Launch, build
+from ..device import runtime
+from ..device.kernels import Launch, build
 from .elements import element, kind_of, prelude
 from .expression import Formula
 from .strides import collapse

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import runtime
 from ..api.errors import InvalidArgument
-from ..recording import recording_of
+from ..device import runtime
+from ..device.recording import recording_of
 from ..tensor import Tensor
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class _RandomKernel:
 
         import pyopencl as cl
 
-        from ..kernels import build, kernel_text
+        from ..device.kernels import build, kernel_text
 
         self._program = build(context, kernel_text("convdispatch.elementwise", "random.cl"))
         self._name, self._kernel = name, cl.Kernel(self._program, name)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import runtime
-from ..kernels import Launch, build
+from ..device import runtime
+from ..device.kernels import Launch, build
 from .elements import element, kind_of, prelude
 from .expression import Formula
 from .kernel import VECTOR, Operand, _can_load_four, _line, _load, _numpy

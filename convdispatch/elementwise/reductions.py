@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..device.tracing import operation
 from ..tape import current_tape
 from ..tensor import Tensor
-from ..tracing import operation
 from .apply import _operand, _pull, _result
 from .expression import parse
 from .reduction_kernel import OPERATIONS, Reduction, plan

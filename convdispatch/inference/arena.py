@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..recording import Command, Slot
+from ..device.recording import Command, Slot
 
 __all__ = ["Arena", "Lifetime", "lifetimes", "lay_out"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ..device.tracing import operation
 from ..tensor import Tensor
-from ..tracing import operation
 from .graph import Graph, Node, Ref, Value, map_operands, operands
 
 __all__ = ["LAYOUTS", "relayout", "reorder"]

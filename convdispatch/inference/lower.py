@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import dispatch
-from ..api.arguments import describe
 from ..api.problem import ConvProblem
+from ..calls.arguments import describe
+from ..device.recording import Recording, Slot
+from ..device.tracing import tracing
 from ..elementwise.joining import joined
-from ..prepared import Prepared, constant
-from ..recording import Recording, Slot
+from ..selection import dispatch
+from ..selection.prepared import Prepared, constant
 from ..tensor import Tensor
-from ..tracing import tracing
 from .graph import Graph, Node, Ref, Value, map_operands
 
 if TYPE_CHECKING:

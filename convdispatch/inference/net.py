@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import runtime
 from ..api.errors import InvalidArgument
+from ..device import runtime
 from ..tensor import Tensor
 from .fuse import fuse
 from .graph import Graph, map_operands

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .. import runtime
-from ..memory import sub_region
-from ..recording import Recording, Slot
+from ..device import runtime
+from ..device.memory import sub_region
+from ..device.recording import Recording, Slot
 from .arena import Arena, lay_out, lifetimes
 from .schedule import Schedule
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..recording import Command
+from ..device.recording import Command
 
 __all__ = ["Schedule", "Step"]
 

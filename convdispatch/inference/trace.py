@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..api.arguments import describe
 from ..api.errors import InvalidArgument
-from ..recording import Recording, Slot
+from ..calls.arguments import describe
+from ..device.recording import Recording, Slot
+from ..device.tracing import tracing
 from ..tensor import Tensor
-from ..tracing import tracing
 from .graph import Graph, Node, Ref, Value, map_operands
 
 if TYPE_CHECKING:

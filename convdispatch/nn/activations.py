@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..api.activation import parse_activation
+from ..device.tracing import operation
 from ..elementwise import apply
 from ..tensor import Tensor
-from ..tracing import operation
 
 __all__ = ["FORMULAS", "activate", "from_result"]
 

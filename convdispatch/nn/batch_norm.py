@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .. import runtime
-from ..kernels import Launch, build, config_macros, kernel_text
+from ..device import runtime
+from ..device.kernels import Launch, build, config_macros, kernel_text
 from ..tape import Tape
 from ..tensor import Tensor
 from .convolution import dense

@@ -11,11 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from .. import runtime
 from ..api.errors import InvalidArgument
+from ..device import runtime
+from ..device.recording import Recording, Slot
 from ..inference.graph import map_operands
 from ..inference.program import Program
-from ..recording import Recording, Slot
 from ..tensor import Tensor
 
 __all__ = ["Captured", "capture"]

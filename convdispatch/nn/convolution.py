@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..api.arguments import transposed_shape
-from ..api.conv import conv, conv_backward_data, conv_backward_weights, conv_transpose
 from ..api.errors import InvalidArgument
+from ..calls.arguments import transposed_shape
+from ..calls.conv import conv, conv_backward_data, conv_backward_weights, conv_transpose
+from ..device.tracing import operation
 from ..elementwise import apply, reduce
 from ..tape import Rectified, Tape, current_tape, paused
 from ..tensor import Tensor
-from ..tracing import operation
 from .activations import activate, from_result
 
 __all__ = ["convolution", "linear", "transposed_convolution"]

@@ -9,11 +9,11 @@ import numpy as np
 
 from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
+from ..device.kernels import Launch, build, kernel_text
+from ..device.tracing import operation
 from ..elementwise import Generator
-from ..kernels import Launch, build, kernel_text
 from ..tape import current_tape
 from ..tensor import Tensor
-from ..tracing import operation
 from .convolution import dense
 
 if TYPE_CHECKING:

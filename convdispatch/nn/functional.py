@@ -1,8 +1,8 @@
 """The operations of nets as functions of tensors: all on the tape, none waits. Layouts are ``conv()``'s."""
 
+from ..device.tracing import operation
 from ..elementwise import apply, concatenate, joined, mean, reduce
 from ..tensor import Tensor
-from ..tracing import operation
 from .activations import activate
 from .convolution import convolution, linear, transposed_convolution
 from .dropout import dropout

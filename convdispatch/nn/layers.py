@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import runtime
-from ..api.arguments import describe, per_axis
-from ..api.conv import constant
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
+from ..calls.arguments import describe, per_axis
+from ..calls.conv import constant
+from ..device import runtime
 from ..elementwise import Generator, full
 from ..tensor import Parameter, Tensor
 from . import functional

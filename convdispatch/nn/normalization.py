@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import runtime
 from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
+from ..device import runtime
+from ..device.kernels import Launch, build, config_macros, kernel_text
+from ..device.tracing import operation
 from ..elementwise import apply, reduce
-from ..kernels import Launch, build, config_macros, kernel_text
 from ..tape import current_tape, paused
 from ..tensor import Tensor
-from ..tracing import operation
 from .batch_norm import normalise, takes
 from .convolution import dense
 

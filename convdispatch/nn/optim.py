@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import runtime
 from ..api.errors import InvalidArgument
+from ..device import runtime
 from ..elementwise import apply, fill, full
 from ..tensor import Parameter, Tensor
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .. import runtime
-from ..api.arguments import per_axis
 from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
+from ..calls.arguments import per_axis
+from ..device import runtime
+from ..device.kernels import Launch, build, config_macros, kernel_text
+from ..device.tracing import operation
 from ..elementwise import reduce
-from ..kernels import Launch, build, config_macros, kernel_text
 from ..tape import Rectified, current_tape
 from ..tensor import Tensor
-from ..tracing import operation
 from .convolution import dense
 
 if TYPE_CHECKING:

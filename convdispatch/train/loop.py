@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import runtime
 from ..api.errors import InvalidArgument
+from ..device import runtime
 from ..elementwise import apply, full
 from ..nn import SGD, Adam, Module, Optimizer, Tape, capture
 from ..nn.functional import cross_entropy

@@ -70,7 +70,7 @@ class Plan:
 
 
 def _info(context):
-    from convdispatch import runtime
+    from convdispatch.device import runtime
 
     return runtime.device_info(context.devices[0])
 

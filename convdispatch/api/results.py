@@ -1,0 +1,71 @@
+"""What a search found: one result a solver and configuration, and the list of them, the winner first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .device import DeviceInfo
+from .problem import ConvProblem
+
+__all__ = ["Result", "Results"]
+
+
+@dataclass
+class Result:
+    """What a search found of one solver with one configuration. Times in milliseconds, memory in bytes."""
+
+    solver: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    default: bool = False
+    """Whether the solver runs this configuration where nothing is measured."""
+    status: str = "not tried"
+    """``measured``; ``cut``, being certain to lose; ``wrong``; ``failed``; ``refused``; ``not tried``."""
+    reason: str = ""
+    """Why it is not measured, in words."""
+    median_ms: float | None = None
+    p20: float | None = None
+    p80: float | None = None
+    ci: tuple[float, float] | None = None
+    """Confidence interval of the median, 95 %."""
+    count: int = 0
+    """Samples."""
+    error: float | None = None
+    """Measured relative error (norm) on sampled outputs, against float64."""
+    workspace: int | None = None
+    compile_ms: float | None = None
+    deterministic: bool | None = None
+    """Whether two runs gave the same bits."""
+
+
+class Results(list[Result]):
+    """The winner first, then by time, then those without a time; and what is true of the search as a whole."""
+
+    problem: ConvProblem
+    device: DeviceInfo
+    verdict: str = ""
+    """Why the first is first: the fastest, or how a tie was broken."""
+    tie: tuple[Result, ...] = ()
+    """Results that cannot be told apart from the fastest; empty when there is no tie."""
+    spent_ms: float = 0.0
+    """What the search took, compilation and verification included."""
+    peak_bytes: int = 0
+    """Most device memory that the search held at once: operands, workspace, packed weights."""
+    conditions: str = ""
+    """What kept the search from being complete, in words; empty when nothing did."""
+
+    lost: str = ""
+    """The solver that left a device on which nothing runs in this process any more; empty when none did."""
+
+    def __init__(self, results: Iterable[Result] = ()) -> None:
+        super().__init__(results)
+
+    @property
+    def winner(self) -> Result | None:
+        """The result that won, or None when nothing could be measured."""
+        return self[0] if self and self[0].status == "measured" else None
+
+    def having(self, *statuses: str) -> list[Result]:
+        """The results with one of these statuses, in order."""
+        return [result for result in self if result.status in statuses]

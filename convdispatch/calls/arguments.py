@@ -1,0 +1,201 @@
+"""A caller's arguments to a ConvProblem: ints become tuples, ``"same"`` becomes numbers, shapes are compared.
+
+Every refusal is an InvalidArgument or InvalidProblem in the caller's terms: what was expected, what came.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from ..api.errors import InvalidArgument
+from ..api.problem import LAYOUTS, ConvProblem
+
+__all__ = ["describe", "transposed_shape"]
+
+_LETTERS = {1: "ncw", 2: "nchw", 3: "ncdhw"}
+
+
+def describe(
+    direction: str,
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    y_shape: Sequence[int] | None,
+    dtype: str,
+    *,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+    layout: str,
+    math: str = "float32",
+    names: Sequence[str] = ("x", "w", "y"),
+    **epilogue: Any,
+) -> ConvProblem:
+    """The problem that shapes and options describe; ``y_shape`` is compared when given, ``names`` are for errors.
+
+    Shapes are in ``layout``. Raises InvalidArgument, InvalidProblem.
+    """
+    if layout not in LAYOUTS:
+        raise InvalidArgument(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    ndim = len(x_shape) - 2
+    if ndim not in (1, 2, 3):
+        raise InvalidArgument(
+            f"{names[0]} must have 3, 4 or 5 axes (batch, channels and 1 to 3 of space), got shape {tuple(x_shape)}"
+        )
+    if len(w_shape) != len(x_shape):
+        raise InvalidArgument(
+            f"{names[1]} must have as many axes as {names[0]} ({len(x_shape)}), got shape {tuple(w_shape)}"
+        )
+    mb, ic, spatial = _split(x_shape, layout)
+    oc, icg, kernel = _split(w_shape, layout)
+    groups = whole("groups", groups, least=1)
+    if ic % groups:
+        raise InvalidArgument(
+            f"{names[0]}'s channels must be a multiple of groups, but {ic} is not a multiple of {groups}"
+        )
+    if icg * groups != ic:
+        raise InvalidArgument(
+            f"{names[1]} of shape {tuple(w_shape)} takes {icg} channels a group, but {names[0]} of shape "
+            f"{tuple(x_shape)} with groups={groups} has {ic // groups}"
+        )
+    strides = per_axis("stride", stride, ndim, least=1)
+    dilations = per_axis("dilation", dilation, ndim, least=1)
+    pads = _padding(padding, ndim, kernel, strides, dilations)
+    numbers: dict[str, Any] = {"mb": mb, "ic": ic, "oc": oc, "g": groups}
+    for axis, size, extent, step, (near, far), spread in zip(
+        "dhw"[3 - ndim :], spatial, kernel, strides, pads, dilations, strict=True
+    ):
+        numbers |= {f"i{axis}": size, f"k{axis}": extent, f"s{axis}": step, f"d{axis}": spread}
+        numbers |= {f"p{axis}": near, f"p{axis}_r": far}
+    problem = ConvProblem(ndim=ndim, direction=direction, dtype=dtype, layout=layout, math=math, **numbers, **epilogue)
+    if y_shape is not None and tuple(y_shape) != problem.y_shape:
+        raise InvalidArgument(
+            f"{names[2]} must have shape {problem.y_shape}, which {names[0]} {tuple(x_shape)}, {names[1]} "
+            f"{tuple(w_shape)} and the geometry give, got {tuple(y_shape)}"
+        )
+    return problem
+
+
+def _split(shape: Sequence[int], layout: str) -> tuple[int, int, tuple[int, ...]]:
+    shape = tuple(int(size) for size in shape)
+    return (shape[0], shape[1], shape[2:]) if layout == "nchw" else (shape[0], shape[-1], shape[1:-1])
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """``value`` as an int of at least ``least``. Raises InvalidArgument."""
+    if not _is_integer(value):
+        raise InvalidArgument(f"{name} must be an integer, got {value!r}")
+    if operator.index(value) < least:
+        raise InvalidArgument(f"{name} must be {least} or more, got {value}")
+    return operator.index(value)
+
+
+def _is_integer(value: Any) -> bool:
+    # An array has __index__ too, and refuses it unless it holds one integer.
+    try:
+        return not isinstance(value, bool) and getattr(value, "ndim", 0) == 0 and operator.index(value) is not None
+    except TypeError:
+        return False
+
+
+def per_axis(name: str, value: Any, ndim: int, least: int) -> tuple[int, ...]:
+    """One int for all axes, or one each, as a tuple of ``ndim`` ints. Raises InvalidArgument."""
+    if _is_integer(value):
+        return (whole(name, value, least),) * ndim
+    try:
+        values = tuple(value)
+    except TypeError:
+        raise InvalidArgument(f"{name} must be an integer or one an axis, got {value!r}") from None
+    if len(values) != ndim:
+        raise InvalidArgument(f"{name} must be an integer or {ndim} of them for {ndim}-D data, got {value!r}")
+    return tuple(whole(name, item, least) for item in values)
+
+
+def _padding(
+    padding: Any, ndim: int, kernel: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]
+) -> list[tuple[int, int]]:
+    if isinstance(padding, str):
+        if padding == "valid":
+            return [(0, 0)] * ndim
+        if padding != "same":
+            raise InvalidArgument(f"padding must be numbers, 'same' or 'valid', got {padding!r}")
+        if any(step != 1 for step in strides):
+            raise InvalidArgument(f"padding='same' keeps the size only with stride 1, got stride {strides}")
+        # As PyTorch: the odd one of an odd total goes to the far side.
+        totals = [spread * (extent - 1) for spread, extent in zip(dilations, kernel, strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]
+    if _is_integer(padding):
+        return [(whole("padding", padding, 0), whole("padding", padding, 0))] * ndim
+    try:
+        items = list(padding)
+    except TypeError:
+        raise InvalidArgument(f"padding must be numbers, 'same' or 'valid', got {padding!r}") from None
+    if len(items) != ndim:
+        raise InvalidArgument(
+            f"padding must be an integer or, for {ndim}-D data, {ndim} integers or (near, far) pairs, got {padding!r}"
+        )
+    pads = []
+    for item in items:
+        pair = (item, item) if _is_integer(item) else item
+        if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
+            raise InvalidArgument(f"each axis of padding takes an integer or a (near, far) pair, got {item!r}")
+        pads.append((whole("padding", pair[0], 0), whole("padding", pair[1], 0)))
+    return pads
+
+
+def transposed_shape(
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    *,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    dilation: Any,
+    groups: int,
+    layout: str,
+) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+    """Output shape of a transposed convolution, and the padding of the convolution whose backward-data it is.
+
+    Along an axis ``(size - 1) * stride - near - far + dilation * (kernel - 1) + output_padding + 1``. An
+    ``output_padding`` of the stride or more shortens the far pad instead, since the convolution's rounding down
+    cannot absorb it. Raises InvalidArgument.
+    """
+    if layout not in LAYOUTS:
+        raise InvalidArgument(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    ndim = len(x_shape) - 2
+    if ndim not in (1, 2, 3) or len(w_shape) != len(x_shape):
+        raise InvalidArgument(
+            f"x must have 3, 4 or 5 axes and w as many, got shapes {tuple(x_shape)} and {tuple(w_shape)}"
+        )
+    mb, ic, spatial = _split(x_shape, layout)
+    wic, ocg, kernel = _split(w_shape, layout)
+    if wic != ic:
+        raise InvalidArgument(f"w of shape {tuple(w_shape)} takes {wic} channels, x of shape {tuple(x_shape)} has {ic}")
+    strides, dilations = per_axis("stride", stride, ndim, 1), per_axis("dilation", dilation, ndim, 1)
+    extra = per_axis("output_padding", output_padding, ndim, 0)
+    pads = _padding(padding, ndim, kernel, strides, dilations)
+    sizes = []
+    for axis in range(ndim):
+        near, far = pads[axis]
+        if extra[axis] >= max(strides[axis], dilations[axis]):
+            raise InvalidArgument(
+                f"output_padding must be smaller than stride or dilation, got {output_padding} with stride {stride} "
+                f"and dilation {dilation}"
+            )
+        size = (spatial[axis] - 1) * strides[axis] + dilations[axis] * (kernel[axis] - 1) + 1 - near - far
+        size += extra[axis]
+        if size < 1:
+            raise InvalidArgument(f"the output would have size {size} along axis {axis}: padding {padding} is too much")
+        if extra[axis] >= strides[axis]:
+            if far < extra[axis]:
+                raise InvalidArgument(
+                    f"output_padding {extra[axis]} is not below the stride {strides[axis]} and exceeds the padding "
+                    f"{far}; append zeros to the output instead"
+                )
+            pads[axis] = (near, far - extra[axis])
+        sizes.append(size)
+    oc = ocg * whole("groups", groups, 1)
+    shape = (mb, oc, *sizes) if layout == "nchw" else (mb, *sizes, oc)
+    return shape, pads

@@ -1,0 +1,290 @@
+"""A caller's arrays to OpenCL buffers and back, and one bound call: problem, plan and array kind, decided once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..api.dtypes import DTYPES
+from ..api.errors import InvalidArgument
+from ..api.policy import forbid_when_frozen
+from ..api.problem import ConvProblem
+from ..device import runtime
+from ..selection import dispatch
+from ..selection.prepared import Constant
+
+__all__ = ["Call", "Kind"]
+
+_READ = {"fwd": (0, 1), "bwd_data": (2, 1), "bwd_weights": (0, 2)}
+_WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
+
+
+class Kind(NamedTuple):
+    """What the operands of a call have in common."""
+
+    host: bool
+    """NumPy arrays; otherwise arrays on a device."""
+    dtype: str
+
+
+class Call:
+    """One problem on one context for one kind of arrays; ``call(x, w, y, bias, residual, queue)`` runs it."""
+
+    @staticmethod
+    def kind_of(
+        operands: Sequence[Any], bias: Any, residual: Any, direction: str, names: Sequence[str] = ("x", "w", "y")
+    ) -> Kind:
+        """Check that the arrays are of one dtype and one place. Raises InvalidArgument."""
+        named = dict(zip(names, operands, strict=True)) | {"bias": bias, "residual": residual}
+        if names[_WRITTEN[direction]] != "out":
+            named["out"] = named.pop(names[_WRITTEN[direction]])
+        if direction != "fwd" and "y" in named:
+            named["dy"] = named.pop("y")
+        present = {name: array for name, array in named.items() if array is not None}
+        for name, array in present.items():
+            if not is_array(array):
+                raise InvalidArgument(
+                    f"{name} must be a NumPy array, a pyopencl.array.Array or a Tensor, got {type(array).__name__}"
+                )
+        first = names[_READ[direction][0]]
+        first = "dy" if first == "y" else first
+        lead = present[first]
+        dtype, host = lead.dtype.name, isinstance(lead, np.ndarray)
+        if dtype not in DTYPES:
+            raise InvalidArgument(f"{first} must be of {', '.join(DTYPES)}, got {dtype}")
+        for name, array in present.items():
+            if array.dtype.name != dtype:
+                raise InvalidArgument(f"{name} must be {dtype} as {first} is, got {array.dtype.name}")
+            inner = array.array if isinstance(array, Constant) else array
+            on_host = isinstance(inner, np.ndarray)
+            if on_host != host and not (on_host and isinstance(array, Constant)):
+                places = {True: "NumPy", False: "on a device"}
+                raise InvalidArgument(
+                    f"{name} must be where {first} is: {first} is {places[host]}, {name} is {places[on_host]}"
+                )
+        return Kind(host, dtype)
+
+    def __init__(
+        self, problem: ConvProblem, kind: Kind, bias: Any, residual: Any, queue: Any, operands: Sequence[Any]
+    ) -> None:
+        self.problem, self.host = problem, kind.host
+        self._lead, self._other = _READ[problem.direction]
+        self._out = _WRITTEN[problem.direction]
+        self.out_shape, self.dtype = problem.out_shape, operands[self._lead].dtype.newbyteorder("=")
+        self._shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
+        self._strides = tuple(contiguous_strides(shape, problem.itemsize) for shape in self._shapes)
+        self._out_strides, self._bias_strides = self._strides[self._out], (problem.itemsize,)
+        self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
+        if bias is not None and tuple(bias.shape) != (problem.channels_out,):
+            raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
+        if residual is not None and tuple(residual.shape) != self.out_shape:
+            shape = tuple(residual.shape)
+            raise InvalidArgument(f"residual must have the result's shape {self.out_shape}, got {shape}")
+        self._check_out(operands[self._out])
+        lead = operands[self._lead]
+        self._make: Any = None if self.host else maker_of(type(lead), self.out_shape, self._out_strides, self.dtype)
+        commands = self._queue(operands[self._lead], queue)
+        self.context = commands.context
+        unsupported = runtime.device_info(commands.device).supports(problem.dtype)
+        if unsupported:
+            raise InvalidArgument(unsupported)
+        self.prepared: Any = None if self.empty else dispatch.prepare(problem, self.context)
+
+    def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
+        """Run; returns the array that was written."""
+        operands = [x, w, y]
+        out = operands[self._out]
+        if out is not None and (out.shape != self.out_shape or out.dtype != self.dtype):
+            self._check_out(out)
+        run = self._run_host if self.host else self._run_device
+        return run(operands, bias, residual, self._queue(operands[self._lead], queue))
+
+    def _queue(self, lead: Any, queue: Any) -> Any:
+        queue = queue if queue is not None else runtime.queue() if self.host else lead.queue
+        if not hasattr(queue, "context"):
+            if queue is not None:
+                raise InvalidArgument(f"queue must be a pyopencl.CommandQueue, got {queue!r}")
+            raise InvalidArgument("the array has no queue: pass queue=, or give the array one with with_queue()")
+        return queue
+
+    def _check_out(self, out: Any) -> None:
+        if out is None:
+            return
+        if tuple(out.shape) != self.out_shape:
+            raise InvalidArgument(f"out must have shape {self.out_shape}, got {tuple(out.shape)}")
+        if out.dtype.newbyteorder("=") != self.dtype:
+            raise InvalidArgument(f"out must be {self.dtype.name}, got {out.dtype.name}")
+        if isinstance(out, np.ndarray) and not out.flags.writeable:
+            raise InvalidArgument("out must be writeable, got a read-only array")
+
+    # --- NumPy -------------------------------------------------------------------------------------------------------
+
+    def _run_host(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> np.ndarray:
+        out = operands[self._out]
+        if out is not None and not out.flags.writeable:
+            self._check_out(out)
+        direct = out is not None and out.flags.c_contiguous and out.dtype.isnative
+        if direct and any(
+            array is not None and np.may_share_memory(out, getattr(array, "array", array))
+            for array in (operands[self._lead], operands[self._other], bias, residual)
+        ):
+            direct = False  # an operand would change while it is still read
+        result = out if direct else np.empty(self.out_shape, self.dtype)
+        if self.problem.accumulate and not direct:
+            result[...] = out
+        if self.empty:
+            if self.problem.direction == "bwd_weights" and not self.problem.accumulate:
+                result[...] = 0
+        else:
+            operands[self._out] = result
+            self._enqueue_host(operands, bias, residual, queue)
+        if out is not None and not direct:
+            out[...] = result
+            return out
+        return result
+
+    def _enqueue_host(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> None:
+        buffers: list[Any] = [None, None, None]
+        for place in (self._lead, self._other):
+            array = operands[place]
+            constant = isinstance(array, Constant)
+            buffers[place] = self._constant(array, queue) if constant else runtime.host_input(queue, native(array))
+        finish, buffers[self._out] = runtime.host_output(queue, operands[self._out], keep=self.problem.accumulate)
+        bias, residual = (
+            None if array is None else runtime.host_input(queue, native(array)) for array in (bias, residual)
+        )
+        promise = operands[1] if type(operands[1]) is Constant else None
+        self._run(queue, buffers, bias, residual, None, promise)
+        finish()
+
+    # --- arrays on a device ------------------------------------------------------------------------------------------
+
+    def _run_device(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> Any:
+        if queue.context != self.context:
+            raise InvalidArgument("queue belongs to another context than the arrays")
+        out, promise = operands[self._out], operands[1] if type(operands[1]) is Constant else None
+        if out is None:
+            forbid_when_frozen("allocate the result (pass out=)")
+            out = operands[self._out] = self._make(queue, operands[self._lead])
+        if self.empty:
+            return self._zero(out, queue)
+        events: list[Any] = []
+        for place in (self._lead, self._other):
+            array = operands[place]
+            operands[place] = (
+                self._constant(array, queue)
+                if type(array) is Constant
+                else self._input(array, self._strides[place], queue, events)
+            )
+        if bias is not None:
+            bias = self._input(bias, self._bias_strides, queue, events)
+        if residual is not None:
+            shared = residual.base_data == out.base_data and not self.prepared.fuses_residual
+            residual = self._input(residual, self._out_strides, queue, events)
+            if shared:  # the convolution would overwrite it before the epilogue's own pass reads it
+                residual = runtime.copied(queue, residual, out.nbytes, events)
+        finish, operands[self._out] = self._output(out, queue, events)
+        event = self._run(queue, operands, bias, residual, events or None, promise)
+        if finish is not None:
+            event = finish(event)
+        if hasattr(out, "events"):
+            out.events[:] = (event,)
+        return out
+
+    def _run(
+        self, queue: Any, buffers: list[Any], bias: Any, residual: Any, wait_for: Any, promise: Constant | None
+    ) -> Any:
+        x, w, y = buffers
+        return dispatch.run(self.problem, self.prepared, queue, x, w, y, bias, residual, wait_for, promise)
+
+    def _zero(self, out: Any, queue: Any) -> Any:
+        """The gradient of no images is zero; every other empty result has nothing to write."""
+        if self.problem.direction == "bwd_weights" and not self.problem.accumulate:
+            runtime.fill(queue, out.base_data, np.zeros(1, np.uint8), out.offset, out.nbytes)
+        return out
+
+    def _input(self, array: Any, strides: Any, queue: Any, events: list[Any]) -> Any:
+        if array.context is not self.context and array.context != self.context:
+            raise InvalidArgument("all arrays must be on one context, but an operand is on another than the first")
+        pending = getattr(array, "events", None)
+        if pending:
+            events += pending
+        if array.offset == 0 and array.strides == strides:
+            return array.base_data
+        if not _contiguous(array):
+            raise InvalidArgument(
+                f"a device array must be contiguous, got shape {tuple(array.shape)} with strides {array.strides} "
+                "(bytes): copy it first"
+            )
+        return runtime.region(queue, array.base_data, array.offset, array.nbytes)
+
+    def _output(self, out: Any, queue: Any, events: list[Any]) -> tuple[Any, Any]:
+        if out.context is not self.context and out.context != self.context:
+            raise InvalidArgument("out is on another context than the operands")
+        pending = getattr(out, "events", None)
+        if pending:
+            events += pending
+        if out.strides != self._out_strides and not _contiguous(out):
+            raise InvalidArgument(f"out must be contiguous, got strides {out.strides} (bytes) for shape {out.shape}")
+        if out.offset == 0:
+            return None, out.base_data
+        return runtime.output_region(queue, out.base_data, out.offset, out.nbytes, keep=self.problem.accumulate)
+
+    def _constant(self, weights: Constant, queue: Any) -> Any:
+        inner = weights.array
+        if isinstance(inner, np.ndarray):
+            return weights.on_device(queue)
+        return self._input(inner, self._strides[self._other], queue, [])
+
+
+def is_array(value: Any) -> bool:
+    """Whether ``value`` is one of the arrays that the calls take, or constant weights."""
+    return isinstance(value, np.ndarray | Constant) or hasattr(value, "base_data")
+
+
+def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Strides in bytes of a C-contiguous array."""
+    strides, step = [], itemsize
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _contiguous(array: Any) -> bool:
+    """Whether elements lie without gaps in C order; strides of axes of size 1 mean nothing."""
+    expected = contiguous_strides(array.shape, array.dtype.itemsize)
+    return array.size == 0 or all(
+        size == 1 or stride == wanted for size, stride, wanted in zip(array.shape, array.strides, expected, strict=True)
+    )
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """C-contiguous and of native byte order; a copy only where needed."""
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> Any:
+    """``make(queue, like)``: an uninitialised C-contiguous array of class ``kind``; sizes are worked out once."""
+    if hasattr(kind, "empty"):  # Tensor
+        return lambda queue, like: kind.empty(shape, dtype, queue)
+    import pyopencl as cl
+
+    count = math.prod(shape)
+    size, flags, buffer = max(1, count * dtype.itemsize), cl.mem_flags.READ_WRITE, cl.Buffer
+
+    def make(queue: Any, like: Any) -> Any:
+        allocator, context = like.allocator, like.context
+        memory = allocator(size) if allocator else buffer(context, flags, size)
+        try:  # the checks of Array's constructor cost six times what the rest of a warm call does
+            return kind(
+                queue, shape, dtype, allocator=allocator, data=memory, strides=strides,
+                _fast=True, _size=count, _context=context, _queue=queue,
+            )  # fmt: skip
+        except TypeError:  # a pyopencl without this road, or a subclass that closed it
+            return kind(queue, shape, dtype, allocator=allocator, data=memory, strides=strides)
+
+    return make

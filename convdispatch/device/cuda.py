@@ -1,0 +1,234 @@
+"""CUDA's driver, as far as OpenCL memory and queues are shared with it: devices, memory both worlds map, streams.
+
+Memory comes from ``cuMemCreate``, which can be exported; OpenCL imports what is exported, and both see one memory. A
+raw CUDA pointer, by contrast, means nothing to OpenCL and ends its context. Nothing loads at import, and without the
+driver nothing here costs anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import platform
+import sys
+import threading
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_ushort, c_void_p
+from typing import TYPE_CHECKING, Any
+
+from ..api.errors import ConvDispatchError
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Cuda", "CudaError", "cuda_of", "prompt", "unavailable"]
+
+SWITCH = "CONVDISPATCH_CUDA"
+_PINNED, _DEVICE, _READ_WRITE, _POSIX_FD = 1, 1, 3, 1
+# What a CUDA stream calls when the work before is done: function(first, second) from the three words it is given. Code
+# of the machine's own, because a function in Python would wait for Python's lock and hold the stream up.
+_TRAMPOLINES = {
+    "x86_64": "488b07488b7710488b7f08ffe0",  # mov rax,[rdi]; mov rsi,[rdi+16]; mov rdi,[rdi+8]; jmp rax
+    "aarch64": "090040f9010840f9000440f920011fd6",  # ldr x9,[x0]; ldr x1,[x0,16]; ldr x0,[x0,8]; br x9
+}
+
+
+class CudaError(ConvDispatchError):
+    """A call of CUDA's driver failed; the message names both."""
+
+
+class _Prompt(threading.local):
+    """``with prompt:`` is where this thread must not wait for the device: it puts off what would."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: Any) -> None:
+        self.depth -= 1
+
+
+prompt = _Prompt()
+
+
+class _Place(ctypes.Structure):
+    _fields_ = [("kind", c_int), ("number", c_int)]
+
+
+class _Kind(ctypes.Structure):
+    _fields_ = [
+        ("type", c_int),
+        ("handles", c_int),
+        ("place", _Place),
+        ("windows", c_void_p),
+        ("compression", ctypes.c_ubyte),
+        ("rdma", ctypes.c_ubyte),
+        ("usage", c_ushort),
+        ("reserved", ctypes.c_ubyte * 4),
+    ]
+
+
+class _Access(ctypes.Structure):
+    _fields_ = [("place", _Place), ("flags", c_int)]
+
+
+_Address = c_ulonglong
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDeviceGetCount": (POINTER(c_int),),
+    "cuDeviceGetByPCIBusId": (POINTER(c_int), c_char_p),
+    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
+    "cuCtxSetCurrent": (c_void_p,),
+    "cuMemGetAllocationGranularity": (POINTER(c_size_t), c_void_p, c_int),
+    "cuMemCreate": (POINTER(_Address), c_size_t, c_void_p, c_ulonglong),
+    "cuMemAddressReserve": (POINTER(_Address), c_size_t, c_size_t, _Address, c_ulonglong),
+    "cuMemMap": (_Address, c_size_t, c_size_t, _Address, c_ulonglong),
+    "cuMemSetAccess": (_Address, c_size_t, c_void_p, c_size_t),
+    "cuMemExportToShareableHandle": (POINTER(c_int), _Address, c_int, c_ulonglong),
+    "cuMemUnmap": (_Address, c_size_t),
+    "cuMemAddressFree": (_Address, c_size_t),
+    "cuMemRelease": (_Address,),
+    "cuMemAllocAsync": (POINTER(_Address), c_size_t, c_void_p),
+    "cuMemFreeAsync": (_Address, c_void_p),
+    "cuStreamCreate": (POINTER(c_void_p), c_uint),
+    "cuStreamDestroy_v2": (c_void_p,),
+    "cuStreamQuery": (c_void_p,),
+    "cuStreamSynchronize": (c_void_p,),
+    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+    "cuStreamWaitValue32_v2": (c_void_p, _Address, c_uint, c_uint),
+    "cuLaunchHostFunc": (c_void_p, c_void_p, c_void_p),
+    "cuEventCreate": (POINTER(c_void_p), c_uint),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuMemsetD32Async": (_Address, c_uint, c_size_t, c_void_p),
+    "cuMemcpyAsync": (_Address, _Address, c_size_t, c_void_p),
+    "cuCtxSynchronize": (),
+}
+
+
+@functools.lru_cache(maxsize=1)
+def _driver() -> tuple[ctypes.CDLL | None, str | None]:
+    if os.environ.get(SWITCH, "").strip() == "0":
+        return None, f"{SWITCH}=0 turns it off"
+    if sys.platform != "linux" or platform.machine() not in _TRAMPOLINES:
+        return None, f"linux on {' or '.join(_TRAMPOLINES)} only, got {sys.platform} on {platform.machine()}"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None, "no CUDA driver (libcuda.so.1) on this machine"
+    try:
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(driver, name)
+            function.restype, function.argtypes = c_int, arguments
+    except AttributeError as error:
+        return None, f"the CUDA driver is too old: {error}"
+    status = driver.cuInit(0)
+    return (driver, None) if status == 0 else (None, f"cuInit failed with error {status}")
+
+
+def unavailable() -> str | None:
+    """Why CUDA cannot be used here, in words; None when it can."""
+    return _driver()[1]
+
+
+@functools.lru_cache(maxsize=1)
+def trampoline() -> int:
+    """Address of the code that ``cuLaunchHostFunc`` runs."""
+    code = bytes.fromhex(_TRAMPOLINES[platform.machine()])
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    page[: len(code)] = code
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    protect = ctypes.CDLL(None).mprotect
+    protect.argtypes = (c_void_p, c_size_t, c_int)
+    if protect(address, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
+        raise CudaError("no executable memory for a call from CUDA's streams")
+    trampoline.page = page  # type: ignore[attr-defined]  # holds the memory as long as the address is known
+    return address
+
+
+class Shared:
+    """Device memory that CUDA sees at ``address`` and exports as the descriptor ``fd``, which OpenCL takes over."""
+
+    def __init__(self, cuda: Cuda, size: int) -> None:
+        self._cuda, self.size, self.address = cuda, size, 0
+        handle, address, fd = _Address(), _Address(), c_int()
+        cuda("cuMemCreate", byref(handle), size, byref(cuda.kind), 0)
+        self._handle = handle
+        cuda("cuMemAddressReserve", byref(address), size, 0, 0, 0)
+        self.address = address.value
+        cuda("cuMemMap", address, size, 0, handle, 0)
+        cuda("cuMemSetAccess", address, size, byref(_Access(cuda.kind.place, _READ_WRITE)), 1)
+        cuda("cuMemExportToShareableHandle", byref(fd), handle, _POSIX_FD, 0)
+        self.fd = fd.value
+
+    def release(self) -> None:
+        """Unmap it in CUDA; OpenCL's own import goes with its buffer. Nothing may be running on it."""
+        self._cuda("cuMemUnmap", self.address, self.size)
+        self._cuda("cuMemAddressFree", self.address, self.size)
+        self._cuda("cuMemRelease", self._handle)
+
+
+class Cuda:
+    """One CUDA device by its primary context, which PyTorch and CuPy use too. ``cuda(name, ...)`` makes a call."""
+
+    def __init__(self, driver: ctypes.CDLL, number: int) -> None:
+        self.driver, self.number = driver, number
+        self.context = c_void_p()
+        self._check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(byref(self.context), number))
+        self.kind = _Kind(type=_PINNED, handles=_POSIX_FD, place=_Place(_DEVICE, number))
+        found = c_size_t()
+        self("cuMemGetAllocationGranularity", byref(found), byref(self.kind), 0)
+        self.granularity = found.value
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver in the device's context. Raises CudaError."""
+        self.enter()
+        self._check(name, getattr(self.driver, name)(*arguments))
+
+    def enter(self) -> None:
+        """Make the device's context this thread's."""
+        self._check("cuCtxSetCurrent", self.driver.cuCtxSetCurrent(self.context))
+
+    def _check(self, name: str, status: int) -> None:
+        if status:
+            text = c_char_p()
+            self.driver.cuGetErrorName(c_int(status), byref(text))
+            raise CudaError(f"{name}: {(text.value or b'unknown error').decode()} ({status})")
+
+    def make(self, name: str, flags: int) -> c_void_p:
+        """A stream or an event."""
+        made = c_void_p()
+        self(name, byref(made), flags)
+        return made
+
+    def idle(self, stream: c_void_p) -> bool:
+        """Whether all work of a stream is done; does not wait."""
+        self.enter()
+        return self.driver.cuStreamQuery(stream) == 0
+
+    def shared(self, size: int) -> Shared:
+        """Memory to share with OpenCL, ``size`` rounded up to the device's granularity."""
+        return Shared(self, -(-size // self.granularity) * self.granularity)
+
+
+@functools.lru_cache(maxsize=16)
+def cuda_of(device: cl.Device) -> Cuda | None:
+    """The CUDA device that an OpenCL device is, by its place on the bus; None for another vendor's or without CUDA."""
+    import pyopencl as cl
+
+    driver = _driver()[0] if "nvidia" in device.vendor.lower() else None
+    if driver is None:
+        return None
+    try:
+        domain = device.pci_domain_id_nv
+    except (AttributeError, cl.Error):
+        domain = 0
+    try:
+        place = f"{domain:04x}:{device.pci_bus_id_nv:02x}:{device.pci_slot_id_nv:02x}.0"
+    except (AttributeError, cl.Error):
+        return None
+    number = c_int()
+    if driver.cuDeviceGetByPCIBusId(byref(number), place.encode()):
+        return None
+    return Cuda(driver, number.value)

@@ -1,0 +1,190 @@
+"""Tuning choices of a matrix product for a device, the one to use without measuring first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...api.device import DeviceInfo
+from .layout import direct
+from .spec import GemmSpec
+
+__all__ = ["configs", "cpu_configs", "gpu_configs"]
+
+_L2 = 512 * 1024  # bytes of B that one pass over the rows may keep in a core's second-level cache
+_LOCAL = 128 * 1024  # bytes of local memory for a block of B that a work item packs itself
+_ITEM_FLOPS = 1_000_000  # a CPU work item should do so much, for starting one costs some hundred nanoseconds
+_GPU_TILES = (  # bm, bn, bk, tm, tn, ln, stages, percent of the multiply-add peak at 4096 cubed on one H200
+    (64, 128, 16, 8, 8, 8, 2, 70),
+    (128, 128, 8, 8, 8, 8, 2, 69),
+    (64, 64, 16, 8, 8, 8, 2, 67),
+    (256, 128, 8, 16, 8, 8, 2, 65),
+    (128, 256, 8, 8, 16, 8, 2, 64),
+    (128, 64, 16, 8, 4, 8, 2, 62),
+    (128, 128, 16, 8, 8, 8, 2, 62),
+    (128, 128, 16, 8, 8, 4, 2, 62),
+    (32, 64, 16, 4, 8, 8, 2, 54),
+    (64, 64, 16, 4, 4, 8, 2, 50),
+    (16, 128, 16, 4, 8, 16, 2, 50),
+    (32, 32, 16, 4, 4, 8, 2, 43),
+    (4, 256, 8, 4, 4, 32, 2, 23),
+)
+
+
+def configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
+    """Configurations of ``spec`` for ``device``, the default first; JSON values."""
+    return cpu_configs(spec, device) if device.type == "cpu" else gpu_configs(spec, device)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _swap(spec: GemmSpec) -> bool:
+    """Whether the transposed product writes C along its neighbours."""
+    c = spec.simplified.c
+    return c.row.stride == 1 and spec.m > 1 and not (c.col.stride == 1 and spec.n > 1)
+
+
+# --- CPU -----------------------------------------------------------------------------------------------------------
+
+
+def cpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
+    """Register tiles that fit the device's registers, cheapest first by a count of their instructions."""
+    # PoCL reports 16 lanes where its compiler only knows AVX2, and its cache loses kernels that call a built-in
+    # function of a 16-lane vector; with 8 lanes it is twice as fast.
+    simd = min(device.simd_width, 8) if device.vendor == "pocl" else device.simd_width
+    lanes = max(4, min(16, simd))
+    if spec.dtype == "float64":
+        lanes //= 2
+    registers = 32 if simd >= 16 else 16
+    choices = []
+    for swap in (False, True):
+        inner = (spec.swapped if swap else spec).simplified
+        scatter = inner.c.col.stride != 1
+        for nv in range(1, 9):
+            if nv > 1 and (nv - 1) * lanes >= inner.n:
+                break
+            for mr in sorted({*range(1, 9), 10, 12, 14, 24, inner.m}):
+                if mr > inner.m or mr * nv + nv + 1 > registers:
+                    continue
+                cost = _tile_cost(inner, mr, nv, lanes, scatter)
+                choices.append((cost, swap, mr, nv))
+    choices.sort()
+    for cost, swap, mr, nv in choices[:6]:
+        if cost > 1.6 * choices[0][0]:
+            break
+        yield from _cpu_blocks((spec.swapped if swap else spec).simplified, device, swap, mr, nv, lanes)
+
+
+def _tile_cost(spec: GemmSpec, mr: int, nv: int, lanes: int, scatter: bool) -> float:
+    """Cycles a batch, roughly: multiply-adds and loads of all tiles, edges included, and the stores of C."""
+    total = 0.0
+    whole_m, rest_m = divmod(spec.m, mr)
+    whole_n, rest_n = divmod(spec.n, nv * lanes)
+    for rows, count_m in ((mr, whole_m), (rest_m, 1)):
+        for vectors, count_n in ((nv, whole_n), (_ceil(rest_n, lanes), 1)):
+            if rows and vectors and count_m and count_n:
+                sums = rows * vectors
+                step = max(sums, (rows + vectors) * 0.7, 4 * sums / (sums * _unroll(rows, vectors)))
+                store = sums * (lanes * 2 if scatter else 2)
+                total += count_m * count_n * (step * spec.k + store + 20)
+    # Many rows of A in memory lie at many addresses that share a cache set, or need packing.
+    return total * (1.06 if mr > 8 else 1.0 + 0.002 * abs(mr - 6))
+
+
+def _unroll(rows: int, vectors: int) -> int:
+    """Independent sums over k, so that about eight additions are in flight."""
+    return max(1, min(4, 8 // (rows * vectors)))
+
+
+def _cpu_blocks(
+    spec: GemmSpec, device: DeviceInfo, swap: bool, mr: int, nv: int, lanes: int
+) -> Iterator[dict[str, Any]]:
+    """Blocking, packing and splitting for one register tile; ``spec`` is simplified and swapped."""
+    nr = nv * lanes
+    tiles, panels = _ceil(spec.m, mr), _ceil(spec.n, nr)
+    narrow = spec.dtype in ("float16", "bfloat16")
+    direct_a, direct_b = direct(spec, "a", lanes), direct(spec, "b", lanes)
+    want = 8 * device.compute_units
+    split = 1
+    if tiles * panels * spec.batch < 4 * device.compute_units and spec.k >= 1024:
+        split = min(_ceil(want, tiles * panels * spec.batch), _ceil(spec.k, 512))
+    ks = _ceil(_ceil(spec.k, split), 16) * 16
+    split = _ceil(spec.k, ks)
+    kc = _L2 // (nr * spec.accumulator_size) // 16 * 16
+    if narrow and split == 1:
+        kc = spec.k  # C cannot hold partial sums
+    kc = min(kc, spec.k if split == 1 else ks)
+    kc = _ceil(spec.k if split == 1 else ks, _ceil(spec.k if split == 1 else ks, kc))  # equal passes
+    mt = max(1, min(tiles, _ceil(tiles, _ceil(want, panels * spec.batch * split))))
+    flops = 2 * min(spec.m, mt * mr) * min(nr, spec.n) * min(spec.k, ks)
+    wide = max(1, min(panels, _ITEM_FLOPS // flops, panels * spec.batch * split * _ceil(tiles, mt) // want))
+    deep = 1
+    if wide == panels:
+        deep = max(1, min(spec.batch, _ITEM_FLOPS // (flops * panels), spec.batch * split * _ceil(tiles, mt) // want))
+    config = {"kind": "cpu", "swap": swap, "lanes": lanes, "mr": mr, "nv": nv, "ku": _unroll(min(mr, spec.m), nv)}
+    config |= {"kc": kc, "mt": mt, "np": wide, "bt": deep, "split": split, "ks": ks}
+    # Packing pays when an element is read often: B once a tile of rows, A once a panel of columns.
+    pack_a = not spec.a_packed and not (direct_a and (panels <= 2 or (spec.a.col.stride == 1 and mr <= 8)))
+    pack_b = not spec.b_packed and not (direct_b and tiles <= 24)
+    depth = spec.k if split == 1 else ks
+    local_kc = min(depth, min(device.local_mem_size, _LOCAL) // (nr * spec.accumulator_size))
+    local_kc = 0 if local_kc < min(depth, 64) or (narrow and split == 1 and local_kc < depth) else local_kc
+    local_kc = local_kc and _ceil(depth, _ceil(depth, local_kc))
+    if pack_b and local_kc and tiles <= 24:  # a packing pass would cost more than what it feeds
+        yield {**config, "pack_a": pack_a, "pack_b": "local", "kc": local_kc}
+    yield {**config, "pack_a": pack_a, "pack_b": pack_b}
+    if direct_a and not spec.a_packed:
+        yield {**config, "pack_a": not pack_a, "pack_b": pack_b}
+    if not spec.b_packed and local_kc and not (pack_b and tiles <= 24):
+        yield {**config, "pack_a": pack_a, "pack_b": "local", "kc": local_kc}
+    if direct_b and not spec.b_packed:
+        yield {**config, "pack_a": pack_a, "pack_b": not pack_b}
+    if not narrow and kc > 512:
+        yield {**config, "pack_a": pack_a, "pack_b": pack_b, "kc": _ceil(kc, _ceil(kc, 384))}
+
+
+# --- GPU -----------------------------------------------------------------------------------------------------------
+
+
+def gpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
+    """Tiles that fit the device's limits, ordered by an estimate of idle units, padding and the tile's own speed."""
+    swap = _swap(spec)
+    inner = (spec.swapped if swap else spec).simplified
+    choices = []
+    for order, (bm, bn, bk, tm, tn, ln, stages, speed) in enumerate(_GPU_TILES):
+        items = (bm // tm) * (bn // tn)
+        local = (bm + bn + 8) * bk * spec.accumulator_size
+        if items > device.max_work_group_size or items > device.max_work_item_sizes[0]:
+            continue
+        if stages * local > device.local_mem_size:
+            stages = 1
+        if stages * local > device.local_mem_size:
+            continue
+        tile = {"bm": bm, "bn": bn, "bk": bk, "tm": tm, "tn": tn, "ln": ln, "stages": stages}
+        choices.append((_gpu_cost(inner, device, tile) / speed, order, tile))
+    choices.sort(key=lambda choice: choice[:2])
+    for _, _, tile in choices:
+        split, ks = _gpu_split(inner, device, tile)
+        yield {"kind": "gpu", "swap": swap, **tile, "split": split, "ks": ks}
+        if split > 1:
+            yield {"kind": "gpu", "swap": swap, **tile, "split": 1, "ks": inner.k}
+
+
+def _gpu_split(spec: GemmSpec, device: DeviceInfo, tile: dict[str, int]) -> tuple[int, int]:
+    """Parts of the sum over k that fill the device when the tiles of C do not."""
+    groups = _ceil(spec.m, tile["bm"]) * _ceil(spec.n, tile["bn"]) * spec.batch
+    split = 1
+    if groups < device.compute_units:
+        split = max(1, min(2 * device.compute_units // groups, spec.k // 256, 64))
+    ks = _ceil(_ceil(spec.k, split), 16) * 16
+    return _ceil(spec.k, ks), ks
+
+
+def _gpu_cost(spec: GemmSpec, device: DeviceInfo, tile: dict[str, int]) -> float:
+    """Multiply-adds that the busiest unit does, those of padding included, and the filling of the pipeline."""
+    bm, bn = tile["bm"], tile["bn"]
+    split, ks = _gpu_split(spec, device, tile)
+    groups = _ceil(spec.m, bm) * _ceil(spec.n, bn) * spec.batch * split
+    return max(groups / device.compute_units, 1) * bm * bn * (ks + 32)

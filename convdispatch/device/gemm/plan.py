@@ -1,0 +1,212 @@
+"""GemmPlan: one compiled matrix product: optional packing, the product, and the reduction of a split sum."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...api.errors import InvalidArgument
+from ..kernels import build
+from ..recording import recording_of
+from .layout import direct, packed_layout
+from .source import gemm_text, pack_chunk, pack_text, reduce_text
+from .spec import GemmSpec
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["GemmPlan", "workspace_size"]
+
+_ALIGN = 128  # bytes between the areas of the workspace
+
+
+class GemmPlan:
+    """One matrix product, compiled for a context; ``config`` is one of ``configs(spec, device)``.
+
+    ``workspace_size`` is the scratch memory of ``enqueue``; ``packed_a_size`` and ``packed_b_size`` are those of the
+    packed operands (all in bytes). Safe to use from several threads.
+    """
+
+    workspace_size: int
+    packed_a_size: int
+    packed_b_size: int
+
+    def __init__(self, context: cl.Context, spec: GemmSpec, config: Mapping[str, Any]) -> None:
+        self.spec, self.config = spec, dict(config)
+        self._context = context
+        swap = bool(config.get("swap"))
+        # From here on the product is C = A B with the operands in the order that the kernel takes.
+        inner = (spec.swapped if swap else spec).simplified
+        self._order = "ba" if swap else "ab"
+        self._layouts = {letter: packed_layout(spec, config, letter) for letter in "ab"}
+        self.packed_a_size, self.packed_b_size = self._layouts["a"].size, self._layouts["b"].size
+        self._packers: dict[str, _Kernel] = {}
+        self._inner, self._pack_lock = inner, threading.Lock()
+        self._areas, self.workspace_size = _workspace_areas(spec, config)
+        for ours in "ab":
+            if ours in self._areas:
+                self._packer(ours)
+        split = config["split"]
+        read = _replace(inner, {theirs: ours in self._areas for theirs, ours in zip("ab", self._order, strict=True)})
+        outs = 1 + (spec.epilogue.bias is not None) + spec.epilogue.residual
+        program = build(context, gemm_text(read, config))
+        self._gemm = _Kernel(program, "gemm", *_gemm_sizes(read, config), 3 if split > 1 else 2 + outs)
+        self._reduce = None
+        if split > 1:
+            lanes = config.get("lanes", 4)
+            sizes = (-(-inner.n // lanes), inner.m, inner.batch)
+            self._reduce = _Kernel(build(context, reduce_text(inner, config)), "reduce", sizes, None, 1 + outs)
+
+    def pack_a(
+        self,
+        queue: cl.CommandQueue,
+        a: cl.MemoryObject,
+        packed: cl.MemoryObject,
+        wait_for: Sequence[cl.Event] | None = None,
+        a_offset: int = 0,
+        packed_offset: int = 0,
+    ) -> cl.Event:
+        """Write A's packed form; offsets in elements of each buffer."""
+        return self._packer("a")(queue, (a, a_offset, packed, packed_offset), wait_for)
+
+    def pack_b(
+        self,
+        queue: cl.CommandQueue,
+        b: cl.MemoryObject,
+        packed: cl.MemoryObject,
+        wait_for: Sequence[cl.Event] | None = None,
+        b_offset: int = 0,
+        packed_offset: int = 0,
+    ) -> cl.Event:
+        """Write B's packed form; offsets in elements of each buffer."""
+        return self._packer("b")(queue, (b, b_offset, packed, packed_offset), wait_for)
+
+    def enqueue(
+        self,
+        queue: cl.CommandQueue,
+        a: cl.MemoryObject,
+        b: cl.MemoryObject,
+        c: cl.MemoryObject,
+        workspace: cl.MemoryObject | None = None,
+        wait_for: Sequence[cl.Event] | None = None,
+        *,
+        bias: cl.MemoryObject | None = None,
+        residual: cl.MemoryObject | None = None,
+        a_offset: int = 0,
+        b_offset: int = 0,
+        c_offset: int = 0,
+        bias_offset: int = 0,
+        residual_offset: int = 0,
+        workspace_offset: int = 0,
+    ) -> cl.Event:
+        """Enqueue the product; the event of its last command. Never waits, never allocates.
+
+        Offsets are in elements of their buffer, ``workspace_offset`` in bytes, a multiple of 128. ``c`` must not
+        overlap ``a`` or ``b``; ``residual`` may be ``c``'s very elements.
+        """
+        spec = self.spec
+        if spec.alignment > 1 and (a_offset | b_offset | c_offset | residual_offset) % spec.alignment:
+            raise InvalidArgument(
+                f"offsets must be multiples of {spec.alignment} elements as the spec promises, got a {a_offset}, "
+                f"b {b_offset}, c {c_offset}, residual {residual_offset}"
+            )
+        out = (c, c_offset)
+        if spec.epilogue.bias is not None:
+            out += (bias, bias_offset)
+        if spec.epilogue.residual:
+            out += (residual, residual_offset)
+        given = {"a": (a, a_offset), "b": (b, b_offset)}
+        if self._areas:
+            unit = spec.accumulator_size
+            for letter in "ab":
+                if letter in self._areas:
+                    area = (workspace, (workspace_offset + self._areas[letter]) // unit)
+                    wait_for = [self._packers[letter](queue, given[letter] + area, wait_for)]
+                    given[letter] = area
+            if self._reduce is not None:
+                partial = (workspace, (workspace_offset + self._areas["partial"]) // unit)
+                first, second = self._order
+                event = self._gemm(queue, given[first] + given[second] + partial, wait_for)
+                return self._reduce(queue, partial + out, [event])
+        first, second = self._order
+        return self._gemm(queue, given[first] + given[second] + out, wait_for)
+
+    def _packer(self, letter: str) -> _Kernel:
+        with self._pack_lock:
+            if letter not in self._packers:
+                theirs = "ab"[self._order.index(letter)]
+                layout = self._layouts[letter]
+                if self.config["kind"] == "gpu":
+                    sizes, local = (layout.width, layout.k, layout.panels * layout.batches), None
+                else:
+                    sizes = (-(-layout.k // pack_chunk(layout.width)), layout.panels, layout.batches)
+                    local = (1, 1, 1)
+                program = build(self._context, pack_text(self._inner, self.config, theirs))
+                self._packers[letter] = _Kernel(program, "pack", sizes, local, 2)
+            return self._packers[letter]
+
+
+def workspace_size(spec: GemmSpec, config: Mapping[str, Any]) -> int:
+    """Bytes of workspace that ``GemmPlan(context, spec, config)`` asks for, without compiling it."""
+    return _workspace_areas(spec, config)[1]
+
+
+def _workspace_areas(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[dict[str, int], int]:
+    """Byte offsets of the caller's operands to pack (``a``, ``b``) and of ``partial`` sums, and the size of all."""
+    inner = (spec.swapped if config.get("swap") else spec).simplified
+    packs = {"a": False, "b": False}
+    if config["kind"] == "cpu":
+        packs = {x: config["pack_" + x] or not direct(inner, x, config["lanes"]) for x in "ab"}
+        packs["b"] = packs["b"] and config["pack_b"] != "local"
+    areas, size = {}, 0
+    for theirs, ours in zip("ab", "ba" if config.get("swap") else "ab", strict=True):  # kernel's, caller's operand
+        if packs[theirs] and not getattr(inner, theirs + "_packed"):
+            areas[ours] = size
+            size += -(-packed_layout(spec, config, ours).size // _ALIGN) * _ALIGN
+    if config["split"] > 1:
+        areas["partial"] = size
+        size += config["split"] * spec.batch * spec.m * spec.n * spec.accumulator_size
+    return areas, size
+
+
+class _Kernel:
+    """One kernel whose arguments are (buffer, element offset) pairs; safe from several threads."""
+
+    def __init__(
+        self, program: cl.Program, name: str, sizes: tuple[int, ...], local: tuple[int, ...] | None, pairs: int
+    ) -> None:
+        import pyopencl as cl
+
+        self._program, self._name, self._kernel = program, name, cl.Kernel(program, name)
+        self._dtypes = [None, np.int64] * pairs
+        self._kernel.set_scalar_arg_dtypes(self._dtypes)
+        self._sizes, self._local = sizes, local
+        self._lock = threading.Lock()  # a cl.Kernel holds the arguments it was given last
+
+    def __call__(self, queue: cl.CommandQueue, arguments: tuple[Any, ...], wait_for: Any) -> cl.Event:
+        recording = recording_of(queue)
+        if recording is not None:
+            return recording.launch(self._program, self._name, self._dtypes, self._sizes, self._local, arguments)
+        with self._lock:
+            return self._kernel(queue, self._sizes, self._local, *arguments, wait_for=wait_for)
+
+
+def _replace(spec: GemmSpec, packed: Mapping[str, bool]) -> GemmSpec:
+    import dataclasses
+
+    return dataclasses.replace(spec, a_packed=spec.a_packed or packed["a"], b_packed=spec.b_packed or packed["b"])
+
+
+def _gemm_sizes(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Global and local sizes of the product's kernel."""
+    if config["kind"] == "cpu":
+        panels = -(-spec.n // (config["nv"] * config["lanes"]))
+        tiles = -(-spec.m // config["mr"])
+        batches = -(-spec.batch // config["bt"]) * config["split"]
+        return (-(-panels // config["np"]), -(-tiles // config["mt"]), batches), (1, 1, 1)
+    items = (config["bm"] // config["tm"]) * (config["bn"] // config["tn"])
+    groups = (-(-spec.n // config["bn"]), -(-spec.m // config["bm"]), spec.batch * config["split"])
+    return (groups[0] * items, groups[1], groups[2]), (items, 1, 1)

@@ -1,0 +1,215 @@
+"""From a specification and a configuration to OpenCL text: literal sizes, index macros, and the kernel files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...api.activation import activation_macro
+from ...api.dtypes import DTYPES, storage_macros
+from ..kernels import kernel_text
+from .layout import packed_layout
+from .spec import Axis, GemmSpec
+
+__all__ = ["gemm_text", "pack_text", "reduce_text"]
+
+
+def _define(**values: Any) -> str:
+    return "".join(f"#define {name} {value}\n" for name, value in values.items())
+
+
+def _split_k(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[int, int]:
+    """Parts of the sum and k's of one part; the last part may be shorter, none is empty."""
+    return config["split"], config["ks"] if config["split"] > 1 else spec.k
+
+
+def _types(spec: GemmSpec, lanes: int) -> str:
+    acc = DTYPES[spec.dtype].accumulator
+    return storage_macros(spec.dtype) + _define(V=f"{acc}{lanes}", ACC4=f"{acc}4", LANES=lanes)
+
+
+def _epilogue(spec: GemmSpec, config: Mapping[str, Any], lanes: int, partial: bool) -> str:
+    """Macros and functions that write C, or partial sums of it into dense ``[part, batch, m, n]``."""
+    split, ks = _split_k(spec, config)
+    text = _types(spec, lanes) + activation_macro(spec.epilogue.activation)
+    text += _define(M=spec.m, N=spec.n, K=spec.k, BATCH=spec.batch, SPLIT=split, KS=ks)
+    text += _define(FLAGS="ADD" if spec.epilogue.accumulate and not partial else 0)
+    row, col, batch = (Axis(spec.n), Axis(1), Axis(0)) if partial else (spec.c.row, spec.c.col, spec.c.batch)
+    text += f"#define C_ROW(m) {row.text('m')}\n#define C_COL(n) {col.text('n')}\n"
+    text += f"#define C_BATCH(z) {batch.text('z')}\n"
+    text += f"#define BIAS_BATCH(z) {spec.epilogue.bias_batch.text('z')}\n"
+    size = spec.accumulator_size
+    return text + kernel_text(
+        __package__,
+        "epilogue.cl.mako",
+        dtype=spec.dtype,
+        lanes=lanes,
+        partial=partial,
+        epilogue=spec.epilogue,
+        c_col=col,
+        unroll=config["kind"] == "gpu",
+        accsize=size,
+        align=size * (lanes if _wide_c(spec, lanes, partial) else 1),
+    )
+
+
+def _wide_c(spec: GemmSpec, lanes: int, partial: bool) -> bool:
+    """Whether every vector of C starts at a multiple of its size, by the caller's promise and the strides."""
+    if partial:
+        return False
+    strides = [spec.c.row.stride, spec.c.row.outer, spec.c.batch.stride, spec.c.batch.outer, spec.c.col.outer]
+    return spec.alignment % lanes == 0 and not any(stride % lanes for stride in strides)
+
+
+def gemm_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
+    """The product's program; ``spec`` is simplified, and swapped where the configuration says so.
+
+    Its ``a_packed`` and ``b_packed`` say what the kernel reads, whoever packed it.
+    """
+    return (_cpu_text if config["kind"] == "cpu" else _gpu_text)(spec, config)
+
+
+def _batches(spec: GemmSpec, config: Mapping[str, Any]) -> str:
+    text = ""
+    for letter in "ab":
+        matrix, layout = getattr(spec, letter), packed_layout(spec, {**config, "swap": False}, letter)
+        text += f"#define {letter.upper()}_BATCH(z) {matrix.batch.text('z')}\n"
+        text += f"#define {letter.upper()}_PACKED(z) ({layout.batch.text('z')})\n"
+    return text
+
+
+def _cpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
+    lanes, split = config["lanes"], config["split"]
+    text = _epilogue(spec, config, lanes, partial=split > 1)
+    text += _define(MR=config["mr"], KC=config["kc"], MT=config["mt"], NP=config["np"], BT=config["bt"])
+    text += _batches(spec, config)
+    text += f"#define A_ROW(m) {spec.a.row.text('m')}\n#define A_COL(k) {spec.a.col.text('k')}\n"
+    text += f"#define B_ROW(k) {spec.b.row.text('k')}\n#define B_COL(n) {spec.b.col.text('n')}\n"
+    nr = config["nv"] * lanes
+    b_local = config["pack_b"] == "local" and not spec.b_packed
+    k, n = spec.b.row, spec.b.col
+    return text + kernel_text(
+        __package__,
+        "cpu.cl.mako",
+        m=spec.m,
+        n=spec.n,
+        k=spec.k,
+        lanes=lanes,
+        mr=config["mr"],
+        nv=config["nv"],
+        ku=config["ku"],
+        a_packed=spec.a_packed,
+        b_packed=spec.b_packed,
+        a_step=spec.a.col.stride,
+        b_step=nr if spec.b_packed or b_local else k.stride,
+        b_local=b_local,
+        b_k_unit=k.plain and k.stride == 1 and n.stride != 1,
+        b_run=(spec.n if n.plain else n.inner) if n.stride == 1 and spec.n > 1 else 0,
+    )
+
+
+class _Operand:
+    """How a work group fetches slices of one operand: what the template asks."""
+
+    def __init__(self, spec: GemmSpec, config: Mapping[str, Any], letter: str) -> None:
+        matrix = getattr(spec, letter)
+        self.letter = letter
+        self.packed = getattr(spec, letter + "_packed")
+        self.size = spec.m if letter == "a" else spec.n
+        self.tile = config["bm"] if letter == "a" else config["bn"]
+        self.group = f"get_group_id({1 if letter == 'a' else 0})"
+        self.origin = "m0" if letter == "a" else "n0"
+        self.panels = -(-self.size // self.tile)
+        i, k = (matrix.row, matrix.col) if letter == "a" else (matrix.col, matrix.row)
+        self.i_text, self.k_text, self.i_stride, self.k_stride = i.text, k.text, i.stride, k.stride
+        self.k_unit = not self.packed and k.stride == 1 and i.stride != 1
+        self.k_split = not self.packed and not k.plain
+        self.ragged = self.size % self.tile != 0
+        split, ks = _split_k(spec, config)
+        self.k_guard = spec.k % config["bk"] != 0 or (split > 1 and ks % config["bk"] != 0)
+        self.vec = 4 if spec.alignment % 4 == 0 and self._quads(spec, config, matrix, i, k) else 1
+        self.stored = "ACC" if self.packed else "REAL"
+        items = (config["bm"] // config["tm"]) * (config["bn"] // config["tn"])
+        self.run = (config["bk"] if self.k_unit else self.tile) // self.vec  # places along a slice's fast axis
+        self.total = self.tile * config["bk"] // self.vec  # places of a slice
+        self.slots = -(-self.total // items)  # places that one work item fetches
+        self._items = items
+        assert self.slots == 1 or self.run % items == 0 or items % self.run == 0, "a slice must divide among the items"
+        # A slot's address is a literal step from the first one's unless its i is clamped or lies on a split axis.
+        moves = any(self.place(s)[1] for s in range(self.slots))
+        self.offsets = not self.packed and moves and (self.ragged or not i.plain)
+
+    def place(self, slot: int) -> tuple[int, int]:
+        """(k, i) of a slot in the slice, relative to the item's first slot."""
+        if self._items >= self.run:
+            fast, slow = 0, slot * (self._items // self.run)
+        else:
+            across = self.run // self._items
+            fast, slow = slot % across * self._items * self.vec, slot // across
+        return (fast, slow) if self.k_unit else (slow, fast)
+
+    def _quads(self, spec: GemmSpec, config: Mapping[str, Any], matrix: Any, i: Axis, k: Axis) -> bool:
+        """Whether the slices' quads along the fast axis are whole and start at multiples of 4 elements."""
+        if self.packed:
+            return True
+        fast, slow = (k, i) if self.k_unit else (i, k)
+        length = spec.k if self.k_unit else self.size
+        split, ks = _split_k(spec, config)
+        others = [slow.stride, slow.outer, fast.outer, matrix.batch.stride, matrix.batch.outer, length]
+        others += [fast.inner or 0, ks if self.k_unit and split > 1 else 0]
+        return fast.stride == 1 and not any(number % 4 for number in others)
+
+
+def _gpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
+    operands = [_Operand(spec, config, letter) for letter in "ab"]
+    text = _epilogue(spec, config, 4, partial=config["split"] > 1) + _batches(spec, config)
+    names = ("bm", "bn", "bk", "tm", "tn", "ln", "stages")
+    return text + kernel_text(
+        __package__,
+        "gpu.cl.mako",
+        m=spec.m,
+        n=spec.n,
+        k=spec.k,
+        dtype=spec.dtype,
+        accsize=spec.accumulator_size,
+        wide=spec.alignment % 4 == 0,
+        operands=operands,
+        pad={x.letter: 4 if x.k_unit else 0 for x in operands},
+        **{name: config[name] for name in names},
+    )
+
+
+def pack_text(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> str:
+    """The program that packs operand ``letter`` of ``spec`` (simplified, swapped where the configuration says so)."""
+    config = {**config, "swap": False}
+    matrix, layout = getattr(spec, letter), packed_layout(spec, config, letter)
+    i, k = (matrix.row, matrix.col) if letter == "a" else (matrix.col, matrix.row)
+    lanes = config.get("lanes", 4)
+    axis = layout.batch  # the first batch that uses distinct operand z
+    first = f"((z) * {axis.inner})" if not axis.plain and axis.outer else "(z)"
+    text = _types(spec, lanes) + _define(I=spec.m if letter == "a" else spec.n, K=spec.k, W=layout.width)
+    text += _define(PANELS=layout.panels, KCHUNK=pack_chunk(layout.width))
+    text += f"#define X_BATCH(z) {matrix.batch.text('z')}\n#define X_I(i) {i.text('i')}\n#define X_K(k) {k.text('k')}\n"
+    text += f"#define Z(z) {first}\n"
+    return text + kernel_text(
+        __package__,
+        "pack.cl.mako",
+        elementwise=config["kind"] == "gpu",
+        lanes=lanes,
+        width=layout.width,
+        accsize=spec.accumulator_size,
+        k_unit=k.plain and k.stride == 1 and i.stride != 1,
+        vectors=i.stride == 1 and layout.width % lanes == 0 and spec.dtype in ("float32", "float64"),
+        run=0 if i.plain else i.inner,
+    )
+
+
+def pack_chunk(width: int) -> int:
+    """The k's of one panel that a work item packs on a CPU: some 16,000 elements, so that items are worth starting."""
+    return max(16, 16384 // width // 16 * 16)
+
+
+def reduce_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
+    """The program that adds the parts of a split sum."""
+    lanes = config.get("lanes", 4)
+    return _epilogue(spec, config, lanes, partial=False) + kernel_text(__package__, "reduce.cl.mako")

@@ -1,0 +1,202 @@
+"""Turns kernel text (.cl, .cl.mako) and geometry macros into programs, and launches into plans.
+
+pyopencl keeps compiled binaries on disk; this module keeps programs in memory, one a (context, text), and turns a
+compiler's refusal into BuildFailed with the log.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import re
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..api.errors import BuildFailed
+from ..api.problem import ConvProblem
+from .recording import recording_of
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "kernel_text"]
+
+_HEADER = "convdispatch.api"
+_INCLUDE = re.compile(r"^#include <convdispatch/([\w.]+)>$", re.MULTILINE)
+_programs: dict[tuple[Any, str, tuple[str, ...]], cl.Program] = {}
+_lock = threading.Lock()
+_build_locks: dict[Any, threading.Lock] = {}
+
+
+@functools.lru_cache(maxsize=256)
+def _read(package: str, file: str) -> str:
+    return importlib.resources.files(package).joinpath(file).read_text(encoding="utf-8")
+
+
+@functools.lru_cache(maxsize=256)
+def _template(package: str, file: str) -> Any:
+    from mako.template import Template
+
+    return Template(_read(package, file), strict_undefined=True)
+
+
+def kernel_text(package: str, file: str, **values: Any) -> str:
+    """The text of a kernel file beside ``package``'s modules; ``.cl.mako`` is rendered with ``values``.
+
+    ``#include <convdispatch/NAME>`` becomes the header's file of that name (``output.cl``, ``vectors.cl``); raises
+    FileNotFoundError where it has none. ``#line`` directives make the compiler's messages name the file.
+    """
+    text = _template(package, file).render(**values) if file.endswith(".mako") else _read(package, file)
+
+    def header(found: re.Match[str]) -> str:
+        after = text.count("\n", 0, found.start()) + 2
+        return f'#line 1 "convdispatch/{found[1]}"\n{_read(_HEADER, found[1])}#line {after} "{package}/{file}"'
+
+    return f'#line 1 "{package}/{file}"\n{_INCLUDE.sub(header, text)}'
+
+
+def config_macros(config: Mapping[str, Any]) -> str:
+    """A solver's configuration as macros: ``{"tile_m": 8}`` becomes ``#define TILE_M 8``; booleans become 0 and 1."""
+    return "".join(
+        f"#define {name.upper()} {int(value) if isinstance(value, bool) else value}\n" for name, value in config.items()
+    )
+
+
+def build(context: cl.Context, text: str, options: Sequence[str] = ()) -> cl.Program:
+    """Compile ``text`` for the context's devices, once per (context, text, options); later calls return the same.
+
+    Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()``.
+    """
+    key = (context, text, tuple(options))
+    program = _programs.get(key)
+    if program is not None:
+        return program
+    with _lock:
+        guard = _build_locks.setdefault(key, threading.Lock())
+    with guard:
+        if key not in _programs:
+            _programs[key] = _compile(context, text, list(options))
+    with _lock:
+        _build_locks.pop(key, None)
+    return _programs[key]
+
+
+def _compile(context: cl.Context, text: str, options: list[str]) -> cl.Program:
+    import pyopencl as cl
+
+    from ..api.policy import forbid_when_frozen
+    from .binaries import compiled  # keeps binaries itself: pyopencl's cache waits for locks that the dead left
+
+    forbid_when_frozen("compile a kernel")
+    with _lock:  # catch_warnings swaps module state: one thread at a time
+        warnings.filterwarnings("ignore", category=cl.CompilerWarning)
+    try:
+        return compiled(context, text, options)
+    except cl.RuntimeError as error:
+        log = str(error)
+        first = next((line for line in log.splitlines() if "error" in line.lower()), log.splitlines()[0] if log else "")
+        devices = ", ".join(device.name.strip() for device in context.devices)
+        raise BuildFailed(f"a kernel did not compile for {devices}: {first.strip()}", log) from error
+
+
+OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")
+"""What an enqueue brings to every launch, in this order."""
+
+
+class KernelPlan:
+    """The usual Plan: one program, some launches in order.
+
+    ``launches`` holds ``(kernel, global_size, local_size, arguments)``; ``arguments`` is a string of names among
+    ``x w y bias residual workspace``, or a sequence that mixes these names with NumPy scalars. The program's text is
+    the problem's macros, the configuration's, then ``file``.
+    """
+
+    def __init__(
+        self,
+        context: cl.Context,
+        package: str,
+        file: str,
+        problem: ConvProblem,
+        config: Mapping[str, Any],
+        launches: Sequence[tuple[str, tuple[int, ...], tuple[int, ...] | None, str | Sequence[Any]]],
+        *,
+        workspace_size: int = 0,
+        options: Sequence[str] = (),
+    ) -> None:
+        text = problem.macros() + config_macros(config) + kernel_text(package, file, problem=problem, config=config)
+        self.program = build(context, text, options)
+        self.workspace_size = workspace_size
+        self._launches = [Launch(self.program, *launch, names=OPERANDS) for launch in launches]
+
+    def enqueue(
+        self,
+        queue: cl.CommandQueue,
+        x: cl.MemoryObject,
+        w: cl.MemoryObject,
+        y: cl.MemoryObject,
+        workspace: cl.MemoryObject | None,
+        wait_for: Sequence[cl.Event] | None = None,
+        *,
+        bias: cl.MemoryObject | None = None,
+        residual: cl.MemoryObject | None = None,
+    ) -> cl.Event:
+        """Enqueue the launches, chained by events so that an out-of-order queue keeps their order."""
+        operands = (x, w, y, workspace, bias, residual)
+        event = None
+        for launch in self._launches:
+            event = launch(queue, operands, wait_for if event is None else (event,))
+        return event
+
+
+class Launch:
+    """One kernel with its sizes and its arguments; safe to enqueue from several threads.
+
+    ``arguments`` mixes names with NumPy scalars; a call passes the operands that ``names`` lists, in that order.
+    ``dtypes`` are the arguments' types where named ones are scalars: None for memory, else NumPy's type.
+    """
+
+    def __init__(
+        self,
+        program: cl.Program,
+        kernel: str,
+        global_size: tuple[int, ...],
+        local_size: tuple[int, ...] | None,
+        arguments: str | Sequence[Any],
+        *,
+        names: Sequence[str],
+        dtypes: Sequence[Any] | None = None,
+    ) -> None:
+        import pyopencl as cl
+
+        self._program, self._name, self._kernel = program, kernel, cl.Kernel(program, kernel)
+        # A cl.Kernel holds the arguments it was given last, so two threads must not set them at once.
+        self._lock = threading.Lock()
+        self._global_size, self._local_size = tuple(map(int, global_size)), local_size
+        given = arguments.split() if isinstance(arguments, str) else list(arguments)
+        self._scalars = [None if isinstance(argument, str) else argument for argument in given]
+        self._places = [names.index(argument) if isinstance(argument, str) else None for argument in given]
+        self._named = tuple(self._places) if None not in self._places else None
+        self._dtypes = list(dtypes) if dtypes else [None if isinstance(a, str) else np.asarray(a).dtype for a in given]
+        self._kernel.set_scalar_arg_dtypes(self._dtypes)
+
+    def __call__(
+        self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Sequence[cl.Event] | None = None
+    ) -> cl.Event:
+        """Enqueue on ``queue``, ``operands`` in the order of ``names``."""
+        if self._named is not None:
+            arguments = [operands[place] for place in self._named]
+        else:
+            arguments = [
+                scalar if place is None else operands[place]
+                for place, scalar in zip(self._places, self._scalars, strict=True)
+            ]
+        recording = recording_of(queue)
+        if recording is not None:
+            sizes = self._global_size, self._local_size
+            return recording.launch(self._program, self._name, self._dtypes, *sizes, arguments)
+        with self._lock:
+            return self._kernel(queue, self._global_size, self._local_size, *arguments, wait_for=wait_for)

@@ -1,0 +1,283 @@
+"""Memory: a pool for each queue, counted and limited by device, and one allocation's views in OpenCL and CUDA.
+
+Work on one in-order queue may use a block again as soon as the host has let go of it, work on another queue may not:
+so each queue has a pool. On an NVIDIA device with CUDA's driver the blocks are memory that CUDA sees too (see
+``cuda``; on some hosts not the largest, see ``imports``), so that its libraries work on the buffers that kernels use.
+Elsewhere pyopencl's pool does the work.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..api.errors import MemoryLimit
+from ..api.policy import current_policy, forbid_when_frozen
+from .cuda import CudaError, cuda_of, prompt
+from .recording import Slot, recording_of
+from .sharedpool import OWN, SMALLEST, Arena, SharedPool, cuda_address, out_of_order, shared_block
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = [
+    "MemoryStatistics",
+    "allocate",
+    "cuda_address",
+    "fresh",
+    "memory_statistics",
+    "release_memory",
+    "set_memory_limit",
+    "shared_block",
+    "shared_with_cuda",
+    "standing",
+    "sub_region",
+    "workspace",
+]
+
+_lock = threading.RLock()
+_pools: dict[Any, Any] = {}
+"""By queue; the keys are references of our own."""
+_callers: dict[Any, Any] = {}
+"""The caller's object for a queue, by the same keys: its references tell whether anybody holds the queue."""
+_arenas: dict[Any, Arena | None] = {}
+"""By context; None where memory is OpenCL's alone."""
+_limits: dict[Any, int] = {}
+
+
+@dataclass(frozen=True)
+class MemoryStatistics:
+    """One device's memory, in bytes and blocks, over all its queues' pools."""
+
+    held_bytes: int
+    """Taken from the device: in use, or kept for the next call."""
+    active_bytes: int
+    held_blocks: int
+    """Kept for the next call."""
+    active_blocks: int
+    limit: int | None
+    shared_with_cuda: bool
+
+
+def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
+    """Device memory of at least ``size`` bytes for work on ``queue``, from the queue's pool.
+
+    Let go, it may serve the queue's next work: what other queues do with it must be done by then, or the queue wait for
+    it (a barrier).
+
+    Raises MemoryLimit where the device's limit would be passed, Frozen where ``frozen()`` forbids new memory.
+    """
+    recording = recording_of(queue)
+    if recording is not None:
+        return recording.allocate(size)
+    pool = _pools.get(queue)
+    if pool is None:
+        pool = _make_pool(queue)
+    if not current_policy().frozen and not _limits:
+        return _take(pool, queue, size or 1)
+    return _allocate_within(pool, queue, size or 1)
+
+
+def _take(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
+    """A pool's block; where the device is full, after what waits for its next use in any pool has gone back."""
+    try:
+        return pool.allocate(size, **options)
+    except Exception as error:
+        import pyopencl as cl
+
+        # In ``prompt`` a thread must not wait, and frozen() refuses the block anyway.
+        if not isinstance(error, (CudaError, cl.MemoryError)) or prompt.depth or current_policy().frozen:
+            raise
+        try:
+            release_memory(queue.device)
+        except Exception:
+            raise error from None
+        return pool.allocate(size, **options)
+
+
+def workspace(queue: cl.CommandQueue, size: int) -> cl.MemoryObject | None:
+    """Scratch memory for one plan on one queue; None for size 0."""
+    return allocate(queue, size) if size else None
+
+
+def _make_pool(queue: cl.CommandQueue) -> Any:
+    import pyopencl as cl
+    from pyopencl.tools import ImmediateAllocator, MemoryPool
+
+    with _lock:
+        pool = _pools.get(queue)
+        if pool is None:
+            _forget_queues()
+            own = cl.CommandQueue.from_int_ptr(queue.int_ptr, retain=True)
+            arena = _arena(queue.context, queue.device)
+            if arena is not None:
+                pool = SharedPool(own, arena)
+            elif out_of_order(queue):
+                pool = _NoPool(own)
+            else:
+                pool = MemoryPool(ImmediateAllocator(own))
+            _callers[own], _pools[own] = queue, pool
+    return pool
+
+
+def _forget_queues() -> None:
+    """Let the pools of queues go that nobody else holds: no work can come that would use their memory again.
+
+    Only pyopencl's pools: OpenCL keeps a buffer until the commands that use it are done, on any queue. What CUDA sees
+    too has no such guard, so its pools stay (``release_memory`` empties them); and Intel's CPU runtime hangs when an
+    out-of-order queue with work is released, so those stay too, which hold nothing.
+
+    A queue's Python object takes no weak reference, and drivers hold queues themselves (PoCL by the last event): so
+    Python's references are counted, when another queue's pool is made. A queue that comes back gets a new pool.
+    """
+    from pyopencl.tools import MemoryPool
+
+    ((_, alone),) = _counted({None: object()})
+    for own, references in _counted(_callers):
+        pool = _pools[own]
+        if references == alone and not pool.active_blocks and type(pool) is MemoryPool:
+            del _pools[own], _callers[own]
+
+
+def _counted(callers: dict[Any, Any]) -> list[tuple[Any, int]]:
+    return [(own, sys.getrefcount(caller)) for own, caller in list(callers.items())]
+
+
+def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
+    """Allocate, and give back at once what the policy or the limit does not allow."""
+    frozen, limit = current_policy().frozen, _limits.get(queue.device)
+    if frozen and type(pool) is _NoPool:
+        forbid_when_frozen(f"allocate {size} bytes: an out-of-order queue has no pool")
+    held = pool.managed_bytes
+    memory = _take(pool, queue, size)
+    if pool.managed_bytes <= held:
+        return memory
+    # A bridge in use may have put off a call that this out-of-order queue waits for, and makes it only afterwards.
+    stuck = pool if prompt.depth and out_of_order(queue) else None
+    if frozen:
+        del memory
+        if pool is not stuck:
+            pool.free_held()
+        forbid_when_frozen(f"allocate {size} bytes")
+    if limit is None or memory_statistics(queue.device).held_bytes <= limit:
+        return memory
+    for other in [other for where, other in list(_pools.items()) if where.device == queue.device]:
+        if other is not stuck:
+            other.free_held()  # never the new block: it is in use
+    found = memory_statistics(queue.device)
+    if found.held_bytes <= limit:
+        return memory
+    del memory
+    if pool is not stuck:
+        pool.free_held()
+    raise MemoryLimit(
+        f"{size} bytes more would make {found.held_bytes} bytes of memory in use on {queue.device.name.strip()}, the "
+        f"limit is {limit}: free some, or set_memory_limit()"
+    )
+
+
+def set_memory_limit(device: cl.Device, limit: int | None) -> None:
+    """From now on at most ``limit`` bytes of a device's memory are held; None lifts the limit.
+
+    Blocks that wait for their next use are given back before an allocation fails.
+    """
+    with _lock:
+        if limit is None:
+            _limits.pop(device, None)
+        else:
+            _limits[device] = int(limit)
+
+
+def memory_statistics(device: cl.Device) -> MemoryStatistics:
+    """What a device's pools hold now."""
+    pools = [pool for queue, pool in list(_pools.items()) if queue.device == device]
+    return MemoryStatistics(
+        held_bytes=sum(pool.managed_bytes for pool in pools),
+        active_bytes=sum(pool.active_bytes for pool in pools),
+        held_blocks=sum(pool.held_blocks for pool in pools),
+        active_blocks=sum(pool.active_blocks for pool in pools),
+        limit=_limits.get(device),
+        shared_with_cuda=any(type(pool) is SharedPool for pool in pools),
+    )
+
+
+def release_memory(device: cl.Device | None = None) -> None:
+    """Give the device (all devices) back every block that is not in use."""
+    for queue, pool in list(_pools.items()):
+        if device is None or queue.device == device:
+            pool.free_held()
+
+
+def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObject:
+    """``size`` bytes from ``offset`` on, which must be aligned as the device asks; holds the block while it lives."""
+    if type(memory) is Slot:
+        return memory.get_sub_region(offset, size)
+    import pyopencl as cl
+
+    whole = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
+    start = offset if whole is None else offset + memory.get_info(cl.mem_info.OFFSET)  # there are no parts of parts
+    part = cl.Buffer.from_int_ptr((whole or memory).int_ptr).get_sub_region(start, size)
+    part._held = memory  # else a pool would give the block to the next
+    return part
+
+
+def fresh(queue: cl.CommandQueue, size: int, content: Any = None) -> cl.MemoryObject:
+    """A buffer of its own, never a part of another; like the pool's visible to CUDA, where that is possible.
+
+    For what lives long, or is cut into parts. ``content`` is a contiguous array, copied before this returns.
+    """
+    import pyopencl as cl
+
+    pool = _pools.get(queue) or _make_pool(queue)
+    if type(pool) is not SharedPool:
+        flags = cl.mem_flags.READ_WRITE | (0 if content is None else cl.mem_flags.COPY_HOST_PTR)
+        return cl.Buffer(queue.context, flags, 0 if content is not None else max(size, 1), hostbuf=content)
+    memory = _take(pool, queue, max(size, OWN), kept=False)
+    if content is not None:
+        cl.enqueue_copy(queue, memory, content, is_blocking=True)
+    return memory
+
+
+class _NoPool:
+    """For out-of-order queues: when a block may be used again is not to be seen, so each allocation is new."""
+
+    managed_bytes = active_bytes = held_blocks = active_blocks = 0
+
+    def __init__(self, queue: cl.CommandQueue) -> None:
+        self._context = queue.context
+
+    def allocate(self, size: int) -> cl.Buffer:
+        """A new buffer."""
+        import pyopencl as cl
+
+        return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
+
+    def free_held(self) -> None:
+        """Nothing is held."""
+
+
+def _arena(context: cl.Context, device: cl.Device) -> Arena | None:
+    with _lock:
+        if context not in _arenas:
+            cuda, found = cuda_of(device), None
+            if cuda is not None:
+                try:
+                    found = Arena(context, cuda)
+                    found.block(SMALLEST)
+                except CudaError:  # a driver or a container that exports no memory: OpenCL's own serves
+                    found = None
+            _arenas[context] = found
+        return _arenas[context]
+
+
+def shared_with_cuda(context: cl.Context, device: cl.Device, size: int = 1) -> bool:
+    """Whether blocks of ``size`` bytes of a context's pools are CUDA's too; tried once, with a small block."""
+    arena = _arena(context, device)
+    return arena is not None and arena.shares(size)
+
+
+def standing(context: cl.Context, device: cl.Device, size: int) -> cl.MemoryObject:
+    """Memory that CUDA sees too and no command has used, for as long as the process lives; see ``shared_with_cuda``."""
+    return _arena(context, device).block(1 << (size - 1).bit_length()).memory

@@ -1,0 +1,295 @@
+"""Devices, contexts, queues and memory: the only module that creates OpenCL objects of these kinds.
+
+Nothing happens at import. One context a device, shared by all; one queue a thread and device, for callers who bring
+NumPy arrays. Scratch memory comes from a pool a queue: work on one in-order queue may reuse a block as soon as the
+host has let go of it, work on another may not (see ``memory``).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ..api.device import DeviceInfo
+from ..api.errors import NoDevice
+from .cuda import unavailable as cuda_unavailable
+from .memory import (  # part of this module's interface, where callers look for it
+    allocate,
+    cuda_address,
+    fresh,
+    memory_statistics,
+    release_memory,
+    set_memory_limit,
+    shared_with_cuda,
+    sub_region,
+    workspace,
+)
+from .platforms import address, device_info, devices, platforms
+from .recording import recording_of
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = [
+    "address",
+    "allocate",
+    "context",
+    "copy",
+    "cuda_address",
+    "cuda_devices",
+    "default_device",
+    "device_info",
+    "devices",
+    "find_device",
+    "fresh",
+    "memory_statistics",
+    "platforms",
+    "probe",
+    "queue",
+    "release_memory",
+    "set_memory_limit",
+    "workspace",
+]
+
+INSTALL = "pip install 'convdispatch[cpu]'"
+_PROBE = "kernel void probe(global int *p) { p[get_global_id(0)] = (int)get_global_id(0) + 41; }"
+_threads = threading.local()
+_lock = threading.RLock()
+
+
+@functools.lru_cache(maxsize=64)
+def probe(device: cl.Device) -> str | None:
+    """Build and run a trivial kernel; the failure in words, or None when the device works.
+
+    A platform that lists is not yet one that works: PoCL's wheel lists everywhere and needs a linker to build.
+    """
+    import numpy as np
+    import pyopencl as cl
+
+    from ..api.errors import BuildFailed
+    from .kernels import build
+
+    try:
+        where = context(device)
+        commands = cl.CommandQueue(where)
+        program = build(where, _PROBE)
+        memory = cl.Buffer(where, cl.mem_flags.READ_WRITE, 16)
+        cl.Kernel(program, "probe")(commands, (4,), None, memory)
+        answer = np.zeros(4, np.int32)
+        cl.enqueue_copy(commands, answer, memory)
+    except BuildFailed as error:
+        return f"{error}; {error.log.strip().splitlines()[-1] if error.log.strip() else 'no log'}"
+    except cl.Error as error:
+        text = str(error).strip().splitlines()
+        return text[-1] if text else type(error).__name__
+    return None if answer.tolist() == [41, 42, 43, 44] else f"a trivial kernel gave {answer.tolist()}, not 41 to 44"
+
+
+def find_device(choice: Any = None) -> cl.Device:
+    """The device that ``choice`` names, or the default one for None.
+
+    ``choice`` is a ``pyopencl.Device``, or text: part of a device's name, a normalised vendor (``nvidia``, ``pocl``),
+    a type (``cpu``, ``gpu``), or ``platform:device`` where each side is a part of the name or a number.
+
+    Raises NoDevice that lists what is there.
+    """
+    if choice is None:
+        return default_device()
+    if not isinstance(choice, str):
+        return choice
+    matches = [device for device in devices() if _matches(device, choice.strip().lower())]
+    if not matches:
+        raise NoDevice(f"no OpenCL device matches {choice!r}; there are: {_listing()}")
+    for device in matches:
+        if probe(device) is None:
+            return device
+    raise NoDevice(f"{device_info(matches[0])} matches {choice!r} but does not work: {probe(matches[0])}")
+
+
+def _matches(device: cl.Device, choice: str) -> bool:
+    info = device_info(device)
+    if ":" in choice:
+        platform, _, rest = choice.partition(":")
+        listed = platforms()
+        index = listed.index(device.platform)
+        if platform != str(index) and platform not in info.platform.lower() and platform != info.vendor:
+            return False
+        siblings = device.platform.get_devices()
+        return not rest or rest == str(siblings.index(device)) or rest in info.name.lower() or rest == info.type
+    return choice in (info.vendor, info.type) or choice in info.name.lower() or choice in info.platform.lower()
+
+
+def _listing() -> str:
+    return "; ".join(str(device_info(device)) for device in devices()) or f"none ({INSTALL})"
+
+
+@functools.lru_cache(maxsize=1)
+def _ranked() -> cl.Device:
+    def rank(device: cl.Device) -> tuple[int, int]:
+        info = device_info(device)
+        kind = {"gpu": 0, "accelerator": 1, "cpu": 2}[info.type]
+        simulator = info.vendor == "oclgrind"  # finds faults, thousands of times too slow to compute with
+        return (3 if simulator else kind, 1 if info.vendor == "pocl" else 0)
+
+    failures = []
+    for device in sorted(devices(), key=rank):
+        problem = probe(device)
+        if problem is None:
+            return device
+        failures.append(f"\n  {device_info(device)}: {problem}")
+    seen = "".join(failures) or " none was found"
+    raise NoDevice(
+        f"no OpenCL device works:{seen}\n{INSTALL} brings a complete CPU runtime; `convdispatch doctor` tells more"
+    )
+
+
+def default_device() -> cl.Device:
+    """``CONVDISPATCH_DEVICE``, else a GPU that works, else a CPU that works. Raises NoDevice."""
+    chosen = os.environ.get("CONVDISPATCH_DEVICE")
+    return find_device(chosen) if chosen else _ranked()
+
+
+def cuda_devices(info: DeviceInfo, size: int = 1) -> list[cl.Device]:
+    """The OpenCL devices of a description whose memory, in blocks of ``size`` bytes, CUDA sees too.
+
+    Empty for other vendors' and without CUDA.
+    """
+    if info.vendor != "nvidia" or cuda_unavailable():
+        return []
+    matching = [device for device in devices() if device_info(device) == info]
+    return [device for device in matching if shared_with_cuda(context(device), device, size)]
+
+
+@functools.lru_cache(maxsize=64)
+def _context(device: cl.Device) -> cl.Context:
+    import pyopencl as cl
+
+    return cl.Context([device])
+
+
+def context(device: cl.Device | None = None) -> cl.Context:
+    """The shared context of a device."""
+    with _lock:
+        return _context(device or default_device())
+
+
+def queue(device: cl.Device | None = None) -> cl.CommandQueue:
+    """This thread's in-order queue on the shared context of a device."""
+    import pyopencl as cl
+
+    device = device or default_device()
+    queues = _threads.__dict__.setdefault("queues", {})
+    if device not in queues:
+        queues[device] = cl.CommandQueue(context(device))
+    return queues[device]
+
+
+def host_input(queue: cl.CommandQueue, array: Any) -> cl.MemoryObject:
+    """A buffer with a NumPy array's values: the array's own memory on a CPU device, a copy elsewhere.
+
+    ``array`` must be contiguous and outlive the work.
+    """
+    import pyopencl as cl
+
+    if device_info(queue.device).type == "cpu":
+        return cl.Buffer(queue.context, cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
+    memory = allocate(queue, array.nbytes)
+    cl.enqueue_copy(queue, memory, array, is_blocking=False)
+    return memory
+
+
+def host_output(queue: cl.CommandQueue, array: Any, keep: bool = False) -> tuple[Any, cl.MemoryObject]:
+    """``(finish, buffer)`` for a NumPy array that will be written; ``finish()`` waits until the values are in it.
+
+    ``keep`` brings the array's present values along.
+    """
+    import pyopencl as cl
+
+    if device_info(queue.device).type == "cpu":
+        memory = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
+
+        def finish() -> None:
+            # Mapping is what makes a USE_HOST_PTR buffer's values visible to the host.
+            view, _ = cl.enqueue_map_buffer(queue, memory, cl.map_flags.READ, 0, array.shape, array.dtype)
+            view.base.release(queue)
+
+        return finish, memory
+    memory = allocate(queue, array.nbytes)
+    if keep:
+        cl.enqueue_copy(queue, memory, array, is_blocking=False)
+    return (lambda: cl.enqueue_copy(queue, array, memory)), memory
+
+
+def region(queue: cl.CommandQueue, memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObject:
+    """A buffer that starts ``offset`` bytes into ``memory``: a sub-buffer where aligned, else a copy on the queue."""
+    if offset == 0:
+        return memory
+    if offset % device_info(queue.device).buffer_alignment == 0:
+        return sub_region(memory, offset, size)
+    part = allocate(queue, size)
+    copy(queue, part, memory, size, source_offset=offset)
+    return part
+
+
+def copied(queue: cl.CommandQueue, memory: cl.MemoryObject, size: int, wait_for: Any = None) -> cl.MemoryObject:
+    """A copy of the first ``size`` bytes, from the queue's pool."""
+    fresh = allocate(queue, size)
+    copy(queue, fresh, memory, size, wait_for=wait_for)
+    return fresh
+
+
+def copy(
+    queue: cl.CommandQueue,
+    target: cl.MemoryObject,
+    source: cl.MemoryObject,
+    size: int,
+    source_offset: int = 0,
+    target_offset: int = 0,
+    wait_for: Any = None,
+) -> cl.Event:
+    """Enqueue a copy of ``size`` bytes from ``source`` to ``target``, from the given bytes on."""
+    recording = recording_of(queue)
+    if recording is not None:
+        return recording.copy(target, source, size, source_offset, target_offset)
+    import pyopencl as cl
+
+    return cl.enqueue_copy(
+        queue,
+        target,
+        source,
+        byte_count=size,
+        src_offset=source_offset,
+        dst_offset=target_offset,
+        wait_for=wait_for or None,
+    )
+
+
+def fill(queue: cl.CommandQueue, target: cl.MemoryObject, number: Any, offset: int, size: int) -> cl.Event:
+    """Enqueue that ``size`` bytes from byte ``offset`` on become a NumPy number, again and again."""
+    recording = recording_of(queue)
+    if recording is not None:
+        return recording.fill(target, number, offset, size)
+    import pyopencl as cl
+
+    return cl.enqueue_fill_buffer(queue, target, number, offset, size)
+
+
+def output_region(
+    queue: cl.CommandQueue, memory: cl.MemoryObject, offset: int, size: int, keep: bool = False
+) -> tuple[Any, cl.MemoryObject]:
+    """As ``region`` for memory that will be written: ``(finish, buffer)``; ``finish(event)`` copies back, if set.
+
+    ``finish`` returns the event after which the values are in ``memory``; ``keep`` brings present values along.
+    """
+    if offset % device_info(queue.device).buffer_alignment == 0:
+        return None, sub_region(memory, offset, size)
+    part = allocate(queue, size)
+    if keep:
+        copy(queue, part, memory, size, source_offset=offset)
+
+    def finish(event: cl.Event) -> cl.Event:
+        return copy(queue, memory, part, size, target_offset=offset, wait_for=[event])
+
+    return finish, part

@@ -1,0 +1,299 @@
+"""The checks that a plan goes through, in this order; each failure names the first that it did not pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...api.problem import ConvProblem
+from ...api.solver import Solver
+from ...device.runtime import device_info
+from .. import reference
+from .data import Data, allowed, data_for
+from .memory import FINITE, NAN, ZERO, Fault, Tray, holds
+from .packing import disagreement, packing_plans
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["CHECKS", "LONG", "Examination"]
+
+CHECKS = {
+    "words": "refused in words: one line, the same each time, in little time; a proper name and epilogue",
+    "configurations": "tuning choices: at least one, JSON, the same each time; cost a number",
+    "plan": "a plan is made and enqueued without an exception",
+    "workspace": "workspace size: an integer, as stated, never changing; nothing written outside it",
+    "guards": "nothing written outside the output",
+    "inputs": "inputs and packed weights unchanged",
+    "written": "every output written, over NaN",
+    "values": "integer data: bit-exact where the solver claims exactness, else within the error allowed",
+    "deterministic": "the same bits from the same inputs, where the solver claims determinism",
+    "stale": "the same result whatever the workspace, and the output, held before",
+    "error": "real data within the error that dtype and math allow",
+    "reuse": "the plan used again: other data, other buffers",
+    "waits": "enqueue returns while what it must wait for has not happened",
+    "order": "the work begins after the events it was given, also on an out-of-order queue",
+    "queues": "two plans, each on two queues, all in flight at once",
+    "threads": "one plan from two threads at once",
+    "keys": "equal pack keys, equal packed bytes: also in other geometries of the same weights",
+}
+"""Name to what is checked."""
+LONG = ("waits", "order", "queues", "threads", "keys")
+"""The checks that only some cases run: those marked in the lists, and each solver's first of a direction."""
+
+WAIT_S = 5.0
+"""Seconds after which an enqueue that has not returned counts as waiting."""
+TURNS = 3
+
+
+class Examination:
+    """One solver's plan for one problem under every check; ``run`` raises Fault, or leaves what it found here."""
+
+    def __init__(
+        self,
+        solver: Solver,
+        problem: ConvProblem,
+        config: Mapping[str, Any],
+        stated: int | None,
+        queue: cl.CommandQueue,
+    ) -> None:
+        self.solver, self.problem, self.config, self.queue = solver, problem, config, queue
+        self.context = queue.context
+        self.stated = stated
+        self.errors: dict[str, float] = {}
+        self.passed: list[str] = []
+        self.plan = self._plan()
+        self.size: int = self.plan.workspace_size
+
+    # --- the order of the checks -----------------------------------------------------------------------------------
+
+    def run(self, long: bool) -> None:
+        """All checks, or all but LONG. Raises Fault at the first that fails."""
+        integer, real = self._data("integer", 1), self._data("real", 2)
+        first = self._once(integer, NAN)
+        self._right(first, integer, "values", lambda: self._diagnose(integer, first))
+        self._same(first, self._once(integer, NAN), "deterministic", "between two runs")
+        again = self._once(integer, FINITE)
+        self._right(again, integer, "stale", lambda: ("stale", "with other numbers in the memory before: "))
+        self._same(first, again, "stale", "when workspace and output held something else before")
+        moved = self._once(real, NAN, shift=max(128, self.queue.device.mem_base_addr_align // 8))
+        self._right(moved, real, "error", lambda: self._diagnose_reuse(real))
+        if self.plan.workspace_size != self.size:
+            raise Fault("workspace", f"workspace_size was {self.size} and became {self.plan.workspace_size} after runs")
+        self.passed = [name for name in CHECKS if name not in LONG]
+        if long:
+            self._order(real)
+            self._queues(integer, real)
+            self._threads(integer, real)
+            self._keys(real)
+            self.passed = list(CHECKS)
+
+    # --- one run ---------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> Any:
+        try:
+            plan = self.solver.plan(self.context, self.problem, self.config)
+        except Exception as error:
+            log = str(getattr(error, "log", "")).strip()[:500]
+            raise Fault("plan", f"plan raised {type(error).__name__}: {error} {log}".strip()) from error
+        size = getattr(plan, "workspace_size", None)
+        if not callable(getattr(plan, "enqueue", None)):
+            raise Fault("plan", f"a plan has enqueue(queue, x, w, y, workspace, wait_for), got {plan!r}")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise Fault("workspace", f"workspace_size is bytes from 0 on, got {size!r}")
+        if self.stated is not None and size != self.stated:
+            raise Fault(
+                "workspace", f"the solver states {self.stated} bytes without compiling, its plan asks for {size}"
+            )
+        return plan
+
+    def _data(self, kind: str, seed: int) -> Data:
+        return data_for(self.problem, kind, seed)
+
+    def _tray(self, data: Data, fill: int = NAN, shift: int = 0, late: bool = False, plan: Any = None) -> Tray:
+        plan = plan or self.plan
+        tray = Tray(self.context, self.problem, plan, data.operands, fill=fill, shift=shift, late=late)
+        if not late:
+            tray.pack(self.queue)
+        return tray
+
+    def _once(self, data: Data, fill: int, shift: int = 0) -> np.ndarray:
+        tray = self._tray(data, fill, shift)
+        self._guard(lambda: tray.enqueue(self.queue)).wait()
+        self.queue.finish()
+        return tray.result(self.queue)
+
+    def _guard(self, enqueue: Callable[[], Any]) -> Any:
+        try:
+            event = enqueue()
+        except Exception as error:
+            raise Fault("plan", f"enqueue raised {type(error).__name__}: {error}") from error
+        if not callable(getattr(event, "wait", None)):
+            raise Fault("plan", f"enqueue returns the event of its last command, got {event!r}")
+        return event
+
+    def _right(
+        self, got: np.ndarray, data: Data, check: str, diagnose: Callable[[], tuple[str, str] | None] = lambda: None
+    ) -> None:
+        """Raise Fault ``check``, or what ``diagnose`` finds instead, unless ``got`` is the expected result."""
+        error = reference.relative_error(got, data.expected)
+        limit = allowed(self.problem, data.kind, self.solver.exact)
+        self.errors[data.kind] = max(error, self.errors.get(data.kind, 0.0))
+        if error <= limit:
+            return
+        found = diagnose()
+        name, words = found or (check, "")
+        raise Fault(name, f"{words}{_difference(got, data, error, limit)}")
+
+    def _same(self, one: np.ndarray, other: np.ndarray, check: str, when: str) -> None:
+        if self.solver.deterministic and one.tobytes() != other.tobytes():
+            raise Fault(check, f"{np.count_nonzero(one != other)} outputs differ {when}")
+
+    def _diagnose(self, data: Data, first: np.ndarray) -> tuple[str, str] | None:
+        """What is right over zeros came from what had never been written; what keeps every fill is unwritten."""
+        try:
+            zeros, finite = self._once(data, ZERO), self._once(data, FINITE)
+        except Fault:
+            return None
+        if reference.relative_error(zeros, data.expected) <= allowed(self.problem, data.kind, self.solver.exact):
+            return "stale", "right only where workspace and output held zeros before: "
+        missed = int(np.count_nonzero(holds(first, NAN) & holds(finite, FINITE)))
+        return ("written", f"{missed} outputs were not written: ") if missed else None
+
+    def _diagnose_reuse(self, data: Data) -> tuple[str, str] | None:
+        """A plan wrong on its second data that is right when new keeps something of the first."""
+        fresh = self._plan()
+        tray = self._tray(data, plan=fresh)
+        self._guard(lambda: tray.enqueue(self.queue)).wait()
+        got = tray.result(self.queue)
+        if reference.relative_error(got, data.expected) <= allowed(self.problem, data.kind, self.solver.exact):
+            return "reuse", "a new plan is right, this one on its second data is not: "
+        return None
+
+    # --- the long checks -------------------------------------------------------------------------------------------
+
+    def _order(self, data: Data) -> None:
+        """Enqueue behind copies that wait for a user event: the call must return, and the work must wait."""
+        import pyopencl as cl
+
+        chaotic = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+        modes = [0, chaotic] if self.queue.device.queue_on_host_properties & chaotic else [0]
+        for mode in modes:
+            worker = cl.CommandQueue(self.context, self.queue.device, properties=mode)
+            carrier = cl.CommandQueue(self.context, self.queue.device)
+            packs = bool(self.problem.constant_weights and getattr(self.plan, "packed_size", 0))
+            tray = self._tray(data, late=not packs)
+            gate = cl.UserEvent(self.context)
+            after = [gate] if packs else tray.deliver(carrier, [gate])
+            self._behind(gate, lambda tray=tray, worker=worker, after=after: tray.enqueue(worker, after))
+            worker.finish()
+            carrier.finish()
+            words = "out-of-order" if mode else "in-order"
+            self._right(tray.result(self.queue), data, "order", lambda words=words: ("order", f"on an {words} queue: "))
+
+    def _behind(self, gate: Any, enqueue: Callable[[], Any]) -> None:
+        """Call ``enqueue`` in a thread while ``gate`` is shut, then open it. Raises Fault if it did not return."""
+        import pyopencl as cl
+
+        outcome: list[Any] = []
+
+        def call() -> None:
+            try:
+                outcome.append(enqueue())
+            except Exception as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        thread.join(WAIT_S)
+        waited = thread.is_alive()
+        gate.set_status(cl.command_execution_status.COMPLETE)
+        thread.join(WAIT_S)
+        if waited:
+            raise Fault("waits", "enqueue did not return while an event that it was to wait for was open")
+        if isinstance(outcome[0], Exception):
+            raise Fault("plan", f"enqueue raised {type(outcome[0]).__name__}: {outcome[0]}")
+        outcome[0].wait()
+
+    def _queues(self, *sets: Data) -> None:
+        """Two plans, each on two queues with data of their own, held back until all are enqueued."""
+        import pyopencl as cl
+
+        other = self._plan()
+        if other.workspace_size != self.size:
+            raise Fault(
+                "workspace", f"one plan asks for {self.size} bytes, another of the same for {other.workspace_size}"
+            )
+        queues = [cl.CommandQueue(self.context, self.queue.device) for _ in range(2)]
+        gate = cl.UserEvent(self.context)
+        flights = []
+        try:
+            for turn in range(4):
+                data, plan = sets[turn % 2], (self.plan, other)[turn // 2]
+                queue = queues[(turn + turn // 2) % 2]
+                tray = self._tray(data, plan=plan)
+                flights.append((tray, data, self._guard(lambda t=tray, q=queue: t.enqueue(q, [gate]))))
+            for queue in queues:
+                queue.flush()
+        finally:
+            gate.set_status(cl.command_execution_status.COMPLETE)
+        for queue in queues:
+            queue.finish()
+        for tray, data, _ in flights:
+            self._right(tray.result(self.queue), data, "queues")
+
+    def _threads(self, *sets: Data) -> None:
+        """The plan from two threads, each with a queue, data and memory of its own."""
+        import pyopencl as cl
+
+        barrier = threading.Barrier(len(sets))
+        work = [[self._tray(data) for _ in range(TURNS)] for data in sets]
+        faults: list[Exception] = []
+
+        def turn(trays: list[Tray]) -> None:
+            try:
+                queue = cl.CommandQueue(self.context, self.queue.device)
+                barrier.wait()
+                for tray in trays:
+                    tray.enqueue(queue)
+                queue.finish()
+            except Exception as error:
+                faults.append(error)
+
+        threads = [threading.Thread(target=turn, args=(trays,)) for trays in work]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if faults:
+            raise Fault("threads", f"enqueue raised {type(faults[0]).__name__} in a thread: {faults[0]}")
+        for trays, data in zip(work, sets, strict=True):
+            for tray in trays:
+                self._right(tray.result(self.queue), data, "threads")
+
+    def _keys(self, data: Data) -> None:
+        """The packed form, and those of plans that share its key, from the same weights."""
+        if not self.problem.constant_weights or getattr(self.plan, "pack_key", None) is None:
+            return
+        others = packing_plans(self.solver, self.problem, self.config, self.context, device_info(self.queue.device))
+        found = disagreement(self.queue, data.operands["w"], [(str(self.problem), self.plan), *others])
+        if found:
+            raise Fault("keys", found)
+
+
+def _difference(got: np.ndarray, data: Data, error: float, limit: float) -> str:
+    values = got.astype(np.float64)
+    scale = max(float(np.abs(data.expected).max(initial=0)), 1e-300)
+    with np.errstate(invalid="ignore"):
+        wrong = ~(np.abs(values - data.expected) <= max(limit, 1e-12) * scale)
+    if not wrong.any():
+        wrong = values != data.expected
+    first = tuple(int(i) for i in np.unravel_index(np.argmax(wrong), wrong.shape))
+    return (
+        f"relative error {error:.3g}, allowed {limit:.3g}, {data.kind} data; "
+        f"{int(wrong.sum())} of {wrong.size} outputs "
+        f"differ, the first at {first}: got {values[first]:.6g}, expected {data.expected[first]:.6g}"
+    )

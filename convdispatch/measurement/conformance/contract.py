@@ -1,0 +1,94 @@
+"""What a solver answers before anything is compiled: refusals in words, configurations, cost, workspace."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ...api.device import DeviceInfo
+from ...api.problem import ConvProblem
+from ...api.solver import EPILOGUE, Solver
+from ...selection.derivation import Derived
+from ...selection.visible import visible_problem
+from .memory import Fault
+
+__all__ = ["answer", "configurations", "statements"]
+
+CHEAP_S = 0.05
+"""Most processor time of one ``rejects``: dispatch asks every solver, for every new problem."""
+
+
+def answer(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
+    """Why the solver does not compute the problem, or None. Raises Fault for an answer that breaks the contract."""
+    seen = visible_problem(solver, problem)
+    try:
+        first = solver.rejects(seen, device)
+        spent = min(_time(solver, seen, device) for _ in range(2))
+        second = solver.rejects(seen, device)
+    except Exception as error:
+        raise Fault("words", f"rejects raised {type(error).__name__}: {error}") from error
+    if first != second:
+        raise Fault("words", f"rejects answered {first!r}, then {second!r}: it must be pure")
+    if spent > CHEAP_S:
+        raise Fault(
+            "words", f"rejects took {spent * 1e3:.0f} ms of processor time, at most {CHEAP_S * 1e3:.0f} are cheap"
+        )
+    if first is not None:
+        _check_words(first)
+        return first
+    left = sorted(part for part in EPILOGUE if getattr(problem, part) and not getattr(seen, part))
+    plain = not any(getattr(seen, part) for part in EPILOGUE)
+    return f"does not fuse {', '.join(left)}: the host adds it" if left and plain else None
+
+
+def _time(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> float:
+    began = time.thread_time()
+    solver.rejects(problem, device)
+    return time.thread_time() - began
+
+
+def _check_words(reason: Any) -> None:
+    if not isinstance(reason, str):
+        raise Fault("words", f"rejects must answer a sentence or None, got {reason!r}")
+    if not reason.strip() or "\n" in reason:
+        raise Fault("words", f"a refusal is one line of words, got {reason!r}")
+    if reason.endswith("."):
+        raise Fault("words", f"a refusal has no full stop, got {reason!r}")
+
+
+def configurations(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> list[Mapping[str, Any]]:
+    """The solver's tuning choices for an accepted problem. Raises Fault where they are none, no JSON, or not pure."""
+    try:
+        offered = [dict(config) for config in solver.configs(problem, device)]
+        again = [dict(config) for config in solver.configs(problem, device)]
+        if json.loads(json.dumps(offered)) != offered:
+            raise Fault("configurations", f"configurations must survive JSON, got {offered[0]!r}")
+    except Fault:
+        raise
+    except Exception as error:
+        raise Fault("configurations", f"configs raised {type(error).__name__}: {error}") from error
+    if not offered:
+        raise Fault("configurations", "an accepted problem has at least one configuration, got none")
+    if offered != again:
+        raise Fault("configurations", "configs answered two lists, one after the other: it must be pure")
+    return offered
+
+
+def statements(solver: Solver, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
+    """The bytes of workspace that the solver states without compiling; None if it states none. Raises Fault."""
+    name = solver.root.name if isinstance(solver, Derived) else solver.name
+    if not isinstance(name, str) or not name or any(c.isspace() or c in "+*?[" for c in name):
+        raise Fault("words", f"a solver's name is plugin.variant without spaces, + and wildcards, got {name!r}")
+    if not set(solver.fuses) <= EPILOGUE:
+        raise Fault("words", f"fuses holds parts of {sorted(EPILOGUE)}, got {sorted(solver.fuses)}")
+    try:
+        cost, size = solver.cost(problem, device, config), solver.workspace(problem, device, config)
+    except Exception as error:
+        raise Fault("workspace", f"cost or workspace raised {type(error).__name__}: {error}") from error
+    if cost is not None and not (isinstance(cost, (int, float)) and 0 <= cost < float("inf")):
+        raise Fault("configurations", f"a cost is None or a number from 0 on, got {cost!r}")
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
+        raise Fault("workspace", f"workspace answers None or bytes, got {size!r}")
+    return size

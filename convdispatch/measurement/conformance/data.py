@@ -1,0 +1,74 @@
+"""What a case is computed from and compared with: integer and real operands, the float64 result, the error allowed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...api.problem import ConvProblem
+from .. import reference
+from ..search.trialdata import error_limit, numpy_dtype, operands_of, random_operands
+
+__all__ = ["Data", "allowed", "data_for"]
+
+_EXACT = {"float64": 2**53, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
+"""Integers up to here are exact in the dtype."""
+_ROUND = ("leaky_relu", "elu", "sigmoid", "silu", "tanh")
+"""Activations that do not map integers to integers."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """One set of operands, in the problem's dtype, and what the problem makes of them, in float64."""
+
+    kind: str
+    operands: Mapping[str, np.ndarray]
+    """By name: x, w, y as the direction reads them, bias, residual, and ``initial``: what the output holds before."""
+    expected: np.ndarray
+
+
+@functools.lru_cache(maxsize=64)
+def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
+    """``"integer"`` data lie within +-4, thinned until every sum is exact in the dtype; ``"real"`` are standard normal.
+
+    Kept, as every solver is asked the same: the arrays must not be written to.
+    """
+    problem = problem.replace(constant_weights=False)
+    if kind == "real":
+        operands = random_operands(problem, seed)
+    else:
+        operands = _integers(problem, seed)
+    return Data(kind, operands, _compute(problem, operands))
+
+
+def _integers(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
+    plain = problem.replace(activation=None, bias=False, residual=False, accumulate=False)
+    dtype, density = numpy_dtype(problem), 1.0
+    random = np.random.default_rng(seed)
+    shapes = {name: array.shape for name, array in random_operands(problem, 0).items()}
+    while True:
+        made = {
+            name: (random.integers(-4, 5, shape) * (random.random(shape) < density)).astype(dtype)
+            for name, shape in shapes.items()
+        }
+        largest = max(np.abs(_compute(problem, made)).max(initial=0), np.abs(_compute(plain, made)).max(initial=0) + 8)
+        if largest <= _EXACT[problem.dtype]:
+            return made
+        density /= 2
+
+
+def _compute(problem: ConvProblem, operands: Mapping[str, np.ndarray]) -> np.ndarray:
+    return reference.compute(problem, **operands_of(problem, operands))
+
+
+def allowed(problem: ConvProblem, kind: str, exact: bool) -> float:
+    """Largest relative error (norm, against float64) that counts as right; 0 means every element equal.
+
+    A solver that claims exactness owes it on integer data; on real data, and every other solver on all data, owes what
+    the dtype and the problem's ``math`` allow.
+    """
+    rounds = problem.activation is not None and problem.activation.startswith(_ROUND)
+    return 0.0 if kind == "integer" and exact and not rounds else error_limit(problem)

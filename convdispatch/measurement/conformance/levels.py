@@ -1,0 +1,62 @@
+"""The cases: three lists beside this module, each level holding those before it, under one version number.
+
+``core`` is the forward convolution in 2-D with float32 data in NCHW, and one case of each other kind; ``training`` adds
+the gradients; ``full`` ranks, layouts, dtypes, math and epilogues. A case asks for nothing: a solver may refuse it, in
+words. What it accepts it must compute right.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+from dataclasses import dataclass
+
+from ...api.errors import InvalidArgument
+from ...api.problem import ConvProblem
+from .. import shapes
+
+__all__ = ["LEVELS", "VERSION", "Case", "cases", "digest", "named"]
+
+LEVELS = ("core", "training", "full")
+VERSION = 1
+"""Of the lists. A report is comparable with another of the same version; raised with any change of a case."""
+_LONG = "!"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem that every solver of a plugin is asked."""
+
+    name: str
+    problem: ConvProblem
+    level: str
+    long: bool = False
+    """Runs the checks of queues, threads, order and a second plan as well."""
+
+
+@functools.cache
+def _level(level: str) -> tuple[Case, ...]:
+    text = importlib.resources.files(__package__).joinpath(f"{level}.txt").read_text(encoding="utf-8")
+    return tuple(
+        Case(entry.name.rstrip(_LONG), entry.problem, level, entry.name.endswith(_LONG))
+        for entry in shapes.parse(text, f"{level}.txt")
+    )
+
+
+def cases(level: str = "full") -> list[Case]:
+    """The cases of a level, those of the levels below it first. Raises InvalidArgument for an unknown level."""
+    if level not in LEVELS:
+        raise InvalidArgument(f"no level is named {level!r}; there are {', '.join(LEVELS)}")
+    return [case for name in LEVELS[: LEVELS.index(level) + 1] for case in _level(name)]
+
+
+def named(entries: list[shapes.Entry]) -> list[Case]:
+    """A vendor's own problems as cases, with the long checks, of the level ``own``."""
+    return [Case(entry.name, entry.problem, "own", True) for entry in entries]
+
+
+def digest() -> str:
+    """16 hexadecimal digits of all cases: two kits with the same digest ask the same."""
+    text = "\n".join(f"{case.level} {case.name} {case.problem} {case.long}" for case in cases())
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

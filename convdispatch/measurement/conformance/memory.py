@@ -1,0 +1,159 @@
+"""The memory of one run: operands, output and workspace, each between guard zones, and what became of them.
+
+An input's guard zones hold a NaN: what reads outside and uses it gives NaN. Output and workspace are filled before a
+run, guard zones included, with a NaN in one run and a number in another: what is left unwritten, or read before it was
+written, is seen, and what adds to a guard is seen in the second, for a NaN stays a NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...api.problem import ConvProblem
+from ...selection.prepared import enqueue_plan
+from ..search.trialdata import numpy_dtype
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["FINITE", "NAN", "ZERO", "Fault", "Guarded", "Tray", "holds"]
+
+NAN, FINITE, ZERO = 0x7FC1, 0x4640, 0x0000
+"""16 bits, repeated: a NaN that no arithmetic makes; a moderate number; and zero, in every dtype."""
+GUARD = 4096
+"""Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
+
+
+class Fault(Exception):
+    """A check failed; ``check`` is its name in checks.CHECKS."""
+
+    def __init__(self, check: str, message: str) -> None:
+        self.check, self.message = check, message
+        super().__init__(f"{check}: {message}")
+
+
+def _pattern(word: int, size: int) -> np.ndarray:
+    return np.full(-(-size // 2), word, "<u2").view(np.uint8)[:size]
+
+
+def holds(values: np.ndarray, word: int) -> np.ndarray:
+    """Where elements hold a fill's bits, as booleans of the same shape."""
+    halves = np.ascontiguousarray(values).reshape(-1).view("<u2").reshape(values.size, -1)
+    return (halves == word).all(axis=1).reshape(values.shape)
+
+
+class Guarded:
+    """``size`` bytes of device memory between guard zones; ``memory`` is the buffer that a plan is given."""
+
+    def __init__(
+        self, context: cl.Context, size: int, content: np.ndarray | None = None, fill: int = NAN, shift: int = 0
+    ) -> None:
+        import pyopencl as cl
+
+        self.size, self.start = size, GUARD + shift
+        self._before = _pattern(fill, self.start + -(-max(size, 1) // GUARD) * GUARD + GUARD)
+        if content is not None:
+            self._before[self.start : self.start + size] = content.reshape(-1).view(np.uint8)
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+        self._whole = cl.Buffer(context, flags, hostbuf=self._before)
+        self.memory = self._whole.get_sub_region(self.start, max(size, 1))
+
+    def read(self, queue: cl.CommandQueue, what: str, check: str = "guards") -> np.ndarray:
+        """The bytes inside. Raises Fault when a byte outside changed."""
+        import pyopencl as cl
+
+        now = np.empty_like(self._before)
+        cl.enqueue_copy(queue, now, self._whole)
+        changed = np.flatnonzero(now != self._before) - self.start
+        outside = changed[(changed < 0) | (changed >= self.size)]
+        if outside.size:
+            first = int(outside[0])
+            where = f"{-first} bytes before its start" if first < 0 else f"at byte {first}"
+            raise Fault(check, f"{outside.size} bytes written outside the {what} of {self.size} bytes, first {where}")
+        return now[self.start : self.start + self.size]
+
+    def unchanged(self, queue: cl.CommandQueue, what: str) -> None:
+        """Raise Fault when a byte inside changed."""
+        now = self.read(queue, what, "inputs")
+        places = np.flatnonzero(now != self._before[self.start : self.start + self.size])
+        if places.size:
+            raise Fault("inputs", f"{places.size} bytes of its input {what} were changed, first byte {int(places[0])}")
+
+
+class Tray:
+    """All that one run of a plan reads and writes. ``late`` leaves the inputs NaN until ``deliver``."""
+
+    def __init__(
+        self,
+        context: cl.Context,
+        problem: ConvProblem,
+        plan: Any,
+        operands: Mapping[str, np.ndarray],
+        *,
+        fill: int = NAN,
+        shift: int = 0,
+        late: bool = False,
+    ) -> None:
+        self.context, self.problem, self.plan, self._operands = context, problem, plan, operands
+        self.inputs = {
+            name: Guarded(context, array.nbytes, None if late else array, shift=shift)
+            for name, array in operands.items()
+            if name != "initial"
+        }
+        bytes_out = int(np.prod(problem.out_shape)) * problem.itemsize
+        self._fill = fill
+        self.output = Guarded(context, bytes_out, operands.get("initial"), fill, shift)
+        size = plan.workspace_size
+        self.workspace = Guarded(context, size, fill=fill, shift=shift) if size else None
+        self._packed: Any = None
+
+    def pack(self, queue: cl.CommandQueue) -> None:
+        """Make the packed form of constant weights, where the plan has one."""
+        size = getattr(self.plan, "packed_size", 0) if self.problem.constant_weights else 0
+        if not size:
+            return
+        packed = Guarded(self.context, size, fill=self._fill)
+        self.plan.pack(queue, self.inputs["w"].memory, packed.memory).wait()
+        content = packed.read(queue, "packed weights")
+        self.inputs["w"].unchanged(queue, "w")
+        self._packed = Guarded(self.context, size, content.copy())
+
+    def deliver(self, queue: cl.CommandQueue, after: Sequence[cl.Event]) -> list[cl.Event]:
+        """Enqueue copies of the operands into the inputs that were left out; they wait for ``after``."""
+        import pyopencl as cl
+
+        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
+        events = []
+        for name, guarded in self.inputs.items():
+            array = np.ascontiguousarray(self._operands[name])
+            staged = cl.Buffer(self.context, flags, hostbuf=array)
+            events.append(cl.enqueue_copy(queue, guarded.memory, staged, byte_count=array.nbytes, wait_for=list(after)))
+            guarded._before[guarded.start : guarded.start + guarded.size] = array.reshape(-1).view(np.uint8)
+        queue.flush()
+        return events
+
+    def enqueue(self, queue: cl.CommandQueue, wait_for: Sequence[cl.Event] | None = None) -> cl.Event:
+        """Enqueue the plan."""
+        given = {name: guarded.memory for name, guarded in self.inputs.items()}
+        given[self.problem.written] = self.output.memory
+        if self._packed is not None:
+            given["w"] = self._packed.memory
+        scratch = self.workspace.memory if self.workspace else None
+        extras = {"bias": given.get("bias"), "residual": given.get("residual")}
+        return enqueue_plan(
+            self.problem, self.plan, queue, given["x"], given["w"], given["y"], scratch, wait_for, **extras
+        )
+
+    def result(self, queue: cl.CommandQueue) -> np.ndarray:
+        """The output's values. Raises Fault for a guard or an input that changed."""
+        content = self.output.read(queue, "output")
+        if self.workspace is not None:
+            self.workspace.read(queue, "workspace", "workspace")
+        for name, guarded in self.inputs.items():
+            guarded.unchanged(queue, name)
+        if self._packed is not None:
+            self._packed.unchanged(queue, "packed weights")
+        return content.view(numpy_dtype(self.problem)).reshape(self.problem.out_shape)

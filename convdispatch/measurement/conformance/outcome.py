@@ -1,0 +1,131 @@
+"""What the kit found: one outcome a solver and case, and the report of all, as values read from and written to JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...api.errors import InvalidArgument
+from .levels import LEVELS
+
+__all__ = ["SCHEMA", "Outcome", "Report", "load"]
+
+SCHEMA = 1
+
+
+@dataclass
+class Outcome:
+    """What became of one case with one solver."""
+
+    solver: str
+    case: str
+    problem: str
+    level: str
+    status: str
+    """``passed``, ``refused`` or ``failed``."""
+    reason: str = ""
+    check: str = ""
+    """The check that failed."""
+    checks: list[str] = field(default_factory=list)
+    """The checks that were passed."""
+    config: dict[str, Any] = field(default_factory=dict)
+    workspace: int | None = None
+    errors: dict[str, float] = field(default_factory=dict)
+    """Relative error by kind of data."""
+    seconds: float = 0.0
+
+    def rerun(self, plugin: str) -> str:
+        """The command that runs this again."""
+        return f"convdispatch verify {plugin} --solver '{self.solver}' --case '{self.case}'"
+
+
+@dataclass
+class Report:
+    """One run of the kit over one plugin on one device."""
+
+    plugin: dict[str, Any]
+    """``name``, ``version``, ``source``, ``solvers``."""
+    environment: dict[str, Any]
+    level: str
+    version: int
+    """Of the case lists."""
+    digest: str
+    outcomes: list[Outcome] = field(default_factory=list)
+    seconds: float = 0.0
+    command: str = ""
+    selected: bool = False
+    """Only some cases or solvers were asked for: no level can be passed."""
+    unasked: list[str] = field(default_factory=list)
+    """Cases that the time, or an interrupt, left no room for."""
+    schema: int = SCHEMA
+
+    def of(self, *, level: str | None = None, solver: str | None = None, status: str | None = None) -> list[Outcome]:
+        """The outcomes that match."""
+        return [
+            o
+            for o in self.outcomes
+            if level in (None, o.level) and solver in (None, o.solver) and status in (None, o.status)
+        ]
+
+    @property
+    def solvers(self) -> list[str]:
+        """The solvers that were asked, sorted."""
+        return sorted({outcome.solver for outcome in self.outcomes})
+
+    def verdict(self, level: str | None = None) -> str:
+        """``passed``, ``failed``, ``incomplete`` or ``nothing computed``, of the levels up to ``level`` or of all.
+
+        A level is passed when every case was asked, no solver failed one and at least one was computed.
+        """
+        upto = LEVELS[: LEVELS.index(level) + 1] if level else (*LEVELS, "own")
+        found = Counter(outcome.status for outcome in self.outcomes if outcome.level in upto)
+        if found["failed"]:
+            return "failed"
+        if self.unasked:
+            return "incomplete"
+        return "passed" if found["passed"] else "nothing computed"
+
+    def levels(self) -> dict[str, str]:
+        """Verdict by level, of those that ran whole."""
+        if self.selected or self.unasked:
+            return {}
+        return {level: self.verdict(level) for level in LEVELS[: LEVELS.index(self.level) + 1]}
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, with the verdicts."""
+        return {**asdict(self), "verdict": self.verdict(), "levels": self.levels()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Report:
+        """What ``to_json`` wrote. Raises InvalidArgument."""
+        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+            raise InvalidArgument(f"no conformance report of schema {SCHEMA}: {str(values)[:60]!r}")
+        try:
+            kept = {name: value for name, value in values.items() if name not in ("verdict", "levels")}
+            return cls(**{**kept, "outcomes": [Outcome(**outcome) for outcome in values["outcomes"]]})
+        except (KeyError, TypeError) as error:
+            raise InvalidArgument(f"a damaged conformance report: {error!r}") from error
+
+    def write(self, path: Path) -> None:
+        """Write JSON."""
+        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> Report:
+    """A report from a JSON file. Raises InvalidArgument."""
+    try:
+        return Report.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument(f"cannot read {path}: {error}") from error
+
+
+def reasons(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
+    """The words of the refusals, the most frequent first, numbers left out so that like ones count together."""
+    words = Counter(outcome.reason.partition(", got")[0] for outcome in outcomes if outcome.status == "refused")
+    return words.most_common()

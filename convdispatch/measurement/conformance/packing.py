@@ -1,0 +1,80 @@
+"""Equal pack keys, equal bytes: constant weights are packed once for every plan of a solver that states the same key.
+
+The geometries of ``relatives`` share the weights' shape, so that a caller may use one ``constant(w)`` in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...api.device import DeviceInfo
+from ...api.errors import InvalidProblem
+from ...api.problem import LAYOUTS, MATHS, ConvProblem
+from ...api.solver import Solver
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["disagreement", "packing_plans", "relatives"]
+
+Packing = tuple[str, Any]
+"""What a plan was made for, in words, and the plan."""
+
+
+def relatives(problem: ConvProblem) -> Iterator[ConvProblem]:
+    """Problems that differ from ``problem`` in one number or word, and whose weights have its shape."""
+    changes: list[dict[str, Any]] = [{"mb": problem.mb + 1}]
+    for axis in problem.axes:
+        changes += [{name + axis: getattr(problem, name + axis) + 1} for name in "isd"]
+        changes += [{name: getattr(problem, name) + 1} for name in (f"p{axis}", f"p{axis}_r")]
+    outer, inner = (2 * problem.ic, problem.oc), (problem.ic, problem.oc // 2)
+    changes += [{"g": 2 * problem.g, "ic": ic, "oc": oc} for ic, oc in (outer, inner)]
+    changes += [{"direction": word} for word in ("fwd", "bwd_data")]
+    changes += [{"layout": word} for word in LAYOUTS] + [{"math": word} for word in MATHS]
+    for change in changes:
+        try:
+            found = problem.replace(**change)
+        except InvalidProblem:
+            continue
+        if found != problem and found.w_shape == problem.w_shape:
+            yield found
+
+
+def packing_plans(
+    solver: Solver, problem: ConvProblem, config: Mapping[str, Any], context: cl.Context, device: DeviceInfo
+) -> Iterator[Packing]:
+    """The solver's plans for the relatives it accepts, in ``config`` where it offers that there, else its first."""
+    for other in relatives(problem):
+        if solver.rejects(other, device) is None:
+            offered = [dict(choice) for choice in solver.configs(other, device)]
+            chosen = dict(config) if dict(config) in offered else offered[0]
+            yield f"{other} {chosen}", solver.plan(context, other, chosen)
+
+
+def disagreement(queue: cl.CommandQueue, w: np.ndarray, plans: Iterable[Packing]) -> str | None:
+    """Two plans with the same ``pack_key`` that make different bytes of ``w``, in words; None where there are none.
+
+    Plans that pack nothing, or state no key, share nothing.
+    """
+    import pyopencl as cl
+
+    flags = cl.mem_flags
+    weights = cl.Buffer(queue.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(w))
+    seen: dict[str, tuple[str, np.ndarray]] = {}
+    for words, plan in plans:
+        key, size = getattr(plan, "pack_key", None), getattr(plan, "packed_size", 0)
+        if not size or key is None:
+            continue
+        held = np.full(size, 0xA5, np.uint8)
+        packed = cl.Buffer(queue.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=held)
+        cl.wait_for_events([plan.pack(queue, weights, packed)])
+        cl.enqueue_copy(queue, held, packed)
+        first, bytes_of_first = seen.setdefault(key, (words, held))
+        if bytes_of_first.size != size:
+            return f"{first} and {words} state one pack_key, {key}, but pack {bytes_of_first.size} and {size} bytes"
+        if (differ := int(np.count_nonzero(bytes_of_first != held))) != 0:
+            return f"{first} and {words} state one pack_key, {key}, but {differ} of {size} packed bytes differ"
+    return None

@@ -1,0 +1,30 @@
+"""Gives pytest the kit's options, wherever convdispatch is installed; ``test_plugin.py`` beside this file uses them.
+
+Options of a ``conftest.py`` would come too late for ``pytest --pyargs``, so this is a pytest plugin (``pytest11``).
+Importing it loads neither NumPy nor OpenCL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+__all__ = ["pytest_addoption"]
+
+
+def pytest_addoption(parser: Any) -> None:
+    """``--plugin``, ``--conformance-level``, ``--conformance-device``, ``--conformance-derived``."""
+    group = parser.getgroup("convdispatch conformance")
+    options = {
+        "--plugin": {
+            "default": None,
+            "metavar": "NAME",
+            "help": "plugin to verify with convdispatch.conformance",
+        },
+        "--conformance-level": {"default": "full", "help": "core, training or full (default)"},
+        "--conformance-device": {"default": None, "metavar": "NAME", "help": "device, as convdispatch names it"},
+        "--conformance-derived": {"action": "store_true", "help": "also the solvers derived from the plugin's"},
+    }
+    for name, settings in options.items():
+        with contextlib.suppress(ValueError):  # another pytest plugin has the name: its users must not suffer
+            group.addoption(name, **settings)

@@ -1,0 +1,123 @@
+"""Runs cases through a plugin's solvers in this process: the part that the command, its workers and pytest share."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ...api.errors import InvalidArgument
+from ...api.solver import Solver
+from ...device import runtime
+from ...selection import derivation
+from ...selection.loader import Loaded, plugins
+from ...selection.visible import visible_problem
+from .checks import Examination
+from .contract import answer, configurations, statements
+from .levels import Case
+from .memory import Fault
+from .outcome import Outcome
+
+__all__ = ["FIRST", "Kit", "find_plugin"]
+
+FIRST = 2
+"""So many cases that a solver computes of each direction get the long checks too, marked or not."""
+
+
+def find_plugin(name: str) -> Loaded:
+    """The loaded plugin of that name. Raises InvalidArgument saying why there is none."""
+    found = [entry for entry in plugins().report if entry.name == name]
+    loaded = [entry for entry in found if entry.status == "loaded"]
+    if loaded:
+        return loaded[0]
+    if found:
+        raise InvalidArgument(f"the plugin {name!r} did not load: {found[0].reason}")
+    names = ", ".join(sorted(entry.name for entry in plugins().report if entry.status == "loaded"))
+    raise InvalidArgument(f"no plugin is named {name!r}; loaded are {names or 'none'}")
+
+
+class Kit:
+    """One plugin on one device. ``derived`` asks the solvers that dispatch derives from the plugin's as well."""
+
+    def __init__(self, plugin: str, device: Any = None, solver: str | None = None, derived: bool = False) -> None:
+        import pyopencl as cl
+
+        self.plugin = find_plugin(plugin)
+        own = {name: plugins().solvers[name] for name in self.plugin.solvers}
+        self.solvers: dict[str, Solver] = {
+            name: one for name, one in sorted(own.items()) if solver is None or fnmatch.fnmatchcase(name, solver)
+        }
+        self._pattern, self._derived = solver, derived
+        root = None if solver is None else solver.partition("+")[0]
+        self._own = {name: one for name, one in own.items() if root is None or fnmatch.fnmatchcase(name, root)}
+        if not self.solvers and not derived:
+            has = ", ".join(sorted(own)) or "none"
+            raise InvalidArgument(f"the plugin {plugin!r} has no solver {solver or ''!r}; it has {has}")
+        self.device = runtime.find_device(device)
+        self.info = runtime.device_info(self.device)
+        self.queue = cl.CommandQueue(runtime.context(self.device))
+        self._computed: Counter[tuple[str, str]] = Counter()
+        self._seen: set[tuple[str, Any]] = set()
+
+    def asked(self, case: Case) -> list[Solver]:
+        """The solvers to ask about a case."""
+        found = list(self.solvers.values())
+        if self._derived:
+            made = derivation.derived(case.problem, self.info, {self.plugin.name: self._own})
+            found += [
+                one for name, one in made.items() if self._pattern is None or fnmatch.fnmatchcase(name, self._pattern)
+            ]
+        return found
+
+    def run(self, case: Case) -> list[Outcome]:
+        """One outcome a solver. Never raises for a plugin's sake."""
+        return [self.examine(solver, case) for solver in self.asked(case)]
+
+    def examine(self, solver: Solver, case: Case) -> Outcome:
+        """What becomes of a case with one solver."""
+        outcome = Outcome(str(solver.name), case.name, str(case.problem), case.level, "failed")
+        began = time.perf_counter()
+        try:
+            self._examine(solver, case, outcome)
+        except Fault as fault:
+            outcome.status, outcome.check, outcome.reason = "failed", fault.check, fault.message
+        except Exception as error:  # the driver's or the plugin's, outside of what a check expects
+            outcome.status, outcome.check = "failed", "plan"
+            outcome.reason = f"{type(error).__name__}: {error}"
+        outcome.seconds = round(time.perf_counter() - began, 4)
+        return outcome
+
+    def lost(self) -> str | None:
+        """Why nothing can run in this process any more, or None: a kernel that faults takes a GPU's context with it."""
+        return runtime.probe.__wrapped__(self.device)
+
+    def _examine(self, solver: Solver, case: Case, outcome: Outcome) -> None:
+        reason = answer(solver, case.problem, self.info)
+        if reason is not None:
+            outcome.status, outcome.reason, outcome.checks = "refused", reason, ["words"]
+            return
+        seen = visible_problem(solver, case.problem)
+        offered = configurations(solver, seen, self.info)
+        config = offered[0]
+        outcome.config = dict(config)
+        examination = Examination(solver, seen, config, statements(solver, seen, self.info, config), self.queue)
+        outcome.workspace = examination.size
+        key = solver.name, seen.direction
+        try:
+            examination.run(case.long or self._computed[key] < FIRST)
+        finally:
+            outcome.errors, outcome.checks = examination.errors, examination.passed
+        self._computed[key] += 1
+        outcome.status = "passed"
+        if case.level in ("full", "own") and len(offered) > 1:
+            self._another(solver, seen, offered, outcome)
+
+    def _another(self, solver: Solver, seen: Any, offered: Sequence[Any], outcome: Outcome) -> None:
+        """A further configuration, each in its turn, so that the list as a whole runs them all."""
+        turn = self._computed[solver.name, "configuration"]
+        self._computed[solver.name, "configuration"] += 1
+        config = offered[1 + turn % (len(offered) - 1)]
+        outcome.config = dict(config)
+        Examination(solver, seen, config, statements(solver, seen, self.info, config), self.queue).run(False)

@@ -1,0 +1,93 @@
+"""find: measures the solvers and configurations for a problem, verified first, within a budget, and records them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..api.device import DeviceInfo
+from ..api.errors import InvalidArgument
+from ..api.policy import Policy, current_policy, forbid_when_frozen
+from ..api.problem import ConvProblem
+from ..api.results import Results
+
+__all__ = ["find", "why_find"]
+
+
+def find(
+    problem: ConvProblem | str,
+    device: Any = None,
+    *,
+    budget_ms: float | None = None,
+    workspace_limit: int | None = None,
+    memory_limit: int | None = None,
+    isolate: bool = False,
+    store: bool = True,
+) -> Results:
+    """Measure what could compute ``problem`` on ``device``, fastest first, and record it for later calls.
+
+    Every candidate is verified against float64 before it is timed; one that is wrong is quarantined and never recorded.
+    Candidates run cheapest-predicted first, the default configuration of each solver before the others; who is certain
+    to lose is cut; the rest race in interleaved rounds. ``budget_ms`` bounds the whole, compilation included: what did
+    not fit in comes back as ``not tried``. ``workspace_limit`` bounds a plan's workspace, ``memory_limit`` all device
+    memory that the search holds (half of the device's when None); both in bytes. With ``isolate`` each candidate runs
+    in a child process first, so that one that crashes or hangs costs only itself.
+
+    ``device`` is what ``runtime.find_device`` takes. Under a policy other than the default the results hold for that
+    policy and this process only; with ``store=False`` they are not recorded at all. The policy's solver pin,
+    determinism and workspace limit apply.
+
+    Raises InvalidArgument for a problem without work, NoDevice, and Frozen inside ``frozen()``.
+    """
+    from ..device import runtime
+    from .search import Search
+
+    problem = ConvProblem.parse(problem) if isinstance(problem, str) else problem
+    if problem.mb == 0:
+        raise InvalidArgument(f"{problem} has no images, so there is nothing to measure")
+    if budget_ms is not None and not budget_ms > 0:
+        raise InvalidArgument(f"budget_ms must be above 0, got {budget_ms!r}")
+    forbid_when_frozen("measure")
+    policy = current_policy()
+    limits = [limit for limit in (workspace_limit, policy.workspace_limit) if limit is not None]
+    search = Search(
+        problem,
+        runtime.find_device(device),
+        policy,
+        budget_ms=budget_ms,
+        workspace_limit=min(limits, default=None),
+        memory_limit=memory_limit,
+        isolate=isolate,
+    )
+    results = search.run()
+    if store:
+        search.record(results)
+    return results
+
+
+def why_find(
+    problem: ConvProblem,
+    device: DeviceInfo,
+    policy: Policy | None = None,
+    *,
+    budget_ms: float | None = 0.0,
+    workspace_limit: int | None = None,
+) -> str | None:
+    """Why a problem should be measured (again) on a device, or None when what is known can be trusted.
+
+    For a search that is resumed: what it has measured is skipped, and what an upgrade made doubtful is not. A search
+    that its budget or its memory ended counts as done unless these limits (None: no limit) are wider than its own.
+    """
+    from ..selection.records.perfdb import perfdb, scope_of
+    from ..selection.records.provenance import current
+
+    known = perfdb().lookup(problem, device, scope_of(policy or current_policy()))
+    if not known:
+        return "never measured"
+    for record in known:
+        doubt = perfdb().stale(record, current(record.solver, device, workspace_limit))
+        if doubt:
+            return f"{record.solver} was {doubt}"
+    newest = max(known, key=lambda record: record.created)
+    if newest.optimal or newest.budget_ms is None or (budget_ms is not None and budget_ms <= newest.budget_ms):
+        return None
+    return f"the last search was incomplete: {newest.conditions}"

@@ -1,0 +1,77 @@
+"""Reads and writes problems in every dialect of the field.
+
+============= =========================================================================================================
+convdispatch  ``fwd_f32_mb1ic3ih224iw224oc64kh7kw7sh2sw2ph3pw3+bias``; also a line of the trace layer
+benchdnn      ``--dir=FWD_D --dt=f32 g2mb256ic96ih27oc256oh27kh5ph2n"conv2*3"``; dilation 0 is dense, mb 2 where missing
+miopen        ``MIOpenDriver convfp16 -n 1 -c 3 -H 224 -W 224 -k 64 -y 7 -x 7 -p 3 -q 3 -u 2 -v 2 -F 1``
+deepbench     ``(w, h, c, n, k, filter_w, filter_h, pad_w, pad_h, stride_w, stride_h)``
+onnx          a graph of one Conv in ONNX's text, or a NodeProto with its input shapes
+============= =========================================================================================================
+
+Where a text leaves the direction out it means forward without bias, whatever the dialect's own tool runs then. Letters
+alone (``mb1ic3ih8oc4kh3``) are this project's own. What a dialect cannot say is refused in words, never dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ...api.errors import InvalidArgument, InvalidProblem
+from ...api.problem import ConvProblem
+from . import benchdnn, deepbench, miopen, onnx_node, own
+from .files import Entry, detect, read_file, read_line
+
+__all__ = ["DIALECTS", "Entry", "detect", "read", "read_all", "read_file", "write"]
+
+_WRITERS = {
+    "convdispatch": own.write,
+    "benchdnn": benchdnn.write,
+    "miopen": miopen.write,
+    "deepbench": deepbench.write,
+    "onnx": onnx_node.write,
+}
+DIALECTS = tuple(_WRITERS)
+
+
+def read_all(source: Any, dialect: str | None = None, *, shapes: Any = None) -> list[ConvProblem]:
+    """The problems that one text, tuple or ONNX node states; several where a line asks for several directions or types.
+
+    ``dialect`` is worked out when None. ``shapes`` gives an ONNX node's input shapes: a mapping of names, or a sequence
+    in the inputs' order. Raises InvalidProblem.
+    """
+    _check(dialect)
+    if hasattr(source, "op_type"):
+        return [onnx_node.read_node(source, shapes)]
+    if isinstance(source, Sequence) and not isinstance(source, str):
+        return [deepbench.read_tuple(source)]
+    if not isinstance(source, str):
+        raise InvalidProblem(f"a problem is read from text, a tuple or an ONNX node, got {type(source).__name__}")
+    entries = read_line(source.strip(), dialect or detect(source))
+    if not entries:
+        raise InvalidProblem(f"no problem in {source!r}")
+    return [entry.problem for entry in entries]
+
+
+def read(source: Any, dialect: str | None = None, *, shapes: Any = None) -> ConvProblem:
+    """The one problem that a text, tuple or ONNX node states; see ``read_all``. Raises InvalidProblem."""
+    problems = read_all(source, dialect, shapes=shapes)
+    if len(problems) > 1:
+        listed = ", ".join(map(str, problems))
+        raise InvalidProblem(f"{source!r} asks for {len(problems)} problems, where one is wanted: {listed}")
+    return problems[0]
+
+
+def write(problem: ConvProblem, dialect: str = "convdispatch", name: str = "") -> str:
+    """The problem's text in a dialect, with its name where the dialect has room for one.
+
+    Raises InvalidArgument for what the dialect cannot express.
+    """
+    _check(dialect)
+    return _WRITERS[dialect](problem, re.sub(r'["\n]', "'", name))
+
+
+def _check(dialect: str | None) -> None:
+    if dialect is not None and dialect not in _WRITERS:
+        raise InvalidArgument(f"dialect must be one of {', '.join(DIALECTS)}, got {dialect!r}")

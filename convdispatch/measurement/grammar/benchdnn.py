@@ -1,0 +1,281 @@
+"""benchdnn's text: knobs, then descriptors ``gXmbX_icXidXihXiwX_ocXodXohXowX_kdXkhXkwX_sdX.._pdX.._ddX.._nNAME``.
+
+Its rules, which differ from this project's: a missing batch is 2; dilation 0 is dense; h alone gives a square, d alone
+a cube, w alone is 1-D; a padding that is missing follows from the output; the far padding follows from output and near
+padding. Knobs hold for the descriptors after them, lists of values multiply, and a name's ``*4`` counts repetitions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ...api.activation import parse_activation
+from ...api.dtypes import DTYPES
+from ...api.errors import InvalidProblem
+from ...api.problem import ConvProblem
+from ..shapes import Entry
+from .limits import check
+
+__all__ = ["Knobs", "read_descriptor", "read_line", "write"]
+
+_LETTERS = frozenset({"g", "mb", "ic", "oc", *(a + b for a in "iokspd" for b in "dhw")})
+_DIRECTIONS = {
+    # direction and bias; a bias's own gradient (BWD_WB) is a sum and no convolution
+    "FWD_B": ("fwd", True),
+    "FWD_D": ("fwd", False),
+    "FWD_I": ("fwd", False),
+    "BWD_D": ("bwd_data", False),
+    "BWD_W": ("bwd_weights", False),
+    "BWD_WB": ("bwd_weights", False),
+}
+_TYPES = {dtype.short: name for name, dtype in DTYPES.items()}
+_TAGS = dict.fromkeys(["any", "undef", "abx", "nchw", "abcd", "ncw", "abc", "ncdhw", "abcde"], "nchw")
+_TAGS |= dict.fromkeys(["axb", "nhwc", "acdb", "nwc", "acb", "ndhwc", "acdeb"], "nhwc")
+_MATHS = {"strict": "ieee", "tf32": "tf32", "any": "fast"}
+_ACTIVATIONS = {
+    # benchdnn's name: ours, and which of its numbers (alpha, beta) are ours
+    "tanh": "tanh",
+    "logistic": "sigmoid",
+    "swish": "silu",
+    "elu": "elu",
+    "clip": "clip",
+    "clip_v2": "clip",
+}
+_IGNORED = re.compile(
+    r"conv|mode|v\d*|verbose|engine|skip-impl|impl|alg|perf-template|fix-times-per-prb|max-ms-per-prb|memory-kind|"
+    r"cold-cache|ctx-init|ctx-exe|stream-kind|summary|allow-enum-tags-only|canonical|wtag|attr-scratchpad|"
+    r"attr-deterministic|attr-acc-mode|cpu-isa-hints|start|mem-check|fast-ref|repeats-per-prb|num-streams"
+)
+"""How to run, check and print, not what."""
+_TOKEN = re.compile(r'(?:[^\s"]|"[^"]*")+')
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What the options before a descriptor have set; tuples multiply."""
+
+    directions: tuple[tuple[str, bool], ...] = (("fwd", False),)
+    dtypes: tuple[str, ...] = ("float32",)
+    source_layouts: tuple[str | None, ...] = (None,)
+    output_layouts: tuple[str | None, ...] = (None,)
+    batches: tuple[int, ...] = (0,)
+    """0 is the descriptor's own."""
+    epilogues: tuple[tuple[tuple[str, object], ...], ...] = ((),)
+    math: str = "float32"
+    bias: bool | None = None
+
+
+def _list(value: str, known: dict[str, object], what: str) -> tuple:
+    answers = []
+    for word in value.split(","):
+        if word not in known:
+            raise InvalidProblem(f"{what} {word!r} is none of {', '.join(known)}")
+        answers.append(known[word])
+    return tuple(answers)
+
+
+def _dtypes(value: str) -> tuple[str, ...]:
+    answers = []
+    for word in value.split(","):
+        thrice = re.fullmatch(r"(b?f\d\d)\1\1", word)  # as the older --cfg writes it
+        each = {thrice[1]} if thrice else set(word.split(":"))
+        if len(each) > 1 or not each <= _TYPES.keys():
+            raise InvalidProblem(f"data types must be one of {', '.join(_TYPES)} for all three tensors, got {word!r}")
+        answers.append(_TYPES[each.pop()])
+    return tuple(answers)
+
+
+def _epilogue(value: str) -> tuple[tuple[str, object], ...]:
+    """``--attr-post-ops=add:f32:per_tensor+relu`` as fields of ConvProblem."""
+    fields: dict[str, object] = {}
+    for step in value.split("+"):
+        word, *numbers = step.split(":")
+        if word == "sum" and not fields:
+            fields["accumulate"] = True
+        elif word == "add" and numbers[-1:] == ["per_tensor"] and not {"residual", "activation"} & fields.keys():
+            fields["residual"] = True
+        elif word == "relu" and "activation" not in fields:
+            fields["activation"] = f"leaky_relu({float(numbers[0])!r})" if numbers else "relu"
+        elif word in _ACTIVATIONS and "activation" not in fields:
+            known = len(parse_activation(_ACTIVATIONS[word])[1])
+            given = ",".join(repr(float(number)) for number in numbers[:known])
+            fields["activation"] = _ACTIVATIONS[word] + (f"({given})" if given else "")
+        else:
+            raise InvalidProblem(f"post-op {step!r} in {value!r} has no counterpart here")
+    return tuple(fields.items())
+
+
+_SETTERS: dict[str, Callable[[str], dict[str, object]]] = {
+    "dir": lambda value: {"directions": _list(value, _DIRECTIONS, "direction")},
+    "dt": lambda value: {"dtypes": _dtypes(value)},
+    "cfg": lambda value: {"dtypes": _dtypes(value)},
+    "stag": lambda value: {"source_layouts": _list(value, _TAGS, "layout")},
+    "dtag": lambda value: {"output_layouts": _list(value, _TAGS, "layout")},
+    "mb": lambda value: {"batches": tuple(int(number) for number in value.split(","))},
+    "bia-dt": lambda value: {"bias": value != "undef"},
+    "attr-fpmath": lambda value: {"math": _list(value.split(":")[0], _MATHS, "fpmath")[0]},
+    "attr-post-ops": lambda value: {"epilogues": tuple(_epilogue(v) if v else () for v in value.split(","))},
+}
+
+
+def read_line(
+    line: str, knobs: Knobs = Knobs(), include: Callable[[str, Knobs], list[Entry]] | None = None
+) -> tuple[list[Entry], Knobs]:
+    """The problems of one line, and the knobs for the lines after it.
+
+    ``include(file, knobs)`` reads a ``--batch=file``. Raises InvalidProblem.
+    """
+    entries: list[Entry] = []
+    for token in _TOKEN.findall(line):
+        if not token.startswith("-"):
+            if not token.endswith("benchdnn"):
+                entries += _entries(token, knobs)
+            continue
+        option, _, value = token.lstrip("-").partition("=")
+        option = option.lower()
+        if option == "reset":
+            knobs = Knobs()
+        elif option == "batch" and include is not None:
+            entries += include(value, knobs)
+        elif option in _SETTERS:
+            try:
+                knobs = replace(knobs, **_SETTERS[option](value))
+            except (ValueError, TypeError) as error:
+                raise error if isinstance(error, InvalidProblem) else InvalidProblem(f"cannot read {token!r}") from None
+        elif not _IGNORED.fullmatch(option):
+            raise InvalidProblem(f"benchdnn's option {token!r} has no meaning here")
+    return entries, knobs
+
+
+def _entries(token: str, knobs: Knobs) -> list[Entry]:
+    problem, name, count = read_descriptor(token)
+    layouts = {
+        source or output or "nchw": source is None or output is None or source == output
+        for source, output in itertools.product(knobs.source_layouts, knobs.output_layouts)
+    }
+    if not all(layouts.values()):
+        raise InvalidProblem("--stag and --dtag must name the same layout")
+    found = []
+    for (direction, bias), dtype, layout, batch, epilogue in itertools.product(
+        knobs.directions, knobs.dtypes, layouts, knobs.batches, knobs.epilogues
+    ):
+        changes = {"direction": direction, "dtype": dtype, "layout": layout, "math": knobs.math, **dict(epilogue)}
+        changes["bias"] = (bias if knobs.bias is None else knobs.bias) and direction == "fwd"
+        changes["mb"] = batch or problem.mb
+        found.append(Entry(name or token, problem.replace(**changes), count))
+    return found
+
+
+def read_descriptor(text: str) -> tuple[ConvProblem, str, int]:
+    """A descriptor's forward float32 problem, its name (may be empty) and its count. Raises InvalidProblem."""
+    values: dict[str, int] = {}
+    name, position = "", 0
+    while position < len(text):
+        found = re.compile(r"([a-z]+?)(\d+)").match(text, position)
+        if text[position] == "_":
+            position += 1
+        elif text[position] == "n":
+            name = text[position + 1 :].strip('"')
+            break
+        elif found is None or found[1] not in _LETTERS:
+            raise InvalidProblem(f"cannot read {text[position:]!r} in benchdnn's {text!r}")
+        elif found[1] in values:
+            raise InvalidProblem(f"{found[1]} stands twice in {text!r}")
+        else:
+            values[found[1]], position = int(found[2]), found.end()
+    counted = re.fullmatch(r"(.*)\*(\d+)", name)
+    name, count = (counted[1], int(counted[2])) if counted else (name, 1)
+    return _geometry(values, text), name, count
+
+
+def _geometry(values: dict[str, int], text: str) -> ConvProblem:
+    axes = [axis for axis in "dhw" if _stated(values, axis)]
+    if axes not in (["d"], ["h"], ["w"], ["h", "w"], ["d", "h", "w"]):
+        raise InvalidProblem(f"sizes along {' and '.join(axes) or 'no axis'} make no problem: {text!r}")
+    wanted = {"d": "dhw", "h": "hw", "w": "w"}[axes[0]]
+    fields = {"mb": values.get("mb", 2), "g": values.get("g", 1), "ndim": len(wanted)}
+    for letter in ("ic", "oc"):
+        if letter not in values:
+            raise InvalidProblem(f"{letter} is missing in {text!r}")
+        fields[letter] = values[letter]
+    for axis in wanted:
+        fields |= {
+            key[0] + axis + key[1:]: n for key, n in _axis(values, axis if len(axes) > 1 else axes[0], text).items()
+        }
+    return ConvProblem(**fields)
+
+
+def _stated(values: dict[str, int], axis: str) -> bool:
+    return (
+        any(values.get(letter + axis) for letter in "ikod")
+        or values.get("s" + axis, 1) != 1
+        or bool(values.get("p" + axis))
+    )
+
+
+def _axis(values: dict[str, int], axis: str, text: str) -> dict[str, int]:
+    """One axis as ``i k s p p_r d``, dilation counted as this project does."""
+    for letter in "ik":
+        if not values.get(letter + axis):
+            raise InvalidProblem(f"{letter}{axis} is missing in {text!r}")
+    size, kernel, stride = values["i" + axis], values["k" + axis], values.get("s" + axis, 1)
+    dilation = values.get("d" + axis, 0) + 1
+    extent = dilation * (kernel - 1) + 1
+    near, out = values.get("p" + axis), values.get("o" + axis)
+    if near is None:
+        near = max(0, int(((out - 1) * stride - size + extent) / 2)) if out else 0
+    answer = {"i": size, "k": kernel, "s": stride, "p": near, "p_r": near, "d": dilation}
+    if out:
+        least = (out - 1) * stride - size + extent - near
+        if least + stride - 1 < 0:
+            raise InvalidProblem(f"o{axis}{out} leaves a part of the input unread, which no padding gives: {text!r}")
+        if not least <= near < least + stride:
+            answer["p_r"] = max(least, 0)
+    return answer
+
+
+def write(problem: ConvProblem, name: str = "") -> str:
+    """One line of knobs and descriptor. Raises InvalidArgument for what benchdnn cannot express.
+
+    A far padding is said through the output size, so one that adds no output comes back without it.
+    """
+    check(
+        "benchdnn",
+        problem,
+        flags=("bias", "residual", "activation", "accumulate") if problem.direction == "fwd" else (),
+        directions=("fwd", "bwd_data", "bwd_weights"),
+        dtypes=tuple(DTYPES),
+        layouts=("nchw", "nhwc"),
+        maths=("float32", *_MATHS.values()),
+    )
+    direction = {"fwd": "FWD_B" if problem.bias else "FWD_D", "bwd_data": "BWD_D", "bwd_weights": "BWD_W"}
+    words = [f"--dir={direction[problem.direction]}", f"--dt={DTYPES[problem.dtype].short}"]
+    words += ["--stag=axb --dtag=axb"] if problem.layout == "nhwc" else []
+    words += [f"--attr-fpmath={ours}" for ours, math in _MATHS.items() if math == problem.math]
+    words += [f"--attr-post-ops={steps}"] if (steps := _post_ops(problem)) else []
+
+    def along(letter: str, shift: int = 0) -> str:
+        return "".join(f"{letter}{axis}{getattr(problem, letter + axis) - shift}" for axis in problem.axes)
+
+    text = (f"g{problem.g}" if problem.g != 1 else "") + f"mb{problem.mb}ic{problem.ic}{along('i')}"
+    text += f"oc{problem.oc}{along('o')}{along('k')}{along('s')}{along('p')}{along('d', 1)}"
+    return " ".join([*words, text + (f'n"{name}"' if name else "")])
+
+
+def _post_ops(problem: ConvProblem) -> str:
+    steps = ["sum"] if problem.accumulate else []
+    steps += [f"add:{DTYPES[problem.dtype].short}:per_tensor"] if problem.residual else []
+    if problem.activation:
+        ours, numbers = parse_activation(problem.activation)
+        names = {known: theirs for theirs, known in _ACTIVATIONS.items() if theirs != "clip_v2"}
+        theirs, numbers = {
+            "relu6": ("clip", (0.0, 6.0)),
+            "leaky_relu": ("relu", numbers),
+            "relu": ("relu", ()),
+            "silu": ("swish", (1.0,)),
+        }.get(ours, (names.get(ours), numbers))
+        steps.append(":".join([theirs, *(repr(number) for number in numbers)]))
+    return "+".join(steps)

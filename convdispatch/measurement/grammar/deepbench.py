@@ -1,0 +1,39 @@
+"""DeepBench's tuples: ``(w, h, c, n, k, filter_w, filter_h, pad_w, pad_h, stride_w, stride_h)``, forward and 2-D."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ...api.errors import InvalidProblem
+from ...api.problem import ConvProblem
+from ..shapes import Entry
+from .limits import check
+
+__all__ = ["TEXT", "read_line", "read_tuple", "write"]
+
+FIELDS = ("iw", "ih", "ic", "mb", "oc", "kw", "kh", "pw", "ph", "sw", "sh")
+TEXT = re.compile(r"(?:std::make_tuple|make_tuple)?\s*[({\[]?\s*(\d+(?:\s*[,\s]\s*\d+){10})\s*[)}\]]?\s*[,;]?")
+"""A tuple as C++ and Python write it, or eleven numbers."""
+
+
+def read_tuple(numbers: Sequence[int]) -> ConvProblem:
+    """The problem of eleven numbers. Raises InvalidProblem."""
+    if len(numbers) != len(FIELDS):
+        raise InvalidProblem(f"a DeepBench tuple has 11 numbers ({', '.join(FIELDS)}), got {len(numbers)}: {numbers!r}")
+    return ConvProblem(ndim=2, **dict(zip(FIELDS, numbers)))
+
+
+def read_line(line: str) -> list[Entry]:
+    """The problem of one tuple. Raises InvalidProblem."""
+    found = TEXT.fullmatch(line)
+    if found is None:
+        raise InvalidProblem(f"cannot read {line!r}; expected a tuple ({', '.join(FIELDS)})")
+    problem = read_tuple([int(number) for number in re.findall(r"\d+", found[1])])
+    return [Entry(str(problem), problem)]
+
+
+def write(problem: ConvProblem, name: str = "") -> str:
+    """The tuple; it has no room for a name. Raises InvalidArgument for what it cannot express."""
+    check("deepbench", problem, ranks=(2,), groups=False, dilation=False, asymmetric=False)
+    return "(" + ", ".join(str(getattr(problem, field)) for field in FIELDS) + ")"

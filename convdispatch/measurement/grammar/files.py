@@ -1,0 +1,100 @@
+"""Tells dialects apart, and reads files of problems line by line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ...api.errors import InvalidProblem
+from ..shapes import Entry
+from . import benchdnn, deepbench, miopen, onnx_node, own
+
+__all__ = ["Entry", "detect", "read_file", "read_line"]
+
+_OWN = re.compile(r"(fwd|bwd_data|bwd_weights|f32|f64|f16|bf16|nchw|nhwc|float32|ieee|tf32|fast)_|[^+]*\+|\S*_r\d")
+# Underscores, names, options, output sizes and dense dilations: what only benchdnn's text has.
+_BENCHDNN = re.compile(r'(\S*benchdnn\s+)?--|\S*(\d_|_[a-z]|n"|o[dhw]\d|d[dhw]0(?!\d))|[a-z0-9]*\dn[A-Za-z:]')
+_LETTERS_ALONE = "letters alone"
+
+
+def _kind(text: str) -> str:
+    text = text.strip()
+    if text.startswith(own.TRACE):
+        return "convdispatch"
+    if "=>" in text and "{" in text:
+        return "onnx"
+    if deepbench.TEXT.fullmatch(text):
+        return "deepbench"
+    if miopen.COMMAND.search(text):
+        return "miopen"
+    first = text.split(maxsplit=1)[0] if text else ""
+    if not first.startswith("-") and _OWN.match(first):
+        return "convdispatch"
+    return "benchdnn" if _BENCHDNN.match(text if first.endswith("benchdnn") else first) else _LETTERS_ALONE
+
+
+def detect(text: str) -> str:
+    """The dialect of one text; letters alone, which two dialects share, count as this project's."""
+    kind = _kind(text)
+    return "convdispatch" if kind == _LETTERS_ALONE else kind
+
+
+_READERS: dict[str, Callable[[str], list[Entry]]] = {
+    "convdispatch": own.read_line,
+    "benchdnn": lambda line: benchdnn.read_line(line)[0],
+    "miopen": miopen.read_line,
+    "deepbench": deepbench.read_line,
+    "onnx": onnx_node.read_line,
+}
+
+
+def read_line(line: str, dialect: str) -> list[Entry]:
+    """The problems of one line in a dialect. Raises InvalidProblem."""
+    return _READERS[dialect](line) if line else []
+
+
+def read_file(path: Path | str, dialect: str | None = None) -> Iterator[Entry]:
+    """The problems of a file with their names and counts: one a line, ``#`` begins a comment; or an ``.onnx`` model.
+
+    Lines may differ in dialect; letters alone are benchdnn's where another line of the file is. benchdnn's knobs hold
+    from their line on, and its ``--batch`` files are read beside this one. Raises InvalidProblem naming file and line.
+    """
+    path = Path(path)
+    if path.suffix == ".onnx":
+        yield from onnx_node.read_model(path)
+    else:
+        yield from _read_text(path, dialect, benchdnn.Knobs(), ())
+
+
+def _read_text(path: Path, dialect: str | None, knobs: benchdnn.Knobs, within: tuple[Path, ...]) -> Iterator[Entry]:
+    if path in within:
+        raise InvalidProblem(f"{path} includes itself")
+    try:
+        lines = [_uncomment(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidProblem(f"cannot read {path}: {error}") from error
+
+    def include(name: str, current: benchdnn.Knobs) -> list[Entry]:
+        return list(_read_text(path.parent / name, "benchdnn", current, (*within, path)))
+
+    kinds = [dialect or _kind(line) for line in lines]
+    alone = "benchdnn" if "benchdnn" in kinds else "convdispatch"
+    for number, (line, kind) in enumerate(zip(lines, kinds), 1):
+        if not line:
+            continue
+        try:
+            kind = alone if kind == _LETTERS_ALONE else kind
+            if kind == "benchdnn":
+                entries, knobs = benchdnn.read_line(line, knobs, include)
+            else:
+                entries = read_line(line, kind)
+        except InvalidProblem as error:
+            raise InvalidProblem(f"{path}:{number}: {error}") from None
+        yield from entries
+
+
+def _uncomment(line: str) -> str:
+    """The line up to a ``#`` or ``//`` that begins it or follows a space, outside quotes."""
+    found = re.match(r'((?:"[^"]*"|(?!(?:^|(?<=\s))(?:#|//)).)*)', line)
+    return found[0].strip() if found else ""

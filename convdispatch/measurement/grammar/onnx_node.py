@@ -1,0 +1,182 @@
+"""ONNX's Conv and ConvTranspose: a NodeProto with its input shapes, a graph of one node in ONNX's text, a model file.
+
+A ConvTranspose is the backward data of the convolution with the channels exchanged. Needs the ``onnx`` package, except
+to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...api.errors import InvalidProblem
+from ...api.problem import ConvProblem
+from ..shapes import Entry
+from .limits import check
+
+__all__ = ["read_line", "read_model", "read_node", "write"]
+
+_TYPES = {"float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16"}
+
+
+def _onnx() -> Any:
+    try:
+        import onnx
+        import onnx.parser
+        import onnx.shape_inference
+    except ImportError:
+        raise InvalidProblem("reading ONNX needs the onnx package: pip install onnx") from None
+    return onnx
+
+
+def read_node(node: Any, shapes: Any, dtype: str = "float32") -> ConvProblem:
+    """The problem of a Conv or ConvTranspose node. ``shapes``: its inputs', by name or in order.
+
+    Raises InvalidProblem.
+    """
+    if node.op_type not in ("Conv", "ConvTranspose"):
+        raise InvalidProblem(f"the node must be a Conv or ConvTranspose, got {node.op_type}")
+    if isinstance(shapes, Mapping):
+        found = [shapes.get(name) for name in node.input[:2]]
+    else:
+        found = list(shapes or ())[:2]
+    if len(found) < 2 or None in found:
+        raise InvalidProblem(f"node {node.name or node.output[0]!r} needs the shapes of its inputs, got {shapes!r}")
+    x, w = (tuple(shape) for shape in found)
+    if len(x) != len(w) or not 3 <= len(x) <= 5 or not all(isinstance(size, int) for size in x + w):
+        raise InvalidProblem(
+            f"node {node.name or node.output[0]!r} needs shapes of numbers and rank 3 to 5, got {x}, {w}"
+        )
+    attributes = {attribute.name: _onnx().helper.get_attribute_value(attribute) for attribute in node.attribute}
+    transposed = node.op_type == "ConvTranspose"
+    g, ndim = attributes.get("group", 1), len(x) - 2
+    values: dict[str, Any] = {"mb": x[0], "g": g, "ndim": ndim, "dtype": dtype, "bias": len(node.input) > 2}
+    if transposed:
+        values |= {"direction": "bwd_data", "oc": x[1], "ic": w[1] * g}
+    else:
+        values |= {"ic": x[1], "oc": w[0]}
+        if x[1] != w[1] * g:
+            raise InvalidProblem(f"x has {x[1]} channels, w {w[1]} in each of {g} groups")
+    per_axis = {
+        "k": w[2:],
+        "s": attributes.get("strides", [1] * ndim),
+        "d": attributes.get("dilations", [1] * ndim),
+        "pads": attributes.get("pads", [0] * 2 * ndim),
+        "extra": attributes.get("output_padding", [0] * ndim),
+        "shape": attributes.get("output_shape"),
+    }
+    same = attributes.get("auto_pad", b"NOTSET").decode()
+    for place, axis in enumerate("dhw"[3 - ndim :]):
+        values |= _axis(place, axis, x[2 + place], per_axis, same, transposed)
+    return ConvProblem(**values)
+
+
+def _axis(place: int, axis: str, size: int, given: dict[str, Any], same: str, transposed: bool) -> dict[str, int]:
+    ndim = len(given["k"])
+    kernel, stride, dilation = (given[letter][place] for letter in "ksd")
+    near, far = given["pads"][place], given["pads"][place + ndim]
+    extent, extra = dilation * (kernel - 1) + 1, given["extra"][place]
+    if transposed:
+        full = (size - 1) * stride + extent + extra
+        wanted = given["shape"][place] if given["shape"] else size * stride if same.startswith("SAME") else None
+        total = near + far if wanted is None else full - wanted
+    else:
+        full, wanted = 0, None
+        total = max((-(-size // stride) - 1) * stride + extent - size, 0)
+    if same.startswith("SAME") or wanted is not None:
+        small, large = total // 2, total - total // 2
+        near, far = (large, small) if same == "SAME_LOWER" or (transposed and same == "NOTSET") else (small, large)
+    elif same == "VALID":
+        near = far = 0
+    if transposed:
+        size = full - near - far
+    return dict(zip((letter + axis for letter in "iksd"), (size, kernel, stride, dilation))) | {
+        f"p{axis}": near,
+        f"p{axis}_r": far,
+    }
+
+
+def _entries(graph: Any) -> list[Entry]:
+    onnx = _onnx()
+    shapes: dict[str, tuple] = {}
+    types: dict[str, str] = {}
+    for value in [*graph.input, *graph.value_info, *graph.output]:
+        kind = value.type.tensor_type
+        shapes[value.name] = tuple(
+            d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in kind.shape.dim
+        )
+        types[value.name] = onnx.TensorProto.DataType.Name(kind.elem_type).lower()
+    for tensor in graph.initializer:
+        shapes[tensor.name] = tuple(tensor.dims)
+    entries = []
+    for node in graph.node:
+        if node.op_type in ("Conv", "ConvTranspose"):
+            kind = types.get(node.input[0], "float")
+            if kind not in _TYPES:
+                raise InvalidProblem(f"node {node.name or node.output[0]!r} is of type {kind}, not {', '.join(_TYPES)}")
+            problem = read_node(node, shapes, _TYPES[kind])
+            entries.append(Entry(node.name or node.output[0], problem))
+    return entries
+
+
+def read_line(line: str) -> list[Entry]:
+    """The convolutions of a graph in ONNX's text. Raises InvalidProblem."""
+    try:
+        return _entries(_onnx().parser.parse_graph(line))
+    except _onnx().parser.ParseError as error:
+        raise InvalidProblem(f"ONNX cannot read {line!r}: {str(error).strip()}") from None
+
+
+def read_model(path: Path) -> list[Entry]:
+    """The convolutions of a model file, shapes inferred. Raises InvalidProblem."""
+    onnx = _onnx()
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+        return _entries(onnx.shape_inference.infer_shapes(model).graph)
+    except InvalidProblem as error:
+        raise InvalidProblem(f"{path}: {error}") from None
+    except Exception as error:  # protobuf's DecodeError and onnx's own, which differ between versions
+        raise InvalidProblem(f"{path} is no ONNX model: {error}") from error
+
+
+def write(problem: ConvProblem, name: str = "") -> str:
+    """A graph of one node, as ``onnx.parser.parse_graph`` reads it. Raises InvalidArgument."""
+    check("onnx", problem, flags=("bias",), directions=("fwd", "bwd_data"), dtypes=tuple(_TYPES.values()))
+    kind = next(theirs for theirs, ours in _TYPES.items() if ours == problem.dtype)
+    forward = problem.direction == "fwd"
+
+    def tensor(label: str, shape: Sequence[int]) -> str:
+        return f"{kind}[{','.join(map(str, shape))}] {label}"
+
+    def along(letter: str, side: str = "") -> list[int]:
+        return [getattr(problem, letter + axis + side) for axis in problem.axes]
+
+    attributes = {"kernel_shape": along("k"), "strides": along("s"), "dilations": along("d")}
+    attributes["pads"] = along("p") + along("p", "_r")
+    if not forward:
+        # What the sum of strides leaves over of the written tensor.
+        left = [
+            getattr(problem, "i" + a)
+            + getattr(problem, "p" + a)
+            + getattr(problem, f"p{a}_r")
+            - (getattr(problem, "o" + a) - 1) * getattr(problem, "s" + a)
+            - getattr(problem, "d" + a) * (getattr(problem, "k" + a) - 1)
+            - 1
+            for a in problem.axes
+        ]
+        attributes["output_padding"] = left
+    said = ", ".join(f"{key}=[{','.join(map(str, numbers))}]" for key, numbers in attributes.items())
+    read, written = ("x", "y") if forward else ("y", "x")
+    inputs = [tensor(read, getattr(problem, read + "_shape")), tensor("w", problem.w_shape)]
+    inputs += [tensor("b", (problem.channels_out,))] if problem.bias else []
+    operation = "Conv" if forward else "ConvTranspose"
+    return (
+        f"{_identifier(name)} ({', '.join(inputs)}) => ({tensor(written, problem.out_shape)}) "
+        f"{{ {written} = {operation} <{said}, group={problem.g}> ({read}, w{', b' if problem.bias else ''}) }}"
+    )
+
+
+def _identifier(name: str) -> str:
+    word = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in name)
+    return word if word[:1].isalpha() else "conv" + word

@@ -1,0 +1,33 @@
+"""This project's own text, one problem a line with a name and a count: ``mb1ic3ih8oc4kh3  conv1 *2``."""
+
+from __future__ import annotations
+
+import re
+
+from ...api.errors import InvalidProblem
+from ...api.problem import ConvProblem
+from ..shapes import Entry
+
+__all__ = ["TRACE", "read_line", "write"]
+
+TRACE = "convdispatch,1,"
+"""How the trace layer's lines begin."""
+_LINE = re.compile(r"(?P<problem>\S+)(?:\s+(?P<name>.*?))?(?:\s*\*\s*(?P<count>\d+))?")
+_TRACED = re.compile(r"(?:\([^()]*\)|[^,()])*")
+
+
+def read_line(line: str) -> list[Entry]:
+    """The problem of one line, or of one line of a trace. Raises InvalidProblem."""
+    if line.startswith(TRACE):
+        text = _TRACED.match(line, len(TRACE))[0]  # an activation's numbers have commas of their own
+        return [Entry(text, ConvProblem.parse(text))]
+    found = _LINE.fullmatch(line)
+    if found is None:
+        raise InvalidProblem(f"cannot read {line!r}; expected `problem  name *count`")
+    problem = ConvProblem.parse(found["problem"])
+    return [Entry(found["name"] or found["problem"], problem, int(found["count"] or 1))]
+
+
+def write(problem: ConvProblem, name: str = "") -> str:
+    """``str(problem)``, then the name."""
+    return f"{problem}  {name}" if name else str(problem)

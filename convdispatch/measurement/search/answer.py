@@ -1,0 +1,79 @@
+"""What a search answers and records: the verdict, who is set aside, and each measured time with its provenance."""
+
+from __future__ import annotations
+
+from ...api.device import DeviceInfo
+from ...api.problem import ConvProblem
+from ...api.results import Result, Results
+from ...selection import dispatch
+from ...selection.records.provenance import current
+from ...selection.records.record import Record, device_key, now
+from ...selection.records.timing import verdict
+from .candidates import Entry
+
+__all__ = ["conditions", "judge", "record_of", "set_aside"]
+
+
+def judge(entries: list[Entry], refused: list[Result]) -> Results:
+    """The winner by verdict, then the rest in the order of what became of them."""
+    named = {entry.name: entry for entry in entries if entry.result.status == "measured"}
+    decision = verdict(
+        {name: entry.timing for name, entry in named.items()},
+        deterministic={name: bool(entry.result.deterministic) for name, entry in named.items()},
+        workspace={name: entry.result.workspace or 0 for name, entry in named.items()},
+    )
+    order = {status: i for i, status in enumerate(("measured", "cut", "wrong", "failed", "refused", "not tried"))}
+
+    def place(entry: Entry) -> tuple[bool, int, float]:
+        return entry.name != decision.winner, order[entry.result.status], entry.result.median_ms or 0.0
+
+    results = Results([*(entry.result for entry in sorted(entries, key=place)), *refused])
+    results.verdict = decision.reason
+    results.tie = tuple(named[name].result for name in decision.tie)
+    return results
+
+
+def set_aside(entries: list[Entry], problem: ConvProblem, info: DeviceInfo) -> None:
+    """Set aside the solvers of which nothing worked, so that no call runs them unmeasured."""
+    for solver in sorted({entry.solver.name for entry in entries if entry.broken}):
+        mine = [entry for entry in entries if entry.solver.name == solver]
+        if all(entry.broken or entry.result.status in ("not tried", "refused") for entry in mine):
+            bad = next(entry.result for entry in mine if entry.broken)
+            dispatch.quarantine(problem, info, solver, f"find: {bad.status}: {bad.reason}")
+
+
+def record_of(result: Result, results: Results, workspace_limit: int | None, budget_ms: float | None) -> Record:
+    """A measured candidate as it is stored, with its provenance."""
+    from ... import __version__
+
+    return Record(
+        problem=str(results.problem),
+        device=device_key(results.device),
+        solver=result.solver,
+        config=dict(result.config),
+        default=result.default,
+        median_ms=result.median_ms,
+        ci_ms=result.ci,
+        p20_ms=result.p20,
+        p80_ms=result.p80,
+        count=result.count,
+        error=result.error,
+        workspace=result.workspace,
+        deterministic=result.deterministic,
+        device_name=str(results.device),
+        provenance=current(result.solver, results.device, workspace_limit),
+        budget_ms=budget_ms,
+        optimal=not results.conditions,
+        conditions=results.conditions,
+        created=now(),
+        version=__version__,
+    )
+
+
+def conditions(results: Results, budget_ms: float | None) -> str:
+    """What kept a search from being complete."""
+    untried = len(results.having("not tried"))
+    starved = [r for r in results.having("refused") if "workspace, the limit" in r.reason or "memory:" in r.reason]
+    words = [f"{untried} candidates did not fit into {budget_ms:g} ms"] if untried else []
+    words += [f"{len(starved)} candidates did not fit into the memory"] if starved else []
+    return "; ".join(words)

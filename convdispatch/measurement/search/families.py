@@ -1,0 +1,232 @@
+"""Families of data that an accurate convolution computes alike, drawn for a problem; and errors plane by plane.
+
+Accuracy is owed relative to what enters an output: scaling an image, a channel of what is written, or a summed axis
+with its partner divided by the same, costs no digit. The summed axis is input channels forward, output channels
+backward to data, images backward to weights. A plane is image x channel of what is written, or oc x ic of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ...api.problem import ConvProblem
+from .. import reference
+from .trialdata import error_limit, operands_of, random_operands
+
+__all__ = ["FAMILIES", "draw", "entering", "families", "family_limit", "plane_errors", "plane_positions"]
+
+FAMILIES = {
+    "normal": "standard normal",
+    "summed_tens": "the summed axis times powers of ten from -4 to 4, its partner divided by the same",
+    "summed_twos": "the summed axis times powers of two from -13 to 13, its partner divided by the same",
+    "outputs": "output channels of what is written times powers of ten from -6 to 0",
+    "inputs": "weights' gradients only: input channels times powers of ten from -6 to 0",
+    "images": "images times powers of ten from -6 to 0",
+    "scaled": "summed axis, outputs and images (inputs for weights' gradients) scaled by powers of ten, all at once",
+    "large": "both operands times 1e16",
+    "small": "both operands times 1e-16",
+    "opposite": "one operand times 1e16, the other times 1e-16",
+    "outlier": "one element of 1e6",
+    "positive": "absolute values of normal data",
+    "nonfinite": "an infinity and NaNs in one image and one filter, normal data elsewhere",
+}
+"""Name to words. Powers go evenly from end to end, in any order; float16 has narrower ones, which its range holds."""
+
+_READ = {"fwd": ("x", "w"), "bwd_data": ("y", "w"), "bwd_weights": ("x", "y")}
+_SUMMED = {"fwd": "ic", "bwd_data": "oc", "bwd_weights": "mb"}
+_OUTPUTS = {"fwd": ("w", "oc"), "bwd_data": ("w", "ic"), "bwd_weights": ("y", "oc")}
+_FLOOR, _OUTLIER_FLOOR = 1e-6, 2e-5
+
+
+def families(direction: str) -> tuple[str, ...]:
+    """The names of the families that a direction has, ``"normal"`` first."""
+    return tuple(name for name in FAMILIES if name != "inputs" or direction == "bwd_weights")
+
+
+def draw(family: str, problem: ConvProblem, seed: int = 0) -> dict[str, np.ndarray]:
+    """All that a problem reads, by name, in its dtype: normal data (``random_operands``) made into those of a family.
+
+    What the epilogue adds (bias, residual, and ``initial``, what the output holds before) is scaled as its plane is.
+    """
+    made = random_operands(problem, seed)
+    if family != "normal":
+        _Draw(problem, made, np.random.default_rng([seed, 1 + list(FAMILIES).index(family)])).apply(family)
+    return made
+
+
+class _Draw:
+    """Turns normal operands into a family's, in place of the dict's entries."""
+
+    def __init__(self, problem: ConvProblem, made: dict[str, np.ndarray], random: np.random.Generator) -> None:
+        self.problem, self.made, self.random = problem, made, random
+        self.data, self.other = _READ[problem.direction]
+        self.narrow = problem.dtype == "float16"
+
+    def apply(self, family: str) -> None:
+        """Make the family."""
+        direction = self.problem.direction
+        wide, down = (1.5, 1.5) if self.narrow else (4, 6)
+        far = 10.0 if self.narrow else 1e16
+        summed = _SUMMED[direction]
+        steps: dict[str, list[Callable[[], None]]] = {
+            "summed_tens": [lambda: self._summed(10.0 ** self._even(summed, -wide, wide))],
+            "summed_twos": [lambda: self._summed(2.0 ** np.rint(self._even(summed, -3.32 * wide, 3.32 * wide)))],
+            "outputs": [lambda: self._plane(*_OUTPUTS[direction], down)],
+            "inputs": [lambda: self._plane("x", "ic", down)],
+            "images": [lambda: self._plane(self.data, "mb", down)],
+            "large": [lambda: self._times(far, far)],
+            "small": [lambda: self._times(1 / far, 1 / far)],
+            "opposite": [lambda: self._times(far, 1 / far)],
+            "outlier": [lambda: self._put(self.data, 0.4, 1e3 if self.narrow else 1e6)],
+            "positive": [lambda: self._each(np.abs)],
+            "nonfinite": [self._nonfinite],
+        }
+        third = "inputs" if direction == "bwd_weights" else "images"
+        steps["scaled"] = [*steps["summed_tens"], *steps["outputs"], *steps[third]]
+        for step in steps[family]:
+            step()
+
+    def _even(self, letter: str, low: float, high: float) -> np.ndarray:
+        count = getattr(self.problem, letter)
+        if count < 2:
+            return self.random.uniform(low, high, count)
+        return self.random.permutation(np.linspace(low, high, count))
+
+    def _scale(self, name: str, letter: str, factors: np.ndarray) -> None:
+        if name in self.made:
+            array = self.made[name]
+            self.made[name] = (array * self._along(name, letter, factors)).astype(array.dtype)
+
+    def _along(self, name: str, letter: str, factors: np.ndarray) -> np.ndarray:
+        """Factors of the axis ``letter``, shaped to multiply x, w, y, or what has the written tensor's shape."""
+        problem, tensor = self.problem, name if name in "xwy" else self.problem.written
+        last = problem.layout == "nhwc"
+        rank = problem.ndim + 2
+        if tensor == "w" and letter == "ic":  # a filter of group k has input channels k ic/g and on
+            rows = factors.reshape(problem.g, -1).repeat(problem.oc // problem.g, axis=0)
+            places = (0, rank - 1) if last else (0, 1)
+            return np.expand_dims(rows, tuple(axis for axis in range(rank) if axis not in places))
+        first = letter == "mb" or tensor == "w"
+        axis = 0 if first else rank - 1 if last else 1
+        return factors.reshape([-1 if place == axis else 1 for place in range(rank)])
+
+    def _summed(self, factors: np.ndarray) -> None:
+        letter = _SUMMED[self.problem.direction]
+        self._scale(self.data, letter, factors)
+        self._scale(self.other, letter, 1 / factors)
+
+    def _plane(self, name: str, letter: str, down: float) -> None:
+        factors = 10.0 ** self._even(letter, -down, 0)
+        self._scale(name, letter, factors)
+        if letter == "mb" and self.problem.direction == "bwd_weights":
+            return  # images are summed there: no plane is scaled
+        for extra in ("residual", "initial"):
+            self._scale(extra, letter, factors)
+        if "bias" in self.made and letter != "mb":
+            self.made["bias"] = (self.made["bias"] * factors).astype(self.made["bias"].dtype)
+
+    def _times(self, data: float, other: float) -> None:
+        for name, factor in ((self.data, data), (self.other, other)):
+            array = self.made[name]
+            self.made[name] = (array * np.float64(factor)).astype(array.dtype)
+
+    def _each(self, function: Callable[[np.ndarray], np.ndarray]) -> None:
+        for name in (self.data, self.other):
+            self.made[name] = function(self.made[name])
+
+    def _put(self, name: str, place: float, value: float, outer: int = 0, channel: int = 0) -> None:
+        """Set the element at ``place`` (0 to 1) of a plane of x, w or y."""
+        array = self.made[name] = self.made[name].copy()
+        if array.size:
+            plane = (np.moveaxis(array, -1, 1) if self.problem.layout == "nhwc" else array)[outer, channel]
+            plane[np.unravel_index(int(place * (plane.size - 1)), plane.shape)] = value
+
+    def _nonfinite(self) -> None:
+        self._put(self.data, 0.4, np.inf)
+        self._put(self.data, 1.0, np.nan)
+        if self.problem.direction == "bwd_weights":
+            self._put("y", 0.5, np.nan, channel=-1)
+        else:
+            self._put("w", 0.0, np.nan, outer=-1, channel=-1)
+
+
+def entering(problem: ConvProblem, operands: Mapping[str, np.ndarray], at: np.ndarray | None = None) -> np.ndarray:
+    """What enters each output, as one size: the root of the sum of its products' squares, float64.
+
+    That is what a sum of independent terms comes to, and does not vanish where they happen to cancel. With ``at`` only
+    of those flat indices.
+    """
+    plain = problem.replace(activation=None, bias=False, residual=False, accumulate=False, constant_weights=False)
+    with np.errstate(invalid="ignore", over="ignore"):
+        squares = {name: array.astype(np.float64) ** 2 for name, array in operands_of(plain, operands).items()}
+        return np.sqrt(reference.compute(plain, **squares) if at is None else reference.sample(plain, at, **squares))
+
+
+def plane_errors(
+    problem: ConvProblem, got: np.ndarray, expected: np.ndarray, entered: np.ndarray | None = None, spread: bool = False
+) -> np.ndarray:
+    """The error of each plane, [outer, channels]: the norm of its differences over that of what is expected or enters.
+
+    The larger of the two, as ``entered`` (``entering``) does not vanish where terms cancel. Infinite for a plane that
+    is not finite where it should be, or finite where an infinity or NaN should be. ``spread``: in planes that hold one
+    as they should, further elements may be infinite or NaN, as transforms of tiles make them.
+    """
+    got, expected = _planes(problem, got), _planes(problem, expected)
+    entered = expected if entered is None else _planes(problem, entered)
+    should, does = np.isfinite(expected), np.isfinite(got)
+    spoilt = should & ~does
+    if spread:
+        spoilt &= should.all(axis=-1, keepdims=True)
+    both = should & does
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        difference = _norm(np.where(both, got - expected, 0))
+        size = np.maximum(_norm(np.where(both, expected, 0)), _norm(np.where(both & np.isfinite(entered), entered, 0)))
+        error = np.where(difference == 0, 0.0, difference / size)
+    error[(spoilt | (~should & does)).any(axis=-1)] = np.inf
+    return error
+
+
+def _planes(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
+    """A tensor of the written shape as float64 [outer, channels, elements]."""
+    array = np.moveaxis(array, -1, 1) if problem.layout == "nhwc" else array
+    return array.astype(np.float64).reshape(*array.shape[:2], -1)
+
+
+def _norm(planes: np.ndarray) -> np.ndarray:
+    return np.sqrt((planes**2).sum(axis=-1))
+
+
+def plane_positions(problem: ConvProblem, planes: int = 16, each: int = 16, seed: int = 0) -> np.ndarray:
+    """Flat indices into the written tensor, [groups, each]: each row lies in one plane, or in neighbouring small ones.
+
+    The first and the last plane are among them. Empty for an empty tensor.
+    """
+    shape = problem.out_shape
+    if not np.prod(shape):
+        return np.empty((0, each), np.int64)
+    channel_last = problem.layout == "nhwc"
+    outer, channels = shape[0], shape[-1] if channel_last else shape[1]
+    pixels = int(np.prod(shape)) // (outer * channels)
+    random = np.random.default_rng(seed)
+    rows = np.concatenate([[0, outer * channels - 1], random.integers(0, outer * channels, planes - 2)])
+    spread = -(-each // pixels)  # so many neighbouring planes have enough elements
+    plane = (rows[:, None] + random.integers(0, spread, (planes, each)) * (1 - 2 * (rows[:, None] > 0))) % (
+        outer * channels
+    )
+    pixel = random.integers(0, pixels, (planes, each))
+    image, channel = np.divmod(plane, channels)
+    return (image * pixels + pixel) * channels + channel if channel_last else plane * pixels + pixel
+
+
+def family_limit(problem: ConvProblem, family: str, normal: float) -> float:
+    """Most error of a plane on a family's data, for a solver that errs by ``normal`` in its worst plane of normal data.
+
+    float32 data under ``"float32"`` and ``"ieee"`` may lose at most a factor of three, or reach 1e-6 (2e-5 beside one
+    outlier), whichever is larger; else what dtype and ``math`` allow counts.
+    """
+    floor = _OUTLIER_FLOOR if family == "outlier" else _FLOOR
+    if problem.dtype != "float32" or problem.math not in ("float32", "ieee"):
+        floor = error_limit(problem)
+    return max(3 * normal, floor)

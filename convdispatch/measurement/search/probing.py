@@ -1,0 +1,100 @@
+"""Runs candidates in a child process first, so that one that crashes or hangs takes only the child with it.
+
+The child is ``python -m convdispatch.measurement.search.probing``: it verifies a candidate as a search does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..child import Child, Silent, answer, questions
+
+__all__ = ["Prober"]
+
+START_S = 60.0
+"""Seconds that a child may take to load its plugins and open the device."""
+RUN_S = 60.0
+"""Seconds that one candidate may take, compilation included, where the budget says nothing."""
+
+
+class Prober:
+    """A child that tries candidates for one problem on one device; started on the first question, and again after a
+    death."""
+
+    def __init__(self, problem: Any, device: Any) -> None:
+        from ...device import runtime
+
+        self._setup = {"problem": str(problem), "device": runtime.address(device)}
+        self._child: Child | None = None
+
+    def ask(self, solver: str, config: Mapping[str, Any], timeout_s: float | None = None) -> tuple[str, str]:
+        """Try a candidate: ``("right", "")``, or ``wrong``, ``failed`` or ``refused`` with the reason."""
+        if self._child is None:
+            self._child = Child("convdispatch.measurement.search.probing", self._setup)
+            started = self._hear(START_S)
+            if isinstance(started, str):
+                return "failed", f"the child process did not start: {started}"
+        self._child.say({"solver": solver, "config": dict(config)})
+        said = self._hear(min(timeout_s or RUN_S, RUN_S))
+        return ("failed", f"in a child process: {said}") if isinstance(said, str) else (said["status"], said["reason"])
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def _hear(self, timeout_s: float) -> dict[str, Any] | str:
+        """The answer, or in words how the child ended; it is killed where it gives none."""
+        try:
+            said = self._child.hear(timeout_s)  # type: ignore[union-attr]
+            if said is not None:
+                return said
+            words = self._child.how_it_ended()  # type: ignore[union-attr]
+        except Silent as silent:
+            words = str(silent)
+        self.close()
+        return words
+
+
+def _serve() -> None:
+    """The child: one setup line, then one candidate a line."""
+    from ...api.problem import ConvProblem
+    from ...device import runtime
+
+    lines = questions()
+    setup = next(lines)
+    problem, device = ConvProblem.parse(setup["problem"]), runtime.find_device(setup["device"])
+    rig: list[Any] = []
+    answer({"status": "ready", "reason": ""})
+    for asked in lines:
+        answer(_try(problem, device, asked, rig))
+        if runtime.probe.__wrapped__(device):  # whatever follows would fail here: the next has a process of its own
+            return
+
+
+def _try(problem: Any, device: Any, candidate: dict[str, Any], rig: list[Any]) -> dict[str, str]:
+    import pyopencl as cl
+
+    from ...device import runtime
+    from ...selection import dispatch
+    from ...selection.derivation import named
+    from ...selection.loader import plugins
+    from .trial import Rig, WrongResult
+
+    try:
+        solver = named(candidate["solver"], plugins().solvers)
+        prepared = dispatch.make(solver, candidate["config"], problem, runtime.context(device))
+        if not rig:
+            rig.append(Rig(problem, cl.CommandQueue(runtime.context(device))))
+        rig[0].verify(prepared)
+    except WrongResult as error:
+        return {"status": "wrong", "reason": str(error)}
+    except Exception as error:  # said to the parent, which decides
+        return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+    return {"status": "right", "reason": ""}
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,304 @@
+"""One search: which candidates there are, in what order they are tried, what ends it, and what is recorded.
+
+Each candidate is compiled, verified and looked at for three samples; who takes three times the best is cut there.
+Those left, twelve at most, race. What a candidate will take is foretold from its predicted cost and what the cost has
+meant so far; one that would be far too slow, or cannot be foretold, runs a smaller problem first.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import pyopencl as cl
+
+from ...api.device import DeviceInfo
+from ...api.policy import Policy
+from ...api.problem import ConvProblem
+from ...api.results import Results
+from ...device import runtime
+from ...selection import dispatch
+from ...selection.prepared import Prepared
+from ...selection.records.perfdb import perfdb, scope_of
+from ...selection.records.timing import BadTiming, Timing, summarise
+from ..measure import HOPELESS, Candidate, Outcome, race
+from .answer import conditions, judge, record_of, set_aside
+from .candidates import PROBE_FLOPS, Entry, candidates, smaller
+from .trial import OutOfTime, Rig, WrongResult
+
+if TYPE_CHECKING:
+    from .probing import Prober
+
+__all__ = ["Search"]
+
+LOOKS = 3
+"""Samples of the first look."""
+FINALISTS = 12
+ROUNDS = 25
+NEAR = 1.5
+"""Who took at most this many times the best at the first look may race."""
+FINAL_SHARE = 0.25
+"""Most of the budget that is kept for the race."""
+SUSPECT = 20.0
+"""Times the best so far that a suspect must be foretold to take, from the smaller problem, to be cut: small problems
+fill a device badly, so the foretelling errs by much."""
+
+
+class Search:
+    """The search for one problem on one device; ``run`` once, then ``record``.
+
+    ``watch`` is told the name of each candidate before it runs; those that ``without`` names (with the reason) are
+    known to have killed an earlier process, and do not run.
+    """
+
+    def __init__(
+        self,
+        problem: ConvProblem,
+        device: cl.Device,
+        policy: Policy,
+        *,
+        budget_ms: float | None = None,
+        workspace_limit: int | None = None,
+        memory_limit: int | None = None,
+        isolate: bool = False,
+        watch: Callable[[str], None] = lambda name: None,
+        without: Mapping[str, str] | None = None,
+    ) -> None:
+        self.problem, self.device, self.policy = problem, device, policy
+        self.info: DeviceInfo = runtime.device_info(device)
+        self.budget_ms, self.workspace_limit, self.memory_limit = budget_ms, workspace_limit, memory_limit
+        self.start = time.perf_counter()
+        self.queue = cl.CommandQueue(runtime.context(device))
+        self._isolate, self._watch, self._without = isolate, watch, without or {}
+        self._lost = ""
+        self._prober: Prober | None = None
+        self._compile_ms: list[float] = []
+        self._ms_per_cost: float | None = None
+        self._rigs: dict[ConvProblem, Rig] = {}
+
+    # --- the whole -------------------------------------------------------------------------------------------------
+
+    def run(self) -> Results:
+        """Try, race, judge. Never raises for a candidate's sake."""
+        entries, refused = candidates(self.problem, self.info, self.policy)
+        try:
+            for entry in entries:
+                self._try(entry, entries)
+        finally:
+            if self._prober is not None:
+                self._prober.close()
+        if not self._lost:
+            self._race([entry for entry in entries if entry.prepared is not None])
+        set_aside(entries, self.problem, self.info)
+        results = judge(entries, refused)
+        results.problem, results.device = self.problem, self.info
+        results.peak_bytes = sum(rig.memory.peak for rig in self._rigs.values())
+        results.conditions = conditions(results, self.budget_ms)
+        results.lost = self._lost
+        self._rigs.clear()
+        results.spent_ms = self._spent_ms()
+        return results
+
+    def record(self, results: Results) -> None:
+        """Store every time that the search took, and let the next call choose anew."""
+        made = [
+            record_of(result, results, self.workspace_limit, self.budget_ms)
+            for result in results
+            if result.median_ms is not None
+        ]
+        if made:
+            perfdb().record(*made, scope=scope_of(self.policy))
+            dispatch.forget(self.problem)
+
+    # --- one candidate -----------------------------------------------------------------------------------------------
+
+    def _try(self, entry: Entry, entries: list[Entry]) -> None:
+        if self._lost:
+            entry.ends("not tried", f"{self._lost} left a device that nothing runs on")
+            return
+        if entry.name in self._without:
+            entry.breaks("failed", self._without[entry.name])
+            return
+        best = min((other.timing.median for other in entries if other.timing), default=None)
+        foretold = self._foretell(entry)
+        if not self._has_time((2 + LOOKS) * (foretold or 0) + max(self._compile_ms[-5:], default=0), best):
+            entry.ends("not tried", "the budget ended first")
+            return
+        self._watch(entry.name)
+        try:
+            if self._isolate and not self._survives(entry):
+                return
+            if self._hopeless(entry, foretold, best):
+                return
+            self._measure(entry, best)
+        except WrongResult as error:
+            entry.breaks("wrong", str(error))
+        except OutOfTime as error:
+            entry.ends("not tried", f"the budget ended: {error}")
+        except (MemoryError, cl.MemoryError) as error:
+            entry.ends("refused", f"memory: {error}")
+        except BadTiming as error:
+            entry.ends("failed", str(error))
+        except Exception as error:  # a plugin's or compiler's failure: said in its result, and the search goes on
+            first = str(error).strip().splitlines()[0] if str(error) else ""
+            entry.breaks("failed", f"{type(error).__name__}: {first}")
+            if runtime.probe.__wrapped__(self.device):
+                self._lost = entry.solver.name
+                for other in entries:
+                    if other.prepared is not None:
+                        other.ends("measured", "")
+
+    def _measure(self, entry: Entry, best: float | None) -> None:
+        began = time.perf_counter()
+        prepared = self._compile(entry, best)
+        entry.result.compile_ms = (time.perf_counter() - began) * 1e3
+        entry.result.workspace = prepared.workspace_size
+        self._compile_ms.append(entry.result.compile_ms)
+        if self.workspace_limit is not None and prepared.workspace_size > self.workspace_limit:
+            entry.ends("refused", f"{prepared.workspace_size} bytes of workspace, the limit is {self.workspace_limit}")
+            return
+        rig = self._rig(self.problem)
+        # While nothing is measured, one run more is enough to ask for: some answer is better than none.
+        checked = rig.verify(prepared, lambda run_ms: self._has_time((1 + LOOKS if best else 1) * run_ms, best))
+        entry.result.error, entry.result.deterministic = checked.error, checked.deterministic
+        entry.timing = self._look(rig.sampler(prepared, expected_ms=checked.run_ms), best)
+        entry.say()
+        if entry.cost:
+            per_cost = entry.timing.median / entry.cost
+            self._ms_per_cost = min(per_cost, self._ms_per_cost or per_cost)
+        if self.policy.deterministic and not checked.deterministic:
+            entry.ends("refused", "policy(deterministic=True), and two runs gave different bits")
+        elif self.policy.max_error is not None and checked.error > self.policy.max_error:
+            entry.ends("refused", f"relative error {checked.error:.2g}, the policy admits {self.policy.max_error:.2g}")
+        elif best and entry.timing.ci[0] > HOPELESS * best:
+            entry.ends("cut", f"{entry.timing.ci[0] / best:.1f} times the best so far")
+        else:
+            entry.prepared = prepared
+
+    def _compile(self, entry: Entry, best: float | None) -> Prepared:
+        """The candidate's plan. A compilation cannot be stopped: past the budget it is left to end by itself."""
+        made: concurrent.futures.Future[Prepared] = concurrent.futures.Future()
+
+        def make() -> None:
+            try:
+                made.set_result(dispatch.make(entry.solver, entry.config, self.problem, self.queue.context))
+            except BaseException as error:
+                made.set_exception(error)
+
+        if self.budget_ms is None:
+            make()
+            return made.result()
+        # Not a pool: Python waits for a pool's threads before it ends, and this one may never.
+        threading.Thread(target=make, name="convdispatch-compile", daemon=True).start()
+        try:
+            return made.result(timeout=max(0.01, self._left_ms(best) / 1e3))
+        except concurrent.futures.TimeoutError:
+            raise OutOfTime("it was still compiling") from None
+
+    def _look(self, sample: Callable[[], float], best: float | None) -> Timing:
+        """A few samples: two of a hopeless candidate, LOOKS of another, more where they differ wildly."""
+        samples: list[float] = []
+        while True:
+            samples.append(sample())
+            hopeless = best is not None and min(samples) > HOPELESS * best
+            if len(samples) < (2 if hopeless else LOOKS) and self._has_time(samples[-1], best):
+                continue
+            try:
+                return summarise(samples)
+            except BadTiming:
+                if len(samples) >= 4 * LOOKS:
+                    raise
+
+    def _foretell(self, entry: Entry) -> float | None:
+        """Milliseconds that a run should take, by its cost and what the cost has meant at best."""
+        return entry.cost * self._ms_per_cost if entry.cost and self._ms_per_cost else None
+
+    def _hopeless(self, entry: Entry, foretold: float | None, best: float | None) -> bool:
+        """Try a suspect on a smaller problem; whether it is too slow to be run on the whole."""
+        suspect = foretold is None or (best is not None and foretold > SUSPECT * best)
+        small = smaller(self.problem) if suspect and self.problem.flops > 20 * PROBE_FLOPS else None
+        if small is None or dispatch.refusal(entry.solver, small, self.info, self.policy):
+            return False
+        if dict(entry.config) not in (dict(config) for config in entry.solver.configs(small, self.info)):
+            return False  # a configuration promises nothing for a problem that it was not offered for
+        prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
+        estimate = self._rig(small).verify(prepared).run_ms * self.problem.flops / small.flops
+        if best is not None and estimate > SUSPECT * best:
+            entry.ends(
+                "cut", f"a smaller problem foretells {estimate:.3g} ms, {estimate / best:.0f} times the best so far"
+            )
+            return True
+        if not self._has_time((2 + LOOKS) * estimate, best):
+            entry.ends("not tried", f"a smaller problem foretells {estimate:.3g} ms, more than the budget leaves")
+            return True
+        return False
+
+    def _survives(self, entry: Entry) -> bool:
+        from .probing import Prober
+
+        if self._prober is None:
+            self._prober = Prober(self.problem, self.device)
+        left = None if self.budget_ms is None else max(1.0, self._left_ms(None) / 1e3)
+        status, reason = self._prober.ask(entry.solver.name, entry.config, timeout_s=left)
+        if status != "right":
+            entry.breaks(status, reason)
+        return status == "right"
+
+    # --- the race ----------------------------------------------------------------------------------------------------
+
+    def _race(self, entries: list[Entry]) -> None:
+        # By the best of the few samples: one that was disturbed must not cost a candidate the race.
+        ranked = sorted(entries, key=lambda entry: entry.timing.ci[0])
+        for place, entry in enumerate(ranked):
+            ratio = entry.timing.ci[0] / ranked[0].timing.ci[0]
+            if ratio > NEAR:
+                entry.ends("cut", f"{ratio:.2f} times the best at the first look")
+            elif place >= FINALISTS:
+                entry.ends("cut", f"{ratio:.2f} times the best at the first look, and {FINALISTS} others were faster")
+        final = [entry for entry in ranked if entry.prepared is not None]
+        self._watch("")
+        rig = self._rigs.get(self.problem)
+        rivals = []
+        for i, entry in enumerate(final):
+            try:
+                sample = rig.sampler(entry.prepared, entry.timing.median)
+            except (MemoryError, cl.MemoryError):  # beside the faster ones; its first look stands
+                continue
+            rivals.append(Candidate(str(i), sample, max(1.0, entry.timing.median)))
+        left = None if self.budget_ms is None else max(0.0, self._left_ms(None))
+        outcomes = race(rivals, rounds=ROUNDS, budget_ms=left)
+        for i, entry in enumerate(final):
+            outcome = outcomes.get(str(i), Outcome("not tried", "", None))
+            if outcome.status == "failed":
+                (entry.ends if "BadTiming" in outcome.reason else entry.breaks)("failed", outcome.reason)
+                continue
+            if outcome.timing is not None and outcome.timing.count >= entry.timing.count:
+                entry.timing = outcome.timing
+            entry.say()
+            # Without time to race, or on a machine too busy for it, the first look is what there is.
+            status = {"not tried": "measured", "unsteady": "measured"}.get(outcome.status, outcome.status)
+            entry.ends(status, outcome.reason if status == "cut" else "")
+
+    # --- time and memory ---------------------------------------------------------------------------------------------
+
+    def _spent_ms(self) -> float:
+        return (time.perf_counter() - self.start) * 1e3
+
+    def _has_time(self, expected_ms: float, best: float | None) -> bool:
+        """Whether work of ``expected_ms`` ends within the budget, leaving a race against ``best`` its share."""
+        return expected_ms <= self._left_ms(best)
+
+    def _left_ms(self, best: float | None) -> float:
+        if self.budget_ms is None:
+            return math.inf
+        kept = 0.0 if best is None else min(FINAL_SHARE * self.budget_ms, ROUNDS * FINALISTS * max(1.0, best))
+        return self.budget_ms - kept - self._spent_ms()
+
+    def _rig(self, problem: ConvProblem) -> Rig:
+        if problem not in self._rigs:
+            self._rigs[problem] = Rig(problem, self.queue, self.memory_limit)
+        return self._rigs[problem]

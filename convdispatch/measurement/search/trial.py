@@ -1,0 +1,299 @@
+"""Tries a plan on real memory: operands between guard zones, outputs against float64, and runs to be timed.
+
+A candidate is verified before it is timed. Its output is filled with NaN and lies between guard zones, as its workspace
+does; sampled elements are compared with the float64 reference; every element must be written, no guard changed, no
+input altered; and a second run shows whether the bits repeat.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...api.errors import ConvDispatchError
+from ...api.problem import ConvProblem
+from ...device import runtime
+from ...selection.dispatch import visible_problem
+from ...selection.prepared import Prepared, enqueue_plan
+from .. import reference
+from ..measure import timed
+from .look import PATTERN, Look
+from .trialdata import error_limit, numpy_dtype, operands_of, random_operands
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Checked", "OutOfTime", "Rig", "WrongResult"]
+
+GUARD = 4096
+"""Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
+_PATTERN = np.uint16(PATTERN)
+
+
+class OutOfTime(Exception):
+    """The caller's time does not suffice to go on."""
+
+
+class WrongResult(ConvDispatchError):
+    """A plan computed something else, or wrote where it must not."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What verification found of a plan that is right."""
+
+    error: float
+    """Relative error on the sampled elements."""
+    deterministic: bool
+    """The second run gave the same bits."""
+    run_ms: float
+    """Wall-clock time of the second run, submission included."""
+
+
+class Rig:
+    """The memory of one problem's trials on one queue. Standard normal data, several copies of them in turn.
+
+    ``memory_limit`` bounds the bytes held at once, a plan's workspace included. Raises MemoryError when not even one
+    copy of the operands fits.
+    """
+
+    def __init__(self, problem: ConvProblem, queue: cl.CommandQueue, memory_limit: int | None = None, seed: int = 0):
+        self.problem, self.queue = problem, queue
+        device = queue.device
+        self.memory_limit = min(memory_limit or device.global_mem_size // 2, device.global_mem_size)
+        self.host = random_operands(problem, seed)
+        self.output_bytes = math.prod(problem.out_shape) * problem.itemsize
+        one = sum(array.nbytes for array in self.host.values()) + self.output_bytes
+        if one > self.memory_limit:
+            raise MemoryError(f"the operands of {problem} take {one} bytes, the limit is {self.memory_limit}")
+        # Enough copies that none is found in a cache, as long as half of the memory stays free for workspaces.
+        wanted = 1 + 2 * device.global_mem_cache_size // max(one, 1)
+        copies = max(1, min(wanted, 8, self.memory_limit // (2 * one)))
+        self.memory = _Ledger(self.memory_limit)
+        self._operands: list[dict[str, _Held]] = []
+        self._sets = [self._new_set() for _ in range(copies)]
+        self._shared: Callable[[], _Scratch | None] = lambda: None
+        self._look = Look(queue, problem.itemsize)
+        self._sums = {name: self._checksum(name) for name in self.host if name != "initial"}
+        self._expected: dict[ConvProblem, tuple[np.ndarray, np.ndarray]] = {}
+        self._turn = 0
+
+    # --- verifying -------------------------------------------------------------------------------------------------
+
+    def verify(self, prepared: Prepared, has_time: Callable[[float], bool] = lambda run_ms: True) -> Checked:
+        """Run a plan and compare. ``has_time`` is asked after each run, with its milliseconds, whether to go on.
+
+        Raises WrongResult saying what is wrong, OutOfTime, MemoryError, and what the plan raises.
+        """
+        seen = visible_problem(prepared.solver, self.problem)
+        checked = self._verify(prepared, seen, False, has_time)
+        return checked if seen == self.problem else self._verify(prepared, self.problem, True, has_time)
+
+    def _verify(
+        self, prepared: Prepared, problem: ConvProblem, whole: bool, has_time: Callable[[float], bool]
+    ) -> Checked:
+        """The plan alone on what it sees of the problem, or ``whole``, with the generic epilogue after it."""
+        import pyopencl as cl
+
+        output = _Guarded(self, self.output_bytes)
+        scratch = _Guarded(self, prepared.workspace_size) if prepared.workspace_size else None
+        packed = self._packed(prepared)
+        weights = {"w": packed.memory} if packed else {}
+        first, count = self._sets[0]["out"], self.output_bytes // problem.itemsize
+        for turn in range(2):
+            output.fill(self.host.get("initial") if problem.accumulate else None)
+            if scratch is not None:
+                scratch.fill()
+            self.queue.finish()
+            began = time.perf_counter()
+            self._enqueue(prepared, problem, whole, self._sets[0] | weights, output.memory, scratch).wait()
+            self.queue.finish()
+            run_ms = (time.perf_counter() - began) * 1e3
+            if not has_time(run_ms):
+                raise OutOfTime(f"a run took {run_ms:.3g} ms")
+            output.check("output")
+            if scratch is not None:
+                scratch.check("workspace")
+            if turn == 0 and self.output_bytes:
+                cl.enqueue_copy(self.queue, first, output.memory, byte_count=self.output_bytes)
+        for memory in (first, output.memory):
+            unwritten = 0 if problem.accumulate else self._look.unwritten(memory, count)
+            if unwritten:
+                raise WrongResult(f"{unwritten} of {count} elements were not written")
+        self._check_inputs(bool(weights))
+        error = max(self._error(problem, memory) for memory in (first, output.memory))
+        differing = self._look.differ(first, output.memory, count)
+        self._clear(first)
+        return Checked(error, not differing, run_ms)
+
+    def _error(self, problem: ConvProblem, memory: Any) -> float:
+        if problem not in self._expected:
+            at = reference.positions(problem)
+            self._expected[problem] = at, reference.sample(problem, at, **operands_of(problem, self.host))
+        at, expected = self._expected[problem]
+        error = reference.relative_error(self._look.gather(memory, at).view(numpy_dtype(problem)), expected)
+        if not error <= error_limit(problem):
+            raise WrongResult(f"relative error {error:.2g}, at most {error_limit(problem):.2g} counts as right")
+        return error
+
+    def _check_inputs(self, packed: bool) -> None:
+        import pyopencl as cl
+
+        for name, before in self._sums.items():
+            if not (packed and name == "w") and self._checksum(name) != before:
+                cl.enqueue_copy(self.queue, self._sets[0][name], self.host[name])  # the next must not suffer for it
+                raise WrongResult(f"it altered its input {name}")
+
+    def _checksum(self, name: str) -> tuple[int, int]:
+        return self._look.checksum(self._sets[0][name], self.host[name].size)
+
+    # --- timing ----------------------------------------------------------------------------------------------------
+
+    def sampler(self, prepared: Prepared, expected_ms: float, least_ms: float = 1.0) -> Callable[[], float]:
+        """A sample function for ``measure``: milliseconds a run, of as many runs as fill ``least_ms``, then a wait.
+
+        Each run takes the next copy of the operands. All samplers share one workspace, which holds anything before a
+        run, as a call's does; packed weights are each one's own. Raises MemoryError.
+        """
+        seen = visible_problem(prepared.solver, self.problem)
+        packed = self._packed(prepared)
+        shared = self._shared() or _Scratch()
+        self._shared = weakref.ref(shared)
+        if seen == self.problem:
+            shared.reach(self, prepared.workspace_size)
+        repeat = max(1, min(200, math.ceil(least_ms / max(expected_ms, 1e-3))))
+
+        def work() -> None:
+            weights = {"w": packed.memory} if packed else {}
+            for _ in range(repeat):
+                self._turn = (self._turn + 1) % len(self._sets)
+                operands = self._sets[self._turn]
+                scratch = shared.held if prepared.workspace_size else None
+                self._enqueue(
+                    prepared, self.problem, seen != self.problem, operands | weights, operands["out"], scratch
+                )
+            self.queue.finish()
+
+        sample = timed(work)
+        return lambda: sample() / repeat
+
+    # --- running ---------------------------------------------------------------------------------------------------
+
+    def _enqueue(
+        self, prepared: Prepared, problem: ConvProblem, whole: bool, given: Mapping[str, Any], out: Any, scratch: Any
+    ) -> cl.Event:
+        operands = {name: given.get(name) for name in ("x", "w", "y")} | {problem.written: out}
+        bias, residual = given.get("bias"), given.get("residual")
+        if whole:
+            return prepared.enqueue(self.queue, **operands, bias=bias, residual=residual)
+        workspace = None if scratch is None else scratch.memory
+        return enqueue_plan(
+            problem, prepared.plan, self.queue, *operands.values(), workspace, bias=bias, residual=residual
+        )
+
+    def _packed(self, prepared: Prepared) -> _Held | None:
+        if not prepared.packed_size:
+            return None
+        packed = _Held(self, prepared.packed_size)
+        prepared.plan.pack(self.queue, self._sets[0]["w"], packed.memory).wait()
+        return packed
+
+    def _new_set(self) -> dict[str, Any]:
+        made = {name: _Held(self, array.nbytes, array) for name, array in self.host.items() if name != "initial"}
+        made["out"] = _Held(self, self.output_bytes)
+        self._operands.append(made)
+        self._clear(made["out"].memory)
+        return {name: held.memory for name, held in made.items()}
+
+    def _clear(self, output: Any) -> None:
+        import pyopencl as cl
+
+        zero = np.zeros(1, np.uint8)  # finite, also where a plan adds to it
+        cl.enqueue_fill_buffer(self.queue, output, zero, 0, max(self.output_bytes, 1))
+
+
+@dataclass
+class _Ledger:
+    """Bytes that a rig holds and held at most."""
+
+    limit: int
+    held: int = 0
+    peak: int = 0
+
+
+class _Held:
+    """Memory that counts as held for as long as it lives. Raises MemoryError beyond the limit.
+
+    It knows the ledger, not the rig: in a circle of references a large buffer would outlive its search.
+    """
+
+    def __init__(self, rig: Rig, size: int, content: np.ndarray | None = None) -> None:
+        self.size, self._ledger = 0, rig.memory  # not held yet, should the next lines raise
+        size, ledger = max(size, 1), rig.memory
+        if ledger.held + size > ledger.limit:
+            raise MemoryError(f"it needs {size} bytes more, {ledger.limit - ledger.held} are left")
+        self.memory = runtime.fresh(rig.queue, size, content)
+        self.size = size
+        ledger.held += size
+        ledger.peak = max(ledger.peak, ledger.held)
+
+    def __del__(self) -> None:
+        self._ledger.held -= self.size
+
+
+class _Scratch:
+    """The workspace that the living samplers of a rig share; it grows, and goes with the last of them."""
+
+    held: _Held | None = None
+
+    def reach(self, rig: Rig, size: int) -> None:
+        """Make it at least ``size`` bytes. Raises MemoryError, and is then as it was."""
+        if size > (self.held.size if self.held else 0):
+            before, self.held = self.held.size if self.held else 0, None
+            try:
+                self.held = _Held(rig, size)
+            except MemoryError:
+                self.held = _Held(rig, before) if before else None
+                raise
+
+
+class _Guarded:
+    """Memory with a guard zone on each side."""
+
+    def __init__(self, rig: Rig, size: int) -> None:
+        self.queue, self.size = rig.queue, size
+        self._room = -(-max(size, 1) // GUARD) * GUARD
+        self._held = _Held(rig, self._room + 2 * GUARD)
+        self._whole = self._held.memory
+        self.memory = self._whole.get_sub_region(GUARD, max(size, 1))
+
+    def fill(self, content: np.ndarray | None = None) -> None:
+        """PATTERN everywhere, guards included; then ``content``, if given, inside."""
+        import pyopencl as cl
+
+        cl.enqueue_fill_buffer(self.queue, self._whole, _PATTERN, 0, self._room + 2 * GUARD)
+        if content is not None:
+            cl.enqueue_copy(self.queue, self._whole, content.reshape(-1).view(np.uint8), dst_offset=GUARD)
+
+    def check(self, what: str) -> None:
+        """Raise WrongResult if a guard changed."""
+        for name, start, stop in (("before", 0, GUARD), ("after", GUARD + self.size, self._room + 2 * GUARD)):
+            zone = self._bytes(start, stop)
+            pattern = np.array([_PATTERN]).view(np.uint8)[np.arange(start, stop) % 2]
+            changed = np.flatnonzero(zone != pattern)
+            if len(changed):
+                raise WrongResult(f"it wrote {len(changed)} bytes {name} its {what} of {self.size} bytes")
+
+    def _bytes(self, start: int, stop: int) -> np.ndarray:
+        import pyopencl as cl
+
+        content = np.empty(stop - start, np.uint8)
+        if stop > start:
+            cl.enqueue_copy(self.queue, content, self._whole, src_offset=start)
+        return content

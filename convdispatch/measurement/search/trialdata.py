@@ -1,0 +1,81 @@
+"""What a trial is judged by: random operands for a problem, and the error up to which a result counts as right."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from ...api.problem import ConvProblem
+from .. import reference
+
+__all__ = ["error_limit", "numpy_dtype", "operands_of", "random_operands"]
+
+BLOCK = 4194301
+"""A prime, so that what repeats falls on other channels and pixels each time."""
+_LIMITS = {"float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
+_MATH_LIMITS = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
+
+
+def error_limit(problem: ConvProblem) -> float:
+    """Largest relative error (norm, against float64, standard normal data) at which a result counts as right.
+
+    For float32 data ``math`` decides; ``"ieee"`` allows twice the error of a plain float32 sum of the same length.
+    """
+    if problem.dtype != "float32":
+        return _LIMITS[problem.dtype]
+    if problem.math != "ieee":
+        return _MATH_LIMITS[problem.math]
+    taps = problem.kd * problem.kh * problem.kw
+    length = {
+        "fwd": problem.ic // problem.g * taps,
+        "bwd_data": problem.oc // problem.g * taps,
+        "bwd_weights": problem.mb * problem.od * problem.oh * problem.ow,
+    }[problem.direction]
+    return 2 * _plain_error(max(1, min(length, 1 << 18)))
+
+
+@functools.lru_cache(maxsize=256)
+def _plain_error(length: int) -> float:
+    """Relative error of one float32 running sum of ``length`` products, over 32 of them."""
+    random = np.random.default_rng(length)
+    a, b = random.standard_normal((2, 32, length), np.float32)
+    got = np.cumsum(a * b, axis=1, dtype=np.float32)[:, -1]
+    expected = (a.astype(np.float64) * b).sum(axis=1)
+    return max(reference.relative_error(got, expected), 2.0**-24)
+
+
+def numpy_dtype(problem: ConvProblem) -> np.dtype:
+    """NumPy's dtype of the problem's elements; bfloat16 is ml_dtypes'."""
+    if problem.dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(problem.dtype)
+
+
+def random_operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
+    """Standard normal arrays for all that a problem reads, by name; ``initial`` is what the output holds before."""
+    shapes = {name: getattr(problem, name + "_shape") for name in "xwy" if name != problem.written}
+    shapes |= {"bias": (problem.channels_out,)} if problem.bias else {}
+    shapes |= {"residual": problem.out_shape} if problem.residual else {}
+    shapes |= {"initial": problem.out_shape} if problem.accumulate else {}
+    random = np.random.default_rng(seed)
+    return {name: _normal(random, shape, numpy_dtype(problem)) for name, shape in shapes.items()}
+
+
+def _normal(random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Drawn anew up to BLOCK elements, which are then repeated: a large layer's data took longer than its search."""
+    count = math.prod(shape)
+    kind = np.float64 if dtype == np.float64 else np.float32
+    block = random.standard_normal(min(count, BLOCK), kind).astype(dtype)
+    return block.reshape(shape) if count <= BLOCK else np.resize(block, shape)
+
+
+def operands_of(problem: ConvProblem, host: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Those of ``host`` that the reference reads for a problem; fewer where a part of the epilogue is left out."""
+    names = [name for name in "xwy" if name != problem.written]
+    names += [name for name in ("bias", "residual") if getattr(problem, name)]
+    return {name: host[name] for name in [*names, *(["initial"] if problem.accumulate else [])]}

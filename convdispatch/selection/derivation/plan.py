@@ -1,0 +1,115 @@
+"""Runs a rewriting: copies into areas of the workspace, the inner plan on them, copies back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...api.device import DeviceInfo
+from ...api.problem import ConvProblem
+from ...device.runtime import device_info
+from ...device.steps import Areas
+from ..prepared import enqueue_plan
+from .rewriting import Rewritten
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["DerivedPlan", "Room", "part_of"]
+
+
+class Room:
+    """Where the copies and the inner plan's workspace lie in the derived plan's workspace, in bytes."""
+
+    def __init__(self, rewritten: Rewritten, device: DeviceInfo, inner_size: int, packed: bool) -> None:
+        areas = Areas(max(128, device.buffer_alignment))
+        held = rewritten.held
+        self.size_of = {name: size for name, size in held.items() if not (packed and name == "w")}
+        self.start_of = {name: areas.add(size) for name, size in self.size_of.items()}
+        self.inner_size, self.inner_start = inner_size, areas.add(inner_size) if inner_size else 0
+        self.workspace_size = areas.size
+
+
+def part_of(memory: Any, start: int, size: int) -> Any:
+    """A buffer over ``size`` bytes of ``memory`` from byte ``start`` on, also where that is itself a part or pooled."""
+    import pyopencl as cl
+
+    parent = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
+    if parent is not None:  # OpenCL has no parts of parts
+        start += memory.get_info(cl.mem_info.OFFSET)
+        memory = parent
+    return cl.Buffer.from_int_ptr(memory.int_ptr).get_sub_region(start, size)
+
+
+class DerivedPlan:
+    """A Plan over the plan of the rewritten problem.
+
+    Constant weights are packed: as the inner plan does where it reads them as they are, else by rotating them once.
+    """
+
+    def __init__(self, context: Any, problem: ConvProblem, rewritten: Rewritten, inner: Any) -> None:
+        self.problem, self._rewritten, self._inner = problem, rewritten, inner
+        self._w_through = rewritten.through.get("w") == "w"
+        inner_packed = getattr(inner, "packed_size", 0) if rewritten.inner.constant_weights else 0
+        self._pack_inner = bool(self._w_through and inner_packed)
+        own = problem.constant_weights and rewritten.parts == 1 and any(c.source == "w" for c in rewritten.copies)
+        self._pack_own = bool(own)
+        self.packed_size = inner_packed if self._pack_inner else rewritten.held["w"] if own else 0
+        self.pack_key = getattr(inner, "pack_key", None) if self._pack_inner else None
+        self._room = Room(rewritten, device_info(context.devices[0]), inner.workspace_size, self._pack_own)
+        self.workspace_size = self._room.workspace_size
+        parts = range(rewritten.parts)
+        copies = [copy for copy in rewritten.copies if not (own and copy.target == "w")]
+        self._before = [[(copy, copy.launch(context, problem, part)) for copy in copies] for part in parts]
+        self._after = [[(copy, copy.launch(context, problem, part)) for copy in rewritten.back] for part in parts]
+        self._packer = next((c.launch(context, problem) for c in rewritten.copies if own and c.target == "w"), None)
+
+    def pack(self, queue: cl.CommandQueue, w: Any, packed: Any, wait_for: Any = None) -> cl.Event:
+        """Write the packed form of constant weights, which ``enqueue`` then takes in the place of ``w``."""
+        if self._packer is None:
+            return self._inner.pack(queue, w, packed, wait_for)
+        return self._packer(queue, (packed, w), wait_for)
+
+    def enqueue(
+        self,
+        queue: cl.CommandQueue,
+        x: Any,
+        w: Any,
+        y: Any,
+        workspace: Any,
+        wait_for: Sequence[cl.Event] | None = None,
+        *,
+        bias: Any = None,
+        residual: Any = None,
+    ) -> cl.Event:
+        """Enqueue copies, inner convolution and copies back, part after part, each after the one before."""
+        outer = {"x": x, "w": w, "y": y}
+        room, through = self._room, self._rewritten.through
+        inner = {name: part_of(workspace, room.start_of[name], size) for name, size in room.size_of.items()}
+        inner |= {name: outer[source] for name, source in through.items()}
+        if self._pack_own:
+            inner["w"] = w
+        scratch = part_of(workspace, room.inner_start, room.inner_size) if room.inner_size else None
+        for before, after in zip(self._before, self._after, strict=True):
+            for copy, launch in before:
+                wait_for = [launch(queue, (inner[copy.target], outer[copy.source]), wait_for)]
+            wait_for = [self._convolve(queue, inner, scratch, wait_for, bias, residual)]
+            for copy, launch in after:
+                wait_for = [launch(queue, (outer[copy.source], inner[copy.target]), wait_for)]
+        return wait_for[0]  # type: ignore[index]
+
+    def _convolve(
+        self, queue: Any, operands: Mapping[str, Any], scratch: Any, wait_for: Any, bias: Any, residual: Any
+    ) -> cl.Event:
+        return enqueue_plan(
+            self._rewritten.inner,
+            self._inner,
+            queue,
+            operands["x"],
+            operands["w"],
+            operands["y"],
+            scratch,
+            wait_for,
+            bias,
+            residual,
+        )

@@ -1,0 +1,239 @@
+"""The rewritings: a problem into another whose result is the same, and the copies that this takes.
+
+Backward data as a forward convolution (Dumoulin and Visin, "A guide to convolution arithmetic for deep learning",
+2016, chapter 4): dx = dy, spread by the stride and padded by d (k - 1) - p, convolved with the weights turned round,
+input and output channels exchanged. Backward weights as a forward one: images and channels change places, dy is the
+kernel, stride and dilation change places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ...api.errors import InvalidProblem
+from ...api.problem import ConvProblem
+from .copying import Axis, Copy, axes_of
+
+__all__ = ["MOST_GROUPS", "REWRITINGS", "Rewritten"]
+
+MOST_GROUPS = 64
+"""A loop over more groups is launches and nothing else."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A problem's rewriting: ``inner`` gives the result once the copies are made.
+
+    ``copies`` run before the inner convolution and write its operands, ``back`` after it and read its output; both name
+    the outer operand and the inner one. ``through`` names, by inner operand, the outer operand that is passed as it is.
+    With ``parts`` above 1 all this runs once for each part.
+    """
+
+    inner: ConvProblem
+    words: str
+    copies: tuple[Copy, ...] = ()
+    back: tuple[Copy, ...] = ()
+    through: Mapping[str, str] = field(default_factory=dict)
+    parts: int = 1
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Bytes of each inner operand that lies in the workspace, by name."""
+        return {
+            name: math.prod(getattr(self.inner, name + "_shape")) * self.inner.itemsize
+            for name in "xwy"
+            if name not in self.through
+        }
+
+    @property
+    def moved(self) -> int:
+        """Bytes that the copies read and write, over all parts."""
+        return self.parts * self.inner.itemsize * sum(copy.moved for copy in (*self.copies, *self.back))
+
+
+def flat(problem: ConvProblem) -> Rewritten | str:
+    """1-D as 2-D of height 1: the memory is the same."""
+    if problem.ndim != 1:
+        return f"1-D only, got {problem.ndim}-D"
+    return Rewritten(problem.replace(ndim=2), "1-D as 2-D of height 1", through=dict(zip("xwy", "xwy", strict=True)))
+
+
+def rotated(problem: ConvProblem) -> Rewritten | str:
+    """The data gradient, which is the transposed convolution, as a forward one with rotated weights."""
+    if problem.direction != "bwd_data":
+        return f"bwd_data only, got {problem.direction}"
+    changes: dict[str, int] = {}
+    ends, spread = {}, False
+    spatial: dict[str, tuple[int, int, int]] = {}
+    for axis in "dhw":
+        i, o, k, s, d, p = (getattr(problem, letter + axis) for letter in "ioksdp")
+        near, far = d * (k - 1) - p, i - ((o - 1) * s + 1) + p
+        ends[axis] = near, far
+        spread |= s > 1 and o > 1
+    copies = spread or any(min(pair) < 0 for pair in ends.values())
+    for axis, (near, far) in ends.items():
+        # A copy that is made anyway takes what one side's padding has more than the other's.
+        kept = max(0, min(near, far))
+        low, high = (near - kept, far - kept) if copies else (0, 0)
+        s, o = getattr(problem, "s" + axis), getattr(problem, "o" + axis)
+        extent = (o - 1) * s + 1 + low + high
+        if extent < 1:
+            return f"padding within the gradient's reach, got p{axis}={getattr(problem, 'p' + axis)}"
+        pads = (kept, kept) if copies else (near, far)
+        changes |= {f"i{axis}": extent, f"s{axis}": 1, f"p{axis}": pads[0], f"p{axis}_r": pads[1]}
+        spatial[axis] = (extent, low, s)
+    inner = problem.replace(direction="fwd", ic=problem.oc, oc=problem.ic, constant_weights=False, **changes)
+    weights = _turned(problem, inner)
+    words = "data gradient as forward with rotated weights"
+    if not copies:
+        return Rewritten(inner, words, (weights,), through={"x": "y", "y": "x"})
+    words += ", y spread by the stride" if spread else ", y cropped"
+    into, source = axes_of(inner, "x"), axes_of(problem, "y")
+    axes = [_plain("n", into, source), *_ordered(problem, {"c": _plain("c", into, source)} | {
+        axis: Axis(extent, into[axis][1], source[axis][1], source[axis][0], before, step)
+        for axis, (extent, before, step) in spatial.items()
+    })]  # fmt: skip
+    return Rewritten(inner, words, (weights, Copy("y", "x", _six(axes))), through={"y": "x"})
+
+
+def _turned(problem: ConvProblem, inner: ConvProblem) -> Copy:
+    """The rotated weights: within each group channels exchanged, each kernel axis turned round."""
+    into, source = axes_of(inner, "w"), axes_of(problem, "w")
+    icg, ocg = problem.ic // problem.g, problem.oc // problem.g
+    start, spatial = 0, {}
+    for axis in "dhw":
+        size, stride = source[axis]
+        spatial[axis] = Axis(size, into[axis][1], -stride, size)
+        start += (size - 1) * stride
+    axes = [
+        Axis(problem.g, into["n"][1] * icg, source["n"][1] * ocg, problem.g),
+        Axis(icg, into["n"][1], source["c"][1], icg),
+        *_ordered(problem, {"c": Axis(ocg, into["c"][1], source["n"][1], ocg)} | spatial),
+    ]
+    return Copy("w", "w", _six(axes), start)
+
+
+def exchanged(problem: ConvProblem) -> Rewritten | str:
+    """The weights' gradient as a forward convolution of x with dy, images and channels exchanged."""
+    if problem.direction != "bwd_weights":
+        return f"bwd_weights only, got {problem.direction}"
+    if problem.g != 1:
+        return f"no groups, got {problem.g}"
+    changes: dict[str, int] = {}
+    for axis in "dhw":
+        i, o, k, s, d, p = (getattr(problem, letter + axis) for letter in "ioksdp")
+        far = d * (k - 1) + (o - 1) * s + 1 - i - p
+        extent = i + min(far, 0)
+        changes |= {f"i{axis}": extent, f"k{axis}": o, f"s{axis}": d, f"d{axis}": s}
+        changes |= {f"p{axis}": p, f"p{axis}_r": max(far, 0)}
+        if extent < 1:
+            return f"an output that reads the input, got o{axis}={o} and p{axis}={p}"
+    inner = problem.replace(
+        direction="fwd", mb=problem.ic, ic=problem.mb, oc=problem.oc, constant_weights=False, **changes
+    )
+    copies = (_exchange(problem, inner, "x", "x"), _exchange(problem, inner, "y", "w"))
+    into, source = axes_of(problem, "w"), axes_of(inner, "y")
+    axes = [
+        Axis(problem.oc, into["n"][1], source["c"][1], problem.oc),
+        *_ordered(problem, {"c": Axis(problem.ic, into["c"][1], source["n"][1], problem.ic)} | {
+            axis: _plain(axis, into, source) for axis in "dhw"
+        }),
+    ]  # fmt: skip
+    words = "weights' gradient as forward of x with y, images and channels exchanged"
+    return Rewritten(inner, words, copies, (Copy("w", "y", _six(axes)),))
+
+
+def _exchange(problem: ConvProblem, inner: ConvProblem, name: str, target: str) -> Copy:
+    into, source = axes_of(inner, target), axes_of(problem, name)
+    axes = {axis: Axis(into[axis][0], into[axis][1], source[axis][1], source[axis][0]) for axis in "dhw"}
+    channels = Axis(into["c"][0], into["c"][1], source["n"][1], source["n"][0])
+    first = Axis(into["n"][0], into["n"][1], source["c"][1], source["c"][0])
+    return Copy(name, target, _six([first, *_ordered(problem, {"c": channels} | axes)]))
+
+
+def evened(problem: ConvProblem) -> Rewritten | str:
+    """Asymmetric padding through a copy of x that holds what one side has more than the other."""
+    pads = {axis: (getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")) for axis in problem.axes}
+    if all(near == far for near, far in pads.values()):
+        return "asymmetric padding only"
+    if all(min(pair) == 0 for pair in pads.values()):
+        return "padding on both sides of an axis, got one side"
+    return _padded(problem, {axis: min(pair) for axis, pair in pads.items()}, "padding evened by a copy of x")
+
+
+def padded(problem: ConvProblem) -> Rewritten | str:
+    """Padding through a padded copy of x."""
+    if all(getattr(problem, name + axis + side) == 0 for axis in problem.axes for name in "p" for side in ("", "_r")):
+        return "padding only, got none"
+    return _padded(problem, dict.fromkeys(problem.axes, 0), "padding through a padded copy of x")
+
+
+def _padded(problem: ConvProblem, kept: Mapping[str, int], words: str) -> Rewritten | str:
+    if problem.direction == "bwd_data":
+        return "fwd or bwd_weights, got bwd_data"
+    changes, before = {}, {}
+    for axis in problem.axes:
+        near, far = getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")
+        before[axis] = near - kept[axis]
+        extent = getattr(problem, "i" + axis) + near + far - 2 * kept[axis]
+        changes |= {f"i{axis}": extent, f"p{axis}": kept[axis], f"p{axis}_r": kept[axis]}
+    inner = problem.replace(**changes)
+    into, source = axes_of(inner, "x"), axes_of(problem, "x")
+    spatial = {
+        axis: Axis(into[axis][0], into[axis][1], source[axis][1], source[axis][0], before.get(axis, 0))
+        for axis in "dhw"
+    }
+    axes = [_plain("n", into, source), *_ordered(problem, {"c": _plain("c", into, source)} | spatial)]
+    return Rewritten(inner, words, (Copy("x", "x", _six(axes)),), through={"w": "w", "y": "y"})
+
+
+def grouped(problem: ConvProblem) -> Rewritten | str:
+    """Groups as a loop over convolutions of one group each."""
+    if problem.g == 1:
+        return "groups only, got 1"
+    if problem.g > MOST_GROUPS:
+        return f"at most {MOST_GROUPS} groups, got {problem.g}"
+    inner = problem.replace(g=1, ic=problem.ic // problem.g, oc=problem.oc // problem.g, constant_weights=False)
+    copies = {}
+    for name in "xwy":
+        part, whole = axes_of(inner, name), axes_of(problem, name)
+        outer = name != problem.written
+        into, source = (part, whole) if outer else (whole, part)
+        letters = {a: Axis(part[a][0], into[a][1], source[a][1], part[a][0]) for a in "ncdhw"}
+        axes = _six([letters.pop("n"), *_ordered(problem, letters)])
+        # A part's weights are rows of w, a part's channels stand beside each other in x and y.
+        step = whole["n"][1] * part["n"][0] if name == "w" else whole["c"][1] * part["c"][0]
+        copies[name] = Copy(name, name, axes, source_part=step if outer else 0, target_part=0 if outer else step)
+    back = copies.pop(problem.written)
+    return Rewritten(inner, f"{problem.g} groups in a loop", tuple(copies.values()), (back,), parts=problem.g)
+
+
+def _plain(letter: str, into: Mapping[str, tuple[int, int]], source: Mapping[str, tuple[int, int]]) -> Axis:
+    return Axis(into[letter][0], into[letter][1], source[letter][1], source[letter][0])
+
+
+def _ordered(problem: ConvProblem, axes: Mapping[str, Axis]) -> list[Axis]:
+    """Channels and pixels as they follow each other in memory, so that the last axis is the innermost."""
+    return [axes[letter] for letter in ("cdhw" if problem.layout == "nchw" else "dhwc")]
+
+
+def _six(axes: list[Axis]) -> tuple[Axis, ...]:
+    return (*(Axis(1, 0, 0, 1) for _ in range(6 - len(axes))), *axes)
+
+
+def _valid(rewrite: Callable[[ConvProblem], Rewritten | str]) -> Callable[[ConvProblem], Rewritten | str]:
+    def tried(problem: ConvProblem) -> Rewritten | str:
+        try:
+            return rewrite(problem)
+        except InvalidProblem as error:  # a rewriting of an extreme geometry may be no convolution
+            return str(error)
+
+    return tried
+
+
+REWRITINGS: dict[str, Callable[[ConvProblem], Rewritten | str]] = {
+    rewrite.__name__: _valid(rewrite) for rewrite in (flat, rotated, evened, padded, grouped, exchanged)
+}
+"""By name, in the order in which they are tried; each answers a Rewritten, or why it does not apply."""

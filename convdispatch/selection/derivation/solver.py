@@ -1,0 +1,192 @@
+"""Derived solvers: which there are for a problem, and what each answers."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...api.device import DeviceInfo
+from ...api.problem import ConvProblem
+from ...api.solver import Plan, Solver
+from ..visible import visible_problem
+from .plan import DerivedPlan, Room
+from .rewriting import REWRITINGS, Rewritten
+
+__all__ = ["Derived", "derived", "named"]
+
+DEPTH = 4
+"""Most rewritings, one after the other."""
+MOST = 2
+"""Most derived solvers of one plugin for one problem: each is a candidate that a search compiles."""
+BYTE_COST = 12.0
+"""Operations that a device at its peak does while a byte moves: CPU 340 GFLOP/s over 25 GB/s, H200 65 TFLOP/s over 4.25
+TB/s."""
+LAUNCH_COST = 3e6
+"""Operations at the peak in the time of one more launch: 8.5 µs at 340 GFLOP/s."""
+_PLAIN = ("flat", "rotated", "evened", "padded")
+"""Rewritings that leave the written tensor in its place: their epilogue is the inner plan's."""
+
+
+class Derived(Solver):
+    """A solver on what a problem becomes by one or more rewritings, the first of them applied first."""
+
+    def __init__(self, root: Solver, chain: tuple[str, ...]) -> None:
+        self.root, self.chain = root, chain
+        self.name = "+".join((root.name, *chain))
+        self.deterministic, self.exact = root.deterministic, root.exact
+        self._rewrite = REWRITINGS[chain[0]]
+        self.inner = Derived(root, chain[1:]) if chain[1:] else root
+        self.fuses = self.inner.fuses if chain[0] in _PLAIN else frozenset()
+
+    def rewritten(self, problem: ConvProblem) -> Rewritten | str:
+        """The problem's first rewriting, or why there is none."""
+        return self._rewrite(problem)
+
+    def words(self, problem: ConvProblem) -> str:
+        """What is done to the problem, and what it becomes, for people."""
+        said: list[str] = []
+        solver: Solver = self
+        moved = 0
+        while isinstance(solver, Derived):
+            step = solver.rewritten(problem)
+            if isinstance(step, str):
+                return step
+            said.append(step.words)
+            moved += step.moved
+            solver, problem = solver.inner, step.inner
+        copied = f"; {moved} bytes moved" if moved else ""
+        return f"{'; '.join(said)}: {problem}{copied}"
+
+    def innermost(self, problem: ConvProblem) -> ConvProblem:
+        """What the plugin's solver is given in the end; the problem itself where a rewriting does not apply."""
+        solver: Solver = self
+        while isinstance(solver, Derived):
+            step = solver.rewritten(problem)
+            if isinstance(step, str):
+                break
+            solver, problem = solver.inner, step.inner
+        return problem
+
+    def _inner_problem(self, problem: ConvProblem) -> ConvProblem:
+        return self._need(problem).inner
+
+    def _need(self, problem: ConvProblem) -> Rewritten:
+        found = self.rewritten(problem)
+        if isinstance(found, str):
+            raise ValueError(f"{self.name} refuses {problem}: {found}")
+        return found
+
+    # --- Solver ----------------------------------------------------------------------------------------------------
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Why the rewriting does not apply, or why the solver refuses what it gives."""
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        found = self.rewritten(problem)
+        if isinstance(found, str):
+            return found
+        reason = self.inner.rejects(found.inner, device)
+        return None if reason is None else f"rewritten: {reason}"
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
+        """The solver's own choices for the rewritten problem."""
+        return self.inner.configs(self._inner_problem(problem), device)
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
+        """The solver's own prediction for each part, and what the copies take; None where the solver makes none."""
+        found = self._need(problem)
+        own = self.inner.cost(found.inner, device, config)
+        if own is None:
+            return None
+        launches = found.parts * (len(found.copies) + len(found.back)) + found.parts - 1
+        return found.parts * own + BYTE_COST * found.moved + LAUNCH_COST * launches
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
+        """Bytes of the copies and of the inner plan; None where the solver states none."""
+        found = self._need(problem)
+        size = self.inner.workspace(found.inner, device, config)
+        return None if size is None else Room(found, device, size, self._packs(problem, found)).workspace_size
+
+    @staticmethod
+    def _packs(problem: ConvProblem, found: Rewritten) -> bool:
+        return problem.constant_weights and found.parts == 1 and any(copy.source == "w" for copy in found.copies)
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
+        """The inner plan, with the copies round it."""
+        found = self._need(problem)
+        return DerivedPlan(context, problem, found, self.inner.plan(context, found.inner, config))
+
+
+def derived(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[str, Solver]]) -> dict[str, Derived]:
+    """The derived solvers that accept a problem, by name; ``own`` holds each plugin's solvers.
+
+    Only where every solver of a plugin refuses: derivation fills a plugin's gaps and never rivals its own methods. For
+    each solver the shortest chain of rewritings that it accepts, the earlier named ones first; of a plugin's, the MOST
+    with the shortest chains and the least predicted costs.
+    """
+    found: dict[str, Derived] = {}
+    if problem.mb < 1:
+        return found
+    for solvers in own.values():
+        if any(_accepts(solver, problem, device) for solver in solvers.values()):
+            continue
+        made = [one for solver in solvers.values() if (one := _shortest(solver, problem, device)) is not None]
+        made.sort(key=lambda one: (len(one.chain), *_cost(one, problem, device), one.name))
+        found |= {one.name: one for one in made[:MOST]}
+    return found
+
+
+def _accepts(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> bool:
+    try:
+        return solver.rejects(visible_problem(solver, problem), device) is None
+    except Exception:  # dispatch says so when it asks the solver itself
+        return False
+
+
+def _shortest(root: Solver, problem: ConvProblem, device: DeviceInfo) -> Derived | None:
+    for chain, inner in _chains(problem.replace(bias=False, residual=False, activation=None, accumulate=False)):
+        if _accepts(root, inner, device):
+            made = Derived(root, chain)
+            if _accepts(made, problem, device):
+                return made
+    return None
+
+
+def _cost(solver: Derived, problem: ConvProblem, device: DeviceInfo) -> tuple[bool, float]:
+    try:
+        seen = visible_problem(solver, problem)
+        cost = solver.cost(seen, device, next(iter(solver.configs(seen, device))))
+    except Exception:  # a plugin's fault: dispatch meets it where it can say so
+        cost = None
+    return cost is None, cost or 0.0
+
+
+@functools.lru_cache(maxsize=1024)
+def _chains(problem: ConvProblem) -> tuple[tuple[tuple[str, ...], ConvProblem], ...]:
+    """Chains of rewritings that apply to a problem, the shortest first, and what each ends in; no end twice."""
+    level: list[tuple[tuple[str, ...], ConvProblem]] = [((), problem)]
+    found: dict[ConvProblem, tuple[str, ...]] = {problem: ()}
+    for _ in range(DEPTH):
+        steps = [
+            ((*chain, name), step.inner)
+            for (chain, now), name in itertools.product(level, REWRITINGS)
+            if name not in chain and not isinstance(step := REWRITINGS[name](now), str)
+        ]
+        level = []
+        for chain, inner in steps:
+            if inner not in found:
+                found[inner] = chain
+                level.append((chain, inner))
+    return tuple((chain, inner) for inner, chain in found.items() if chain)
+
+
+def named(name: str, solvers: Mapping[str, Solver]) -> Solver:
+    """The solver of that name, derived ones included. Raises KeyError."""
+    if name in solvers:
+        return solvers[name]
+    root, *chain = name.split("+")
+    if not chain or any(rewriting not in REWRITINGS for rewriting in chain):
+        raise KeyError(name)
+    return Derived(solvers[root], tuple(chain))

@@ -1,0 +1,133 @@
+"""explain: every solver's answer to a problem, what is known of it, and where the choice came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..api.device import DeviceInfo
+from ..api.errors import NoSolver
+from ..api.policy import current_policy
+from ..api.problem import ConvProblem
+from ..device import runtime
+from .derivation import Derived
+from .dispatch import Candidate, contestants, rank, refusal, visible_problem
+from .loader import plugins
+from .records.perfdb import perfdb, scope_of
+
+__all__ = ["Explanation", "Verdict", "explain"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one solver answers for one problem, and what is known of it."""
+
+    solver: str
+    plugin: str
+    status: str
+    """``chosen``, ``accepted``, ``refused`` or ``quarantined``."""
+    reason: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
+    """What put it in its place: a lock file, a measurement, a neighbour, a line of the registry, a prediction."""
+    predicted: float | None = None
+    """Predicted cost, in operations of the direct sum at the device's peak."""
+    measured_ms: float | None = None
+    """Median of its fastest record for this problem."""
+    error: float | None = None
+    """Measured relative error of that record."""
+    workspace: int | None = None
+    """Bytes: of the record, or as the solver states them without compiling."""
+    fuses: tuple[str, ...] = ()
+    """Parts of the problem's epilogue that the solver computes itself."""
+    rewriting: str | None = None
+    """Of a derived solver: what is done to the problem, and what it becomes."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Every solver's answer for one problem on one device, best first, and where the choice came from."""
+
+    problem: ConvProblem
+    device: DeviceInfo
+    chosen: str | None
+    source: str | None
+    verdicts: tuple[Verdict, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {
+            "problem": str(self.problem),
+            "device": str(self.device),
+            "chosen": self.chosen,
+            "source": self.source,
+            "solvers": [{**asdict(v), "config": dict(v.config), "fuses": list(v.fuses)} for v in self.verdicts],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.problem} on {self.device}", *(_line(verdict) for verdict in self.verdicts)])
+
+
+def _line(verdict: Verdict) -> str:
+    if verdict.status in ("refused", "quarantined"):
+        return f"  x  {verdict.solver}: {verdict.reason}"
+    facts = [str(verdict.source)]
+    if verdict.measured_ms is not None and "measured" not in facts[0]:
+        facts.append(f"measured {verdict.measured_ms:.4g} ms")
+    if verdict.error is not None:
+        facts.append(f"error {verdict.error:.2g}")
+    if verdict.workspace:
+        facts.append(f"workspace {verdict.workspace} bytes")
+    if verdict.rewriting:
+        facts.append(verdict.rewriting)
+    if verdict.rewriting and verdict.predicted is not None:
+        facts.append(f"predicted {verdict.predicted / 1e6:.4g} MFLOP with it")
+    return f"  {'->' if verdict.status == 'chosen' else '  '} {verdict.solver} ({'; '.join(facts)})"
+
+
+def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
+    """Every solver's answer to a problem: refused and why, or accepted and in which place, and the choice's source.
+
+    ``problem`` may be text; ``device`` is what ``runtime.find_device`` takes. Compiles nothing, runs nothing.
+    """
+    if isinstance(problem, str):
+        problem = ConvProblem.parse(problem)
+    info = device if isinstance(device, DeviceInfo) else runtime.device_info(runtime.find_device(device))
+    try:
+        ranked = rank(problem, info)
+    except NoSolver:
+        ranked = []
+    verdicts = [*_accepted(ranked, problem, info), *_refused(problem, info)]
+    first = ranked[0] if ranked else None
+    return Explanation(
+        problem, info, first.solver.name if first else None, first.source if first else None, tuple(verdicts)
+    )
+
+
+def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo) -> Iterator[Verdict]:
+    records = perfdb().lookup(problem, device, scope_of(current_policy()))
+    for place, candidate in enumerate(ranked):
+        solver = candidate.solver
+        seen = visible_problem(solver, problem)
+        record = next((record for record in records if record.solver == solver.name), None)
+        yield Verdict(
+            solver.name,
+            plugins().provider(solver.name),
+            "accepted" if place else "chosen",
+            config=candidate.config,
+            source=candidate.source,
+            predicted=solver.cost(seen, device, candidate.config),
+            measured_ms=record.median_ms if record else None,
+            error=record.error if record else None,
+            workspace=record.workspace if record else solver.workspace(seen, device, candidate.config),
+            fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(seen, part)),
+            rewriting=solver.words(seen) if isinstance(solver, Derived) else None,
+        )
+
+
+def _refused(problem: ConvProblem, device: DeviceInfo) -> Iterator[Verdict]:
+    for name, solver in contestants(problem, device).items():
+        answer = refusal(solver, problem, device, current_policy())
+        if answer:
+            yield Verdict(name, plugins().provider(name), answer[0], reason=answer[1])

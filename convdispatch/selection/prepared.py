@@ -1,0 +1,221 @@
+"""A plan made ready to run: workspace, packed constant weights, layers, and the epilogue its solver does not fuse."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..api.policy import forbid_when_frozen
+from ..api.problem import ConvProblem
+from ..api.solver import Plan, Solver
+from ..device import runtime
+from ..device.kernels import Launch, build, kernel_text
+from ..device.recording import Recording, recording_of
+from .loader import plugins
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Constant", "Prepared", "constant"]
+
+
+class Constant:
+    """Weights that will not change: a plan may pack or transform them once, and the packed form is kept here.
+
+    Behaves as the array it wraps where ``conv`` looks (shape, dtype). Writing to the array afterwards is an error
+    that nothing detects.
+    """
+
+    __slots__ = ("_device_copies", "_lock", "_packed", "array")
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self._packed: dict[Any, Any] = {}
+        self._device_copies: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the wrapped weights."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of the wrapped weights."""
+        return self.array.dtype
+
+    def on_device(self, queue: cl.CommandQueue) -> cl.MemoryObject:
+        """A copy of host weights in the queue's context, made once a context."""
+        copy = self._device_copies.get(queue.context)
+        if copy is None:
+            forbid_when_frozen("copy constant weights to the device")
+            native = np.ascontiguousarray(self.array, self.array.dtype.newbyteorder("="))
+            copy = runtime.fresh(queue, native.nbytes, native)
+            with self._lock:
+                copy = self._device_copies.setdefault(queue.context, copy)
+        return copy
+
+    def packed(self, prepared: Prepared, queue: cl.CommandQueue, w: cl.MemoryObject) -> cl.MemoryObject:
+        """The packed form that ``prepared`` wants, made once a context and pack key, complete when returned."""
+        found = self._packed.get(prepared.pack_key)
+        if found is None:
+            forbid_when_frozen("pack constant weights")
+            with self._lock:
+                found = self._packed.get(prepared.pack_key)
+                if found is None:
+                    found = runtime.fresh(queue, prepared.packed_size)
+                    # Waits, once a weight: other queues will read the packed form without an event to wait for.
+                    prepared.plan.pack(queue, w, found).wait()
+                    self._packed[prepared.pack_key] = found
+        return found
+
+
+def constant(w: Any) -> Constant:
+    """Promise that ``w`` (NumPy array, ``pyopencl.array.Array`` or Tensor) keeps its values; see Constant."""
+    return w if isinstance(w, Constant) else Constant(w)
+
+
+class Prepared:
+    """A solver's plan for a problem, with everything ``conv`` needs to enqueue it; safe from several threads."""
+
+    def __init__(
+        self,
+        context: cl.Context,
+        problem: ConvProblem,
+        seen: ConvProblem,
+        solver: Solver,
+        config: Mapping[str, Any],
+        plan: Plan,
+        source: str = "",
+    ) -> None:
+        self.context, self.problem, self.solver, self.config = context, problem, solver, config
+        self.plan, self.source = plan, source
+        self.workspace_size = plan.workspace_size
+        self.packed_size = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
+        self.pack_key = (context, solver.name, getattr(plan, "pack_key", None) or (seen, repr(sorted(config.items()))))
+        self._seen = seen
+        self._epilogue = None if seen == problem else _Epilogue(context, problem, seen)
+        hooks = plugins()
+        self._hook = hooks.manager.hook.convdispatch_enqueue if hooks.layers else None
+        self._bare = self._hook is None and self._epilogue is None and not (problem.bias or problem.residual)
+
+    @property
+    def fuses_residual(self) -> bool:
+        """The solver adds the residual itself, element by element, so that it may be the output's own memory."""
+        return self._seen.residual
+
+    def enqueue(
+        self,
+        queue: cl.CommandQueue,
+        x: cl.MemoryObject,
+        w: cl.MemoryObject,
+        y: cl.MemoryObject,
+        bias: cl.MemoryObject | None = None,
+        residual: cl.MemoryObject | None = None,
+        wait_for: Sequence[cl.Event] | None = None,
+    ) -> cl.Event:
+        """Enqueue convolution and epilogue; never waits. ``w`` is the packed form where ``packed_size`` is not 0."""
+        recording = recording_of(queue)
+        if recording is not None and recording is not queue:
+            return self._record(recording, (x, w, y, bias, residual))
+        scratch = runtime.allocate(queue, self.workspace_size) if self.workspace_size else None
+        if self._bare:
+            return self.plan.enqueue(queue, x, w, y, scratch, wait_for)
+        if self._epilogue is not None:
+            return self._epilogue(self, queue, x, w, y, scratch, bias, residual, wait_for)
+        return self._enqueue_plan(queue, x, w, y, scratch, bias, residual, wait_for)
+
+    def _record(self, recording: Recording, buffers: tuple[Any, ...]) -> Any:
+        """The commands, or, of a plan that enqueues by other means than the header's launches, one that calls it."""
+        mark = len(recording.commands)
+        try:
+            return self.enqueue(recording, *buffers)  # type: ignore[arg-type]
+        except Exception:
+            del recording.commands[mark:]
+            return recording.call(self.enqueue, buffers, self.solver.name)
+
+    def _enqueue_plan(
+        self, queue: Any, x: Any, w: Any, y: Any, scratch: Any, bias: Any, residual: Any, wait_for: Any
+    ) -> cl.Event:
+        if self._hook is not None:
+            return self._hook(
+                queue=queue,
+                problem=self._seen,
+                solver=self.solver,
+                plan=self.plan,
+                x=x,
+                w=w,
+                y=y,
+                workspace=scratch,
+                wait_for=wait_for,
+                bias=bias,
+                residual=residual,
+            )
+        return enqueue_plan(self._seen, self.plan, queue, x, w, y, scratch, wait_for, bias, residual)
+
+
+def enqueue_plan(
+    problem: ConvProblem,
+    plan: Any,
+    queue: Any,
+    x: Any,
+    w: Any,
+    y: Any,
+    workspace: Any,
+    wait_for: Any = None,
+    bias: Any = None,
+    residual: Any = None,
+) -> cl.Event:
+    """Call a plan with the keywords it knows: bias and residual only where the problem it was made for has them."""
+    if not (problem.bias or problem.residual):
+        return plan.enqueue(queue, x, w, y, workspace, wait_for)
+    extras = {"bias": bias} if problem.bias else {}
+    if problem.residual:
+        extras["residual"] = residual
+    return plan.enqueue(queue, x, w, y, workspace, wait_for, **extras)
+
+
+class _Epilogue:
+    """What the solver does not fuse, as one pass over the written tensor after the convolution."""
+
+    def __init__(self, context: cl.Context, problem: ConvProblem, seen: ConvProblem) -> None:
+        self.accumulates = problem.accumulate and not seen.accumulate
+        shape = problem.out_shape
+        size = int(np.prod(shape))
+        inner = 1 if problem.layout == "nhwc" else size // max(1, shape[0] * shape[1])
+        rest = {part: getattr(problem, part) and not getattr(seen, part) for part in ("bias", "residual")}
+        text = problem.replace(
+            bias=rest["bias"], residual=rest["residual"], activation=None if seen.activation else problem.activation
+        ).macros()
+        text += f"#define SIZE {size}\n#define INNER {inner}\n#define CHANNELS {problem.channels_out}\n"
+        text += f"#define ADD_OLD {int(self.accumulates)}\n"
+        arguments = ["out", "fresh" if self.accumulates else "out"]
+        arguments += ["bias" if rest["bias"] else "out", "residual" if rest["residual"] else "out"]
+        chunk = 1024 if runtime.device_info(context.devices[0]).type == "cpu" else 1
+        text += f"#define CHUNK {chunk}\n"
+        program = build(context, text + kernel_text(__package__, "epilogue.cl"))
+        names = ("out", "fresh", "bias", "residual")
+        self._launch = Launch(program, "epilogue", (max(1, -(-size // chunk)),), None, arguments, names=names)
+        self._written, self._bytes = problem.written, size * problem.itemsize
+
+    def __call__(
+        self,
+        prepared: Prepared,
+        queue: Any,
+        x: Any,
+        w: Any,
+        y: Any,
+        scratch: Any,
+        bias: Any,
+        residual: Any,
+        wait_for: Any,
+    ) -> cl.Event:
+        operands = {"x": x, "w": w, "y": y}
+        out = operands[self._written]
+        if self.accumulates:
+            operands[self._written] = runtime.allocate(queue, self._bytes)
+        event = prepared._enqueue_plan(queue, *operands.values(), scratch, bias, residual, wait_for)
+        return self._launch(queue, (out, operands[self._written], bias, residual), [event])

@@ -1,0 +1,180 @@
+"""Moves records between databases: packs (many records in one file), differences, and what can be thrown away."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...api.errors import InvalidArgument
+from .record import SCHEMA, Damaged, NewerSchema, Record
+
+if TYPE_CHECKING:
+    from .perfdb import PerfDB
+
+__all__ = ["Change", "diff", "export_pack", "import_pack", "file_name", "file_text", "prune", "publish", "read_records"]
+
+_HASHED = re.compile(r"[0-9a-f]{32}\.json")
+_ABANDONED = 3600.0
+"""Seconds after which a file that was being written aside has no writer any more."""
+
+
+def file_text(records: Iterable[Record]) -> str:
+    """The text of a file of records: one a line, so that a pack under version control shows its changes."""
+    lines = ",\n".join(record.text() for record in records)
+    return f'{{"schema":{SCHEMA},"records":[\n{lines}\n]}}\n'
+
+
+def file_name(records: Iterable[Record]) -> str:
+    """The name that fits a file of these records and no other: the hash of its text."""
+    return _hash_name(file_text(records))
+
+
+def _hash_name(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32] + ".json"
+
+
+def read_records(name: str, text: str, source: str = "") -> tuple[list[Record], list[str]]:
+    """The records of a file's text, and what was wrong with those left out. Raises Damaged or NewerSchema.
+
+    A name of 32 hexadecimal digits must be the text's hash. Other names are packs that people may edit.
+    """
+    if _HASHED.fullmatch(name) and _hash_name(text) != name:
+        raise Damaged("its content does not fit its name: truncated or altered")
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise Damaged(f"not JSON: {error}") from error
+    if not isinstance(values, dict) or not isinstance(values.get("records"), list):
+        raise Damaged("no list of records")
+    if not isinstance(values.get("schema"), int) or values["schema"] > SCHEMA:
+        raise NewerSchema(f"schema {values.get('schema')!r}, this version reads up to {SCHEMA}")
+    records, faults = [], []
+    for place, each in enumerate(values["records"], 1):
+        try:
+            records.append(Record.from_json(each, source))
+        except (Damaged, NewerSchema) as error:
+            faults.append(f"record {place}: {error}")
+    return records, faults
+
+
+def publish(path: Path, text: str) -> None:
+    """Make ``text`` the content of ``path``, whole or not at all, and durably. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    try:
+        with aside.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+    with contextlib.suppress(OSError):  # not every file system lets a folder be synced
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
+    """Write what a database knows, of one device's key or of all, into one file; answers how many records."""
+    keys = db.devices() if device is None else [device]
+    records = sorted((r for key in keys for r in db.all(key)), key=lambda r: (r.device, r.choice))
+    publish(Path(path), file_text(records))
+    return len(records)
+
+
+def import_pack(db: PerfDB, path: Path | str) -> int:
+    """Store a pack's records among the user's; answers how many were not there. Raises InvalidArgument."""
+    try:
+        records, faults = read_records("", Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, Damaged, NewerSchema) as error:
+        raise InvalidArgument(f"cannot import {path}: {error}") from error
+    if faults:
+        raise InvalidArgument(f"cannot import {path}: {faults[0]} ({len(faults)} such)")
+    count = 0
+    for device in sorted({record.device for record in records}):
+        known = {record.text() for record in db.read_folder(db.folder / device)}
+        fresh = [record for record in records if record.device == device and record.text() not in known]
+        if fresh:
+            db.record(*fresh)
+        count += len(fresh)
+    return count
+
+
+@dataclass(frozen=True)
+class Change:
+    """The best of one problem on one device in two databases. Times in milliseconds."""
+
+    problem: str
+    device: str
+    old: Record
+    new: Record
+
+    @property
+    def ratio(self) -> float:
+        """New time over old: above 1 is slower."""
+        return self.new.median_ms / self.old.median_ms
+
+    @property
+    def certain(self) -> bool:
+        """Whether the two confidence intervals lie apart."""
+        return self.new.ci_ms[0] > self.old.ci_ms[1] or self.new.ci_ms[1] < self.old.ci_ms[0]
+
+
+def diff(old: PerfDB, new: PerfDB, ratio: float = 1.05) -> list[Change]:
+    """Problems whose best time differs by ``ratio`` or more either way between two databases, the worst loss first."""
+    changes = []
+    for device in sorted(set(old.devices()) & set(new.devices())):
+        before, after = _best(old.all(device)), _best(new.all(device))
+        changes += [Change(p, device, before[p], after[p]) for p in before.keys() & after.keys()]
+    far = [change for change in changes if change.ratio >= ratio or change.ratio <= 1 / ratio]
+    return sorted(far, key=lambda change: (-change.ratio, change.device, change.problem))
+
+
+def _best(records: Iterable[Record]) -> dict[str, Record]:
+    best: dict[str, Record] = {}
+    for record in records:
+        if record.problem not in best or record.median_ms < best[record.problem].median_ms:
+            best[record.problem] = record
+    return best
+
+
+def prune(db: PerfDB, device: str | None = None) -> int:
+    """Delete what nobody needs from the user's folder; answers how many files.
+
+    These are files of records that newer ones of the same choice all replace, files that a killed process left half
+    written more than an hour ago, and damaged files that were set aside.
+    """
+    removed = 0
+    for key in db.devices() if device is None else [device]:
+        folder = db.folder / key
+        if not folder.is_dir():
+            continue
+        files = {path: db.read_file(path) for path in sorted(folder.glob("*.json"))}
+        newest: dict[tuple[str, str, str], str] = {}
+        for record in (record for records in files.values() for record in records):
+            newest[record.choice] = max(newest.get(record.choice, ""), record.created)
+        doomed = [
+            path for path, records in files.items() if records and all(r.created < newest[r.choice] for r in records)
+        ]
+        doomed += [path for path in folder.glob(".*.tmp") if time.time() - path.stat().st_mtime > _ABANDONED]
+        doomed += sorted((folder / "damaged").glob("*.json"))
+        for path in doomed:
+            with contextlib.suppress(OSError):  # gone already, or not ours to delete
+                path.unlink()
+                removed += 1
+        db.refresh(key)
+    return removed

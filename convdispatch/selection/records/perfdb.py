@@ -1,0 +1,277 @@
+"""Keeps measured records in folders that many processes share, and answers what is known of a problem.
+
+One file a search, named by the hash of its content, written aside, synced and renamed into place: no reader sees half
+a file, no writer waits for another, and no lock is held over a network file system. Nothing is ever changed; a newer
+record of the same choice is preferred when the folders are read and merged. A device's folders are read once; from
+then on a lookup is a dictionary hit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import threading
+import warnings
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import platformdirs
+
+from ...api.device import DeviceInfo
+from ...api.errors import ConvDispatchWarning, InvalidArgument
+from ...api.policy import Policy, forbid_when_frozen
+from ...api.problem import ConvProblem
+from .packs import file_name, file_text, publish, read_records
+from .record import Damaged, NewerSchema, Provenance, Record, device_key, stale
+from .timing import Timing, verdict
+
+__all__ = ["PerfDB", "default_folders", "perfdb", "record_packs", "scope_of", "user_folder"]
+
+ENTRY_POINTS = "convdispatch.records"
+"""Entry-point group of tuning packs: data-only packages with a ``records`` folder."""
+_RACED = 6
+"""Samples below which a record's interval is no interval."""
+
+
+def user_folder() -> Path:
+    """``CONVDISPATCH_DB``, else the ``perfdb`` folder among the user's application data."""
+    chosen = os.environ.get("CONVDISPATCH_DB")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("convdispatch")) / "perfdb"
+
+
+def record_packs() -> dict[str, Path]:
+    """The installed tuning packs: entry-point name to folder. A pack's code is never run."""
+    found = {}
+    for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        try:
+            spec = importlib.util.find_spec(entry.module)
+            places = spec.submodule_search_locations if spec else None
+            folder = Path(next(iter(places or ()))) / "records"
+            if not folder.is_dir():
+                raise FileNotFoundError(f"{folder} is no folder")
+        except Exception as error:  # whatever is wrong with one pack must not cost the others
+            warnings.warn(f"tuning pack {entry.name} is set aside: {error!r}", ConvDispatchWarning, stacklevel=2)
+        else:
+            found[entry.name] = folder
+    return found
+
+
+def default_folders() -> dict[str, Path]:
+    """Source to folder, in order of precedence: the user's, the installed packs', the shipped."""
+    return {"user": user_folder(), **record_packs(), "shipped": Path(__file__).parent / "shipped"}
+
+
+@functools.lru_cache(maxsize=1)
+def perfdb() -> PerfDB:
+    """The process's database over ``default_folders()``."""
+    return PerfDB(default_folders())
+
+
+def scope_of(policy: Policy) -> Policy | None:
+    """The scope that searches and lookups under a policy have: None, which is everybody's, for the default one."""
+    policy = replace(policy, frozen=False, fallback=True)
+    return None if policy == Policy() else policy
+
+
+class PerfDB:
+    """Records of several folders, merged. ``folders`` maps source to folder, or lists folders; the first is written.
+
+    Safe from several threads and, as to the files, from any number of processes.
+    """
+
+    def __init__(self, folders: dict[str, Path] | Sequence[Path | str]) -> None:
+        if not isinstance(folders, dict):
+            names = ["user", *("shipped" if i == 1 else f"shipped-{i}" for i in range(1, len(folders)))]
+            folders = dict(zip(names, folders, strict=True))
+        self.folders = {source: Path(folder) for source, folder in folders.items()}
+        if not self.folders:
+            raise InvalidArgument("PerfDB needs a folder at least, the first of which is written")
+        self._lock = threading.RLock()
+        self._known: dict[str, dict[str, list[Record]]] = {}  # device key to problem to records
+        self._said: set[Path] = set()
+        self._scoped: dict[tuple[Hashable, str], list[Record]] = {}
+        self.generation = 0
+        """Grows with every change of what is known; for caches of what follows from it."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that is written."""
+        return next(iter(self.folders.values()))
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def lookup(self, problem: ConvProblem | str, device: DeviceInfo | str, scope: Hashable = None) -> list[Record]:
+        """What is known of a problem on a device: the user's records before shipped ones, each fastest first.
+
+        Of a tie for the first place the deterministic one stands first, then the one with less workspace.
+        Of one solver and configuration only the record that counts: the first source's, and there the newest.
+        ``scope`` adds, before all others, what was recorded for that scope only.
+        """
+        known = self._load(device).get(str(problem), [])
+        extra = self._scoped.get((scope, _key(device))) if scope is not None else None
+        if extra:
+            known = self._merge([*(record for record in extra if record.problem == str(problem)), *known])
+        return list(known)
+
+    def all(self, device: DeviceInfo | str) -> list[Record]:
+        """Every record of a device that ``lookup`` would answer without a scope, by problem."""
+        return [record for _, records in sorted(self._load(device).items()) for record in records]
+
+    def stale(self, record: Record, current: Provenance) -> str | None:
+        """Why a record should be raced again before it is trusted, or None; see ``record.stale``."""
+        return stale(record, current)
+
+    def devices(self) -> list[str]:
+        """The keys of the devices that have a folder in any source."""
+        found = set()
+        for folder in self.folders.values():
+            with contextlib.suppress(OSError):
+                found |= {entry.name for entry in folder.iterdir() if entry.is_dir()}
+        return sorted(found)
+
+    def refresh(self, device: DeviceInfo | str | None = None) -> None:
+        """Forget what was read, of one device or all, so that the next lookup sees other processes' records."""
+        with self._lock:
+            for key in [_key(device)] if device is not None else list(self._known):
+                self._known.pop(key, None)
+            self.generation += 1
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def record(self, *records: Record, scope: Hashable = None) -> Path | None:
+        """Store records of one device in one file, and know them from now on.
+
+        Returns the file, or None where they could only be kept in memory: a folder that cannot be written is said
+        once, by a warning. With a ``scope`` (a policy) nothing is stored: only lookups with this scope see them, for
+        a search under a policy would mislead everybody else.
+        """
+        (key,) = {record.device for record in records}
+        if scope is not None:
+            scoped = self._scoped.setdefault((scope, key), [])
+            scoped.extend(replace(record, source="scope") for record in records)
+            return None
+        forbid_when_frozen("write the performance database")
+        path: Path | None = self.folder / key / file_name(records)
+        try:
+            publish(path, file_text(records))
+        except OSError as error:
+            self._say(self.folder, f"{self.folder} cannot be written ({error}): results last for this process only")
+            path = None
+        with self._lock:
+            problems = self._load(key)
+            for record in records:
+                known = problems.get(record.problem, [])
+                problems[record.problem] = self._merge([replace(record, source="user"), *known])
+            self.generation += 1
+        return path
+
+    # --- reading files -----------------------------------------------------------------------------------------------
+
+    def _load(self, device: DeviceInfo | str) -> dict[str, list[Record]]:
+        key = _key(device)
+        known = self._known.get(key)
+        if known is None:
+            forbid_when_frozen("read the performance database")
+            with self._lock:
+                if key not in self._known:
+                    self._known[key] = self._read(key)
+                    self.generation += 1
+                known = self._known[key]
+        return known
+
+    def _read(self, key: str) -> dict[str, list[Record]]:
+        problems: dict[str, list[Record]] = {}
+        for source, folder in self.folders.items():
+            for record in self.read_folder(folder / key, source):
+                if record.device == key:
+                    problems.setdefault(record.problem, []).append(record)
+        return {problem: self._merge(records) for problem, records in problems.items()}
+
+    def read_folder(self, folder: Path, source: str = "") -> list[Record]:
+        """Every sound record of one folder."""
+        try:
+            paths = sorted(path for path in Path(folder).iterdir() if path.suffix == ".json")
+        except OSError:  # no such folder: nothing is known of the device
+            return []
+        return [record for path in paths for record in self.read_file(path, source)]
+
+    def read_file(self, path: Path, source: str = "") -> list[Record]:
+        """The sound records of one file; a damaged one is set aside and said."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError:  # pruned, or set aside by another process, since the folder was listed
+            return []
+        except UnicodeDecodeError:
+            text = ""
+        try:
+            records, faults = read_records(path.name, text, source)
+            if faults:
+                self._say(path, f"{len(faults)} records of {path} are passed over: {faults[0]}")
+            return records
+        except NewerSchema as error:
+            self._say(path, f"{path} is left alone: {error}")
+        except Damaged as error:
+            self._set_aside(path, str(error))
+        return []
+
+    def _set_aside(self, path: Path, reason: str) -> None:
+        """Move a damaged file into ``damaged/``, so that it is said once and not read again; keep it for a look."""
+        target = path.parent / "damaged" / path.name
+        try:
+            target.parent.mkdir(exist_ok=True)
+            path.replace(target)
+            self._say(path, f"a damaged record is moved to {target}: {reason}")
+        except FileNotFoundError:  # another process was faster, and has said it
+            return
+        except OSError:  # a folder that others own
+            self._say(path, f"the damaged record {path} is passed over: {reason}")
+
+    def _say(self, path: Path, message: str) -> None:
+        if path not in self._said:
+            self._said.add(path)
+            warnings.warn(f"performance database: {message}", ConvDispatchWarning, stacklevel=4)
+
+    def _merge(self, records: Iterable[Record]) -> list[Record]:
+        rank = {source: place for place, source in enumerate(["scope", *self.folders])}
+        chosen: dict[tuple[str, str, str], Record] = {}
+        for record in records:
+            held = chosen.get(record.choice)
+            if held is None or _order(held, rank) < _order(record, rank):
+                chosen[record.choice] = record
+        ranked = sorted(chosen.values(), key=lambda r: (rank.get(r.source, 0), r.median_ms, r.solver, r.choice))
+        return _winner_first(ranked)
+
+
+def _winner_first(ranked: list[Record]) -> list[Record]:
+    """The first source's winner to the front: of those that cannot be told apart from the fastest, the one to prefer.
+
+    A record of a few samples only, which a search cut at the first look, may have a lucky median: it goes before the
+    winner only where all of its samples were faster than the winner's interval.
+    """
+    group = [record for record in ranked if record.source == ranked[0].source]
+    raced = {str(place): record for place, record in enumerate(group) if record.count >= _RACED}
+    if not raced:
+        return ranked
+    decision = verdict(
+        {name: Timing(r.median_ms, r.ci_ms, r.p20_ms, r.p80_ms, r.count) for name, r in raced.items()},
+        deterministic={name: r.deterministic is not False for name, r in raced.items()},
+        workspace={name: r.workspace for name, r in raced.items()},
+    )
+    winner = raced[decision.winner]
+    front = [record for record in group if record.count < _RACED and record.ci_ms[1] < winner.ci_ms[0]] + [winner]
+    return front + [record for record in ranked if all(record is not other for other in front)]
+
+
+def _order(record: Record, rank: dict[str, int]) -> tuple[int, str]:
+    return -rank.get(record.source, 0), record.created
+
+
+def _key(device: DeviceInfo | str) -> str:
+    return device if isinstance(device, str) else _cached_key(device)
+
+
+_cached_key = functools.lru_cache(maxsize=64)(device_key)

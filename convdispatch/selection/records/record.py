@@ -1,0 +1,157 @@
+"""Record: one measured result with its provenance, as an immutable value and as the JSON text that stores it.
+
+The text is canonical (sorted keys, no spaces), so equal records have equal text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any
+
+from ...api.device import DeviceInfo
+
+__all__ = ["SCHEMA", "Damaged", "NewerSchema", "Provenance", "Record", "device_key", "now", "stale"]
+
+SCHEMA = 1
+"""Raised when an older convdispatch could misread a record; newer ones keep reading the older."""
+
+
+class Damaged(ValueError):
+    """The text is no record: truncated, altered or of impossible content."""
+
+
+class NewerSchema(ValueError):
+    """The text was written by a newer convdispatch and may mean something else."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What made a measurement, and what makes it obsolete when it changes."""
+
+    plugin: str = ""
+    plugin_version: str = ""
+    kernel_hash: str = ""
+    """Hash of the plugin's kernel and host text; empty when unknown, which matches everything."""
+    driver: str = ""
+    workspace_limit: int | None = None
+    """Most bytes of workspace that the search allowed; None for no limit."""
+
+
+def device_key(device: DeviceInfo) -> str:
+    """The name of a device's folder: vendor, architecture, name and compute units, without the driver.
+
+    Two devices of one key run one choice alike. The driver stands in each record instead: an upgrade must not make
+    the database forget, only doubt.
+    """
+    words = f"{device.vendor}-{device.arch}-{device.name}-{device.compute_units}cu".lower()
+    return re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:120]
+
+
+def now() -> str:
+    """The time of day in UTC, ISO 8601 with microseconds, so that text order is time order."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One solver's configuration, measured and verified for one problem on one device. Times in milliseconds."""
+
+    problem: str
+    """``str(ConvProblem)``: geometry, direction, dtype, layout, math, epilogue."""
+    device: str
+    """The device's key, see ``device_key``."""
+    solver: str
+    config: Mapping[str, Any]
+    median_ms: float
+    ci_ms: tuple[float, float]
+    p20_ms: float
+    p80_ms: float
+    count: int
+    """Samples that the times rest on."""
+    default: bool = False
+    """Whether the configuration is the one that the solver runs where nothing is measured."""
+    error: float | None = None
+    """Measured relative error (norm, against float64) on sampled outputs."""
+    workspace: int = 0
+    """Bytes."""
+    deterministic: bool | None = None
+    """Whether repeated runs gave the same bits; None when that was not tried."""
+    device_name: str = ""
+    provenance: Provenance = Provenance()
+    budget_ms: float | None = None
+    optimal: bool = True
+    """False when memory or budget kept candidates from the race: worth another search under better conditions."""
+    conditions: str = ""
+    """What kept the search from being complete, in words."""
+    created: str = ""
+    """UTC, ISO 8601."""
+    version: str = ""
+    """Of convdispatch."""
+    source: str = field(default="", compare=False)
+    """Where this copy was read from: ``user``, ``shipped`` or a pack's name. Not stored."""
+
+    @property
+    def choice(self) -> tuple[str, str, str]:
+        """What the record is about: problem, solver and configuration. A newer record of one choice replaces."""
+        return self.problem, self.solver, json.dumps(dict(self.config), sort_keys=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON values, schema included."""
+        values = asdict(self)
+        del values["source"]
+        return {"schema": SCHEMA, **values, "config": dict(self.config), "ci_ms": list(self.ci_ms)}
+
+    def text(self) -> str:
+        """The canonical text that is stored."""
+        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, values: Any, source: str = "") -> Record:
+        """The record that ``to_json`` wrote. Raises Damaged or NewerSchema."""
+        if not isinstance(values, dict) or not isinstance(values.get("schema"), int):
+            raise Damaged("not a record: no schema number")
+        if values["schema"] > SCHEMA:
+            raise NewerSchema(f"schema {values['schema']}, this version reads up to {SCHEMA}")
+        known = {f.name for f in fields(cls)} - {"source"}
+        try:
+            given = {key: value for key, value in values.items() if key in known}
+            given["provenance"] = Provenance(**given.get("provenance", {}))
+            given["ci_ms"] = tuple(given["ci_ms"])
+            record = cls(**given, source=source)
+        except (TypeError, KeyError) as error:
+            raise Damaged(f"not a record: {error}") from error
+        record._check()
+        return record
+
+    def _check(self) -> None:
+        times = (self.median_ms, *self.ci_ms, self.p20_ms, self.p80_ms)
+        if len(times) != 5 or not all(isinstance(t, int | float) and math.isfinite(t) and t > 0 for t in times):
+            raise Damaged(f"times must be positive numbers of milliseconds, got {times}")
+        if not all(isinstance(text, str) and text for text in (self.problem, self.device, self.solver)):
+            raise Damaged("problem, device and solver must be texts")
+        if not isinstance(self.config, Mapping) or not isinstance(self.count, int) or self.count < 1:
+            raise Damaged(f"config must be a mapping and count at least 1, got {self.config!r}, {self.count!r}")
+
+
+def stale(record: Record, current: Provenance) -> str | None:
+    """Why a record should be raced again before it is trusted, or None. An empty field on either side is unknown."""
+    then = record.provenance
+    for name, words in (
+        ("plugin", "plugin"),
+        ("plugin_version", f"version of {then.plugin or 'the plugin'}"),
+        ("kernel_hash", "kernel text"),
+        ("driver", "driver"),
+    ):
+        before, today = getattr(then, name), getattr(current, name)
+        if before and today and before != today:
+            return f"measured with another {words}: {before}, now {today}"
+    if not record.optimal and then.workspace_limit is not None:
+        more = current.workspace_limit
+        if more is None or more > then.workspace_limit:
+            return f"measured under a workspace limit of {then.workspace_limit} bytes, which is now wider"
+    return None

@@ -1,0 +1,28 @@
+"""What of a problem a solver is shown: without the parts of the epilogue that it does not fuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..api.problem import ConvProblem
+from ..api.solver import Solver
+
+__all__ = ["visible_problem"]
+
+
+def visible_problem(solver: Solver, problem: ConvProblem) -> ConvProblem:
+    """The problem as the solver sees it: without the parts of the epilogue that it does not fuse.
+
+    Parts that follow an unfused one in the epilogue's order are left to the generic pass too.
+    """
+    if not (problem.bias or problem.residual or problem.activation or problem.accumulate):
+        return problem
+    if problem.accumulate and "accumulate" not in solver.fuses:
+        return problem.replace(bias=False, residual=False, activation=None, accumulate=False)
+    changes: dict[str, Any] = {}
+    for part, nothing in (("bias", False), ("residual", False), ("activation", None)):
+        if getattr(problem, part) and (part not in solver.fuses or changes):
+            changes[part] = nothing
+    if changes and problem.accumulate:
+        return problem.replace(bias=False, residual=False, activation=None, accumulate=False)
+    return problem.replace(**changes) if changes else problem

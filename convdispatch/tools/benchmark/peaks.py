@@ -1,0 +1,149 @@
+"""Measures a device's ceilings, which make the roofline: multiply-adds, a copy's bandwidth, matrix units.
+
+Variants of a kernel (vector width, chains, block) race by time per unit of work; the best one's median is the ceiling.
+What cannot be measured is left out, never taken from a data sheet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...api.device import DeviceInfo
+from ...api.dtypes import DTYPES
+from ...api.errors import BuildFailed
+from ...api.problem import ConvProblem
+from ...device import runtime
+from ...device.kernels import build, kernel_text
+from ...measurement.measure import Candidate, race, timed
+from .matrix import matrix_variants
+from .variant import Variant, launcher
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Peak", "Roof", "measure_roof", "traffic"]
+
+ROUNDS = 15
+LEAST_MS = 10.0
+"""A sample runs a kernel until it has taken so long."""
+COPY_BYTES = 1 << 26
+"""Least bytes of a copied buffer; four times the device's cache where that is more."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """One measured ceiling, in operations or bytes a second; ``how`` says by which kernel."""
+
+    rate: float
+    how: str
+    count: int = 0
+    """Samples."""
+
+
+@dataclass(frozen=True)
+class Roof:
+    """The ceilings that bound one dtype on one device."""
+
+    dtype: str
+    flops: Peak
+    bandwidth: Peak
+    matrix: Peak | None = None
+    """Of matrix units, where the device exposes them and a kernel here reached them."""
+
+
+def traffic(problem: ConvProblem) -> int:
+    """Bytes that must move once: each of x, w and y."""
+    sizes = (problem.x_shape, problem.w_shape, problem.y_shape)
+    return sum(int(np.prod(shape, dtype=np.int64)) for shape in sizes) * problem.itemsize
+
+
+def measure_roof(device: cl.Device, dtype: str) -> Roof:
+    """Measure the ceilings of a dtype now; about a second."""
+    import pyopencl as cl
+
+    queue = cl.CommandQueue(runtime.context(device))
+    info = runtime.device_info(device)
+    flops = _best(_flops(queue, info, DTYPES[dtype].accumulator))
+    bandwidth = _best(_copies(queue, info))
+    if flops is None or bandwidth is None:
+        raise BuildFailed(f"no kernel could measure the ceilings of {info}")
+    return Roof(dtype, flops, bandwidth, _best(matrix_variants(queue, info, dtype)))
+
+
+def _best(variants: Iterator[Variant]) -> Peak | None:
+    """Race variants by milliseconds a giga-unit. One that fails to build or run is out."""
+    rivals: dict[str, Candidate] = {}
+    for variant in variants:
+        try:
+            variant.run()
+            once = timed(variant.run)()
+        except Exception:  # a variant too many for a compiler or a register file: the others stand
+            continue
+        repeat = max(1, round(LEAST_MS / once))
+        rivals[variant.how] = Candidate(variant.how, _per_unit(variant, repeat), repeat * once)
+    outcomes = race(list(rivals.values()), rounds=ROUNDS)
+    timings = {name: outcome.timing for name, outcome in outcomes.items() if outcome.timing}
+    if not timings:
+        return None
+    name = min(timings, key=lambda name: timings[name].median)
+    return Peak(1e12 / timings[name].median, name, timings[name].count)
+
+
+def _per_unit(variant: Variant, repeat: int) -> Callable[[], float]:
+    sample = timed(variant.run, repeat=repeat)
+    return lambda: sample() * 1e9 / variant.work
+
+
+def _flops(queue: cl.CommandQueue, info: DeviceInfo, acc: str) -> Iterator[Variant]:
+    """Two operations a multiply-add, in the accumulation type ``acc``."""
+    import pyopencl as cl
+
+    cpu = info.type == "cpu"
+    wide = max(1, info.simd_width // (2 if acc == "double" else 1))
+    steps = 20000 if cpu else 4096
+    items = info.compute_units * (8 if cpu else 2048)
+    local = (1,) if cpu else (min(256, info.max_work_group_size),)
+    element = np.dtype("float64" if acc == "double" else "float32")
+    for lanes, chains in [(wide, 24), (wide, 12), (wide, 8)] if cpu else [(1, 16), (1, 32), (2, 8), (4, 8)]:
+        program = _program(queue, f"{acc}{lanes if lanes > 1 else ''}", acc, steps=steps, chains=chains)
+        kernel, out = program.flops, cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, items * lanes * 8)
+        kernel.set_args(out, element.type(0.999), element.type(0.001))
+        run = launcher(queue, kernel, items, local, out)
+        yield Variant(f"{chains} chains of {acc}{lanes}", 2.0 * items * lanes * chains * steps, run)
+
+
+def _copies(queue: cl.CommandQueue, info: DeviceInfo) -> Iterator[Variant]:
+    """Bytes read and bytes written, both counted."""
+    import pyopencl as cl
+
+    cpu = info.type == "cpu"
+    cache = queue.device.global_mem_cache_size
+    size = max(COPY_BYTES if cpu else 8 * COPY_BYTES, 4 * cache)
+    size = min(size, info.max_alloc_size // 2, info.global_mem_size // 8) // COPY_BYTES * COPY_BYTES or COPY_BYTES // 8
+    flags = cl.mem_flags.READ_WRITE
+    source, target = cl.Buffer(queue.context, flags, size), cl.Buffer(queue.context, flags, size)
+    cl.enqueue_fill_buffer(queue, source, np.float32(1), 0, size)
+    wide = max(4, info.simd_width)
+    for lanes, item in [(wide, 4096), (wide, 256)] if cpu else [(4, 1), (4, 4), (2, 4), (1, 8)]:
+        kernel = _program(queue, f"float{lanes if lanes > 1 else ''}", "float", item=item, apart=int(not cpu)).copy
+        kernel.set_args(target, source)
+        run = launcher(queue, kernel, size // (4 * lanes * item), None if cpu else (256,), source, target)
+        yield Variant(f"kernel, {item} float{lanes} an item", 2.0 * size, run)
+
+    def command() -> None:
+        cl.enqueue_copy(queue, target, source, byte_count=size)
+        queue.finish()
+
+    yield Variant("clEnqueueCopyBuffer", 2.0 * size, command)
+
+
+def _program(
+    queue: cl.CommandQueue, vector: str, acc: str, steps: int = 1, chains: int = 1, item: int = 1, apart: int = 0
+) -> Any:
+    values = {"V": vector, "ACC": acc, "STEPS": steps, "ITEM": item, "APART": apart}
+    text = "".join(f"#define {name} {value}\n" for name, value in values.items())
+    return build(queue.context, text + kernel_text("convdispatch.tools.benchmark", "peaks.cl.mako", chains=chains))

@@ -1,0 +1,222 @@
+"""What a benchmark found, as values that are read from and written to JSON, and the journal that a rerun resumes from.
+
+A journal has one JSON value a line: first the report without its measurements, then each measurement as it was made.
+So what was measured is never lost, however the run ends. Times are milliseconds, memory bytes, rates a second.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...api.errors import InvalidArgument
+from ...api.problem import ConvProblem
+
+__all__ = ["SCHEMA", "Choice", "Journal", "Layer", "Measured", "PeerTime", "Report", "Row", "load", "placeless"]
+
+SCHEMA = 1
+
+
+@dataclass
+class Row:
+    """One solver with one configuration, as ``find`` answered it."""
+
+    solver: str
+    config: dict[str, Any]
+    status: str
+    reason: str = ""
+    median_ms: float | None = None
+    p20_ms: float | None = None
+    p80_ms: float | None = None
+    count: int = 0
+    error: float | None = None
+    """Relative error (norm) on sampled outputs, against float64."""
+    workspace: int | None = None
+    compile_ms: float | None = None
+    deterministic: bool | None = None
+
+
+@dataclass
+class PeerTime:
+    """One peer in one variant (its layout); ``reason`` says why it has no time."""
+
+    peer: str
+    variant: str
+    median_ms: float | None = None
+    p20_ms: float | None = None
+    p80_ms: float | None = None
+    count: int = 0
+    error: float | None = None
+    reason: str = ""
+
+
+@dataclass
+class Choice:
+    """A configuration that dispatch chose, or the fastest, with its time in the race against the others named here."""
+
+    solver: str
+    config: dict[str, Any]
+    source: str
+    median_ms: float | None = None
+    p20_ms: float | None = None
+    p80_ms: float | None = None
+    count: int = 0
+    error: float | None = None
+    workspace: int | None = None
+
+
+@dataclass
+class Measured:
+    """All that was measured of one problem."""
+
+    problem: str
+    flops: int
+    traffic: int
+    """Bytes that must move once."""
+    chosen: Choice | None = None
+    """What a call would have run before this search."""
+    best: Choice | None = None
+    rows: list[Row] = field(default_factory=list)
+    peers: list[PeerTime] = field(default_factory=list)
+    failure: str = ""
+    conditions: str = ""
+    spent_ms: float = 0.0
+    peak_bytes: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What must be the same for a rerun to trust this: plugins' texts, solver, peers, search."""
+
+    @property
+    def parsed(self) -> ConvProblem:
+        """The problem."""
+        return ConvProblem.parse(self.problem)
+
+    @property
+    def best_ms(self) -> float | None:
+        """The fastest solver's median."""
+        return self.best.median_ms if self.best else None
+
+    @property
+    def regret(self) -> float | None:
+        """Time of what was chosen over the best time, 1 at least; None when either is unknown."""
+        if self.chosen is None or not self.chosen.median_ms or not self.best_ms:
+            return None
+        return max(1.0, self.chosen.median_ms / self.best_ms)
+
+    def peer_ms(self, peer: str) -> float | None:
+        """A peer's best variant."""
+        return min((t.median_ms for t in self.peers if t.peer == peer and t.median_ms), default=None)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Measured:
+        """What ``asdict`` wrote."""
+        nested = {
+            "chosen": Choice(**values["chosen"]) if values.get("chosen") else None,
+            "best": Choice(**values["best"]) if values.get("best") else None,
+            "rows": [Row(**row) for row in values["rows"]],
+            "peers": [PeerTime(**time) for time in values["peers"]],
+        }
+        return cls(**{**values, **nested})
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer that was asked for: where it stands, and how often its net runs it."""
+
+    net: str
+    name: str
+    problem: str
+    count: int = 1
+
+
+@dataclass
+class Report:
+    """A whole run: what was asked, on what, the device's ceilings, and what was measured, by problem."""
+
+    layers: list[Layer]
+    environment: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    roofs: dict[str, Any] = field(default_factory=dict)
+    """By dtype: ``flops``, ``bandwidth`` and ``matrix``, each with ``rate`` and ``how``; matrix may be None."""
+    measured: dict[str, Measured] = field(default_factory=dict)
+    regret: dict[str, Any] = field(default_factory=dict)
+    interrupted: bool = False
+    schema: int = SCHEMA
+
+    def rows(self) -> list[tuple[Layer, Measured]]:
+        """The layers that are measured, in the order asked."""
+        return [(layer, self.measured[layer.problem]) for layer in self.layers if layer.problem in self.measured]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, schema included."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Report:
+        """What ``to_json`` wrote. Raises InvalidArgument for another schema or no report at all."""
+        if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
+            raise InvalidArgument(f"no benchmark report of schema {SCHEMA}: {str(values)[:60]!r}")
+        try:
+            layers = [Layer(**layer) for layer in values["layers"]]
+            measured = {text: Measured.from_json(found) for text, found in values["measured"].items()}
+            return cls(**{**values, "layers": layers, "measured": measured})
+        except (KeyError, TypeError) as error:
+            raise InvalidArgument(f"a damaged benchmark report: {error!r}") from error
+
+
+def placeless(words: str) -> str:
+    """Words without the folders of this machine: a report is made to be shown."""
+    return re.sub(r"(?:/[^/\s]+)+/(?=[^/\s])", "", words)
+
+
+def load(path: Path) -> Report:
+    """A report from a JSON file or a journal. Raises InvalidArgument."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"cannot read {path}: {error}") from error
+    try:
+        return Report.from_json(json.loads(text))
+    except json.JSONDecodeError:
+        return _from_lines(path, text.splitlines())
+
+
+def _from_lines(path: Path, lines: list[str]) -> Report:
+    """The last head in a journal, with every measurement; the newest of one problem counts."""
+    report: Report | None = None
+    for line in lines:
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError:  # the run was killed as it wrote: that problem is measured again
+            continue
+        if "schema" in values:
+            earlier = report.measured if report else {}
+            report = Report.from_json(values)
+            report.measured = {**earlier, **report.measured}
+        elif report is not None:
+            found = Measured.from_json(values)
+            report.measured[found.problem] = found
+    if report is None:
+        raise InvalidArgument(f"{path} holds no benchmark report")
+    return report
+
+
+class Journal:
+    """Appends a run to a file as it goes; every line is complete before the next problem begins."""
+
+    def __init__(self, path: Path, report: Report) -> None:
+        self.path = path
+        torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+        head = {**report.to_json(), "measured": {}}
+        self._append(("\n" if torn else "") + json.dumps(head))
+
+    def add(self, measured: Measured) -> None:
+        """Append one measurement."""
+        self._append(json.dumps(asdict(measured)))
+
+    def _append(self, line: str) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")

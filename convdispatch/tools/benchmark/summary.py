@@ -1,0 +1,206 @@
+"""Works out what a report says: a line a layer, sums a net and an algorithm, means a type, gaps, regret."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...api.problem import ConvProblem
+from .report import Layer, Measured, Report
+
+__all__ = ["TYPES", "Line", "Net", "family", "gaps", "geomean", "layer_type", "lines", "nets", "solver_times", "types"]
+
+TYPES = ("first layer", "depthwise", "strided", "1x1", "3x3", "5x5 and more", "other")
+GAP = 0.5
+"""A layer below this share of its roofline is listed as a gap."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One layer's figures; times in milliseconds, None where unknown."""
+
+    layer: Layer
+    measured: Measured
+    problem: ConvProblem
+    roof_ms: float | None
+    bound: str
+
+    @property
+    def ms(self) -> float | None:
+        """The fastest solver's."""
+        return self.measured.best_ms
+
+    @property
+    def gflops(self) -> float | None:
+        """Operations of the direct sum, in thousand millions a second."""
+        return self.measured.flops / self.ms / 1e6 if self.ms else None
+
+    @property
+    def fraction(self) -> float | None:
+        """Of the roofline; above 1 where an algorithm does fewer operations than the direct sum."""
+        return self.roof_ms / self.ms if self.ms and self.roof_ms else None
+
+    @property
+    def winner(self) -> str:
+        """The fastest solver."""
+        return self.measured.best.solver if self.measured.best and self.ms else ""
+
+    @property
+    def kind(self) -> str:
+        """One of TYPES."""
+        return layer_type(self.problem)
+
+    def ratio(self, peer: str) -> float | None:
+        """The peer's time over ours: above 1 we are faster."""
+        theirs = self.measured.peer_ms(peer)
+        return theirs / self.ms if theirs and self.ms else None
+
+
+def layer_type(problem: ConvProblem) -> str:
+    """The first of TYPES that a problem belongs to."""
+    kernel = {getattr(problem, "k" + axis) for axis in problem.axes}
+    if problem.g > 1 and problem.ic == problem.g:
+        return "depthwise"
+    if problem.ic <= 4:
+        return "first layer"
+    if any(getattr(problem, "s" + axis) > 1 for axis in problem.axes):
+        return "strided"
+    if kernel == {1}:
+        return "1x1"
+    if kernel == {3}:
+        return "3x3"
+    return "5x5 and more" if min(kernel) >= 5 else "other"
+
+
+def family(solver: str) -> str:
+    """The algorithm: a solver's name up to the first dot."""
+    return solver.partition(".")[0]
+
+
+def geomean(values: Iterable[float | None]) -> float | None:
+    """Geometric mean of those that are known; None of none."""
+    known = [value for value in values if value]
+    return math.exp(math.fsum(map(math.log, known)) / len(known)) if known else None
+
+
+def lines(report: Report) -> list[Line]:
+    """A line for each measured layer, in the order asked."""
+    return [Line(layer, found, found.parsed, *_roof(report, found)) for layer, found in report.rows()]
+
+
+def _roof(report: Report, found: Measured) -> tuple[float | None, str]:
+    """Least milliseconds for a problem's direct sum and compulsory traffic, and which of the two bounds it.
+
+    Matrix units count where ``math`` or ``dtype`` lets a solver use them at their own precision.
+    """
+    problem = found.parsed
+    roof = report.roofs.get(problem.dtype)
+    if not roof:
+        return None, ""
+    free = problem.dtype in ("float16", "bfloat16") or problem.math in ("tf32", "fast")
+    rate = (roof["matrix"] if free and roof.get("matrix") else roof["flops"])["rate"]
+    compute, memory = found.flops / rate, found.traffic / roof["bandwidth"]["rate"]
+    return max(compute, memory) * 1e3, "compute" if compute >= memory else "memory"
+
+
+def solver_times(found: Measured) -> dict[str, float]:
+    """The best median of each solver, milliseconds, fastest first."""
+    best: dict[str, float] = {}
+    for row in found.rows:
+        if row.median_ms is not None and row.status in ("measured", "cut"):
+            best[row.solver] = min(row.median_ms, best.get(row.solver, math.inf))
+    if found.best and found.best.median_ms:
+        best[found.best.solver] = found.best.median_ms
+    return dict(sorted(best.items(), key=lambda pair: pair[1]))
+
+
+@dataclass
+class Net:
+    """A net's sums in one direction: each layer's time, times how often it runs, in milliseconds."""
+
+    name: str
+    direction: str
+    layers: int = 0
+    gflop: float = 0.0
+    best_ms: float = 0.0
+    chosen_ms: float | None = 0.0
+    roof_ms: float | None = 0.0
+    peers: dict[str, tuple[float, float, int]] = field(default_factory=dict)
+    """Peer to its sum, our sum over the same layers, and how many layers these are."""
+    ratios: dict[str, float | None] = field(default_factory=dict)
+    """Peer to the geometric mean of its time over ours."""
+    algorithms: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Algorithm to the sum of its best times and the number of layers that it ran."""
+    batch: tuple[int, ...] = ()
+    dtype: str = ""
+
+    @property
+    def gflops(self) -> float | None:
+        """Speed of the whole."""
+        return self.gflop / self.best_ms * 1e3 if self.best_ms else None
+
+
+def nets(every: Sequence[Line], peers: Sequence[str]) -> list[Net]:
+    """One Net for each net and direction, in order; layers without a time are left out of every sum."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in every:
+        if line.ms:
+            groups.setdefault((line.layer.net, line.problem.direction), []).append(line)
+    return [_net(name, direction, group, peers) for (name, direction), group in groups.items()]
+
+
+def _net(name: str, direction: str, group: list[Line], peers: Sequence[str]) -> Net:
+    net = Net(name, direction, sum(line.layer.count for line in group))
+    net.batch = tuple(sorted({line.problem.mb for line in group}))
+    net.dtype = ", ".join(sorted({line.problem.dtype for line in group}))
+    for line in group:
+        count = line.layer.count
+        net.gflop += count * line.measured.flops / 1e9
+        net.best_ms += count * line.ms
+        chosen = line.measured.chosen.median_ms if line.measured.chosen else None
+        net.chosen_ms = None if chosen is None or net.chosen_ms is None else net.chosen_ms + count * chosen
+        net.roof_ms = None if line.roof_ms is None or net.roof_ms is None else net.roof_ms + count * line.roof_ms
+        fastest: dict[str, float] = {}
+        for solver, ms in solver_times(line.measured).items():
+            fastest.setdefault(family(solver), ms)
+        for algorithm, ms in fastest.items():
+            total, layers = net.algorithms.get(algorithm, (0.0, 0))
+            net.algorithms[algorithm] = total + count * ms, layers + count
+        for peer in peers:
+            theirs = line.measured.peer_ms(peer)
+            if theirs:
+                total, ours, layers = net.peers.get(peer, (0.0, 0.0, 0))
+                net.peers[peer] = total + count * theirs, ours + count * line.ms, layers + count
+    net.ratios = {peer: geomean(line.ratio(peer) for line in group) for peer in peers}
+    return net
+
+
+def types(every: Sequence[Line], peers: Sequence[str]) -> list[dict[str, Any]]:
+    """For each type of layer and direction: distinct problems, fraction of the roofline, ratios (geometric means)."""
+    found = []
+    distinct = list({line.measured.problem: line for line in every if line.ms}.values())
+    for direction in dict.fromkeys(line.problem.direction for line in distinct):
+        for kind in TYPES:
+            group = [line for line in distinct if line.kind == kind and line.problem.direction == direction]
+            if group:
+                winners = [line.winner for line in group]
+                found.append(
+                    {
+                        "type": kind,
+                        "direction": direction,
+                        "problems": len(group),
+                        "fraction": geomean(line.fraction for line in group),
+                        "regret": geomean(line.measured.regret for line in group),
+                        "ratios": {peer: geomean(line.ratio(peer) for line in group) for peer in peers},
+                        "winners": {w: winners.count(w) for w in sorted(set(winners), key=lambda w: -winners.count(w))},
+                    }
+                )
+    return found
+
+
+def gaps(every: Sequence[Line], below: float = GAP) -> list[Line]:
+    """Layers below that share of their roofline, distinct, the most lost time first."""
+    distinct = {line.measured.problem: line for line in every if line.fraction is not None and line.fraction < below}
+    return sorted(distinct.values(), key=lambda line: line.roof_ms - line.ms)

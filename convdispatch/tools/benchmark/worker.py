@@ -1,0 +1,188 @@
+"""A Session in a child process: a kernel that crashes, hangs or takes the device with it costs one candidate.
+
+The child says which candidate or peer it is at. When it dies, or is silent for too long, that one is left out with the
+reason, and a new child measures the problem again. The device, its ceilings and the peers are the child's; this process
+opens nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ...api.errors import ConvDispatchError
+from ...api.problem import ConvProblem
+from ...measurement.child import Child, Silent, answer, questions
+from .peaks import traffic
+from .report import Choice, Measured, placeless
+
+__all__ = ["OutOfTime", "Worker"]
+
+START_S = 180.0
+"""Seconds that a child may take to load plugins and peers and to open the device."""
+DEATHS = 6
+"""Children that one problem may cost."""
+
+
+class OutOfTime(Exception):
+    """The time for the whole benchmark has ended."""
+
+
+class _Died(Exception):
+    """The child is gone: the message says how; ``at`` names the candidate, the peer, or nothing."""
+
+    def __init__(self, how: str, at: str) -> None:
+        super().__init__(how)
+        self.at = at
+
+
+class Worker:
+    """Session's methods, each answered by a child, which is started when it is needed.
+
+    ``setup`` is what Session takes, in JSON values: ``device``, ``peers``, ``solver``, ``search``, ``budget_ms``,
+    ``record``. A candidate that says nothing for ``silent_s`` seconds hangs. After ``until`` (``time.monotonic``)
+    every question raises OutOfTime.
+    """
+
+    def __init__(self, setup: Mapping[str, Any], silent_s: float, until: float | None = None) -> None:
+        self._setup, self._silent_s, self._until = dict(setup), silent_s, until
+        self._child: Child | None = None
+        hello = self._start()
+        self.settings: dict[str, Any] = hello["settings"]
+        self.missing: dict[str, str] = hello["missing"]
+
+    def roof(self, dtype: str) -> dict[str, Any]:
+        """The ceilings of a dtype. Raises ConvDispatchError when they cannot be measured."""
+        try:
+            return self._ask({"ask": "roof", "dtype": dtype})
+        except _Died as died:
+            raise ConvDispatchError(f"the ceilings could not be measured: {died}") from died
+
+    def measure(self, problem: ConvProblem, say: Callable[[str], None] = lambda words: None) -> Measured:
+        """All there is to know of a problem; ``say`` is told what is tried."""
+        without: dict[str, str] = {}
+        began = time.monotonic()
+        for turn in range(DEATHS):
+            try:
+                found = self._ask({"ask": "measure", "problem": str(problem), "without": without}, say)
+                return Measured.from_json(found)
+            except _Died as died:
+                reason = placeless(str(died))
+                if not died.at and turn:
+                    break
+                if died.at:
+                    without[died.at] = f"a process was lost: {reason}"
+            except ConvDispatchError as error:
+                reason = placeless(str(error))
+                break
+        said = f"{len(without)} candidates took their process with them: {', '.join(without)}; " if without else ""
+        lost = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)
+        lost.failure, lost.spent_ms = f"{said}the last process: {reason}", (time.monotonic() - began) * 1e3
+        return lost
+
+    def choices(self, problems: Sequence[str], known: Sequence[Measured]) -> dict[str, Choice]:
+        """As Session's."""
+        asked = {"ask": "choices", "problems": list(problems), "known": [asdict(found) for found in known]}
+        try:
+            return {problem: Choice(**choice) for problem, choice in self._ask(asked).items()}
+        except _Died as died:
+            raise ConvDispatchError(f"the process that ranked the solvers was lost: {died}") from died
+
+    def cost(self, found: Measured, choice: Choice) -> float | None:
+        """As Session's; None also when the process is lost."""
+        try:
+            return self._ask({"ask": "cost", "found": asdict(found), "choice": asdict(choice)})["cost"]
+        except _Died:
+            return None
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def _start(self) -> dict[str, Any]:
+        self._child = Child("convdispatch.tools.benchmark.worker", self._setup)
+        try:
+            return self._hear(START_S)
+        except _Died as died:
+            raise ConvDispatchError(f"no process to measure in could be started: {died}") from died
+
+    def _ask(self, question: dict[str, Any], say: Callable[[str], None] = lambda words: None) -> Any:
+        if self._child is None:
+            self._start()
+        self._child.say(question)  # type: ignore[union-attr]
+        return self._hear(self._silent_s, say)["answer"]
+
+    def _hear(self, limit_s: float, say: Callable[[str], None] = lambda words: None) -> dict[str, Any]:
+        at = ""
+        while True:
+            left = limit_s if self._until is None else min(limit_s, self._until - time.monotonic())
+            try:
+                said = self._child.hear(left)  # type: ignore[union-attr]
+            except Silent as silent:
+                self.close()
+                if left < limit_s:
+                    raise OutOfTime from None
+                raise _Died(str(silent), at) from None
+            if said is None:
+                how = self._child.how_it_ended()  # type: ignore[union-attr]
+                self.close()
+                raise _Died(how, at)
+            if "at" in said:
+                at = said["at"]
+                say(at)
+            elif "lost" in said:
+                self.close()
+                raise _Died(f"it left a device that nothing runs on: {said['lost']}", at)
+            elif "error" in said:
+                raise ConvDispatchError(said["error"])
+            else:
+                return said
+
+
+# --- in the child ----------------------------------------------------------------------------------------------------
+
+
+def _serve() -> None:
+    from ...device import runtime
+    from . import peers as others
+    from .peaks import measure_roof
+    from .session import Session
+
+    lines = questions()
+    setup = next(lines)
+    try:
+        device = runtime.find_device(setup.pop("device"))
+        found, missing = others.load(setup.pop("peers"), runtime.device_info(device))
+        session = Session(device, peers=found, watch=lambda name: answer({"at": name}), **setup)
+    except Exception as error:
+        answer({"error": str(error)})
+        return
+    answer({"settings": session.settings, "missing": missing})
+    for asked in lines:
+        try:
+            match asked["ask"]:
+                case "roof":
+                    made: Any = asdict(measure_roof(device, asked["dtype"]))
+                case "measure":
+                    made = asdict(session.measure(ConvProblem.parse(asked["problem"]), asked["without"]))
+                case "choices":
+                    known = [Measured.from_json(each) for each in asked["known"]]
+                    made = {name: asdict(one) for name, one in session.choices(asked["problems"], known).items()}
+                case "cost":
+                    cost = session.cost(Measured.from_json(asked["found"]), Choice(**asked["choice"]))
+                    made = {"cost": cost}
+        except Exception as error:
+            made, failure = None, f"{type(error).__name__}: {error}"
+        lost = runtime.probe.__wrapped__(device)
+        if lost:
+            answer({"lost": lost})
+            return
+        answer({"error": failure} if made is None else {"answer": made})
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,241 @@
+"""The job behind ``convdispatch classify``: what is on a picture, and what each layer of the net that says so costs.
+
+EfficientNet-lite0 runs at batch 1 on one device. Besides the names the report holds, for every convolution, the
+solver that dispatch chose and its time, and the time of the whole net.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+from ..api.problem import ConvProblem
+from ..device import runtime
+from ..models.efficientnet import CLASSES, MEAN, SCALE, SIZE, EfficientNetLite0
+from ..models.imagenet import class_names, read_picture, sample_pictures
+from ..nn import Module, observe
+from ..nn.functional import softmax
+from ..selection import dispatch
+from ..tensor import Tensor
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["ClassifyReport", "Guess", "LayerTime", "Picture", "classify"]
+
+_FILE_WIDTH = 200
+_SAMPLE_MS = 2.0
+"""A short layer is repeated until one sample takes about this long, so that the clock and the waiting cost little."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A class and its probability."""
+
+    index: int
+    name: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file and its most probable classes, best first."""
+
+    path: str
+    guesses: tuple[Guess, ...]
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """One convolution of the net: its problem, the solver that ran it and why that one, its median time."""
+
+    name: str
+    problem: ConvProblem
+    solver: str
+    source: str
+    ms: float
+
+    @property
+    def gflops(self) -> float:
+        """Direct-sum operations a second, in 10⁹."""
+        return self.problem.flops / (self.ms * 1e6)
+
+
+@dataclass(frozen=True)
+class ClassifyReport:
+    """What ``classify`` found; printing it with rich shows its tables."""
+
+    device: str
+    layout: str
+    pictures: tuple[Picture, ...]
+    layers: tuple[LayerTime, ...] = ()
+    net_ms: float | None = None
+    """Median of the whole net, warm, at batch 1, from the input on the device to the logits on the device."""
+    runs: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        layers = [
+            {
+                "layer": layer.name,
+                "problem": str(layer.problem),
+                "solver": layer.solver,
+                "source": layer.source,
+                "ms": layer.ms,
+                "gflops": layer.gflops,
+            }
+            for layer in self.layers
+        ]
+        return {
+            "device": self.device,
+            "layout": self.layout,
+            "pictures": [asdict(picture) for picture in self.pictures],
+            "layers": layers,
+            "net_ms": self.net_ms,
+            "runs": self.runs,
+        }
+
+    def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
+        for picture in self.pictures:
+            yield picture_table(picture)
+        if self.layers:
+            yield layer_table(self)
+
+    def show(self, console: Console) -> None:
+        """Print the tables; a console that is a file or pipe becomes wide enough for them not to fold."""
+        if not console.is_terminal:
+            console.width = max(console.width, _FILE_WIDTH)
+        console.print(self)
+
+
+def classify(
+    paths: Sequence[str | PathLike[str]] = (),
+    *,
+    top: int = 5,
+    device: Any = None,
+    layout: str = "nchw",
+    runs: int = 10,
+    report: Callable[[str], None] | None = None,
+) -> ClassifyReport:
+    """Name what is on each picture (two samples when no path is given), then time the net layer by layer.
+
+    ``top`` names a picture; ``device`` is what ``runtime.find_device`` takes; ``runs`` samples a layer, 0 for no
+    timing; ``report`` is told in words what happens next. Policies in force apply.
+
+    Raises InvalidArgument for a path that is no readable picture or an extra that is not installed, before anything
+    is computed; NoDevice; NoSolver.
+    """
+    if not 1 <= top <= CLASSES:
+        raise InvalidArgument(f"top must be 1 to {CLASSES}, got {top}")
+    if runs < 0:
+        raise InvalidArgument(f"runs must be 0 or more, got {runs}")
+    tell = report or (lambda words: None)
+    files = list(paths) or sample_pictures()
+    inputs = [_input(read_picture(file, SIZE), layout) for file in files]
+    names = class_names()
+    queue = runtime.queue(runtime.find_device(device))
+    where = runtime.device_info(queue.device)
+    tell("reading the weights")
+    net = EfficientNetLite0.pretrained(layout, queue)
+    tell(f"compiling for {where}")
+    pictures = []
+    for file, array in zip(files, inputs, strict=True):
+        probabilities = softmax(net(Tensor.from_numpy(array, queue))).numpy()[0]
+        best = np.argsort(-probabilities, kind="stable")[:top].tolist()
+        pictures.append(Picture(str(file), tuple(Guess(i, names[i], float(probabilities[i])) for i in best)))
+    if not runs:
+        return ClassifyReport(str(where), layout, tuple(pictures))
+    tell("timing the net and each layer")
+    net_ms, layers = time_net(net, Tensor.from_numpy(inputs[0], queue), runs)
+    return ClassifyReport(str(where), layout, tuple(pictures), layers, net_ms, runs)
+
+
+def _input(picture: np.ndarray, layout: str) -> np.ndarray:
+    scaled = (picture[None] - np.float32(MEAN)) / np.float32(SCALE)
+    return scaled if layout == "nhwc" else np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
+
+
+def time_net(net: Module, x: Tensor, runs: int) -> tuple[float, tuple[LayerTime, ...]]:
+    """Milliseconds of the whole net on x, and the times of its convolutional layers, each alone on what it gets there.
+
+    Every figure is the median of ``runs`` samples, taken in rounds of one a layer and one of the net, so that a drift
+    of the clock falls on all alike. A layer alone finds its data in the cache as far as they fit and its launches
+    overlap, so the sum of all layers can be below the net's time.
+    """
+    names = {id(module): name for name, module in net.named_modules()}
+    seen: list[tuple[Module, tuple[Tensor, ...]]] = []
+    with observe(lambda layer, x, residual: seen.append((layer, (x,) if residual is None else (x, residual)))):
+        net(x)
+    works = [lambda: net(x), *(functools.partial(layer, *operands) for layer, operands in seen)]
+    net_ms, *layers_ms = _medians(works, x.queue, runs)
+    layers = []
+    for (layer, operands), ms in zip(seen, layers_ms, strict=True):
+        problem = layer.problem(operands[0].shape, len(operands) > 1)
+        prepared = dispatch.prepare(problem, x.context)
+        layers.append(LayerTime(names[id(layer)], problem, prepared.solver.name, prepared.source, ms))
+    return net_ms, tuple(layers)
+
+
+def _medians(works: Sequence[Callable[[], object]], queue: cl.CommandQueue, runs: int) -> list[float]:
+    """Median milliseconds of each of ``works``, which enqueue on ``queue``, over ``runs`` interleaved samples."""
+
+    def sample(work: Callable[[], object], repeat: int) -> float:
+        queue.finish()
+        start = time.perf_counter_ns()
+        for _ in range(repeat):
+            work()
+        queue.finish()
+        return (time.perf_counter_ns() - start) / (1e6 * repeat)
+
+    repeats = []
+    for work in works:
+        sample(work, 1)  # compiles and warms up
+        repeats.append(max(1, min(100, round(_SAMPLE_MS / max(sample(work, 2), 1e-3)))))
+    rounds = [[sample(work, repeat) for work, repeat in zip(works, repeats, strict=True)] for _ in range(runs)]
+    return [statistics.median(samples) for samples in zip(*rounds, strict=True)]
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def picture_table(picture: Picture) -> Table:
+    """The guesses for one picture."""
+    from rich.table import Table
+
+    table = Table(title=Path(picture.path).name, title_justify="left")
+    table.add_column("class", justify="right")
+    table.add_column("name")
+    table.add_column("probability", justify="right")
+    for guess in picture.guesses:
+        table.add_row(str(guess.index), guess.name, f"{guess.probability:.1%}")
+    return table
+
+
+def layer_table(report: ClassifyReport) -> Table:
+    """Layer, problem, solver, milliseconds and GFLOP/s; the footer holds the sums and the whole net."""
+    from rich.table import Table
+
+    total = sum(layer.ms for layer in report.layers)
+    flops = sum(layer.problem.flops for layer in report.layers)
+    title = f"EfficientNet-lite0, batch 1, {report.layout}, on {report.device}"
+    caption = f"whole net, warm: {report.net_ms:.2f} ms; median of {report.runs} samples everywhere"
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", show_footer=True)
+    table.add_column("layer", "sum of layers", no_wrap=True)
+    table.add_column("problem", overflow="fold")
+    table.add_column("solver", no_wrap=True)
+    table.add_column("ms", f"{total:.3f}", justify="right", no_wrap=True)
+    table.add_column("GFLOP/s", f"{flops / (total * 1e6):.1f}", justify="right", no_wrap=True)
+    for layer in report.layers:
+        table.add_row(layer.name, str(layer.problem), layer.solver, f"{layer.ms:.3f}", f"{layer.gflops:.1f}")
+    return table

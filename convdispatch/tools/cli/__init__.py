@@ -1,0 +1,51 @@
+"""The ``convdispatch`` command: each subcommand parses its options and calls one function elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from ...api.errors import ConvDispatchError
+
+__all__ = ["main"]
+
+COMMANDS = {
+    "bench": ".bench",
+    "classify": ".run",
+    "db": ".database",
+    "doctor": ".inspect",
+    "explain": ".inspect",
+    "find": ".search",
+    "info": ".inspect",
+    "train": ".train",
+    "translate": ".translate",
+    "verify": ".verify",
+}
+"""Where each subcommand lives; a module is imported when its command is asked for."""
+
+
+class _Group(click.Group):
+    """Loads subcommands on demand, and turns this package's errors into one line and exit status 1."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(COMMANDS[name], __name__), name)
+        return command
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except ConvDispatchError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="convdispatch")
+def main() -> None:
+    """One conv() call, many engines: see what is there, what would run and why, and how fast it is."""

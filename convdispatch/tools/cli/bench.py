@@ -1,0 +1,150 @@
+"""``bench``: every solver's time for each layer of a net, beside the device's own ceilings and other libraries."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from .options import CONFIGURE, DEVICE, JOBS, configure, ended_by_sigterm, processes, read_entries
+
+__all__ = ["bench"]
+
+
+@click.command()
+@click.argument("names", metavar="[NET|PROBLEM]...", nargs=-1)
+@click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="A file of problems or a trace.")
+@CONFIGURE
+@click.option("--solver", metavar="GLOB", default=None, help="Only these solvers.")
+@click.option("--against", metavar="PEERS", default="", help="torch, onnxruntime; several with commas.")
+@click.option("--find/--no-find", "search", default=True, help="Measure every solver, or only the immediate choice.")
+@click.option("--budget", "budget_ms", type=float, default=3000.0, show_default=True, help="Milliseconds a problem.")
+@click.option("--record/--no-record", default=False, help="Keep the results for later calls, as find does.")
+@click.option("--regret", is_flag=True, help="What the choice costs without records, and with half of the list known.")
+@click.option("--resume", type=click.Path(path_type=Path), default=None, help="A journal to go on with and append to.")
+@click.option("--isolate/--no-isolate", default=True, help="Measure in a child process, which may die or hang.")
+@click.option("--timeout", "timeout_s", type=float, default=None, help="Seconds of silence after which one hangs.")
+@click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is said.")
+@JOBS
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path), default=None, help="Write CSV there.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write JSON there.")
+@click.option("--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write one HTML page there.")
+@click.option("--train", is_flag=True, help="Profile training steps of nets (see models) instead: --net vgg_a --train.")
+@click.option("--net", "nets", multiple=True, help="A net by name, as an argument would; several times for several.")
+@click.option("--render", type=click.Path(path_type=Path), default=None, help="Measure nothing: show this JSON.")
+@DEVICE
+def bench(
+    names: tuple[str, ...],
+    files: tuple[Path, ...],
+    against: str,
+    csv_path: Path | None,
+    json_path: Path | None,
+    html_path: Path | None,
+    train: bool,
+    nets: tuple[str, ...],
+    render: Path | None,
+    device: str | None,
+    solver: str | None,
+    search: bool,
+    budget_ms: float,
+    record: bool,
+    regret: bool,
+    resume: Path | None,
+    isolate: bool,
+    timeout_s: float | None,
+    within_s: float | None,
+    jobs: int | None,
+    **changes: Any,
+) -> None:
+    """Time every solver on each layer, with the device's measured ceilings and other libraries in the same run.
+
+    With --train, where the time of a training step goes, by kind of operation, for nets of convdispatch.models.
+
+    Nets: convnet, alexnet, overfeat, vgg_a, googlenet, resnet50, mobilenet, cpu10. Problems in any dialect.
+    """
+    if within_s is not None and not isolate:
+        raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
+    names = (*nets, *names)
+    if train:
+        _train(names, device, changes, json_path)
+        return
+    from ...device import runtime
+    from ..benchmark.export import write_csv, write_json
+    from ..benchmark.report import load
+    from ..benchmark.run import run
+    from ..benchmark.terminal import show
+
+    if render is not None:
+        report = load(render)
+    else:
+        with ended_by_sigterm():
+            report = run(
+                _nets(names, files, changes),
+                device,
+                against=[peer.strip() for peer in against.split(",") if peer.strip()],
+                solver=solver,
+                search=search,
+                budget_ms=budget_ms,
+                record=record,
+                regret=regret,
+                resume=resume,
+                command=_command(),
+                console=Console(stderr=True),
+                isolate=isolate,
+                timeout_s=timeout_s,
+                within_s=within_s,
+                jobs=processes(jobs, runtime.device_info(runtime.find_device(device))),
+                keep=lambda report: (
+                    None if json_path is None else write_json(replace(report, interrupted=True), json_path)
+                ),
+            )
+    show(report, Console(width=None if sys.stdout.isatty() else 180))
+    if json_path is not None:
+        write_json(report, json_path)
+    if csv_path is not None:
+        write_csv(report, csv_path)
+    if html_path is not None:
+        from ..benchmark.page import write_html
+
+        write_html(report, html_path)
+
+
+def _train(names: tuple[str, ...], device: str | None, changes: dict[str, Any], json_path: Path | None) -> None:
+    import json
+
+    from ..benchmark.training import profile_training
+    from ..benchmark.training_terminal import show_training
+
+    console, reports = Console(stderr=True), []
+    given = {"mb": changes.get("batch"), "layout": changes.get("layout")}
+    options = {name: value for name, value in given.items() if value}
+    for name in names or ("lenet",):
+        with console.status(name) as status:
+            reports.append(profile_training(name, device=device, say=status.update, **options))
+        show_training(reports[-1], Console(width=None if sys.stdout.isatty() else 180))
+    if json_path is not None:
+        json_path.write_text(json.dumps([report.as_dict() for report in reports], indent=1) + "\n", encoding="utf-8")
+
+
+def _command() -> str:
+    """The command to rerun, without the folders of this machine."""
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
+    return "convdispatch " + " ".join(shlex.quote(word) for word in words)
+
+
+def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, Any]) -> dict[str, Any]:
+    """Net to its layers: a table's name, a file's, or ``problems`` for those named one by one."""
+    from ...measurement import shapes
+
+    nets: dict[str, Any] = {}
+    for name in names or (() if files else ("cpu10",)):
+        found = configure(read_entries([name]), **changes)
+        nets.setdefault(name if name in shapes.names() else "problems", []).extend(found)
+    for file in files:
+        nets.setdefault(file.stem, []).extend(configure(read_entries((), [file]), **changes))
+    return nets

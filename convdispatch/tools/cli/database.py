@@ -1,0 +1,112 @@
+"""``db``: look at, compare, move and clean the measured records."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from .options import AS_JSON
+
+__all__ = ["db"]
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+KEY = click.option("--device", "key", metavar="KEY", help="A device's key as `db list` prints it; else all devices.")
+
+
+@click.group()
+def db() -> None:
+    """The database of measured records: CONVDISPATCH_DB, else the user's data folder, then packs and shipped ones."""
+
+
+@db.command("list")
+@KEY
+@AS_JSON
+def list_records(key: str | None, as_json: bool) -> None:
+    """List the records: best first for each problem, with where each came from and whether it is in doubt."""
+    from ...selection.records.perfdb import perfdb
+
+    database = perfdb()
+    records = [record for each in ([key] if key else database.devices()) for record in database.all(each)]
+    if as_json:
+        click.echo(json.dumps([record.to_json() | {"source": record.source} for record in records], indent=1))
+        return
+    table = Table("device", "problem", "solver", "ms", "error", "workspace", "from", "measured")
+    for r in records:
+        error = "" if r.error is None else f"{r.error:.1e}"
+        table.add_row(
+            r.device, r.problem, r.solver, f"{r.median_ms:.4g}", error, str(r.workspace), r.source, r.created[:10]
+        )
+    Console().print(table)
+    click.echo(f"{len(records)} records in {', '.join(str(folder) for folder in database.folders.values())}")
+
+
+@db.command()
+@click.argument("old", type=FILE)
+@click.argument("new", type=FILE, required=False)
+@click.option("--ratio", default=1.05, show_default=True, help="Report changes of this ratio or more, either way.")
+@AS_JSON
+def diff(old: Path, new: Path | None, ratio: float, as_json: bool) -> None:
+    """Compare the best times of two packs (or of a pack and the database); exit 1 when something got slower."""
+    import tempfile
+
+    from ...selection.records.packs import diff as compare
+    from ...selection.records.packs import import_pack
+    from ...selection.records.perfdb import PerfDB, perfdb
+
+    with tempfile.TemporaryDirectory() as folder:
+        before, after = PerfDB([Path(folder) / "old"]), perfdb()
+        import_pack(before, old)
+        if new is not None:
+            after = PerfDB([Path(folder) / "new"])
+            import_pack(after, new)
+        changes = compare(before, after, ratio)
+    if as_json:
+        rows = [
+            {"problem": c.problem, "device": c.device, "old_ms": c.old.median_ms, "new_ms": c.new.median_ms,
+             "old_solver": c.old.solver, "new_solver": c.new.solver, "ratio": c.ratio, "certain": c.certain}
+            for c in changes
+        ]  # fmt: skip
+        click.echo(json.dumps(rows, indent=1))
+    else:
+        table = Table("problem", "old ms", "new ms", "ratio", "old solver", "new solver", "certain")
+        for c in changes:
+            times = f"{c.old.median_ms:.4g}", f"{c.new.median_ms:.4g}", f"{c.ratio:.2f}"
+            table.add_row(c.problem, *times, c.old.solver, c.new.solver, "yes" if c.certain else "no")
+        Console().print(table if changes else "no difference")
+    sys.exit(1 if any(change.ratio > 1 and change.certain for change in changes) else 0)
+
+
+@db.command()
+@click.argument("file", type=FILE)
+@KEY
+def export(file: Path, key: str | None) -> None:
+    """Write the records to FILE: a pack that `db import` and a tuning-pack package take."""
+    from ...selection.records.packs import export_pack
+    from ...selection.records.perfdb import perfdb
+
+    click.echo(f"{export_pack(perfdb(), file, key)} records written to {file}")
+
+
+@db.command("import")
+@click.argument("file", type=FILE)
+def import_records(file: Path) -> None:
+    """Store the records of the pack FILE among the user's."""
+    from ...selection.records.packs import import_pack
+    from ...selection.records.perfdb import perfdb
+
+    click.echo(f"{import_pack(perfdb(), file)} new records from {file}")
+
+
+@db.command()
+@KEY
+def prune(key: str | None) -> None:
+    """Delete replaced, half-written and damaged files from the user's folder."""
+    from ...selection.records.packs import prune as clean
+    from ...selection.records.perfdb import perfdb
+
+    click.echo(f"{clean(perfdb(), key)} files deleted")

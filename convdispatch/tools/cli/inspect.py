@@ -1,0 +1,92 @@
+"""``info``, ``doctor``, ``explain``: what is there, what is wrong with it, what would run and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from .options import AS_JSON, DEVICE
+
+__all__ = ["doctor", "explain", "info"]
+
+
+@click.command()
+@AS_JSON
+def info(as_json: bool) -> None:
+    """List the devices and the solvers."""
+    from ...device import runtime
+    from ...selection.loader import plugins
+
+    devices = [runtime.device_info(device) for device in runtime.devices()]
+    solvers = plugins()
+    if as_json:
+        listing = {
+            "devices": [{"platform": d.platform, "name": d.name, "vendor": d.vendor, "type": d.type} for d in devices],
+            "solvers": solvers.plugin_of,
+        }
+        click.echo(json.dumps(listing, indent=2))
+        return
+    for device in devices:
+        click.echo(f"device  {device} ({device.vendor}, {device.type}, {device.arch})")
+    for name, plugin in sorted(solvers.plugin_of.items()):
+        click.echo(f"solver  {name} (plugin {plugin} {solvers.version(name)})")
+
+
+@click.command()
+@AS_JSON
+@click.option("--probe/--no-probe", default=True, help="Build and run a trivial kernel on each device.")
+def doctor(as_json: bool, probe: bool) -> None:
+    """Show every vendor library, device and plugin: what loaded, what did not, why, and how to mend it."""
+    from ..doctor import examine
+
+    report = examine(probe=probe)
+    if as_json:
+        click.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        _show(report)
+    sys.exit(0 if report.healthy else 1)
+
+
+def _show(report: Any) -> None:
+    console = Console()
+    console.print(f"python {report.python}; " + ", ".join(f"{n} {v}" for n, v in report.versions.items()))
+    for name, value in report.environment.items():
+        console.print(f"{name}={value}", markup=False)
+    vendors = Table("vendor library", "named by", "state", title="OpenCL vendors (ICDs)", title_justify="left")
+    for vendor in report.vendors:
+        vendors.add_row(vendor["library"], vendor["source"], vendor["problem"] or "loads")
+    devices = Table("platform", "device", "vendor", "type", "arch", "state", title="Devices", title_justify="left")
+    for device in report.devices:
+        row = [device[key] for key in ("platform", "name", "vendor", "type", "arch")]
+        devices.add_row(*row, device["problem"] or "works")
+    found = Table("name", "from", "state", "solvers or reason", title="Plugins and layers", title_justify="left")
+    for entry in report.plugins:
+        said = "; ".join(filter(None, (", ".join(entry["solvers"]), entry["reason"])))
+        found.add_row(entry["name"], entry["source"], entry["status"], said)
+    for table in (vendors, devices, found):
+        console.print(table)
+    console.print(f"drop-in folder: {report.dropin_folder}", markup=False)
+    console.print(f"registry: {report.registry or 'none'} {report.registry_problem or ''}", markup=False)
+    if report.registry_note:
+        console.print(f"  {report.registry_note}", markup=False)
+    console.print(f"default device: {report.default_device or report.default_problem}", markup=False)
+    for line in report.advice:
+        console.print(f"to mend: {line}", markup=False)
+
+
+@click.command()
+@click.argument("problem")
+@DEVICE
+@AS_JSON
+def explain(problem: str, device: str | None, as_json: bool) -> None:
+    """Say which solver runs PROBLEM (such as mb1ic64ih56oc64kh3ph1), and why each other one does not."""
+    from ...measurement.grammar import read
+    from ...selection.explanation import explain as explain_problem
+
+    explanation = explain_problem(read(problem), device)
+    click.echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))

@@ -1,0 +1,103 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from ...api.device import DeviceInfo
+from ...api.errors import InvalidArgument
+from ...api.problem import DIRECTIONS, ConvProblem
+from ...measurement import grammar, shapes
+from ...measurement.shapes import Entry
+
+__all__ = ["AS_JSON", "CONFIGURE", "DEVICE", "JOBS", "configure", "ended_by_sigterm", "processes", "read_entries"]
+
+DEVICE = click.option("--device", metavar="NAME", help="A device's name, vendor, type, or platform:device.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+JOBS = click.option(
+    "--jobs",
+    type=click.IntRange(min=0),
+    default=None,
+    help="Compile ahead in so many processes. Default: none on a CPU.",
+)
+_CHANGES = (
+    click.option("--direction", default=None, help="fwd, bwd_data, bwd_weights; several with commas, or all."),
+    click.option("--batch", type=click.IntRange(min=1), default=None, help="Images, instead of the table's."),
+    click.option("--dtype", default=None, help="float32, float64, float16 or bfloat16."),
+    click.option("--layout", default=None, help="nchw or nhwc."),
+    click.option("--math", default=None, help="float32, ieee, tf32 or fast."),
+    click.option("--constant/--no-constant", default=None, help="Whether weights may be packed once."),
+)
+
+
+def CONFIGURE(command: click.Command) -> click.Command:
+    """The options that change problems after they are read."""
+    for option in reversed(_CHANGES):
+        command = option(command)
+    return command
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Inside the block SIGTERM, by which a time limit ends a process, does as Ctrl-C does: what is done is kept."""
+    try:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except ValueError:  # not the main thread: no signal arrives here
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def processes(jobs: int | None, device: DeviceInfo) -> int:
+    """What --jobs asks for; by default all processors for a GPU, whose compilers leave the device alone, up to 16."""
+    return jobs if jobs is not None else 0 if device.type == "cpu" else min(16, os.cpu_count() or 1)
+
+
+def read_entries(names: Iterable[str], files: Iterable[Path] = ()) -> list[Entry]:
+    """Named problems: each of ``names`` is a shape table's name or a problem in any dialect; files likewise hold them.
+
+    Raises InvalidArgument or InvalidProblem.
+    """
+    entries: list[Entry] = []
+    for name in names:
+        if name in shapes.names():
+            entries += shapes.load(name)
+        else:
+            entries += [Entry(str(problem), problem, 1) for problem in grammar.read_all(name)]
+    for file in files:
+        entries += grammar.read_file(file)
+    if not entries:
+        raise InvalidArgument(f"name a problem, a file (--from) or a net: {', '.join(shapes.names())}")
+    return entries
+
+
+def configure(
+    entries: Iterable[Entry],
+    direction: str | None = None,
+    batch: int | None = None,
+    dtype: str | None = None,
+    layout: str | None = None,
+    math: str | None = None,
+    constant: bool | None = None,
+) -> list[Entry]:
+    """The entries with these fields changed, one for each direction; equal ones merged, their counts added."""
+    changes = {"mb": batch, "dtype": dtype, "layout": layout, "math": math, "constant_weights": constant}
+    given = {name: value for name, value in changes.items() if value is not None}
+    merged: dict[ConvProblem, Entry] = {}
+    for entry in entries:
+        ways = [entry.problem.direction] if direction is None else direction.split(",")
+        for way in DIRECTIONS if direction == "all" else ways:
+            epilogue = {"bias": False, "residual": False, "activation": None} if way == "bwd_weights" else {}
+            problem = entry.problem.replace(**given, **epilogue, direction=way.strip())
+            held = merged.get(problem)
+            merged[problem] = Entry(entry.name, problem, entry.count + (held.count if held else 0))
+    return list(merged.values())

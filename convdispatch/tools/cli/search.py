@@ -1,0 +1,187 @@
+"""``find``: measure what could run problems, verified, within a budget; resumable; and lock files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ...api.errors import ConvDispatchError
+from ...api.problem import ConvProblem
+from ..progress import progress
+from .options import AS_JSON, CONFIGURE, DEVICE, JOBS, configure, ended_by_sigterm, processes, read_entries
+
+__all__ = ["find"]
+
+BEST = 5
+"""Measured candidates that are printed without -v."""
+
+
+@click.command()
+@click.argument("names", metavar="[NET|PROBLEM]...", nargs=-1)
+@click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="A file of problems or a trace.")
+@CONFIGURE
+@click.option("--budget", "budget_ms", type=float, default=5000.0, show_default=True, help="Milliseconds a problem.")
+@click.option("--workspace-limit", type=int, default=None, help="Most bytes of a plan's workspace.")
+@click.option("--memory-limit", type=int, default=None, help="Most bytes that the search holds at once.")
+@click.option("--isolate", is_flag=True, help="Try each candidate in a child process first.")
+@JOBS
+@click.option("--again", is_flag=True, help="Measure also what is known and not in doubt.")
+@click.option("--lock", type=click.Path(path_type=Path), default=None, help="Write the decisions to this lock file.")
+@click.option("--check", is_flag=True, help="Measure nothing: exit 1 if today's decisions differ from --lock.")
+@click.option("--verbose", "-v", is_flag=True, help="Print every candidate.")
+@DEVICE
+@AS_JSON
+def find(
+    names: tuple[str, ...],
+    files: tuple[Path, ...],
+    lock: Path | None,
+    check: bool,
+    device: str | None,
+    as_json: bool,
+    again: bool,
+    verbose: bool,
+    budget_ms: float,
+    workspace_limit: int | None,
+    memory_limit: int | None,
+    isolate: bool,
+    jobs: int | None,
+    **changes: Any,
+) -> None:
+    """Measure the solvers for problems or whole nets and record the results, so that later calls choose by them.
+
+    What is known and not in doubt is skipped, so an interrupted search goes on where it was.
+    """
+    entries = configure(read_entries(names, files), **changes)
+    problems = list(dict.fromkeys(entry.problem for entry in entries if entry.problem.mb))
+    if check:
+        _check(problems, device, lock)
+        return
+    found = _search(
+        problems,
+        device,
+        again,
+        jobs,
+        quiet=as_json,
+        budget_ms=budget_ms,
+        workspace_limit=workspace_limit,
+        memory_limit=memory_limit,
+        isolate=isolate,
+    )
+    if as_json:
+        click.echo(json.dumps([_to_dict(results) for results in found], indent=1))
+    else:
+        for results in found:
+            _show(results, verbose)
+    if lock is not None:
+        from ...selection.lockfile import write
+
+        write(lock, _decisions(problems, device))
+        click.echo(f"{len(problems)} decisions locked in {lock}")
+
+
+def _search(
+    problems: list[ConvProblem], device: str | None, again: bool, jobs: int | None, quiet: bool, **limits: Any
+) -> list[Any]:
+    from ...device import runtime
+    from ...measurement.find import find as measure
+    from ...measurement.find import why_find
+    from ...measurement.search.ahead import ahead_s, compile_ahead
+
+    chosen = runtime.find_device(device)
+    info = runtime.device_info(chosen)
+    console, found = Console(stderr=True), []
+    known_limits = {name: limits[name] for name in ("budget_ms", "workspace_limit")}
+    new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
+    known = len(problems) - len(new)
+    with ended_by_sigterm(), progress(None if quiet else console, "find", len(new)) as step:
+        try:
+            if (compilers := processes(jobs, info)) and new:
+                most_s = ahead_s(len(new), limits["budget_ms"])
+                compile_ahead(new, runtime.address(chosen), compilers, most_s, say=step)
+            for problem in new:
+                step(str(problem), 0)
+                found.append(measure(problem, chosen, **limits))
+                step("", 1)
+                if found[-1].lost:
+                    raise ConvDispatchError(
+                        f"{found[-1].lost} left a device that nothing runs on, at {problem}; what was measured is "
+                        "recorded: run again, with --isolate"
+                    )
+        except KeyboardInterrupt:
+            console.print(f"interrupted: {len(found)} problems are measured and recorded; run again to go on")
+    if known and not quiet:
+        console.print(f"{known} problems are measured already and not in doubt (--again measures them)")
+    return found
+
+
+def _show(results: Any, verbose: bool) -> None:
+    console = Console()
+    winner = results.winner
+    console.print(
+        f"[bold]{results.problem}[/bold]: {winner.solver if winner else 'nothing could be measured'} "
+        f"({results.verdict}) in {results.spent_ms / 1e3:.1f} s, at most {results.peak_bytes / 2**20:.0f} MiB",
+        highlight=False,
+    )
+    table = Table("solver", "state", "ms", "95 % interval", "error", "workspace", "configuration or why", box=None)
+    shown = [r for r in results if verbose or r.status in ("wrong", "failed", "refused")]
+    shown = shown if verbose else [*results.having("measured")[:BEST], *shown]
+    for r in shown:
+        interval = "" if r.ci is None else f"{r.ci[0]:.4g} to {r.ci[1]:.4g}"
+        table.add_row(
+            r.solver,
+            r.status,
+            "" if r.median_ms is None else f"{r.median_ms:.4g}",
+            interval,
+            "" if r.error is None else f"{r.error:.1e}",
+            "" if r.workspace is None else str(r.workspace),
+            r.reason or " ".join(f"{name}={value}" for name, value in r.config.items()),
+        )
+    console.print(table)
+    rest = len(results) - len(shown)
+    if rest:
+        console.print(f"{rest} candidates more were cut or not tried (-v lists them)")
+    if results.conditions:
+        console.print(f"incomplete: {results.conditions}")
+
+
+def _to_dict(results: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "problem": str(results.problem),
+        "device": str(results.device),
+        "winner": results.winner.solver if results.winner else None,
+        "verdict": results.verdict,
+        "spent_ms": results.spent_ms,
+        "peak_bytes": results.peak_bytes,
+        "conditions": results.conditions,
+        "results": [asdict(result) | {"config": dict(result.config)} for result in results],
+    }
+
+
+def _decisions(problems: list[ConvProblem], device: str | None) -> dict[str, Any]:
+    from ...device import runtime
+    from ...selection.dispatch import rank
+    from ...selection.lockfile import Decision
+
+    info = runtime.device_info(runtime.find_device(device))
+    first = {str(problem): rank(problem, info)[0] for problem in problems}
+    return {text: Decision(candidate.solver.name, dict(candidate.config)) for text, candidate in first.items()}
+
+
+def _check(problems: list[ConvProblem], device: str | None, lock: Path | None) -> None:
+    from ...selection.lockfile import drift, read
+
+    if lock is None:
+        raise click.UsageError("--check compares with a lock file: name it with --lock")
+    found = drift(read(lock), _decisions(problems, device).items())
+    for line in found:
+        click.echo(line)
+    click.echo(f"{len(problems)} problems, {len(found)} differ from {lock}")
+    sys.exit(1 if found else 0)

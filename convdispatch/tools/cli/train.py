@@ -1,0 +1,89 @@
+"""``train``: a small net on pictures, with a progress bar, a loss curve and checkpoints."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .options import AS_JSON, DEVICE
+
+__all__ = ["train"]
+
+
+@click.command()
+@click.argument("data", default="fashion-mnist")
+@click.option("--images", type=click.IntRange(min=1), help="Only the first so many pictures.")
+@click.option("--test-images", type=click.IntRange(min=1), help="Only the first so many for testing.")
+@click.option("--epochs", default=2, show_default=True, type=click.IntRange(min=1))
+@click.option("--batch", default=64, show_default=True, type=click.IntRange(min=1), help="Pictures of one step.")
+@click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(["sgd", "adam"]))
+@click.option("--lr", type=float, help="Learning rate; default 0.05 for sgd, 0.001 for adam.")
+@click.option("--momentum", default=0.9, show_default=True)
+@click.option("--weight-decay", default=0.0, show_default=True)
+@click.option("--dropout", default=0.0, show_default=True, help="Probability of dropping a feature.")
+@click.option("--seed", default=0, show_default=True, help="Decides first weights, order and dropout.")
+@click.option("--checkpoint", type=click.Path(path_type=Path, dir_okay=False), help="File to write, and to go on from.")
+@click.option("--resume", is_flag=True, help="Go on from the checkpoint, if there is one.")
+@click.option("--every", default=200, show_default=True, type=click.IntRange(min=1), help="Steps between checkpoints.")
+@click.option("--curve", type=click.Path(path_type=Path, dir_okay=False), help="Write the losses there as CSV.")
+@AS_JSON
+@DEVICE
+def train(
+    data: str,
+    images: int | None,
+    test_images: int | None,
+    epochs: int,
+    batch: int,
+    optimizer: str,
+    lr: float | None,
+    momentum: float,
+    weight_decay: float,
+    dropout: float,
+    seed: int,
+    checkpoint: Path | None,
+    resume: bool,
+    every: int,
+    curve: Path | None,
+    as_json: bool,
+    device: str | None,
+) -> None:
+    """Train a small net on DATA: digits (scikit-learn's), fashion-mnist (Debian's), or a folder of pictures."""
+    from ...train import Settings
+    from ...train import train as run
+    from ...train.curve import curve as plot
+
+    rate = lr if lr is not None else 0.05 if optimizer == "sgd" else 0.001
+    settings = Settings(
+        data, images, test_images, epochs, batch, optimizer, rate, momentum, weight_decay, dropout, seed
+    )
+    console = Console(stderr=as_json)
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"))
+    bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+    task = bar.add_task("training", total=None, loss=float("nan"))
+
+    def tell(done: int, total: int, loss: float) -> None:
+        bar.start()  # at the first step, so that an error before it leaves no bar
+        bar.update(task, completed=done, total=total, loss=loss)
+
+    try:
+        report = run(settings, device=device, checkpoint=checkpoint, resume=resume, every=every, progress=tell)
+    finally:
+        bar.stop()
+    if curve is not None:
+        with curve.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["step", "loss"])
+            writer.writerows((step, f"{loss:.9g}") for step, loss in enumerate(report.losses, 1))
+    if as_json:
+        click.echo(json.dumps(report.to_dict()))
+        return
+    console.print(f"\nloss\n{plot(report.losses)}\n", highlight=False)
+    speed = f", {report.images_per_second:.0f} images/s" if report.images_per_second else ""
+    console.print(
+        f"accuracy {report.accuracy:.2%} on {report.device}; {report.steps} steps in {report.seconds:.1f} s{speed}"
+    )

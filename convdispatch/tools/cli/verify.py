@@ -1,0 +1,137 @@
+"""``verify``: the conformance kit over a plugin."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ...measurement.conformance.levels import LEVELS, VERSION, cases, digest
+from ..progress import progress
+from .options import DEVICE, ended_by_sigterm
+
+__all__ = ["verify"]
+
+
+@click.command()
+@click.argument("plugins", metavar="PLUGIN...", nargs=-1)
+@click.option("--level", type=click.Choice(LEVELS), default="full", show_default=True, help="Each holds those before.")
+@click.option("--solver", metavar="GLOB", default=None, help="Only these solvers of the plugin.")
+@click.option("--case", metavar="GLOB", default=None, help="Only these cases.")
+@click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="Further problems, from a file.")
+@click.option("--derived", is_flag=True, help="Also the solvers that dispatch derives from the plugin's.")
+@click.option(
+    "--jobs", type=click.IntRange(min=0), default=None, help="Child processes; 0 for none. Default: 2 at most."
+)
+@click.option("--timeout", "timeout_s", type=float, default=None, help="Most seconds of a solver's case. Default: 120.")
+@click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is listed.")
+@click.option("--first", "-x", is_flag=True, help="End at the first case that fails.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write the report there.")
+@click.option("--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write one HTML page there.")
+@click.option("--render", type=click.Path(path_type=Path), default=None, help="Verify nothing: show this JSON.")
+@click.option("--list", "listing", is_flag=True, help="List the level's cases and run none.")
+@click.option("--verbose", "-v", is_flag=True, help="Print every outcome.")
+@DEVICE
+def verify(
+    plugins: tuple[str, ...],
+    level: str,
+    json_path: Path | None,
+    html_path: Path | None,
+    render: Path | None,
+    listing: bool,
+    jobs: int | None,
+    within_s: float | None,
+    **options: Any,
+) -> None:
+    """Verify each PLUGIN: its solvers refuse every case in words or compute it right. Exit status 1 if not.
+
+    Core is the forward convolution in 2-D, training adds the gradients, full the ranks, layouts, dtypes, epilogues.
+    With several plugins the files of --json and --html are one each, with the plugin's name in theirs.
+    """
+    from ...measurement.conformance.outcome import load
+
+    if listing:
+        for one in cases(level):
+            click.echo(f"{one.level:8} {one.name}{'!' if one.long else ''}  {one.problem}")
+        click.echo(f"version {VERSION}, {digest()}")
+        return
+    if render is None and not plugins:
+        raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
+    began, verdicts = time.monotonic(), []
+    options["until"] = None if within_s is None else began + within_s
+    options["jobs"] = min(2, os.cpu_count() or 1) if jobs is None else jobs
+    for plugin in plugins if render is None else ("",):
+        report = _run(plugin, level, **options) if render is None else load(render)
+        _show(report)
+        for path, write in ((json_path, report.write), (html_path, lambda to, report=report: _page(report, to))):
+            if path is not None:
+                write(path if len(plugins) < 2 else path.with_stem(f"{path.stem}-{plugin}"))
+        verdicts.append(report.verdict())
+    if len(plugins) > 1:
+        said = ", ".join(f"{plugin} {verdict}" for plugin, verdict in zip(plugins, verdicts))
+        click.echo(f"{said}; {time.monotonic() - began:.0f} s in all")
+    sys.exit(0 if set(verdicts) == {"passed"} else 1)
+
+
+def _run(plugin: str, level: str, device: str | None, files: tuple[Path, ...], verbose: bool, **options: Any) -> Any:
+    from ...measurement.conformance.verify import own_cases
+    from ...measurement.conformance.verify import verify as examine
+
+    own, console = own_cases(files), Console(stderr=True)
+    with ended_by_sigterm(), progress(console, f"verify {plugin}", len(cases(level)) + len(own)) as step:
+
+        def heard(done: Any, outcomes: list[Any], total: int) -> None:
+            step(done.name, 1)
+            for outcome in outcomes:
+                if outcome.status == "failed" or verbose:
+                    words = f"{outcome.check}: {outcome.reason}" if outcome.check else outcome.reason
+                    console.print(f"{outcome.status} {outcome.solver} {done.name}: {words}", markup=False)
+
+        command = "convdispatch " + " ".join(shlex.quote(_bare(word)) for word in sys.argv[1:])
+        return examine(plugin, level, device, own=own, command=command, report=heard, **options)
+
+
+def _page(report: Any, path: Path) -> None:
+    from ...measurement.conformance.page import write_html
+
+    write_html(report, path)
+
+
+def _bare(word: str) -> str:
+    """A word of the command without the folders of this machine."""
+    return Path(word).name if "/" in word else word
+
+
+def _show(report: Any) -> None:
+    console = Console()
+    table = Table("solver", "computed", "refused", "failed", "refused most often because", box=None)
+    from ...measurement.conformance.outcome import reasons
+
+    for solver in report.solvers:
+        counts = [len(report.of(solver=solver, status=status)) for status in ("passed", "refused", "failed")]
+        words = reasons(report.of(solver=solver))
+        table.add_row(solver, *map(str, counts), words[0][0] if words else "")
+    console.print(table)
+    failed = report.of(status="failed")
+    for outcome in failed[:20]:
+        console.print(f"{outcome.solver} {outcome.problem}: {outcome.check}: {outcome.reason}", markup=False)
+        console.print(f"  again: {outcome.rerun(report.plugin['name'])}", markup=False)
+    if len(failed) > 20:
+        console.print(f"and {len(failed) - 20} failures more (--json holds them all)")
+    for level, verdict in report.levels().items():
+        console.print(f"{level}: {verdict}")
+    if report.unasked:
+        names = ", ".join(report.unasked[:5]) + (", and more" if len(report.unasked) > 5 else "")
+        console.print(f"the time ended before {len(report.unasked)} cases: {names}", markup=False)
+    device = report.environment["device"]["title"]
+    console.print(
+        f"{report.plugin['name']} {report.plugin['version']} on {device}: {report.verdict()}; "
+        f"{len(report.outcomes)} outcomes in {report.seconds:.0f} s, cases version {report.version} ({report.digest})"
+    )

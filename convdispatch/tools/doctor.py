@@ -1,0 +1,189 @@
+"""What was found, what loaded, what did not, why, and how to mend it: vendors, devices, plugins, layers, policy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..api.errors import ConvDispatchError
+from ..device import icd, runtime
+from ..selection.loader import dropin_folder, plugins
+from ..selection.registry import registry, registry_path
+
+__all__ = ["VARIABLES", "Report", "examine"]
+
+VARIABLES = {
+    "CONVDISPATCH_DEVICE": "the device to use: a name, a vendor, a type, or platform:device",
+    "CONVDISPATCH_PLUGINS": "load only these plugins (names, comma-separated)",
+    "CONVDISPATCH_BLOCK": "never load these plugins (names, comma-separated)",
+    "CONVDISPATCH_PLUGIN_DIR": "folder whose .py files and packages are plugins",
+    "CONVDISPATCH_LAYERS": "layers to switch on, outermost last: trace, validation",
+    "CONVDISPATCH_REGISTRY": "the registry.yaml to read",
+    "CONVDISPATCH_DB": "folder of measured records",
+    "CONVDISPATCH_LOCK": "lock file that fixes the choice of solvers",
+    "CONVDISPATCH_CUDA": "0: memory of NVIDIA devices is OpenCL's alone, not shared with CUDA",
+    "CONVDISPATCH_TRACE": "file that the trace layer appends to, instead of standard error",
+    "CONVDISPATCH_KERNEL_CACHE": "folder of compiled kernels, for drivers that keep none; off: none are kept",
+    "CONVDISPATCH_LARGE_IMPORTS": "1 or 0: NVIDIA's OpenCL may import more than 384 MiB at once, or not; else tried",
+    "OCL_ICD_VENDORS": "folder that names the OpenCL vendors (read by the ICD loader; set for you when unset)",
+}
+_PROBE = "import sys; from convdispatch import runtime; print(runtime.probe(runtime.devices()[int(sys.argv[1])]) or '')"
+_PROBE_SECONDS = 120
+
+
+@dataclass
+class Report:
+    """Everything ``convdispatch doctor`` shows; ``healthy`` when a device works and no plugin failed."""
+
+    python: str
+    versions: dict[str, str]
+    environment: dict[str, str]
+    vendors: list[dict[str, Any]]
+    devices: list[dict[str, Any]]
+    default_device: str | None
+    default_problem: str | None
+    plugins: list[dict[str, Any]]
+    registry: str | None
+    registry_problem: str | None
+    registry_note: str
+    dropin_folder: str
+    advice: list[str] = field(default_factory=list)
+
+    @property
+    def healthy(self) -> bool:
+        """A device works, the registry reads, and every plugin that was found loaded or was blocked on purpose."""
+        broken = [entry for entry in self.plugins if entry["status"] not in ("loaded", "blocked")]
+        return self.default_device is not None and self.registry_problem is None and not broken
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return asdict(self) | {"healthy": self.healthy}
+
+
+def examine(*, probe: bool = True) -> Report:
+    """Look at everything once. Each device is probed in a process of its own: some compilers abort on failure."""
+    environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    vendors = [asdict(vendor) for vendor in icd.vendors()]
+    devices = [_device(number, device, probe) for number, device in enumerate(runtime.devices())]
+    default, default_problem = _default()
+    source, problem, note = _registry()
+    report = Report(
+        python=f"{sys.version.split()[0]} ({sys.executable})",
+        versions=_versions(),
+        environment=environment,
+        vendors=vendors,
+        devices=devices,
+        default_device=default,
+        default_problem=default_problem,
+        plugins=[asdict(entry) for entry in _plugins()],
+        registry=source,
+        registry_problem=problem,
+        registry_note=note,
+        dropin_folder=str(dropin_folder()),
+    )
+    report.advice = _advice(report)
+    return report
+
+
+def _versions() -> dict[str, str]:
+    import importlib.metadata as metadata
+
+    found = {}
+    for name in ("convdispatch", "pyopencl", "numpy", "pluggy", "intel-opencl-rt", "pocl-binary-distribution"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _device(number: int, device: Any, probe: bool) -> dict[str, Any]:
+    info = runtime.device_info(device)
+    problem = _probe(number) if probe else None
+    return {
+        "platform": info.platform,
+        "name": info.name,
+        "vendor": info.vendor,
+        "type": info.type,
+        "arch": info.arch,
+        "driver": info.driver,
+        "compute_units": info.compute_units,
+        "local_mem_size": info.local_mem_size,
+        "fp16": info.fp16,
+        "fp64": info.fp64,
+        "problem": problem,
+        "mend": _mend_device(info.vendor, problem),
+    }
+
+
+def _probe(number: int) -> str | None:
+    try:
+        child = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", _PROBE, str(number)],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"a trivial kernel did not finish in {_PROBE_SECONDS} s"
+    if child.returncode:
+        last = child.stderr.strip().splitlines()[-1:] or ["no message"]
+        return f"a trivial kernel ended the process (exit {child.returncode}): {last[0]}"
+    return child.stdout.strip() or None
+
+
+def _mend_device(vendor: str, problem: str | None) -> str | None:
+    if problem is None:
+        return None
+    if vendor == "pocl":
+        return f"PoCL links with the system's compiler: apt-get install gcc libc6-dev; or {runtime.INSTALL}"
+    return "update or reinstall the device's driver"
+
+
+def _default() -> tuple[str | None, str | None]:
+    try:
+        return str(runtime.device_info(runtime.default_device())), None
+    except ConvDispatchError as error:
+        return None, str(error)
+
+
+def _registry() -> tuple[str | None, str | None, str]:
+    """The file in force, what is wrong with it, and what is worth knowing of it."""
+    path: Path | None = registry_path()
+    try:
+        rules = registry()
+    except ConvDispatchError as error:
+        return str(path), str(error), ""
+    replaces = "it replaces the packaged rules; a line `include: packaged` in it keeps them behind its own"
+    return (str(path) if path else None), None, replaces if rules.own is None else ""
+
+
+def _plugins() -> list[Any]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the report says the same, with the mend
+        loaded = plugins()
+        return [_with_note(loaded.manager.get_plugin(entry.name), entry) for entry in loaded.report]
+
+
+def _with_note(module: Any, entry: Any) -> Any:
+    """A plugin may say by ``unavailable()`` that it can do nothing on this machine, and why."""
+    note = getattr(module, "unavailable", None)
+    reason = note() if entry.status == "loaded" and callable(note) else None
+    return replace(entry, reason=reason) if reason else entry
+
+
+def _advice(report: Report) -> list[str]:
+    advice = [f"{vendor['library']}: {vendor['mend']}" for vendor in report.vendors if vendor["mend"]]
+    advice += [f"{device['name']}: {device['mend']}" for device in report.devices if device["mend"]]
+    advice += [f"{entry['name']}: {entry['mend']}" for entry in report.plugins if entry["mend"]]
+    if report.default_device is None:
+        advice.append(f"no device works: {runtime.INSTALL}")
+    if not any(entry["status"] == "loaded" and entry["solvers"] for entry in report.plugins):
+        advice.append("no plugin provides a solver: reinstall convdispatch, or see CONVDISPATCH_PLUGINS above")
+    return advice
