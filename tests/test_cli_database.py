@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
+from convdispatch.selection import loader
 from convdispatch.selection.records import perfdb
 from convdispatch.selection.records.record import Record, device_key
 from convdispatch.tools.cli import main
@@ -118,6 +119,30 @@ def test_export_diff_import_and_list(device, folder, tmp_path, monkeypatch):
     table = db("list")
     assert table.exit_code == 0
     assert "2 records in" in table.output
+
+
+def test_tables_name_the_configuration_and_nothing_is_cut_where_output_is_piped(device, folder, monkeypatch):
+    monkeypatch.setenv("FAULTS", "good,many")
+    monkeypatch.setenv("COLUMNS", "80")
+    loader.reload()
+    try:
+        problem = "mb1ic4ih9oc4kh3ph1"
+        found = CliRunner().invoke(main, ["find", problem, "-v", "--budget", "3000"])
+        assert found.exit_code == 0, found.output
+        listed = db("list").output
+    finally:
+        monkeypatch.undo()
+        loader.reload()
+    full = str(ConvProblem.parse(problem))
+    for extra in (0, 4096, 8192):
+        (line,) = [line for line in found.output.splitlines() if f"extra={extra} " in line]
+        assert "faulty.many" in line
+        (line,) = [line for line in listed.splitlines() if f"extra={extra} " in line]
+        assert "faulty.many" in line
+        assert full in line
+        assert "user" in line
+    assert "first look" in found.output
+    assert "first look" in listed
 
 
 def test_prune_leaves_what_decides(device, folder):

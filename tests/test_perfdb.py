@@ -76,7 +76,11 @@ def test_a_lucky_look_does_not_stand_before_the_winner_of_a_race(db):
     db.record(lucky, record("raced", 1.0))
     assert solvers(db.lookup(PROBLEM, DEVICE)) == ["raced", "lucky"]
     db.record(replace(lucky, solver="surely", ci_ms=(0.8, 0.89)))
-    assert solvers(db.lookup(PROBLEM, DEVICE)) == ["surely", "raced", "lucky"]
+    db.record(replace(record("unraced", 0.5), raced=False))
+    assert solvers(db.lookup(PROBLEM, DEVICE)) == ["raced", "unraced", "lucky", "surely"]
+    db.record(replace(record("again", 0.95), raced=True, look_ms=2.0))
+    assert solvers(PerfDB(db.folders).lookup(PROBLEM, DEVICE))[:2] == ["again", "raced"]
+    assert PerfDB(db.folders).lookup(PROBLEM, DEVICE)[0].look_ms == 2.0
 
 
 def test_files_are_read_once(db, folders, monkeypatch):

@@ -25,6 +25,11 @@ class Result:
     reason: str = ""
     """Why it is not measured, in words."""
     median_ms: float | None = None
+    """Of the race; of the first look where it was not raced."""
+    raced: bool = False
+    """Whether it ran in turns with its rivals, often enough for an interval."""
+    look_ms: float | None = None
+    """Median of the first look, some three samples before the race."""
     p20: float | None = None
     p80: float | None = None
     ci: tuple[float, float] | None = None
@@ -55,6 +60,8 @@ class Results(list[Result]):
     conditions: str = ""
     """What kept the search from being complete, in words; empty when nothing did."""
 
+    runs: str = ""
+    """What a call under the same policy and limits runs now, and why, where that is not the winner; else empty."""
     lost: str = ""
     """The solver that left a device on which nothing runs in this process any more; empty when none did."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..api.device import DeviceInfo
@@ -26,8 +27,8 @@ def find(
     """Measure what could compute ``problem`` on ``device``, fastest first, and record it for later calls.
 
     Every candidate is verified against float64 before it is timed; one that is wrong is quarantined and never recorded.
-    Candidates run cheapest-predicted first, the default configuration of each solver before the others; who is certain
-    to lose is cut; the rest race in interleaved rounds. ``budget_ms`` bounds the whole, compilation included: what did
+    Every solver's default configuration runs before anyone's second; who is certain to lose is cut; the rest race in
+    interleaved rounds, which decide. ``budget_ms`` bounds the whole, compilation included: what did
     not fit in comes back as ``not tried``. ``workspace_limit`` bounds a plan's workspace, ``memory_limit`` all device
     memory that the search holds (half of the device's when None); both in bytes. With ``isolate`` each candidate runs
     in a child process first, so that one that crashes or hangs costs only itself.
@@ -39,7 +40,7 @@ def find(
     Raises InvalidArgument for a problem without work, NoDevice, and Frozen inside ``frozen()``.
     """
     from ..device import runtime
-    from .search import Search
+    from .search import Search, afterwards
 
     problem = ConvProblem.parse(problem) if isinstance(problem, str) else problem
     if problem.mb == 0:
@@ -61,6 +62,7 @@ def find(
     results = search.run()
     if store:
         search.record(results)
+        results.runs = afterwards(results, replace(policy, workspace_limit=search.workspace_limit))
     return results
 
 

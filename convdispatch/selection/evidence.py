@@ -49,7 +49,7 @@ def measured(
         config = dict(record.config)
         if not _offered(config, configs(record.solver)):
             continue
-        source = f"measured {record.median_ms:.4g} ms" + (f", {record.source} record" if record.source else "")
+        source = f"measured {record.words}" + (f", {record.source} record" if record.source else "")
         source += f"; in doubt: {doubt}" if doubt else ""
         found[record.solver] = Evidence(record.solver, config, source, record)
     return list(found.values())

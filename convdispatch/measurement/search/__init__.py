@@ -1,5 +1,6 @@
 """The search behind ``find``: candidates, their trial, the race, the verdict."""
 
+from .answer import afterwards
 from .session import Search
 
-__all__ = ["Search"]
+__all__ = ["Search", "afterwards"]

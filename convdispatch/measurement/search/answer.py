@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from ...api.device import DeviceInfo
+from ...api.errors import ConvDispatchError
+from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Result, Results
 from ...selection import dispatch
+from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.provenance import current
-from ...selection.records.record import Record, device_key, now
+from ...selection.records.record import Record, choice_text, device_key, now
 from ...selection.records.timing import verdict
 from .candidates import Entry
 
-__all__ = ["conditions", "judge", "record_of", "set_aside"]
+__all__ = ["afterwards", "conditions", "judge", "record_of", "set_aside"]
 
 
 def judge(entries: list[Entry], refused: list[Result]) -> Results:
     """The winner by verdict, then the rest in the order of what became of them."""
-    named = {entry.name: entry for entry in entries if entry.result.status == "measured"}
+    every = {entry.name: entry for entry in entries if entry.result.status == "measured"}
+    # A race decides; first looks only where nobody was raced.
+    named = {name: entry for name, entry in every.items() if entry.raced} or every
     decision = verdict(
         {name: entry.timing for name, entry in named.items()},
         deterministic={name: bool(entry.result.deterministic) for name, entry in named.items()},
@@ -24,11 +29,18 @@ def judge(entries: list[Entry], refused: list[Result]) -> Results:
     )
     order = {status: i for i, status in enumerate(("measured", "cut", "wrong", "failed", "refused", "not tried"))}
 
-    def place(entry: Entry) -> tuple[bool, int, float]:
-        return entry.name != decision.winner, order[entry.result.status], entry.result.median_ms or 0.0
+    def place(entry: Entry) -> tuple[bool, int, bool, float]:
+        result = entry.result
+        return entry.name != decision.winner, order[result.status], not result.raced, result.median_ms or 0.0
 
     results = Results([*(entry.result for entry in sorted(entries, key=place)), *refused])
     results.verdict = decision.reason
+    if decision.winner is not None and not named[decision.winner].raced:
+        results.verdict += "; not raced, by first looks alone"
+    elif decision.winner is not None:
+        unraced = [e for e in every.values() if not e.raced and e.timing.median < named[decision.winner].timing.median]
+        looked = [f"{entry.name} looked faster, {entry.timing.median:.4g} ms, but was not raced" for entry in unraced]
+        results.verdict = "; ".join([results.verdict, *looked])
     results.tie = tuple(named[name].result for name in decision.tie)
     return results
 
@@ -57,6 +69,8 @@ def record_of(result: Result, results: Results, workspace_limit: int | None, bud
         p20_ms=result.p20,
         p80_ms=result.p80,
         count=result.count,
+        raced=result.raced,
+        look_ms=result.look_ms,
         error=result.error,
         workspace=result.workspace,
         deterministic=result.deterministic,
@@ -77,3 +91,25 @@ def conditions(results: Results, budget_ms: float | None) -> str:
     words = [f"{untried} candidates did not fit into {budget_ms:g} ms"] if untried else []
     words += [f"{len(starved)} candidates did not fit into the memory"] if starved else []
     return "; ".join(words)
+
+
+def afterwards(results: Results, policy: Policy) -> str:
+    """What a call under ``policy`` runs, now that the results are recorded, and why; empty where it is the winner."""
+    winner, problem, device = results.winner, results.problem, results.device
+    if winner is None:
+        return ""
+    try:
+        first = dispatch.rank(problem, device, policy)[0]
+    except ConvDispatchError as error:
+        return f"a call fails: {error}"
+    choice = choice_text(first.solver.name, first.config)
+    if choice == choice_text(winner.solver, winner.config):
+        return ""
+    why = first.source
+    records = perfdb().lookup(problem, device, scope_of(policy))
+    record = next((r for r in records if choice_text(r.solver, r.config) == choice), None)
+    if record is not None and why.startswith("measured"):
+        mine = next((r for r in results if choice_text(r.solver, r.config) == choice), None)
+        became = "not among the candidates" if mine is None else mine.reason or mine.status
+        why += f", of {record.created[:16]}; in this search it was: {became}"
+    return f"a call runs {choice}: {why}"

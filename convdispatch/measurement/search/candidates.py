@@ -1,13 +1,15 @@
 """Lists what could compute a problem, in the order of promise, and finds a smaller problem to judge a suspect by.
 
-First what is known to be good: the fastest on record, and what the nearest measured problem runs. Then what is not on
-record, each solver's default configuration before the others, cheapest predicted first. Last what is on record and was
-slower: so a search that its budget ended goes on, when it is repeated, where it was.
+First the fastest on record, for what it claims must stand in the same race. Then every solver's default configuration,
+before anyone's second: the cheapest predicted, those of solvers that predict nothing, the other predictions. Then what
+is known to be good: the next on record, and what the nearest measured problem runs. Then what is not on record, by
+turns the cheapest predicted and of those who predict nothing. Last what is on record and was slower: so a search that
+its budget ended goes on, when it is repeated, where it was.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,12 +24,13 @@ from ...selection import dispatch
 from ...selection.neighbours import neighbours
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
+from ...selection.records.record import choice_text
 from ...selection.records.timing import Timing
 
-__all__ = ["PROBE_FLOPS", "Entry", "candidates", "choice_name", "smaller"]
+__all__ = ["PROBE_FLOPS", "Entry", "candidates", "smaller"]
 
 KNOWN_FIRST = 3
-"""So many of the fastest on record are tried before what is not on record."""
+"""So many of the fastest on record are known to be good."""
 PROBE_FLOPS = 2e8
 """Operations of the smaller problem."""
 
@@ -42,11 +45,13 @@ class Entry:
     result: Result
     prepared: Prepared | None = None
     timing: Timing | None = None
+    look: Timing | None = None
+    raced: bool = False
     broken: bool = False
 
     @property
     def name(self) -> str:
-        return choice_name(self.solver.name, self.config)
+        return choice_text(self.solver.name, self.config)
 
     def ends(self, status: str, reason: str) -> None:
         """The candidate is out of the search, or through it."""
@@ -65,19 +70,13 @@ class Entry:
         result.median_ms = timing.median if timing else None
         result.p20, result.p80 = (timing.p20, timing.p80) if timing else (None, None)
         result.ci, result.count = (timing.ci, timing.count) if timing else (None, 0)
-
-
-def choice_name(solver: str, config: Mapping[str, Any]) -> str:
-    """One text for a solver with a configuration."""
-    return f"{solver} {json.dumps(dict(config), sort_keys=True)}"
+        result.look_ms, result.raced = self.look.median if timing and self.look else None, bool(timing) and self.raced
 
 
 def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[list[Entry], list[Result]]:
     """Every solver that accepts, with each of its configurations, most promising first; and who refuses, and why."""
     policy = replace(policy, max_error=None, workspace_limit=None)  # both are judged by what is measured
-    entries: list[tuple[tuple[int, bool, bool, float], Entry]] = []
-    refused = []
-    best, slower = _on_record(problem, device, policy)
+    entries, refused = [], []
     for name, solver in dispatch.contestants(problem, device).items():
         answer = dispatch.refusal(solver, problem, device, policy)
         if answer:
@@ -85,23 +84,34 @@ def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tupl
             continue
         seen = dispatch.visible_problem(solver, problem)
         for place, config in enumerate(list(solver.configs(seen, device)) or [{}]):
-            entry = Entry(
-                solver, config, solver.cost(seen, device, config), Result(name, dict(config), default=place == 0)
-            )
-            choice = choice_name(name, config)
-            group = best.index(choice) - len(best) if choice in best else int(choice in slower)
-            entries.append(((group, place > 0, entry.cost is None, entry.cost or 0.0), entry))
-    return [entry for _, entry in sorted(entries, key=lambda pair: pair[0])], refused
+            result = Result(name, dict(config), default=place == 0)
+            entries.append(Entry(solver, config, solver.cost(seen, device, config), result))
+    return _in_order(entries, *_on_record(problem, device, policy)), refused
+
+
+def _in_order(entries: list[Entry], best: list[str], slower: set[str]) -> list[Entry]:
+    """The order that the module describes; ``best`` and ``slower`` as ``_on_record`` answers them."""
+    entries = sorted(entries, key=lambda entry: entry.cost or 0.0)
+    firsts = [entry for entry in entries if entry.result.default]
+    others = [entry for entry in entries if not entry.result.default]
+    predicted = [entry for entry in firsts if entry.cost is not None]
+    firsts = [*predicted[:1], *(entry for entry in firsts if entry.cost is None), *predicted[1:]]
+    known = [entry for choice in best for entry in others if entry.name == choice]
+    new = [entry for entry in others if entry.name not in slower]
+    turns = itertools.zip_longest(*([e for e in new if (e.cost is None) is silent] for silent in (False, True)))
+    new = [entry for pair in turns for entry in pair if entry is not None]
+    fastest = [entry for entry in entries if entry.name == best[0]]
+    return list({entry.name: entry for entry in (*fastest, *firsts, *known, *new, *others)}.values())
 
 
 def _on_record(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[list[str], set[str]]:
-    """The choices to try first, best first, and those to try last."""
+    """The choices that are known to be good, best first, empty first where none is on record; and those to try last."""
     db = perfdb()
-    known = [choice_name(r.solver, r.config) for r in db.lookup(problem, device, scope_of(policy))]
-    best = known[:KNOWN_FIRST]
+    known = [choice_text(r.solver, r.config) for r in db.lookup(problem, device, scope_of(policy))]
+    best = known[:KNOWN_FIRST] or [""]
     near = neighbours(db, device).nearest(problem)
-    if near is not None and choice_name(near.solver, near.config) not in known:
-        best.append(choice_name(near.solver, near.config))
+    if near is not None and choice_text(near.solver, near.config) not in known:
+        best.append(choice_text(near.solver, near.config))
     return best, set(known[KNOWN_FIRST:])
 
 

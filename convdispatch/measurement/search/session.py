@@ -24,6 +24,7 @@ from ...device import runtime
 from ...selection import dispatch
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
+from ...selection.records.record import LEAST_SAMPLES
 from ...selection.records.timing import BadTiming, Timing, summarise
 from ..measure import HOPELESS, Candidate, Outcome, race
 from .answer import conditions, judge, record_of, set_aside
@@ -165,7 +166,7 @@ class Search:
         # While nothing is measured, one run more is enough to ask for: some answer is better than none.
         checked = rig.verify(prepared, lambda run_ms: self._has_time((1 + LOOKS if best else 1) * run_ms, best))
         entry.result.error, entry.result.deterministic = checked.error, checked.deterministic
-        entry.timing = self._look(rig.sampler(prepared, expected_ms=checked.run_ms), best)
+        entry.timing = entry.look = self._look(rig.sampler(prepared, expected_ms=checked.run_ms), best)
         entry.say()
         if entry.cost:
             per_cost = entry.timing.median / entry.cost
@@ -277,7 +278,7 @@ class Search:
                 (entry.ends if "BadTiming" in outcome.reason else entry.breaks)("failed", outcome.reason)
                 continue
             if outcome.timing is not None and outcome.timing.count >= entry.timing.count:
-                entry.timing = outcome.timing
+                entry.timing, entry.raced = outcome.timing, outcome.timing.count >= LEAST_SAMPLES
             entry.say()
             # Without time to race, or on a machine too busy for it, the first look is what there is.
             status = {"not tried": "measured", "unsteady": "measured"}.get(outcome.status, outcome.status)

@@ -26,15 +26,13 @@ from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...api.policy import Policy, forbid_when_frozen
 from ...api.problem import ConvProblem
 from .packs import file_name, file_text, publish, read_records
-from .record import Damaged, NewerSchema, Provenance, Record, device_key, stale
+from .record import Damaged, NewerSchema, Provenance, Record, choice_text, device_key, stale
 from .timing import Timing, verdict
 
 __all__ = ["PerfDB", "default_folders", "perfdb", "record_packs", "scope_of", "user_folder"]
 
 ENTRY_POINTS = "convdispatch.records"
 """Entry-point group of tuning packs: data-only packages with a ``records`` folder."""
-_RACED = 6
-"""Samples below which a record's interval is no interval."""
 
 
 def user_folder() -> Path:
@@ -105,7 +103,8 @@ class PerfDB:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def lookup(self, problem: ConvProblem | str, device: DeviceInfo | str, scope: Hashable = None) -> list[Record]:
-        """What is known of a problem on a device: the user's records before shipped ones, each fastest first.
+        """What is known of a problem on a device: the user's records before shipped ones, each fastest first, but what
+        was raced before what was only looked at.
 
         Of a tie for the first place the deterministic one stands first, then the one with less workspace.
         Of one solver and configuration only the record that counts: the first source's, and there the newest.
@@ -242,18 +241,16 @@ class PerfDB:
             held = chosen.get(record.choice)
             if held is None or _order(held, rank) < _order(record, rank):
                 chosen[record.choice] = record
-        ranked = sorted(chosen.values(), key=lambda r: (rank.get(r.source, 0), r.median_ms, r.solver, r.choice))
+        ranked = sorted(chosen.values(), key=lambda r: (rank.get(r.source, 0), not r.sure, r.median_ms, r.choice))
         return _winner_first(ranked)
 
 
 def _winner_first(ranked: list[Record]) -> list[Record]:
     """The first source's winner to the front: of those that cannot be told apart from the fastest, the one to prefer.
 
-    A record of a few samples only, which a search cut at the first look, may have a lucky median: it goes before the
-    winner only where all of its samples were faster than the winner's interval.
+    Only races decide: a first look of a few samples may have a lucky median.
     """
-    group = [record for record in ranked if record.source == ranked[0].source]
-    raced = {str(place): record for place, record in enumerate(group) if record.count >= _RACED}
+    raced = {choice_text(r.solver, r.config): r for r in ranked if r.source == ranked[0].source and r.sure}
     if not raced:
         return ranked
     decision = verdict(
@@ -262,8 +259,7 @@ def _winner_first(ranked: list[Record]) -> list[Record]:
         workspace={name: r.workspace for name, r in raced.items()},
     )
     winner = raced[decision.winner]
-    front = [record for record in group if record.count < _RACED and record.ci_ms[1] < winner.ci_ms[0]] + [winner]
-    return front + [record for record in ranked if all(record is not other for other in front)]
+    return [winner, *(record for record in ranked if record is not winner)]
 
 
 def _order(record: Record, rank: dict[str, int]) -> tuple[int, str]:

@@ -15,8 +15,21 @@ from typing import Any
 
 from ...api.device import DeviceInfo
 
-__all__ = ["SCHEMA", "Damaged", "NewerSchema", "Provenance", "Record", "device_key", "now", "stale"]
+__all__ = [
+    "LEAST_SAMPLES",
+    "SCHEMA",
+    "Damaged",
+    "NewerSchema",
+    "Provenance",
+    "Record",
+    "choice_text",
+    "device_key",
+    "now",
+    "stale",
+]
 
+LEAST_SAMPLES = 6
+"""Samples below which there is no interval of 95 %."""
 SCHEMA = 1
 """Raised when an older convdispatch could misread a record; newer ones keep reading the older."""
 
@@ -57,6 +70,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
+def choice_text(solver: str, config: Mapping[str, Any]) -> str:
+    """One text for a solver with a configuration."""
+    return f"{solver} {json.dumps(dict(config), sort_keys=True)}"
+
+
 @dataclass(frozen=True)
 class Record:
     """One solver's configuration, measured and verified for one problem on one device. Times in milliseconds."""
@@ -73,6 +91,10 @@ class Record:
     p80_ms: float
     count: int
     """Samples that the times rest on."""
+    raced: bool | None = None
+    """Whether they were taken in turns with rivals; False for a first look; None where an older version did not say."""
+    look_ms: float | None = None
+    """Median of the first look, before the race."""
     default: bool = False
     """Whether the configuration is the one that the solver runs where nothing is measured."""
     error: float | None = None
@@ -96,9 +118,19 @@ class Record:
     """Where this copy was read from: ``user``, ``shipped`` or a pack's name. Not stored."""
 
     @property
+    def sure(self) -> bool:
+        """Whether the times come from a race, of samples enough for an interval; a first look may be lucky."""
+        return self.raced is not False and self.count >= LEAST_SAMPLES
+
+    @property
     def choice(self) -> tuple[str, str, str]:
         """What the record is about: problem, solver and configuration. A newer record of one choice replaces."""
         return self.problem, self.solver, json.dumps(dict(self.config), sort_keys=True)
+
+    @property
+    def words(self) -> str:
+        """What the time is: for reports, in a few words."""
+        return f"{self.median_ms:.4g} ms" + ("" if self.sure else " at a first look, not raced")
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values, schema included."""

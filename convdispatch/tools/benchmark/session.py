@@ -22,14 +22,13 @@ from ...device import runtime
 from ...measurement import reference
 from ...measurement.measure import Candidate, Outcome, race, timed
 from ...measurement.search import Search
-from ...measurement.search.candidates import choice_name
 from ...measurement.search.trial import Rig
 from ...measurement.search.trialdata import operands_of
 from ...selection import dispatch
 from ...selection.derivation import named
 from ...selection.loader import plugins
 from ...selection.records.perfdb import perfdb
-from ...selection.records.record import Record
+from ...selection.records.record import Record, choice_text
 from ...selection.records.timing import Timing
 from .environment import plugin_texts
 from .peaks import traffic
@@ -321,7 +320,7 @@ def _best(results: Results) -> Choice | None:
 
 
 def _key(choice: Choice | Row) -> str:
-    return choice_name(choice.solver, choice.config)
+    return choice_text(choice.solver, choice.config)
 
 
 def _row(result: Result) -> Row:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from .options import CONFIGURE, DEVICE, JOBS, configure, ended_by_sigterm, processes, read_entries
+from .options import CONFIGURE, DEVICE, JOBS, configure, ended_by_sigterm, processes, read_entries, stdout
 
 __all__ = ["bench"]
 
@@ -103,7 +103,7 @@ def bench(
                     None if json_path is None else write_json(replace(report, interrupted=True), json_path)
                 ),
             )
-    show(report, Console(width=None if sys.stdout.isatty() else 180))
+    show(report, stdout())
     if json_path is not None:
         write_json(report, json_path)
     if csv_path is not None:
@@ -126,7 +126,7 @@ def _train(names: tuple[str, ...], device: str | None, changes: dict[str, Any], 
     for name in names or ("lenet",):
         with console.status(name) as status:
             reports.append(profile_training(name, device=device, say=status.update, **options))
-        show_training(reports[-1], Console(width=None if sys.stdout.isatty() else 180))
+        show_training(reports[-1], stdout())
     if json_path is not None:
         json_path.write_text(json.dumps([report.as_dict() for report in reports], indent=1) + "\n", encoding="utf-8")
 

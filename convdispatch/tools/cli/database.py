@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from .options import AS_JSON
+from .options import AS_JSON, settings, stdout
 
 __all__ = ["db"]
 
@@ -35,13 +35,16 @@ def list_records(key: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([record.to_json() | {"source": record.source} for record in records], indent=1))
         return
-    table = Table("device", "problem", "solver", "ms", "error", "workspace", "from", "measured")
+    titles = ("ms", "95 % interval", "first look", "error", "workspace", "from", "measured")
+    table = Table("device", "problem", "solver", "configuration", *titles)
     for r in records:
-        error = "" if r.error is None else f"{r.error:.1e}"
+        look = r.look_ms if r.sure else r.median_ms
+        times = [f"{r.median_ms:.4g}", f"{r.ci_ms[0]:.4g} to {r.ci_ms[1]:.4g}"] if r.sure else ["not raced", ""]
+        more = ["" if look is None else f"{look:.4g}", "" if r.error is None else f"{r.error:.1e}", str(r.workspace)]
         table.add_row(
-            r.device, r.problem, r.solver, f"{r.median_ms:.4g}", error, str(r.workspace), r.source, r.created[:10]
+            r.device, r.problem, r.solver, escape(settings(r.config)), *times, *more, r.source, r.created[:10]
         )
-    Console().print(table)
+    stdout().print(table)
     click.echo(f"{len(records)} records in {', '.join(str(folder) for folder in database.folders.values())}")
 
 
@@ -77,7 +80,7 @@ def diff(old: Path, new: Path | None, ratio: float, as_json: bool) -> None:
         for c in changes:
             times = f"{c.old.median_ms:.4g}", f"{c.new.median_ms:.4g}", f"{c.ratio:.2f}"
             table.add_row(c.problem, *times, c.old.solver, c.new.solver, "yes" if c.certain else "no")
-        Console().print(table if changes else "no difference")
+        stdout().print(table if changes else "no difference")
     sys.exit(1 if any(change.ratio > 1 and change.certain for change in changes) else 0)
 
 

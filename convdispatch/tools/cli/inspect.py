@@ -7,10 +7,9 @@ import sys
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from .options import AS_JSON, DEVICE
+from .options import AS_JSON, DEVICE, stdout
 
 __all__ = ["doctor", "explain", "info"]
 
@@ -53,7 +52,7 @@ def doctor(as_json: bool, probe: bool) -> None:
 
 
 def _show(report: Any) -> None:
-    console = Console()
+    console = stdout()
     console.print(f"python {report.python}; " + ", ".join(f"{n} {v}" for n, v in report.versions.items()))
     for name, value in report.environment.items():
         console.print(f"{name}={value}", markup=False)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.console import Console
 
 from ...api.device import DeviceInfo
 from ...api.errors import InvalidArgument
@@ -16,7 +19,18 @@ from ...api.problem import DIRECTIONS, ConvProblem
 from ...measurement import grammar, shapes
 from ...measurement.shapes import Entry
 
-__all__ = ["AS_JSON", "CONFIGURE", "DEVICE", "JOBS", "configure", "ended_by_sigterm", "processes", "read_entries"]
+__all__ = [
+    "AS_JSON",
+    "CONFIGURE",
+    "DEVICE",
+    "JOBS",
+    "configure",
+    "ended_by_sigterm",
+    "processes",
+    "read_entries",
+    "settings",
+    "stdout",
+]
 
 DEVICE = click.option("--device", metavar="NAME", help="A device's name, vendor, type, or platform:device.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -41,6 +55,16 @@ def CONFIGURE(command: click.Command) -> click.Command:
     for option in reversed(_CHANGES):
         command = option(command)
     return command
+
+
+def stdout() -> Console:
+    """Standard output, as wide as the terminal; where it is piped, as wide as its lines, so that nothing is cut."""
+    return Console(width=None if sys.stdout.isatty() else 10_000)
+
+
+def settings(config: Mapping[str, Any]) -> str:
+    """A configuration in words."""
+    return " ".join(f"{name}={value}" for name, value in config.items())
 
 
 @contextlib.contextmanager

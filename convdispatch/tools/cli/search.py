@@ -9,12 +9,24 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ...api.errors import ConvDispatchError
 from ...api.problem import ConvProblem
 from ..progress import progress
-from .options import AS_JSON, CONFIGURE, DEVICE, JOBS, configure, ended_by_sigterm, processes, read_entries
+from .options import (
+    AS_JSON,
+    CONFIGURE,
+    DEVICE,
+    JOBS,
+    configure,
+    ended_by_sigterm,
+    processes,
+    read_entries,
+    settings,
+    stdout,
+)
 
 __all__ = ["find"]
 
@@ -121,28 +133,32 @@ def _search(
 
 
 def _show(results: Any, verbose: bool) -> None:
-    console = Console()
+    console = stdout()
     winner = results.winner
     console.print(
         f"[bold]{results.problem}[/bold]: {winner.solver if winner else 'nothing could be measured'} "
         f"({results.verdict}) in {results.spent_ms / 1e3:.1f} s, at most {results.peak_bytes / 2**20:.0f} MiB",
         highlight=False,
     )
-    table = Table("solver", "state", "ms", "95 % interval", "error", "workspace", "configuration or why", box=None)
+    titles = ("state", "ms", "95 % interval", "first look", "error", "workspace", "configuration", "why")
+    table = Table("solver", *titles, box=None)
     shown = [r for r in results if verbose or r.status in ("wrong", "failed", "refused")]
     shown = shown if verbose else [*results.having("measured")[:BEST], *shown]
     for r in shown:
-        interval = "" if r.ci is None else f"{r.ci[0]:.4g} to {r.ci[1]:.4g}"
+        raced = [f"{r.median_ms:.4g}", f"{r.ci[0]:.4g} to {r.ci[1]:.4g}"] if r.raced else ["not raced", ""]
         table.add_row(
             r.solver,
             r.status,
-            "" if r.median_ms is None else f"{r.median_ms:.4g}",
-            interval,
+            *(["", ""] if r.median_ms is None else raced),
+            "" if r.look_ms is None else f"{r.look_ms:.4g}",
             "" if r.error is None else f"{r.error:.1e}",
             "" if r.workspace is None else str(r.workspace),
-            r.reason or " ".join(f"{name}={value}" for name, value in r.config.items()),
+            escape(settings(r.config)),
+            escape(r.reason),
         )
     console.print(table)
+    if results.runs:
+        console.print(results.runs, markup=False)
     rest = len(results) - len(shown)
     if rest:
         console.print(f"{rest} candidates more were cut or not tried (-v lists them)")
@@ -161,6 +177,7 @@ def _to_dict(results: Any) -> dict[str, Any]:
         "spent_ms": results.spent_ms,
         "peak_bytes": results.peak_bytes,
         "conditions": results.conditions,
+        "runs": results.runs,
         "results": [asdict(result) | {"config": dict(result.config)} for result in results],
     }
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ...measurement.conformance.levels import LEVELS, VERSION, cases, digest
 from ..progress import progress
-from .options import DEVICE, ended_by_sigterm
+from .options import DEVICE, ended_by_sigterm, stdout
 
 __all__ = ["verify"]
 
@@ -110,7 +110,7 @@ def _bare(word: str) -> str:
 
 
 def _show(report: Any) -> None:
-    console = Console()
+    console = stdout()
     table = Table("solver", "computed", "refused", "failed", "refused most often because", box=None)
     from ...measurement.conformance.outcome import reasons
 
