@@ -181,10 +181,10 @@ def test_a_failed_build_names_the_file_and_keeps_the_log(solvers):
     assert "broken.cl" in caught.value.log
 
 
-def test_rejects_that_raises_is_a_refusal(solvers):
+def test_a_solver_whose_rejects_raises_is_set_aside(solvers):
     with pytest.warns(cd.ConvDispatchWarning, match=r"its rejects\(\) raised ZeroDivisionError"):
         verdicts = {v.solver: v for v in cd.explain(PROBLEM.replace(mb=13)).verdicts}
-    assert verdicts["test.raises"].status == "refused"
+    assert verdicts["test.raises"].status == "quarantined"
 
 
 def test_errata_keep_a_solver_away(solvers):

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 import convdispatch as cd
 from convdispatch.device import runtime
-from convdispatch.selection import dispatch, loader, lockfile
+from convdispatch.selection import dispatch, evidence, loader, lockfile
+from convdispatch.selection.asking import ask
 from convdispatch.selection.records.perfdb import perfdb
 from convdispatch.selection.records.provenance import current
 from convdispatch.selection.records.record import Record, device_key, now
@@ -38,7 +39,7 @@ def db(tmp_path, monkeypatch, naive):
 def put(db, solver, ms, problem=PROBLEM, error=1e-7, config=None, **fields):
     info = runtime.device_info(runtime.default_device())
     if config is None:
-        config = dispatch.default_config(cd_solver(solver), problem, info)
+        config = ask(cd_solver(solver), problem, info).configs[0]
     fields = {"provenance": current(solver, info), "deterministic": True} | fields
     db.record(
         Record(
@@ -81,10 +82,14 @@ def test_a_record_in_doubt_decides_and_says_so(db):
     assert "in doubt: measured with another driver: 1.0" in cd.explain(PROBLEM).source
 
 
-def test_a_configuration_that_is_no_longer_offered_is_not_used(db):
+def test_a_configuration_that_is_not_offered_is_not_used(db, monkeypatch):
+    monkeypatch.setattr(evidence, "_passed_over", set())
     put(db, "naive.direct", 0.1, config={"tile": 3})
     put(db, im2col(), 2.0)
-    assert cd.explain(PROBLEM).chosen == im2col()
+    words = r"naive\.direct does not offer its configuration \{\"tile\": 3\}"
+    with pytest.warns(cd.ConvDispatchWarning, match=words):
+        chosen = cd.explain(PROBLEM).chosen
+    assert chosen == im2col() == cd.explain(PROBLEM).chosen  # and no second warning
 
 
 def test_max_error_decides_by_the_measured_error(db):

@@ -125,3 +125,97 @@ def test_both_layers_stack(trace, monkeypatch):
     dispatch.forget()
     assert (cd.conv(X, W) == 9).all()
     assert len(trace.read_text().splitlines()) == 1
+
+
+FAILING = """
+from convdispatch.api import hookimpl
+@hookimpl(wrapper=True)
+def convdispatch_enqueue(queue, problem, solver, plan, x, w, y, workspace, wait_for, bias, residual):
+    {before}
+    event = yield
+    {after}
+    return event
+"""
+FAILURES = {
+    "before": ("raise OSError('no room')", "pass", "layer failing .* it raised OSError: no room"),
+    "after": ("pass", "raise OSError('no room')", "layer failing .* it raised OSError: no room"),
+    "exits": ("pass", "raise SystemExit(3)", "layer failing .* it raised SystemExit: 3"),
+    "returns": ("pass", "event = None", "layer failing .* answered NoneType"),
+}
+
+
+@pytest.fixture
+def layer(monkeypatch, tmp_path):
+    """A function that switches on a layer of this text, by the name of failing."""
+    import importlib.metadata as metadata
+
+    real = metadata.entry_points
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = metadata.EntryPoint("failing", "failing_layer", loader.LAYER_GROUP)
+
+    def entries(**choice):
+        return [*real(**choice), entry] if choice.get("group") == loader.LAYER_GROUP else real(**choice)
+
+    monkeypatch.setattr(metadata, "entry_points", entries)
+    monkeypatch.setenv("CONVDISPATCH_LAYERS", "failing")
+
+    def put(text):
+        import sys
+
+        sys.modules.pop("failing_layer", None)
+        (tmp_path / "failing_layer.py").write_text(text)
+        loader.reload()
+        dispatch.forget()
+
+    yield put
+    monkeypatch.undo()
+    loader.reload()
+    dispatch.forget()
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_layers_own_failure_switches_the_layer_off_and_blames_no_solver(layer, kind, accumulate):
+    before, after, words = FAILURES[kind]
+    layer(FAILING.format(before=before, after=after))
+    out = np.ones((1, 2, 4, 4), np.float32) if accumulate else None
+    with pytest.warns(cd.ConvDispatchWarning, match=words):
+        y = cd.conv(X, W, out=out, accumulate=accumulate)
+    assert (y == 9 + accumulate).all()
+    assert (cd.conv(X, W, out=out, accumulate=accumulate) == 9 + 10 * accumulate).all()  # and no second warning
+    assert not dispatch._quarantined
+    assert not loader.plugins().layers
+
+
+def test_a_trace_that_cannot_be_written_is_switched_off(trace, monkeypatch, tmp_path):
+    monkeypatch.setenv("CONVDISPATCH_TRACE", str(tmp_path / "no" / "such" / "folder"))
+    with pytest.warns(cd.ConvDispatchWarning, match="layer trace is switched off .* FileNotFoundError"):
+        assert (cd.conv(X, W) == 9).all()
+    assert (cd.conv(X, W) == 9).all()
+    assert not dispatch._quarantined
+
+
+def test_a_plan_that_fails_under_a_failing_layer_is_blamed_too(trace, bad, monkeypatch, tmp_path):
+    monkeypatch.setenv("CONVDISPATCH_LAYERS", "trace")
+    monkeypatch.setenv("CONVDISPATCH_TRACE", str(tmp_path / "no" / "such" / "folder"))
+    (tmp_path / "bad" / "right.cl").write_text("kernel void run(global float *x) {}")
+    loader.reload()
+    plan = type(loader.plugins().solvers["bad.right"])
+
+    class Fails:
+        workspace_size = 0
+
+        def enqueue(self, *arguments, **more):
+            raise RuntimeError("engine on fire")
+
+    monkeypatch.setattr(plan, "plan", lambda *arguments: Fails())
+    with (
+        cd.policy(solver="bad.right", fallback=False),
+        pytest.warns(cd.ConvDispatchWarning, match="layer trace is switched off"),
+        pytest.raises(cd.PlanFailed, match="engine on fire"),
+    ):
+        cd.conv(X, W)
+
+
+def test_a_trace_changes_no_result(trace):
+    assert (cd.conv(X, W) == 9).all()

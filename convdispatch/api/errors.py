@@ -97,3 +97,13 @@ class PluginError(ConvDispatchError):
 
 class ConvDispatchWarning(UserWarning):
     """A plugin, record or candidate was set aside; the message says which, why, and what to do."""
+
+
+def words(error: BaseException) -> str:
+    """An exception's type and the first line of its message, at most 300 characters, for a sentence."""
+    try:
+        lines = str(error).strip().splitlines()
+    except BaseException:  # a plugin's exception may raise where it should speak
+        lines = ["its message could not be read"]
+    first = lines[0][:300] if lines else ""
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

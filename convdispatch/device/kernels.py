@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import math
+import numbers
 import re
 import threading
 import warnings
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..api.errors import BuildFailed
+from ..api.errors import BuildFailed, PluginError
 from ..api.problem import ConvProblem
 from .recording import recording_of
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "kernel_text"]
 
 _HEADER = "convdispatch.api"
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?[fFhHuUlL]{0,3}")
 _INCLUDE = re.compile(r"^#include <convdispatch/([\w.]+)>$", re.MULTILINE)
 _programs: dict[tuple[Any, str, tuple[str, ...]], cl.Program] = {}
 _lock = threading.Lock()
@@ -60,10 +64,29 @@ def kernel_text(package: str, file: str, **values: Any) -> str:
 
 
 def config_macros(config: Mapping[str, Any]) -> str:
-    """A solver's configuration as macros: ``{"tile_m": 8}`` becomes ``#define TILE_M 8``; booleans become 0 and 1."""
-    return "".join(
-        f"#define {name.upper()} {int(value) if isinstance(value, bool) else value}\n" for name, value in config.items()
-    )
+    """A solver's configuration as macros: ``{"tile_m": 8}`` becomes ``#define TILE_M 8``; booleans become 0 and 1.
+
+    Names are identifiers; values are identifiers, finite numbers and booleans. Raises PluginError that names the macro:
+    other text would be code, and a configuration may come from a file.
+    """
+    return "".join(f"#define {_macro_name(name)} {_macro_value(name, value)}\n" for name, value in config.items())
+
+
+def _macro_name(name: Any) -> str:
+    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
+        raise PluginError(f"a macro's name is an identifier, got {name!r}")
+    return name.upper()
+
+
+def _macro_value(name: str, value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return str(int(value))
+    word = isinstance(value, str) and (_IDENTIFIER.fullmatch(value) or _NUMBER.fullmatch(value))
+    if word or isinstance(value, numbers.Integral):
+        return str(value)
+    if isinstance(value, numbers.Real) and math.isfinite(value):
+        return repr(float(value))
+    raise PluginError(f"macro {name.upper()} is an identifier, a finite number or a boolean, got {value!r}")
 
 
 def build(context: cl.Context, text: str, options: Sequence[str] = ()) -> cl.Program:

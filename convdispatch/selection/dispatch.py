@@ -8,6 +8,7 @@ selection code there is stands here.
 from __future__ import annotations
 
 import fnmatch
+import reprlib
 import threading
 import warnings
 from collections.abc import Mapping
@@ -24,12 +25,15 @@ from ..api.errors import (
     NoSolver,
     PlanFailed,
     PluginError,
+    words,
 )
 from ..api.policy import Policy, current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
 from ..device import runtime
-from . import lockfile
+from ..device.recording import recording_of
+from . import asking, lockfile
+from .asking import Fault, ask, checked_plan, guarded, predicted
 from .derivation import Derived, derived
 from .evidence import Evidence, borrowed, error_reason, measured
 from .loader import plugins
@@ -81,7 +85,7 @@ def contestants(problem: ConvProblem, device: DeviceInfo) -> dict[str, Solver]:
 
 
 def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[str, str] | None:
-    """Why ``solver`` is no candidate: (status, reason), or None. A solver whose ``rejects`` raises has refused."""
+    """Why ``solver`` is no candidate: (status, reason), or None. One that breaks its contract is set aside."""
     if policy.solver is not None and not fnmatch.fnmatchcase(solver.name, policy.solver):
         return "refused", f"policy(solver={policy.solver!r}) does not name it"
     if policy.deterministic and not solver.deterministic:
@@ -91,18 +95,17 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
         reason = registry().erratum(solver.root.name, solver.innermost(problem), device)
     if reason:
         return "refused", reason
+    asked = ask(solver, problem, device)
+    reason = asked.refused or error_reason(solver, problem, device, policy)
+    if reason:
+        return "refused", reason
     try:
-        reason = solver.rejects(visible_problem(solver, problem), device)
-    except Exception as error:
-        reason = f"its rejects() raised {type(error).__name__}: {error}"
-        warnings.warn(f"solver {solver.name}: {reason}", ConvDispatchWarning, stacklevel=2)
-    if reason:
-        return "refused", reason
-    reason = error_reason(solver, problem, device, policy)
-    if reason:
-        return "refused", reason
-    if policy.workspace_limit is not None and default_config(solver, problem, device, policy.workspace_limit) is None:
-        return "refused", f"no configuration needs {policy.workspace_limit} bytes of workspace or less"
+        if asked.accepts and not asked.within(policy.workspace_limit):
+            return "refused", f"no configuration needs {policy.workspace_limit} bytes of workspace or less"
+    except Fault:
+        pass
+    if asked.fault:
+        return "quarantined", asked.fault
     failed = _quarantined.get((problem, device, solver.name))
     return ("quarantined", failed) if failed else None
 
@@ -110,16 +113,20 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
 def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> list[Candidate]:
     """The candidates for a problem, best first. Raises NoSolver with every reason when there is none."""
     policy = policy or current_policy()
-    accepted, reasons = {}, {}
-    for name, solver in contestants(problem, device).items():
-        refused = refusal(solver, problem, device, policy)
-        if refused:
-            reasons[name] = refused[1]
-        else:
-            accepted[name] = solver
-    if not accepted:
-        raise NoSolver(problem, str(device), reasons)
-    return _Ranking(problem, device, policy, accepted, reasons).candidates()
+    while True:
+        accepted, reasons = {}, {}
+        for name, solver in contestants(problem, device).items():
+            refused = refusal(solver, problem, device, policy)
+            if refused:
+                reasons[name] = refused[1]
+            else:
+                accepted[name] = solver
+        if not accepted:
+            raise NoSolver(problem, str(device), reasons)
+        try:
+            return _Ranking(problem, device, policy, accepted, reasons).candidates()
+        except Fault:  # a later question showed it: the solver is set aside now, and the others are ranked
+            continue
 
 
 class _Ranking:
@@ -154,31 +161,23 @@ class _Ranking:
 
     def configs(self, solver: str) -> list[Mapping[str, Any]]:
         """What a solver offers for the problem."""
-        return list(self.accepted[solver].configs(visible_problem(self.accepted[solver], self.problem), self.device))
+        return list(ask(self.accepted[solver], self.problem, self.device).configs)
 
     def _affordable(self, solver: str) -> list[Mapping[str, Any]]:
         """The same within the policy's workspace."""
-        limit = self.policy.workspace_limit
-        if limit is None:
-            return self.configs(solver)
-        asked, seen = self.accepted[solver], visible_problem(self.accepted[solver], self.problem)
-        sizes = ((config, asked.workspace(seen, self.device, config)) for config in self.configs(solver))
-        return [config for config, size in sizes if size is None or size <= limit]
+        return ask(self.accepted[solver], self.problem, self.device).within(self.policy.workspace_limit)
 
     def _cost(self, solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
         """What a solver predicts for another problem or configuration; None where it is none for that."""
-        asked = self.accepted[solver]
-        try:
-            return asked.cost(visible_problem(asked, problem), self.device, config)
-        except Exception:  # a configuration of another problem
-            return None
+        return predicted(self.accepted[solver], problem, self.device, config)
 
     def _offers(self) -> dict[str, Offer]:
         """What each accepted solver would run unmeasured."""
         found = {}
         for name, solver in self.accepted.items():
-            config = default_config(solver, self.problem, self.device, self.policy.workspace_limit) or {}
-            found[name] = Offer(config, solver.cost(visible_problem(solver, self.problem), self.device, config))
+            asked = ask(solver, self.problem, self.device)
+            config = asked.within(self.policy.workspace_limit)[0]
+            found[name] = Offer(config, asked.cost(config))
         return found
 
     def _locked(self) -> list[Evidence]:
@@ -191,6 +190,11 @@ class _Ranking:
             raise InvalidPolicy(
                 f"{path} fixes {decision.solver} for {self.problem}, which cannot run on {self.device}: {reason}; "
                 "lock anew with convdispatch find --lock"
+            )
+        if not ask(self.accepted[decision.solver], self.problem, self.device).offers(decision.config):
+            raise InvalidPolicy(
+                f"{path} fixes {decision.solver} for {self.problem} with {reprlib.repr(dict(decision.config))}, "
+                f"which is no configuration that it offers on {self.device}; lock anew with convdispatch find --lock"
             )
         return [Evidence(decision.solver, decision.config, f"lock file {path}")]
 
@@ -205,18 +209,6 @@ class _Ranking:
             candidate = Candidate(self.accepted[name], offer.config, origin)
             keyed.append(((place, cost is None, cost or 0.0, name), candidate))
         return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
-
-
-def default_config(
-    solver: Solver, problem: ConvProblem, device: DeviceInfo, limit: int | None = None
-) -> Mapping[str, Any] | None:
-    """The first configuration of a solver whose stated workspace is within ``limit`` bytes; None when none is."""
-    seen = visible_problem(solver, problem)
-    for config in solver.configs(seen, device):
-        size = None if limit is None else solver.workspace(seen, device, config)
-        if size is None or size <= limit:
-            return config
-    return None
 
 
 def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = None) -> Prepared:
@@ -245,7 +237,7 @@ def _first_that_plans(problem: ConvProblem, context: cl.Context, policy: Policy)
         except (Frozen, PlanFailed):
             raise
         except Exception as error:
-            quarantine(problem, device, candidate.solver.name, f"its plan failed: {error}", policy, error)
+            quarantine(problem, device, candidate.solver.name, f"its plan() raised {words(error)}", policy, error)
     raise NoSolver(problem, str(device), _reasons(problem, device, policy))
 
 
@@ -262,10 +254,8 @@ def make(
     Raises what the solver raises, and PluginError if the plan breaks the contract or the workspace limit.
     """
     seen = visible_problem(solver, problem)
-    plan = solver.plan(context, seen, config)
-    size = getattr(plan, "workspace_size", None)
-    if not isinstance(size, int) or size < 0 or not callable(getattr(plan, "enqueue", None)):
-        raise PluginError(f"{solver.name}.plan must return workspace_size (bytes) and enqueue(...), got {plan!r}")
+    plan = checked_plan(solver, guarded(f"{solver.name}.plan()", solver.plan, context, seen, config))
+    size = plan.workspace_size
     limit = policy.workspace_limit if policy else None
     if limit is not None and size > limit:
         raise PluginError(f"{solver.name} needs {size} bytes of workspace, the limit is {limit}")
@@ -319,14 +309,17 @@ def run(
     while True:
         try:
             weights = constant.packed(prepared, queue, w) if constant is not None and prepared.packed_size else w
-            return prepared.enqueue(queue, x, weights, y, bias, residual, wait_for)
-        except Frozen:
+            event = prepared.enqueue(queue, x, weights, y, bias, residual, wait_for)
+            if not hasattr(event, "wait") and recording_of(queue) is None:
+                raise PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(event)}")
+            return event
+        except (Frozen, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # SystemExit too: a plugin must not end its caller's process
             if isinstance(error, ConvDispatchError) and not isinstance(error, (BuildFailed, PluginError)):
                 raise
             device, policy = runtime.device_info(queue.device), current_policy()
-            quarantine(problem, device, prepared.solver.name, f"it failed as it ran: {error}", policy, error)
+            quarantine(problem, device, prepared.solver.name, f"it failed as it ran: {words(error)}", policy, error)
             prepared = prepare(problem, prepared.context, policy)
 
 
@@ -337,6 +330,7 @@ def forget(problem: ConvProblem | None = None) -> None:
             del _plans[key]
         if problem is None:
             _quarantined.clear()
+            asking.forget()
     for forgetter in _forgetters:
         forgetter()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..api.device import DeviceInfo
+from ..api.errors import ConvDispatchWarning
 from ..api.policy import Policy
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
@@ -48,6 +50,7 @@ def measured(
         doubt = stale(record, current(record.solver, device))
         config = dict(record.config)
         if not _offered(config, configs(record.solver)):
+            _pass_over(record, doubt)
             continue
         source = f"measured {record.words}" + (f", {record.source} record" if record.source else "")
         source += f"; in doubt: {doubt}" if doubt else ""
@@ -62,10 +65,9 @@ def borrowed(
     near = neighbours(perfdb(), device).choose(problem, offers, first)
     if near is None:
         return None
-    if offers[near.solver].cost is None:
-        config = _closest(near.config, configs(near.solver))
-    else:
-        config = _tuned(problem, near, configs, cost)
+    config = near.config if offers[near.solver].cost is None else _tuned(problem, near, configs, cost)
+    # Whatever a record says, what runs is what the solver offers for this problem.
+    config = _closest(config, configs(near.solver))
     return Evidence(near.solver, config, f"neighbour: {near}")
 
 
@@ -115,6 +117,23 @@ def _plain_sum_error(problem: ConvProblem) -> float:
 
     epsilon = DTYPES[problem.dtype].epsilon
     return epsilon * (2.0 + 0.1 * math.sqrt(problem.flops / max(1, 2 * math.prod(problem.out_shape))))
+
+
+_passed_over: set[str] = set()
+
+
+def _pass_over(record: Record, doubt: str | None) -> None:
+    """Say, once a solver, that a record's configuration is not among those that the solver offers."""
+    if record.solver in _passed_over:
+        return
+    _passed_over.add(record.solver)
+    why = f" ({doubt})" if doubt else ""
+    warnings.warn(
+        f"a record for {record.problem} is passed over, and others like it: {record.solver} does not offer its "
+        f"configuration {json.dumps(dict(record.config), sort_keys=True)}{why}; convdispatch find measures anew",
+        ConvDispatchWarning,
+        stacklevel=2,
+    )
 
 
 def _admitted(record: Record, policy: Policy) -> bool:

@@ -11,6 +11,7 @@ from ..api.errors import NoSolver
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..device import runtime
+from .asking import Fault, ask
 from .derivation import Derived
 from .dispatch import Candidate, contestants, rank, refusal, visible_problem
 from .loader import plugins
@@ -94,11 +95,16 @@ def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
     if isinstance(problem, str):
         problem = ConvProblem.parse(problem)
     info = device if isinstance(device, DeviceInfo) else runtime.device_info(runtime.find_device(device))
-    try:
-        ranked = rank(problem, info)
-    except NoSolver:
-        ranked = []
-    verdicts = [*_accepted(ranked, problem, info), *_refused(problem, info)]
+    while True:
+        try:
+            ranked = rank(problem, info)
+        except NoSolver:
+            ranked = []
+        try:
+            verdicts = [*_accepted(ranked, problem, info), *_refused(problem, info)]
+            break
+        except Fault:  # set aside by this question: the others' order is another
+            continue
     first = ranked[0] if ranked else None
     return Explanation(
         problem, info, first.solver.name if first else None, first.source if first else None, tuple(verdicts)
@@ -109,7 +115,7 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
     records = perfdb().lookup(problem, device, scope_of(current_policy()))
     for place, candidate in enumerate(ranked):
         solver = candidate.solver
-        seen = visible_problem(solver, problem)
+        seen, asked = visible_problem(solver, problem), ask(solver, problem, device)
         record = next((record for record in records if record.solver == solver.name), None)
         yield Verdict(
             solver.name,
@@ -117,10 +123,10 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
             "accepted" if place else "chosen",
             config=candidate.config,
             source=candidate.source,
-            predicted=solver.cost(seen, device, candidate.config),
+            predicted=asked.cost(candidate.config),
             measured_ms=record.median_ms if record else None,
             error=record.error if record else None,
-            workspace=record.workspace if record else solver.workspace(seen, device, candidate.config),
+            workspace=record.workspace if record else asked.workspace(candidate.config),
             fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(seen, part)),
             rewriting=solver.words(seen) if isinstance(solver, Derived) else None,
         )

@@ -15,6 +15,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,13 +27,14 @@ import platformdirs
 import pluggy
 
 from ..api import hookspecs
-from ..api.errors import ConvDispatchWarning, InvalidPolicy
-from ..api.solver import Solver
+from ..api.errors import ConvDispatchWarning, InvalidPolicy, words
+from ..api.solver import EPILOGUE, Solver
 from .registry import FILE_NAME, Registry, parse, registry
 
 __all__ = ["LAYER_GROUP", "Loaded", "Plugins", "dropin_folder", "plugins", "reload"]
 
 LAYER_GROUP = "convdispatch.layers"
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
@@ -171,9 +173,11 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
         return refuse("duplicate", f"another plugin named {found.name!r} is loaded", "rename or remove one of them")
     try:
         module = found.load()
-    except (Exception, SystemExit) as error:
-        return refuse("failed", f"import raised {type(error).__name__}: {error}", "reinstall or remove the plugin")
-    wanted = getattr(module, "api_version", hookspecs.API_VERSION)
+        wanted = getattr(module, "api_version", hookspecs.API_VERSION)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return refuse("failed", f"import raised {words(error)}", "reinstall or remove the plugin")
     if wanted != hookspecs.API_VERSION:
         return refuse(
             "failed",
@@ -185,9 +189,11 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
         return refuse("failed", problem, "ask the plugin's author")
     try:
         solvers = _solvers_of(loaded.manager, module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         loaded.manager.unregister(module)
-        return refuse("failed", f"convdispatch_solvers raised {type(error).__name__}: {error}", "ask its author")
+        return refuse("failed", f"convdispatch_solvers raised {words(error)}", "ask its author")
     clash = [solver.name for solver in solvers if solver.name in loaded.solvers]
     if clash:
         loaded.manager.unregister(module)
@@ -245,12 +251,25 @@ def _solvers_of(manager: pluggy.PluginManager, module: Any) -> list[Solver]:
         if not isinstance(answer, (list, tuple)):
             raise TypeError(f"expected a list of Solver, got {type(answer).__name__}")
         for solver in answer:
-            if not isinstance(solver, Solver) or not isinstance(getattr(solver, "name", None), str):
+            if not isinstance(solver, Solver):
                 raise TypeError(f"expected Solver objects with a name, got {solver!r}")
+            _check_attributes(solver)
             if any(solver.name == other.name for other in solvers):
                 raise ValueError(f"two solvers are named {solver.name!r}")
             solvers.append(solver)
     return solvers
+
+
+def _check_attributes(solver: Solver) -> None:
+    """Raise TypeError where an attribute is not of the kind that the header names."""
+    name, fuses = solver.name, solver.fuses
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise TypeError(f"a solver's name is letters, digits and . _ -, got {name!r}")
+    if not isinstance(fuses, set | frozenset) or not fuses <= set(EPILOGUE):
+        raise TypeError(f"{name}.fuses is a frozenset among {', '.join(EPILOGUE)}, got {fuses!r}")
+    for attribute in ("deterministic", "exact"):
+        if not isinstance(getattr(solver, attribute), bool):
+            raise TypeError(f"{name}.{attribute} is True or False, got {getattr(solver, attribute)!r}")
 
 
 def _load_layers(loaded: Plugins) -> None:
@@ -267,8 +286,10 @@ def _load_layers(loaded: Plugins) -> None:
         try:
             module = found.load()
             problem = _register(loaded.manager, module, f"layer {name}")
-        except (Exception, SystemExit) as error:
-            problem = f"import raised {type(error).__name__}: {error}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            problem = f"import raised {words(error)}"
         if problem is None:
             loaded.layers.append(name)
         status = "loaded" if problem is None else "failed"

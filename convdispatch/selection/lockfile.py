@@ -49,7 +49,10 @@ def read(path: str | Path) -> dict[str, Decision]:
     for text, entry in values["problems"].items():
         if not isinstance(entry, dict) or not isinstance(entry.get("solver"), str):
             raise InvalidPolicy(f"{path}: {text} names no solver")
-        decisions[str(ConvProblem.parse(text))] = Decision(entry["solver"], entry.get("config", {}))
+        config = entry.get("config", {})
+        if not isinstance(config, dict):
+            raise InvalidPolicy(f"{path}: the configuration of {text} is a mapping, got {config!r}")
+        decisions[str(ConvProblem.parse(text))] = Decision(entry["solver"], config)
     return decisions
 
 

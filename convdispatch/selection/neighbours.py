@@ -35,6 +35,7 @@ import numpy as np
 from ..api.device import DeviceInfo
 from ..api.errors import InvalidProblem
 from ..api.problem import ConvProblem
+from .asking import predicted
 from .loader import plugins
 from .records.record import Record
 
@@ -334,9 +335,6 @@ def _cost_on(device: DeviceInfo | str) -> Cost:
         found = plugins().solvers.get(solver)
         if found is None or isinstance(device, str):
             return None
-        try:
-            return found.cost(problem, device, config)
-        except Exception:  # a configuration that is none for this problem: there is no prediction
-            return None
+        return predicted(found, problem, device, config)
 
     return cost

@@ -14,12 +14,13 @@ from ..api.solver import Plan, Solver
 from ..device import runtime
 from ..device.kernels import Launch, build, kernel_text
 from ..device.recording import Recording, recording_of
+from .layered import enqueue_plan, run_layered
 from .loader import plugins
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Constant", "Prepared", "constant"]
+__all__ = ["Constant", "Prepared", "constant", "enqueue_plan"]
 
 
 class Constant:
@@ -98,9 +99,8 @@ class Prepared:
         self.pack_key = (context, solver.name, getattr(plan, "pack_key", None) or (seen, repr(sorted(config.items()))))
         self._seen = seen
         self._epilogue = None if seen == problem else _Epilogue(context, problem, seen)
-        hooks = plugins()
-        self._hook = hooks.manager.hook.convdispatch_enqueue if hooks.layers else None
-        self._bare = self._hook is None and self._epilogue is None and not (problem.bias or problem.residual)
+        self._layered = bool(plugins().layers)
+        self._bare = not self._layered and self._epilogue is None and not (problem.bias or problem.residual)
 
     @property
     def fuses_residual(self) -> bool:
@@ -140,42 +140,19 @@ class Prepared:
     def _enqueue_plan(
         self, queue: Any, x: Any, w: Any, y: Any, scratch: Any, bias: Any, residual: Any, wait_for: Any
     ) -> cl.Event:
-        if self._hook is not None:
-            return self._hook(
-                queue=queue,
-                problem=self._seen,
-                solver=self.solver,
-                plan=self.plan,
-                x=x,
-                w=w,
-                y=y,
+        if self._layered:
+            return run_layered(
+                self._seen,
+                self.solver,
+                self.plan,
+                queue,
+                (x, w, y),
                 workspace=scratch,
                 wait_for=wait_for,
                 bias=bias,
                 residual=residual,
             )
         return enqueue_plan(self._seen, self.plan, queue, x, w, y, scratch, wait_for, bias, residual)
-
-
-def enqueue_plan(
-    problem: ConvProblem,
-    plan: Any,
-    queue: Any,
-    x: Any,
-    w: Any,
-    y: Any,
-    workspace: Any,
-    wait_for: Any = None,
-    bias: Any = None,
-    residual: Any = None,
-) -> cl.Event:
-    """Call a plan with the keywords it knows: bias and residual only where the problem it was made for has them."""
-    if not (problem.bias or problem.residual):
-        return plan.enqueue(queue, x, w, y, workspace, wait_for)
-    extras = {"bias": bias} if problem.bias else {}
-    if problem.residual:
-        extras["residual"] = residual
-    return plan.enqueue(queue, x, w, y, workspace, wait_for, **extras)
 
 
 class _Epilogue:

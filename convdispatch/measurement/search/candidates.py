@@ -21,6 +21,7 @@ from ...api.problem import ConvProblem
 from ...api.results import Result
 from ...api.solver import Solver
 from ...selection import dispatch
+from ...selection.asking import Fault, ask
 from ...selection.neighbours import neighbours
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
@@ -82,10 +83,15 @@ def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tupl
         if answer:
             refused.append(Result(name, status="refused", reason=answer[1]))
             continue
-        seen = dispatch.visible_problem(solver, problem)
-        for place, config in enumerate(list(solver.configs(seen, device)) or [{}]):
+        asked = ask(solver, problem, device)
+        try:
+            costs = [asked.cost(config) for config in asked.configs]
+        except Fault as fault:
+            refused.append(Result(name, status="refused", reason=str(fault)))
+            continue
+        for place, config in enumerate(asked.configs):
             result = Result(name, dict(config), default=place == 0)
-            entries.append(Entry(solver, config, solver.cost(seen, device, config), result))
+            entries.append(Entry(solver, config, costs[place], result))
     return _in_order(entries, *_on_record(problem, device, policy)), refused
 
 

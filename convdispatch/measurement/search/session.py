@@ -22,6 +22,7 @@ from ...api.problem import ConvProblem
 from ...api.results import Results
 from ...device import runtime
 from ...selection import dispatch
+from ...selection.asking import ask
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import LEAST_SAMPLES
@@ -224,7 +225,7 @@ class Search:
         small = smaller(self.problem) if suspect and self.problem.flops > 20 * PROBE_FLOPS else None
         if small is None or dispatch.refusal(entry.solver, small, self.info, self.policy):
             return False
-        if dict(entry.config) not in (dict(config) for config in entry.solver.configs(small, self.info)):
+        if not ask(entry.solver, small, self.info).offers(entry.config):
             return False  # a configuration promises nothing for a problem that it was not offered for
         prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
         estimate = self._rig(small).verify(prepared).run_ms * self.problem.flops / small.flops

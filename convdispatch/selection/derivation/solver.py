@@ -10,7 +10,7 @@ from typing import Any
 from ...api.device import DeviceInfo
 from ...api.problem import ConvProblem
 from ...api.solver import Plan, Solver
-from ..visible import visible_problem
+from ..asking import ask
 from .plan import DerivedPlan, Room
 from .rewriting import REWRITINGS, Rewritten
 
@@ -130,36 +130,31 @@ def derived(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[
     if problem.mb < 1:
         return found
     for solvers in own.values():
-        if any(_accepts(solver, problem, device) for solver in solvers.values()):
+        answers = [ask(solver, problem, device) for solver in solvers.values()]
+        if any(answer.accepts for answer in answers):
             continue
-        made = [one for solver in solvers.values() if (one := _shortest(solver, problem, device)) is not None]
+        sound = [answer.solver for answer in answers if answer.fault is None]
+        made = [one for solver in sound if (one := _shortest(solver, problem, device)) is not None]
         made.sort(key=lambda one: (len(one.chain), *_cost(one, problem, device), one.name))
         found |= {one.name: one for one in made[:MOST]}
     return found
 
 
-def _accepts(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> bool:
-    try:
-        return solver.rejects(visible_problem(solver, problem), device) is None
-    except Exception:  # dispatch says so when it asks the solver itself
-        return False
-
-
 def _shortest(root: Solver, problem: ConvProblem, device: DeviceInfo) -> Derived | None:
     for chain, inner in _chains(problem.replace(bias=False, residual=False, activation=None, accumulate=False)):
-        if _accepts(root, inner, device):
+        answer = ask(root, inner, device)
+        if answer.fault is not None:
+            return None  # which was said; each further chain would say it again
+        if answer.accepts:
             made = Derived(root, chain)
-            if _accepts(made, problem, device):
+            if ask(made, problem, device).accepts:
                 return made
     return None
 
 
 def _cost(solver: Derived, problem: ConvProblem, device: DeviceInfo) -> tuple[bool, float]:
-    try:
-        seen = visible_problem(solver, problem)
-        cost = solver.cost(seen, device, next(iter(solver.configs(seen, device))))
-    except Exception:  # a plugin's fault: dispatch meets it where it can say so
-        cost = None
+    answer = ask(solver, problem, device)
+    cost = answer.cost(answer.configs[0])
     return cost is None, cost or 0.0
 
 
