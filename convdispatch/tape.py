@@ -9,38 +9,20 @@ its activations with it. Outside a block nothing is noted and nothing is kept.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from .api.errors import InvalidArgument
-from .tensor import Parameter, Tensor
+from .elementwise import apply, full
+from .elementwise.taping import current_tape, paused, put_in_force
+from .elementwise.tensor import Parameter, Tensor
 
 __all__ = ["Ones", "Rectified", "Tape", "current_tape", "paused"]
 
-_threads = threading.local()
 _marks = itertools.count(1)
 Backward = Callable[..., Sequence["Tensor | None"]]
 _AT_ONCE = 8
 """Gradients of one tensor that wait to be added up by one kernel."""
-
-
-def current_tape() -> Tape | None:
-    """The tape in force in this thread, or None."""
-    return getattr(_threads, "tape", None)
-
-
-class paused:  # noqa: N801 (a context manager, used like a function)
-    """Inside the block no tape is in force: what an operation does within itself is not noted."""
-
-    __slots__ = ("_tape",)
-
-    def __enter__(self) -> None:
-        self._tape = current_tape()
-        _threads.tape = None
-
-    def __exit__(self, *error: object) -> None:
-        _threads.tape = self._tape
 
 
 class Rectified(Tensor):
@@ -67,8 +49,6 @@ class Ones(Tensor):
     @property
     def base_data(self) -> Any:
         if self._memory is None:
-            from .elementwise import full
-
             self._memory = full(self.shape, 1.0, self.dtype, self.queue).base_data
         return self._memory
 
@@ -90,11 +70,11 @@ class Tape:
         self._rectified: set[int] = set()
 
     def __enter__(self) -> Tape:
-        self._outer, _threads.tape = current_tape(), self
+        self._outer = put_in_force(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        _threads.tape = self._outer
+        put_in_force(self._outer)
         if error[0] is not None:
             self._notes.clear()
 
@@ -174,7 +154,7 @@ class Tape:
         kept: dict[int, Tensor] = {}
         self._written, self._accumulate = set(), accumulate
         gradients: dict[int, list[Tensor]] = {result.mark: [gradient]}
-        outer, _threads.tape = current_tape(), None
+        outer = put_in_force(None)
         try:
             while self._notes:
                 results, inputs, backward = self._notes.pop()
@@ -195,15 +175,13 @@ class Tape:
                     if len(waiting) == _AT_ONCE:
                         gradients[mark] = [_sum(waiting)]
         finally:
-            _threads.tape = outer
+            put_in_force(outer)
             self._notes.clear()
         kept |= {mark: _sum(waiting) for mark, waiting in gradients.items() if mark in wanted}
         kept |= {mark: self._parameters[mark].grad for mark in wanted if mark in self._parameters}
         return [kept.get(tensor.mark) for tensor in keep]
 
     def _deliver(self, parameter: Parameter, dx: Tensor) -> None:
-        from .elementwise import apply
-
         if dx.shape != parameter.shape:
             dx = dx.reshape(parameter.shape)
         first = parameter.mark not in self._written
@@ -221,7 +199,5 @@ def _sum(gradients: list[Tensor] | None) -> Tensor | None:
     """What reached one tensor from several uses, added up in the order in which it came, by one kernel."""
     if not gradients or len(gradients) == 1:
         return gradients[0] if gradients else None
-    from .elementwise import apply
-
     names = [f"g{i}" for i in range(len(gradients))]
     return apply(" + ".join(names), **dict(zip(names, gradients, strict=True)))

@@ -45,7 +45,7 @@ def imports(file: Path, package: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
             module = ".".join(part for part in (base, node.module or "") if part)
-            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
+            found |= {f"{module}.{alias.name}" for alias in node.names}
     return found
 
 
@@ -85,6 +85,42 @@ def test_imports_run_downward(file):
     own = zone_of(module_of(file))
     for module in imported_modules(file):
         assert RANK[zone_of(module)] <= RANK[own], f"{module_of(file)} imports {module}, which stands above it"
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or by way of others (Tarjan, 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in graph[node]:
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            group = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return found
+
+
+def test_circles_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
+def test_no_modules_import_each_other():
+    assert not circles({module: imported_modules(file) for module, file in MODULES.items()})
 
 
 LAYERS = ROOT / "convdispatch" / "selection" / "layers"

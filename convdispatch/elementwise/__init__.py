@@ -1,10 +1,14 @@
-"""Element-wise expressions, reductions and random numbers: kernels made at run time from formulas, and kept."""
+"""Tensors and formulas: element-wise expressions, reductions, random numbers; kernels made at run time, and kept.
 
-from .apply import apply
+``tensor`` holds memory and views, ``apply`` and ``reductions`` turn formulas into kernels' calls, ``recorded`` notes
+them on the tape in force, ``operators`` gives tensors their arithmetic.
+"""
+
+from . import operators  # noqa: F401 (attaches to Tensor)
 from .filling import fill, full, zeros
 from .joining import concatenate, joined
 from .random import Generator
-from .reductions import mean, reduce
+from .recorded import apply, mean, reduce
 from .symbols import where
 
 __all__ = ["Generator", "apply", "concatenate", "fill", "full", "joined", "mean", "reduce", "where", "zeros"]

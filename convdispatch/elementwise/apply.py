@@ -1,23 +1,19 @@
-"""apply: one kernel for any element-wise expression over any mix of strided and broadcast operands."""
+"""One kernel for any element-wise expression over any mix of strided and broadcast operands."""
 
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..device.tracing import operation
-from ..tape import current_tape
-from ..tensor import Tensor
 from .expression import Formula, parse
 from .kernel import Operand, Prepared, prepare
 from .strides import broadcast, stretched
-from .symbols import trace
+from .tensor import Tensor
 
-__all__ = ["apply"]
+__all__ = ["compute", "operand_of", "result_dtype"]
 
 _LIMIT = 8192
 _calls: dict[Any, _Call] = {}
@@ -43,19 +39,19 @@ class _Call:
         self.dtype = None
         if formula.result is not None:
             self.dtype = (
-                np.dtype(dtype) if dtype is not None else out.dtype if out is not None else _result(formula, given)
+                np.dtype(dtype) if dtype is not None else out.dtype if out is not None else result_dtype(formula, given)
             )
             if out is not None and (out.shape != self.shape or (dtype is not None and out.dtype != self.dtype)):
                 raise InvalidArgument(f"out must have shape {self.shape} and dtype {self.dtype}, got {out!r}")
         elif out is not None:
             raise InvalidArgument("out receives an expression's result; the formula ends with an assignment")
         operands = [
-            _operand(name, tensor, self.shape, name in formula.read, name in self.written)
+            operand_of(name, tensor, self.shape, name in formula.read, name in self.written)
             for name, tensor in tensors.items()
         ]
         if formula.result is not None:
             target = out if out is not None else Tensor(first.base_data, self.shape, self.dtype, first.queue)
-            operands.append(_operand("", target, self.shape, False, True))
+            operands.append(operand_of("", target, self.shape, False, True))
         integral = all(isinstance(given[name], numbers.Integral) for name in self.scalars)
         self.prepared: Prepared | None = None
         if 0 not in self.shape:
@@ -80,30 +76,8 @@ class _Call:
         return out
 
 
-@operation
-def apply(
-    expression: str | Callable[..., Any], *operands: Any, out: Tensor | None = None, dtype: Any = None, **named: Any
-) -> Any:
-    """Compute ``expression`` for every element, in one kernel that is compiled once and kept.
-
-    ``expression`` is text over named operands, ``apply("max(x, 0) * s", x=x, s=0.5)``, or a Python function of element
-    values, ``apply(lambda x, y: x * y + 1, x, y)``. Operands are tensors, of any strides, that broadcast as in NumPy,
-    and numbers. The result is a new tensor, or ``out``, which may be a view and may be an operand. Its dtype is
-    ``dtype``, or what NumPy would give the tensors (numbers do not count; ``/`` and functions make floats of
-    integers). A text may be statements, ``"v = m * v + g; p = p - r * v"``: a tensor that is assigned is written in
-    place, other assigned names are temporary, and the call returns None unless the last statement is an expression.
-
-    Float16 and bfloat16 are computed in float32. Results are recorded on the tape in force.
-
-    Raises InvalidArgument for what is no formula, names that do not fit, and shapes that do not.
-    """
-    if type(expression) is not str:
-        expression, names = trace(expression)
-        named = dict(zip(names, operands, strict=True)) if not named and len(operands) == len(names) else {}
-        if not named:
-            raise InvalidArgument(f"the function takes {', '.join(names) or 'nothing'}, got {len(operands)} operands")
-    elif operands:
-        raise InvalidArgument("operands of a text are passed by name: apply('x + y', x=..., y=...)")
+def compute(expression: str, named: dict[str, Any], out: Tensor | None = None, dtype: Any = None) -> tuple[_Call, Any]:
+    """What ``apply`` computes, of a text over named operands, without a note on a tape: (what was decided, result)."""
     key: list[Any] = [expression, dtype]
     known = None
     for name, value in named.items():
@@ -122,11 +96,7 @@ def apply(
         if len(_calls) >= _LIMIT:
             _calls.clear()
         call = _calls[key] = _Call(expression, named, out, dtype)
-    result = call(named, out)
-    tape = current_tape()
-    if tape is not None:
-        _record(tape, call, named, result)
-    return result
+    return call, call(named, out)
 
 
 def _check(formula: Formula, given: dict[str, Any], tensors: dict[str, Tensor], text: str) -> None:
@@ -150,7 +120,8 @@ def _check(formula: Formula, given: dict[str, Any], tensors: dict[str, Tensor], 
         raise InvalidArgument("all operands must be on one device")
 
 
-def _result(formula: Formula, given: dict[str, Any]) -> np.dtype:
+def result_dtype(formula: Formula, given: dict[str, Any]) -> np.dtype:
+    """What a formula over tensors and numbers gives, by NumPy's rules for the tensors alone."""
     if formula.truth:
         return np.dtype(bool)
     dtypes = [value.dtype for value in given.values() if isinstance(value, Tensor)]
@@ -163,7 +134,8 @@ def _result(formula: Formula, given: dict[str, Any]) -> np.dtype:
     return np.result_type(*dtypes) if whole else np.dtype(np.float32)
 
 
-def _operand(name: str, tensor: Tensor, shape: tuple[int, ...], read: bool, written: bool) -> Operand:
+def operand_of(name: str, tensor: Tensor, shape: tuple[int, ...], read: bool, written: bool) -> Operand:
+    """A tensor as the kernel sees it, stretched to ``shape``. Raises InvalidArgument where it cannot be written so."""
     itemsize = tensor.dtype.itemsize
     strides = stretched(tensor.shape, tensor.strides, shape)
     if any(step % itemsize for step in strides) or tensor.offset % itemsize:
@@ -172,43 +144,3 @@ def _operand(name: str, tensor: Tensor, shape: tuple[int, ...], read: bool, writ
         raise InvalidArgument(f"{name or 'out'} is written, but its elements overlap (a stride of 0)")
     steps = tuple(step // itemsize for step in strides)
     return Operand(name, tensor.dtype, steps, read, written, tensor.offset % 16 == 0)
-
-
-def _record(tape: Any, call: _Call, named: dict[str, Any], result: Any) -> None:
-    tracked = [name for name, value in named.items() if isinstance(value, Tensor) and tape.tracks(value)]
-    if not tracked:
-        return
-    if call.written or result is None:
-        raise InvalidArgument(
-            f"{call.formula.text!r} writes in place, which a tape cannot undo; leave the tape's block or use a result"
-        )
-    formula, slopes = call.formula, {}
-    for name in tracked:
-        slope = formula.derivative(name)
-        if slope is not None:
-            slopes[name] = slope
-    inputs = [named[name] for name in slopes]
-    shapes = {name: named[name].shape for name in slopes}
-    needed = {
-        name: {other: value for other, value in named.items() if other in parse(slope).names}
-        for name, slope in slopes.items()
-    }
-
-    def backward(dy: Tensor) -> list[Tensor]:
-        return [_pull(dy, slope, shapes[name], needed[name]) for name, slope in slopes.items()]
-
-    tape.record(result, inputs, backward)
-
-
-def _pull(dy: Tensor, slope: str, shape: tuple[int, ...], operands: dict[str, Any]) -> Tensor:
-    """The gradient of an operand of ``shape`` whose slope is known: dy times slope, summed over what was repeated."""
-    if slope == "1" and dy.shape == shape:
-        return dy
-    text, given = ("dy_", {"dy_": dy}) if slope == "1" else (f"dy_ * ({slope})", {"dy_": dy, **operands})
-    if dy.shape == shape:
-        return apply(text, **given)
-    from .reductions import reduce
-
-    extra = dy.ndim - len(shape)
-    axes = tuple(a for a in range(dy.ndim) if a < extra or (shape[a - extra] == 1 and dy.shape[a] != 1))
-    return reduce("sum", text, axes, **given).reshape(shape)

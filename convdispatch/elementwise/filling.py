@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..device import runtime
-from ..tensor import Tensor
+from .apply import compute
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -24,9 +25,7 @@ def fill(tensor: Tensor, value: float) -> Tensor:
         pattern = np.array(value, tensor.dtype)
         runtime.fill(tensor.queue, tensor.base_data, pattern, tensor.offset, tensor.nbytes)
     else:
-        from .apply import apply
-
-        apply("x = value", x=tensor, value=float(value))
+        compute("x = value", {"x": tensor, "value": float(value)})
     return tensor
 
 

@@ -14,8 +14,9 @@ from ..api.errors import InvalidArgument
 from ..device import runtime
 from ..device.kernels import Launch, build
 from ..device.tracing import operation
-from ..tape import current_tape, paused
-from ..tensor import Tensor
+from .apply import compute
+from .taping import current_tape, paused
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -79,14 +80,12 @@ def _copy(tensors: list[Tensor], views: list[Tensor], result: Tensor, axis: int)
 
     On a CPU a launch for each is faster: its loop has one source.
     """
-    from .apply import apply
-
     filled = [(tensor, view) for tensor, view in zip(tensors, views, strict=True) if tensor.size]
     size = result.dtype.itemsize
 
     def one_by_one() -> None:
         for tensor, view in filled:
-            apply("x", x=tensor, out=view)
+            compute("x", {"x": tensor}, out=view)
 
     gpu = runtime.device_info(result.queue.device).type != "cpu"
     if not gpu or not 2 <= len(filled) <= _PARTS or size not in _BITS or not all(t.contiguous for t, _ in filled):

@@ -11,7 +11,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..device import runtime
 from ..device.recording import recording_of
-from ..tensor import Tensor
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..device.tracing import operation
-from ..tape import current_tape
-from ..tensor import Tensor
-from .apply import _operand, _pull, _result
+from .apply import operand_of, result_dtype
 from .expression import parse
+from .filling import fill
 from .reduction_kernel import OPERATIONS, Reduction, plan
 from .strides import broadcast
+from .tensor import Tensor
 
-__all__ = ["mean", "reduce"]
+__all__ = ["combine"]
 
 _LIMIT = 4096
 _calls: dict[Any, _Call] = {}
@@ -61,8 +60,8 @@ class _Call:
         integral = operation != "mean" and all(isinstance(given[name], numbers.Integral) for name in scalars)
         self.reduction: Reduction | None = None
         if math.prod(shape):
-            operands = tuple(_operand(name, tensor, shape, True, False) for name, tensor in tensors.items())
-            operands += () if store is None else (_operand("", store, shape, False, True),)
+            operands = tuple(operand_of(name, tensor, shape, True, False) for name, tensor in tensors.items())
+            operands += () if store is None else (operand_of("", store, shape, False, True),)
             context = next(iter(tensors.values())).context
             kind = "sum" if operation == "mean" else operation
             self.reduction = plan(
@@ -70,27 +69,16 @@ class _Call:
             )
 
 
-@operation
-def reduce(
+def combine(
     operation: str,
     expression: str | Sequence[str],
+    operands: dict[str, Any],
     axes: int | Sequence[int] | None = None,
-    *,
     keepdims: bool = False,
     out: Tensor | Sequence[Tensor] | None = None,
     store: Tensor | None = None,
-    **operands: Any,
-) -> Any:
-    """Combine an expression's values over ``axes`` (all when None): ``reduce("sum", "x * y", (0, 2), x=x, y=y)``.
-
-    ``operation`` is sum, mean, max or min. Operands are tensors and numbers, as ``apply`` takes them. Several
-    expressions, given as a tuple, are reduced in one pass, and a list of tensors is returned. ``out`` holds contiguous
-    tensors for the results. ``store``, a tensor of the operands' shape that shares no memory with them, gets the first
-    expression's values; no gradient goes through it. A sum of floats is taken in partial sums, of float32 for float16
-    and bfloat16; sums of integers are int64. Recorded on the tape in force, except max and min.
-
-    Raises InvalidArgument for axes, names or shapes that do not fit.
-    """
+) -> tuple[_Call, list[Tensor]]:
+    """What ``reduce`` computes, without a note on a tape: (what was decided, results)."""
     texts = (expression,) if isinstance(expression, str) else tuple(expression)
     key: list[Any] = [operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims]
     known = None
@@ -130,20 +118,9 @@ def reduce(
     if call.reduction is not None:
         call.reduction(queue, arguments + scalars, targets)
     elif results[0].size:
-        from .filling import fill
-
         for result in results:
             fill(result, 0)
-    tape = current_tape()
-    if tape is not None:
-        _record(tape, call, operation, operands, results)
-    return results[0] if isinstance(expression, str) else results
-
-
-@operation
-def mean(x: Tensor, axes: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
-    """The mean over ``axes``."""
-    return reduce("mean", "x", axes, keepdims=keepdims, x=x)
+    return call, results
 
 
 def _axes(axes: Any, ndim: int) -> tuple[int, ...]:
@@ -160,37 +137,9 @@ def _axes(axes: Any, ndim: int) -> tuple[int, ...]:
 
 
 def _kind(operation: str, formula: Any, given: dict[str, Any]) -> np.dtype:
-    dtype = _result(formula, given)
+    dtype = result_dtype(formula, given)
     if dtype.kind not in "iub":
         return dtype
     if operation == "mean":
         return np.dtype(np.float32)
     return np.dtype(np.int64) if operation == "sum" else dtype
-
-
-def _record(tape: Any, call: _Call, operation: str, given: dict[str, Any], results: list[Tensor]) -> None:
-    tracked = [name for name, value in given.items() if isinstance(value, Tensor) and tape.tracks(value)]
-    if not tracked:
-        return
-    if operation in ("max", "min"):
-        raise InvalidArgument(f"reduce({operation!r}) has no gradient here; use it outside the tape's block")
-    keep = tuple(1 if a in call.axes else size for a, size in enumerate(call.shape))
-    shapes = {name: given[name].shape for name in tracked}
-
-    def backward(*dys: Tensor | None) -> list[Tensor | None]:
-        total: list[Tensor | None] = []
-        for name in tracked:
-            sums = []
-            for formula, dy in zip(call.formulas, dys, strict=True):
-                slope = formula.derivative(name) if name in formula.names else None
-                if dy is None or slope is None:
-                    continue
-                if call.scale != 1.0:
-                    slope = f"({slope}) * {call.scale!r}"
-                wide = dy.reshape(keep).expand(call.shape)
-                used = {n: v for n, v in given.items() if n in parse(slope).names}
-                sums.append(_pull(wide, slope, shapes[name], used))
-            total.append(sums[0] if len(sums) == 1 else sum(sums[1:], sums[0]) if sums else None)
-        return total
-
-    tape.record(results, [given[name] for name in tracked], backward)

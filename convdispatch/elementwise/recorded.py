@@ -1,0 +1,157 @@
+"""apply, reduce and mean: formulas over tensors, computed by kernels that are kept, and noted on the tape in force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..api.errors import InvalidArgument
+from ..device.tracing import operation
+from .apply import compute
+from .expression import parse
+from .reductions import combine
+from .symbols import trace
+from .taping import current_tape
+from .tensor import Tensor
+
+__all__ = ["apply", "mean", "reduce", "sum_to"]
+
+
+@operation
+def apply(
+    expression: str | Callable[..., Any], *operands: Any, out: Tensor | None = None, dtype: Any = None, **named: Any
+) -> Any:
+    """Compute ``expression`` for every element, in one kernel that is compiled once and kept.
+
+    ``expression`` is text over named operands, ``apply("max(x, 0) * s", x=x, s=0.5)``, or a Python function of element
+    values, ``apply(lambda x, y: x * y + 1, x, y)``. Operands are tensors, of any strides, that broadcast as in NumPy,
+    and numbers. The result is a new tensor, or ``out``, which may be a view and may be an operand. Its dtype is
+    ``dtype``, or what NumPy would give the tensors (numbers do not count; ``/`` and functions make floats of
+    integers). A text may be statements, ``"v = m * v + g; p = p - r * v"``: a tensor that is assigned is written in
+    place, other assigned names are temporary, and the call returns None unless the last statement is an expression.
+
+    Float16 and bfloat16 are computed in float32. Results are recorded on the tape in force.
+
+    Raises InvalidArgument for what is no formula, names that do not fit, and shapes that do not.
+    """
+    if type(expression) is not str:
+        expression, names = trace(expression)
+        named = dict(zip(names, operands, strict=True)) if not named and len(operands) == len(names) else {}
+        if not named:
+            raise InvalidArgument(f"the function takes {', '.join(names) or 'nothing'}, got {len(operands)} operands")
+    elif operands:
+        raise InvalidArgument("operands of a text are passed by name: apply('x + y', x=..., y=...)")
+    call, result = compute(expression, named, out, dtype)
+    tape = current_tape()
+    if tape is not None:
+        _record_elements(tape, call, named, result)
+    return result
+
+
+@operation
+def reduce(
+    operation: str,
+    expression: str | Sequence[str],
+    axes: int | Sequence[int] | None = None,
+    *,
+    keepdims: bool = False,
+    out: Tensor | Sequence[Tensor] | None = None,
+    store: Tensor | None = None,
+    **operands: Any,
+) -> Any:
+    """Combine an expression's values over ``axes`` (all when None): ``reduce("sum", "x * y", (0, 2), x=x, y=y)``.
+
+    ``operation`` is sum, mean, max or min. Operands are tensors and numbers, as ``apply`` takes them. Several
+    expressions, given as a tuple, are reduced in one pass, and a list of tensors is returned. ``out`` holds contiguous
+    tensors for the results. ``store``, a tensor of the operands' shape that shares no memory with them, gets the first
+    expression's values; no gradient goes through it. A sum of floats is taken in partial sums, of float32 for float16
+    and bfloat16; sums of integers are int64. Recorded on the tape in force, except max and min.
+
+    Raises InvalidArgument for axes, names or shapes that do not fit.
+    """
+    call, results = combine(operation, expression, operands, axes, keepdims, out, store)
+    tape = current_tape()
+    if tape is not None:
+        _record_sums(tape, call, operation, operands, results)
+    return results[0] if isinstance(expression, str) else results
+
+
+@operation
+def mean(x: Tensor, axes: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
+    """The mean over ``axes``."""
+    return reduce("mean", "x", axes, keepdims=keepdims, x=x)
+
+
+def _record_elements(tape: Any, call: Any, named: dict[str, Any], result: Any) -> None:
+    tracked = [name for name, value in named.items() if isinstance(value, Tensor) and tape.tracks(value)]
+    if not tracked:
+        return
+    if call.written or result is None:
+        raise InvalidArgument(
+            f"{call.formula.text!r} writes in place, which a tape cannot undo; leave the tape's block or use a result"
+        )
+    formula, slopes = call.formula, {}
+    for name in tracked:
+        slope = formula.derivative(name)
+        if slope is not None:
+            slopes[name] = slope
+    inputs = [named[name] for name in slopes]
+    shapes = {name: named[name].shape for name in slopes}
+    needed = {
+        name: {other: value for other, value in named.items() if other in parse(slope).names}
+        for name, slope in slopes.items()
+    }
+
+    def backward(dy: Tensor) -> list[Tensor]:
+        return [_pull(dy, slope, shapes[name], needed[name]) for name, slope in slopes.items()]
+
+    tape.record(result, inputs, backward)
+
+
+def _record_sums(tape: Any, call: Any, operation: str, given: dict[str, Any], results: list[Tensor]) -> None:
+    tracked = [name for name, value in given.items() if isinstance(value, Tensor) and tape.tracks(value)]
+    if not tracked:
+        return
+    if operation in ("max", "min"):
+        raise InvalidArgument(f"reduce({operation!r}) has no gradient here; use it outside the tape's block")
+    keep = tuple(1 if a in call.axes else size for a, size in enumerate(call.shape))
+    shapes = {name: given[name].shape for name in tracked}
+
+    def backward(*dys: Tensor | None) -> list[Tensor | None]:
+        total: list[Tensor | None] = []
+        for name in tracked:
+            sums = []
+            for formula, dy in zip(call.formulas, dys, strict=True):
+                slope = formula.derivative(name) if name in formula.names else None
+                if dy is None or slope is None:
+                    continue
+                if call.scale != 1.0:
+                    slope = f"({slope}) * {call.scale!r}"
+                wide = dy.reshape(keep).expand(call.shape)
+                used = {n: v for n, v in given.items() if n in parse(slope).names}
+                sums.append(_pull(wide, slope, shapes[name], used))
+            total.append(sums[0] if len(sums) == 1 else sum(sums[1:], sums[0]) if sums else None)
+        return total
+
+    tape.record(results, [given[name] for name in tracked], backward)
+
+
+def _pull(dy: Tensor, slope: str, shape: tuple[int, ...], operands: dict[str, Any]) -> Tensor:
+    """The gradient of an operand of ``shape`` whose slope is known: dy times slope, summed over what was repeated."""
+    if slope == "1" and dy.shape == shape:
+        return dy
+    text, given = ("dy_", {"dy_": dy}) if slope == "1" else (f"dy_ * ({slope})", {"dy_": dy, **operands})
+    if dy.shape == shape:
+        return apply(text, **given)
+    return reduce("sum", text, _repeated(dy.shape, shape), **given).reshape(shape)
+
+
+def sum_to(dy: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The gradient of what was expanded from ``shape``: the sum over what was repeated."""
+    return reduce("sum", "x", _repeated(dy.shape, shape), x=dy).reshape(shape)
+
+
+def _repeated(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes of ``wide`` along which ``shape`` was repeated."""
+    extra = len(wide) - len(shape)
+    return tuple(a for a in range(len(wide)) if a < extra or (shape[a - extra] == 1 and wide[a] != 1))
