@@ -20,14 +20,17 @@ __all__ = sorted([*_api_names, "Tensor", "__version__"])
 
 def __getattr__(name: str) -> Any:
     if name == "Tensor":
-        from .tensor import Tensor
+        from . import tensor
 
-        return Tensor
-    if name in _api_names:
+        value = tensor.Tensor
+    elif name in _api_names:
         from . import api
 
-        return getattr(api, name)
-    raise AttributeError(f"module 'convdispatch' has no attribute {name!r}")
+        value = getattr(api, name)
+    else:
+        raise AttributeError(f"module 'convdispatch' has no attribute {name!r}")
+    globals()[name] = value  # the next use is a plain look-up
+    return value
 
 
 def __dir__() -> list[str]:

@@ -63,8 +63,8 @@ def zone_of(module: str) -> str:
     return module.split(".")[1]
 
 
-# The two packages that only pass names on load them by text, when first asked: so one address serves all zones.
-ADDRESSES = [ROOT / "convdispatch" / "__init__.py", ROOT / "convdispatch" / "api" / "__init__.py"]
+# What only passes names on loads them by text, when first asked: so one address serves all zones.
+ADDRESSES = [ROOT / "convdispatch" / name for name in ("__init__.py", "api/__init__.py", "api/cuda.py")]
 FILES = [file for file in sorted((ROOT / "convdispatch").rglob("*.py")) if file not in ADDRESSES]
 MODULES = {module_of(file): file for file in FILES}
 
@@ -142,6 +142,17 @@ def test_public_names_resolve_and_are_sorted():
         assert not isinstance(value, type(sys)), f"{name} is a module, not what it names"
     assert callable(convdispatch.conv)
     assert callable(convdispatch.policy)
+
+
+def test_names_are_kept_once_found():
+    code = "import convdispatch as c; c.conv; c.Tensor; assert {'conv', 'Tensor'} <= vars(c).keys(), sorted(vars(c))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_cudas_part_of_the_header_resolves():
+    from convdispatch.api import cuda
+
+    assert all(callable(getattr(cuda, name)) for name in cuda.__all__)
 
 
 def test_functions_survive_the_import_of_their_modules():

@@ -2,7 +2,7 @@
 
 Callers: ``conv`` and its relatives, ``constant``, ``policy``, ``frozen``, ``explain``, ``ConvProblem``, the errors.
 Plugins: ``Solver``, ``Plan``, ``DeviceInfo``, ``hookimpl``, ``KernelPlan``, ``StepPlan``, and the shared kernel text
-and matrix product that plans are made of.
+and matrix product that plans are made of. What plugins over CUDA's libraries need is ``convdispatch.api.cuda``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..calls.conv import constant, conv, conv_backward_data, conv_backward_weights, conv_transpose
-    from ..device.bridge import Bridge, bridge_of
-    from ..device.cuda import cuda_of
-    from ..device.cuda import unavailable as cuda_unavailable
     from ..device.gemm import LAUNCH as GEMM_LAUNCH
     from ..device.gemm import PACKED as GEMM_PACKED
     from ..device.gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, packed_layout
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
     from ..device.gemm import product_cost as gemm_cost
     from ..device.gemm import workspace_size as gemm_workspace
     from ..device.kernels import OPERANDS, KernelPlan, Launch, build, config_macros, kernel_text
-    from ..device.memory import cuda_address
-    from ..device.runtime import cuda_devices
     from ..device.steps import Areas, Product, Step, StepPlan
     from ..measurement.find import find
     from ..selection.explanation import Explanation, explain
@@ -79,8 +74,6 @@ _HOME = {
     ".problem": ["ConvProblem"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],
     ".walk": ["Phase", "TensorLayout", "Walk", "walk_of"],
-    "..device.bridge": ["Bridge", "bridge_of"],
-    "..device.cuda": ["cuda_of", "cuda_unavailable"],
     "..selection.explanation": ["Explanation", "explain"],
     "..device.gemm": [
         "Axis",
@@ -96,8 +89,6 @@ _HOME = {
         "packed_layout",
     ],
     "..device.kernels": ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "kernel_text"],
-    "..device.memory": ["cuda_address"],
-    "..device.runtime": ["cuda_devices"],
     "..device.steps": ["Areas", "Product", "Step", "StepPlan"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -105,7 +96,6 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _NAMED_THERE = {
     "GEMM_LAUNCH": "LAUNCH",
     "GEMM_PACKED": "PACKED",
-    "cuda_unavailable": "unavailable",
     "gemm_configs": "configs",
     "gemm_cost": "product_cost",
     "gemm_workspace": "workspace_size",

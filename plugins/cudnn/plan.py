@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref, c_ulonglong, c_void_p
 from typing import TYPE_CHECKING, Any
 
-from convdispatch.api import Bridge, ConvDispatchError, ConvProblem, bridge_of, cuda_address, cuda_of
+from convdispatch.api import ConvDispatchError, ConvProblem
+from convdispatch.api.cuda import Bridge, bridge_of, cuda_address, cuda_of
 
 from .graph import execution_plan, variant_pack
 from .library import Descriptor, library

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from ctypes import c_void_p
 from typing import TYPE_CHECKING, Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Solver, cuda_devices, cuda_unavailable
+from convdispatch.api import ConvProblem, DeviceInfo, Solver
+from convdispatch.api.cuda import cuda_devices, cuda_unavailable
 
 from .graph import DTYPES, NONDETERMINISTIC, candidates, execution_plan
 from .library import CudnnError, missing
