@@ -1,6 +1,6 @@
 """Turns kernel text (.cl, .cl.mako) and geometry macros into programs, and launches into plans.
 
-pyopencl keeps compiled binaries on disk; this module keeps programs in memory, one a (context, text), and turns a
+``binaries`` keeps compiled kernels on disk; this module keeps programs in memory, one a (context, text), and turns a
 compiler's refusal into BuildFailed with the log.
 """
 
