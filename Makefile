@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# pytest's arguments, for example: make test ARGS="-k near_miss"
+# pytest's arguments, for example: make test ARGS="-m selection" (a zone: tests/zones.py), ARGS="-k near_miss", ARGS="-n 2"
 ARGS ?=
 
 .PHONY: demo test lint bench docs clean

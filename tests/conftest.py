@@ -18,6 +18,8 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for ``checking``
 
+from zones import ZONES, zone_of  # noqa: E402 (the path stands above)
+
 # A test must not see the records, registry or plugins of the user who runs it, nor leave any behind.
 _HOME = Path(tempfile.mkdtemp(prefix="convdispatch-tests-"))
 os.environ.setdefault("CONVDISPATCH_DB", str(_HOME / "records"))
@@ -34,6 +36,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--all-devices", action="store_true", help="every OpenCL device that works, not only the default")
     group.addoption("--full", action="store_true", help="whole products of shapes, layouts and dtypes")
     group.addoption("--solver", default="im2col*", help="the solver of the shape tests (name or glob)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for zone in ZONES:
+        config.addinivalue_line("markers", f"{zone}: tests of this zone, see tests/zones.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        zone = zone_of(item.path.stem)
+        if zone is not None:
+            item.add_marker(zone)
 
 
 def _devices(everything: bool) -> list:

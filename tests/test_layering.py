@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from zones import zone_of as zone_of_tests
 
 import convdispatch
 from convdispatch import api
@@ -175,3 +176,9 @@ def test_files_stay_readable():
     for file in (*FILES, *OUTSIDE):
         lines = len(file.read_text().splitlines())
         assert lines <= 400, f"{file.relative_to(ROOT)} has {lines} lines"
+
+
+def test_every_test_file_has_a_zone():
+    """``pytest -m selection`` runs a zone's tests: see tests/zones.py."""
+    files = sorted((ROOT / "tests").glob("test_*.py"))
+    assert [file.name for file in files if zone_of_tests(file.stem) is None] == []

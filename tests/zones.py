@@ -1,0 +1,30 @@
+"""Which zone a test file is about: the mark by which ``pytest -m ZONE`` runs it."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+ZONES = {
+    "api": "problem errors walk kernel_* layering docs",
+    "device": (
+        "binaries bridge commands* cuda_* gemm host_* icd imports memory platforms* recording* runtime sharedpool"
+    ),
+    "selection": (
+        "derivation dispatch evidence guard* injection layers loader lockfile* neighbours packs perfdb "
+        "preference* record registry sabotage validation*"
+    ),
+    "measurement": (
+        "conformance* families find grammar* kit* measure mutants onnx_cases pack_keys reference search_* verify_*"
+    ),
+    "calls": "arrays* conv conv_* interop operands* threads",
+    "nets": "inference* models* nn nn_* onnx onnx_* tensor tensor_* torch* train",
+    "tools": "benchmark* classify cli cli_* doctor* explain* self_test*",
+    "plugins": "cudnn* fft_* im2col implicitgemm_* nvidia* oclgrind onednn targets* vendor_* winograd_*",
+}
+"""Names of test files without ``test_`` and ``.py``; a file belongs to the first zone that names it."""
+
+
+def zone_of(stem: str) -> str | None:
+    """The zone of a test file, by its name without ``.py``; None where no zone lists it."""
+    name = stem.removeprefix("test_")
+    return next((zone for zone, globs in ZONES.items() if any(fnmatchcase(name, g) for g in globs.split())), None)
