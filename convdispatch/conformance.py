@@ -5,7 +5,7 @@ from .measurement.conformance.test_plugin import (
     kit,
     pytest_generate_tests,
     test_case,
-    test_it_computed_something,
+    test_something_was_computed,
 )
 
-__all__ = ["computed", "kit", "pytest_generate_tests", "test_case", "test_it_computed_something"]
+__all__ = ["computed", "kit", "pytest_generate_tests", "test_case", "test_something_was_computed"]

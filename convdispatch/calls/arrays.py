@@ -1,4 +1,4 @@
-"""A caller's arrays to OpenCL buffers and back, and one bound call: problem, plan and array kind, decided once."""
+"""One bound call: problem, plan and array kind, decided once; ``operands`` brings each call's arrays to memory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..api.problem import ConvProblem
 from ..device import runtime
 from ..selection import dispatch
 from ..selection.prepared import Constant
+from .operands import Operands, contiguous_strides
 
 __all__ = ["Call", "Kind"]
 
@@ -140,131 +141,64 @@ class Call:
                 result[...] = 0
         else:
             operands[self._out] = result
-            self._enqueue_host(operands, bias, residual, queue)
+            self._enqueue(operands, bias, residual, queue, False)
         if out is not None and not direct:
             out[...] = result
             return out
         return result
-
-    def _enqueue_host(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> None:
-        buffers: list[Any] = [None, None, None]
-        for place in (self._lead, self._other):
-            array = operands[place]
-            constant = isinstance(array, Constant)
-            buffers[place] = self._constant(array, queue) if constant else runtime.host_input(queue, native(array))
-        finish, buffers[self._out] = runtime.host_output(queue, operands[self._out], keep=self.problem.accumulate)
-        bias, residual = (
-            None if array is None else runtime.host_input(queue, native(array)) for array in (bias, residual)
-        )
-        promise = operands[1] if type(operands[1]) is Constant else None
-        self._run(queue, buffers, bias, residual, None, promise)
-        finish()
 
     # --- arrays on a device ------------------------------------------------------------------------------------------
 
     def _run_device(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> Any:
         if queue.context != self.context:
             raise InvalidArgument("queue belongs to another context than the arrays")
-        out, promise = operands[self._out], operands[1] if type(operands[1]) is Constant else None
+        out = operands[self._out]
         if out is None:
             forbid_when_frozen("allocate the result (pass out=)")
             out = operands[self._out] = self._make(queue, operands[self._lead])
         if self.empty:
             return self._zero(out, queue)
-        events: list[Any] = []
-        for place in (self._lead, self._other):
-            array = operands[place]
-            operands[place] = (
-                self._constant(array, queue)
-                if type(array) is Constant
-                else self._input(array, self._strides[place], queue, events)
-            )
-        if bias is not None:
-            bias = self._input(bias, self._bias_strides, queue, events)
-        if residual is not None:
-            shared = residual.base_data == out.base_data and not self.prepared.fuses_residual
-            residual = self._input(residual, self._out_strides, queue, events)
-            if shared:  # the convolution would overwrite it before the epilogue's own pass reads it
-                residual = runtime.copied(queue, residual, out.nbytes, events)
-        finish, operands[self._out] = self._output(out, queue, events)
-        event = self._run(queue, operands, bias, residual, events or None, promise)
-        if finish is not None:
-            event = finish(event)
+        # The convolution would overwrite a residual that lies in the result before the epilogue's own pass reads it.
+        shared = residual is not None and residual.base_data == out.base_data and not self.prepared.fuses_residual
+        event = self._enqueue(operands, bias, residual, queue, shared)
         if hasattr(out, "events"):
             out.events[:] = (event,)
         return out
 
-    def _run(
-        self, queue: Any, buffers: list[Any], bias: Any, residual: Any, wait_for: Any, promise: Constant | None
-    ) -> Any:
-        x, w, y = buffers
-        return dispatch.run(self.problem, self.prepared, queue, x, w, y, bias, residual, wait_for, promise)
+    def _enqueue(self, operands: list[Any], bias: Any, residual: Any, queue: Any, shared: bool) -> Any:
+        """Enqueue the call; the event of its last command. ``shared`` copies the residual first."""
+        brought, memory = Operands(queue, self.context), [None, None, None]
+        for place in (self._lead, self._other):
+            memory[place] = brought.read(operands[place], self._strides[place])
+        if bias is not None:
+            bias = brought.read(bias, self._bias_strides)
+        if residual is not None:
+            residual = brought.read(residual, self._out_strides)
+            if shared:
+                residual = brought.copied(residual, operands[self._out].nbytes)
+        memory[self._out] = brought.write(operands[self._out], self._out_strides, keep=self.problem.accumulate)
+        x, w, y = memory
+        promise = operands[1] if type(operands[1]) is Constant else None
+        event = dispatch.run(
+            self.problem, self.prepared, queue, x, w, y, bias, residual, brought.events or None, promise
+        )
+        return brought.finish(event)
 
     def _zero(self, out: Any, queue: Any) -> Any:
         """The gradient of no images is zero; every other empty result has nothing to write."""
         if self.problem.direction == "bwd_weights" and not self.problem.accumulate:
-            runtime.fill(queue, out.base_data, np.zeros(1, np.uint8), out.offset, out.nbytes)
+            brought = Operands(queue, self.context)
+            memory = brought.write(out, self._out_strides)
+            event = runtime.fill(queue, memory, np.zeros(1, np.uint8), 0, out.nbytes, brought.events)
+            event = brought.finish(event)
+            if hasattr(out, "events"):
+                out.events[:] = (event,)
         return out
-
-    def _input(self, array: Any, strides: Any, queue: Any, events: list[Any]) -> Any:
-        if array.context is not self.context and array.context != self.context:
-            raise InvalidArgument("all arrays must be on one context, but an operand is on another than the first")
-        pending = getattr(array, "events", None)
-        if pending:
-            events += pending
-        if array.offset == 0 and array.strides == strides:
-            return array.base_data
-        if not _contiguous(array):
-            raise InvalidArgument(
-                f"a device array must be contiguous, got shape {tuple(array.shape)} with strides {array.strides} "
-                "(bytes): copy it first"
-            )
-        return runtime.region(queue, array.base_data, array.offset, array.nbytes)
-
-    def _output(self, out: Any, queue: Any, events: list[Any]) -> tuple[Any, Any]:
-        if out.context is not self.context and out.context != self.context:
-            raise InvalidArgument("out is on another context than the operands")
-        pending = getattr(out, "events", None)
-        if pending:
-            events += pending
-        if out.strides != self._out_strides and not _contiguous(out):
-            raise InvalidArgument(f"out must be contiguous, got strides {out.strides} (bytes) for shape {out.shape}")
-        if out.offset == 0:
-            return None, out.base_data
-        return runtime.output_region(queue, out.base_data, out.offset, out.nbytes, keep=self.problem.accumulate)
-
-    def _constant(self, weights: Constant, queue: Any) -> Any:
-        inner = weights.array
-        if isinstance(inner, np.ndarray):
-            return weights.on_device(queue)
-        return self._input(inner, self._strides[self._other], queue, [])
 
 
 def is_array(value: Any) -> bool:
     """Whether ``value`` is one of the arrays that the calls take, or constant weights."""
     return isinstance(value, np.ndarray | Constant) or hasattr(value, "base_data")
-
-
-def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Strides in bytes of a C-contiguous array."""
-    strides, step = [], itemsize
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-def _contiguous(array: Any) -> bool:
-    """Whether elements lie without gaps in C order; strides of axes of size 1 mean nothing."""
-    expected = contiguous_strides(array.shape, array.dtype.itemsize)
-    return array.size == 0 or all(
-        size == 1 or stride == wanted for size, stride, wanted in zip(array.shape, array.strides, expected, strict=True)
-    )
-
-
-def native(array: np.ndarray) -> np.ndarray:
-    """C-contiguous and of native byte order; a copy only where needed."""
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
 def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> Any:

@@ -50,6 +50,7 @@ __all__ = [
     "queue",
     "release_memory",
     "set_memory_limit",
+    "sub_region",
     "workspace",
 ]
 
@@ -186,60 +187,6 @@ def queue(device: cl.Device | None = None) -> cl.CommandQueue:
     return queues[device]
 
 
-def host_input(queue: cl.CommandQueue, array: Any) -> cl.MemoryObject:
-    """A buffer with a NumPy array's values: the array's own memory on a CPU device, a copy elsewhere.
-
-    ``array`` must be contiguous and outlive the work.
-    """
-    import pyopencl as cl
-
-    if device_info(queue.device).type == "cpu":
-        return cl.Buffer(queue.context, cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
-    memory = allocate(queue, array.nbytes)
-    cl.enqueue_copy(queue, memory, array, is_blocking=False)
-    return memory
-
-
-def host_output(queue: cl.CommandQueue, array: Any, keep: bool = False) -> tuple[Any, cl.MemoryObject]:
-    """``(finish, buffer)`` for a NumPy array that will be written; ``finish()`` waits until the values are in it.
-
-    ``keep`` brings the array's present values along.
-    """
-    import pyopencl as cl
-
-    if device_info(queue.device).type == "cpu":
-        memory = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
-
-        def finish() -> None:
-            # Mapping is what makes a USE_HOST_PTR buffer's values visible to the host.
-            view, _ = cl.enqueue_map_buffer(queue, memory, cl.map_flags.READ, 0, array.shape, array.dtype)
-            view.base.release(queue)
-
-        return finish, memory
-    memory = allocate(queue, array.nbytes)
-    if keep:
-        cl.enqueue_copy(queue, memory, array, is_blocking=False)
-    return (lambda: cl.enqueue_copy(queue, array, memory)), memory
-
-
-def region(queue: cl.CommandQueue, memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObject:
-    """A buffer that starts ``offset`` bytes into ``memory``: a sub-buffer where aligned, else a copy on the queue."""
-    if offset == 0:
-        return memory
-    if offset % device_info(queue.device).buffer_alignment == 0:
-        return sub_region(memory, offset, size)
-    part = allocate(queue, size)
-    copy(queue, part, memory, size, source_offset=offset)
-    return part
-
-
-def copied(queue: cl.CommandQueue, memory: cl.MemoryObject, size: int, wait_for: Any = None) -> cl.MemoryObject:
-    """A copy of the first ``size`` bytes, from the queue's pool."""
-    fresh = allocate(queue, size)
-    copy(queue, fresh, memory, size, wait_for=wait_for)
-    return fresh
-
-
 def copy(
     queue: cl.CommandQueue,
     target: cl.MemoryObject,
@@ -266,30 +213,37 @@ def copy(
     )
 
 
-def fill(queue: cl.CommandQueue, target: cl.MemoryObject, number: Any, offset: int, size: int) -> cl.Event:
+def fill(
+    queue: cl.CommandQueue, target: cl.MemoryObject, number: Any, offset: int, size: int, wait_for: Any = None
+) -> cl.Event:
     """Enqueue that ``size`` bytes from byte ``offset`` on become a NumPy number, again and again."""
     recording = recording_of(queue)
     if recording is not None:
         return recording.fill(target, number, offset, size)
     import pyopencl as cl
 
-    return cl.enqueue_fill_buffer(queue, target, number, offset, size)
+    return cl.enqueue_fill_buffer(queue, target, number, offset, size, wait_for=wait_for or None)
 
 
-def output_region(
-    queue: cl.CommandQueue, memory: cl.MemoryObject, offset: int, size: int, keep: bool = False
-) -> tuple[Any, cl.MemoryObject]:
-    """As ``region`` for memory that will be written: ``(finish, buffer)``; ``finish(event)`` copies back, if set.
+def pending(queue: cl.CommandQueue) -> cl.Event:
+    """The event after which all that was enqueued on ``queue`` so far is done, for work on another queue."""
+    import pyopencl as cl
 
-    ``finish`` returns the event after which the values are in ``memory``; ``keep`` brings present values along.
-    """
-    if offset % device_info(queue.device).buffer_alignment == 0:
-        return None, sub_region(memory, offset, size)
-    part = allocate(queue, size)
-    if keep:
-        copy(queue, part, memory, size, source_offset=offset)
+    event = cl.enqueue_marker(queue)
+    queue.flush()
+    return event
 
-    def finish(event: cl.Event) -> cl.Event:
-        return copy(queue, memory, part, size, target_offset=offset, wait_for=[event])
 
-    return finish, part
+def hold(queue: cl.CommandQueue, event: cl.Event) -> None:
+    """What is enqueued on ``queue`` from now on begins after ``event``, a flushed command of another queue."""
+    import pyopencl as cl
+
+    cl.enqueue_barrier(queue, wait_for=[event])
+    queue.flush()
+
+
+def complete(event: cl.Event) -> bool:
+    """Whether a command has run to its end."""
+    import pyopencl as cl
+
+    return event.command_execution_status == cl.command_execution_status.COMPLETE

@@ -127,7 +127,9 @@ class _Lowering:
         w = given["w"] if given["w"].offset == 0 and given["w"].contiguous else given["w"].copy()
         weights = w.base_data
         if prepared.packed_size:
-            weights = constant(w).packed(prepared, recording.queue, weights)
+            weights, packed = constant(w).packed(prepared, recording.queue, weights)
+            if packed is not None:  # replays have no event to wait for
+                packed.wait()
         y = self._result(node)
         extras = [
             None if given.get(name) is None else _start(self._operand(given[name])) for name in ("bias", "residual")

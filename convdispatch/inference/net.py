@@ -214,13 +214,11 @@ class InferenceNet:
         given = given if given.contiguous else given.copy()
         other, ready = given.queue if given.queue != queue else None, None
         if other is not None:
-            ready = [cl.enqueue_marker(other)]
-            other.flush()
+            ready = [runtime.pending(other)]
         event = runtime.copy(queue, memory, given.base_data, inner.nbytes, source_offset=given.offset, wait_for=ready)
         if other is not None:  # its later work may have the tensor's memory, should the tensor go
             queue.flush()
-            cl.enqueue_barrier(other, wait_for=[event])
-            other.flush()
+            runtime.hold(other, event)
 
     def _fetch(self, inner: Tensor) -> Tensor:
         return self._real(inner).copy()

@@ -308,8 +308,11 @@ def run(
     """
     while True:
         try:
-            weights = constant.packed(prepared, queue, w) if constant is not None and prepared.packed_size else w
-            event = prepared.enqueue(queue, x, weights, y, bias, residual, wait_for)
+            weights, before = w, wait_for
+            if constant is not None and prepared.packed_size:
+                weights, packed = constant.packed(prepared, queue, w, wait_for)
+                before = wait_for if packed is None else [*(wait_for or ()), packed]
+            event = prepared.enqueue(queue, x, weights, y, bias, residual, before)
             if not hasattr(event, "wait") and recording_of(queue) is None:
                 raise PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(event)}")
             return event

@@ -59,19 +59,29 @@ class Constant:
                 copy = self._device_copies.setdefault(queue.context, copy)
         return copy
 
-    def packed(self, prepared: Prepared, queue: cl.CommandQueue, w: cl.MemoryObject) -> cl.MemoryObject:
-        """The packed form that ``prepared`` wants, made once a context and pack key, complete when returned."""
-        found = self._packed.get(prepared.pack_key)
+    def packed(
+        self, prepared: Prepared, queue: cl.CommandQueue, w: cl.MemoryObject, wait_for: Sequence[cl.Event] | None = None
+    ) -> tuple[cl.MemoryObject, cl.Event | None]:
+        """The packed form that ``prepared`` wants, and the event after which it is there; None once that is past.
+
+        Made once a context and pack key, on ``queue``, after ``wait_for``, when ``w`` holds the weights.
+        """
+        key = prepared.pack_key
+        found = self._packed.get(key)
         if found is None:
             forbid_when_frozen("pack constant weights")
             with self._lock:
-                found = self._packed.get(prepared.pack_key)
+                found = self._packed.get(key)
                 if found is None:
-                    found = runtime.fresh(queue, prepared.packed_size)
-                    # Waits, once a weight: other queues will read the packed form without an event to wait for.
-                    prepared.plan.pack(queue, w, found).wait()
-                    self._packed[prepared.pack_key] = found
-        return found
+                    memory = runtime.fresh(queue, prepared.packed_size)
+                    found = memory, prepared.plan.pack(queue, w, memory, wait_for)
+                    queue.flush()  # other queues may wait for it
+                    self._packed[key] = found
+        memory, event = found
+        if event is not None and runtime.complete(event):
+            self._packed[key] = memory, None
+            event = None
+        return memory, event
 
 
 def constant(w: Any) -> Constant:
