@@ -43,6 +43,9 @@ class Odd(Im2col):
     def cost(self, problem, device, config):
         return None if self.name == "odd.library" else 1.0 + config["turn"]
 
+    def workspace(self, problem, device, config):
+        return None
+
     def plan(self, context, problem, config):
         with Path(os.environ["COMPILED"]).open("a") as file:
             file.write(f"{problem} {self.name} {config['turn']}\\n")
