@@ -21,7 +21,12 @@ def progress(console: Console | None, title: str, total: int) -> Iterator[Callab
     if console is None:
         yield lambda words, advance: None
     elif console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as shown:
             task = shown.add_task(title, total=total)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.text import Text
 
-from .options import CONFIGURE, DEVICE, JOBS, configure, ended_by_sigterm, processes, read_entries, stdout
+from .options import CONFIGURE, DEVICE, JOBS, configure, ended_by_sigterm, processes, read_entries, stderr, stdout
 
 __all__ = ["bench"]
 
@@ -94,7 +94,7 @@ def bench(
                 regret=regret,
                 resume=resume,
                 command=_command(),
-                console=Console(stderr=True),
+                console=stderr(),
                 isolate=isolate,
                 timeout_s=timeout_s,
                 within_s=within_s,
@@ -120,12 +120,16 @@ def _train(names: tuple[str, ...], device: str | None, changes: dict[str, Any], 
     from ..benchmark.training import profile_training
     from ..benchmark.training_terminal import show_training
 
-    console, reports = Console(stderr=True), []
+    console, reports = stderr(), []
     given = {"mb": changes.get("batch"), "layout": changes.get("layout")}
     options = {name: value for name, value in given.items() if value}
     for name in names or ("lenet",):
-        with console.status(name) as status:
-            reports.append(profile_training(name, device=device, say=status.update, **options))
+        with console.status(Text(name)) as status:
+
+            def say(words: str, status: Any = status) -> None:
+                status.update(Text(words))
+
+            reports.append(profile_training(name, device=device, say=say, **options))
         show_training(reports[-1], stdout())
     if json_path is not None:
         json_path.write_text(json.dumps([report.as_dict() for report in reports], indent=1) + "\n", encoding="utf-8")

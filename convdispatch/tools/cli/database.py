@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import click
-from rich.markup import escape
 from rich.table import Table
 
 from .options import AS_JSON, settings, stdout
@@ -41,9 +40,7 @@ def list_records(key: str | None, as_json: bool) -> None:
         look = r.look_ms if r.sure else r.median_ms
         times = [f"{r.median_ms:.4g}", f"{r.ci_ms[0]:.4g} to {r.ci_ms[1]:.4g}"] if r.sure else ["not raced", ""]
         more = ["" if look is None else f"{look:.4g}", "" if r.error is None else f"{r.error:.1e}", str(r.workspace)]
-        table.add_row(
-            r.device, r.problem, r.solver, escape(settings(r.config)), *times, *more, r.source, r.created[:10]
-        )
+        table.add_row(r.device, r.problem, r.solver, settings(r.config), *times, *more, r.source, r.created[:10])
     stdout().print(table)
     click.echo(f"{len(records)} records in {', '.join(str(folder) for folder in database.folders.values())}")
 

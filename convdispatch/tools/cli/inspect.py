@@ -55,7 +55,7 @@ def _show(report: Any) -> None:
     console = stdout()
     console.print(f"python {report.python}; " + ", ".join(f"{n} {v}" for n, v in report.versions.items()))
     for name, value in report.environment.items():
-        console.print(f"{name}={value}", markup=False)
+        console.print(f"{name}={value}")
     vendors = Table("vendor library", "named by", "state", title="OpenCL vendors (ICDs)", title_justify="left")
     for vendor in report.vendors:
         vendors.add_row(vendor["library"], vendor["source"], vendor["problem"] or "loads")
@@ -69,13 +69,13 @@ def _show(report: Any) -> None:
         found.add_row(entry["name"], entry["source"], entry["status"], said)
     for table in (vendors, devices, found):
         console.print(table)
-    console.print(f"drop-in folder: {report.dropin_folder}", markup=False)
-    console.print(f"registry: {report.registry or 'none'} {report.registry_problem or ''}", markup=False)
+    console.print(f"drop-in folder: {report.dropin_folder}")
+    console.print(f"registry: {report.registry or 'none'} {report.registry_problem or ''}")
     if report.registry_note:
-        console.print(f"  {report.registry_note}", markup=False)
-    console.print(f"default device: {report.default_device or report.default_problem}", markup=False)
+        console.print(f"  {report.registry_note}")
+    console.print(f"default device: {report.default_device or report.default_problem}")
     for line in report.advice:
-        console.print(f"to mend: {line}", markup=False)
+        console.print(f"to mend: {line}")
 
 
 @click.command()

@@ -58,8 +58,16 @@ def CONFIGURE(command: click.Command) -> click.Command:
 
 
 def stdout() -> Console:
-    """Standard output, as wide as the terminal; where it is piped, as wide as its lines, so that nothing is cut."""
-    return Console(width=None if sys.stdout.isatty() else 10_000)
+    """Standard output, as wide as the terminal; where it is piped, as wide as its lines, so that nothing is cut.
+
+    Brackets are text here and on ``stderr()``: plugins, drivers and files say what they please.
+    """
+    return Console(width=None if sys.stdout.isatty() else 10_000, markup=False, emoji=False)
+
+
+def stderr() -> Console:
+    """Standard error: progress, and what must not mix with the result."""
+    return Console(stderr=True, markup=False, emoji=False)
 
 
 def settings(config: Mapping[str, Any]) -> str:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
-from .options import DEVICE
+from .options import DEVICE, stdout
 
 __all__ = ["classify"]
 
@@ -24,4 +23,4 @@ def classify(paths: tuple[Path, ...], top: int, runs: int, layout: str | None, d
     from ..classify import classify as run
 
     options: dict[str, Any] = {} if layout is None else {"layout": layout}
-    run(list(paths), top=top, runs=runs, device=device, **options).show(Console())
+    run(list(paths), top=top, runs=runs, device=device, **options).show(stdout())

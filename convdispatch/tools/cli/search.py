@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ...api.errors import ConvDispatchError
@@ -25,6 +23,7 @@ from .options import (
     processes,
     read_entries,
     settings,
+    stderr,
     stdout,
 )
 
@@ -107,7 +106,7 @@ def _search(
 
     chosen = runtime.find_device(device)
     info = runtime.device_info(chosen)
-    console, found = Console(stderr=True), []
+    console, found = stderr(), []
     known_limits = {name: limits[name] for name in ("budget_ms", "workspace_limit")}
     new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
     known = len(problems) - len(new)
@@ -136,7 +135,7 @@ def _show(results: Any, verbose: bool) -> None:
     console = stdout()
     winner = results.winner
     console.print(
-        f"[bold]{results.problem}[/bold]: {winner.solver if winner else 'nothing could be measured'} "
+        f"{results.problem}: {winner.solver if winner else 'nothing could be measured'} "
         f"({results.verdict}) in {results.spent_ms / 1e3:.1f} s, at most {results.peak_bytes / 2**20:.0f} MiB",
         highlight=False,
     )
@@ -153,12 +152,12 @@ def _show(results: Any, verbose: bool) -> None:
             "" if r.look_ms is None else f"{r.look_ms:.4g}",
             "" if r.error is None else f"{r.error:.1e}",
             "" if r.workspace is None else str(r.workspace),
-            escape(settings(r.config)),
-            escape(r.reason),
+            settings(r.config),
+            r.reason,
         )
     console.print(table)
     if results.runs:
-        console.print(results.runs, markup=False)
+        console.print(results.runs)
     rest = len(results) - len(shown)
     if rest:
         console.print(f"{rest} candidates more were cut or not tried (-v lists them)")

@@ -7,10 +7,9 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .options import AS_JSON, DEVICE
+from .options import AS_JSON, DEVICE, stderr, stdout
 
 __all__ = ["train"]
 
@@ -61,7 +60,7 @@ def train(
     settings = Settings(
         data, images, test_images, epochs, batch, optimizer, rate, momentum, weight_decay, dropout, seed
     )
-    console = Console(stderr=as_json)
+    console = stderr() if as_json else stdout()
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"))
     bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
     task = bar.add_task("training", total=None, loss=float("nan"))

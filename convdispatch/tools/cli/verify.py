@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from ...measurement.conformance.levels import LEVELS, VERSION, cases, digest
 from ..progress import progress
-from .options import DEVICE, ended_by_sigterm, stdout
+from .options import DEVICE, ended_by_sigterm, stderr, stdout
 
 __all__ = ["verify"]
 
@@ -84,7 +83,7 @@ def _run(plugin: str, level: str, device: str | None, files: tuple[Path, ...], v
     from ...measurement.conformance.verify import own_cases
     from ...measurement.conformance.verify import verify as examine
 
-    own, console = own_cases(files), Console(stderr=True)
+    own, console = own_cases(files), stderr()
     with ended_by_sigterm(), progress(console, f"verify {plugin}", len(cases(level)) + len(own)) as step:
 
         def heard(done: Any, outcomes: list[Any], total: int) -> None:
@@ -92,7 +91,7 @@ def _run(plugin: str, level: str, device: str | None, files: tuple[Path, ...], v
             for outcome in outcomes:
                 if outcome.status == "failed" or verbose:
                     words = f"{outcome.check}: {outcome.reason}" if outcome.check else outcome.reason
-                    console.print(f"{outcome.status} {outcome.solver} {done.name}: {words}", markup=False)
+                    console.print(f"{outcome.status} {outcome.solver} {done.name}: {words}")
 
         command = "convdispatch " + " ".join(shlex.quote(_bare(word)) for word in sys.argv[1:])
         return examine(plugin, level, device, own=own, command=command, report=heard, **options)
@@ -121,15 +120,15 @@ def _show(report: Any) -> None:
     console.print(table)
     failed = report.of(status="failed")
     for outcome in failed[:20]:
-        console.print(f"{outcome.solver} {outcome.problem}: {outcome.check}: {outcome.reason}", markup=False)
-        console.print(f"  again: {outcome.rerun(report.plugin['name'])}", markup=False)
+        console.print(f"{outcome.solver} {outcome.problem}: {outcome.check}: {outcome.reason}")
+        console.print(f"  again: {outcome.rerun(report.plugin['name'])}")
     if len(failed) > 20:
         console.print(f"and {len(failed) - 20} failures more (--json holds them all)")
     for level, verdict in report.levels().items():
         console.print(f"{level}: {verdict}")
     if report.unasked:
         names = ", ".join(report.unasked[:5]) + (", and more" if len(report.unasked) > 5 else "")
-        console.print(f"the time ended before {len(report.unasked)} cases: {names}", markup=False)
+        console.print(f"the time ended before {len(report.unasked)} cases: {names}")
     device = report.environment["device"]["title"]
     console.print(
         f"{report.plugin['name']} {report.plugin['version']} on {device}: {report.verdict()}; "
