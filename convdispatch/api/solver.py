@@ -31,7 +31,13 @@ class Plan(Protocol):
     """
 
     workspace_size: int
-    """Bytes of scratch memory that ``enqueue`` needs; pure, sufficient, independent of free memory."""
+    """Bytes of scratch memory that ``enqueue`` needs; pure, sufficient, independent of free memory.
+
+    A plan may also have ``recordable = False``: it enqueues by its own means (pyopencl's calls, a vendor's library).
+    It is then always handed an OpenCL queue and OpenCL buffers, and a recording calls it anew at each replay. Without
+    that it gives its commands by ``Launch`` and what is made of it (``KernelPlan``, ``StepPlan``, ``GemmPlan``) only,
+    and ``queue`` may be whatever these take: an OpenCL queue, a recording, a CUDA stream, a host's memory.
+    """
 
     def enqueue(
         self,

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..device.recording import recording_of
+from ..device.queues import commands_of
 from ..selection.prepared import Constant
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Operands:
         own = array.queue
         before = list(getattr(array, "events", ()))
         if own is not self.queue and own is not None and own != self.queue:
-            if recording_of(self.queue) is not None:
+            if commands_of(self.queue).replayed:
                 own.finish()  # a replay has no events of other queues to wait for
             else:
                 before.append(runtime.pending(own))

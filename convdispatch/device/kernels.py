@@ -20,7 +20,8 @@ import numpy as np
 
 from ..api.errors import BuildFailed, PluginError
 from ..api.problem import ConvProblem
-from .recording import recording_of
+from .commands import Kernel
+from .queues import commands_of
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -193,18 +194,12 @@ class Launch:
         names: Sequence[str],
         dtypes: Sequence[Any] | None = None,
     ) -> None:
-        import pyopencl as cl
-
-        self._program, self._name, self._kernel = program, kernel, cl.Kernel(program, kernel)
-        # A cl.Kernel holds the arguments it was given last, so two threads must not set them at once.
-        self._lock = threading.Lock()
-        self._global_size, self._local_size = tuple(map(int, global_size)), local_size
         given = arguments.split() if isinstance(arguments, str) else list(arguments)
         self._scalars = [None if isinstance(argument, str) else argument for argument in given]
         self._places = [names.index(argument) if isinstance(argument, str) else None for argument in given]
         self._named = tuple(self._places) if None not in self._places else None
-        self._dtypes = list(dtypes) if dtypes else [None if isinstance(a, str) else np.asarray(a).dtype for a in given]
-        self._kernel.set_scalar_arg_dtypes(self._dtypes)
+        types = dtypes or [None if isinstance(a, str) else np.asarray(a).dtype for a in given]
+        self.kernel = Kernel(program, kernel, global_size, local_size, types)
 
     def __call__(
         self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Sequence[cl.Event] | None = None
@@ -217,9 +212,4 @@ class Launch:
                 scalar if place is None else operands[place]
                 for place, scalar in zip(self._places, self._scalars, strict=True)
             ]
-        recording = recording_of(queue)
-        if recording is not None:
-            sizes = self._global_size, self._local_size
-            return recording.launch(self._program, self._name, self._dtypes, *sizes, arguments)
-        with self._lock:
-            return self._kernel(queue, self._global_size, self._local_size, *arguments, wait_for=wait_for)
+        return commands_of(queue).launch(self.kernel, arguments, wait_for)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.errors import MemoryLimit
 from ..api.policy import current_policy, forbid_when_frozen
+from .commands import Region
 from .cuda import CudaError, cuda_of, prompt
-from .recording import Slot, recording_of
 from .sharedpool import OWN, SMALLEST, Arena, SharedPool, cuda_address, out_of_order, shared_block
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ __all__ = [
     "shared_with_cuda",
     "standing",
     "sub_region",
-    "workspace",
 ]
 
 _lock = threading.RLock()
@@ -69,9 +68,6 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
 
     Raises MemoryLimit where the device's limit would be passed, Frozen where ``frozen()`` forbids new memory.
     """
-    recording = recording_of(queue)
-    if recording is not None:
-        return recording.allocate(size)
     pool = _pools.get(queue)
     if pool is None:
         pool = _make_pool(queue)
@@ -95,11 +91,6 @@ def _take(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.Me
         except Exception:
             raise error from None
         return pool.allocate(size, **options)
-
-
-def workspace(queue: cl.CommandQueue, size: int) -> cl.MemoryObject | None:
-    """Scratch memory for one plan on one queue; None for size 0."""
-    return allocate(queue, size) if size else None
 
 
 def _make_pool(queue: cl.CommandQueue) -> Any:
@@ -212,7 +203,7 @@ def release_memory(device: cl.Device | None = None) -> None:
 
 def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObject:
     """``size`` bytes from ``offset`` on, which must be aligned as the device asks; holds the block while it lives."""
-    if type(memory) is Slot:
+    if isinstance(memory, Region):
         return memory.get_sub_region(offset, size)
     import pyopencl as cl
 

@@ -16,7 +16,6 @@ from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
 from .cuda import unavailable as cuda_unavailable
 from .memory import (  # part of this module's interface, where callers look for it
-    allocate,
     cuda_address,
     fresh,
     memory_statistics,
@@ -24,10 +23,9 @@ from .memory import (  # part of this module's interface, where callers look for
     set_memory_limit,
     shared_with_cuda,
     sub_region,
-    workspace,
 )
 from .platforms import address, device_info, devices, platforms
-from .recording import recording_of
+from .queues import commands_of
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -187,6 +185,16 @@ def queue(device: cl.Device | None = None) -> cl.CommandQueue:
     return queues[device]
 
 
+def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
+    """Memory of at least ``size`` bytes for work on ``queue``, from the queue's pool; see ``memory.allocate``."""
+    return commands_of(queue).allocate(size)
+
+
+def workspace(queue: cl.CommandQueue, size: int) -> cl.MemoryObject | None:
+    """Scratch memory for one plan on one queue; None for size 0."""
+    return allocate(queue, size) if size else None
+
+
 def copy(
     queue: cl.CommandQueue,
     target: cl.MemoryObject,
@@ -197,32 +205,14 @@ def copy(
     wait_for: Any = None,
 ) -> cl.Event:
     """Enqueue a copy of ``size`` bytes from ``source`` to ``target``, from the given bytes on."""
-    recording = recording_of(queue)
-    if recording is not None:
-        return recording.copy(target, source, size, source_offset, target_offset)
-    import pyopencl as cl
-
-    return cl.enqueue_copy(
-        queue,
-        target,
-        source,
-        byte_count=size,
-        src_offset=source_offset,
-        dst_offset=target_offset,
-        wait_for=wait_for or None,
-    )
+    return commands_of(queue).copy(target, source, size, source_offset, target_offset, wait_for)
 
 
 def fill(
     queue: cl.CommandQueue, target: cl.MemoryObject, number: Any, offset: int, size: int, wait_for: Any = None
 ) -> cl.Event:
     """Enqueue that ``size`` bytes from byte ``offset`` on become a NumPy number, again and again."""
-    recording = recording_of(queue)
-    if recording is not None:
-        return recording.fill(target, number, offset, size)
-    import pyopencl as cl
-
-    return cl.enqueue_fill_buffer(queue, target, number, offset, size, wait_for=wait_for or None)
+    return commands_of(queue).fill(target, number, offset, size, wait_for)
 
 
 def pending(queue: cl.CommandQueue) -> cl.Event:

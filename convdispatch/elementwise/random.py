@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,9 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..device.recording import recording_of
+from ..device.commands import Kernel
+from ..device.kernels import build, kernel_text
+from ..device.queues import commands_of
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -44,9 +47,8 @@ class Generator:
 
         For work on ``queue`` that is captured: what a kernel takes in its place, so that each replay does this anew.
         """
-        recording = recording_of(queue)
-        if recording is not None:
-            return recording.late(lambda: self.advance(blocks))
+        if queue is not None:
+            return commands_of(queue).late(lambda: self.advance(blocks))
         first = self.state
         self.state += blocks
         return first
@@ -60,48 +62,16 @@ class Generator:
         result = Tensor.empty(shape, np.float32, self.queue)
         if size:
             blocks = -(-size // 4)
-            launch = random_kernel(self.queue.context, kernel)
             first = self.advance(blocks, self.queue)
-            launch.run(self.queue, blocks, result.base_data, size, self.seed, first, low, scale)
+            kernel_of = random_kernel(self.queue.context, kernel, blocks)
+            commands_of(self.queue).launch(kernel_of, (result.base_data, size, self.seed, first, low, scale))
         return result if dtype == np.float32 else result.astype(dtype)
 
 
-def random_kernel(context: cl.Context, name: str) -> _RandomKernel:
-    """A kernel of random.cl, built once a context."""
-    key = (context, name)
-    found = _kernels.get(key)
-    if found is None:
-        found = _kernels[key] = _RandomKernel(context, name)
-    return found
-
-
-_kernels: dict[Any, _RandomKernel] = {}
-
-
-class _RandomKernel:
-    def __init__(self, context: cl.Context, name: str) -> None:
-        import threading
-
-        import pyopencl as cl
-
-        from ..device.kernels import build, kernel_text
-
-        self._program = build(context, kernel_text("convdispatch.elementwise", "random.cl"))
-        self._name, self._kernel = name, cl.Kernel(self._program, name)
-        self._dtypes = [None, np.uint64, np.uint64, np.uint64, np.float32, np.float32]
-        self._kernel.set_scalar_arg_dtypes(self._dtypes)
-        self._lock = threading.Lock()
-        gpu = runtime.device_info(context.devices[0]).type != "cpu"
-        self._group = 256 if gpu else 64
-
-    def run(
-        self, queue: Any, blocks: int, target: Any, size: int, seed: int, first: Any, low: float, scale: float
-    ) -> None:
-        work = -(-blocks // self._group) * self._group
-        recording = recording_of(queue)
-        if recording is not None:
-            given = (target, size, seed, first, low, scale)
-            recording.launch(self._program, self._name, self._dtypes, (work,), (self._group,), given)
-            return
-        with self._lock:
-            self._kernel(queue, (work,), (self._group,), target, size, seed, first, low, scale)
+@functools.lru_cache(maxsize=256)
+def random_kernel(context: cl.Context, name: str, blocks: int) -> Kernel:
+    """A kernel of random.cl for ``blocks`` counters; it takes memory, size, seed, first counter, low and scale."""
+    group = 256 if runtime.device_info(context.devices[0]).type != "cpu" else 64
+    program = build(context, kernel_text("convdispatch.elementwise", "random.cl"))
+    dtypes = [None, np.uint64, np.uint64, np.uint64, np.float32, np.float32]
+    return Kernel(program, name, (-(-blocks // group) * group,), (group,), dtypes)

@@ -134,13 +134,7 @@ class _Lowering:
         extras = [
             None if given.get(name) is None else _start(self._operand(given[name])) for name in ("bias", "residual")
         ]
-        buffers = (_start(x), weights, _start(y), *extras)
-        mark = len(recording.commands)
-        try:
-            prepared.enqueue(recording, *buffers)
-        except Exception:  # a plan that enqueues by other means than the header's launches
-            del recording.commands[mark:]
-            recording.call(prepared.enqueue, buffers, prepared.solver.name)
+        prepared.enqueue(recording, _start(x), weights, _start(y), *extras)  # type: ignore[arg-type]
         return LoweredNode(node.name, problem, prepared)
 
     # --- concatenation -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..device import runtime
 from ..device.memory import sub_region
+from ..device.queues import OpenCLQueue
 from ..device.recording import Recording, Slot
 from .arena import Arena, lay_out, lifetimes
 from .schedule import Schedule
@@ -43,9 +44,12 @@ class Program:
         """Memory of inputs and results, by slot."""
         self._parts: dict[Any, Any] = {}
         self.what = [command.what for command in recording.commands]
-        self._runs: list[Callable[..., Any]] = [command.make(self.memory) for command in recording.commands]
         more = range(self.schedule.queues - 1)
-        self._queues = [self.queue, *(type(self.queue)(recording.context) for _ in more)]
+        queues = [self.queue, *(type(self.queue)(recording.context) for _ in more)]
+        self._queues = [OpenCLQueue(queue) for queue in queues]
+        self._runs: list[Callable[..., Any]] = [
+            command.make(self.memory, self._queues[0]) for command in recording.commands
+        ]
         self._steps = self.schedule.steps
         self._plain = self.schedule.queues == 1
         self._lates = recording.lates
@@ -75,9 +79,9 @@ class Program:
             return self._run_plain() if self._plain else self._run_on_several()
 
     def _run_plain(self) -> Any:
-        queue, event = self.queue, None
+        commands, event = self._queues[0], None
         for run in self._runs:
-            event = run(queue)
+            event = run(commands)
         return event
 
     def _run_on_several(self) -> Any:
@@ -86,14 +90,14 @@ class Program:
         runs = self._runs
         start = [self._mark()] if any(step.starts for step in self._steps) else None
         for step in self._steps:
-            queue = self._queues[step.queue]
+            commands = self._queues[step.queue]
             wait = [done[other] for other in step.after] or (start if step.starts else None)
             for place in step.commands:
-                last[step.queue] = runs[place](queue, wait)
+                last[step.queue] = runs[place](commands, wait)
                 wait = None
             if step.awaited:
                 done[step.key] = last[step.queue]
-                queue.flush()
+                commands.queue.flush()
         return last[0]
 
     def _mark(self) -> Any:

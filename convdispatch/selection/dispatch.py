@@ -31,7 +31,6 @@ from ..api.policy import Policy, current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
 from ..device import runtime
-from ..device.recording import recording_of
 from . import asking, lockfile
 from .asking import Fault, ask, checked_plan, guarded, predicted
 from .derivation import Derived, derived
@@ -313,7 +312,7 @@ def run(
                 weights, packed = constant.packed(prepared, queue, w, wait_for)
                 before = wait_for if packed is None else [*(wait_for or ()), packed]
             event = prepared.enqueue(queue, x, weights, y, bias, residual, before)
-            if not hasattr(event, "wait") and recording_of(queue) is None:
+            if not hasattr(event, "wait"):
                 raise PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(event)}")
             return event
         except (Frozen, KeyboardInterrupt):

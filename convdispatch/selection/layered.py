@@ -12,7 +12,6 @@ from typing import Any
 
 from ..api.errors import ConvDispatchWarning, Frozen, PluginError, words
 from ..api.hookspecs import hookimpl
-from ..device.recording import recording_of
 from .loader import plugins
 
 __all__ = ["enqueue_plan", "run_layered"]
@@ -99,7 +98,7 @@ def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tupl
         )
     except BaseException as error:
         ours = isinstance(error, KeyboardInterrupt | Frozen | PluginError)
-        if error is watched.error or ours or recording_of(queue) is not None:
+        if error is watched.error or ours:
             raise
         _switch_off(_layer_of(error), f"it raised {words(error)}")
         if watched.error is not None:

@@ -13,7 +13,7 @@ from ..api.problem import ConvProblem
 from ..api.solver import Plan, Solver
 from ..device import runtime
 from ..device.kernels import Launch, build, kernel_text
-from ..device.recording import Recording, recording_of
+from ..device.queues import OpenCLQueue, commands_of
 from .layered import enqueue_plan, run_layered
 from .loader import plugins
 
@@ -110,6 +110,8 @@ class Prepared:
         self._seen = seen
         self._epilogue = None if seen == problem else _Epilogue(context, problem, seen)
         self._layered = bool(plugins().layers)
+        self.recordable = getattr(plan, "recordable", True) and not self._layered
+        """Whether the plan gives all its commands by the header's means; layers may do anything."""
         self._bare = not self._layered and self._epilogue is None and not (problem.bias or problem.residual)
 
     @property
@@ -128,24 +130,22 @@ class Prepared:
         wait_for: Sequence[cl.Event] | None = None,
     ) -> cl.Event:
         """Enqueue convolution and epilogue; never waits. ``w`` is the packed form where ``packed_size`` is not 0."""
-        recording = recording_of(queue)
-        if recording is not None and recording is not queue:
-            return self._record(recording, (x, w, y, bias, residual))
+        commands = commands_of(queue)
+        if type(commands) is OpenCLQueue:
+            return self._enqueue(queue, x, w, y, bias, residual, wait_for)
+        if self.recordable:
+            return self._enqueue(commands, x, w, y, bias, residual, wait_for)
+        return commands.call(self._enqueue, (x, w, y, bias, residual), self.solver.name, wait_for)
+
+    def _enqueue(
+        self, queue: Any, x: Any, w: Any, y: Any, bias: Any = None, residual: Any = None, wait_for: Any = None
+    ) -> Any:
         scratch = runtime.allocate(queue, self.workspace_size) if self.workspace_size else None
         if self._bare:
             return self.plan.enqueue(queue, x, w, y, scratch, wait_for)
         if self._epilogue is not None:
             return self._epilogue(self, queue, x, w, y, scratch, bias, residual, wait_for)
         return self._enqueue_plan(queue, x, w, y, scratch, bias, residual, wait_for)
-
-    def _record(self, recording: Recording, buffers: tuple[Any, ...]) -> Any:
-        """The commands, or, of a plan that enqueues by other means than the header's launches, one that calls it."""
-        mark = len(recording.commands)
-        try:
-            return self.enqueue(recording, *buffers)  # type: ignore[arg-type]
-        except Exception:
-            del recording.commands[mark:]
-            return recording.call(self.enqueue, buffers, self.solver.name)
 
     def _enqueue_plan(
         self, queue: Any, x: Any, w: Any, y: Any, scratch: Any, bias: Any, residual: Any, wait_for: Any

@@ -103,6 +103,8 @@ class CudnnPlan:
     copied into the pool's memory and back. A workspace too large to share is CUDA's alone, for the time of a run.
     """
 
+    recordable = False
+
     def __init__(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self._library, device = library(), context.devices[0]
         self._written = problem.written
@@ -126,8 +128,6 @@ class CudnnPlan:
         wait_for: Sequence[cl.Event] | None = None,
     ) -> cl.Event:
         """Enqueue on the CUDA stream beside ``queue``, in the queue's order; never waits."""
-        if hasattr(queue, "call"):  # a recording: runs this again whenever it is replayed
-            return queue.call(self.enqueue, (x, w, y, workspace), "cudnn")
         across = bridge_of(queue)
         if across is None:
             raise ConvDispatchError("cuDNN: the queue's device is not CUDA's")

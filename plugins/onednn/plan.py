@@ -136,6 +136,7 @@ class OneDNNPlan:
     are reordered once, by ``pack``. A residual is reordered into the output, which the convolution adds to.
     """
 
+    recordable = False
     packed_size = 0
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
@@ -192,14 +193,8 @@ class OneDNNPlan:
         residual: cl.MemoryObject | None = None,
     ) -> cl.Event:
         """Enqueue reorders and convolution as one native command; never waits."""
-        if hasattr(queue, "call"):  # a recording: runs this again whenever it is replayed
-            return queue.call(self._replay, (x, w, y, workspace, bias, residual), "onednn")
         buffers = {"x": x, "w": w, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
         return self._runner.enqueue(queue, buffers, wait_for)
-
-    def _replay(self, queue: Any, *buffers: Any, wait_for: Any = None) -> cl.Event:
-        named = dict(zip(("x", "w", "y", "workspace", "bias", "residual"), buffers, strict=True))
-        return self._runner.enqueue(queue, named, wait_for)
 
     def pack(
         self, queue: cl.CommandQueue, w: cl.MemoryObject, packed: cl.MemoryObject, wait_for: Any = None

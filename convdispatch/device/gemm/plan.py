@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...api.errors import InvalidArgument
+from ..commands import Kernel
 from ..kernels import build
-from ..recording import recording_of
+from ..queues import commands_of
 from .layout import direct, packed_layout
 from .source import gemm_text, pack_chunk, pack_text, reduce_text
 from .spec import GemmSpec
@@ -173,25 +174,15 @@ def _workspace_areas(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[dict[st
 
 
 class _Kernel:
-    """One kernel whose arguments are (buffer, element offset) pairs; safe from several threads."""
+    """One kernel whose arguments are (memory, element offset) pairs."""
 
     def __init__(
         self, program: cl.Program, name: str, sizes: tuple[int, ...], local: tuple[int, ...] | None, pairs: int
     ) -> None:
-        import pyopencl as cl
-
-        self._program, self._name, self._kernel = program, name, cl.Kernel(program, name)
-        self._dtypes = [None, np.int64] * pairs
-        self._kernel.set_scalar_arg_dtypes(self._dtypes)
-        self._sizes, self._local = sizes, local
-        self._lock = threading.Lock()  # a cl.Kernel holds the arguments it was given last
+        self._kernel = Kernel(program, name, sizes, local, [None, np.int64] * pairs)
 
     def __call__(self, queue: cl.CommandQueue, arguments: tuple[Any, ...], wait_for: Any) -> cl.Event:
-        recording = recording_of(queue)
-        if recording is not None:
-            return recording.launch(self._program, self._name, self._dtypes, self._sizes, self._local, arguments)
-        with self._lock:
-            return self._kernel(queue, self._sizes, self._local, *arguments, wait_for=wait_for)
+        return commands_of(queue).launch(self._kernel, arguments, wait_for)
 
 
 def _replace(spec: GemmSpec, packed: Mapping[str, bool]) -> GemmSpec:

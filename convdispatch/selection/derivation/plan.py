@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...api.device import DeviceInfo
 from ...api.problem import ConvProblem
+from ...device.memory import sub_region
 from ...device.runtime import device_info
 from ...device.steps import Areas
 from ..prepared import enqueue_plan
@@ -15,7 +16,7 @@ from .rewriting import Rewritten
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["DerivedPlan", "Room", "part_of"]
+__all__ = ["DerivedPlan", "Room"]
 
 
 class Room:
@@ -28,17 +29,6 @@ class Room:
         self.start_of = {name: areas.add(size) for name, size in self.size_of.items()}
         self.inner_size, self.inner_start = inner_size, areas.add(inner_size) if inner_size else 0
         self.workspace_size = areas.size
-
-
-def part_of(memory: Any, start: int, size: int) -> Any:
-    """A buffer over ``size`` bytes of ``memory`` from byte ``start`` on, also where that is itself a part or pooled."""
-    import pyopencl as cl
-
-    parent = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
-    if parent is not None:  # OpenCL has no parts of parts
-        start += memory.get_info(cl.mem_info.OFFSET)
-        memory = parent
-    return cl.Buffer.from_int_ptr(memory.int_ptr).get_sub_region(start, size)
 
 
 class DerivedPlan:
@@ -58,6 +48,7 @@ class DerivedPlan:
         self.pack_key = getattr(inner, "pack_key", None) if self._pack_inner else None
         self._room = Room(rewritten, device_info(context.devices[0]), inner.workspace_size, self._pack_own)
         self.workspace_size = self._room.workspace_size
+        self.recordable = getattr(inner, "recordable", True)
         parts = range(rewritten.parts)
         copies = [copy for copy in rewritten.copies if not (own and copy.target == "w")]
         self._before = [[(copy, copy.launch(context, problem, part)) for copy in copies] for part in parts]
@@ -85,11 +76,11 @@ class DerivedPlan:
         """Enqueue copies, inner convolution and copies back, part after part, each after the one before."""
         outer = {"x": x, "w": w, "y": y}
         room, through = self._room, self._rewritten.through
-        inner = {name: part_of(workspace, room.start_of[name], size) for name, size in room.size_of.items()}
+        inner = {name: sub_region(workspace, room.start_of[name], size) for name, size in room.size_of.items()}
         inner |= {name: outer[source] for name, source in through.items()}
         if self._pack_own:
             inner["w"] = w
-        scratch = part_of(workspace, room.inner_start, room.inner_size) if room.inner_size else None
+        scratch = sub_region(workspace, room.inner_start, room.inner_size) if room.inner_size else None
         for before, after in zip(self._before, self._after, strict=True):
             for copy, launch in before:
                 wait_for = [launch(queue, (inner[copy.target], outer[copy.source]), wait_for)]

@@ -1,0 +1,143 @@
+"""Where commands go: the one interface that plans, products, steps and layers see in a queue's place.
+
+A plan is handed a queue and hands it on: to launches, products, copies. What these do with it is said here, once:
+``commands_of`` answers what a queue stands for, and that launches, copies, fills, allocates and calls. There are four
+kinds: an OpenCL queue (``queues``), host memory under a CPU device's queue (``host``), a CUDA stream (``stream``) and a
+recording (``recording``), which is replayed on any of the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Commands", "Kernel", "Late", "Region"]
+
+
+class Kernel:
+    """A kernel of a built program, its sizes and its arguments' types; safe to launch from several threads.
+
+    ``dtypes`` has None for memory, else NumPy's type of a number.
+    """
+
+    __slots__ = ("bound", "dtypes", "global_size", "local_size", "lock", "name", "program", "streams")
+
+    def __init__(
+        self,
+        program: cl.Program,
+        name: str,
+        global_size: Sequence[int],
+        local_size: Sequence[int] | None,
+        dtypes: Sequence[Any],
+    ) -> None:
+        self.program, self.name = program, name
+        self.global_size = tuple(map(int, global_size))
+        self.local_size = None if local_size is None else tuple(map(int, local_size))
+        self.dtypes = [None if dtype is None else np.dtype(dtype) for dtype in dtypes]
+        self.bound = self.make()
+        self.lock = threading.Lock()  # a cl.Kernel holds the arguments it was given last
+        self.streams: Any = None
+        """What launches it on CUDA's streams, once it has been asked for."""
+
+    def make(self) -> cl.Kernel:
+        """A pyopencl kernel with arguments of its own."""
+        import pyopencl as cl
+
+        made = cl.Kernel(self.program, self.name)
+        made.set_scalar_arg_dtypes(self.dtypes)
+        return made
+
+
+class Late:
+    """A kernel's number that is asked for anew at every replay, such as the next counter of a random stream."""
+
+    __slots__ = ("ask", "value")
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self.ask, self.value = ask, None
+
+    def draw(self) -> None:
+        """Ask; kernels that are enqueued from now on get the answer."""
+        self.value = self.ask()
+
+
+class Region:
+    """Memory that is no OpenCL buffer and knows its own parts; ``size`` in bytes."""
+
+    __slots__ = ()
+    size: int
+
+    def get_sub_region(self, offset: int, size: int) -> Any:
+        """``size`` bytes from byte ``offset`` on, as ``cl.Buffer.get_sub_region``; holds the whole."""
+        raise NotImplementedError
+
+
+class Commands(ABC):
+    """Takes commands in order. ``context`` and ``device`` are OpenCL's, which compiled the kernels.
+
+    ``launch``, ``copy``, ``fill`` and ``call`` answer what stands for the command's event: something to wait for, to
+    be handed on as ``wait_for``. Memory is what ``allocate`` answers, or the caller's own of the same kind.
+    """
+
+    __slots__ = ()
+    context: cl.Context
+    device: cl.Device
+    replayed = False
+    """Whether commands are kept, and run later, perhaps many times."""
+
+    @abstractmethod
+    def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Any:
+        """Run a kernel; ``arguments`` are memory, None for a null pointer, and numbers as ``kernel.dtypes`` says."""
+
+    @abstractmethod
+    def copy(
+        self,
+        target: Any,
+        source: Any,
+        size: int,
+        source_offset: int = 0,
+        target_offset: int = 0,
+        wait_for: Any = None,
+    ) -> Any:
+        """Copy ``size`` bytes, from the given bytes on."""
+
+    @abstractmethod
+    def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> Any:
+        """Make ``size`` bytes from byte ``offset`` on a NumPy number, again and again."""
+
+    @abstractmethod
+    def allocate(self, size: int) -> Any:
+        """Memory of at least ``size`` bytes for commands given here; it may be let go as soon as they are given."""
+
+    @abstractmethod
+    def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
+        """``work(queue, *operands, wait_for=)``, which enqueues by its own means; None among operands stays None."""
+
+    def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """``run(commands, wait_for=None)``: the launch with its arguments set, for many replays on this kind."""
+        if not any(type(a) is Late for a in arguments):
+            return lambda commands, wait_for=None: commands.launch(kernel, arguments, wait_for)
+
+        def run(commands: Commands, wait_for: Any = None) -> Any:
+            return commands.launch(kernel, [a.value if type(a) is Late else a for a in arguments], wait_for)
+
+        return run
+
+    def late(self, ask: Callable[[], Any]) -> Any:
+        """A number for ``launch``: ``ask()`` now, or at each replay."""
+        return ask()
+
+
+class _Thread(threading.local):
+    capturing: Any = None
+
+
+thread = _Thread()
+"""``capturing`` is the recording that takes what this thread gives to a queue, if any."""

@@ -1,0 +1,92 @@
+"""An OpenCL queue as commands, and what any queue stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import memory
+from .commands import Commands, Kernel, Late, thread
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["OpenCLQueue", "commands_of"]
+
+
+class OpenCLQueue(Commands):
+    """Commands for an OpenCL queue; in order or not, as the queue is. Memory is OpenCL's buffers."""
+
+    __slots__ = ("queue",)
+
+    def __init__(self, queue: cl.CommandQueue) -> None:
+        self.queue = queue
+
+    @property
+    def context(self) -> cl.Context:  # type: ignore[override]
+        """The queue's context."""
+        return self.queue.context
+
+    @property
+    def device(self) -> cl.Device:  # type: ignore[override]
+        """The queue's device."""
+        return self.queue.device
+
+    def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> cl.Event:
+        """See Commands."""
+        with kernel.lock:
+            return kernel.bound(self.queue, kernel.global_size, kernel.local_size, *arguments, wait_for=wait_for)
+
+    def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., cl.Event]:
+        """A kernel of its own that keeps its arguments: a replay is one enqueue."""
+        import pyopencl as cl
+
+        own, sizes, enqueue = kernel.make(), (kernel.global_size, kernel.local_size), cl.enqueue_nd_range_kernel
+        late = [(i, kernel.dtypes[i].type, a) for i, a in enumerate(arguments) if type(a) is Late]
+        own.set_args(*(0 if type(a) is Late else a for a in arguments))
+
+        def run(commands: OpenCLQueue, wait_for: Any = None, _held: Any = arguments) -> cl.Event:
+            for place, number, given in late:
+                own.set_arg(place, number(given.value))
+            return enqueue(commands.queue, own, *sizes, wait_for=wait_for)
+
+        return run  # holds the arguments: a kernel does not keep their memory alive
+
+    def copy(
+        self,
+        target: Any,
+        source: Any,
+        size: int,
+        source_offset: int = 0,
+        target_offset: int = 0,
+        wait_for: Any = None,
+    ) -> cl.Event:
+        """See Commands."""
+        import pyopencl as cl
+
+        offsets = {"src_offset": source_offset, "dst_offset": target_offset}
+        return cl.enqueue_copy(self.queue, target, source, byte_count=size, wait_for=wait_for or None, **offsets)
+
+    def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> cl.Event:
+        """See Commands."""
+        import pyopencl as cl
+
+        return cl.enqueue_fill_buffer(self.queue, target, number, offset, size, wait_for=wait_for or None)
+
+    def allocate(self, size: int) -> cl.MemoryObject:
+        """A block of the queue's pool; see ``memory.allocate``."""
+        return memory.allocate(self.queue, size)
+
+    def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
+        """See Commands."""
+        return work(self.queue, *operands, wait_for=wait_for)
+
+
+def commands_of(queue: Any) -> Commands:
+    """What takes the commands that are given to ``queue``: itself, the recording that captures it, or OpenCL."""
+    if isinstance(queue, Commands):
+        return queue
+    capturing = thread.capturing
+    if capturing is not None and queue == capturing.queue:
+        return capturing
+    return OpenCLQueue(queue)
