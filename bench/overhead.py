@@ -80,12 +80,12 @@ def main(device: str | None, calls: int) -> None:
     plugins().plugin_of["overhead.tiny"] = "overhead"
     with cd.policy(solver="overhead.tiny"):
         prepared = dispatch.prepare(problem, queue.context)
-        launch, kernel = prepared.plan.launch, prepared.plan.launch._kernel
+        kernel = prepared.plan.launch.kernel
         buffers = (x.base_data, w.base_data, y.base_data)
         tensors = [cd.Tensor.from_numpy(array.get(), queue) for array in (x, w, y)]
-        sizes = launch._global_size, launch._local_size
+        sizes = kernel.global_size, kernel.local_size
         cases = {
-            "bare enqueue through pyopencl": lambda: kernel(queue, *sizes, *buffers),
+            "bare enqueue through pyopencl": lambda: kernel.bound(queue, *sizes, *buffers),
             "plan.enqueue": lambda: prepared.plan.enqueue(queue, *buffers, None),
             "conv(Array, out=)": lambda: cd.conv(x, w, out=y),
             "conv(Array)": lambda: cd.conv(x, w),

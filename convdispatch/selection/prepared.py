@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..api.errors import PluginError
 from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.solver import Plan, Solver
@@ -134,7 +135,13 @@ class Prepared:
         if type(commands) is OpenCLQueue:
             return self._enqueue(queue, x, w, y, bias, residual, wait_for)
         if self.recordable:
-            return self._enqueue(commands, x, w, y, bias, residual, wait_for)
+            try:
+                return self._enqueue(commands, x, w, y, bias, residual, wait_for)
+            except (AttributeError, TypeError) as error:  # pyopencl's, of what is no OpenCL queue and no buffer
+                raise PluginError(
+                    f"{self.solver.name}'s plan gave commands to {type(commands).__name__} that are not the header's "
+                    f"({error}); a plan that enqueues by its own means says recordable = False"
+                ) from error
         return commands.call(self._enqueue, (x, w, y, bias, residual), self.solver.name, wait_for)
 
     def _enqueue(
