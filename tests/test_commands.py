@@ -1,4 +1,4 @@
-"""Where commands go: plans, products and copies are handed whatever stands for a queue, and give their commands there."""
+"""Where commands go: plans, products and copies give their commands to whatever stands for a queue."""
 
 from __future__ import annotations
 
