@@ -158,7 +158,7 @@ def full(shared_pool, monkeypatch):
 
     def refuse(arena, size):
         if live():
-            raise CudaError("cuMemCreate failed: out of memory")
+            raise CudaError("cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2)")
         return fine(arena, size)
 
     monkeypatch.setattr(sharedpool.Arena, "_import", refuse)
@@ -171,9 +171,9 @@ def test_where_the_device_is_full_what_waits_goes_back(full):
     queue, pool, live = full
     block = runtime.allocate(queue, 8 * MB)
     assert live() == 8 * MB
-    with pytest.raises(CudaError, match="out of memory"):
+    with pytest.raises(MemoryLimit, match="OUT_OF_MEMORY"):
         runtime.allocate(queue, 10 * MB)
-    with pytest.raises(CudaError, match="out of memory"):
+    with pytest.raises(MemoryLimit, match="OUT_OF_MEMORY"):
         runtime.fresh(queue, 10 * MB)
     assert (pool.active_blocks, pool.active_bytes, pool.managed_bytes) == (1, 8 * MB, 8 * MB)
     del block

@@ -7,11 +7,12 @@ from fnmatch import fnmatchcase
 ZONES = {
     "api": "problem errors walk kernel_* layering docs",
     "device": (
-        "binaries bridge commands* cuda_* gemm host_* icd imports memory platforms* recording* runtime sharedpool"
+        "binaries bounded* bridge commands* cuda_* gemm host_* icd imports memory platforms* recording* runtime "
+        "sharedpool"
     ),
     "selection": (
         "derivation dispatch evidence guard* injection layers loader lockfile* neighbours packs perfdb "
-        "preference* record registry sabotage validation*"
+        "preference* record registry sabotage second_try validation*"
     ),
     "measurement": (
         "conformance* families find grammar* kit* measure mutants onnx_cases pack_keys reference search_* verify_*"

@@ -13,6 +13,7 @@ from ..api.errors import InvalidArgument
 from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import runtime
+from ..device.memory import with_room
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from .operands import Operands, contiguous_strides
@@ -212,7 +213,7 @@ def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype
 
     def make(queue: Any, like: Any) -> Any:
         allocator, context = like.allocator, like.context
-        memory = allocator(size) if allocator else buffer(context, flags, size)
+        memory = with_room(queue.device, lambda: allocator(size) if allocator else buffer(context, flags, size))
         try:  # the checks of Array's constructor cost six times what the rest of a warm call does
             return kind(
                 queue, shape, dtype, allocator=allocator, data=memory, strides=strides,

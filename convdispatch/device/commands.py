@@ -137,7 +137,8 @@ class Commands(ABC):
 
 class _Thread(threading.local):
     capturing: Any = None
+    given = 0
 
 
 thread = _Thread()
-"""``capturing`` is the recording that takes what this thread gives to a queue, if any."""
+"""``capturing`` is the recording that takes what this thread gives to a queue; ``given`` counts its commands."""

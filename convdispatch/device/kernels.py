@@ -20,7 +20,7 @@ import numpy as np
 
 from ..api.errors import BuildFailed, PluginError
 from ..api.problem import ConvProblem
-from .commands import Kernel
+from .commands import Kernel, thread
 from .queues import commands_of
 
 if TYPE_CHECKING:
@@ -212,4 +212,6 @@ class Launch:
                 scalar if place is None else operands[place]
                 for place, scalar in zip(self._places, self._scalars, strict=True)
             ]
-        return commands_of(queue).launch(self.kernel, arguments, wait_for)
+        event = commands_of(queue).launch(self.kernel, arguments, wait_for)
+        thread.given += 1
+        return event

@@ -8,8 +8,10 @@ Elsewhere pyopencl's pool does the work.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +29,18 @@ __all__ = [
     "allocate",
     "cuda_address",
     "fresh",
+    "full",
+    "make_room",
     "memory_statistics",
+    "out_of_memory",
     "release_memory",
+    "same_memory",
     "set_memory_limit",
     "shared_block",
     "shared_with_cuda",
     "standing",
     "sub_region",
+    "with_room",
 ]
 
 _lock = threading.RLock()
@@ -78,19 +85,54 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
 
 def _take(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
     """A pool's block; where the device is full, after what waits for its next use in any pool has gone back."""
-    try:
-        return pool.allocate(size, **options)
-    except Exception as error:
-        import pyopencl as cl
+    return with_room(queue.device, lambda: pool.allocate(size, **options))
 
-        # In ``prompt`` a thread must not wait, and frozen() refuses the block anyway.
-        if not isinstance(error, (CudaError, cl.MemoryError)) or prompt.depth or current_policy().frozen:
+
+def with_room(device: cl.Device, allocate: Callable[[], Any]) -> Any:
+    """``allocate()``; where the device is full, once more after all pools gave back what waits for its next use.
+
+    Raises MemoryLimit where that does not help, and at once what ``allocate`` raises where nothing can be given back.
+    """
+    try:
+        return allocate()
+    except Exception as error:
+        if not out_of_memory(error) or not make_room(device):
             raise
         try:
-            release_memory(queue.device)
-        except Exception:
-            raise error from None
-        return pool.allocate(size, **options)
+            return allocate()
+        except Exception as again:
+            if out_of_memory(again):
+                raise full(device, again) from again
+            raise
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether OpenCL or CUDA say that memory is used up."""
+    import pyopencl as cl
+
+    text = str(error)
+    if isinstance(error, CudaError):
+        return "OUT_OF_MEMORY" in text
+    # pyopencl counts a launch that asks for too many registers among these.
+    return isinstance(error, cl.MemoryError) and not ("OUT_OF_RESOURCES" in text and "NDRange" in text)
+
+
+def make_room(device: cl.Device) -> bool:
+    """Give back what waits for its next use; False in ``prompt``, where a thread must not wait, and when frozen."""
+    if prompt.depth or current_policy().frozen:
+        return False
+    with contextlib.suppress(Exception):  # what could not be given back is said by the allocation that fails
+        release_memory(device)
+    return True
+
+
+def full(device: cl.Device, error: BaseException) -> MemoryLimit:
+    """What a caller is told where memory is used up."""
+    found = memory_statistics(device)
+    return MemoryLimit(
+        f"{device.name.strip()} has no memory left ({error}); {found.active_bytes} bytes of this process' pools are in "
+        "use: let arrays go, take smaller batches, or bound workspaces with policy(workspace_limit=)"
+    )
 
 
 def _make_pool(queue: cl.CommandQueue) -> Any:
@@ -214,6 +256,22 @@ def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObje
     return part
 
 
+def same_memory(one: Any, other: Any) -> bool:
+    """Whether two buffers are, or are parts of, one buffer; where nobody knows, they may be."""
+    import pyopencl as cl
+
+    if one is None or other is None:
+        return False
+    if isinstance(one, Region) or isinstance(other, Region):
+        return True
+
+    def whole(memory: Any) -> Any:
+        parent = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
+        return memory if parent is None else parent
+
+    return whole(one).int_ptr == whole(other).int_ptr
+
+
 def fresh(queue: cl.CommandQueue, size: int, content: Any = None) -> cl.MemoryObject:
     """A buffer of its own, never a part of another; like the pool's visible to CUDA, where that is possible.
 
@@ -224,7 +282,8 @@ def fresh(queue: cl.CommandQueue, size: int, content: Any = None) -> cl.MemoryOb
     pool = _pools.get(queue) or _make_pool(queue)
     if type(pool) is not SharedPool:
         flags = cl.mem_flags.READ_WRITE | (0 if content is None else cl.mem_flags.COPY_HOST_PTR)
-        return cl.Buffer(queue.context, flags, 0 if content is not None else max(size, 1), hostbuf=content)
+        size = 0 if content is not None else max(size, 1)
+        return with_room(queue.device, lambda: cl.Buffer(queue.context, flags, size, hostbuf=content))
     memory = _take(pool, queue, max(size, OWN), kept=False)
     if content is not None:
         cl.enqueue_copy(queue, memory, content, is_blocking=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
+from .commands import thread
 from .cuda import unavailable as cuda_unavailable
 from .memory import (  # part of this module's interface, where callers look for it
     cuda_address,
@@ -205,14 +206,18 @@ def copy(
     wait_for: Any = None,
 ) -> cl.Event:
     """Enqueue a copy of ``size`` bytes from ``source`` to ``target``, from the given bytes on."""
-    return commands_of(queue).copy(target, source, size, source_offset, target_offset, wait_for)
+    event = commands_of(queue).copy(target, source, size, source_offset, target_offset, wait_for)
+    thread.given += 1
+    return event
 
 
 def fill(
     queue: cl.CommandQueue, target: cl.MemoryObject, number: Any, offset: int, size: int, wait_for: Any = None
 ) -> cl.Event:
     """Enqueue that ``size`` bytes from byte ``offset`` on become a NumPy number, again and again."""
-    return commands_of(queue).fill(target, number, offset, size, wait_for)
+    event = commands_of(queue).fill(target, number, offset, size, wait_for)
+    thread.given += 1
+    return event
 
 
 def pending(queue: cl.CommandQueue) -> cl.Event:

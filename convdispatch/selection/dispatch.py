@@ -8,6 +8,7 @@ selection code there is stands here.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import reprlib
 import threading
 import warnings
@@ -22,6 +23,7 @@ from ..api.errors import (
     ConvDispatchWarning,
     Frozen,
     InvalidPolicy,
+    MemoryLimit,
     NoSolver,
     PlanFailed,
     PluginError,
@@ -31,6 +33,9 @@ from ..api.policy import Policy, current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
 from ..device import runtime
+from ..device.commands import thread
+from ..device.memory import full, make_room, out_of_memory, with_room
+from ..device.sharedpool import out_of_order
 from . import asking, lockfile
 from .asking import Fault, ask, checked_plan, guarded, predicted
 from .derivation import Derived, derived
@@ -232,8 +237,9 @@ def _first_that_plans(problem: ConvProblem, context: cl.Context, policy: Policy)
     device = runtime.device_info(context.devices[0])
     for candidate in rank(problem, device, policy):
         try:
-            return make(candidate.solver, candidate.config, problem, context, policy, source=candidate.source)
-        except (Frozen, PlanFailed):
+            plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
+            return with_room(context.devices[0], lambda plan=plan, source=candidate.source: plan(source=source))
+        except (Frozen, PlanFailed, MemoryLimit):
             raise
         except Exception as error:
             quarantine(problem, device, candidate.solver.name, f"its plan() raised {words(error)}", policy, error)
@@ -303,25 +309,45 @@ def run(
 ) -> cl.Event:
     """Enqueue a prepared convolution; if that fails, quarantine its solver and run the next candidate.
 
-    ``constant`` is the promise behind ``w``, where the caller gave one: it keeps the packed forms.
+    ``constant`` is the promise behind ``w``, where the caller gave one: it keeps the packed forms. A device that is
+    full gets back what waits in pools, and the same plan one more try. There is no second try where commands were
+    enqueued and the result's memory is read too (``accumulate``).
+
+    Raises PlanFailed, MemoryLimit.
     """
+    wrote, room = {"x": x, "w": w, "y": y}[problem.written], False
     while True:
+        before: int | None = None
         try:
-            weights, before = w, wait_for
+            weights, after = w, wait_for
             if constant is not None and prepared.packed_size:
                 weights, packed = constant.packed(prepared, queue, w, wait_for)
-                before = wait_for if packed is None else [*(wait_for or ()), packed]
-            event = prepared.enqueue(queue, x, weights, y, bias, residual, before)
+                after = wait_for if packed is None else [*(wait_for or ()), packed]
+            before = thread.given
+            event = prepared.enqueue(queue, x, weights, y, bias, residual, after)
             if not hasattr(event, "wait"):
                 raise PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(event)}")
             return event
         except (Frozen, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit too: a plugin must not end its caller's process
+            begun = before is not None and prepared.begun(thread.given - before, wrote, residual)
+            if out_of_memory(error):
+                if room or begun or not make_room(queue.device):
+                    raise full(queue.device, error) from error
+                room = True
+                continue
             if isinstance(error, ConvDispatchError) and not isinstance(error, (BuildFailed, PluginError)):
                 raise
-            device, policy = runtime.device_info(queue.device), current_policy()
-            quarantine(problem, device, prepared.solver.name, f"it failed as it ran: {words(error)}", policy, error)
+            device, policy, name = runtime.device_info(queue.device), current_policy(), prepared.solver.name
+            quarantine(problem, device, name, f"it failed as it ran: {words(error)}", policy, error)
+            if begun:
+                raise PlanFailed(
+                    f"{name} failed on {problem} after it may have begun to write the result, which it reads too: no "
+                    f"other solver can start from there, so what the result holds is undefined; {words(error)}"
+                ) from error
+            if out_of_order(queue):
+                wait_for = [*(wait_for or ()), runtime.pending(queue)]  # what the failed plan enqueued still runs
             prepared = prepare(problem, prepared.context, policy)
 
 

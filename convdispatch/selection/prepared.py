@@ -13,8 +13,10 @@ from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.solver import Plan, Solver
 from ..device import runtime
-from ..device.kernels import Launch, build, kernel_text
+from ..device.kernels import KernelPlan, Launch, build, kernel_text
+from ..device.memory import same_memory
 from ..device.queues import OpenCLQueue, commands_of
+from ..device.steps import StepPlan
 from .layered import enqueue_plan, run_layered
 from .loader import plugins
 
@@ -114,6 +116,16 @@ class Prepared:
         self.recordable = getattr(plan, "recordable", True) and not self._layered
         """Whether the plan gives all its commands by the header's means; layers may do anything."""
         self._bare = not self._layered and self._epilogue is None and not (problem.bias or problem.residual)
+
+    def begun(self, commands: int, y: Any, residual: Any) -> bool:
+        """Whether an ``enqueue`` that raised may have changed what a second one would read from the result's memory.
+
+        ``commands`` is how many this thread gave meanwhile; of a plan that enqueues by other means than the
+        header's launches nobody knows.
+        """
+        reads_result = self._seen.accumulate or (self._seen.residual and same_memory(residual, y))
+        counted = type(self.plan).enqueue in (KernelPlan.enqueue, StepPlan.enqueue)
+        return reads_result and (commands > 0 or not counted)
 
     @property
     def fuses_residual(self) -> bool:
