@@ -106,7 +106,6 @@ def test_the_time_ends_it(device, write_plugin, jobs):
     write_plugin("slow", SLOW)
     report = verify("slow", "training", jobs=jobs, until=time.monotonic() + 4)
     assert report.verdict() == "incomplete"
-    assert report.levels() == {}
     ran = {outcome.case for outcome in report.outcomes}
     assert report.unasked
     assert ran or jobs  # children may take the four seconds to start

@@ -1,8 +1,9 @@
-"""The cases: three lists beside this module, each level holding those before it, under one version number.
+"""The cases: named ones in three lists beside this module, and generated ones; each level holds those before it.
 
 ``core`` is the forward convolution in 2-D with float32 data in NCHW, and one case of each other kind; ``training`` adds
-the gradients; ``full`` ranks, layouts, dtypes, math and epilogues. A case asks for nothing: a solver may refuse it, in
-words. What it accepts it must compute right.
+the gradients; ``full`` ranks, layouts, dtypes, math and epilogues. ``accuracy`` stands alone: each of its cases is
+computed on every family of data. A case asks for nothing: a solver may refuse it, in words. What it accepts it must
+compute right.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from dataclasses import dataclass
 from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
 from .. import shapes
+from .space import blocks, problem_of
 
-__all__ = ["LEVELS", "VERSION", "Case", "cases", "digest", "named"]
+__all__ = ["LEVELS", "VERSION", "Case", "cases", "digest", "held", "named"]
 
-LEVELS = ("core", "training", "full")
-VERSION = 1
-"""Of the lists. A report is comparable with another of the same version; raised with any change of a case."""
+LEVELS = ("core", "training", "full", "accuracy")
+"""Each of the first three holds those before it; the last holds itself."""
+VERSION = 2
+"""Of the cases. A report is comparable with another of the same version; raised with any change of a case."""
 _LONG = "!"
 
 
@@ -38,17 +41,34 @@ class Case:
 @functools.cache
 def _level(level: str) -> tuple[Case, ...]:
     text = importlib.resources.files(__package__).joinpath(f"{level}.txt").read_text(encoding="utf-8")
-    return tuple(
+    listed = [
         Case(entry.name.rstrip(_LONG), entry.problem, level, entry.name.endswith(_LONG))
         for entry in shapes.parse(text, f"{level}.txt")
-    )
+    ]
+    return (*listed, *(case for case in _generated() if case.level == level))
+
+
+@functools.cache
+def _generated() -> tuple[Case, ...]:
+    made = []
+    for block in blocks():
+        for name, row in block.named():
+            problem = problem_of(row)
+            assert problem is not None  # only possible rows are in an array
+            made.append(Case(name, problem, block.level))
+    return tuple(made)
 
 
 def cases(level: str = "full") -> list[Case]:
     """The cases of a level, those of the levels below it first. Raises InvalidArgument for an unknown level."""
+    return [case for name in held(level) for case in _level(name)]
+
+
+def held(level: str) -> tuple[str, ...]:
+    """The levels whose cases a level has. Raises InvalidArgument for an unknown level."""
     if level not in LEVELS:
         raise InvalidArgument(f"no level is named {level!r}; there are {', '.join(LEVELS)}")
-    return [case for name in LEVELS[: LEVELS.index(level) + 1] for case in _level(name)]
+    return ("accuracy",) if level == "accuracy" else LEVELS[: LEVELS.index(level) + 1]
 
 
 def named(entries: list[shapes.Entry]) -> list[Case]:
@@ -58,5 +78,5 @@ def named(entries: list[shapes.Entry]) -> list[Case]:
 
 def digest() -> str:
     """16 hexadecimal digits of all cases: two kits with the same digest ask the same."""
-    text = "\n".join(f"{case.level} {case.name} {case.problem} {case.long}" for case in cases())
+    text = "\n".join(f"{case.level} {case.name} {case.problem} {case.long}" for case in (*cases(), *cases("accuracy")))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ...api.errors import InvalidArgument
-from .levels import LEVELS
+from .levels import held
 
 __all__ = ["SCHEMA", "Outcome", "Report", "load"]
 
-SCHEMA = 1
+SCHEMA = 2
+THIN = 0.1
+"""A pass with less than this share of the cases computed says so."""
 
 
 @dataclass
@@ -76,27 +78,37 @@ class Report:
         """The solvers that were asked, sorted."""
         return sorted({outcome.solver for outcome in self.outcomes})
 
-    def verdict(self, level: str | None = None) -> str:
-        """``passed``, ``failed``, ``incomplete`` or ``nothing computed``, of the levels up to ``level`` or of all.
+    def verdict(self) -> str:
+        """``failed``, ``incomplete``, ``nothing computed``, ``passed``, or ``passed, thin: 3 of 900 computed``.
 
-        A level is passed when every case was asked, no solver failed one and at least one was computed.
+        Passed when every case was asked, no solver failed one and at least one was computed; thin where that is less
+        than THIN of the cases.
         """
-        upto = LEVELS[: LEVELS.index(level) + 1] if level else (*LEVELS, "own")
-        found = Counter(outcome.status for outcome in self.outcomes if outcome.level in upto)
+        found = Counter(outcome.status for outcome in self.outcomes)
         if found["failed"]:
             return "failed"
         if self.unasked:
             return "incomplete"
-        return "passed" if found["passed"] else "nothing computed"
+        if not found["passed"]:
+            return "nothing computed"
+        asked = {outcome.case for outcome in self.outcomes}
+        computed = {outcome.case for outcome in self.outcomes if outcome.status == "passed"}
+        thin = len(computed) < THIN * len(asked)
+        return f"passed, thin: {len(computed)} of {len(asked)} computed" if thin else "passed"
 
-    def levels(self) -> dict[str, str]:
-        """Verdict by level, of those that ran whole."""
-        if self.selected or self.unasked:
-            return {}
-        return {level: self.verdict(level) for level in LEVELS[: LEVELS.index(self.level) + 1]}
+    @property
+    def passed(self) -> bool:
+        """Whether the verdict is a pass, thin or not."""
+        return self.verdict().startswith("passed")
+
+    def levels(self) -> dict[str, dict[str, int]]:
+        """Outcomes by level that was asked: how many passed, were refused and failed."""
+        names = [level for level in (*held(self.level), "own") if self.of(level=level)]
+        statuses = ("passed", "refused", "failed")
+        return {name: {status: len(self.of(level=name, status=status)) for status in statuses} for name in names}
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, with the verdicts."""
+        """JSON values, with the verdict."""
         return {**asdict(self), "verdict": self.verdict(), "levels": self.levels()}
 
     @classmethod

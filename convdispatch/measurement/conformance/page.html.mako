@@ -30,9 +30,9 @@ every solver of the plugin was asked a list of problems, and had to refuse each 
 guard zones, over memory that was filled with NaN, with every input compared afterwards.</p>
 
 <div class="tiles">
-<div><b class="${COLOUR[verdict]}">${verdict}</b>${"the cases that were chosen" if report.selected else "all levels that ran"}</div>
-% for level, said in levels.items():
-<div><b class="${COLOUR[said]}">${said}</b>level ${level}</div>
+<div><b class="${COLOUR.get(verdict, "soft")}">${verdict}</b>${"the cases that were chosen" if report.selected else "all levels that ran"}</div>
+% for level, found in levels.items():
+<div><b class="${'bad' if found['failed'] else ''}">${found["passed"]} of ${sum(found.values())}</b>computed at level ${level}</div>
 % endfor
 <div><b>${len(passed)}</b>computed right</div>
 <div><b>${len(refused)}</b>refused in words</div>

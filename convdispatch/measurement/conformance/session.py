@@ -14,6 +14,7 @@ from ...device import runtime
 from ...selection import derivation
 from ...selection.loader import Loaded, plugins
 from ...selection.visible import visible_problem
+from . import accuracy
 from .checks import Examination
 from .contract import answer, configurations, statements
 from .levels import Case
@@ -104,6 +105,9 @@ class Kit:
         outcome.config = dict(config)
         examination = Examination(solver, seen, config, statements(solver, seen, self.info, config), self.queue)
         outcome.workspace = examination.size
+        if case.level == "accuracy":
+            self._accuracy(solver, seen, offered, outcome, examination)
+            return
         key = solver.name, seen.direction
         try:
             examination.run(case.long or self._computed[key] < FIRST)
@@ -114,6 +118,23 @@ class Kit:
         if case.level in ("full", "own") and len(offered) > 1:
             self._another(solver, seen, offered, outcome)
 
+    def _accuracy(
+        self, solver: Solver, seen: Any, offered: Sequence[Any], outcome: Outcome, examination: Examination
+    ) -> None:
+        """The first configuration, and the first of each further format: what decides how numbers are held."""
+        for config in _first_of_each_kind(offered):
+            if config != offered[0]:
+                stated = statements(solver, seen, self.info, config)
+                examination = Examination(solver, seen, config, stated, self.queue)
+            outcome.config = dict(config)
+            try:
+                accuracy.examine(examination)
+            finally:
+                outcome.errors = {
+                    family: max(error, outcome.errors.get(family, 0.0)) for family, error in examination.errors.items()
+                }
+        outcome.status, outcome.checks = "passed", ["words", "configurations", "plan", "families"]
+
     def _another(self, solver: Solver, seen: Any, offered: Sequence[Any], outcome: Outcome) -> None:
         """A further configuration, each in its turn, so that the list as a whole runs them all."""
         turn = self._computed[solver.name, "configuration"]
@@ -121,3 +142,9 @@ class Kit:
         config = offered[1 + turn % (len(offered) - 1)]
         outcome.config = dict(config)
         Examination(solver, seen, config, statements(solver, seen, self.info, config), self.queue).run(False)
+
+
+def _first_of_each_kind(offered: Sequence[Any]) -> list[Any]:
+    """Configurations that differ in a word, not only in numbers such as tiles: the first of each, at most six."""
+    kinds = {tuple((k, v) for k, v in config.items() if isinstance(v, str)): config for config in reversed(offered)}
+    return [config for config in offered if config in kinds.values()][:6]

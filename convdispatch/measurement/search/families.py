@@ -30,7 +30,8 @@ FAMILIES = {
     "opposite": "one operand times 1e16, the other times 1e-16",
     "outlier": "one element of 1e6",
     "positive": "absolute values of normal data",
-    "nonfinite": "an infinity and NaNs in one image and one filter, normal data elsewhere",
+    "nonfinite": "an infinity and a NaN in one image's first channel, normal data elsewhere",
+    "nonfinite_partner": "a NaN in the other operand's last filter (channel, for weights' gradients)",
 }
 """Name to words. Powers go evenly from end to end, in any order; float16 has narrower ones, which its range holds."""
 
@@ -81,7 +82,8 @@ class _Draw:
             "opposite": [lambda: self._times(far, 1 / far)],
             "outlier": [lambda: self._put(self.data, 0.4, 1e3 if self.narrow else 1e6)],
             "positive": [lambda: self._each(np.abs)],
-            "nonfinite": [self._nonfinite],
+            "nonfinite": [lambda: self._put(self.data, 0.4, np.inf), lambda: self._put(self.data, 1.0, np.nan)],
+            "nonfinite_partner": [self._partner],
         }
         third = "inputs" if direction == "bwd_weights" else "images"
         steps["scaled"] = [*steps["summed_tens"], *steps["outputs"], *steps[third]]
@@ -143,13 +145,9 @@ class _Draw:
             plane = (np.moveaxis(array, -1, 1) if self.problem.layout == "nhwc" else array)[outer, channel]
             plane[np.unravel_index(int(place * (plane.size - 1)), plane.shape)] = value
 
-    def _nonfinite(self) -> None:
-        self._put(self.data, 0.4, np.inf)
-        self._put(self.data, 1.0, np.nan)
-        if self.problem.direction == "bwd_weights":
-            self._put("y", 0.5, np.nan, channel=-1)
-        else:
-            self._put("w", 0.0, np.nan, outer=-1, channel=-1)
+    def _partner(self) -> None:
+        filters = self.other == "w"
+        self._put(self.other, 0.5, np.nan, outer=-1 if filters else 0, channel=-1)
 
 
 def entering(problem: ConvProblem, operands: Mapping[str, np.ndarray], at: np.ndarray | None = None) -> np.ndarray:
@@ -171,7 +169,8 @@ def plane_errors(
 
     The larger of the two, as ``entered`` (``entering``) does not vanish where terms cancel. Infinite for a plane that
     is not finite where it should be, or finite where an infinity or NaN should be. ``spread``: in planes that hold one
-    as they should, further elements may be infinite or NaN, as transforms of tiles make them.
+    as they should, further elements may be infinite or NaN: transforms of tiles make them, and padding stored as zeros
+    where it meets a NaN.
     """
     got, expected = _planes(problem, got), _planes(problem, expected)
     entered = expected if entered is None else _planes(problem, entered)

@@ -13,6 +13,7 @@ import click
 from rich.table import Table
 
 from ...measurement.conformance.levels import LEVELS, VERSION, cases, digest
+from ...measurement.conformance.space import covered, describe
 from ..progress import progress
 from .options import DEVICE, ended_by_sigterm, stderr, stdout
 
@@ -21,7 +22,13 @@ __all__ = ["verify"]
 
 @click.command()
 @click.argument("plugins", metavar="PLUGIN...", nargs=-1)
-@click.option("--level", type=click.Choice(LEVELS), default="full", show_default=True, help="Each holds those before.")
+@click.option(
+    "--level",
+    type=click.Choice(LEVELS),
+    default="full",
+    show_default=True,
+    help="Each holds those before; accuracy is alone.",
+)
 @click.option("--solver", metavar="GLOB", default=None, help="Only these solvers of the plugin.")
 @click.option("--case", metavar="GLOB", default=None, help="Only these cases.")
 @click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="Further problems, from a file.")
@@ -52,6 +59,7 @@ def verify(
     """Verify each PLUGIN: its solvers refuse every case in words or compute it right. Exit status 1 if not.
 
     Core is the forward convolution in 2-D, training adds the gradients, full the ranks, layouts, dtypes, epilogues.
+    Accuracy, a level of its own, is every family of data that scaling makes harder, judged plane by plane.
     With several plugins the files of --json and --html are one each, with the plugin's name in theirs.
     """
     from ...measurement.conformance.outcome import load
@@ -59,11 +67,13 @@ def verify(
     if listing:
         for one in cases(level):
             click.echo(f"{one.level:8} {one.name}{'!' if one.long else ''}  {one.problem}")
+        for line in describe({one.name for one in cases(level)}):
+            click.echo(line)
         click.echo(f"version {VERSION}, {digest()}")
         return
     if render is None and not plugins:
         raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
-    began, verdicts = time.monotonic(), []
+    began, verdicts, good = time.monotonic(), [], True
     options["until"] = None if within_s is None else began + within_s
     options["jobs"] = min(2, os.cpu_count() or 1) if jobs is None else jobs
     for plugin in plugins if render is None else ("",):
@@ -73,10 +83,11 @@ def verify(
             if path is not None:
                 write(path if len(plugins) < 2 else path.with_stem(f"{path.stem}-{plugin}"))
         verdicts.append(report.verdict())
+        good = good and report.passed
     if len(plugins) > 1:
         said = ", ".join(f"{plugin} {verdict}" for plugin, verdict in zip(plugins, verdicts))
         click.echo(f"{said}; {time.monotonic() - began:.0f} s in all")
-    sys.exit(0 if set(verdicts) == {"passed"} else 1)
+    sys.exit(0 if good else 1)
 
 
 def _run(plugin: str, level: str, device: str | None, files: tuple[Path, ...], verbose: bool, **options: Any) -> Any:
@@ -103,6 +114,19 @@ def _page(report: Any, path: Path) -> None:
     write_html(report, path)
 
 
+def _say_coverage(console: Any, report: Any) -> None:
+    """How much of what the generated cases hold was computed; nothing where none was asked."""
+    if report.version != VERSION:
+        return
+    asked, every = covered({outcome.case for outcome in report.outcomes})
+    computed, _ = covered({outcome.case for outcome in report.outcomes if outcome.status == "passed"})
+    if asked:
+        console.print(
+            f"covered: {asked} of the {every} pairs of letters' values that the generated cases hold were asked, "
+            f"{computed} computed"
+        )
+
+
 def _bare(word: str) -> str:
     """A word of the command without the folders of this machine."""
     return Path(word).name if "/" in word else word
@@ -124,8 +148,10 @@ def _show(report: Any) -> None:
         console.print(f"  again: {outcome.rerun(report.plugin['name'])}")
     if len(failed) > 20:
         console.print(f"and {len(failed) - 20} failures more (--json holds them all)")
-    for level, verdict in report.levels().items():
-        console.print(f"{level}: {verdict}")
+    if len(report.levels()) > 1:
+        for level, found in report.levels().items():
+            console.print(f"{level}: " + ", ".join(f"{count} {status}" for status, count in found.items()))
+    _say_coverage(console, report)
     if report.unasked:
         names = ", ".join(report.unasked[:5]) + (", and more" if len(report.unasked) > 5 else "")
         console.print(f"the time ended before {len(report.unasked)} cases: {names}")

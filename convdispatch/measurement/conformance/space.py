@@ -1,0 +1,138 @@
+"""The space of problems that the generated cases cover, kind by kind: which letters vary, over which values.
+
+A kind is a form of channels (dense, grouped, depthwise, multiplier) in a rank. In each, every pair of values stands
+together in some case; and in the strata, the corners that a specialised kernel takes alone, every single value does.
+Heights and widths share no value, so no image is square; most sizes are no multiple of anything.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...api.errors import InvalidProblem
+from ...api.problem import ConvProblem
+from .covering import Array, Row, cover, pairs_of
+
+__all__ = ["SEED", "Block", "blocks", "covered", "describe", "problem_of"]
+
+SEED = 2026
+FORMS: dict[str, dict[str, Sequence[int]]] = {
+    "dense": {"ic": (1, 3, 8, 17), "oc": (1, 5, 8, 19)},
+    "grouped": {"g": (2, 3), "icg": (2, 3, 8), "ocg": (2, 5, 8)},
+    "depthwise": {"g": (5, 8, 17)},
+    "multiplier": {"g": (3, 8), "ocg": (2, 3)},
+}
+"""Channels: of a group where there are groups. A multiplier is a depthwise convolution of several filters a channel."""
+_AXES: dict[int, dict[str, Sequence[int]]] = {
+    1: {"mb": (1, 3), "iw": (9, 16, 33), "kw": (1, 3, 4), "sw": (1, 2, 3), "dw": (1, 2), "pw": (0, 1, 3)},
+    2: {"mb": (1, 2, 3), "ih": (7, 10, 13), "iw": (6, 9, 14), "kh": (1, 2, 3, 5), "kw": (1, 2, 3, 5)}
+    | {"sh": (1, 2, 3), "sw": (1, 2, 3), "dh": (1, 2), "dw": (1, 3), "ph": (0, 1, 2), "pw": (0, 1, 2)},
+    3: {"mb": (1, 2), "id": (3, 4), "ih": (5, 6), "iw": (4, 7), "kd": (1, 2, 3), "kh": (1, 2, 3), "kw": (1, 3)}
+    | {"sd": (1, 2), "sh": (1, 2), "sw": (1, 2), "dd": (1, 2), "dh": (1, 2), "dw": (1, 2)}
+    | {"pd": (0, 1), "ph": (0, 1), "pw": (0, 1)},
+}
+_SKEWS = (0, 1, -1)
+"""What the far side's pad is more than the near side's; at least 0."""
+_BARE = {"ph": 0, "pw": 0, "skew_h": 0, "skew_w": 0}
+_DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
+
+
+class Block(NamedTuple):
+    """One covering array: its name (a prefix of its cases' names), the level of its cases, and the array."""
+
+    name: str
+    level: str
+    letters: Mapping[str, Sequence[Any]]
+    array: Array
+
+    def named(self) -> list[tuple[str, Row]]:
+        """The rows with the names of their cases."""
+        return [(f"{self.name}.{number:02}", row) for number, row in enumerate(self.array.rows, 1)]
+
+
+def _square(kernel: int, stride: int = 1, **further: Any) -> Row:
+    """A corner in two dimensions: one kernel size, one stride, no dilation, pads alike on both sides."""
+    sizes = {"kh": kernel, "kw": kernel, "sh": stride, "sw": stride, "dh": 1, "dw": 1}
+    return sizes | {"skew_h": 0, "skew_w": 0} | further
+
+
+def _strata(form: str) -> list[Row]:
+    plain = [_square(3), _square(3, 2), _square(5)]
+    skewed = {name: value for name, value in _square(3).items() if not name.startswith("skew")}
+    return [*plain, skewed, _BARE] + ([_square(1)] if form in ("dense", "grouped") else [])
+
+
+def problem_of(row: Mapping[str, Any]) -> ConvProblem | None:
+    """The problem of a row, or None where there is none (the kernel does not fit)."""
+    values = {name: value for name, value in row.items() if name not in ("icg", "ocg") and not name.startswith("skew")}
+    group = values.get("g", 1)
+    if "g" in row:
+        values["ic"] = group * row.get("icg", 1)
+        values["oc"] = group * row.get("ocg", 1)
+    for name in [name for name in row if name.startswith("skew")]:
+        values[f"p{name[-1]}_r"] = max(0, row["p" + name[-1]] + row[name])
+    try:
+        return ConvProblem(**values)
+    except InvalidProblem:
+        return None
+
+
+def _letters(form: str, ndim: int, further: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    skews = {f"skew_{axis}": _SKEWS for axis in "dhw"[3 - ndim :]}
+    return {
+        "ndim": (ndim,),
+        **{name: tuple(values) for name, values in further.items()},
+        **FORMS[form],
+        **_AXES[ndim],
+        **skews,
+    }
+
+
+@functools.cache
+def blocks() -> tuple[Block, ...]:
+    """Every covering array."""
+    made = []
+    both = {"direction": _DIRECTIONS, "layout": ("nchw", "nhwc")}
+    back, dtypes = _DIRECTIONS[1:], ("float16", "bfloat16", "float64")
+    typed = [{"dtype": dtype} for dtype in dtypes]
+    for form in FORMS:
+        strata = _strata(form)
+        turned = [{**stratum, "direction": direction} for direction in back for stratum in strata]
+        last = [{**stratum, "direction": "fwd"} for stratum in strata]
+        last += [{**strata[0], "direction": direction} for direction in back]
+        made += [
+            _block(f"{form}_2d.fwd", "core", form, 2, strata, direction=["fwd"]),
+            _block(f"{form}_2d.bwd", "training", form, 2, turned, direction=back),
+            _block(f"{form}_2d.nhwc", "full", form, 2, last, direction=_DIRECTIONS, layout=["nhwc"]),
+            _block(f"{form}_2d.dtypes", "full", form, 2, [*typed, _BARE], **both, dtype=dtypes),
+            _block(f"{form}_1d", "full", form, 1, (), **both),
+            _block(f"{form}_3d", "full", form, 3, (), **both),
+        ]
+    return tuple(made)
+
+
+def _block(name: str, level: str, form: str, ndim: int, strata: Sequence[Row], **further: Sequence[Any]) -> Block:
+    letters = _letters(form, ndim, further)
+    array = cover(letters, lambda row: problem_of(row) is not None, strata, SEED)
+    return Block(name, level, letters, array)
+
+
+def covered(names: Collection[str]) -> tuple[int, int]:
+    """The pairs of letters' values, counted array by array, that the named cases hold, and that all hold."""
+    held = sum(
+        len({pair for name, row in block.named() if name in names for pair in pairs_of(row)}) for block in blocks()
+    )
+    return held, sum(block.array.pairs for block in blocks())
+
+
+def describe(names: Collection[str]) -> list[str]:
+    """A line for each array that has cases among ``names``: how many, and what varies in them."""
+    lines = []
+    for block in blocks():
+        count = sum(name in names for name, _ in block.named())
+        if count:
+            letters = " ".join(f"{name}={','.join(map(str, values))}" for name, values in block.letters.items())
+            lines.append(f"{block.name}: {count} cases hold all {block.array.pairs} pairs of {letters}")
+    return lines

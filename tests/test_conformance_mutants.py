@@ -1,0 +1,48 @@
+"""The kit's cases show every one-letter slip of a sound kernel, each in the corner that a specialised kernel takes."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from convdispatch.measurement.conformance import levels
+from convdispatch.measurement.conformance.session import Kit
+from convdispatch.selection import dispatch, loader
+
+HERE = Path(__file__).parent / "mutant_plugin"
+_spec = importlib.util.spec_from_file_location("mutant_names", HERE / "mutants.py")
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+
+
+@pytest.fixture(scope="module")
+def mutants():
+    patch = pytest.MonkeyPatch()
+    patch.setenv("CONVDISPATCH_PLUGIN_DIR", str(HERE))
+    yield loader.reload()
+    patch.undo()
+    loader.reload()
+    dispatch.forget()
+
+
+def accepted(kit: Kit, name: str) -> list[levels.Case]:
+    return [case for case in levels.cases() if not kit.solvers[name].rejects(case.problem, kit.info)]
+
+
+@pytest.mark.parametrize("name", _module.MUTANTS)
+def test_a_wrong_letter_is_caught(mutants, device, name):
+    kit = Kit("mutants", device, solver=f"mutant.{name}")
+    cases = accepted(kit, f"mutant.{name}")
+    assert cases, "no case lies in the corner"
+    outcomes = (kit.examine(kit.solvers[f"mutant.{name}"], case) for case in cases)
+    assert any(outcome.status == "failed" and outcome.check != "plan" for outcome in outcomes)
+
+
+def test_the_same_kernels_without_a_slip_pass(mutants, device):
+    kit = Kit("mutants", device, solver="mutant.sound")
+    cases = accepted(kit, "mutant.sound")
+    assert len(cases) > 300
+    outcomes = [kit.examine(kit.solvers["mutant.sound"], case) for case in cases[::7]]
+    assert {outcome.status for outcome in outcomes} == {"passed"}, [o for o in outcomes if o.status == "failed"]
