@@ -15,13 +15,13 @@ from convdispatch.api import ConvProblem
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
+from convdispatch.measurement.peaks import measure_roof, traffic
 from convdispatch.measurement.search.trialdata import operands_of, random_operands
 from convdispatch.measurement.shapes import Entry
 from convdispatch.selection.records.perfdb import perfdb
 from convdispatch.tools.benchmark import peers, run, session
 from convdispatch.tools.benchmark.export import write_csv, write_json
 from convdispatch.tools.benchmark.page import render
-from convdispatch.tools.benchmark.peaks import measure_roof, traffic
 from convdispatch.tools.benchmark.published import titanx
 from convdispatch.tools.benchmark.report import Choice, Journal, Layer, Measured, PeerTime, Report, Row, load
 from convdispatch.tools.benchmark.summary import gaps, geomean, layer_type, lines, nets, types

@@ -15,12 +15,12 @@ from click.testing import CliRunner
 
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
+from convdispatch.measurement.peaks import Peak, Roof
 from convdispatch.measurement.search.ahead import compile_ahead
 from convdispatch.measurement.shapes import Entry
 from convdispatch.selection import dispatch, loader
 from convdispatch.selection.records import perfdb
 from convdispatch.tools.benchmark import run
-from convdispatch.tools.benchmark.peaks import Peak, Roof
 from convdispatch.tools.benchmark.report import load
 from convdispatch.tools.benchmark.worker import Worker
 from convdispatch.tools.cli import main, options

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..device.gemm import product_cost as gemm_cost
     from ..device.gemm import workspace_size as gemm_workspace
     from ..device.kernels import OPERANDS, KernelPlan, Launch, build, config_macros, kernel_text
+    from ..device.rates import rates
     from ..device.steps import Areas, Product, Step, StepPlan
     from ..measurement.find import find
     from ..selection.explanation import Explanation, explain
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from .hookspecs import API_VERSION, hookimpl
     from .policy import Policy, frozen, policy
     from .problem import ConvProblem
+    from .rates import DeviceRates
     from .results import Result, Results
     from .solver import EPILOGUE, Plan, Solver
     from .walk import Phase, TensorLayout, Walk, walk_of
@@ -72,6 +74,8 @@ _HOME = {
     ".hookspecs": ["API_VERSION", "hookimpl"],
     ".policy": ["Policy", "frozen", "policy"],
     ".problem": ["ConvProblem"],
+    "..device.rates": ["rates"],
+    ".rates": ["DeviceRates"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],
     ".walk": ["Phase", "TensorLayout", "Walk", "walk_of"],
     "..selection.explanation": ["Explanation", "explain"],

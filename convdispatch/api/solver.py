@@ -82,7 +82,7 @@ class Solver(ABC):
         return [{}]
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-        """Predicted operations, in units of one direct-sum FLOP at the device's peak; None when unknown.
+        """Predicted seconds, launches included, at the device's ``rates``; None when unknown.
 
         Orders the search and the choice among unmeasured solvers; never decides against a measurement.
         """

@@ -33,7 +33,7 @@ class Verdict:
     source: str | None = None
     """What put it in its place: a lock file, a measurement, a neighbour, a line of the registry, a prediction."""
     predicted: float | None = None
-    """Predicted cost, in operations of the direct sum at the device's peak."""
+    """Predicted cost, in seconds."""
     measured_ms: float | None = None
     """Median of its fastest record for this problem."""
     error: float | None = None
@@ -83,7 +83,7 @@ def _line(verdict: Verdict) -> str:
     if verdict.rewriting:
         facts.append(verdict.rewriting)
     if verdict.rewriting and verdict.predicted is not None:
-        facts.append(f"predicted {verdict.predicted / 1e6:.4g} MFLOP with it")
+        facts.append(f"predicted {verdict.predicted * 1e3:.4g} ms with it")
     return f"  {'->' if verdict.status == 'chosen' else '  '} {verdict.solver} ({'; '.join(facts)})"
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, rates
 
 from . import col2im, depthwise, product, weights
 
@@ -24,6 +24,10 @@ _METHODS = {
     "depthwise": depthwise.Depthwise,
     "weights": weights.WeightsProduct,
 }
+
+
+SUSTAINED = 0.92
+"""Of a GPU's rate, what the product's shares are shares of."""
 
 
 class Im2col(Solver):
@@ -65,10 +69,10 @@ class Im2col(Solver):
         """On a CPU the product, what is copied for it, and launches. On a GPU the sum's operations at the product's
         usual share of the peak, and 8 for each lowered element."""
         if device.type == "cpu":
-            return _METHODS[config["method"]](problem, config).cost
+            return _METHODS[config["method"]](problem, config).cost / rates(device).flops
         lowered = problem.flops / 2 / max(1, problem.oc // problem.g)
         pointwise = problem.kd * problem.kh * problem.kw == 1
-        return problem.flops / 0.8 + (0 if pointwise else 8 * lowered)
+        return (problem.flops / 0.8 + (0 if pointwise else 8 * lowered)) / (SUSTAINED * rates(device).flops)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Any:
         """Compile a configuration."""

@@ -10,6 +10,7 @@ from typing import Any
 from ...api.device import DeviceInfo
 from ...api.problem import ConvProblem
 from ...api.solver import Plan, Solver
+from ...device.rates import rates
 from ..asking import ask
 from .plan import DerivedPlan, Room
 from .rewriting import REWRITINGS, Rewritten
@@ -20,11 +21,6 @@ DEPTH = 4
 """Most rewritings, one after the other."""
 MOST = 2
 """Most derived solvers of one plugin for one problem: each is a candidate that a search compiles."""
-BYTE_COST = 12.0
-"""Operations that a device at its peak does while a byte moves: CPU 340 GFLOP/s over 25 GB/s, H200 65 TFLOP/s over 4.25
-TB/s."""
-LAUNCH_COST = 3e6
-"""Operations at the peak in the time of one more launch: 8.5 µs at 340 GFLOP/s."""
 _PLAIN = ("flat", "rotated", "evened", "padded")
 """Rewritings that leave the written tensor in its place: their epilogue is the inner plan's."""
 
@@ -101,7 +97,8 @@ class Derived(Solver):
         if own is None:
             return None
         launches = found.parts * (len(found.copies) + len(found.back)) + found.parts - 1
-        return found.parts * own + BYTE_COST * found.moved + LAUNCH_COST * launches
+        known = rates(device)
+        return found.parts * own + found.moved / known.bandwidth + launches * known.launch
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
         """Bytes of the copies and of the inner plan; None where the solver states none."""

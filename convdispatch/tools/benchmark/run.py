@@ -12,12 +12,12 @@ from rich.console import Console
 
 from ...api.errors import InvalidArgument
 from ...device import runtime
+from ...measurement.peaks import measure_roof
 from ...measurement.search.ahead import ahead_s, compile_ahead
 from ...measurement.shapes import Entry
 from ..progress import progress
 from . import peers as others
 from .environment import environment
-from .peaks import measure_roof
 from .regret import regret_report
 from .report import Journal, Layer, Measured, Report, load
 from .session import Session

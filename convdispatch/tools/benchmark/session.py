@@ -21,6 +21,7 @@ from ...api.results import Result, Results
 from ...device import runtime
 from ...measurement import reference
 from ...measurement.measure import Candidate, Outcome, race, timed
+from ...measurement.peaks import traffic
 from ...measurement.search import Search
 from ...measurement.search.trial import Rig
 from ...measurement.search.trialdata import operands_of
@@ -31,7 +32,6 @@ from ...selection.records.perfdb import perfdb
 from ...selection.records.record import Record, choice_text
 from ...selection.records.timing import Timing
 from .environment import plugin_texts
-from .peaks import traffic
 from .peers import Peer, Unable, Variant
 from .report import Choice, Measured, PeerTime, Row, placeless
 

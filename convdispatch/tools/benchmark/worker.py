@@ -15,7 +15,7 @@ from typing import Any
 from ...api.errors import ConvDispatchError
 from ...api.problem import ConvProblem
 from ...measurement.child import Child, Silent, answer, questions
-from .peaks import traffic
+from ...measurement.peaks import traffic
 from .report import Choice, Measured, placeless
 
 __all__ = ["OutOfTime", "Worker"]
@@ -148,8 +148,8 @@ class Worker:
 
 def _serve() -> None:
     from ...device import runtime
+    from ...measurement.peaks import measure_roof
     from . import peers as others
-    from .peaks import measure_roof
     from .session import Session
 
     lines = questions()

@@ -13,6 +13,7 @@ __all__ = ["main"]
 
 COMMANDS = {
     "bench": ".bench",
+    "calibrate": ".calibrate",
     "classify": ".run",
     "db": ".database",
     "doctor": ".inspect",

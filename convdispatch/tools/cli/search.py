@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.table import Table
 
-from ...api.errors import ConvDispatchError
+from ...api.errors import ConvDispatchError, ConvDispatchWarning
 from ...api.problem import ConvProblem
 from ..progress import progress
 from .options import (
@@ -96,10 +97,21 @@ def find(
         click.echo(f"{len(problems)} decisions locked in {lock}")
 
 
+def _calibrate(device: Any) -> None:
+    """Once a device; where nothing can be kept the estimates stand, which only order the search."""
+    from ...measurement.calibration import calibrate
+
+    try:
+        calibrate(device)
+    except (OSError, ConvDispatchError) as error:
+        warnings.warn(f"the device's rates stay estimated: {error}", ConvDispatchWarning, stacklevel=2)
+
+
 def _search(
     problems: list[ConvProblem], device: str | None, again: bool, jobs: int | None, quiet: bool, **limits: Any
 ) -> list[Any]:
     from ...device import runtime
+    from ...device.rates import rates
     from ...measurement.find import find as measure
     from ...measurement.find import why_find
     from ...measurement.search.ahead import ahead_s, compile_ahead
@@ -112,6 +124,9 @@ def _search(
     known = len(problems) - len(new)
     with ended_by_sigterm(), progress(None if quiet else console, "find", len(new)) as step:
         try:
+            if new and not rates(info).measured and info.vendor != "oclgrind":  # a simulator's rates are nobody's
+                step("calibrating", 0)
+                _calibrate(chosen)
             if (compilers := processes(jobs, info)) and new:
                 most_s = ahead_s(len(new), limits["budget_ms"])
                 compile_ahead(new, runtime.address(chosen), compilers, most_s, say=step)

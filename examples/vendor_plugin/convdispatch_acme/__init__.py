@@ -1,6 +1,6 @@
 """Acme's convolution plugin: 1x1 layers as a plain matrix product."""
 
-from convdispatch.api import KernelPlan, Solver, hookimpl
+from convdispatch.api import KernelPlan, Solver, hookimpl, rates
 
 
 class Direct1x1(Solver):
@@ -29,7 +29,7 @@ class Direct1x1(Solver):
         return [{"block": block} for block in (preferred, *{1, 2, 4, 8} - {preferred})]
 
     def cost(self, problem, device, config):
-        return problem.flops * 8 / config["block"]
+        return problem.flops * 8 / config["block"] / rates(device).flops
 
     def workspace(self, problem, device, config):
         return 0

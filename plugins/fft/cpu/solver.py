@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, StepPlan
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, StepPlan, rates
 
 from ..tiling import unsuited
 from .choice import choices, possible, predicted
@@ -50,7 +50,7 @@ class Tiled(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Products, transforms and what moves."""
-        return predicted(Geometry(problem, config))
+        return predicted(Geometry(problem, config)) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

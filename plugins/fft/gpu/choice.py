@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from convdispatch.api import ConvProblem, DeviceInfo
+from convdispatch.api import ConvProblem, DeviceInfo, rates
 
 from .geometry import Axis, Transform
 from .plan import Layout, Tile
 
-__all__ = ["TILES", "fitting", "layouts", "operations", "transforms"]
+__all__ = ["TILES", "fitting", "layouts", "seconds", "transforms"]
 
 _SIZES = (8, 10, 12, 14, 16, 18, 20, 24, 28, 30, 32, 36, 40, 42, 48, 54, 56, 60, 64)
 """Points of a transform: a complex row of 64 fills 128 registers."""
@@ -27,16 +27,18 @@ TILES = (  # a product's tile; percent of the unit's rate that it reaches, in fo
     (Tile(64, 16, 8, 4, 4, False, 8), 60),
     (Tile(16, 16, 8, 4, 4, False, 8), 42),
 )
-# Fitted to 155 configurations on an H200, in a unit of 60 TFLOP/s: 0.06 root mean square of the logarithm channels
-# first, 0.14 channels last, but for four that took two to seven times as long.
-_BYTE = 16.0
-"""Operations in the time in which a byte moves."""
+# Fitted to 155 configurations on an H200: 0.06 root mean square of the logarithm channels first, 0.14 channels last,
+# but for four that took two to seven times as long.
+_SUSTAINED = 0.92
+"""Of the device's rate of multiply-adds: 60 of an H200's 65 TFLOP/s, which the model's shares are shares of."""
+_COPY = 0.88
+"""Of a copy's bandwidth, at which transforms move tiles."""
 _ADDITION = 2.0
 """Operations in the time of a transform's instruction."""
 _START = 6
 """k's of a product in the time of a tile's beginning and end."""
-_LAUNCH = 2.7e6
-"""Operations of a compute unit in the time of a launch and the pause before it, 6 us: what small layers consist of."""
+_LAUNCH = 1.17
+"""Of the device's time from launch to launch: 6 us on an H200, what small layers consist of."""
 _SECTOR, _BURST, _CACHE = 32, 64, 40e6
 """Bytes that a lone element moves, from the second-level cache or, of a tensor larger than that, from memory."""
 _MOST_PARTS = 256
@@ -59,8 +61,9 @@ def transforms(problem: ConvProblem) -> Iterator[Transform]:
                 yield transform
 
 
-def operations(layout: Layout, device: DeviceInfo) -> float:
-    """Predicted time of a configuration, in operations of the direct sum at the device's peak."""
+def seconds(layout: Layout, device: DeviceInfo) -> float:
+    """Predicted time of a configuration."""
+    known = rates(device)
     transform, (m, n, k) = layout.transform, layout.chunks
     m_parts, n_parts, k_parts = map(len, layout.starts)
     left_runs = 0 if layout.packs else m_parts * k_parts * (n_parts if k_parts > 1 else 1)
@@ -76,7 +79,8 @@ def operations(layout: Layout, device: DeviceInfo) -> float:
         # Fewer than four neighbouring numbers do not fill a sector.
         moved = layout.sizes[side] * 8.0 / min(8.0, 2.0 * layout.slots[side]) + _tensor(layout, side) / parts
         spent = tiles * layout.problem.g * _transform(transform, columns) * _ADDITION
-        total += runs * (math.hypot(moved * _BYTE, spent) + _LAUNCH * device.compute_units)
+        moved, spent = moved / (_COPY * known.bandwidth), spent / (_SUSTAINED * known.flops)
+        total += runs * (math.hypot(moved, spent) + _LAUNCH * known.launch)
     return total
 
 
@@ -93,7 +97,8 @@ def _tensor(layout: Layout, side: int) -> float:
 
 
 def _product(layout: Layout, device: DeviceInfo) -> float:
-    """Operations of a part's product, whole tiles and whole rounds of work groups, at the tile's share of the peak."""
+    """Seconds of a part's product, whole tiles and whole rounds of work groups, at the tile's share of the peak."""
+    known = rates(device)
     tile = layout.tile
     m, n, k = layout.result_rows, layout.chunks[1], layout.chunks[2]
     groups = -(-m // tile.bm) * -(-n // tile.bn) * layout.transform.frequencies * layout.problem.g
@@ -105,7 +110,8 @@ def _product(layout: Layout, device: DeviceInfo) -> float:
         share //= 2  # 192 sums and more than 240 registers
     multiplied = 8.0 * rounds * tile.bm * tile.bn * (k + _START) * 100 / share
     moved = sum(layout.sizes) + (layout.sizes[2] if len(layout.starts[2]) > 1 else 0)
-    return math.hypot(multiplied, moved * _BYTE) + _LAUNCH * device.compute_units
+    multiplied, moved = multiplied / (_SUSTAINED * known.flops), moved / (_COPY * known.bandwidth)
+    return math.hypot(multiplied, moved) + _LAUNCH * known.launch
 
 
 def _transform(transform: Transform, columns: int) -> float:
@@ -117,7 +123,7 @@ def _transform(transform: Transform, columns: int) -> float:
 def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
     """Layouts that fit the device: transforms by predicted time, products, then the best one in ever more parts."""
     plain = fitting(problem, device)
-    found = [(operations(layout, device), number, layout) for number, layout in enumerate(plain)]
+    found = [(seconds(layout, device), number, layout) for number, layout in enumerate(plain)]
     if not found:
         return
     found.sort(key=lambda entry: entry[:2])
@@ -125,7 +131,7 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
     for cost, number, layout in found[:6]:
         if cost < 2 * found[0][0]:
             tiled = (dataclasses.replace(layout, tile=tile) for tile, _ in TILES)
-            ranked += [(operations(each, device), number, each) for each in tiled if each.fits(device)]
+            ranked += [(seconds(each, device), number, each) for each in tiled if each.fits(device)]
     ranked.sort(key=lambda entry: entry[0])
     firsts, others, seen = [], [], set()
     for _, number, layout in ranked:
@@ -142,7 +148,7 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
     parts = []
     for cut in (cut for layout in dict.fromkeys((firsts[0], smallest)) for cut in in_parts(layout)):
         tiled = (dataclasses.replace(cut, tile=tile) for tile, _ in TILES)
-        costs = [(operations(each, device), len(parts), each) for each in tiled if each.fits(device)]
+        costs = [(seconds(each, device), len(parts), each) for each in tiled if each.fits(device)]
         parts.append(min(costs, key=lambda entry: entry[0]))
     yield from (layout for _, _, layout in sorted(parts, key=lambda entry: entry[:2]))
 

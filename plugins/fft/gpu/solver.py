@@ -8,7 +8,7 @@ from typing import Any
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, StepPlan
 
 from ..tiling import unsuited
-from .choice import fitting, layouts, operations
+from .choice import fitting, layouts, seconds
 from .plan import Layout, make_plan
 
 __all__ = ["Spectra"]
@@ -52,8 +52,8 @@ class Spectra(Solver):
         return Layout.of(problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Operations of products and transforms, and bytes of spectra in the time of operations."""
-        return operations(Layout.of(problem, config), device)
+        """Products, transforms and the bytes of spectra."""
+        return seconds(Layout.of(problem, config), device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""

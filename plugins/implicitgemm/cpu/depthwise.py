@@ -22,6 +22,7 @@ from convdispatch.api import (
     activation_macro,
     build,
     kernel_text,
+    rates,
     storage_macros,
 )
 
@@ -171,7 +172,8 @@ class Depthwise(Solver):
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The packing and the launch of each pass, and what is copied."""
         launches = 2e7 + 1e7 * len(passes(problem))
-        return launches + problem.flops + 40.0 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
+        copied = 40.0 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
+        return (launches + problem.flops + copied) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

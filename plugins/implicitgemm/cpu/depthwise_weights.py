@@ -19,6 +19,7 @@ from convdispatch.api import (
     StepPlan,
     build,
     kernel_text,
+    rates,
     storage_macros,
 )
 
@@ -130,7 +131,8 @@ class DepthwiseWeights(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The launches, and the copies of x and dy."""
-        return 3e7 + problem.flops + 50.0 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
+        copied = 50.0 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
+        return (3e7 + problem.flops + copied) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

@@ -21,6 +21,7 @@ from convdispatch.api import (
     activation_macro,
     build,
     kernel_text,
+    rates,
     storage_macros,
 )
 
@@ -177,7 +178,7 @@ class Direct(Solver):
         cost = sum(predicted(kernel.p, kernel.config, device) for kernel in kernels) + _LAUNCH * len(kernels)
         if not problem.constant_weights:
             cost += sum(_PACKED * kernel.packed_size / kernel.size + _LAUNCH for kernel in kernels)
-        return cost
+        return cost / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

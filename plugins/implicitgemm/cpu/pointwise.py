@@ -20,6 +20,7 @@ from convdispatch.api import (
     gemm_configs,
     gemm_cost,
     gemm_workspace,
+    rates,
 )
 
 __all__ = ["Pointwise"]
@@ -135,7 +136,7 @@ class Pointwise(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The product's operations, what it reads, packs and writes, and launches."""
-        return gemm_cost(_spec(problem, config["fold"]), config["gemm"])
+        return gemm_cost(_spec(problem, config["fold"]), config["gemm"]) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> PointwisePlan:
         """Compile."""

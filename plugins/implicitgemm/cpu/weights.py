@@ -18,6 +18,7 @@ from convdispatch.api import (
     StepPlan,
     build,
     kernel_text,
+    rates,
     storage_macros,
 )
 
@@ -180,7 +181,8 @@ class Weights(Solver):
         # Operations of the peak in the time of an element that is copied, or summed and written: least squares of
         # logarithms over backward layers (docs/selection.md).
         copies = places * (110.0 * p.c * config["chunks"] + 75.0 * p.n)
-        return work + copies + (190.0 * config["parts"] + 300.0) * result + 2 * _LAUNCH
+        operations = work + copies + (190.0 * config["parts"] + 300.0) * result + 2 * _LAUNCH
+        return operations / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from convdispatch.api import ConvProblem, DeviceInfo, walk_of
+from convdispatch.api import ConvProblem, DeviceInfo, rates, walk_of
 
 from .product import Product, tap_run
 from .tile import Tile
 
-__all__ = ["LAUNCH", "SECTOR", "choices", "fits", "predicted"]
+__all__ = ["SECTOR", "SUSTAINED", "choices", "fits", "seconds"]
 
-# (bm, bn, tm, tn): share of the unit's rate, 60 TFLOP/s on an H200, that a busy device reaches, forward and in the
-# weights' gradient.
+# (bm, bn, tm, tn): share of SUSTAINED times the device's rate that a busy device reaches, forward and in the weights'
+# gradient; fitted on an H200.
 _TILES = {
     (64, 128, 8, 8): (0.78, 0.74),
     (128, 64, 8, 8): (0.78, 0.75),
@@ -39,9 +39,9 @@ _RESIDENT = 384  # of 8x8 tiles: work items that a compute unit holds at once; t
 _TAIL = (0.0, 2.2, 2.6, 3.0)
 _START = 20  # steps of k in the time of a tile's first loads and last stores
 _FLAT, _TAPS = 0.7, 0.94  # of a tile's speed where slices hold channels and taps, or taps
-_FLOPS_A_BYTE = 15.0  # operations in the time of moving a byte
-LAUNCH = 2.3e6
-"""Operations of a compute unit in the time of a launch and the pause before it, 5 us."""
+SUSTAINED = 0.92
+"""Of the device's rate of multiply-adds: 60 of an H200's 65 TFLOP/s, which the model's shares are shares of."""
+_COPY = 0.94  # of a copy's bandwidth, at which operands are packed and partial sums move
 SECTOR = 1050.0
 """Operations in the time in which a sector of 32 bytes is written, beyond the eighth of one that a result fills."""
 _WRITES = {"n": 0.0, "m": 0.125, None: 0.375}  # such sectors that work items touch for a result
@@ -87,9 +87,9 @@ def _depth_factor(product: Product) -> float:
     return factors.get(product.tile.bk, 0.8)
 
 
-def predicted(product: Product, device: DeviceInfo) -> float:
-    """Operations that would take as long at the device's multiply-add peak."""
-    t = product.tile
+def seconds(product: Product, device: DeviceInfo) -> float:
+    """The predicted time."""
+    t, known = product.tile, rates(device)
     shares = _TILES.get((t.bm, t.bn, t.tm, t.tn), (0.5, 0.5))
     share = shares[0 if product.data else 1] * {1: 0.9, 2: 1.0}[t.stages]
     share *= _FLAT if t.walk == "flat" else 1.0
@@ -108,7 +108,7 @@ def predicted(product: Product, device: DeviceInfo) -> float:
     if product.data:
         cost += _WRITES[product.out_vector] * product.out_size * t.split * SECTOR
     launches = 1 + product.partial + packs
-    return cost + _FLOPS_A_BYTE * traffic + launches * LAUNCH * device.compute_units
+    return cost / (SUSTAINED * known.flops) + traffic / (_COPY * known.bandwidth) + launches * known.launch
 
 
 def fits(problem: ConvProblem, device: DeviceInfo) -> bool:
@@ -123,7 +123,7 @@ def choices(problem: ConvProblem, device: DeviceInfo) -> list[Tile]:
         for split in _splits(Product(problem, tile), device):
             product = Product(problem, replace(tile, split=split))
             if product.misfit is None:
-                ranked.append((predicted(product, device), len(ranked), product))
+                ranked.append((seconds(product, device), len(ranked), product))
     ranked.sort(key=lambda entry: entry[:2])
     products = [product for _, _, product in ranked]
     smallest = min(products, key=lambda product: product.packed_size + product.partial_size, default=None)

@@ -18,10 +18,11 @@ from convdispatch.api import (
     Walk,
     build,
     kernel_text,
+    rates,
     walk_of,
 )
 
-from .choice import LAUNCH
+from .choice import SUSTAINED
 from .product import element_index
 
 __all__ = ["DepthwiseWeights"]
@@ -138,11 +139,12 @@ class DepthwiseWeights(Solver):
         return DepthwiseSums(problem, config["parts"]).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Instructions: a multiply-add, a load and its guard for each tap and place, and the place's own."""
+        """By instructions: a multiply-add, a load and its guard for each tap and place, and the place's own."""
         geo = walk_of(problem)
         places = geo.images * geo.target.pixels * geo.groups
         idle = max(1.0, 4 * device.compute_units / (config["parts"] * -(-geo.groups // 32)))
-        return 2.0 * places * (geo.volume * (3 + geo.m) + 30) / 0.7 * idle + 2 * LAUNCH * device.compute_units
+        operations, known = 2.0 * places * (geo.volume * (3 + geo.m) + 30) / 0.7 * idle, rates(device)
+        return operations / (SUSTAINED * known.flops) + 2 * known.launch
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""

@@ -20,10 +20,11 @@ from convdispatch.api import (
     Walk,
     build,
     kernel_text,
+    rates,
     walk_of,
 )
 
-from .choice import LAUNCH, SECTOR
+from .choice import SECTOR, SUSTAINED
 from .product import element_index, weight_strides
 
 __all__ = ["Narrow"]
@@ -238,7 +239,8 @@ class Narrow(Solver):
             total += product.work_items * geo.c * product.loads * (min(1.0, geo.c * size / 32) - size / 32) * _APART
         # A stride leaves gaps between neighbouring items' results, which other phases fill.
         total += math.prod(problem.out_shape) * (min(geo.out_step[2], 32 // size) - 1) * size / 32 * SECTOR
-        return total + (1 if problem.constant_weights else 2) * LAUNCH * device.compute_units
+        launches, known = 1 if problem.constant_weights else 2, rates(device)
+        return total / (SUSTAINED * known.flops) + launches * known.launch
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
 
-from .choice import choices, fits, predicted
+from .choice import choices, fits, seconds
 from .plan import TiledPlan, packed_bytes
 from .product import Product
 from .tile import Tile
@@ -49,7 +49,7 @@ class Tiled(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Multiply-adds of all tiles, whole waves of work groups, at the share of the peak that the tile reaches."""
-        return predicted(Product(problem, Tile.of(config)), device)
+        return seconds(Product(problem, Tile.of(config)), device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TiledPlan:
         """Compile a configuration."""

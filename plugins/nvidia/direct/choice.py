@@ -17,10 +17,8 @@ from convdispatch.api import ConvProblem
 from ..hopper import LOCAL_LIMIT
 from .job import DirectJob, DirectTile
 
-__all__ = ["UNIT", "choices", "formats", "seconds"]
+__all__ = ["choices", "formats", "seconds"]
 
-UNIT = 60e12
-"""Operations a second that a cost is told in, as ``solver.py``'s."""
 _CLOCK = 1.7e9
 _MACS = {8: 500, 16: 1000}  # multiply-adds a cycle that a multiprocessor reaches through mma.sync, TF32 and bfloat16
 _COPIED = 46.0  # bytes a cycle from the L2 cache into local memory, 16 a copy

@@ -10,8 +10,9 @@ from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch
 
 from .. import SHARED
 from ..instructions import Instructions
+from ..pace import pace
 from ..probe import probe
-from .choice import UNIT, choices, seconds
+from .choice import choices, seconds
 from .job import DirectJob, DirectTile
 
 __all__ = ["Direct", "DirectPlan"]
@@ -108,8 +109,8 @@ class Direct(Solver):
         return DirectJob(problem, DirectTile.of(config)).partial_bytes
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The predicted time, told in operations of the plain float32 peak."""
-        return seconds(DirectJob(problem, DirectTile.of(config)), device.compute_units) * UNIT
+        """Predicted, as fitted on an H200."""
+        return seconds(DirectJob(problem, DirectTile.of(config)), device.compute_units) * pace(device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> DirectPlan:
         """Compile a configuration."""

@@ -8,6 +8,7 @@ from typing import Any
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
 
 from ..formats import formats
+from ..pace import pace
 from ..probe import probe
 from .choice import choices, fits, seconds
 from .job import Job
@@ -17,7 +18,6 @@ from .tile import Tile
 __all__ = ["TensorCores"]
 
 _LEAST = 4  # channels of a group
-_UNIT = 60e12  # operations a second that a cost is told in
 
 
 class TensorCores(Solver):
@@ -64,8 +64,8 @@ class TensorCores(Solver):
         return Layout(self._job(problem, config)).size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The predicted time, told in operations of the plain float32 peak."""
-        return self.seconds(problem, device, config) * _UNIT
+        """Predicted, as fitted on an H200."""
+        return self.seconds(problem, device, config) * pace(device)
 
     def seconds(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted."""

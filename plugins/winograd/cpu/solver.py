@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, Solver
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, Solver, rates
 
 from .case import Case
 from .choice import configs, predicted
@@ -70,7 +70,7 @@ class Winograd(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Products, transforms and what they move."""
-        return predicted(Case(problem, self.m, config["lanes"]), config)
+        return predicted(Case(problem, self.m, config["lanes"]), config) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """Compile."""

@@ -7,24 +7,25 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import DeviceInfo, gemm_configs
+from convdispatch.api import DeviceInfo, gemm_configs, rates
 
 from .error import longest
 from .plan import work_of
 from .walk import Walk
 from .work import Work
 
-__all__ = ["LAUNCH", "choices", "predicted"]
+__all__ = ["COPY", "SUSTAINED", "choices", "seconds"]
 
 _TILES = 4  # product tiles offered
 _SMALLEST = 64  # tiles of a piece below which cutting further would only add launches
-# Of the unit's rate, 60 TFLOP/s on an H200, that a long product reaches, by the products of a work item.
+# Of SUSTAINED times the device's rate, what a long product reaches, by the products of a work item; fitted on an H200.
 _SHARES = {128: 0.76, 64: 0.82, 32: 0.65, 16: 0.49}
 _START = (24, 50)  # steps of k that a work group's first loads and last stores cost, for tiles up to 64x128 and larger
 _START_WEIGHTS = 55  # the same where both operands are turned on their way into local memory
-_FLOPS_A_BYTE = 15.0  # operations in the time of moving a byte
-LAUNCH = 2.3e6
-"""Operations of a compute unit in the time of a launch and the pause before it, 5 us."""
+SUSTAINED = 0.92
+"""Of the device's rate of multiply-adds: 60 of an H200's 65 TFLOP/s, which the model's shares are shares of."""
+COPY = 0.94
+"""Of a copy's bandwidth, at which transforms move tiles."""
 _FILE = 65536  # registers of a compute unit; an item needs some 70 beside its products
 _RESIDENT = 3  # work groups of a product that a compute unit holds
 
@@ -88,9 +89,9 @@ def _traffic(work: Work) -> float:
     return tensors + moved * work.accsize
 
 
-def predicted(walk: Walk, config: Mapping[str, Any], device: DeviceInfo) -> float:
-    """Operations that would take as long at the device's multiply-add peak."""
-    work = work_of(walk, config)
+def seconds(walk: Walk, config: Mapping[str, Any], device: DeviceInfo) -> float:
+    """The predicted time."""
+    work, known = work_of(walk, config), rates(device)
     spec = work.product()
     m, n = (spec.n, spec.m) if config["swap"] else (spec.m, spec.n)
     groups = -(-m // config["bm"]) * -(-n // config["bn"]) * spec.batch
@@ -99,6 +100,8 @@ def predicted(walk: Walk, config: Mapping[str, Any], device: DeviceInfo) -> floa
     slots = device.compute_units * _RESIDENT
     waves = max(math.ceil(groups / slots), groups / slots + 0.3)
     product = waves * slots * each / _SHARES.get(config["tm"] * config["tn"], 0.42)
-    product = max(product, _FLOPS_A_BYTE * (work.source_size + work.product_size) * work.accsize)
+    bandwidth = COPY * known.bandwidth
+    least = (work.source_size + work.product_size) * work.accsize / bandwidth
+    product = max(product / (SUSTAINED * known.flops), least)
     launches = work.pieces * 3 + 1 + (work.parts > 1)
-    return work.pieces * product + _FLOPS_A_BYTE * _traffic(work) + launches * LAUNCH * device.compute_units
+    return work.pieces * product + _traffic(work) / bandwidth + launches * known.launch

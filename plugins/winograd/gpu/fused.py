@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, StepPlan
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, StepPlan, rates
 
-from .choice import LAUNCH
+from .choice import COPY, SUSTAINED
 from .plan import Passes, pack_key
 from .solver import Tiles
 from .walk import Walk
@@ -180,9 +180,9 @@ class Fused(Tiles):
         busy = work.work_groups / device.compute_units  # groups that a compute unit runs, one after or beside the other
         busy = math.ceil(busy) if busy < 4 else busy + 0.3
         cycles = work.slices * work.slice_cycles + work.put_cycles
-        launch = LAUNCH * device.compute_units
-        weights = 0 if problem.constant_weights else 15.0 * 2 * work.weights_size + launch
-        return busy * cycles * device.compute_units * _FLOPS + weights + launch
+        known = rates(device)
+        weights = 0 if problem.constant_weights else 2 * work.weights_size / (COPY * known.bandwidth) + known.launch
+        return busy * cycles * device.compute_units * _FLOPS / (SUSTAINED * known.flops) + weights + known.launch
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """Compile a configuration."""

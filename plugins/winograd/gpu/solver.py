@@ -7,7 +7,7 @@ from typing import Any
 
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, Solver
 
-from .choice import choices, predicted
+from .choice import choices, seconds
 from .error import refusal
 from .plan import passes, work_of
 from .walk import Walk
@@ -78,7 +78,7 @@ class Batched(Tiles):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Multiply-adds of the products at the share of the peak that they reach, and what the transforms move."""
-        return predicted(Walk(problem, self.m), config, device)
+        return seconds(Walk(problem, self.m), config, device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """Compile a configuration."""

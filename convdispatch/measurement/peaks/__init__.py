@@ -18,7 +18,7 @@ from ...api.errors import BuildFailed
 from ...api.problem import ConvProblem
 from ...device import runtime
 from ...device.kernels import build, kernel_text
-from ...measurement.measure import Candidate, race, timed
+from ..measure import Candidate, race, timed
 from .matrix import matrix_variants
 from .variant import Variant, launcher
 
@@ -110,7 +110,7 @@ def _flops(queue: cl.CommandQueue, info: DeviceInfo, acc: str) -> Iterator[Varia
     element = np.dtype("float64" if acc == "double" else "float32")
     for lanes, chains in [(wide, 24), (wide, 12), (wide, 8)] if cpu else [(1, 16), (1, 32), (2, 8), (4, 8)]:
         program = _program(queue, f"{acc}{lanes if lanes > 1 else ''}", acc, steps=steps, chains=chains)
-        kernel, out = program.flops, cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, items * lanes * 8)
+        kernel, out = cl.Kernel(program, "flops"), cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, items * lanes * 8)
         kernel.set_args(out, element.type(0.999), element.type(0.001))
         run = launcher(queue, kernel, items, local, out)
         yield Variant(f"{chains} chains of {acc}{lanes}", 2.0 * items * lanes * chains * steps, run)
@@ -129,7 +129,8 @@ def _copies(queue: cl.CommandQueue, info: DeviceInfo) -> Iterator[Variant]:
     cl.enqueue_fill_buffer(queue, source, np.float32(1), 0, size)
     wide = max(4, info.simd_width)
     for lanes, item in [(wide, 4096), (wide, 256)] if cpu else [(4, 1), (4, 4), (2, 4), (1, 8)]:
-        kernel = _program(queue, f"float{lanes if lanes > 1 else ''}", "float", item=item, apart=int(not cpu)).copy
+        program = _program(queue, f"float{lanes if lanes > 1 else ''}", "float", item=item, apart=int(not cpu))
+        kernel = cl.Kernel(program, "copy")
         kernel.set_args(target, source)
         run = launcher(queue, kernel, size // (4 * lanes * item), None if cpu else (256,), source, target)
         yield Variant(f"kernel, {item} float{lanes} an item", 2.0 * size, run)
@@ -146,4 +147,4 @@ def _program(
 ) -> Any:
     values = {"V": vector, "ACC": acc, "STEPS": steps, "ITEM": item, "APART": apart}
     text = "".join(f"#define {name} {value}\n" for name, value in values.items())
-    return build(queue.context, text + kernel_text("convdispatch.tools.benchmark", "peaks.cl.mako", chains=chains))
+    return build(queue.context, text + kernel_text(__package__, "peaks.cl.mako", chains=chains))

@@ -1,0 +1,71 @@
+"""The rates of a device: those kept from its calibration, else an estimate by its size.
+
+Kept in one JSON file a device, in the folder that ``CONVDISPATCH_RATES`` names, else in the user's data folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import re
+import warnings
+from pathlib import Path
+
+import platformdirs
+
+from ..api.device import DeviceInfo
+from ..api.errors import ConvDispatchWarning
+from ..api.rates import DeviceRates
+
+__all__ = ["estimate", "keep", "rates"]
+
+_FIELDS = ("flops", "bandwidth", "launch")
+# An H200 with 132 compute units, and two cores with AVX-512 under Intel's runtime, both measured.
+_GPU_UNIT = DeviceRates(flops=65e12 / 132, bandwidth=4.25e12 / 132, launch=5.06e-6)
+_CPU_LANE, _CPU_BANDWIDTH, _CPU_LAUNCH = 340e9 / 32, 28e9, 8.5e-6
+
+
+@functools.lru_cache(maxsize=64)
+def rates(device: DeviceInfo) -> DeviceRates:
+    """What was measured of a device, or the estimate. A file that cannot be read counts as none, with a warning."""
+    path = _path(device)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        found = DeviceRates(*(float(values[name]) for name in _FIELDS), measured=True)
+        if not all(math.isfinite(getattr(found, name)) and getattr(found, name) > 0 for name in _FIELDS):
+            raise ValueError("a rate is a number above 0")
+    except FileNotFoundError:
+        return estimate(device)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        message = f"{path} is no calibration ({error}): estimates hold; convdispatch calibrate measures anew"
+        warnings.warn(message, ConvDispatchWarning, stacklevel=2)
+        return estimate(device)
+    return found
+
+
+def estimate(device: DeviceInfo) -> DeviceRates:
+    """Rates in proportion to compute units, and on CPUs to the width of their vectors."""
+    units = max(1, device.compute_units)
+    if device.type == "cpu":
+        return DeviceRates(_CPU_LANE * units * max(1, device.simd_width), _CPU_BANDWIDTH, _CPU_LAUNCH)
+    return DeviceRates(_GPU_UNIT.flops * units, _GPU_UNIT.bandwidth * units, _GPU_UNIT.launch)
+
+
+def keep(device: DeviceInfo, found: DeviceRates) -> Path:
+    """Write what was measured, in force from now on. Raises OSError where the folder cannot be written."""
+    path = _path(device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_text(json.dumps({name: getattr(found, name) for name in _FIELDS}) + "\n", encoding="utf-8")
+    draft.replace(path)
+    rates.cache_clear()
+    return path
+
+
+def _path(device: DeviceInfo) -> Path:
+    chosen = os.environ.get("CONVDISPATCH_RATES")
+    folder = Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("convdispatch")) / "rates"
+    words = (device.platform, device.vendor, device.arch, device.name, str(device.compute_units))
+    return folder / (re.sub(r"[^a-z0-9]+", "-", "_".join(words).lower()).strip("-") + ".json")

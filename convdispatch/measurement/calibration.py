@@ -1,0 +1,47 @@
+"""Measures a device's rates, in which solvers predict: some seconds, once a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..api.rates import DeviceRates
+from ..device import runtime
+from ..device.kernels import build
+from ..device.rates import keep
+from .measure import timed
+from .peaks import measure_roof
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["calibrate"]
+
+_NOTHING = "kernel void nothing(global int *p) { if (get_global_id(0) == 12345) *p = 1; }"
+_CHAIN, _SAMPLES = 200, 9
+
+
+def calibrate(device: cl.Device) -> DeviceRates:
+    """Measure and keep a device's rates. Raises BuildFailed where no kernel runs, OSError where nothing can be kept."""
+    roof = measure_roof(device, "float32")
+    found = DeviceRates(roof.flops.rate, roof.bandwidth.rate, _launch_seconds(device), measured=True)
+    keep(runtime.device_info(device), found)
+    return found
+
+
+def _launch_seconds(device: cl.Device) -> float:
+    """Seconds a launch in a chain on an in-order queue, each behind the last: the least of several chains."""
+    import pyopencl as cl
+
+    queue = cl.CommandQueue(runtime.context(device))
+    memory = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 64)
+    kernel = cl.Kernel(build(queue.context, _NOTHING), "nothing")
+    kernel.set_args(memory)
+
+    def chain() -> None:
+        for _ in range(_CHAIN):
+            cl.enqueue_nd_range_kernel(queue, kernel, (64,), None)
+        queue.finish()
+
+    chain()
+    sample = timed(chain)
+    return min(sample() for _ in range(_SAMPLES)) * 1e-3 / _CHAIN

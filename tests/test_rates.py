@@ -1,0 +1,97 @@
+"""A device's rates: estimated by its size, measured once and kept; costs are seconds at these rates."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, DeviceRates
+from convdispatch.device import rates as module
+from convdispatch.device import runtime
+from convdispatch.device.rates import estimate, keep, rates
+from convdispatch.measurement.calibration import calibrate
+from convdispatch.selection.loader import plugins
+from convdispatch.tools.cli import main
+
+H200 = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
+CPU = DeviceInfo("a CPU", "intel", "cpu", "simd512", compute_units=2, simd_width=16)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_RATES", str(tmp_path))
+    rates.cache_clear()
+    yield tmp_path
+    rates.cache_clear()
+
+
+def test_estimates_are_what_was_measured_on_two_devices_and_grow_with_size():
+    assert estimate(H200).flops == pytest.approx(65e12)
+    assert estimate(H200).bandwidth == pytest.approx(4.25e12)
+    assert estimate(CPU).flops == pytest.approx(340e9)
+    half = dataclasses.replace(H200, compute_units=66)
+    assert estimate(half).flops == pytest.approx(estimate(H200).flops / 2)
+    narrow = dataclasses.replace(CPU, simd_width=8)
+    assert estimate(narrow).flops == pytest.approx(estimate(CPU).flops / 2)
+    assert not rates(H200).measured
+
+
+def test_what_is_kept_is_in_force(folder):
+    found = DeviceRates(1e12, 1e11, 1e-6, measured=True)
+    path = keep(H200, found)
+    assert path.parent == folder
+    assert rates(H200) == found
+    assert not rates(dataclasses.replace(H200, compute_units=1)).measured  # another device
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"flops": 0, "bandwidth": 1, "launch": 1}', '{"flops": "x"}', "[" * 100000, "\x00"]
+)
+def test_a_damaged_file_is_said_and_estimates_hold(folder, text):
+    path = keep(H200, DeviceRates(1e12, 1e11, 1e-6))
+    path.write_text(text)
+    rates.cache_clear()
+    with pytest.warns(ConvDispatchWarning, match="calibrate measures anew"):
+        assert rates(H200) == estimate(H200)
+
+
+@pytest.mark.parametrize("given", [H200, CPU], ids=["gpu", "cpu"])
+def test_every_cost_is_seconds_at_the_devices_rates(given):
+    """A device twice as fast in everything takes half as long, whichever solver predicts."""
+    local = {"local_mem_size": 227 << 10, "max_work_group_size": 1024, "max_work_item_sizes": (1024, 1024, 64)}
+    device = dataclasses.replace(given, **local, global_mem_size=1 << 36, max_alloc_size=1 << 35)
+    problem = ConvProblem.parse("mb4ic32ih28oc32kh3ph1")
+    solvers = [s for s in plugins().solvers.values() if s.rejects(problem, device) is None]
+    first = {
+        s.name: (config := next(iter(s.configs(problem, device))), s.cost(problem, device, config)) for s in solvers
+    }
+    known = rates(device)
+    keep(device, DeviceRates(known.flops * 2, known.bandwidth * 2, known.launch / 2))
+    timed = {name: config for name, (config, cost) in first.items() if cost is not None}
+    assert len(timed) >= 3
+    for name, config in timed.items():
+        cost = first[name][1]
+        assert 1e-7 < cost < 1, name  # seconds, not operations
+        assert plugins().solvers[name].cost(problem, device, config) == pytest.approx(cost / 2), name
+
+
+def test_calibration_measures_and_keeps(device):
+    info = runtime.device_info(device)
+    found = calibrate(device)
+    assert rates(info) == found
+    assert found.measured
+    assert json.loads(module._path(info).read_text())["flops"] == found.flops
+    assert found.flops > 1e9
+    assert found.bandwidth > 1e8
+    assert 1e-8 < found.launch < 1e-2
+
+
+def test_the_command_says_what_was_and_what_is(device):
+    done = CliRunner().invoke(main, ["calibrate"])
+    assert done.exit_code == 0, done.output
+    assert "GFLOP/s" in done.output
+    assert "estimated before" in done.output
+    assert "measured before" in CliRunner().invoke(main, ["calibrate"]).output
