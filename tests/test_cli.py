@@ -38,7 +38,9 @@ def test_info(run):
 def test_explain(run):
     explained = json.loads(run("explain", "mb1ic4ih8oc6kh5g2", "--json"))
     assert {"im2col", explained["chosen"]} <= {solver["solver"] for solver in explained["solvers"]}
-    assert f"-> {explained['chosen']} (" in run("explain", "mb1ic4ih8oc6kh5g2")
+    said = run("explain", "mb1ic4ih8oc6kh5g2")
+    assert f"-> {explained['chosen']} " in said
+    assert explained["why"] in " ".join(said.splitlines())
 
 
 def test_explain_reads_other_tools_words(run):

@@ -52,6 +52,9 @@ class Condition:
         value = getattr(device if self.key in _DEVICE else problem, self.key)
         return any(_satisfies(value, wanted) for wanted in self.alternatives)
 
+    def __str__(self) -> str:
+        return f"{self.key} {' or '.join(map(str, self.alternatives))}"
+
 
 def mistake(key: str, value: Any) -> str | None:
     """Why no ``key`` can ever have ``value``, in words; None when one may."""

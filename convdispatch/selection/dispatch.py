@@ -77,6 +77,8 @@ class Candidate:
     config: Mapping[str, Any]
     source: str
     """For example ``measured``, ``registry.yaml:12`` or ``predicted``."""
+    rule: str = ""
+    """The rule that put it there, in words."""
 
 
 def contestants(problem: ConvProblem, device: DeviceInfo) -> dict[str, Solver]:
@@ -209,8 +211,8 @@ class _Ranking:
             cost = offer.cost
             rule = next((rule for rule in order if rule.means(name)), None)
             place = rule.place if rule else len(order)
-            origin = rule.where if rule else "predicted" if cost is not None else "name"
-            candidate = Candidate(self.accepted[name], offer.config, origin)
+            origin = rule.rule.where if rule else "predicted" if cost is not None else "name"
+            candidate = Candidate(self.accepted[name], offer.config, origin, str(rule or ""))
             keyed.append(((place, cost is None, cost or 0.0, name), candidate))
         return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
 

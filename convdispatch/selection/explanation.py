@@ -11,11 +11,13 @@ from ..api.errors import NoSolver
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..device import runtime
+from ..device.rates import rates
 from .asking import Fault, ask
 from .derivation import Derived
 from .dispatch import Candidate, contestants, rank, refusal, visible_problem
 from .loader import plugins
 from .records.perfdb import perfdb, scope_of
+from .wording import render, sentence
 
 __all__ = ["Explanation", "Verdict", "explain"]
 
@@ -34,8 +36,13 @@ class Verdict:
     """What put it in its place: a lock file, a measurement, a neighbour, a line of the registry, a prediction."""
     predicted: float | None = None
     """Predicted cost, in seconds."""
+    predicted_ms: float | None = None
     measured_ms: float | None = None
-    """Median of its fastest record for this problem."""
+    """Median of its best record for this problem."""
+    ci_ms: tuple[float, float] | None = None
+    """Interval of that median, 95 %."""
+    raced: bool | None = None
+    """Whether that was in a race; False for a first look."""
     error: float | None = None
     """Measured relative error of that record."""
     workspace: int | None = None
@@ -55,6 +62,10 @@ class Explanation:
     chosen: str | None
     source: str | None
     verdicts: tuple[Verdict, ...]
+    why: str = ""
+    """In a sentence: who runs, what put it first, its time and the next one's."""
+    predicted_by: str = ""
+    """What predicted milliseconds rest on."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON values."""
@@ -63,28 +74,13 @@ class Explanation:
             "device": str(self.device),
             "chosen": self.chosen,
             "source": self.source,
+            "why": self.why,
+            "predicted_by": self.predicted_by,
             "solvers": [{**asdict(v), "config": dict(v.config), "fuses": list(v.fuses)} for v in self.verdicts],
         }
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.problem} on {self.device}", *(_line(verdict) for verdict in self.verdicts)])
-
-
-def _line(verdict: Verdict) -> str:
-    if verdict.status in ("refused", "quarantined"):
-        return f"  x  {verdict.solver}: {verdict.reason}"
-    facts = [str(verdict.source)]
-    if verdict.measured_ms is not None and "measured" not in facts[0]:
-        facts.append(f"measured {verdict.measured_ms:.4g} ms")
-    if verdict.error is not None:
-        facts.append(f"error {verdict.error:.2g}")
-    if verdict.workspace:
-        facts.append(f"workspace {verdict.workspace} bytes")
-    if verdict.rewriting:
-        facts.append(verdict.rewriting)
-    if verdict.rewriting and verdict.predicted is not None:
-        facts.append(f"predicted {verdict.predicted * 1e3:.4g} ms with it")
-    return f"  {'->' if verdict.status == 'chosen' else '  '} {verdict.solver} ({'; '.join(facts)})"
+        return render(self)
 
 
 def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
@@ -101,14 +97,18 @@ def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
         except NoSolver:
             ranked = []
         try:
-            verdicts = [*_accepted(ranked, problem, info), *_refused(problem, info)]
+            verdicts = (*_accepted(ranked, problem, info), *_refused(problem, info))
             break
         except Fault:  # set aside by this question: the others' order is another
             continue
     first = ranked[0] if ranked else None
-    return Explanation(
-        problem, info, first.solver.name if first else None, first.source if first else None, tuple(verdicts)
+    why = sentence(verdicts, first.rule if first else "")
+    chosen, source = (first.solver.name, first.source) if first else (None, None)
+    calibrated = rates(info).measured
+    basis = (
+        "at the device's measured rates" if calibrated else "at estimated rates: convdispatch calibrate measures them"
     )
+    return Explanation(problem, info, chosen, source, verdicts, why, basis)
 
 
 def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo) -> Iterator[Verdict]:
@@ -117,14 +117,18 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
         solver = candidate.solver
         seen, asked = visible_problem(solver, problem), ask(solver, problem, device)
         record = next((record for record in records if record.solver == solver.name), None)
+        cost = asked.cost(candidate.config)
         yield Verdict(
             solver.name,
             plugins().provider(solver.name),
             "accepted" if place else "chosen",
             config=candidate.config,
             source=candidate.source,
-            predicted=asked.cost(candidate.config),
+            predicted=cost,
+            predicted_ms=None if cost is None else cost * 1e3,
             measured_ms=record.median_ms if record else None,
+            ci_ms=record.ci_ms if record else None,
+            raced=record.sure if record else None,
             error=record.error if record else None,
             workspace=record.workspace if record else asked.workspace(candidate.config),
             fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(seen, part)),

@@ -7,12 +7,13 @@ package; several plugins share the places. Then come the packaged rules. A regis
 from __future__ import annotations
 
 import fnmatch
+import os
 from dataclasses import dataclass
 
 from ..api.device import DeviceInfo
 from ..api.problem import ConvProblem
 from .loader import plugins
-from .registry import registry
+from .registry import Rule, packaged_path, registry
 
 __all__ = ["Preferred", "preferred"]
 
@@ -23,10 +24,15 @@ class Preferred:
 
     place: int
     glob: str
-    where: str
-    """File and line of the rule."""
+    rule: Rule
     plugin: str | None = None
     """Only solvers of this plugin are meant; None for all."""
+
+    def __str__(self) -> str:
+        packaged = packaged_path()
+        where = self.rule.where.removeprefix(f"{packaged.parent}{os.sep}" if packaged else "")
+        when = ", ".join(map(str, self.rule.when))
+        return f"{where} prefers {self.glob} for {when or 'everything'}"
 
     def means(self, solver: str) -> bool:
         """Whether ``solver`` is meant: a derived one only if the glob says so, for rewriting has its own cost."""
@@ -42,7 +48,7 @@ def preferred(problem: ConvProblem, device: DeviceInfo) -> list[Preferred]:
     if rules.own is not None and first not in rules.rules[: rules.own]:
         matching = {name: shipped.rule(problem, device) for name, shipped in plugins().rules.items()}
         for name, rule in matching.items():
-            order += [Preferred(i, glob, rule.where, name) for i, glob in enumerate(rule.prefer if rule else ())]
+            order += [Preferred(i, glob, rule, name) for i, glob in enumerate(rule.prefer if rule else ())]
     after = 1 + max((one.place for one in order), default=-1)
-    order += [Preferred(after + i, glob, first.where) for i, glob in enumerate(first.prefer if first else ())]
+    order += [Preferred(after + i, glob, first) for i, glob in enumerate(first.prefer if first else ())]
     return sorted(order, key=lambda one: one.place)

@@ -30,6 +30,8 @@ from .options import (
 
 __all__ = ["find"]
 
+WIDE = 140
+"""Columns from which configurations stand in the table; else beneath it."""
 BEST = 5
 """Measured candidates that are printed without -v."""
 
@@ -154,10 +156,11 @@ def _show(results: Any, verbose: bool) -> None:
         f"({results.verdict}) in {results.spent_ms / 1e3:.1f} s, at most {results.peak_bytes / 2**20:.0f} MiB",
         highlight=False,
     )
-    titles = ("state", "ms", "95 % interval", "first look", "error", "workspace", "configuration", "why")
-    table = Table("solver", *titles, box=None)
-    shown = [r for r in results if verbose or r.status in ("wrong", "failed", "refused")]
-    shown = shown if verbose else [*results.having("measured")[:BEST], *shown]
+    wide = console.width >= WIDE
+    titles = ("state", "ms", "95 % interval", "first look", "error", "workspace")
+    table = Table("solver", *titles, *(("configuration", "why") if wide else ()), box=None)
+    bad = results.having("wrong", "failed", "refused")
+    shown = [r for r in results if r not in bad] if verbose else results.having("measured")[:BEST]
     for r in shown:
         raced = [f"{r.median_ms:.4g}", f"{r.ci[0]:.4g} to {r.ci[1]:.4g}"] if r.raced else ["not raced", ""]
         table.add_row(
@@ -167,13 +170,17 @@ def _show(results: Any, verbose: bool) -> None:
             "" if r.look_ms is None else f"{r.look_ms:.4g}",
             "" if r.error is None else f"{r.error:.1e}",
             "" if r.workspace is None else str(r.workspace),
-            settings(r.config),
-            r.reason,
+            *((settings(r.config), r.reason) if wide else ()),
         )
-    console.print(table)
+    if shown:
+        console.print(table)
+    for r in shown if not wide else ():
+        console.print("; ".join(filter(None, (f"{r.solver}: {settings(r.config)}", r.reason))))
+    for r in bad:
+        console.print(f"{r.solver} {settings(r.config)}".rstrip() + f": {r.status}: {r.reason}")
     if results.runs:
         console.print(results.runs)
-    rest = len(results) - len(shown)
+    rest = len(results) - len(shown) - len(bad)
     if rest:
         console.print(f"{rest} candidates more were cut or not tried (-v lists them)")
     if results.conditions:

@@ -1,0 +1,104 @@
+"""An explanation in words: why the first is first, in a sentence; every solver's answer, in 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .explanation import Explanation, Verdict
+
+__all__ = ["render", "sentence"]
+
+WIDTH = 80
+_COLUMNS = (("predicted ms", 13), ("measured ms", 13), ("error", 9), ("workspace", 10))
+_NAME = 22
+
+
+def sentence(verdicts: Iterable[Verdict], because: str) -> str:
+    """Who runs and why, how long that takes, and who comes next; ``because`` is the rule in words, if one decided."""
+    ranked = [verdict for verdict in verdicts if verdict.status in ("chosen", "accepted")]
+    if not ranked:
+        return "nobody runs it: every solver refuses"
+    first = ranked[0]
+    reasons = {
+        "predicted": "no rule prefers another, and its predicted cost is the lowest",
+        "name": "nothing is measured, preferred or predicted, and its name comes first",
+    }
+    why = because or reasons.get(str(first.source), str(first.source))
+    measured = str(first.source).startswith("measured")
+    told = "" if measured else _time(first)
+    rival = ranked[1] if len(ranked) > 1 else None
+    after = f"next {rival.solver} {_time(rival) or 'of unknown time'}" if rival else "nobody else accepts it"
+    return f"{first.solver} runs: {why}; " + ", ".join(filter(None, (told, after)))
+
+
+def _time(verdict: Verdict) -> str:
+    if verdict.measured_ms is not None:
+        return f"measured {verdict.measured_ms:.4g} ms" + ("" if verdict.raced else " at a first look")
+    return "" if verdict.predicted_ms is None else f"predicted {verdict.predicted_ms:.3g} ms"
+
+
+def render(explanation: Explanation) -> str:
+    """The sentence, the table, who refuses and why."""
+    return "\n".join(_lines(explanation))
+
+
+def _lines(explanation: Explanation) -> Iterator[str]:
+    yield f"{explanation.problem} on {explanation.device}"
+    yield from textwrap.wrap(explanation.why, WIDTH, break_long_words=False, break_on_hyphens=False)
+    ranked = [verdict for verdict in explanation.verdicts if verdict.status in ("chosen", "accepted")]
+    if ranked:
+        yield _row("", "solver", *(title for title, _ in _COLUMNS), "by")
+    for verdict in ranked:
+        yield _row("->" if verdict.status == "chosen" else "", verdict.solver, *_cells(verdict))
+        settings = " ".join(f"{name}={value}" for name, value in verdict.config.items())
+        notes = [settings if verdict.status == "chosen" else "", verdict.rewriting or ""]
+        for note in filter(None, notes):
+            yield from _indented(note, "     ")
+    if any(verdict.predicted_ms is not None for verdict in ranked):
+        yield from _indented(f"predicted: {explanation.predicted_by}", "   ")
+    for verdict in explanation.verdicts:
+        if verdict.status in ("refused", "quarantined"):
+            yield from _indented(f"{verdict.solver}: {verdict.reason}", "     ", "  x  ")
+
+
+def _indented(text: str, indent: str, first: str | None = None) -> list[str]:
+    given = {"initial_indent": indent if first is None else first, "subsequent_indent": indent}
+    return textwrap.wrap(text, WIDTH, **given, break_long_words=False, break_on_hyphens=False)
+
+
+def _row(mark: str, name: str, *cells: str) -> str:
+    figures = "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS))
+    head = f"{mark:3}{name:{_NAME}}"
+    if len(name) > _NAME:
+        head = f"{mark:3}{name}\n{'':{3 + _NAME}}"
+    return f"{head}{figures} {cells[-1]}".rstrip()
+
+
+def _cells(verdict: Verdict) -> list[str]:
+    look = "" if verdict.raced else " look"
+    return [
+        "-" if verdict.predicted_ms is None else f"{verdict.predicted_ms:.3g}",
+        "-" if verdict.measured_ms is None else f"{verdict.measured_ms:.3g}{look}",
+        "-" if verdict.error is None else f"{verdict.error:.1e}",
+        "-" if verdict.workspace is None else _bytes(verdict.workspace),
+        _by(verdict),
+    ]
+
+
+def _by(verdict: Verdict) -> str:
+    """What put it in its place, in a word."""
+    source = str(verdict.source)
+    if source.startswith("measured"):
+        return "record" if verdict.raced else "look"
+    words = {"neighbour": "neighbour", "lock file": "lock file", "predicted": "cost", "name": "name"}
+    return next((word for start, word in words.items() if source.startswith(start)), "rule")
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << size:
+            return f"{count / (1 << size):.3g} {unit}"
+    return f"{count} B"

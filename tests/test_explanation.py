@@ -1,0 +1,123 @@
+"""explain: the sentence, the predicted and measured milliseconds, the table of 80 columns, the same in JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from records import record
+
+from convdispatch.api import ConvProblem, DeviceInfo
+from convdispatch.selection import dispatch
+from convdispatch.selection.explanation import explain
+from convdispatch.selection.records import perfdb
+from convdispatch.selection.records.record import device_key
+
+CPU = DeviceInfo(
+    "AMD EPYC", "intel", "cpu", "simd512", simd_width=16, compute_units=2, fp64=True,
+    max_work_group_size=8192, max_work_item_sizes=(8192,) * 3, local_mem_size=1 << 15, global_mem_size=16 << 30,
+    max_alloc_size=8 << 30,
+)  # fmt: skip
+DENSE = ConvProblem.parse("mb1ic64ih56oc64kh3ph1")
+POINTWISE = ConvProblem.parse("mb1ic64ih56oc64kh1")
+
+
+@pytest.fixture
+def db(monkeypatch, tmp_path):
+    """``db(solver, ms, ...)`` puts a record of CPU into a database of the test."""
+    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
+    perfdb.perfdb.cache_clear()
+    dispatch.forget()
+
+    def put(solver, ms, problem=DENSE, **more):
+        given = {"raced": True, "config": explain(problem, CPU).verdicts[names(problem).index(solver)].config}
+        perfdb.perfdb().record(record(solver, ms, problem, device=device_key(CPU), **(given | more)))
+
+    yield put
+    monkeypatch.undo()
+    perfdb.perfdb.cache_clear()
+    dispatch.forget()
+
+
+def names(problem):
+    return [verdict.solver for verdict in explain(problem, CPU).verdicts]
+
+
+def test_the_sentence_names_the_rule_its_line_the_prediction_and_the_next(db):
+    found = explain(DENSE, CPU)
+    first, second = found.verdicts[:2]
+    assert first.predicted_ms == pytest.approx(first.predicted * 1e3)
+    line = found.source.rpartition(":")[2]
+    assert found.why == (
+        f"{first.solver} runs: registry.yaml:{line} prefers [fiw]*.* for type cpu, sh 1, sw 1, ic >=16, oc >=16; "
+        f"predicted {first.predicted_ms:.3g} ms, next {second.solver} predicted {second.predicted_ms:.3g} ms"
+    )
+    assert found.predicted_by == "at estimated rates: convdispatch calibrate measures them"
+    assert found.why in " ".join(str(found).splitlines()[1:4])
+
+
+def test_a_rule_with_alternatives_and_one_for_everything(db):
+    assert "registry.yaml:19 prefers implicitgemm.pointwise for" in explain(POINTWISE, CPU).why
+    assert "direction fwd or bwd_data" in explain(POINTWISE, CPU).why
+    few = explain(ConvProblem.parse("mb1ic4ih9oc4kh3"), CPU)
+    assert "prefers implicitgemm.* for everything; predicted" in few.why
+
+
+def test_a_rule_of_one_s_own_stands_with_its_path(db, tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text("include: packaged\nrules:\n  - {when: {kh: 3}, prefer: [im2col]}\n")
+    monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(tmp_path / "mine.yaml"))
+    assert explain(DENSE, CPU).why.startswith(
+        f"im2col runs: {tmp_path}/mine.yaml:3 prefers im2col for kh 3; predicted "
+    )
+
+
+def test_measured_times_a_race_before_a_look(db):
+    db("im2col", 0.4, error=2e-7, workspace=3 << 20)
+    db("fft.tiled", 0.3, raced=False)
+    found = explain(DENSE, CPU)
+    assert found.why == "im2col runs: measured 0.4 ms, user record; next fft.tiled measured 0.3 ms at a first look"
+    first, second = found.verdicts[:2]
+    assert (first.measured_ms, first.raced, first.error, first.workspace) == (0.4, True, 2e-7, 3 << 20)
+    assert (second.measured_ms, second.raced) == (0.3, False)
+    lines = str(found).splitlines()
+    (chosen,) = [line for line in lines if line.startswith("->")]
+    assert chosen.split() == ["->", "im2col", f"{first.predicted_ms:.3g}", "0.4", "2.0e-07", "3", "MiB", "record"]
+    assert any(line.split()[0] == "fft.tiled" and line.endswith("look") for line in lines if "0.3 look" in line)
+
+
+def test_json_says_the_same(db):
+    db("im2col", 0.4)
+    said = json.loads(json.dumps(explain(DENSE, CPU).to_dict()))
+    assert said["why"].startswith("im2col runs: measured 0.4 ms")
+    assert said["predicted_by"]
+    first = said["solvers"][0]
+    wanted = {"measured_ms": 0.4, "raced": True, "workspace": 0, "status": "chosen"}
+    assert {key: first[key] for key in wanted} == wanted
+    assert first["ci_ms"] == pytest.approx([0.36, 0.44])
+    assert all(solver["predicted_ms"] for solver in said["solvers"] if solver["predicted"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mb1ic64ih56oc64kh3ph1",
+        "bwd_data_g2mb2ic4ih9oc6kh3ph1sh2+bias+relu",
+        "fwd_f64_nhwc_g4mb12ic64id10ih20iw30oc128kd2kh7kw3dd2pd1ph2pw1sd2+bias+residual+relu",
+    ],
+)
+def test_everything_fits_80_columns_and_everybody_is_listed(db, text):
+    """But for the problem's own name, which is never broken."""
+    problem = ConvProblem.parse(text)
+    found = explain(problem, CPU)
+    lines = str(found).splitlines()
+    assert max(map(len, lines[1:])) <= 80
+    for verdict in found.verdicts:
+        assert any(verdict.solver in line for line in lines), verdict.solver
+
+
+def test_nobody_runs_it():
+    none = DeviceInfo("odd", "odd", "accelerator", "odd", fp64=False)
+    found = explain(DENSE.replace(dtype="float64"), none)
+    assert found.why == "nobody runs it: every solver refuses"
+    assert found.chosen is None
+    assert "predicted ms" not in str(found)
