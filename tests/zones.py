@@ -34,6 +34,7 @@ ZONES = {
         derivation
         dispatch
         evidence
+        explanation
         guard*
         injection
         layers
@@ -104,22 +105,6 @@ ZONES = {
         vendor_*
         winograd_*
     """,
-    "api": "problem errors walk kernel_* layering docs",
-    "device": (
-        "binaries bounded* bridge commands* cuda_* gemm host_* icd imports memory platforms* recording* runtime "
-        "sharedpool"
-    ),
-    "selection": (
-        "derivation dispatch evidence explanation guard* injection layers loader lockfile* neighbours packs perfdb "
-        "preference* record registry sabotage second_try validation*"
-    ),
-    "measurement": (
-        "conformance* families find grammar* kit* measure mutants onnx_cases pack_keys reference search_* verify_*"
-    ),
-    "calls": "arrays* conv conv_* interop operands* threads",
-    "nets": "inference* models* nn nn_* onnx onnx_* tensor tensor_* torch* train",
-    "tools": "benchmark* classify cli cli_* doctor* explain* self_test*",
-    "plugins": "cudnn* fft_* im2col implicitgemm_* nvidia* oclgrind onednn targets* vendor_* winograd_*",
 }
 """Names of test files without ``test_`` and ``.py``; a file belongs to the first zone that names it."""
 
