@@ -13,7 +13,7 @@ from .kernel import Operand, Prepared, prepare
 from .strides import broadcast, stretched
 from .tensor import Tensor
 
-__all__ = ["compute", "operand_of", "result_dtype"]
+__all__ = ["compute", "forms", "operand_of", "result_dtype"]
 
 _LIMIT = 8192
 _calls: dict[Any, _Call] = {}
@@ -78,7 +78,17 @@ class _Call:
 
 def compute(expression: str, named: dict[str, Any], out: Tensor | None = None, dtype: Any = None) -> tuple[_Call, Any]:
     """What ``apply`` computes, of a text over named operands, without a note on a tape: (what was decided, result)."""
-    key: list[Any] = [expression, dtype]
+    key = forms([expression, dtype], named, out)
+    call = _calls.get(key)
+    if call is None:
+        if len(_calls) >= _LIMIT:
+            _calls.clear()
+        call = _calls[key] = _Call(expression, named, out, dtype)
+    return call, call(named, out)
+
+
+def forms(key: list[Any], named: dict[str, Any], written: Tensor | None) -> tuple[Any, ...]:
+    """``key`` and all of the operands that a kept call depends on: shapes, strides, dtypes, alignment, devices."""
     known = None
     for name, value in named.items():
         if isinstance(value, Tensor):
@@ -88,15 +98,9 @@ def compute(expression: str, named: dict[str, Any], out: Tensor | None = None, d
             key += (name, value.shape, value.strides, value.dtype, value.offset & 15)
         else:
             key += (name, type(value))
-    if out is not None:
-        key += (out.shape, out.strides, out.dtype, out.offset & 15)
-    key = tuple(key)  # type: ignore[assignment]
-    call = _calls.get(key)
-    if call is None:
-        if len(_calls) >= _LIMIT:
-            _calls.clear()
-        call = _calls[key] = _Call(expression, named, out, dtype)
-    return call, call(named, out)
+    if written is not None:
+        key += (written.shape, written.strides, written.dtype, written.offset & 15)
+    return tuple(key)
 
 
 def _check(formula: Formula, given: dict[str, Any], tensors: dict[str, Tensor], text: str) -> None:

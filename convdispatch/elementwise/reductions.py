@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from .apply import operand_of, result_dtype
+from .apply import forms, operand_of, result_dtype
 from .expression import parse
 from .filling import fill
 from .reduction_kernel import OPERATIONS, Reduction, plan
@@ -80,19 +80,7 @@ def combine(
 ) -> tuple[_Call, list[Tensor]]:
     """What ``reduce`` computes, without a note on a tape: (what was decided, results)."""
     texts = (expression,) if isinstance(expression, str) else tuple(expression)
-    key: list[Any] = [operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims]
-    known = None
-    for name, value in operands.items():
-        if isinstance(value, Tensor):
-            if value.queue is not known:  # asking a queue for its context costs more than all else here
-                known = value.queue
-                key.append(known.context)
-            key += (name, value.shape, value.strides, value.dtype, value.offset & 15)
-        else:
-            key += (name, type(value))
-    if store is not None:
-        key += (store.shape, store.strides, store.dtype, store.offset & 15)
-    key = tuple(key)  # type: ignore[assignment]
+    key = forms([operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims], operands, store)
     call = _calls.get(key)
     if call is None:
         if len(_calls) >= _LIMIT:
