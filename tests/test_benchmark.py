@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from convdispatch.api import ConvProblem
 from convdispatch.api.errors import InvalidArgument
@@ -24,7 +26,8 @@ from convdispatch.tools.benchmark.export import write_csv, write_json
 from convdispatch.tools.benchmark.page import render
 from convdispatch.tools.benchmark.published import titanx
 from convdispatch.tools.benchmark.report import Choice, Journal, Layer, Measured, PeerTime, Report, Row, load
-from convdispatch.tools.benchmark.summary import gaps, geomean, layer_type, lines, nets, types
+from convdispatch.tools.benchmark.summary import gaps, geomean, layer_type, lines, nets, solver_times, types
+from convdispatch.tools.benchmark.terminal import show
 from convdispatch.tools.cli.bench import bench
 
 TINY = "fwd_f32_mb1ic4ih6iw6oc4kh3kw3"
@@ -83,6 +86,77 @@ def test_regret_is_chosen_over_best_and_never_below_one():
     assert measured(TINY, 2.0, 1.9).regret == 1.0
     assert geomean([1.5, None, 6.0]) == pytest.approx(3.0)
     assert geomean([None]) is None
+
+
+@pytest.mark.parametrize("candidates", [0, 1, 2])
+def test_too_few_candidates_make_no_winner_no_regret_and_no_ratio(candidates, tmp_path):
+    """Each of them said one "a perfect choice", with nothing measured beside the choice."""
+    report = example()
+    few = report.measured["fwd_f32_mb1ic8ih10iw10oc8kh3kw3"]
+    untried = [Row("c.one", {}, "not tried", "the budget ended"), Row("d.one", {}, "refused", "no")]
+    few.rows = [*few.rows[:candidates], *untried]
+    line, other = lines(report)
+    assert (line.winner, line.measured.regret, line.fastest) == ("", None, "a.one")
+    assert line.ratio("torch") is None
+    assert line.coverage == f"{candidates} of {candidates + 1}"
+    assert line.verdict == "unknown (a.one ran)"
+    assert (other.winner, other.measured.regret, other.coverage) == ("a.one", 1.0, "3 of 4")
+    said = shown(report)
+    assert "regret of the choice: 1, on 1 of 2 problems, of which 3 candidates or more were measured" in said
+    assert "of the other 1 winner, regret and ratio are unknown" in said
+    assert re.search(rf"L0 \*3.*unknown \(a.one ran\).* {candidates} of {candidates + 1} .*unknown", said)
+    assert "torch: its time over ours" not in said
+    page = render(report)
+    assert "unknown (a.one ran)" in page
+    assert "on 1 of 2 problems with evidence" in page
+    (row,) = [row for row in types(lines(report), ["torch"]) if row["type"] == "3x3"]
+    assert (row["winners"], row["regret"]) == ({"unknown": 1}, None)
+    write_csv(report, tmp_path / "r.csv")
+    with (tmp_path / "r.csv").open(newline="") as file:
+        assert next(csv.DictReader(file))["measured"] == str(candidates)
+
+
+def test_nothing_searched_is_said():
+    report = example()
+    report.settings["search"] = False
+    for found in report.measured.values():
+        found.rows = []
+    assert "nothing was searched: times and ratios are the immediate choice's" in shown(report)
+    assert lines(report)[0].ratio("torch") == 4.0
+    assert lines(report)[0].winner == ""
+
+
+def shown(report: Report) -> str:
+    console = Console(width=300, record=True, file=io.StringIO(), markup=False)
+    show(report, console)
+    return console.export_text()
+
+
+def test_a_layer_has_one_number_with_its_interval(tmp_path):
+    """The last race took twice the search's time: the others stand in proportion, whichever hour they are of."""
+    report = example()
+    found = report.measured["fwd_f32_mb1ic8ih10iw10oc8kh3kw3"]
+    found.best = replace(found.best, median_ms=3.6, ci_ms=(3.5, 3.75))
+    found.rows = [
+        Row("a.one", {"t": 1}, "measured", "", 1.8, 1.7, 1.9, 9, ci_ms=(1.7, 1.9), raced=True, look_ms=2.0),
+        Row("b.one", {}, "measured", "", 2.7, 2.6, 2.8, 9, raced=True),
+        Row("c.one", {}, "cut", "slower", 5.4, 5.4, 5.4, 3, raced=False),
+    ]
+    line = lines(report)[0]
+    assert solver_times(line.measured) == pytest.approx({"a.one": 3.6, "b.one": 5.4, "c.one": 10.8})
+    assert re.search(r"L0.* 3\.6 .* 3\.5-3\.75 ", shown(report))
+    details = render(report).partition("L0: every solver")[2].partition("</details>")[0]
+    cells = re.findall(r"<tr><td>.*?</tr>", details, re.DOTALL)
+    texts = [re.sub(r"(<[^>]+>)+", "|", cell) for cell in cells]
+    assert "|3.6|3.5-3.75|1|" in texts[0]
+    assert "|1.5|" in texts[1]
+    assert "|3, not raced|" in texts[2]
+    assert not any(ms in text for text in texts for ms in ("1.8", "2.7", "5.4"))
+    write_csv(report, tmp_path / "r.csv")
+    with (tmp_path / "r.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["layer"] == "L0"]
+    assert [row["timed_in"] for row in rows[:5]] == ["race", "race", "search", "search", "first look"]
+    assert (rows[0]["ci_low_ms"], rows[0]["ci_high_ms"]) == ("3.5", "3.75")
 
 
 def test_roofline_is_the_larger_of_compute_and_traffic():

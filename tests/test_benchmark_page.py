@@ -43,7 +43,8 @@ def report() -> Report:
         ms = problem.flops / 1e12 * 1e3 / fraction
         best = Choice(solver, {}, "fastest", ms, ms, ms, 9)
         row = Row(solver, {}, "measured", "", ms, ms, ms, 9, 1e-7, 0, 5.0, True)
-        found[str(problem)] = Measured(str(problem), problem.flops, 1000, best, best, [row])
+        rivals = [Row(name, {}, "measured", "", 2 * ms, ms, ms, 9) for name in ("other.one", "other.two")]
+        found[str(problem)] = Measured(str(problem), problem.flops, 1000, best, best, [row, *rivals])
         layers.append(Layer("alexnet", f"layer{number}", str(problem)))
     return Report(layers, ENVIRONMENT, {"peers": {}}, ROOFS, found)
 

@@ -15,7 +15,8 @@ __all__ = ["write_csv", "write_json"]
 
 COLUMNS = (
     "net", "layer", "count", "problem", "direction", "type", "what", "name", "config", "status", "median_ms", "p20_ms",
-    "p80_ms", "samples", "gflops", "roofline_ms", "fraction", "error", "workspace_bytes", "compile_ms", "reason",
+    "p80_ms", "samples", "ci_low_ms", "ci_high_ms", "timed_in", "measured", "offered",
+    "gflops", "roofline_ms", "fraction", "error", "workspace_bytes", "compile_ms", "reason",
 )  # fmt: skip
 
 
@@ -27,7 +28,8 @@ def write_json(report: Report, path: Path) -> None:
 
 
 def write_csv(report: Report, path: Path) -> None:
-    """``what`` is ``best`` and ``chosen`` (raced), ``candidate`` (by find) or ``peer``."""
+    """``what`` is ``best``, ``chosen``, ``candidate`` or ``peer``; ``timed_in`` is the layer's last ``race``, the
+    ``search`` before it, or a ``first look``. Times of one kind compare."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -38,21 +40,27 @@ def write_csv(report: Report, path: Path) -> None:
 def _rows(line: Line) -> Iterator[dict[str, Any]]:
     layer, found = line.layer, line.measured
     common = {"net": layer.net, "layer": layer.name, "count": layer.count, "problem": found.problem}
+    common |= dict(zip(("measured", "offered"), found.coverage))
     common |= {"direction": line.problem.direction, "type": line.kind, "roofline_ms": line.roof_ms}
 
     def timed(what: str, name: str, thing: Any, **more: Any) -> dict[str, Any]:
         ms = thing.median_ms
         figures = {"median_ms": ms, "p20_ms": thing.p20_ms, "p80_ms": thing.p80_ms, "samples": thing.count}
+        low, high = thing.ci_ms or (None, None)
+        figures |= {"ci_low_ms": low, "ci_high_ms": high}
         figures |= {"gflops": found.flops / ms / 1e6 if ms else None}
         figures |= {"fraction": line.roof_ms / ms if ms and line.roof_ms else None}
         return {**common, "what": what, "name": name, **figures, **more}
 
     for what, choice in (("best", found.best), ("chosen", found.chosen)):
         if choice:
-            yield timed(what, choice.solver, choice, config=json.dumps(choice.config), reason=choice.source)
+            more = {"config": json.dumps(choice.config), "reason": choice.source, "timed_in": "race"}
+            yield timed(what, choice.solver, choice, **more)
     for row in found.rows:
         more = {"config": json.dumps(row.config), "status": row.status, "error": row.error, "reason": row.reason}
+        if row.median_ms is not None:
+            more |= {"timed_in": "first look" if row.raced is False else "search"}
         yield timed("candidate", row.solver, row, workspace_bytes=row.workspace, compile_ms=row.compile_ms, **more)
     for peer in found.peers:
         name = f"{peer.peer} {peer.variant}".strip()
-        yield timed("peer", name, peer, error=peer.error, reason=peer.reason)
+        yield timed("peer", name, peer, error=peer.error, reason=peer.reason, timed_in="race")

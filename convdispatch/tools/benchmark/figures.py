@@ -71,7 +71,7 @@ def _mark(line: Line, x: float, y: float, colour: str) -> str:
         "triangle": f'<path d="M{x:.1f} {y - 8:.1f} l8 14 l-16 0z"',
     }[MARKS[_kernel(line)]]
     share = "" if line.fraction is None else f", {line.fraction:.0%} of the roofline"
-    title = escape(f"{line.layer.net} {line.layer.name} {line.problem.direction}: {line.winner}{share}")
+    title = escape(f"{line.layer.net} {line.layer.name} {line.problem.direction}: {line.verdict}{share}")
     style = f"fill:{colour};stroke:{colour};fill-opacity:{fill:.2f}"
     return f'{shape} style="{style}"><title>{title}</title></{shape[1:].split()[0]}>'
 

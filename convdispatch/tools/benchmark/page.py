@@ -10,8 +10,8 @@ from .environment import busy
 from .figures import MARKS, colours, geometry_map
 from .published import CARD, SOURCE, titanx
 from .report import Report
-from .summary import GAP, family, gaps, geomean, lines, nets, solver_times, types
-from .terminal import number, share
+from .summary import GAP, family, gaps, geomean, known, lines, nets, solver_times, types
+from .terminal import evidence, interval, number, share
 
 __all__ = ["render", "write_html"]
 
@@ -57,7 +57,10 @@ def _values(report: Report) -> dict[str, Any]:
         "source": SOURCE,
         "means": {peer: geomean(line.ratio(peer) for line in every) for peer in peers},
         "fraction": geomean(line.fraction for line in every),
-        "regret": geomean(line.measured.regret for line in every),
+        "regret": geomean(line.measured.regret for line in {line.measured.problem: line for line in every}.values()),
+        "known": known(every),
+        "evidence": evidence(every, bool(report.settings.get("search", True))),
+        "interval": interval,
         "number": number,
         "share": share,
         "faults": [(line, row) for line in every for row in line.measured.rows if row.status in ("wrong", "failed")],

@@ -1,7 +1,8 @@
 """What dispatch's choice costs where it cannot look the answer up: without any record, and with half of the list known.
 
 Regret is the time of what was chosen over the best time found by searching; both run in one race. Half of the list:
-one half is known and the other asked, then the other way round, so that each problem is asked once. It is shuffled
+one half is known and the other asked, then the other way round, so that each problem is asked once. Only problems count
+of which enough candidates were measured to know the best. It is shuffled
 before (always alike): nets alternate kinds of layer, and then every second one is of one kind.
 """
 
@@ -27,7 +28,7 @@ class Judge(Protocol):
 
 def regret_report(session: Judge, report: Report, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """``immediate`` and ``neighbours``, each with ``geomean``, ``worst``, ``count`` and ``problems``."""
-    measured = [found for found in report.measured.values() if found.best_ms]
+    measured = [found for found in report.measured.values() if found.best_ms and found.sure]
     say("regret without records")
     immediate = _regret(session, measured, [], say)
     say("regret with half of the list known")

@@ -16,9 +16,23 @@ from typing import Any
 from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
 
-__all__ = ["SCHEMA", "Choice", "Journal", "Layer", "Measured", "PeerTime", "Report", "Row", "load", "placeless"]
+__all__ = [
+    "EVIDENCE",
+    "SCHEMA",
+    "Choice",
+    "Journal",
+    "Layer",
+    "Measured",
+    "PeerTime",
+    "Report",
+    "Row",
+    "load",
+    "placeless",
+]
 
 SCHEMA = 1
+EVIDENCE = 3
+"""So many candidates at least must have been measured for a winner, a regret or a ratio to say anything."""
 
 
 @dataclass
@@ -38,6 +52,10 @@ class Row:
     workspace: int | None = None
     compile_ms: float | None = None
     deterministic: bool | None = None
+    ci_ms: tuple[float, float] | None = None
+    raced: bool | None = None
+    """Whether the time is of the search's race; False: of a first look. None where an older report does not say."""
+    look_ms: float | None = None
 
 
 @dataclass
@@ -52,6 +70,7 @@ class PeerTime:
     count: int = 0
     error: float | None = None
     reason: str = ""
+    ci_ms: tuple[float, float] | None = None
 
 
 @dataclass
@@ -67,6 +86,8 @@ class Choice:
     count: int = 0
     error: float | None = None
     workspace: int | None = None
+    ci_ms: tuple[float, float] | None = None
+    """Interval of the median, 95 %."""
 
 
 @dataclass
@@ -101,10 +122,32 @@ class Measured:
 
     @property
     def regret(self) -> float | None:
-        """Time of what was chosen over the best time, 1 at least; None when either is unknown."""
-        if self.chosen is None or not self.chosen.median_ms or not self.best_ms:
+        """Time of what was chosen over the best time, 1 at least; None when unknown or resting on too little."""
+        if not self.sure or self.chosen is None or not self.chosen.median_ms or not self.best_ms:
             return None
         return max(1.0, self.chosen.median_ms / self.best_ms)
+
+    @property
+    def coverage(self) -> tuple[int, int]:
+        """Candidates that have a time, and all that accepted the problem."""
+        timed = [row for row in self.rows if row.median_ms is not None and row.status in ("measured", "cut")]
+        return len(timed), len([row for row in self.rows if row.status != "refused"])
+
+    @property
+    def sure(self) -> bool:
+        """Whether enough candidates were measured to speak of a winner."""
+        return self.coverage[0] >= EVIDENCE
+
+    @property
+    def searched_ms(self) -> float | None:
+        """What the best took in the search, which the other candidates' times there compare with."""
+        best = self.best and (self.best.solver, self.best.config)
+        return next((row.median_ms for row in self.rows if (row.solver, row.config) == best), None)
+
+    @property
+    def scale(self) -> float:
+        """The best's time in the last race over its time in the search; 1 where one of them is not known."""
+        return self.best_ms / self.searched_ms if self.best_ms and self.searched_ms else 1.0
 
     def peer_ms(self, peer: str) -> float | None:
         """A peer's best variant."""

@@ -184,7 +184,8 @@ class Session:
         if found.chosen and _key(choice) == _key(found.chosen) and found.regret:
             return found.regret
         self._without = {}
-        again = Measured(found.problem, found.flops, found.traffic, chosen=choice, best=replace(found.best))
+        best = replace(found.best)
+        again = Measured(found.problem, found.flops, found.traffic, chosen=choice, best=best, rows=found.rows)
         peers, self.peers = self.peers, []
         try:
             self._race(found.parsed, again)
@@ -233,7 +234,9 @@ def _records(found: Measured, device: cl.Device) -> Iterator[Record]:
             solver=row.solver,
             config=row.config,
             median_ms=row.median_ms,
-            ci_ms=(row.p20_ms, row.p80_ms),
+            ci_ms=row.ci_ms or (row.p20_ms, row.p80_ms),
+            raced=getattr(row, "raced", True),
+            look_ms=getattr(row, "look_ms", None),
             p20_ms=row.p20_ms,
             p80_ms=row.p80_ms,
             count=row.count,
@@ -299,7 +302,7 @@ def _put(target: Choice | PeerTime, outcome: Outcome | None) -> None:
         return
     timing: Timing = outcome.timing
     target.median_ms, target.p20_ms, target.p80_ms = timing.median, timing.p20, timing.p80
-    target.count = timing.count
+    target.count, target.ci_ms = timing.count, timing.ci
 
 
 def _best(results: Results) -> Choice | None:
@@ -316,6 +319,7 @@ def _best(results: Results) -> Choice | None:
         winner.count,
         winner.error,
         winner.workspace,
+        winner.ci,
     )
 
 
@@ -337,4 +341,7 @@ def _row(result: Result) -> Row:
         result.workspace,
         result.compile_ms,
         result.deterministic,
+        result.ci,
+        result.raced,
+        result.look_ms,
     )

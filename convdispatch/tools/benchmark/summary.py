@@ -10,7 +10,20 @@ from typing import Any
 from ...api.problem import ConvProblem
 from .report import Layer, Measured, Report
 
-__all__ = ["TYPES", "Line", "Net", "family", "gaps", "geomean", "layer_type", "lines", "nets", "solver_times", "types"]
+__all__ = [
+    "TYPES",
+    "Line",
+    "Net",
+    "family",
+    "gaps",
+    "geomean",
+    "known",
+    "layer_type",
+    "lines",
+    "nets",
+    "solver_times",
+    "types",
+]
 
 TYPES = ("first layer", "depthwise", "strided", "1x1", "3x3", "5x5 and more", "other")
 GAP = 0.5
@@ -44,8 +57,26 @@ class Line:
 
     @property
     def winner(self) -> str:
-        """The fastest solver."""
+        """The fastest solver; empty where too few candidates were measured to know."""
+        return self.fastest if self.measured.sure else ""
+
+    @property
+    def fastest(self) -> str:
+        """Whose time stands for the layer, however many rivals it had."""
         return self.measured.best.solver if self.measured.best and self.ms else ""
+
+    @property
+    def verdict(self) -> str:
+        """The winner in words, or who ran where it is not known."""
+        if not self.fastest:
+            return "none"
+        return self.winner or f"unknown ({self.fastest} ran)"
+
+    @property
+    def coverage(self) -> str:
+        """Candidates measured, of those that accept."""
+        measured, offered = self.measured.coverage
+        return f"{measured} of {offered}"
 
     @property
     def kind(self) -> str:
@@ -53,8 +84,9 @@ class Line:
         return layer_type(self.problem)
 
     def ratio(self, peer: str) -> float | None:
-        """The peer's time over ours: above 1 we are faster."""
-        theirs = self.measured.peer_ms(peer)
+        """The peer's time over ours: above 1 we are faster. None where too few candidates were measured; where nothing
+        was searched it is what the immediate choice takes."""
+        theirs = self.measured.peer_ms(peer) if self.measured.sure or not self.measured.rows else None
         return theirs / self.ms if theirs and self.ms else None
 
 
@@ -77,6 +109,12 @@ def layer_type(problem: ConvProblem) -> str:
 def family(solver: str) -> str:
     """The algorithm: a solver's name up to the first dot."""
     return solver.partition(".")[0]
+
+
+def known(every: Sequence[Line]) -> tuple[int, int]:
+    """Distinct problems whose winner is known, of all that have a time."""
+    distinct = {line.measured.problem: line for line in every if line.ms}.values()
+    return sum(line.measured.sure for line in distinct), len(distinct)
 
 
 def geomean(values: Iterable[float | None]) -> float | None:
@@ -106,11 +144,16 @@ def _roof(report: Report, found: Measured) -> tuple[float | None, str]:
 
 
 def solver_times(found: Measured) -> dict[str, float]:
-    """The best median of each solver, milliseconds, fastest first."""
+    """The best median of each solver, milliseconds, fastest first.
+
+    The layer's number is its last race's; what the others took in the search stands in proportion to the best one's
+    time there, so that both are of one hour.
+    """
     best: dict[str, float] = {}
+    scale = found.scale
     for row in found.rows:
         if row.median_ms is not None and row.status in ("measured", "cut"):
-            best[row.solver] = min(row.median_ms, best.get(row.solver, math.inf))
+            best[row.solver] = min(row.median_ms * scale, best.get(row.solver, math.inf))
     if found.best and found.best.median_ms:
         best[found.best.solver] = found.best.median_ms
     return dict(sorted(best.items(), key=lambda pair: pair[1]))
@@ -170,7 +213,7 @@ def _net(name: str, direction: str, group: list[Line], peers: Sequence[str]) -> 
             net.algorithms[algorithm] = total + count * ms, layers + count
         for peer in peers:
             theirs = line.measured.peer_ms(peer)
-            if theirs:
+            if theirs and line.ratio(peer):
                 total, ours, layers = net.peers.get(peer, (0.0, 0.0, 0))
                 net.peers[peer] = total + count * theirs, ours + count * line.ms, layers + count
     net.ratios = {peer: geomean(line.ratio(peer) for line in group) for peer in peers}
@@ -185,7 +228,7 @@ def types(every: Sequence[Line], peers: Sequence[str]) -> list[dict[str, Any]]:
         for kind in TYPES:
             group = [line for line in distinct if line.kind == kind and line.problem.direction == direction]
             if group:
-                winners = [line.winner for line in group]
+                winners = [line.winner or "unknown" for line in group]
                 found.append(
                     {
                         "type": kind,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .environment import busy
-from .report import Report
-from .summary import Line, gaps, geomean, lines, nets
+from .report import EVIDENCE, Report
+from .summary import Line, gaps, geomean, known, lines, nets
 
-__all__ = ["number", "show"]
+__all__ = ["evidence", "interval", "number", "share", "show"]
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -18,6 +20,11 @@ def number(value: float | None, digits: int = 3) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def interval(timed: Any) -> str:
+    """The median's interval of whatever was timed, ``0.41-0.43``; a dash where there is none."""
+    return "-" if timed is None or not timed.ci_ms else "-".join(number(ms) for ms in timed.ci_ms)
 
 
 def share(value: float | None) -> str:
@@ -33,11 +40,13 @@ def show(report: Report, console: Console) -> None:
     if every:
         console.print(_layers(every, peers))
         console.print(_nets(every, peers))
+        for words in evidence(every, bool(report.settings.get("search", True))):
+            console.print(words, highlight=False)
     low = gaps(every)
     if low:
         console.print(f"{len(low)} problems below half of the roofline, most lost time first:", highlight=False)
         for line in low[:10]:
-            console.print(f"  {share(line.fraction):>4}  {line.measured.problem}  {line.winner}", highlight=False)
+            console.print(f"  {share(line.fraction):>4}  {line.measured.problem}  {line.verdict}", highlight=False)
     for peer in peers:
         ratios = [ratio for line in every if (ratio := line.ratio(peer))]
         if ratios:
@@ -60,6 +69,17 @@ def show(report: Report, console: Console) -> None:
         console.print(f"interrupted: {missing} problems are not measured; --resume FILE goes on where it was")
 
 
+def evidence(every: list[Line], searched: bool) -> list[str]:
+    """What regret and winners rest on, in sentences."""
+    if not searched:
+        return ["nothing was searched: times and ratios are the immediate choice's, winners and regret are unknown"]
+    sure, count = known(every)
+    regret = geomean(line.measured.regret for line in {line.measured.problem: line for line in every}.values())
+    rests = f"{sure} of {count} problems, of which {EVIDENCE} candidates or more were measured"
+    unknown = f"; of the other {count - sure} winner, regret and ratio are unknown" if count > sure else ""
+    return [f"regret of the choice: {'unknown' if regret is None else number(regret)}, on {rests}{unknown}"]
+
+
 def _heading(report: Report, console: Console) -> None:
     device = report.environment["device"]
     console.print(f"{device['title']}, driver {device['driver']}, {report.environment['created']}", highlight=False)
@@ -77,24 +97,24 @@ def _layers(every: list[Line], peers: list[str]) -> Table:
     table = Table(title="Layers", title_justify="left")
     for title in ("net", "layer", "direction", "fastest solver"):
         table.add_column(title, overflow="fold")
-    for title in ("ms", "p20-p80", "GFLOP/s", "roofline", "error", "workspace", "regret"):
+    for title in ("measured", "ms", "95 % interval", "GFLOP/s", "roofline", "error", "workspace", "regret"):
         table.add_column(title, justify="right", no_wrap=True)
     for peer in peers:
         table.add_column(f"{peer} ms", justify="right", no_wrap=True)
         table.add_column("ratio", justify="right", no_wrap=True)
     for line in every:
         best = line.measured.best
-        cells = [number(line.ms, 4), f"{number(best.p20_ms)}-{number(best.p80_ms)}" if line.ms else "-"]
+        cells = [line.coverage, number(line.ms, 4), interval(best)]
         cells += [number(line.gflops), share(line.fraction)]
         cells += [f"{best.error:.1e}" if best and best.error is not None else "-"]
         cells += [f"{best.workspace / 2**20:,.1f} MiB" if best and best.workspace is not None else "-"]
-        cells += [number(line.measured.regret)]
+        cells += [number(line.measured.regret) if line.measured.sure else "unknown"]
         for peer in peers:
             ratio = line.ratio(peer)
             style = "green" if ratio and ratio >= 1 else "red"
             cells += [number(line.measured.peer_ms(peer), 4), Text(number(ratio), style=style if ratio else "")]
         times = f" *{line.layer.count}" if line.layer.count > 1 else ""
-        table.add_row(line.layer.net, line.layer.name + times, line.problem.direction, line.winner or "none", *cells)
+        table.add_row(line.layer.net, line.layer.name + times, line.problem.direction, line.verdict, *cells)
     return table
 
 
