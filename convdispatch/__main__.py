@@ -1,5 +1,5 @@
 """``python -m convdispatch``."""
 
-from .tools.cli import main
+from .tools.cli import run
 
-main()
+run()

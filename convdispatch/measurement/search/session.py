@@ -7,9 +7,7 @@ meant so far; one that would be far too slow, or cannot be foretold, runs a smal
 
 from __future__ import annotations
 
-import concurrent.futures
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -27,6 +25,7 @@ from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import LEAST_SAMPLES
 from ...selection.records.timing import BadTiming, Timing, summarise
+from ..compiling import StillCompiling, compiled_within
 from ..measure import HOPELESS, Candidate, Outcome, race
 from .answer import conditions, judge, record_of, set_aside
 from .candidates import PROBE_FLOPS, Entry, candidates, smaller
@@ -41,6 +40,8 @@ LOOKS = 3
 """Samples of the first look."""
 FINALISTS = 12
 ROUNDS = 25
+FIRST_S = 300.0
+"""Seconds that the first candidate may compile, whatever the budget: a cold cache on a busy machine takes long."""
 NEAR = 1.5
 """Who took at most this many times the best at the first look may race."""
 FINAL_SHARE = 0.25
@@ -79,6 +80,7 @@ class Search:
         self._lost = ""
         self._prober: Prober | None = None
         self._compile_ms: list[float] = []
+        self._looked = False
         self._ms_per_cost: float | None = None
         self._rigs: dict[ConvProblem, Rig] = {}
 
@@ -169,6 +171,7 @@ class Search:
         entry.result.error, entry.result.deterministic = checked.error, checked.deterministic
         entry.timing = entry.look = self._look(rig.sampler(prepared, expected_ms=checked.run_ms), best)
         entry.say()
+        self._looked = True
         if entry.cost:
             per_cost = entry.timing.median / entry.cost
             self._ms_per_cost = min(per_cost, self._ms_per_cost or per_cost)
@@ -182,23 +185,17 @@ class Search:
             entry.prepared = prepared
 
     def _compile(self, entry: Entry, best: float | None) -> Prepared:
-        """The candidate's plan. A compilation cannot be stopped: past the budget it is left to end by itself."""
-        made: concurrent.futures.Future[Prepared] = concurrent.futures.Future()
+        """The candidate's plan; the first one's whatever the budget says."""
 
-        def make() -> None:
-            try:
-                made.set_result(dispatch.make(entry.solver, entry.config, self.problem, self.queue.context))
-            except BaseException as error:
-                made.set_exception(error)
+        def make() -> Prepared:
+            return dispatch.make(entry.solver, entry.config, self.problem, self.queue.context)
 
         if self.budget_ms is None:
-            make()
-            return made.result()
-        # Not a pool: Python waits for a pool's threads before it ends, and this one may never.
-        threading.Thread(target=make, name="convdispatch-compile", daemon=True).start()
+            return make()
+        seconds = FIRST_S if self._patient else max(0.01, self._left_ms(best) / 1e3)
         try:
-            return made.result(timeout=max(0.01, self._left_ms(best) / 1e3))
-        except concurrent.futures.TimeoutError:
+            return compiled_within(make, seconds)
+        except StillCompiling:
             raise OutOfTime("it was still compiling") from None
 
     def _look(self, sample: Callable[[], float], best: float | None) -> Timing:
@@ -290,9 +287,14 @@ class Search:
     def _spent_ms(self) -> float:
         return (time.perf_counter() - self.start) * 1e3
 
+    @property
+    def _patient(self) -> bool:
+        """Whether nothing has been compiled yet: the first candidate gets what it needs, for some answer is better."""
+        return not self._looked
+
     def _has_time(self, expected_ms: float, best: float | None) -> bool:
         """Whether work of ``expected_ms`` ends within the budget, leaving a race against ``best`` its share."""
-        return expected_ms <= self._left_ms(best)
+        return self._patient or expected_ms <= self._left_ms(best)
 
     def _left_ms(self, best: float | None) -> float:
         if self.budget_ms is None:

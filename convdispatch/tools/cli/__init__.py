@@ -9,7 +9,7 @@ import click
 
 from ...api.errors import ConvDispatchError
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 COMMANDS = {
     "bench": ".bench",
@@ -40,13 +40,26 @@ class _Group(click.Group):
         return command
 
     def invoke(self, context: click.Context) -> Any:
+        from .interrupts import ended_by_signals
+
         try:
-            return super().invoke(context)
+            with ended_by_signals():
+                return super().invoke(context)
         except ConvDispatchError as error:
             raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo("interrupted: nothing was lost that was recorded before", err=True)
+            context.exit(130)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="convdispatch")
 def main() -> None:
     """One conv() call, many engines: see what is there, what would run and why, and how fast it is."""
+
+
+def run() -> None:
+    """The installed command."""
+    from .interrupts import run as run_as_process
+
+    run_as_process(main)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from .options import CONFIGURE, DEVICE, JOBS, configure, ended_by_sigterm, processes, read_entries, stderr, stdout
+from .options import CONFIGURE, DEVICE, JOBS, configure, processes, read_entries, stderr, stdout
 
 __all__ = ["bench"]
 
@@ -82,27 +82,24 @@ def bench(
     if render is not None:
         report = load(render)
     else:
-        with ended_by_sigterm():
-            report = run(
-                _nets(names, files, changes),
-                device,
-                against=[peer.strip() for peer in against.split(",") if peer.strip()],
-                solver=solver,
-                search=search,
-                budget_ms=budget_ms,
-                record=record,
-                regret=regret,
-                resume=resume,
-                command=_command(),
-                console=stderr(),
-                isolate=isolate,
-                timeout_s=timeout_s,
-                within_s=within_s,
-                jobs=processes(jobs, runtime.device_info(runtime.find_device(device))),
-                keep=lambda report: (
-                    None if json_path is None else write_json(replace(report, interrupted=True), json_path)
-                ),
-            )
+        report = run(
+            _nets(names, files, changes),
+            device,
+            against=[peer.strip() for peer in against.split(",") if peer.strip()],
+            solver=solver,
+            search=search,
+            budget_ms=budget_ms,
+            record=record,
+            regret=regret,
+            resume=resume,
+            command=_command(),
+            console=stderr(),
+            isolate=isolate,
+            timeout_s=timeout_s,
+            within_s=within_s,
+            jobs=processes(jobs, runtime.device_info(runtime.find_device(device))),
+            keep=lambda report: None if json_path is None else write_json(replace(report, interrupted=True), json_path),
+        )
     show(report, stdout())
     if json_path is not None:
         write_json(report, json_path)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ __all__ = [
     "DEVICE",
     "JOBS",
     "configure",
-    "ended_by_sigterm",
     "processes",
     "read_entries",
     "settings",
@@ -73,20 +70,6 @@ def stderr() -> Console:
 def settings(config: Mapping[str, Any]) -> str:
     """A configuration in words."""
     return " ".join(f"{name}={value}" for name, value in config.items())
-
-
-@contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Inside the block SIGTERM, by which a time limit ends a process, does as Ctrl-C does: what is done is kept."""
-    try:
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    except ValueError:  # not the main thread: no signal arrives here
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def processes(jobs: int | None, device: DeviceInfo) -> int:

@@ -20,7 +20,6 @@ from .options import (
     DEVICE,
     JOBS,
     configure,
-    ended_by_sigterm,
     processes,
     read_entries,
     settings,
@@ -43,7 +42,11 @@ BEST = 5
 @click.option("--budget", "budget_ms", type=float, default=5000.0, show_default=True, help="Milliseconds a problem.")
 @click.option("--workspace-limit", type=int, default=None, help="Most bytes of a plan's workspace.")
 @click.option("--memory-limit", type=int, default=None, help="Most bytes that the search holds at once.")
-@click.option("--isolate", is_flag=True, help="Try each candidate in a child process first.")
+@click.option(
+    "--isolate/--no-isolate",
+    default=None,
+    help="Try each candidate in a child process first. Default: those of plugins that were not verified here.",
+)
 @JOBS
 @click.option("--again", is_flag=True, help="Measure also what is known and not in doubt.")
 @click.option("--lock", type=click.Path(path_type=Path), default=None, help="Write the decisions to this lock file.")
@@ -63,7 +66,7 @@ def find(
     budget_ms: float,
     workspace_limit: int | None,
     memory_limit: int | None,
-    isolate: bool,
+    isolate: bool | None,
     jobs: int | None,
     **changes: Any,
 ) -> None:
@@ -92,6 +95,12 @@ def find(
     else:
         for results in found:
             _show(results, verbose)
+    unmeasured = [str(results.problem) for results in found if results.winner is None]
+    if unmeasured:
+        raise click.ClickException(
+            f"nothing could be measured, and nothing is recorded, for {', '.join(unmeasured)}: -v says what became of "
+            f"each candidate, and --budget gives more than {budget_ms:g} ms"
+        )
     if lock is not None:
         from ...selection.lockfile import write
 
@@ -124,7 +133,7 @@ def _search(
     known_limits = {name: limits[name] for name in ("budget_ms", "workspace_limit")}
     new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
     known = len(problems) - len(new)
-    with ended_by_sigterm(), progress(None if quiet else console, "find", len(new)) as step:
+    with progress(None if quiet else console, "find", len(new)) as step:
         try:
             if new and not rates(info).measured and info.vendor != "oclgrind":  # a simulator's rates are nobody's
                 step("calibrating", 0)

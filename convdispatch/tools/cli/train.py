@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -65,12 +66,20 @@ def train(
     bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
     task = bar.add_task("training", total=None, loss=float("nan"))
 
+    steps = [0]
+
     def tell(done: int, total: int, loss: float) -> None:
+        steps.append(done)
         bar.start()  # at the first step, so that an error before it leaves no bar
         bar.update(task, completed=done, total=total, loss=loss)
 
     try:
         report = run(settings, device=device, checkpoint=checkpoint, resume=resume, every=every, progress=tell)
+    except KeyboardInterrupt:
+        bar.stop()
+        kept = f"{checkpoint} holds it: go on with --resume" if checkpoint else "no --checkpoint was named to keep it"
+        click.echo(f"interrupted after {steps[-1]} steps; {kept}", err=True)
+        sys.exit(130)
     finally:
         bar.stop()
     if curve is not None:

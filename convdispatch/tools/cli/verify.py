@@ -15,7 +15,7 @@ from rich.table import Table
 from ...measurement.conformance.levels import LEVELS, VERSION, cases, digest
 from ...measurement.conformance.space import covered, describe
 from ..progress import progress
-from .options import DEVICE, ended_by_sigterm, stderr, stdout
+from .options import DEVICE, stderr, stdout
 
 __all__ = ["verify"]
 
@@ -95,7 +95,7 @@ def _run(plugin: str, level: str, device: str | None, files: tuple[Path, ...], v
     from ...measurement.conformance.verify import verify as examine
 
     own, console = own_cases(files), stderr()
-    with ended_by_sigterm(), progress(console, f"verify {plugin}", len(cases(level)) + len(own)) as step:
+    with progress(console, f"verify {plugin}", len(cases(level)) + len(own)) as step:
 
         def heard(done: Any, outcomes: list[Any], total: int) -> None:
             step(done.name, 1)

@@ -1,0 +1,94 @@
+"""Ctrl-C and SIGTERM end a command within two seconds and in one line, whatever it is at.
+
+Python raises KeyboardInterrupt only between its own instructions: a kernel or a compiler that never comes back holds it
+up for ever. So a second thread hears of the signal too, and ends the process where the first one does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+import click
+
+from ...measurement.compiling import under_way
+
+__all__ = ["ended_by_signals", "leave"]
+
+DEAF_S = 1.5
+"""Seconds in which the main thread hears of a signal, unless a driver holds it."""
+ENDING_S = 8.0
+"""Seconds that a command may take to end once it has heard: to write a checkpoint or a report."""
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside the block SIGTERM, by which a time limit ends a process, does as Ctrl-C does: KeyboardInterrupt is raised.
+
+    Where that is not heard, the process ends with a line on standard error and the status 128 + signal. In other
+    threads than the main one no signal arrives, and nothing is done.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard, left = threading.Event(), threading.Event()
+
+    def hear(number: int, frame: object) -> None:
+        heard.set()
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    for number in _ENDING:
+        if before[number] is not signal.SIG_IGN:  # nohup, and jobs in the background
+            signal.signal(number, hear)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    outer = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(read, heard, left), name="convdispatch-signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
+        signal.set_wakeup_fd(outer)
+        for number in _ENDING:
+            if before[number] is not None:
+                signal.signal(number, before[number])
+        os.close(write)  # which ends the thread
+
+
+def _watch(read: int, heard: threading.Event, left: threading.Event) -> None:
+    """End the process when a signal arrives and the main thread does not end in time."""
+    while number := os.read(read, 1):
+        if number[0] not in _ENDING:
+            continue
+        held = not heard.wait(DEAF_S)
+        if not left.wait(0 if held else ENDING_S):
+            what = "a driver held the command" if held else "the command did not end in time"
+            sys.stderr.write(f"interrupted: {what}, so its process was ended; what was recorded before is kept\n")
+            leave(128 + number[0])
+    os.close(read)
+
+
+def leave(status: int) -> None:
+    """End the process without what runs at exit: a driver's compiler that is still at work would abort it."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def run(command: click.Command) -> None:
+    """The command, as a process of its own: its exit status, also where a compilation is still under way."""
+    try:
+        command()
+        status: object = 0
+    except SystemExit as ended:
+        status = ended.code
+    if under_way():
+        leave(status if isinstance(status, int) else int(status is not None))
+    sys.exit(status)  # type: ignore[arg-type]
