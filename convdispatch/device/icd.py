@@ -16,10 +16,14 @@ import os
 import site
 import sys
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
+
+from ..api.errors import ConvDispatchWarning
+from .vendor_trial import how_it_ends
 
 __all__ = ["Vendor", "announce", "vendors"]
 
@@ -45,20 +49,41 @@ def vendors(*, load: bool = True) -> list[Vendor]:
         found = list(_listed_in(Path(chosen)))
     result = []
     for source, library in [*found, *sorted(_bundled())]:
-        problem = _load_problem(library) if load else None
-        result.append(Vendor(source, library, problem, _mend(library, problem)))
+        result.append(_examined(source, library) if load else Vendor(source, library, None))
     return result
+
+
+def _examined(source: str, library: str) -> Vendor:
+    """The vendor, with what is wrong with its library. It is loaded in this process only if a child survived that."""
+    ended = how_it_ends(library)
+    if ended:
+        return Vendor(source, library, ended, _block(source))
+    problem = _load_problem(library)
+    if problem and "undefined symbol" in problem and "tbb" in problem:
+        words = f"an older TBB than it needs was loaded before it, as OpenVINO brings one ({problem})"
+        mend = "import convdispatch first, and call convdispatch.runtime.devices() before `import openvino`"
+        return Vendor(source, library, words, mend)
+    return Vendor(source, library, problem, _mend(library, problem))
+
+
+def _block(source: str) -> str:
+    """The way to shut a library out that ends every process."""
+    where = f"remove {source}" if source.endswith(".icd") else f"uninstall it ({source})"
+    return f"it is left out; {where} or update the driver; OCL_ICD_VENDORS may name a folder without it"
 
 
 def announce() -> str | None:
     """Point the ICD loader at all vendors; returns the folder, or None when the user's own choice stands.
 
+    A library that ends the process that loads it is left out, of the user's choice too, with a warning.
     Takes effect only before the process first asks for platforms.
     """
-    if os.environ.get("OCL_ICD_VENDORS") or sys.platform != "linux":
+    if sys.platform != "linux":
         return None
-    found = _all()
-    if not found:
+    chosen = os.environ.get("OCL_ICD_VENDORS")
+    listed = _listed_in(Path(chosen)) if chosen else _all()
+    found = [(source, library) for source, library in listed if not _ends(source, library)]
+    if len(found) == len(listed) and (chosen or not found):
         return None
     text = "\n".join(library for _, library in found)
     folder = _folder(hashlib.sha256(text.encode()).hexdigest()[:16])
@@ -70,6 +95,13 @@ def announce() -> str | None:
             draft.replace(target)
     os.environ["OCL_ICD_VENDORS"] = str(folder)
     return str(folder)
+
+
+def _ends(source: str, library: str) -> bool:
+    ended = how_it_ends(library)
+    if ended:
+        warnings.warn(f"OpenCL vendor library {library}: {ended}; {_block(source)}", ConvDispatchWarning, stacklevel=3)
+    return bool(ended)
 
 
 def _all() -> list[tuple[str, str]]:
@@ -145,7 +177,9 @@ def _bundled() -> list[tuple[str, str]]:
 
 def _unlisted_nvidia() -> list[tuple[str, str]]:
     # Containers often have NVIDIA's library and no .icd file for it.
-    return [] if _load_problem(_NVIDIA) else [("driver: NVIDIA (no .icd file names it)", _NVIDIA)]
+    return (
+        [] if how_it_ends(_NVIDIA) or _load_problem(_NVIDIA) else [("driver: NVIDIA (no .icd file names it)", _NVIDIA)]
+    )
 
 
 def _load_problem(library: str) -> str | None:

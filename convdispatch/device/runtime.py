@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
+from . import icd
 from .commands import thread
 from .cuda import unavailable as cuda_unavailable
 from .memory import (  # part of this module's interface, where callers look for it
@@ -139,6 +140,8 @@ def _ranked() -> cl.Device:
         if problem is None:
             return device
         failures.append(f"\n  {device_info(device)}: {problem}")
+    if not failures:
+        failures = [f"\n  {v.library}: {v.problem}; {v.mend}" for v in icd.vendors() if v.problem]
     seen = "".join(failures) or " none was found"
     raise NoDevice(
         f"no OpenCL device works:{seen}\n{INSTALL} brings a complete CPU runtime; `convdispatch doctor` tells more"

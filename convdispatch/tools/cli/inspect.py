@@ -68,6 +68,8 @@ def _show(report: Any) -> None:
         said = "; ".join(filter(None, (", ".join(entry["solvers"]), entry["reason"])))
         found.add_row(entry["name"], entry["source"], entry["status"], said)
     for table in (vendors, devices, found):
+        for column in table.columns:
+            column.overflow = "fold"  # a path or a symbol is longer than any column
         console.print(table)
     console.print(f"drop-in folder: {report.dropin_folder}")
     console.print(f"registry: {report.registry or 'none'} {report.registry_problem or ''}")
