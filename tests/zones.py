@@ -47,6 +47,7 @@ ZONES = {
         record
         registry
         sabotage
+        verdicts
         second_try
         validation*
     """,
@@ -88,6 +89,7 @@ ZONES = {
         benchmark*
         classify
         cli
+        interrupts
         cli_*
         doctor*
         explain*
