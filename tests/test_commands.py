@@ -43,6 +43,9 @@ class Log(Commands):
         self.log.append("allocate")
         return runtime.allocate(self.queue, size)
 
+    def fresh(self, size):
+        return OpenCLQueue(self.queue).fresh(size)
+
     def call(self, work, operands, what, wait_for=None):
         self.log.append(f"call {what}")
         return work(self.queue, *operands, wait_for=wait_for)

@@ -12,11 +12,10 @@ from ..api.dtypes import DTYPES
 from ..api.errors import InvalidArgument
 from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
-from ..device import runtime
-from ..device.memory import with_room
+from ..device import host, memory, runtime
 from ..selection import dispatch
 from ..selection.prepared import Constant
-from .operands import Operands, contiguous_strides
+from .operands import Operands, contiguous_strides, native
 
 __all__ = ["Call", "Kind"]
 
@@ -79,6 +78,7 @@ class Call:
         self._shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
         self._strides = tuple(contiguous_strides(shape, problem.itemsize) for shape in self._shapes)
         self._out_strides, self._bias_strides = self._strides[self._out], (problem.itemsize,)
+        self._out_bytes = math.prod(self.out_shape) * problem.itemsize
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
         if bias is not None and tuple(bias.shape) != (problem.channels_out,):
             raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
@@ -128,13 +128,13 @@ class Call:
         out = operands[self._out]
         if out is not None and not out.flags.writeable:
             self._check_out(out)
-        direct = out is not None and out.flags.c_contiguous and out.dtype.isnative
+        direct = out is not None and native(out) is out
         if direct and any(
             array is not None and np.may_share_memory(out, getattr(array, "array", array))
             for array in (operands[self._lead], operands[self._other], bias, residual)
         ):
             direct = False  # an operand would change while it is still read
-        result = out if direct else np.empty(self.out_shape, self.dtype)
+        result = out if direct else host.empty(queue.device, self.out_shape, self.dtype, self._out_bytes)
         if self.problem.accumulate and not direct:
             result[...] = out
         if self.empty:
@@ -168,22 +168,24 @@ class Call:
 
     def _enqueue(self, operands: list[Any], bias: Any, residual: Any, queue: Any, shared: bool) -> Any:
         """Enqueue the call; the event of its last command. ``shared`` copies the residual first."""
-        brought, memory = Operands(queue, self.context), [None, None, None]
+        brought, given = Operands(queue, self.context), [None, None, None]
         for place in (self._lead, self._other):
-            memory[place] = brought.read(operands[place], self._strides[place])
+            given[place] = brought.read(operands[place], self._strides[place])
         if bias is not None:
             bias = brought.read(bias, self._bias_strides)
         if residual is not None:
             residual = brought.read(residual, self._out_strides)
             if shared:
                 residual = brought.copied(residual, operands[self._out].nbytes)
-        memory[self._out] = brought.write(operands[self._out], self._out_strides, keep=self.problem.accumulate)
-        x, w, y = memory
+        given[self._out] = brought.write(operands[self._out], self._out_strides, keep=self.problem.accumulate)
+        x, w, y = given
         promise = operands[1] if type(operands[1]) is Constant else None
-        event = dispatch.run(
-            self.problem, self.prepared, queue, x, w, y, bias, residual, brought.events or None, promise
-        )
-        return brought.finish(event)
+        rest = bias, residual, brought.events or None, promise
+        try:
+            return brought.finish(dispatch.run(self.problem, self.prepared, brought.commands, x, w, y, *rest))
+        except BaseException:
+            brought.abandon()
+            raise
 
     def _zero(self, out: Any, queue: Any) -> Any:
         """The gradient of no images is zero; every other empty result has nothing to write."""
@@ -206,20 +208,19 @@ def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype
     """``make(queue, like)``: an uninitialised C-contiguous array of class ``kind``; sizes are worked out once."""
     if hasattr(kind, "empty"):  # Tensor
         return lambda queue, like: kind.empty(shape, dtype, queue)
-    import pyopencl as cl
-
     count = math.prod(shape)
-    size, flags, buffer = max(1, count * dtype.itemsize), cl.mem_flags.READ_WRITE, cl.Buffer
+    size, allocate = max(1, count * dtype.itemsize), memory.allocate
 
     def make(queue: Any, like: Any) -> Any:
         allocator, context = like.allocator, like.context
-        memory = with_room(queue.device, lambda: allocator(size) if allocator else buffer(context, flags, size))
+        # The queue's pool, where the caller brought none: the driver's memory costs a page fault for every 4 KB.
+        block = memory.with_room(queue.device, lambda: allocator(size)) if allocator else allocate(queue, size)
         try:  # the checks of Array's constructor cost six times what the rest of a warm call does
             return kind(
-                queue, shape, dtype, allocator=allocator, data=memory, strides=strides,
+                queue, shape, dtype, allocator=allocator, data=block, strides=strides,
                 _fast=True, _size=count, _context=context, _queue=queue,
             )  # fmt: skip
         except TypeError:  # a pyopencl without this road, or a subclass that closed it
-            return kind(queue, shape, dtype, allocator=allocator, data=memory, strides=strides)
+            return kind(queue, shape, dtype, allocator=allocator, data=block, strides=strides)
 
     return make

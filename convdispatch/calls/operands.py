@@ -15,6 +15,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
+from ..device.host import HostMemory, HostQueue, has_system_svm
 from ..device.queues import commands_of
 from ..selection.prepared import Constant
 
@@ -27,10 +28,11 @@ __all__ = ["Operands", "contiguous_strides", "native"]
 class Operands:
     """The operands of one call on ``queue``; for in-order and out-of-order queues."""
 
-    __slots__ = ("_after", "_others", "context", "events", "queue")
+    __slots__ = ("_after", "_host", "_others", "context", "events", "queue")
 
     def __init__(self, queue: cl.CommandQueue, context: cl.Context) -> None:
         self.queue, self.context = queue, context
+        self._host: Any = None
         self.events: list[Any] = []
         self._after: list[Any] = []
         """``step(event) -> event``, in order, once the call's work is enqueued."""
@@ -100,22 +102,45 @@ class Operands:
                 runtime.hold(other, event)
         return event
 
+    @property
+    def commands(self) -> Any:
+        """What the call's commands are given to."""
+        return self.queue if self._host is None else self._host
+
+    def abandon(self) -> None:
+        """After an error: no command may use the host's memory any longer."""
+        if self._host is not None:
+            self.queue.finish()
+
     # --- NumPy -------------------------------------------------------------------------------------------------------
 
     def _from_host(self, array: np.ndarray) -> cl.MemoryObject:
         """The array's own memory on a CPU device, a copy elsewhere; it must outlive the call."""
         import pyopencl as cl
 
+        if self._on_host():
+            return host_memory(array)
         if runtime.device_info(self.queue.device).type == "cpu":
             return cl.Buffer(self.context, cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
         memory = runtime.allocate(self.queue, array.nbytes)
         self.events.append(cl.enqueue_copy(self.queue, memory, array, is_blocking=False))
         return memory
 
+    def _on_host(self) -> bool:
+        """Whether the device takes the host's pointers; commands then go to a HostQueue."""
+        if self._host is None:
+            if not has_system_svm(self.queue.device):
+                return False
+            self._host = HostQueue(self.queue)
+            self._after.append(self._host.finish)
+        return True
+
     def _to_host(self, array: np.ndarray, keep: bool) -> cl.MemoryObject:
         import pyopencl as cl
 
         queue = self.queue
+        if self._on_host():
+            return host_memory(array)
         if runtime.device_info(queue.device).type == "cpu":
             memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
 
@@ -175,8 +200,19 @@ def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def native(array: np.ndarray) -> np.ndarray:
-    """C-contiguous and of native byte order; a copy only where needed."""
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    """C-contiguous, aligned to its elements and of native byte order; a copy only where needed."""
+    flags, dtype = array.flags, array.dtype
+    if flags.c_contiguous and flags.aligned and dtype.isnative:
+        return array
+    return np.require(array, dtype.newbyteorder("="), "CA")
+
+
+def host_memory(array: np.ndarray) -> HostMemory:
+    """An array's memory as kernels take it."""
+    try:
+        return HostMemory(array)
+    except (ValueError, TypeError):  # read-only, or of a dtype that buffers have no letter for
+        return HostMemory.at(array.__array_interface__["data"][0], array.nbytes, array)
 
 
 def _contiguous(array: Any) -> bool:

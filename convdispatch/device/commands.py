@@ -18,7 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Commands", "Kernel", "Late", "Region"]
+__all__ = ["Commands", "Kernel", "Late"]
 
 
 class Kernel:
@@ -68,27 +68,19 @@ class Late:
         self.value = self.ask()
 
 
-class Region:
-    """Memory that is no OpenCL buffer and knows its own parts; ``size`` in bytes."""
-
-    __slots__ = ()
-    size: int
-
-    def get_sub_region(self, offset: int, size: int) -> Any:
-        """``size`` bytes from byte ``offset`` on, as ``cl.Buffer.get_sub_region``; holds the whole."""
-        raise NotImplementedError
-
-
 class Commands(ABC):
     """Takes commands in order. ``context`` and ``device`` are OpenCL's, which compiled the kernels.
 
     ``launch``, ``copy``, ``fill`` and ``call`` answer what stands for the command's event: something to wait for, to
-    be handed on as ``wait_for``. Memory is what ``allocate`` answers, or the caller's own of the same kind.
+    be handed on as ``wait_for``. Memory is what ``allocate`` answers, or the caller's own of the same kind; what is no
+    OpenCL buffer has ``size`` and ``get_sub_region(offset, size)`` as a buffer has.
     """
 
     __slots__ = ()
     context: cl.Context
     device: cl.Device
+    kind = "opencl"
+    """Of its memory: what is made for one kind is of use to others of the same kind, context and device."""
     replayed = False
     """Whether commands are kept, and run later, perhaps many times."""
 
@@ -119,6 +111,14 @@ class Commands(ABC):
     @abstractmethod
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
         """``work(queue, *operands, wait_for=)``, which enqueues by its own means; None among operands stays None."""
+
+    @abstractmethod
+    def fresh(self, size: int) -> Any:
+        """Memory that lives long and is never a part of another; not for a recording."""
+
+    def flush(self) -> Any:
+        """See to it that the commands so far run without another word."""
+        return None
 
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., Any]:
         """``run(commands, wait_for=None)``: the launch with its arguments set, for many replays on this kind."""

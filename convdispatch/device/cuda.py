@@ -104,6 +104,29 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemsetD32Async": (_Address, c_uint, c_size_t, c_void_p),
     "cuMemcpyAsync": (_Address, _Address, c_size_t, c_void_p),
     "cuCtxSynchronize": (),
+    "cuCtxGetCurrent": (POINTER(c_void_p),),
+    "cuCtxPushCurrent_v2": (c_void_p,),
+    "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
+    "cuModuleLoadData": (POINTER(c_void_p), c_char_p),
+    "cuModuleGetFunction": (POINTER(c_void_p), c_void_p, c_char_p),
+    "cuMemsetD8Async": (_Address, c_uint, c_size_t, c_void_p),
+    "cuMemsetD16Async": (_Address, c_uint, c_size_t, c_void_p),
+    "cuMemsetD2D32Async": (_Address, c_size_t, c_uint, c_size_t, c_size_t, c_void_p),
+    "cuMemPoolCreate": (POINTER(c_void_p), c_void_p),
+    "cuMemPoolSetAttribute": (c_void_p, c_int, c_void_p),
+    "cuMemPoolGetAttribute": (c_void_p, c_int, c_void_p),
+    "cuMemPoolTrimTo": (c_void_p, c_size_t),
+    "cuMemAllocFromPoolAsync": (POINTER(_Address), c_size_t, c_void_p, c_void_p),
+    "cuEventDestroy_v2": (c_void_p,),
+    "cuEventQuery": (c_void_p,),
+    "cuEventSynchronize": (c_void_p,),
+    "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
+    "cuStreamBeginCapture_v2": (c_void_p, c_int),
+    "cuStreamEndCapture": (c_void_p, POINTER(c_void_p)),
+    "cuGraphInstantiateWithFlags": (POINTER(c_void_p), c_void_p, c_ulonglong),
+    "cuGraphLaunch": (c_void_p, c_void_p),
+    "cuGraphDestroy": (c_void_p,),
+    "cuGraphExecDestroy": (c_void_p,),
 }
 
 
@@ -169,6 +192,25 @@ class Shared:
         self._cuda("cuMemRelease", self._handle)
 
 
+class _Current:
+    """See ``Cuda.current``. PyTorch and CuPy tell their device by the thread's context, so it must come back."""
+
+    __slots__ = ("_cuda", "_pushed")
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda, self._pushed = cuda, False
+
+    def __enter__(self) -> None:
+        found, driver = c_void_p(), self._cuda.driver
+        driver.cuCtxGetCurrent(byref(found))
+        if found.value != self._cuda.context.value:
+            self._pushed = driver.cuCtxPushCurrent_v2(self._cuda.context) == 0
+
+    def __exit__(self, *_: Any) -> None:
+        if self._pushed:
+            self._cuda.driver.cuCtxPopCurrent_v2(byref(c_void_p()))
+
+
 class Cuda:
     """One CUDA device by its primary context, which PyTorch and CuPy use too. ``cuda(name, ...)`` makes a call."""
 
@@ -190,11 +232,19 @@ class Cuda:
         """Make the device's context this thread's."""
         self._check("cuCtxSetCurrent", self.driver.cuCtxSetCurrent(self.context))
 
+    def current(self) -> _Current:
+        """A context manager: the device's context is this thread's meanwhile, and then what it was before."""
+        return _Current(self)
+
     def _check(self, name: str, status: int) -> None:
         if status:
-            text = c_char_p()
-            self.driver.cuGetErrorName(c_int(status), byref(text))
-            raise CudaError(f"{name}: {(text.value or b'unknown error').decode()} ({status})")
+            raise CudaError(self.error(name, status))
+
+    def error(self, name: str, status: int) -> str:
+        """A status that is not 0, in words."""
+        text = c_char_p()
+        self.driver.cuGetErrorName(c_int(status), byref(text))
+        return f"{name}: {(text.value or b'unknown error').decode()} ({status})"
 
     def make(self, name: str, flags: int) -> c_void_p:
         """A stream or an event."""

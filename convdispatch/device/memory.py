@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.errors import MemoryLimit
 from ..api.policy import current_policy, forbid_when_frozen
-from .commands import Region
 from .cuda import CudaError, cuda_of, prompt
 from .sharedpool import OWN, SMALLEST, Arena, SharedPool, cuda_address, out_of_order, shared_block
 
@@ -30,6 +29,7 @@ __all__ = [
     "cuda_address",
     "fresh",
     "full",
+    "join",
     "make_room",
     "memory_statistics",
     "out_of_memory",
@@ -40,12 +40,15 @@ __all__ = [
     "shared_with_cuda",
     "standing",
     "sub_region",
+    "take",
     "with_room",
 ]
 
 _lock = threading.RLock()
 _pools: dict[Any, Any] = {}
 """By queue; the keys are references of our own."""
+_joined: dict[Any, Any] = {}
+"""Pools that are no queue's, such as that of the host's memory; the keys have a device."""
 _callers: dict[Any, Any] = {}
 """The caller's object for a queue, by the same keys: its references tell whether anybody holds the queue."""
 _arenas: dict[Any, Arena | None] = {}
@@ -78,9 +81,25 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     pool = _pools.get(queue)
     if pool is None:
         pool = _make_pool(queue)
+    return take(pool, queue, size)
+
+
+def take(pool: Any, place: Any, size: int, **options: Any) -> Any:
+    """A block of a pool, within the limit of ``place``'s device and what the policy allows; options are the pool's."""
     if not current_policy().frozen and not _limits:
-        return _take(pool, queue, size or 1)
-    return _allocate_within(pool, queue, size or 1)
+        return _take(pool, place, size or 1, **options)
+    return _allocate_within(pool, place, size or 1, **options)
+
+
+def join(place: Any, pool: Any) -> Any:
+    """Count a pool that is no queue's among those of ``place.device``; the pool that is counted there."""
+    with _lock:
+        return _joined.setdefault(place, pool)
+
+
+def _all() -> list[tuple[Any, Any]]:
+    """Every pool, with what has its device."""
+    return [*_pools.items(), *_joined.items()]
 
 
 def _take(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
@@ -178,13 +197,13 @@ def _counted(callers: dict[Any, Any]) -> list[tuple[Any, int]]:
     return [(own, sys.getrefcount(caller)) for own, caller in list(callers.items())]
 
 
-def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
+def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
     """Allocate, and give back at once what the policy or the limit does not allow."""
     frozen, limit = current_policy().frozen, _limits.get(queue.device)
     if frozen and type(pool) is _NoPool:
         forbid_when_frozen(f"allocate {size} bytes: an out-of-order queue has no pool")
     held = pool.managed_bytes
-    memory = _take(pool, queue, size)
+    memory = _take(pool, queue, size, **options)
     if pool.managed_bytes <= held:
         return memory
     # A bridge in use may have put off a call that this out-of-order queue waits for, and makes it only afterwards.
@@ -196,7 +215,7 @@ def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int) -> cl.MemoryO
         forbid_when_frozen(f"allocate {size} bytes")
     if limit is None or memory_statistics(queue.device).held_bytes <= limit:
         return memory
-    for other in [other for where, other in list(_pools.items()) if where.device == queue.device]:
+    for other in [other for where, other in _all() if where.device == queue.device]:
         if other is not stuck:
             other.free_held()  # never the new block: it is in use
     found = memory_statistics(queue.device)
@@ -225,7 +244,7 @@ def set_memory_limit(device: cl.Device, limit: int | None) -> None:
 
 def memory_statistics(device: cl.Device) -> MemoryStatistics:
     """What a device's pools hold now."""
-    pools = [pool for queue, pool in list(_pools.items()) if queue.device == device]
+    pools = [pool for place, pool in _all() if place.device == device]
     return MemoryStatistics(
         held_bytes=sum(pool.managed_bytes for pool in pools),
         active_bytes=sum(pool.active_bytes for pool in pools),
@@ -238,17 +257,17 @@ def memory_statistics(device: cl.Device) -> MemoryStatistics:
 
 def release_memory(device: cl.Device | None = None) -> None:
     """Give the device (all devices) back every block that is not in use."""
-    for queue, pool in list(_pools.items()):
-        if device is None or queue.device == device:
+    for place, pool in _all():
+        if device is None or place.device == device:
             pool.free_held()
 
 
 def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObject:
     """``size`` bytes from ``offset`` on, which must be aligned as the device asks; holds the block while it lives."""
-    if isinstance(memory, Region):
-        return memory.get_sub_region(offset, size)
     import pyopencl as cl
 
+    if not isinstance(memory, cl.MemoryObjectHolder):
+        return memory.get_sub_region(offset, size)
     whole = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
     start = offset if whole is None else offset + memory.get_info(cl.mem_info.OFFSET)  # there are no parts of parts
     part = cl.Buffer.from_int_ptr((whole or memory).int_ptr).get_sub_region(start, size)
@@ -262,7 +281,7 @@ def same_memory(one: Any, other: Any) -> bool:
 
     if one is None or other is None:
         return False
-    if isinstance(one, Region) or isinstance(other, Region):
+    if not (isinstance(one, cl.MemoryObjectHolder) and isinstance(other, cl.MemoryObjectHolder)):
         return True
 
     def whole(memory: Any) -> Any:

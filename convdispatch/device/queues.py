@@ -77,6 +77,14 @@ class OpenCLQueue(Commands):
         """A block of the queue's pool; see ``memory.allocate``."""
         return memory.allocate(self.queue, size)
 
+    def fresh(self, size: int) -> cl.MemoryObject:
+        """See ``memory.fresh``."""
+        return memory.fresh(self.queue, size)
+
+    def flush(self) -> None:
+        """Flush the queue."""
+        self.queue.flush()
+
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
         """See Commands."""
         return work(self.queue, *operands, wait_for=wait_for)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..api.errors import InvalidArgument
-from .commands import Commands, Kernel, Late, Region, thread
+from . import memory
+from .commands import Commands, Kernel, Late, thread
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Command", "Late", "Recording", "Slot"]
 
 
-class Slot(Region):
+class Slot:
     """Memory that a recorded program will have: ``size`` bytes, or a part of another slot.
 
     Used as an OpenCL buffer is while commands are recorded. ``kept`` slots are never shared: what they hold outlives
@@ -100,6 +101,10 @@ class Recording(Commands):
     def allocate(self, size: int, kept: bool = False) -> Slot:
         """A slot of at least ``size`` bytes."""
         return Slot(max(size, 1), kept=kept)
+
+    def fresh(self, size: int) -> cl.MemoryObject:
+        """Real memory."""
+        return memory.fresh(self.queue, size)
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Command:
         """Record one kernel; stands for the event that a queue would answer."""

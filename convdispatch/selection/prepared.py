@@ -69,16 +69,21 @@ class Constant:
 
         Made once a context and pack key, on ``queue``, after ``wait_for``, when ``w`` holds the weights.
         """
-        key = prepared.pack_key
+        commands = commands_of(queue)
+        key = (commands.kind, prepared.pack_key)
         found = self._packed.get(key)
         if found is None:
             forbid_when_frozen("pack constant weights")
             with self._lock:
                 found = self._packed.get(key)
                 if found is None:
-                    memory = runtime.fresh(queue, prepared.packed_size)
-                    found = memory, prepared.plan.pack(queue, w, memory, wait_for)
-                    queue.flush()  # other queues may wait for it
+                    memory = commands.fresh(prepared.packed_size)
+                    if prepared.recordable:
+                        event = prepared.plan.pack(queue, w, memory, wait_for)  # type: ignore[attr-defined]
+                    else:
+                        event = commands.call(prepared.plan.pack, (w, memory), "pack", wait_for)  # type: ignore[attr-defined]
+                    found = memory, event
+                    commands.flush()  # other queues may wait for it
                     self._packed[key] = found
         memory, event = found
         if event is not None and runtime.complete(event):

@@ -1,0 +1,119 @@
+"""Host memory that is used again: page-aligned blocks, so that a result costs no page faults after the first.
+
+NumPy's own memory of a large array comes from the system and goes back to it, and a fault for every 4 KB comes with it.
+A block here is one anonymous mapping; a lease on it is a ctypes array, whose end (with the last array over it) gives
+the block back. What lies unused beyond ``KEEP`` bytes goes back to the system, and all of it when memory is released.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import sys
+import threading
+from collections import OrderedDict
+from typing import Any
+
+__all__ = ["KEEP", "HostPool"]
+
+KEEP = 1 << 29
+"""Bytes that may lie unused; the blocks that have lain longest go first."""
+_STEPS = 8
+"""Sizes of blocks in each power of two: at most an eighth of a block is waste."""
+
+
+def _capacity(size: int) -> int:
+    step = max(mmap.PAGESIZE, (1 << (size - 1).bit_length()) // (2 * _STEPS))
+    return -(-size // step) * step
+
+
+class HostPool:
+    """Blocks of one device's host memory; safe from several threads. Has what ``memory`` counts of every pool."""
+
+    def __init__(self) -> None:
+        # Reentrant: a collection of garbage inside may end a lease.
+        self._lock = threading.RLock()
+        self._free: OrderedDict[int, mmap.mmap] = OrderedDict()
+        """By the order of coming back."""
+        self._by_size: dict[int, list[int]] = {}
+        self._turn = 0
+        self.free_bytes = self.active_bytes = self.active_blocks = 0
+
+    @property
+    def managed_bytes(self) -> int:
+        """Bytes held: in use, or kept."""
+        return self.free_bytes + self.active_bytes
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that wait for their next use."""
+        return len(self._free)
+
+    def has(self, size: int) -> bool:
+        """Whether a block for ``size`` bytes waits."""
+        return bool(self._by_size.get(_capacity(max(size, 1))))
+
+    def allocate(self, size: int) -> Any:
+        """A lease of ``size`` bytes, undefined values: a ctypes array, at the beginning of a page."""
+        size = max(size, 1)
+        capacity = _capacity(size)
+        with self._lock:
+            waiting = self._by_size.get(capacity)
+            block = None
+            if waiting:
+                block = self._free.pop(waiting.pop())
+                self.free_bytes -= capacity
+            self.active_bytes += capacity
+            self.active_blocks += 1
+        if block is None:
+            try:
+                block = mmap.mmap(-1, capacity)
+            except BaseException:
+                with self._lock:
+                    self.active_bytes -= capacity
+                    self.active_blocks -= 1
+                raise
+        lease = _lease(size).from_buffer(block)
+        lease.pool, lease.block = self, block
+        return lease
+
+    def take_back(self, block: mmap.mmap) -> None:
+        """A block is no longer used."""
+        capacity = len(block)
+        with self._lock:
+            self.active_bytes -= capacity
+            self.active_blocks -= 1
+            self.free_bytes += capacity
+            self._turn += 1
+            self._free[self._turn] = block
+            self._by_size.setdefault(capacity, []).append(self._turn)
+            while self.free_bytes > KEEP:
+                self._drop_oldest()
+
+    def free_held(self) -> None:
+        """Give the system back what is not in use."""
+        with self._lock:
+            while self._free:
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        turn, block = self._free.popitem(last=False)
+        self._by_size[len(block)].remove(turn)
+        self.free_bytes -= len(block)
+
+
+class _Lease:
+    """What every size's ctypes array type shares; the array keeps the mapping until it ends itself."""
+
+    pool: HostPool
+    block: mmap.mmap
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.pool.take_back(self.block)
+
+
+@functools.lru_cache(maxsize=1024)
+def _lease(size: int) -> type:
+    return type("Lease", (_Lease, ctypes.c_ubyte * size), {})
