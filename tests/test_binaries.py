@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 
 import numpy as np
 import pyopencl as cl
@@ -11,7 +12,7 @@ import pytest
 from pyopencl.characterize import has_src_build_cache
 
 from convdispatch.api import BuildFailed, build
-from convdispatch.device import binaries
+from convdispatch.device import binaries, kernels
 
 TEXT = "kernel void k(global int *x) { x[get_global_id(0)] = NUMBER; }"
 
@@ -114,3 +115,62 @@ def test_the_oldest_go_first(folder, queue, monkeypatch):
     binaries._sweep(folder)
     size = len(binaries._FORM) + 32 + 64
     assert sorted(path.name for path in folder.iterdir()) == [f"{age}.bin" for age in range(5 - 350 // size, 5)]
+
+
+def test_warning_filters_are_the_callers(queue, folder):
+    """Threads that build at once leave the process' filters as they are, and nothing that a compiler says warns."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        before = list(warnings.filters)
+
+        def build(number):
+            for turn in range(3):
+                text = f"{TEXT}\n#warning {number} {turn}\n"
+                kernels.build(queue.context, text, ["-DNUMBER=7"])
+                assert warnings.filters == before
+
+        faults = []
+        threads = [threading.Thread(target=lambda n=n: _noting(faults, build, n)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert faults == []
+        assert warnings.filters == before
+    assert [str(warning.message) for warning in said] == []
+
+
+def _noting(faults, call, *arguments):
+    try:
+        call(*arguments)
+    except BaseException as error:
+        faults.append(error)
+
+
+def test_dropped_programs_come_back_from_their_files(queue, folder, compilations):
+    """Far more texts than are kept: each is compiled once, and later only loaded."""
+    cache = kernels._programs
+    texts = [TEXT + f"// {number}\n" for number in range(70)]
+    for text in texts:
+        kernels.build(queue.context, text, ["-DNUMBER=5"])
+    assert len(cache._once) <= 64
+    del compilations[:]
+    assert answer(queue, kernels.build(queue.context, texts[0], ["-DNUMBER=5"])) == 5
+    assert compilations == []
+
+
+def test_a_binary_is_a_program_too(queue):
+    """What a plugin made of a compiled text: loaded as it is, once."""
+    made = kernels.build(queue.context, TEXT, ["-DNUMBER=9"])
+    binary = made.get_info(cl.program_info.BINARIES)[0]
+    loaded = kernels.build(queue.context, bytes(binary))
+    assert kernels.build(queue.context, bytes(binary)) is loaded
+    assert answer(queue, loaded) == 9
+    with pytest.raises(BuildFailed):
+        kernels.build(queue.context, b"no binary at all")
+
+
+def test_a_text_that_does_not_compile_says_where(queue):
+    with pytest.raises(BuildFailed, match="did not compile") as caught:
+        kernels.build(queue.context, "kernel void k(global int *y) { y[0] = nonsense; }")
+    assert "nonsense" in caught.value.log

@@ -42,7 +42,9 @@ def launched(monkeypatch):
     """Kernels launched so far, by name."""
     count: Counter[str] = Counter()
     real = Launch.__call__
-    monkeypatch.setattr(Launch, "__call__", lambda self, *a, **k: count.update([self._name]) or real(self, *a, **k))
+    monkeypatch.setattr(
+        Launch, "__call__", lambda self, *a, **k: count.update([self.kernel.name]) or real(self, *a, **k)
+    )
     return count
 
 

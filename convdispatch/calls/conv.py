@@ -13,6 +13,7 @@ from typing import Any
 
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
+from ..device.kernels import Programs
 from ..selection import dispatch
 from ..selection.prepared import Constant, constant
 from .arguments import describe, transposed_shape
@@ -21,9 +22,8 @@ from .arrays import Call, is_array
 __all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"]
 
 _WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
-_calls: dict[Any, Call] = {}
-dispatch.on_forget(_calls.clear)
-_LIMIT = 4096
+_calls = Programs()
+dispatch.on_forget(_calls.drop)
 
 
 def conv(
@@ -193,11 +193,11 @@ def _call(
     except (TypeError, AttributeError):  # a list among the options, or something that is no array
         key = call = None
     if call is None:
-        call = _describe_call(direction, operands, bias, residual, queue, options, shape, names)
-        if key is not None:
-            if len(_calls) >= _LIMIT:
-                _calls.clear()
-            _calls[key] = call
+
+        def describe_call() -> Call:
+            return _describe_call(direction, operands, bias, residual, queue, options, shape, names)
+
+        call = describe_call() if key is None else _calls.make(key, describe_call)
     return call(x, w, y, bias, residual, queue)
 
 

@@ -14,12 +14,13 @@ import hashlib
 import os
 import random
 import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
+
+from ..api.errors import BuildFailed
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -33,19 +34,24 @@ _SWEEP = 1 / 64
 """How often a new file is a reason to look at the others."""
 
 
-def compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
-    """The program, from its file or its text. Raises pyopencl's RuntimeError with the compiler's log."""
+def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> cl.Program:
+    """The program of a text, from its file or compiled, or of a binary. Raises BuildFailed with the compiler's log."""
     import pyopencl as cl
     from pyopencl.characterize import has_src_build_cache
 
+    if isinstance(text, bytes):
+        try:
+            return _built(context, options, context.devices, [text])
+        except cl.LogicError as error:
+            raise BuildFailed(f"a binary is none that the device takes: {error}", str(error)) from error
     folder = _folder()
     if folder is None or len(context.devices) != 1 or has_src_build_cache(context.devices[0]):
         return _from_text(context, text, options)
     path = folder / _name(context.devices[0], text, options)
     binary = _read(path)
     if binary is not None:
-        with contextlib.suppress(cl.Error):
-            return cl.Program(context, context.devices, [binary]).build(options=list(options))
+        with contextlib.suppress(BuildFailed, cl.Error):
+            return _built(context, options, context.devices, [binary])
     program = _from_text(context, text, options)
     with contextlib.suppress(cl.Error):
         _write(path, program.get_info(cl.program_info.BINARIES)[0])
@@ -53,13 +59,31 @@ def compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Progr
 
 
 def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
+    return _built(context, options, text)
+
+
+def _built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Program:
+    """Built from a text, or from devices and binaries, without a word.
+
+    pyopencl's own ``build`` warns of all that a compiler says; to silence it would take the process' warning filters,
+    which belong to the caller. What its ``build`` calls says nothing.
+    """
     import pyopencl as cl
 
-    program = cl.Program(context, text)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what it warns of is wanted: asking before the build goes round its cache
-        _ = program.int_ptr
-    return program.build(options=list(options))
+    made = cl._cl._Program(context, *source)
+    program = cl.Program(made)
+    raw, _ = program._process_build_options(context, list(options))
+    try:
+        made._build(options=raw, devices=None)
+    except cl.MemoryError:
+        raise
+    except cl.Error as error:
+        logs = [program.get_build_info(device, cl.program_build_info.LOG) or "" for device in context.devices]
+        log = "\n".join([str(error), *logs])
+        first = next((line for line in log.splitlines() if "error" in line.lower()), str(error))
+        devices = ", ".join(device.name.strip() for device in context.devices)
+        raise BuildFailed(f"a kernel did not compile for {devices}: {first.strip()}", log) from error
+    return program
 
 
 def _folder() -> Path | None:

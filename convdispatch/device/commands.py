@@ -137,8 +137,9 @@ class Commands(ABC):
 
 class _Thread(threading.local):
     capturing: Any = None
-    given = 0
+    given = built = 0
 
 
 thread = _Thread()
-"""``capturing`` is the recording that takes what this thread gives to a queue; ``given`` counts its commands."""
+"""``capturing`` is the recording that takes what this thread gives to a queue; ``given`` counts its commands,
+``built`` the bytes of memory that the programs it asked for take."""

@@ -11,30 +11,31 @@ import importlib.resources
 import math
 import numbers
 import re
-import threading
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..api.errors import BuildFailed, PluginError
+from ..api.errors import PluginError
 from ..api.problem import ConvProblem
+from .bounded import KB, MB, Bounded, Bounds
 from .commands import Kernel, thread
 from .queues import commands_of
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "kernel_text"]
+__all__ = ["OPERANDS", "KernelPlan", "Launch", "Programs", "build", "config_macros", "keeps_programs", "kernel_text"]
 
 _HEADER = "convdispatch.api"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?[fFhHuUlL]{0,3}")
 _INCLUDE = re.compile(r"^#include <convdispatch/([\w.]+)>$", re.MULTILINE)
-_programs: dict[tuple[Any, str, tuple[str, ...]], cl.Program] = {}
-_lock = threading.Lock()
-_build_locks: dict[Any, threading.Lock] = {}
+_PROGRAM, _TIMES = 512 * KB, 48
+"""Bytes of memory that a program takes, and per byte of its binary: what Intel's runtime for CPUs took."""
+_ONCE, _KEPT = Bounds(64, 96 * MB), Bounds(1024, 1024 * MB)
+"""Of programs, and of what holds them: those asked for once, and those that came back."""
+_programs = Bounded(_ONCE, _KEPT)
 
 
 @functools.lru_cache(maxsize=256)
@@ -90,41 +91,57 @@ def _macro_value(name: str, value: Any) -> str:
     raise PluginError(f"macro {name.upper()} is an identifier, a finite number or a boolean, got {value!r}")
 
 
-def build(context: cl.Context, text: str, options: Sequence[str] = ()) -> cl.Program:
-    """Compile ``text`` for the context's devices, once per (context, text, options); later calls return the same.
+def build(context: cl.Context, text: str | bytes, options: Sequence[str] = ()) -> cl.Program:
+    """Compile ``text`` for the context's devices, or load a binary given as bytes, unless it is kept from before.
 
     Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()``.
     """
     key = (context, text, tuple(options))
-    program = _programs.get(key)
-    if program is not None:
-        return program
-    with _lock:
-        guard = _build_locks.setdefault(key, threading.Lock())
-    with guard:
-        if key not in _programs:
-            _programs[key] = _compile(context, text, list(options))
-    with _lock:
-        _build_locks.pop(key, None)
-    return _programs[key]
+    program, nbytes = _programs.get(key) or _programs.make(key, lambda: _compile(context, text, options))
+    thread.built += nbytes
+    return program
 
 
-def _compile(context: cl.Context, text: str, options: list[str]) -> cl.Program:
+def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[tuple[cl.Program, int], int]:
     import pyopencl as cl
 
     from ..api.policy import forbid_when_frozen
     from .binaries import compiled  # keeps binaries itself: pyopencl's cache waits for locks that the dead left
 
     forbid_when_frozen("compile a kernel")
-    with _lock:  # catch_warnings swaps module state: one thread at a time
-        warnings.filterwarnings("ignore", category=cl.CompilerWarning)
-    try:
-        return compiled(context, text, options)
-    except cl.RuntimeError as error:
-        log = str(error)
-        first = next((line for line in log.splitlines() if "error" in line.lower()), log.splitlines()[0] if log else "")
-        devices = ", ".join(device.name.strip() for device in context.devices)
-        raise BuildFailed(f"a kernel did not compile for {devices}: {first.strip()}", log) from error
+    program = compiled(context, text, options)
+    nbytes = _PROGRAM + _TIMES * sum(program.get_info(cl.program_info.BINARY_SIZES))
+    return (program, nbytes), nbytes
+
+
+class Programs(Bounded):
+    """Keeps what holds programs, such as plans, within the bounds of programs themselves."""
+
+    def __init__(self) -> None:
+        super().__init__(_ONCE, _KEPT)
+
+    def make(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The value for a key, or else what ``make()`` answers; its bytes are those of the programs it asked for."""
+
+        def counted() -> tuple[Any, int]:
+            before = thread.built
+            value = make()
+            return value, thread.built - before
+
+        return super().make(key, counted)
+
+
+def keeps_programs(make: Callable[..., Any]) -> Callable[..., Any]:
+    """As ``functools.lru_cache``, ``cache_clear`` included, for functions that build programs."""
+    known = Programs()
+
+    @functools.wraps(make)
+    def ask(*arguments: Any) -> Any:
+        found = known.get(arguments)
+        return known.make(arguments, lambda: make(*arguments)) if found is None else found
+
+    ask.cache_clear = known.drop  # type: ignore[attr-defined]
+    return ask
 
 
 OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from .kernels import Launch, build, config_macros, kernel_text
+from .kernels import Launch, build, config_macros, keeps_programs, kernel_text
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -47,7 +46,7 @@ def copy_strided(
     return _launch(queue.context, itemsize, math.prod(shape))(queue, (source, *scalars, target))
 
 
-@functools.lru_cache(maxsize=256)
+@keeps_programs
 def _launch(context: cl.Context, itemsize: int, size: int) -> Launch:
     text = config_macros({"bits": _BITS[itemsize]}) + kernel_text(__package__, "strided.cl")
     names = ("x", "offset", *(f"n{a}" for a in range(1, _AXES)), *(f"s{a}" for a in range(_AXES)), "y")

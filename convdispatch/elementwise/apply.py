@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..device.kernels import Programs
 from .expression import Formula, parse
 from .kernel import Operand, Prepared, prepare
 from .strides import broadcast, stretched
@@ -15,8 +16,7 @@ from .tensor import Tensor
 
 __all__ = ["compute", "forms", "operand_of", "result_dtype"]
 
-_LIMIT = 8192
-_calls: dict[Any, _Call] = {}
+_calls = Programs()
 
 
 class _Call:
@@ -81,9 +81,7 @@ def compute(expression: str, named: dict[str, Any], out: Tensor | None = None, d
     key = forms([expression, dtype], named, out)
     call = _calls.get(key)
     if call is None:
-        if len(_calls) >= _LIMIT:
-            _calls.clear()
-        call = _calls[key] = _Call(expression, named, out, dtype)
+        call = _calls.make(key, lambda: _Call(expression, named, out, dtype))
     return call, call(named, out)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..device.kernels import Launch, build
+from ..device.kernels import Launch, build, keeps_programs
 from ..device.tracing import operation
 from .apply import compute
 from .taping import current_tape, paused
@@ -106,7 +105,7 @@ def _copy(tensors: list[Tensor], views: list[Tensor], result: Tensor, axis: int)
     launch(result.queue, (*operands, result.base_data))
 
 
-@functools.lru_cache(maxsize=512)
+@keeps_programs
 def _launch(context: cl.Context, unit: int, rows: int, lengths: tuple[int, ...], starts: tuple[int, ...]) -> Launch:
     """A kernel for so many tensors of any length; a work item is a place in a row of a tensor.
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..device.kernels import Programs
 from .apply import forms, operand_of, result_dtype
 from .expression import parse
 from .filling import fill
@@ -20,8 +21,7 @@ from .tensor import Tensor
 
 __all__ = ["combine"]
 
-_LIMIT = 4096
-_calls: dict[Any, _Call] = {}
+_calls = Programs()
 
 
 class _Call:
@@ -83,9 +83,7 @@ def combine(
     key = forms([operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims], operands, store)
     call = _calls.get(key)
     if call is None:
-        if len(_calls) >= _LIMIT:
-            _calls.clear()
-        call = _calls[key] = _Call(operation, texts, axes, keepdims, operands, store)
+        call = _calls.make(key, lambda: _Call(operation, texts, axes, keepdims, operands, store))
     queue, arguments, scalars = None, [], []
     for value in operands.values():
         if isinstance(value, Tensor):

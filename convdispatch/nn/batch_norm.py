@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..device import runtime
-from ..device.kernels import Launch, build, config_macros, kernel_text
+from ..device.kernels import Launch, build, config_macros, keeps_programs, kernel_text
 from ..tape import Tape
 from ..tensor import Tensor
 from .convolution import dense
@@ -126,7 +125,7 @@ def _run(
     last(queue, (*operands, memory, *rest))
 
 
-@functools.lru_cache(maxsize=512)
+@keeps_programs
 def _launches(context: cl.Context, form: _Form) -> tuple[Launch | None, Launch, int]:
     """The kernel of sums, where there is one, the last one, and the bytes of what lies between."""
     info = runtime.device_info(context.devices[0])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
-from ..device.kernels import Launch, build, kernel_text
+from ..device.kernels import Launch, build, keeps_programs, kernel_text
 from ..device.tracing import operation
 from ..elementwise import Generator
 from ..tape import current_tape
@@ -50,7 +49,7 @@ def dropout(x: Tensor, p: float, generator: Generator) -> Tensor:
     return y
 
 
-@functools.lru_cache(maxsize=256)
+@keeps_programs
 def _launch(context: cl.Context, dtype: str, blocks: int) -> Launch:
     text = storage_macros(dtype) + kernel_text("convdispatch.elementwise", "random.cl")
     text += kernel_text("convdispatch.nn", "dropout.cl")

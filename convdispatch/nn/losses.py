@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..device.kernels import Launch, build, config_macros, kernel_text
+from ..device.kernels import Launch, build, config_macros, keeps_programs, kernel_text
 from ..device.tracing import operation
 from ..elementwise import apply, reduce
 from ..tape import Ones, current_tape, paused
@@ -148,14 +147,14 @@ def _first(x: Tensor) -> np.int64:
     return np.int64(x.offset // x.dtype.itemsize)
 
 
-@functools.lru_cache(maxsize=256)
+@keeps_programs
 def _softmax(context: cl.Context, dtype: str, width: int, rows: int) -> Launch:
     text, items = _text(context, dtype, width, {"slope": False, "all": 0})
     names = ("x", "offset", "y")
     return Launch(build(context, text), "softmax", (rows * items,), (items,), " ".join(names), names=names)
 
 
-@functools.lru_cache(maxsize=256)
+@keeps_programs
 def _cross_entropy(
     context: cl.Context, dtype: str, width: int, rows: int, slope: bool, factors: tuple[float, float], one: bool
 ) -> tuple[Launch, bool]:

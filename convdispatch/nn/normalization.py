@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import numpy as np
 from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..device.kernels import Launch, build, config_macros, kernel_text
+from ..device.kernels import Launch, build, config_macros, keeps_programs, kernel_text
 from ..device.tracing import operation
 from ..elementwise import apply, reduce
 from ..tape import current_tape, paused
@@ -221,7 +220,7 @@ def local_response_norm(
     return y
 
 
-@functools.lru_cache(maxsize=256)
+@keeps_programs
 def _lrn(
     context: cl.Context,
     dtype: str,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
 from ..calls.arguments import per_axis
 from ..device import runtime
-from ..device.kernels import Launch, build, config_macros, kernel_text
+from ..device.kernels import Launch, build, config_macros, keeps_programs, kernel_text
 from ..device.tracing import operation
 from ..elementwise import reduce
 from ..tape import Rectified, current_tape
@@ -189,7 +188,7 @@ class _Launches(NamedTuple):
         return 128 if self.noted is np.uint8 else 1 << 30
 
 
-@functools.lru_cache(maxsize=512)
+@keeps_programs
 def _launches(
     context: cl.Context,
     kind: str,

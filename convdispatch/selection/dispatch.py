@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 import functools
 import reprlib
-import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from ..api.problem import ConvProblem
 from ..api.solver import Solver
 from ..device import runtime
 from ..device.commands import thread
+from ..device.kernels import Programs
 from ..device.memory import full, make_room, out_of_memory, with_room
 from ..device.sharedpool import out_of_order
 from . import asking, lockfile
@@ -63,8 +63,8 @@ __all__ = [
     "visible_problem",
 ]
 
-_lock = threading.RLock()
-_plans: dict[tuple[cl.Context, ConvProblem, Policy], Prepared] = {}
+_plans = Programs()
+"""Prepared by (context, problem, what a policy selects)."""
 _quarantined: dict[tuple[ConvProblem, DeviceInfo, str], str] = {}
 _forgetters: list[Any] = []
 
@@ -228,19 +228,19 @@ def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = N
     prepared = _plans.get(key)
     if prepared is None:
         forbid_when_frozen(f"plan {problem}")
-        with _lock:
-            if key not in _plans:
-                _plans[key] = _first_that_plans(problem, context, policy)
-            prepared = _plans[key]
+        return _plans.make(key, lambda: _first_that_plans(problem, context, policy))
+    thread.built += prepared.nbytes
     return prepared
 
 
 def _first_that_plans(problem: ConvProblem, context: cl.Context, policy: Policy) -> Prepared:
-    device = runtime.device_info(context.devices[0])
+    before, device = thread.built, runtime.device_info(context.devices[0])
     for candidate in rank(problem, device, policy):
         try:
             plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
-            return with_room(context.devices[0], lambda plan=plan, source=candidate.source: plan(source=source))
+            made = with_room(context.devices[0], lambda plan=plan, source=candidate.source: plan(source=source))
+            made.nbytes = thread.built - before
+            return made
         except (Frozen, PlanFailed, MemoryLimit):
             raise
         except Exception as error:
@@ -355,12 +355,10 @@ def run(
 
 def forget(problem: ConvProblem | None = None) -> None:
     """Drop kept plans, of one problem or all, so that the next call chooses anew; for new records or plugins."""
-    with _lock:
-        for key in [key for key in _plans if problem is None or key[1] == problem]:
-            del _plans[key]
-        if problem is None:
-            _quarantined.clear()
-            asking.forget()
+    _plans.drop(lambda key: problem is None or key[1] == problem)
+    if problem is None:
+        _quarantined.clear()
+        asking.forget()
     for forgetter in _forgetters:
         forgetter()
 

@@ -113,6 +113,8 @@ class Prepared:
         self.context, self.problem, self.solver, self.config = context, problem, solver, config
         self.plan, self.source = plan, source
         self.workspace_size = plan.workspace_size
+        self.nbytes = 0
+        """About what its programs take of the host's memory, where it is known."""
         self.packed_size = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
         self.pack_key = (context, solver.name, getattr(plan, "pack_key", None) or (seen, repr(sorted(config.items()))))
         self._seen = seen

@@ -20,7 +20,6 @@ MARK = "//@"
 """What hides an instruction from the first compilation."""
 LOCAL_LIMIT = 227 * 1024
 """Bytes of local memory that a work group can have; static arrays of this size load, whatever the device reports."""
-_programs: dict[tuple[Any, str], Any] = {}
 # One build at a time: a process that built from fourteen threads at once ended without a word (driver 580.159, once,
 # cause not found).
 _lock = threading.Lock()
@@ -47,16 +46,9 @@ def build_for_hopper(context: Any, text: str) -> Any:
     """
     import pyopencl as cl
 
-    key = (context, text)
     with _lock:
-        if key not in _programs:
-            first = build(context, text)
-            ptx = first.get_info(cl.program_info.BINARIES)[0].decode("latin-1")
-            uncovered = for_hopper(ptx).rstrip("\0") + "\0"
-            try:
-                program = cl.Program(context, context.devices, [uncovered.encode("latin-1")])
-                _programs[key] = program.build()
-            except cl.RuntimeError as error:
-                first = str(error).splitlines()[0]
-                raise BuildFailed(f"the PTX for sm_90a was refused: {first}", str(error)) from error
-        return _programs[key]
+        ptx = build(context, text).get_info(cl.program_info.BINARIES)[0].decode("latin-1")
+        try:
+            return build(context, (for_hopper(ptx).rstrip("\0") + "\0").encode("latin-1"))
+        except BuildFailed as error:
+            raise BuildFailed(f"the PTX for sm_90a was refused: {error}", error.log) from error
