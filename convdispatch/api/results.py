@@ -37,7 +37,10 @@ class Result:
     count: int = 0
     """Samples."""
     error: float | None = None
-    """Measured relative error (norm) on sampled outputs, against float64."""
+    """Measured relative error on sampled outputs, against float64: the worse of ``errors``; ``max_error`` obeys it."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """By kind of data: ``normal`` (norm), and ``scaled``, the worst plane where images, channels and summed axis differ
+    in scale."""
     workspace: int | None = None
     compile_ms: float | None = None
     deterministic: bool | None = None

@@ -158,8 +158,13 @@ def entering(problem: ConvProblem, operands: Mapping[str, np.ndarray], at: np.nd
     """
     plain = problem.replace(activation=None, bias=False, residual=False, accumulate=False, constant_weights=False)
     with np.errstate(invalid="ignore", over="ignore"):
-        squares = {name: array.astype(np.float64) ** 2 for name, array in operands_of(plain, operands).items()}
+        squares = {name: _wide(array, at is None) ** 2 for name, array in operands_of(plain, operands).items()}
         return np.sqrt(reference.compute(plain, **squares) if at is None else reference.sample(plain, at, **squares))
+
+
+def _wide(array: np.ndarray, exact: bool) -> np.ndarray:
+    """In float64, or float32 where whole tensors are squared for a few samples."""
+    return array.astype(np.float64 if exact or array.dtype == np.float64 else np.float32)
 
 
 def plane_errors(

@@ -129,7 +129,7 @@ class Search:
             return
         best = min((other.timing.median for other in entries if other.timing), default=None)
         foretold = self._foretell(entry)
-        if not self._has_time((2 + LOOKS) * (foretold or 0) + max(self._compile_ms[-5:], default=0), best):
+        if not self._has_time((3 + LOOKS) * (foretold or 0) + max(self._compile_ms[-5:], default=0), best):
             entry.ends("not tried", "the budget ended first")
             return
         self._watch(entry.name)
@@ -169,6 +169,7 @@ class Search:
         # While nothing is measured, one run more is enough to ask for: some answer is better than none.
         checked = rig.verify(prepared, lambda run_ms: self._has_time((1 + LOOKS if best else 1) * run_ms, best))
         entry.result.error, entry.result.deterministic = checked.error, checked.deterministic
+        entry.result.errors = {"normal": checked.normal, "scaled": checked.scaled}
         entry.timing = entry.look = self._look(rig.sampler(prepared, expected_ms=checked.run_ms), best)
         entry.say()
         self._looked = True

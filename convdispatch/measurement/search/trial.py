@@ -2,15 +2,16 @@
 
 A candidate is verified before it is timed. Its output is filled with NaN and lies between guard zones, as its workspace
 does; sampled elements are compared with the float64 reference; every element must be written, no guard changed, no
-input altered; and a second run shows whether the bits repeat.
+input altered; a second run shows whether the bits repeat, and a third what data of differing scales cost.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from ...selection.prepared import Prepared, enqueue_plan
 from .. import reference
 from ..measure import timed
 from .look import PATTERN, Look
+from .scaled import Scaled
 from .trialdata import error_limit, numpy_dtype, operands_of, random_operands
 
 if TYPE_CHECKING:
@@ -48,12 +50,19 @@ class WrongResult(ConvDispatchError):
 class Checked:
     """What verification found of a plan that is right."""
 
-    error: float
-    """Relative error on the sampled elements."""
+    normal: float
+    """Relative error on sampled elements, standard normal data."""
+    scaled: float
+    """That of the worst sampled plane of data whose images, channels and summed axis differ in scale."""
     deterministic: bool
     """The second run gave the same bits."""
     run_ms: float
     """Wall-clock time of the second run, submission included."""
+
+    @property
+    def error(self) -> float:
+        """The worse of both."""
+        return max(self.normal, self.scaled)
 
 
 class Rig:
@@ -74,7 +83,7 @@ class Rig:
             raise MemoryError(f"the operands of {problem} take {one} bytes, the limit is {self.memory_limit}")
         # Enough copies that none is found in a cache, as long as half of the memory stays free for workspaces.
         wanted = 1 + 2 * device.global_mem_cache_size // max(one, 1)
-        copies = max(1, min(wanted, 8, self.memory_limit // (2 * one)))
+        copies = max(1, min(wanted, 8, self.memory_limit // (2 * one) - 1))  # and one of scaled data
         self.memory = _Ledger(self.memory_limit)
         self._operands: list[dict[str, _Held]] = []
         self._sets = [self._new_set() for _ in range(copies)]
@@ -83,6 +92,9 @@ class Rig:
         self._sums = {name: self._checksum(name) for name in self.host if name != "initial"}
         self._expected: dict[ConvProblem, tuple[np.ndarray, np.ndarray]] = {}
         self._turn = 0
+        self._seed, self._room_for_scaled = seed, 4 * one <= self.memory_limit
+        self._scaled: Scaled | None = None
+        self._scaled_set: dict[str, Any] = {}
 
     # --- verifying -------------------------------------------------------------------------------------------------
 
@@ -130,7 +142,47 @@ class Rig:
         error = max(self._error(problem, memory) for memory in (first, output.memory))
         differing = self._look.differ(first, output.memory, count)
         self._clear(first)
-        return Checked(error, not differing, run_ms)
+        scaled = self._verify_scaled(prepared, problem, whole, output, scratch, error)
+        return Checked(error, scaled, not differing, run_ms)
+
+    def _verify_scaled(
+        self, prepared: Prepared, problem: ConvProblem, whole: bool, output: _Guarded, scratch: Any, normal: float
+    ) -> float:
+        """The error on scaled data. Raises WrongResult beyond what the problem allows."""
+        self._scaled = self._scaled or Scaled(self.problem, self._seed)
+        with self._scaled_operands(self._scaled.host) as operands:
+            packed = self._packed(prepared, operands["w"]) if "w" in operands else None
+            weights = {"w": packed.memory} if packed else {}
+            output.fill(self._scaled.host.get("initial") if problem.accumulate else None)
+            self._enqueue(prepared, problem, whole, operands | weights, output.memory, scratch).wait()
+            self.queue.finish()
+        got = self._look.gather(output.memory, self._scaled.at.ravel()) if self._scaled.at.size else np.empty(0)
+        error = self._scaled.error(problem, got.view(numpy_dtype(problem)))
+        limit = self._scaled.limit(problem, normal)
+        if not error <= limit:
+            raise WrongResult(f"relative error {error:.2g} on data of differing scales, at most {limit:.2g} is right")
+        return error
+
+    @contextlib.contextmanager
+    def _scaled_operands(self, host: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+        """Scaled data on the device: in memory of their own, or where that is short in the place of the first set's."""
+        import pyopencl as cl
+
+        names = [name for name in host if name != "initial"]
+        if self._room_for_scaled and not self._scaled_set:
+            held = {name: _Held(self, host[name].nbytes, host[name]) for name in names}
+            self._operands.append(held)
+            self._scaled_set = {name: one.memory for name, one in held.items()}
+        if self._scaled_set:
+            yield self._scaled_set
+            return
+        try:
+            for name in names:
+                cl.enqueue_copy(self.queue, self._sets[0][name], host[name])
+            yield {name: self._sets[0][name] for name in names}
+        finally:
+            for name in names:
+                cl.enqueue_copy(self.queue, self._sets[0][name], self.host[name])
 
     def _error(self, problem: ConvProblem, memory: Any) -> float:
         if problem not in self._expected:
@@ -197,11 +249,11 @@ class Rig:
             problem, prepared.plan, self.queue, *operands.values(), workspace, bias=bias, residual=residual
         )
 
-    def _packed(self, prepared: Prepared) -> _Held | None:
+    def _packed(self, prepared: Prepared, w: Any = None) -> _Held | None:
         if not prepared.packed_size:
             return None
         packed = _Held(self, prepared.packed_size)
-        prepared.plan.pack(self.queue, self._sets[0]["w"], packed.memory).wait()
+        prepared.plan.pack(self.queue, w or self._sets[0]["w"], packed.memory).wait()
         return packed
 
     def _new_set(self) -> dict[str, Any]:

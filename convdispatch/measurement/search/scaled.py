@@ -1,0 +1,54 @@
+"""What a trial asks beside normal data: operands whose images, channels and summed axis differ in scale, and the error.
+
+A solver that has one scale for a whole tensor is right on normal data and loses digits on these. The error is that of
+the worst of some planes, each by sampled elements, relative to what enters them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ...api.problem import ConvProblem
+from .. import reference
+from .families import draw, entering, plane_positions
+from .trialdata import error_limit, operands_of
+
+__all__ = ["Scaled"]
+
+PLANES, EACH = 8, 8
+"""Planes that are looked at, and elements of each."""
+
+
+class Scaled:
+    """A problem's operands of the family "scaled", and sampled planes of what they give."""
+
+    def __init__(self, problem: ConvProblem, seed: int = 0) -> None:
+        self.host: Mapping[str, np.ndarray] = draw("scaled", problem, seed)
+        self.at = plane_positions(problem, PLANES, EACH, seed)
+        self._expected: dict[ConvProblem, tuple[np.ndarray, np.ndarray]] = {}
+
+    def error(self, problem: ConvProblem, got: np.ndarray) -> float:
+        """The error of ``got``, the result's elements at ``at.ravel()``; infinite where one is not finite.
+
+        ``problem`` is the one that the operands are for, or that without a part of its epilogue.
+        """
+        if not self.at.size:
+            return 0.0
+        if problem not in self._expected:
+            at, operands = self.at.ravel(), operands_of(problem, self.host)
+            expected = reference.sample(problem, at, **operands)
+            size = np.maximum(np.abs(expected), entering(problem, operands, at))
+            self._expected[problem] = expected, np.maximum(size, np.finfo(np.float64).tiny)
+        expected, size = self._expected[problem]
+        got = np.asarray(got).astype(np.float64).ravel()
+        if not np.isfinite(got).all():
+            return float("inf")
+        parts = ((got - expected) / size).reshape(self.at.shape)
+        return float(np.sqrt((parts**2).mean(axis=1)).max())
+
+    @staticmethod
+    def limit(problem: ConvProblem, normal: float) -> float:
+        """Most error that counts as right, of a solver that errs by ``normal`` on normal data."""
+        return max(error_limit(problem), 3 * normal)
