@@ -300,7 +300,10 @@ def test_command_measures_and_writes_everything(device, quick, tmp_path):
     for found in report.measured.values():
         assert found.best_ms > 0
         assert found.regret >= 1
-        assert found.best.error < 1e-5
+        for choice in (found.best, found.chosen):
+            assert 0 < choice.error < 1e-5
+            assert 0 < choice.error_scaled < 1e-5
+        assert all(row.error_scaled is not None for row in found.rows if row.error is not None)
     assert report.regret["immediate"]["geomean"] >= 1
     again = CliRunner().invoke(bench, ["--render", str(paths["json"]), "--html", str(tmp_path / "again.html")])
     assert again.exit_code == 0, again.output

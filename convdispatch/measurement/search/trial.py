@@ -145,20 +145,26 @@ class Rig:
         scaled = self._verify_scaled(prepared, problem, whole, output, scratch, error)
         return Checked(error, scaled, not differing, run_ms)
 
+    @property
+    def scaled(self) -> Scaled:
+        """The problem's operands of differing scales."""
+        self._scaled = self._scaled or Scaled(self.problem, self._seed)
+        return self._scaled
+
     def _verify_scaled(
         self, prepared: Prepared, problem: ConvProblem, whole: bool, output: _Guarded, scratch: Any, normal: float
     ) -> float:
         """The error on scaled data. Raises WrongResult beyond what the problem allows."""
-        self._scaled = self._scaled or Scaled(self.problem, self._seed)
-        with self._scaled_operands(self._scaled.host) as operands:
+        data = self.scaled
+        with self._scaled_operands(data.host) as operands:
             packed = self._packed(prepared, operands["w"]) if "w" in operands else None
             weights = {"w": packed.memory} if packed else {}
-            output.fill(self._scaled.host.get("initial") if problem.accumulate else None)
+            output.fill(data.host.get("initial") if problem.accumulate else None)
             self._enqueue(prepared, problem, whole, operands | weights, output.memory, scratch).wait()
             self.queue.finish()
-        got = self._look.gather(output.memory, self._scaled.at.ravel()) if self._scaled.at.size else np.empty(0)
-        error = self._scaled.error(problem, got.view(numpy_dtype(problem)))
-        limit = self._scaled.limit(problem, normal)
+        got = self._look.gather(output.memory, data.at.ravel()) if data.at.size else np.empty(0)
+        error = data.error(problem, got.view(numpy_dtype(problem)))
+        limit = data.limit(problem, normal)
         if not error <= limit:
             raise WrongResult(f"relative error {error:.2g} on data of differing scales, at most {limit:.2g} is right")
         return error

@@ -16,7 +16,7 @@ __all__ = ["write_csv", "write_json"]
 COLUMNS = (
     "net", "layer", "count", "problem", "direction", "type", "what", "name", "config", "status", "median_ms", "p20_ms",
     "p80_ms", "samples", "ci_low_ms", "ci_high_ms", "timed_in", "measured", "offered",
-    "gflops", "roofline_ms", "fraction", "error", "workspace_bytes", "compile_ms", "reason",
+    "gflops", "roofline_ms", "fraction", "error", "error_scaled", "workspace_bytes", "compile_ms", "reason",
 )  # fmt: skip
 
 
@@ -50,6 +50,7 @@ def _rows(line: Line) -> Iterator[dict[str, Any]]:
         figures |= {"ci_low_ms": low, "ci_high_ms": high}
         figures |= {"gflops": found.flops / ms / 1e6 if ms else None}
         figures |= {"fraction": line.roof_ms / ms if ms and line.roof_ms else None}
+        figures |= {"error": thing.error, "error_scaled": thing.error_scaled}
         return {**common, "what": what, "name": name, **figures, **more}
 
     for what, choice in (("best", found.best), ("chosen", found.chosen)):
@@ -57,10 +58,10 @@ def _rows(line: Line) -> Iterator[dict[str, Any]]:
             more = {"config": json.dumps(choice.config), "reason": choice.source, "timed_in": "race"}
             yield timed(what, choice.solver, choice, **more)
     for row in found.rows:
-        more = {"config": json.dumps(row.config), "status": row.status, "error": row.error, "reason": row.reason}
+        more = {"config": json.dumps(row.config), "status": row.status, "reason": row.reason}
         if row.median_ms is not None:
             more |= {"timed_in": "first look" if row.raced is False else "search"}
         yield timed("candidate", row.solver, row, workspace_bytes=row.workspace, compile_ms=row.compile_ms, **more)
     for peer in found.peers:
         name = f"{peer.peer} {peer.variant}".strip()
-        yield timed("peer", name, peer, error=peer.error, reason=peer.reason, timed_in="race")
+        yield timed("peer", name, peer, reason=peer.reason, timed_in="race")

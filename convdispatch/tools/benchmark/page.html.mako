@@ -149,7 +149,7 @@ show what these nets took then; they are not comparable with this device.\
 
 <h2>Layers</h2>
 <p>The fastest solver of each layer and its speed, counted as operations of the direct sum. The share of the roofline may
-exceed 100 % where an algorithm needs fewer operations, or where weights stay in a cache. <i>Error</i> is relative, against float64. <i>Regret</i> is the time
+exceed 100 % where an algorithm needs fewer operations, or where weights stay in a cache. <i>Error</i> is relative, against float64: on normal data, and on data whose images, channels and summed axis differ in scale, there of the worst plane. <i>Regret</i> is the time
 of what the library would have chosen over the best time: 1 is a perfect choice. <i>Measured</i> says how many of the candidates
 that accept a layer have a time: with fewer than three its winner, regret and ratio are unknown. A layer has one number, the
 median of its last race with its interval (95 %), in which the best, the chosen one and the peers ran in turns on the same
@@ -159,16 +159,16 @@ ${legend()}
 <% mine = [line for line in lines if (line.layer.net, line.problem.direction) == (net.name, net.direction)] %>\
 <h3>${net.name}, ${WORDS[net.direction]}</h3>
 <div class="scroll"><table>
-<tr><th>layer</th><th>type</th><th>fastest</th><th class="n">measured</th><th class="n">ms</th><th class="n">95 % interval</th><th class="n">GFLOP/s</th><th>roofline</th><th class="n"></th><th class="n">error</th><th class="n">regret</th>
+<tr><th>layer</th><th>type</th><th>fastest</th><th class="n">measured</th><th class="n">ms</th><th class="n">95 % interval</th><th class="n">GFLOP/s</th><th>roofline</th><th class="n"></th><th class="n">error</th><th class="n">chosen's error</th><th class="n">regret</th>
 % for peer in peers:
-<th class="n">${peer} ms</th><th class="n">ratio</th>
+<th class="n">${peer} ms</th><th class="n">ratio</th><th class="n">error</th>
 % endfor
 </tr>
 % for line in mine:
 <% best = line.measured.best %>\
-<tr><td title="${line.measured.problem}">${line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1]}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}</td><td class="n">${interval(best)}</td><td class="n">${number(line.gflops)}</td><td>${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))}</td><td class="n">${share(line.fraction)}</td><td class="n">${"%.1e" % best.error if best and best.error is not None else "-"}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
+<tr><td title="${line.measured.problem}">${line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1]}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}</td><td class="n">${interval(best)}</td><td class="n">${number(line.gflops)}</td><td>${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))}</td><td class="n">${share(line.fraction)}</td><td class="n">${errors(best)}</td><td class="n">${errors(line.measured.chosen)}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
 % for peer in peers:
-<td class="n">${number(line.measured.peer_ms(peer), 4)}</td>${ratio(line.ratio(peer))}
+<td class="n">${number(line.measured.peer_ms(peer), 4)}</td>${ratio(line.ratio(peer))}<td class="n">${errors(line.measured.peer(peer))}</td>
 % endfor
 </tr>
 % endfor
@@ -185,10 +185,10 @@ ${legend()}
 <tr><th>solver</th><th>configuration</th><th>state</th><th class="n">ms</th><th class="n">95 % interval</th><th class="n">times the best</th><th class="n">runs</th><th class="n">error</th><th class="n">workspace</th></tr>
 % for row in line.measured.rows[:40]:
 <% best = line.measured.best; own = best and (row.solver, row.config) == (best.solver, best.config); base = line.measured.searched_ms %>\
-<tr><td>${swatch(row.solver)}</td><td><small>${", ".join(f"{k}={v}" for k, v in row.config.items())}</small></td><td>${row.status}${f": {row.reason}" if row.reason else ""}</td><td class="n">${number(line.ms, 4) if own else ""}</td><td class="n">${interval(best) if own else ""}</td><td class="n">${number(row.median_ms / base) if row.median_ms and base else ""}${", not raced" if row.median_ms and row.raced is False else ""}</td><td class="n">${row.count or ""}</td><td class="n">${"%.1e" % row.error if row.error is not None else ""}</td><td class="n">${f"{number(row.workspace / 2**20)} MiB" if row.workspace is not None else ""}</td></tr>
+<tr><td>${swatch(row.solver)}</td><td><small>${", ".join(f"{k}={v}" for k, v in row.config.items())}</small></td><td>${row.status}${f": {row.reason}" if row.reason else ""}</td><td class="n">${number(line.ms, 4) if own else ""}</td><td class="n">${interval(best) if own else ""}</td><td class="n">${number(row.median_ms / base) if row.median_ms and base else ""}${", not raced" if row.median_ms and row.raced is False else ""}</td><td class="n">${row.count or ""}</td><td class="n">${errors(row)}</td><td class="n">${f"{number(row.workspace / 2**20)} MiB" if row.workspace is not None else ""}</td></tr>
 % endfor
 % for peer in line.measured.peers:
-<tr class="other"><td>${peer.peer} ${peer.variant}</td><td></td><td>peer${f": {peer.reason}" if peer.reason else ""}</td><td class="n">${number(peer.median_ms, 4)}</td><td class="n">${interval(peer)}</td><td class="n">${number(peer.median_ms / line.ms) if peer.median_ms and line.ms and line.measured.sure else ""}</td><td class="n">${peer.count or ""}</td><td class="n">${"%.1e" % peer.error if peer.error is not None else ""}</td><td></td></tr>
+<tr class="other"><td>${peer.peer} ${peer.variant}</td><td></td><td>peer${f": {peer.reason}" if peer.reason else ""}</td><td class="n">${number(peer.median_ms, 4)}</td><td class="n">${interval(peer)}</td><td class="n">${number(peer.median_ms / line.ms) if peer.median_ms and line.ms and line.measured.sure else ""}</td><td class="n">${peer.count or ""}</td><td class="n">${errors(peer)}</td><td></td></tr>
 % endfor
 </table></div></details>
 % endfor

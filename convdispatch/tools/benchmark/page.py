@@ -11,7 +11,7 @@ from .figures import MARKS, colours, geometry_map
 from .published import CARD, SOURCE, titanx
 from .report import Report
 from .summary import GAP, family, gaps, geomean, known, lines, nets, solver_times, types
-from .terminal import evidence, interval, number, share
+from .terminal import errors, evidence, interval, number, share
 
 __all__ = ["render", "write_html"]
 
@@ -62,6 +62,7 @@ def _values(report: Report) -> dict[str, Any]:
         "evidence": evidence(every, bool(report.settings.get("search", True))),
         "interval": interval,
         "number": number,
+        "errors": errors,
         "share": share,
         "faults": [(line, row) for line in every for row in line.measured.rows if row.status in ("wrong", "failed")],
         "failures": [line for line in every if line.measured.failure],

@@ -48,7 +48,7 @@ class Row:
     p80_ms: float | None = None
     count: int = 0
     error: float | None = None
-    """Relative error (norm) on sampled outputs, against float64."""
+    """Relative error (norm) on sampled outputs, against float64, normal data."""
     workspace: int | None = None
     compile_ms: float | None = None
     deterministic: bool | None = None
@@ -56,6 +56,8 @@ class Row:
     raced: bool | None = None
     """Whether the time is of the search's race; False: of a first look. None where an older report does not say."""
     look_ms: float | None = None
+    error_scaled: float | None = None
+    """That of the worst sampled plane of data whose images, channels and summed axis differ in scale."""
 
 
 @dataclass
@@ -71,6 +73,7 @@ class PeerTime:
     error: float | None = None
     reason: str = ""
     ci_ms: tuple[float, float] | None = None
+    error_scaled: float | None = None
 
 
 @dataclass
@@ -88,6 +91,7 @@ class Choice:
     workspace: int | None = None
     ci_ms: tuple[float, float] | None = None
     """Interval of the median, 95 %."""
+    error_scaled: float | None = None
 
 
 @dataclass
@@ -149,9 +153,15 @@ class Measured:
         """The best's time in the last race over its time in the search; 1 where one of them is not known."""
         return self.best_ms / self.searched_ms if self.best_ms and self.searched_ms else 1.0
 
-    def peer_ms(self, peer: str) -> float | None:
-        """A peer's best variant."""
-        return min((t.median_ms for t in self.peers if t.peer == peer and t.median_ms), default=None)
+    def peer(self, name: str) -> PeerTime | None:
+        """A peer's fastest variant."""
+        timed = [time for time in self.peers if time.peer == name and time.median_ms]
+        return min(timed, key=lambda time: time.median_ms or 0.0, default=None)
+
+    def peer_ms(self, name: str) -> float | None:
+        """The time of a peer's fastest variant."""
+        fastest = self.peer(name)
+        return fastest.median_ms if fastest else None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Measured:

@@ -23,6 +23,7 @@ from ...measurement import reference
 from ...measurement.measure import Candidate, Outcome, race, timed
 from ...measurement.peaks import traffic
 from ...measurement.search import Search
+from ...measurement.search.scaled import Scaled
 from ...measurement.search.trial import Rig
 from ...measurement.search.trialdata import operands_of
 from ...selection import dispatch
@@ -157,7 +158,8 @@ class Session:
         solver = named(choice.solver, plugins().solvers)
         prepared = dispatch.make(solver, choice.config, problem, rig.queue.context)
         checked = rig.verify(prepared)
-        choice.error, choice.workspace = checked.error, prepared.workspace_size
+        choice.error, choice.error_scaled = checked.normal, checked.scaled
+        choice.workspace = prepared.workspace_size
         sample = rig.sampler(prepared, choice.median_ms or checked.run_ms, LEAST_MS)
         if self.info.type == "cpu":
             sample = _settled(sample)
@@ -240,7 +242,7 @@ def _records(found: Measured, device: cl.Device) -> Iterator[Record]:
             p20_ms=row.p20_ms,
             p80_ms=row.p80_ms,
             count=row.count,
-            error=row.error,
+            error=max((e for e in (row.error, row.error_scaled) if e is not None), default=None),
             workspace=row.workspace or 0,
             provenance=current(row.solver, info),
             created=now(),
@@ -261,10 +263,12 @@ def _add(
         return
     at = reference.positions(problem)
     expected = reference.sample(problem, at, **operands_of(problem, rig.host))
+    scaled = _scaled_errors(peer, problem, rig.scaled)
     for variant in variants:
         entered = PeerTime(peer.name, variant.name)
         try:
             entered.error = reference.relative_error(variant.result().reshape(-1)[at], expected)
+            entered.error_scaled = scaled.get(variant.name)
             once = _timed(variant, 1)
             once()
             expected_ms = once()
@@ -277,6 +281,16 @@ def _add(
             name = f"{peer.name} {variant.name}"
             rivals[name] = Candidate(name, sample, max(LEAST_MS, expected_ms))
         yield entered
+
+
+def _scaled_errors(peer: Peer, problem: ConvProblem, scaled: Scaled) -> dict[str, float]:
+    """A peer's errors on data of differing scales, by variant; none where it fails, as its run on normal data says."""
+    at = scaled.at.ravel()
+    try:
+        variants = peer.variants(problem, scaled.host, 1)
+        return {variant.name: scaled.error(problem, variant.result().reshape(-1)[at]) for variant in variants}
+    except Exception:
+        return {}
 
 
 def _timed(variant: Variant, repeat: int) -> Callable[[], float]:
@@ -317,9 +331,10 @@ def _best(results: Results) -> Choice | None:
         winner.p20,
         winner.p80,
         winner.count,
-        winner.error,
+        winner.errors.get("normal", winner.error),
         winner.workspace,
         winner.ci,
+        winner.errors.get("scaled"),
     )
 
 
@@ -337,11 +352,12 @@ def _row(result: Result) -> Row:
         result.p20,
         result.p80,
         result.count,
-        result.error,
+        result.errors.get("normal", result.error),
         result.workspace,
         result.compile_ms,
         result.deterministic,
         result.ci,
         result.raced,
         result.look_ms,
+        result.errors.get("scaled"),
     )

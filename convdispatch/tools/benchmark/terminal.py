@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from .environment import busy
-from .report import EVIDENCE, Report
+from .report import EVIDENCE, Choice, PeerTime, Report, Row
 from .summary import Line, gaps, geomean, known, lines, nets
 
-__all__ = ["evidence", "interval", "number", "share", "show"]
+__all__ = ["errors", "evidence", "interval", "number", "share", "show"]
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -30,6 +30,13 @@ def interval(timed: Any) -> str:
 def share(value: float | None) -> str:
     """Per cent; a dash for None."""
     return "-" if value is None else f"{value:.0%}"
+
+
+def errors(timed: Choice | PeerTime | Row | None) -> str:
+    """Relative errors on normal and on scaled data; a dash for what is not known."""
+    if timed is None or timed.error is None:
+        return "-"
+    return f"{timed.error:.0e} {'-' if timed.error_scaled is None else f'{timed.error_scaled:.0e}'}"
 
 
 def show(report: Report, console: Console) -> None:
@@ -94,25 +101,37 @@ def _heading(report: Report, console: Console) -> None:
 
 
 def _layers(every: list[Line], peers: list[str]) -> Table:
-    table = Table(title="Layers", title_justify="left")
+    table = Table(title="Layers; errors on normal data, and on data of differing scales", title_justify="left")
     for title in ("net", "layer", "direction", "fastest solver"):
         table.add_column(title, overflow="fold")
-    for title in ("measured", "ms", "95 % interval", "GFLOP/s", "roofline", "error", "workspace", "regret"):
+    for title in (
+        "measured",
+        "ms",
+        "95 % interval",
+        "GFLOP/s",
+        "roofline",
+        "error",
+        "chosen's error",
+        "workspace",
+        "regret",
+    ):
         table.add_column(title, justify="right", no_wrap=True)
     for peer in peers:
         table.add_column(f"{peer} ms", justify="right", no_wrap=True)
         table.add_column("ratio", justify="right", no_wrap=True)
+        table.add_column("error", justify="right", no_wrap=True)
     for line in every:
         best = line.measured.best
         cells = [line.coverage, number(line.ms, 4), interval(best)]
         cells += [number(line.gflops), share(line.fraction)]
-        cells += [f"{best.error:.1e}" if best and best.error is not None else "-"]
+        cells += [errors(best), errors(line.measured.chosen)]
         cells += [f"{best.workspace / 2**20:,.1f} MiB" if best and best.workspace is not None else "-"]
         cells += [number(line.measured.regret) if line.measured.sure else "unknown"]
         for peer in peers:
             ratio = line.ratio(peer)
             style = "green" if ratio and ratio >= 1 else "red"
             cells += [number(line.measured.peer_ms(peer), 4), Text(number(ratio), style=style if ratio else "")]
+            cells += [errors(line.measured.peer(peer))]
         times = f" *{line.layer.count}" if line.layer.count > 1 else ""
         table.add_row(line.layer.net, line.layer.name + times, line.problem.direction, line.verdict, *cells)
     return table
