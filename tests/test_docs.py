@@ -11,6 +11,7 @@ import pytest
 
 import convdispatch as cd
 from convdispatch.api import hookspecs
+from convdispatch.api.activation import ACTIVATIONS
 from convdispatch.selection import dispatch, loader
 from convdispatch.tools.cli import COMMANDS
 from convdispatch.tools.doctor import VARIABLES
@@ -67,6 +68,30 @@ def test_hooks_stand_in_the_guide_with_their_signatures():
     for name in ("convdispatch_solvers", "convdispatch_enqueue"):
         parameters = ", ".join(inspect.signature(getattr(hookspecs, name)).parameters)
         assert f"def {name}({parameters})" in text
+
+
+def test_the_table_of_macros_is_what_kernels_get():
+    """Every macro of every dtype, direction and layout stands in the table, and nothing else does."""
+    table = (
+        (ROOT / "docs" / "writing-a-plugin.md")
+        .read_text()
+        .partition("### The macros of a kernel")[2]
+        .partition("\n## ")[0]
+    )
+    rows = re.findall(r"^\| `([A-Z0-9_ a-z(),]+)` \|", table, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"[A-Z][A-Z0-9_]*(?=$|[ (])", row) if name != "T"}
+    problem = cd.ConvProblem.parse("mb1ic4ih8oc4kh3+bias+residual+relu")
+    kinds = [problem.replace(dtype=dtype) for dtype in ("float32", "float64", "float16", "bfloat16")]
+    kinds += [cd.ConvProblem.parse(f"{way}_mb1ic4ih8oc4kh3") for way in ("bwd_data", "bwd_weights")]
+    given = {name for kind in kinds for name in re.findall(r"#define (\w+)", kind.macros())}
+    assert told == given
+
+
+def test_every_activation_stands_in_the_guide():
+    text = (ROOT / "docs" / "writing-a-plugin.md").read_text()
+    listed = text.partition("Activations, with their numbers' defaults: ")[2].partition(".\nGradients")[0]
+    names = [re.match(r"`(\w+)", word)[1] for word in re.findall(r"`[^`]+`", listed)]
+    assert names == list(ACTIVATIONS)
 
 
 def test_every_variable_is_documented():

@@ -13,13 +13,17 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from convdispatch.api.errors import InvalidArgument
 from convdispatch.device import icd, runtime
 from convdispatch.measurement.conformance.verify import verify
 from convdispatch.selection import dispatch, loader
+from convdispatch.selection.explanation import explain
+from convdispatch.tools import doctor
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "vendor_plugin"
@@ -141,17 +145,103 @@ def test_the_example_passes_the_kit(device, full, monkeypatch):
         assert report.verdict() == "passed"
 
 
-def test_the_native_library_of_the_guide(device, full, tmp_path, monkeypatch):
-    """The guide's second plugin waits for nothing in enqueue and keeps the queue's order."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "writing-a-plugin.md").read_text(), re.DOTALL)
-    (tmp_path / "native.py").write_text(next(block for block in blocks if "class NativePlan" in block))
+NATIVE = ROOT / "examples" / "native_plugin"
+
+
+def test_the_guide_shows_the_native_plugin_as_it_is():
+    text = (ROOT / "docs" / "writing-a-plugin.md").read_text()
+    for name, language in (("setup.py", "python"), ("__init__.py", "python"), ("gemm.c", "c")):
+        (file,) = NATIVE.rglob(name)
+        assert file.read_text() in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL), name
+
+
+@pytest.fixture
+def native(tmp_path, monkeypatch):
+    """``native(library)`` makes the guide's native plugin a drop-in, with its library compiled or without."""
+
+    def load(library):
+        folder = tmp_path / "native"
+        folder.mkdir()
+        blocks = re.findall(
+            r"```(?:python|c)\n(.*?)```", (ROOT / "docs" / "writing-a-plugin.md").read_text(), re.DOTALL
+        )
+        (folder / "__init__.py").write_text(next(block for block in blocks if "class NativePlan" in block))
+        (folder / "gemm.c").write_text(next(block for block in blocks if "void gemm1x1" in block))
+        if library:
+            compiler = shutil.which("cc")
+            if compiler is None:
+                pytest.skip("needs a C compiler")
+            command = [compiler, "-O3", "-shared", "-fPIC", "gemm.c", "-o", "gemm.so"]
+            subprocess.run(command, cwd=folder, check=True)
+        monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
+        loader.reload()
+        dispatch.forget()
+        return loader.plugins()
+
+    yield load
+    monkeypatch.undo()
+    loader.reload()
+    dispatch.forget()
+
+
+def test_the_native_library_of_the_guide(device, full, native):
+    """It waits for nothing in enqueue and keeps the queue's order."""
+    native(library=True)
+    report = verify("native", "full" if full else "core", case=None if full else "*1x1*")
+    assert report.of(status="failed") == []
+    assert len(report.of(status="passed")) > (0 if runtime.device_info(device).type != "cpu" else 2)
+
+
+def test_a_missing_library_says_so_everywhere(device, native):
+    loaded = native(library=False)
+    reason = loaded.unavailable("native")
+    assert "gemm.so does not load" in reason
+    assert "install the wheel for this platform" in reason
+    (entry,) = [entry for entry in doctor.examine(probe=False).plugins if entry["name"] == "native"]
+    assert (entry["status"], entry["reason"]) == ("loaded", reason)
+    if runtime.device_info(device).type == "cpu":
+        verdicts = {verdict.solver: verdict for verdict in explain("mb1ic4ih8oc4kh1", device).verdicts}
+        assert verdicts["native.gemm1x1"].reason == reason
+
+
+NOTHING = """
+from convdispatch.api import hookimpl
+
+def unavailable():
+    {says}
+
+@hookimpl
+def convdispatch_solvers():
+    return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ("return 'libacme.so is not found: pip install acme-runtime'", "libacme.so is not found: pip install acme-"),
+        ("raise RuntimeError('lost')", "its unavailable() raised RuntimeError: lost"),
+    ],
+)
+def test_verify_says_what_a_plugin_without_solvers_lacks(tmp_path, monkeypatch, device, says, words):
+    (tmp_path / "empty.py").write_text(NOTHING.format(says=says))
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
     loader.reload()
     try:
-        report = verify("native", "full" if full else "core", case=None if full else "*1x1*")
+        with pytest.raises(InvalidArgument, match="provides no solver on this machine: ") as caught:
+            verify("empty", "core")
     finally:
         monkeypatch.undo()
         loader.reload()
-        dispatch.forget()
-    assert report.of(status="failed") == []
-    assert len(report.of(status="passed")) > (0 if runtime.device_info(device).type != "cpu" else 2)
+    assert words in str(caught.value)
+
+
+def test_the_native_wheel_names_its_platform(tmp_path):
+    if shutil.which("cc") is None or not isolation():
+        pytest.skip("needs a C compiler and setuptools")
+    shutil.copytree(NATIVE, tmp_path / "native")
+    run(["-m", "pip", "wheel", ".", "--no-deps", *isolation(), "-w", str(tmp_path)], cwd=tmp_path / "native")
+    (wheel,) = tmp_path.glob("*.whl")
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name == f"convdispatch_native-1.0.0-py3-none-{platform}.whl"
+    assert "convdispatch_native/gemm.so" in zipfile.ZipFile(wheel).namelist()

@@ -55,6 +55,7 @@ ZONES = {
         conformance*
         families
         find
+        fitting
         grammar*
         kit*
         measure

@@ -68,6 +68,15 @@ class Plugins:
         """The plugin that brought ``solver``; of a derived one (``name+rewriting``) the plugin it rests on."""
         return self.plugin_of.get(solver) or self.plugin_of.get(solver.partition("+")[0], "?")
 
+    def unavailable(self, plugin: str) -> str | None:
+        """What a plugin says that it lacks on this machine, by ``unavailable()`` of its module; None where nothing."""
+        ask = getattr(self.manager.get_plugin(plugin), "unavailable", None)
+        try:
+            said = ask() if callable(ask) else None
+        except Exception as error:
+            return f"its unavailable() raised {type(error).__name__}: {error}"
+        return str(said) if said else None
+
     def version(self, solver: str) -> str:
         """Version of the distribution that brought ``solver``; empty for a drop-in."""
         plugin = self.provider(solver)

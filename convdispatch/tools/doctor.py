@@ -169,14 +169,13 @@ def _plugins() -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report says the same, with the mend
         loaded = plugins()
-        return [_with_note(loaded.manager.get_plugin(entry.name), entry) for entry in loaded.report]
+        return [_with_note(loaded, entry) for entry in loaded.report]
 
 
-def _with_note(module: Any, entry: Any) -> Any:
+def _with_note(loaded: Any, entry: Any) -> Any:
     """A plugin may say by ``unavailable()`` that it can do nothing on this machine, and why."""
-    note = getattr(module, "unavailable", None)
-    reason = note() if entry.status == "loaded" and callable(note) else None
-    return replace(entry, reason=reason) if reason else entry
+    reason = loaded.unavailable(entry.name) if entry.status == "loaded" else None
+    return replace(entry, reason="; ".join(filter(None, (reason, entry.reason)))) if reason else entry
 
 
 def _advice(report: Report) -> list[str]:

@@ -55,6 +55,9 @@ class Kit:
         self._own = {name: one for name, one in own.items() if root is None or fnmatch.fnmatchcase(name, root)}
         if not self.solvers and not derived:
             has = ", ".join(sorted(own)) or "none"
+            lacks = plugins().unavailable(self.plugin.name)
+            if lacks and not own:
+                raise InvalidArgument(f"the plugin {plugin!r} provides no solver on this machine: {lacks}")
             raise InvalidArgument(f"the plugin {plugin!r} has no solver {solver or ''!r}; it has {has}")
         self.device = runtime.find_device(device)
         self.info = runtime.device_info(self.device)

@@ -19,6 +19,7 @@ COMMANDS = {
     "doctor": ".inspect",
     "explain": ".inspect",
     "find": ".search",
+    "fit-cost": ".fit",
     "info": ".inspect",
     "train": ".train",
     "translate": ".translate",
@@ -36,7 +37,7 @@ class _Group(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(COMMANDS[name], __name__), name)
+        command: click.Command = getattr(importlib.import_module(COMMANDS[name], __name__), name.replace("-", "_"))
         return command
 
     def invoke(self, context: click.Context) -> Any:

@@ -1,0 +1,78 @@
+"""``fit-cost``: a solver's predictions beside its measured times, and a cost that fits them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.table import Table
+
+from ...api.errors import InvalidArgument, InvalidProblem
+from .options import AS_JSON, DEVICE, stdout
+
+__all__ = ["fit_cost"]
+
+
+@click.command("fit-cost")
+@click.argument("solver")
+@DEVICE
+@AS_JSON
+def fit_cost(solver: str, device: str | None, as_json: bool) -> None:
+    """Set SOLVER's predicted times beside its measured ones, and print a cost() that fits them.
+
+    Fits what `convdispatch find` raced of the solver's first configurations on this device, by least squares: direct
+    sums, bytes that must move, launches, each over the rates that `convdispatch calibrate` measures.
+    """
+    from ...device import runtime
+    from ...device.rates import rates
+    from ...measurement.fitting import fit
+
+    info = runtime.device_info(runtime.find_device(device))
+    samples = _samples(solver, info)
+    found = fit(samples, rates(info))
+    if as_json:
+        rows = [
+            {"problem": str(s.problem), "measured_ms": s.measured_ms, "predicted_ms": s.predicted_ms, "fitted_ms": ms}
+            for s, ms in zip(samples, found.fitted_ms, strict=True)
+        ]
+        click.echo(json.dumps({**asdict(found), "code": found.code(), "problems": rows}, indent=1))
+        return
+    table = Table("problem", "measured ms", "predicted ms", "over measured", "fitted ms", "over measured", box=None)
+    for sample, ms in zip(samples, found.fitted_ms, strict=True):
+        now = sample.predicted_ms
+        today = ["-", "-"] if now is None else [f"{now:.4g}", f"{now / sample.measured_ms:.2f}"]
+        table.add_row(
+            str(sample.problem), f"{sample.measured_ms:.4g}", *today, f"{ms:.4g}", f"{ms / sample.measured_ms:.2f}"
+        )
+    console = stdout()
+    console.print(table)
+    today = "predicts nothing" if found.off_today is None else f"is off by a factor of {found.off_today:.2f}"
+    console.print(f"{len(samples)} problems; today's cost {today}, the fitted one by {found.off:.2f} (geometric means)")
+    if not rates(info).measured:
+        console.print("the rates are estimates: run convdispatch calibrate first, and fit again")
+    console.print(found.code())
+
+
+def _samples(name: str, device: Any) -> list[Any]:
+    from ...api.problem import ConvProblem
+    from ...measurement.fitting import Sample
+    from ...selection.loader import plugins
+    from ...selection.records.perfdb import perfdb
+    from ...selection.visible import visible_problem
+
+    solver = plugins().solvers.get(name)
+    if solver is None:
+        raise InvalidArgument(f"no solver is named {name!r}; convdispatch info lists them")
+    found = []
+    for record in perfdb().all(device):
+        if record.solver != name or not (record.default and record.sure):
+            continue
+        try:
+            seen = visible_problem(solver, ConvProblem.parse(record.problem))
+        except InvalidProblem:  # from a version that knew more kinds of problem
+            continue
+        cost = solver.cost(seen, device, record.config)
+        found.append(Sample(seen, record.median_ms, None if cost is None else 1e3 * cost))
+    return found
