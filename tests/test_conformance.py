@@ -228,7 +228,7 @@ def test_the_list_is_printed():
     assert done.exit_code == 0
     lines = done.output.splitlines()
     assert len(lines) == 207 + 4 + 1
-    assert lines[207].startswith("dense_2d.fwd: 36 cases hold all 1123 pairs of ndim=2 direction=fwd ic=1,3,8,17")
+    assert lines[207].startswith("dense_2d.fwd: 37 cases hold all 1123 pairs of ndim=2 direction=fwd ic=1,3,8,17")
     assert levels.digest() in done.output
 
 

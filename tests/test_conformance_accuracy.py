@@ -38,6 +38,7 @@ def test_one_scale_for_a_tensor_is_caught_and_told_which_family(one_scale, devic
     assert "errs by" in outcome.reason
     assert "normal data: " in outcome.reason
     assert "positive (" not in outcome.reason
+    assert "--level accuracy --solver 'one_scale.halves' --case '3x3.fwd.accuracy'" in outcome.rerun("one_scale")
 
 
 @pytest.mark.parametrize("plugin", ["im2col", "implicitgemm", "winograd", "fft"])

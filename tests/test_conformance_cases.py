@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -124,3 +126,10 @@ def test_what_is_covered_is_counted():
     some, _ = covered({"depthwise_2d.fwd.01", "depthwise_2d.fwd.02"})
     assert 0 < some < 2 * 190
     assert len(describe(names)) == len(blocks())
+
+
+def test_what_bfloat16_cases_need_comes_with_the_package():
+    """NumPy's bfloat16 is ml_dtypes': without it the cases of that dtype would fail as if the plugin had."""
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert any(need.startswith("ml_dtypes") for need in project["dependencies"])
+    assert "bfloat16" not in project["optional-dependencies"]

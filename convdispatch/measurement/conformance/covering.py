@@ -58,6 +58,7 @@ def cover(
 class _Maker:
     def __init__(self, letters: Mapping[str, Sequence[Any]], possible: Callable[[Row], bool], source: random.Random):
         self.letters = {name: list(values) for name, values in letters.items()}
+        self.places = {name: place for place, name in enumerate(self.letters)}
         self.possible, self.source = possible, source
         self.rows: list[Row] = []
         self.impossible: list[Pair] = []
@@ -73,7 +74,7 @@ class _Maker:
                 self._strike(todo, row.items())
         while todo:
             wanted = next(iter(todo))
-            row = self._best(fixed | dict([wanted]), lambda item, others: 20.0 * (item in todo))
+            row = self._best(fixed | dict([wanted]), lambda item: 20 * (item in todo))
             if row is None:
                 del todo[wanted]
                 continue
@@ -100,14 +101,14 @@ class _Maker:
         for one in found:
             todo.pop(one, None)
 
-    def _best(self, fixed: Row, worth: Callable[[Any, Row], float] = lambda item, others: 0.0) -> Row | None:
+    def _best(self, fixed: Row, worth: Callable[[Any], int] = lambda item: 0) -> Row | None:
         """The possible row of some candidates that covers most of what is left, or None."""
-        best, most, found = None, -1.0, 0
+        best, most, found = None, -1, 0
         for turn in range(TRIES):
             row = self._candidate(fixed, worth, greedy=turn < TRIES // 2)
             if not self.possible(row):
                 continue
-            gain = sum(pair in self.todo for pair in pairs_of(row)) + sum(worth(item, row) for item in row.items())
+            gain = sum(pair in self.todo for pair in pairs_of(row)) + sum(map(worth, row.items()))
             if gain > most:
                 best, most = row, gain
             found += 1
@@ -115,7 +116,7 @@ class _Maker:
                 break
         return best
 
-    def _candidate(self, fixed: Row, worth: Callable[[Any, Row], float], greedy: bool) -> Row:
+    def _candidate(self, fixed: Row, worth: Callable[[Any], int], greedy: bool) -> Row:
         """``fixed``, and the other letters in any order, each with the value that covers most beside those before."""
         row = dict(fixed)
         free = [name for name in self.letters if name not in row]
@@ -124,19 +125,11 @@ class _Maker:
             values = list(self.letters[name])
             self.source.shuffle(values)
             if greedy:
-                values.sort(key=lambda value, name=name: -self._gain(name, value, row) - worth((name, value), row))
+                values.sort(key=lambda value, name=name: -self._gain(name, value, row) - worth((name, value)))
             row[name] = values[0]
         return {name: row[name] for name in self.letters}
 
     def _gain(self, name: str, value: Any, row: Row) -> int:
-        places = self._places
-        one, here = (name, value), places[name]
-        todo = self.todo
-        return sum(((one, item) if here < places[item[0]] else (item, one)) in todo for item in row.items())
-
-    @property
-    def _places(self) -> dict[str, int]:
-        found = self.__dict__.get("_order")
-        if found is None:
-            found = self.__dict__["_order"] = {name: place for place, name in enumerate(self.letters)}
-        return found
+        one, here = (name, value), self.places[name]
+        pairs = ((one, item) if here < self.places[item[0]] else (item, one) for item in row.items())
+        return sum(pair in self.todo for pair in pairs)

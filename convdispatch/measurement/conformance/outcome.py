@@ -42,7 +42,8 @@ class Outcome:
 
     def rerun(self, plugin: str) -> str:
         """The command that runs this again."""
-        return f"convdispatch verify {plugin} --solver '{self.solver}' --case '{self.case}'"
+        level = " --level accuracy" if self.level == "accuracy" else ""
+        return f"convdispatch verify {plugin}{level} --solver '{self.solver}' --case '{self.case}'"
 
 
 @dataclass

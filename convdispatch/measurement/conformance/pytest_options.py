@@ -21,7 +21,7 @@ def pytest_addoption(parser: Any) -> None:
             "metavar": "NAME",
             "help": "plugin to verify with convdispatch.conformance",
         },
-        "--conformance-level": {"default": "full", "help": "core, training or full (default)"},
+        "--conformance-level": {"default": "full", "help": "core, training, full (default) or accuracy"},
         "--conformance-device": {"default": None, "metavar": "NAME", "help": "device, as convdispatch names it"},
         "--conformance-derived": {"action": "store_true", "help": "also the solvers derived from the plugin's"},
     }
