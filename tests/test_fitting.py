@@ -58,6 +58,13 @@ def test_noise_moves_them_little_and_never_below_zero():
     assert 1.0 < found.off < 1.2
 
 
+def test_a_constant_that_would_be_negative_is_left_out():
+    found = fit(samples((2.0, -0.05, 3.0)), RATES)
+    assert found.bytes == 0.0
+    assert min(found.flops, found.launches) > 0
+    assert "bandwidth" not in found.code()
+
+
 def test_today_s_cost_is_judged_alike():
     today = [replace(sample, predicted_ms=2 * sample.measured_ms) for sample in samples((1.0, 1.0, 1.0))]
     today[0] = replace(today[0], predicted_ms=today[0].measured_ms / 2)
