@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...api.errors import InvalidArgument
-from .levels import held
+from .levels import VERSION, held
+from .space import covered
 
 __all__ = ["SCHEMA", "Outcome", "Report", "load"]
 
@@ -108,9 +109,21 @@ class Report:
         statuses = ("passed", "refused", "failed")
         return {name: {status: len(self.of(level=name, status=status)) for status in statuses} for name in names}
 
+    def coverage(self) -> dict[str, int]:
+        """Pairs of letters' values: ``asked`` and ``computed`` of the ``all`` that the generated cases hold.
+
+        Empty where none was asked, or where the report is of another version of the cases.
+        """
+        if self.version != VERSION:
+            return {}
+        asked, every = covered({outcome.case for outcome in self.outcomes})
+        computed, _ = covered({outcome.case for outcome in self.of(status="passed")})
+        return {"asked": asked, "computed": computed, "all": every} if asked else {}
+
     def to_json(self) -> dict[str, Any]:
-        """JSON values, with the verdict."""
-        return {**asdict(self), "verdict": self.verdict(), "levels": self.levels()}
+        """JSON values, with the verdict, counts by level and what was covered."""
+        more = {"verdict": self.verdict(), "levels": self.levels(), "coverage": self.coverage()}
+        return {**asdict(self), **more}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Report:
@@ -118,7 +131,7 @@ class Report:
         if not isinstance(values, dict) or values.get("schema") != SCHEMA:
             raise InvalidArgument(f"no conformance report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
-            kept = {name: value for name, value in values.items() if name not in ("verdict", "levels")}
+            kept = {name: value for name, value in values.items() if name not in ("verdict", "levels", "coverage")}
             return cls(**{**kept, "outcomes": [Outcome(**outcome) for outcome in values["outcomes"]]})
         except (KeyError, TypeError) as error:
             raise InvalidArgument(f"a damaged conformance report: {error!r}") from error

@@ -45,6 +45,9 @@ guard zones, over memory that was filled with NaN, with every input compared aft
 <tr><th>device</th><td>${device["title"]} (${device["type"]}, ${device["arch"]}), driver ${device["driver"]}</td></tr>
 <tr><th>software</th><td>Python ${report.environment["python"]}, ${report.environment["system"]}; ${", ".join(f"{n} {v}" for n, v in report.environment["packages"].items())}</td></tr>
 <tr><th>cases</th><td>version ${report.version}, ${report.digest}, level ${report.level}</td></tr>
+% if coverage:
+<tr><th>covered</th><td>${coverage["asked"]} of the ${coverage["all"]} pairs of letters' values that the generated cases hold were asked, ${coverage["computed"]} computed</td></tr>
+% endif
 </table>
 % if report.command:
 <p>To verify the same again:</p>
@@ -85,6 +88,25 @@ ${words} <span class="soft">(${count})</span><br>\
 </td></tr>
 % endfor
 </table></div>
+
+% if families:
+<h2>Families of data</h2>
+<p>The largest error of a plane (image × channel of what is written), relative to what is expected or enters, over all cases.</p>
+<div class="scroll"><table>
+<tr><th>solver</th>
+% for family in families:
+<th class="n">${family.replace("_", " ")}</th>
+% endfor
+</tr>
+% for solver in report.solvers:
+<tr><td>${solver}</td>
+% for family in families:
+<td class="n">${"" if worst[solver][family] is None else "%.2g" % worst[solver][family]}</td>
+% endfor
+</tr>
+% endfor
+</table></div>
+% endif
 
 <h2>What is checked</h2>
 <table>

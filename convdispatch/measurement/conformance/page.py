@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 from pathlib import Path
 
+from ..search.families import FAMILIES
 from .checks import CHECKS, LONG
 from .outcome import Report, reasons
 
@@ -33,10 +34,12 @@ def render(report: Report) -> str:
         reasons=reasons,
         checks=CHECKS,
         long=LONG,
+        coverage=report.coverage(),
+        families=[name for name in FAMILIES if any(name in outcome.errors for outcome in report.outcomes)],
         worst={
             solver: {
                 kind: max((o.errors[kind] for o in report.of(solver=solver) if kind in o.errors), default=None)
-                for kind in ("integer", "real")
+                for kind in ("integer", "real", *FAMILIES)
             }
             for solver in report.solvers
         },

@@ -13,7 +13,7 @@ import click
 from rich.table import Table
 
 from ...measurement.conformance.levels import LEVELS, VERSION, cases, digest
-from ...measurement.conformance.space import covered, describe
+from ...measurement.conformance.space import describe
 from ..progress import progress
 from .options import DEVICE, stderr, stdout
 
@@ -114,19 +114,6 @@ def _page(report: Any, path: Path) -> None:
     write_html(report, path)
 
 
-def _say_coverage(console: Any, report: Any) -> None:
-    """How much of what the generated cases hold was computed; nothing where none was asked."""
-    if report.version != VERSION:
-        return
-    asked, every = covered({outcome.case for outcome in report.outcomes})
-    computed, _ = covered({outcome.case for outcome in report.outcomes if outcome.status == "passed"})
-    if asked:
-        console.print(
-            f"covered: {asked} of the {every} pairs of letters' values that the generated cases hold were asked, "
-            f"{computed} computed"
-        )
-
-
 def _bare(word: str) -> str:
     """A word of the command without the folders of this machine."""
     return Path(word).name if "/" in word else word
@@ -151,7 +138,11 @@ def _show(report: Any) -> None:
     if len(report.levels()) > 1:
         for level, found in report.levels().items():
             console.print(f"{level}: " + ", ".join(f"{count} {status}" for status, count in found.items()))
-    _say_coverage(console, report)
+    if found := report.coverage():
+        console.print(
+            f"covered: {found['asked']} of the {found['all']} pairs of letters' values that the generated cases hold "
+            f"were asked, {found['computed']} computed"
+        )
     if report.unasked:
         names = ", ".join(report.unasked[:5]) + (", and more" if len(report.unasked) > 5 else "")
         console.print(f"the time ended before {len(report.unasked)} cases: {names}")
