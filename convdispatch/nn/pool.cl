@@ -1,7 +1,6 @@
 // Pooling, forward and backward (windows and macros: pool_windows.cl). A work item is one element written, or where
 // windows are apart from each other one block of dx (a window and the gap to the next): FLAT as they lie in memory
-// (GPUs), else (channel, image and pixel). Where a CPU has channels first it is one plane (an image's channel), which
-// turns the loop over pixels into vectors and lets the gradient be scattered.
+// (GPUs), else (channel, image and pixel). A CPU with channels first has pool_planes.cl.
 //
 // Values the host defines besides:
 //   APART         1 if no value lies in two windows, and none in the padding
@@ -10,7 +9,7 @@
 #if AVERAGE
 #define POOL(pixel)                                           \
   ACC sum = 0;                                                \
-  WINDOW(sum += LOAD(x, PIXEL(at));)                          \
+  WINDOW(sum += within ? LOAD(x, PIXEL(at)) : (ACC)0;)        \
   STORE(y, PIXEL(pixel), sum / count_of(oy, ox));
 #else
 #if NOTE
@@ -22,14 +21,14 @@
   ACC best = -INFINITY;                                       \
   int place = -1;                                             \
   WINDOW(const ACC v = LOAD(x, PIXEL(at));                    \
-         const int better = place < 0 || v > best || v != v;  \
+         const int better = within && (place < 0 || v > best || v != v); \
          best = better ? v : best;                            \
          place = better ? number : place;)                    \
   STORE(y, PIXEL(pixel), best);                               \
   KEEP(PIXEL(pixel))
 #endif
 
-kernel ALONE void pool(global const REAL *restrict x, const long offset, global REAL *restrict y
+kernel void pool(global const REAL *restrict x, const long offset, global REAL *restrict y
 #if NOTE
                        , global NOTED *restrict places
 #endif
@@ -40,40 +39,11 @@ kernel ALONE void pool(global const REAL *restrict x, const long offset, global 
 #if NOTE
   places += START(OH * OW);
 #endif
-#if PLANES
-  for (int oy = 0; oy < OH; ++oy)
-    for (int ox = 0; ox < OW; ++ox) {
-      POOL(oy * OW + ox)
-    }
-#else
   const int oy = pixel / OW, ox = pixel % OW;
   POOL(pixel)
-#endif
 }
 
-#if PLANES
-
-kernel ALONE void pool_backward(global const REAL *restrict dy, const long offset, global const NOTED *restrict places,
-                                global REAL *restrict dx) {
-  PLACE(0)
-  dy += offset + START(OH * OW);
-  places += START(OH * OW);
-  dx += START(IH * IW);
-  for (int i = 0; i < IH * IW; ++i) dx[i] = 0;
-  for (int oy = 0; oy < OH; ++oy)
-    for (int ox = 0; ox < OW; ++ox) {
-      const int from = oy * OW + ox;
-#if AVERAGE
-      const ACC share = LOAD(dy, from) / count_of(oy, ox);
-      WINDOW(dx[at] += share;)
-#else
-      const int place = WHERE(places[from]);
-      if (place < CUT) dx[place] += LOAD(dy, from);
-#endif
-    }
-}
-
-#elif APART
+#if APART
 
 // A block is what lies between a window's first value and the next window's; at the far side it may hold no window.
 #define BLOCKS_H ((IH + SH - 1) / SH)

@@ -10,7 +10,7 @@
 //   AVERAGE       1 for the mean, 0 for the largest
 //   COUNT_PAD     1 if the padding's zeros count in a mean
 //   MB CHANNELS NHWC   images, channels, the layout
-//   FLAT PLANES   how work items are counted; with PLANES REAL is ACC
+//   FLAT PLANES   how work items are counted
 //   INDEX         uint or ulong: holds any element's number
 //   INSIDE        1 if no window reaches beyond the input
 //   NOTE          1 to store each window's place of the largest
@@ -74,11 +74,6 @@
   const int pixel = get_global_id(0);                       \
   const long plane = get_global_id(1);
 #endif
-#if PLANES
-#define ALONE __attribute__((reqd_work_group_size(1, 1, 1)))
-#else
-#define ALONE
-#endif
 #if BYTES
 #define NOTED uchar
 #define CUT 128
@@ -104,22 +99,35 @@ inline ACC count_of(int oy, int ox) {
   return (ACC)((bottom - top) * (right - left));
 }
 
-// Runs over the window's values inside the input, each at pixel `at`; a note calls it `number`. Windows of one size run
-// a constant number of times, and compare only where a window can leave the input.
+// Runs over the window's values, each at pixel `at`; a note calls it `number`. `within` says whether it lies inside the
+// input. Windows of one size run a constant number of times, and compare only where a window can leave the input.
+//
+// Where neighbours of one vector differ in what lies inside, nothing is skipped: the nearest pixel is read instead, and
+// `within` keeps it out. A read that is skipped is a masked one to a compiler, and Intel's reads some of those
+// from another row (docs/kernels.md).
 #if ADAPTIVE
 #define WINDOW(body)                                                                            \
   const int bottom = END(oy, IH, OH, KH, SH, PH, DH), right = END(ox, IW, OW, KW, SW, PW, DW);  \
   for (int iy = BEGIN(oy, IH, OH, KH, SH, PH); iy < bottom; ++iy)                               \
     for (int ix = BEGIN(ox, IW, OW, KW, SW, PW); ix < right; ++ix) {                            \
-      const int at = iy * IW + ix, number = at;                                                 \
+      const int at = iy * IW + ix, number = at, within = 1;                                     \
       body                                                                                      \
     }
 #else
+#if INSIDE || FLAT || NHWC
+#define NEAREST iy * IW + ix
+#define SKIP if (!within) continue;
+#else
+#define NEAREST clamp(iy, 0, IH - 1) * IW + clamp(ix, 0, IW - 1)
+#define SKIP
+#endif
 #define WINDOW(body)                                                                            \
   _Pragma("unroll") for (int ky = 0; ky < KH; ++ky)                                             \
     _Pragma("unroll") for (int kx = 0; kx < KW; ++kx) {                                         \
       const int iy = oy * SH - PH + ky * DH, ix = ox * SW - PW + kx * DW;                       \
-      const int at = iy * IW + ix, number = BYTES ? ky * KW + kx : at;                          \
-      if (INSIDE || (iy >= 0 && iy < IH && ix >= 0 && ix < IW)) { body }                        \
+      const int within = INSIDE || (iy >= 0 && iy < IH && ix >= 0 && ix < IW);                  \
+      SKIP                                                                                      \
+      const int at = NEAREST, number = BYTES ? ky * KW + kx : at;                               \
+      body                                                                                      \
     }
 #endif

@@ -210,6 +210,7 @@ def _launches(
     pairs = apart and not nhwc and dtype == "float32" and values["sw"] == 2 and values["iw"] % 2 == 0
     run = _run(values) if gpu and not nhwc and dtype == "float32" else 1
     back_run = run if apart and values["iw"] == values["ow"] * values["sw"] else 1
+    lanes = _lanes(values, 64 // (4 if dtype == "float32" else 8)) if planes else {}
     macros = {
         "mb": mb,
         "channels": channels,
@@ -221,6 +222,7 @@ def _launches(
         "pairs": pairs,
         "bytes": small,
         "index": "uint" if most < 2**31 else "ulong",
+        **lanes,
         **values,
     }
     head = storage_macros(dtype) + config_macros(macros)
@@ -235,7 +237,8 @@ def _launches(
     def program(run: int, note: bool = False, gated: bool = False, **more: bool) -> cl.Program:
         options = {"note": note, "gated": gated, **({} if run == 1 else {"run": run, **more})}
         text = head + config_macros(options) + kernel_text("convdispatch.nn", "pool_windows.cl")
-        return build(context, text + kernel_text("convdispatch.nn", "pool.cl" if run == 1 else "pool_runs.cl"))
+        file = "pool_runs.cl" if run > 1 else "pool_planes.cl" if planes else "pool.cl"
+        return build(context, text + kernel_text("convdispatch.nn", file))
 
     names, back = ("x", "offset", "y", "places"), ("dy", "offset", "places", "dx")
     out, into = sizes(values["oh"] * values["ow"] // run), sizes(h * w // back_run)
@@ -256,6 +259,17 @@ def _run(values: dict[str, int]) -> int:
     if values["adaptive"] or max(values["kh"] * values["kw"], values["sh"] * values["sw"]) > _WINDOW:
         return 1
     return next(run for run in (_RUN, _RUN // 2, 1) if values["ow"] % run == 0)
+
+
+def _lanes(values: dict[str, int], most: int) -> dict[str, int]:
+    """For planes: a row's windows with all columns inside, and how many of them a CPU takes at once."""
+    if values["adaptive"] or values["sw"] > 2:
+        return {"safe_first": 0, "safe_end": 0, "lanes": 1}
+    first = min(values["ow"], -(-values["pw"] // values["sw"]))
+    reach = values["iw"] + values["pw"] - (values["kw"] - 1) * values["dw"]
+    end = max(first, min(values["ow"], -(-reach // values["sw"])))
+    lanes = next((n for n in (16, 8, 4) if n <= min(most, end - first)), 1)
+    return {"safe_first": first, "safe_end": end, "lanes": lanes}
 
 
 def _apart(values: dict[str, int]) -> bool:

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ..elementwise import Generator, apply, concatenate, fill, reduce
-from ..nn import functional
-from ..nn.activations import FORMULAS
-from ..nn.optim import SGD, Adam
-from ..search.look import PATTERN, Look
-from ..tape import Tape
-from ..tensor import Parameter, Tensor
-from ..train.batches import Batches
+from ...elementwise import Generator, apply, concatenate, fill, reduce
+from ...nn import functional
+from ...nn.activations import FORMULAS
+from ...nn.optim import SGD, Adam
+from ...measurement.search.look import PATTERN, Look
+from ...tape import Tape
+from ...tensor import Parameter, Tensor
+from ...train.batches import Batches
 from . import oracle
 
 __all__ = ["FAMILIES", "TOLERANCE", "run"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..api.activation import apply_activation
+from ...api.activation import apply_activation
 
 __all__ = ["activation", "adaptive_windows", "batch_norm", "lrn", "pool", "softmax", "windows"]
 
