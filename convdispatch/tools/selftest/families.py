@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ...elementwise import Generator, apply, concatenate, fill, reduce
+from ...measurement.search.look import PATTERN, Look
 from ...nn import functional
 from ...nn.activations import FORMULAS
 from ...nn.optim import SGD, Adam
-from ...measurement.search.look import PATTERN, Look
 from ...tape import Tape
 from ...tensor import Parameter, Tensor
 from ...train.batches import Batches
@@ -42,7 +42,9 @@ class _Bench:
         """A tensor, an array of images turned to the layout."""
         return Tensor.from_numpy(np.ascontiguousarray(turned(array, layout)), self.queue)
 
-    def gradients(self, of: Callable[..., Tensor], inputs: list[Tensor], dy: Callable[[tuple[int, ...]], Tensor]) -> Any:
+    def gradients(
+        self, of: Callable[..., Tensor], inputs: list[Tensor], dy: Callable[[tuple[int, ...]], Tensor]
+    ) -> Any:
         """The result of ``of(*inputs)`` and the gradients of its inputs, for ``dy`` made of the result's shape."""
         with Tape() as tape:
             for tensor in inputs:
@@ -140,7 +142,7 @@ def _batch_norm(bench: _Bench, width: int, layout: str, relu: bool, plus: bool, 
 
     y, (dx, dscale, dshift, *rest) = bench.gradients(operation, inputs, lambda _: bench.put(dy, layout))
     names = {"y": y, "mean": mean, "variance": variance, "dx": dx, "dscale": dscale, "dshift": dshift}
-    names |= {"dresidual": one for one in rest}
+    names |= dict(zip(["dresidual"], rest, strict=False))
     for name, got in names.items():
         yield name, got.numpy(), turned(expected[name], layout) if expected[name].ndim == 4 else expected[name]
     still = functional.batch_norm(*inputs[:3], mean, variance, training=False, **options).numpy()

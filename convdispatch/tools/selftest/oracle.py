@@ -66,9 +66,7 @@ def pool(kind: str, x: np.ndarray, found: list[Window], dy: Any = None) -> tuple
     return y, dx
 
 
-def lrn(
-    x: np.ndarray, size: int, alpha: float, beta: float, k: float, dy: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def lrn(x: np.ndarray, size: int, alpha: float, beta: float, k: float, dy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """``(y, dx)`` of the local response normalisation."""
     channels = x.shape[1]
 
