@@ -50,6 +50,16 @@ def test_second_time_from_the_file(queue, folder, compilations):
     assert len(compilations) == len(list(folder.iterdir())) == 3
 
 
+def test_another_target_is_another_file(queue, folder, compilations, monkeypatch):
+    """A driver's variables change what it compiles: a binary for one target would be wrong, or end the process."""
+    binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])
+    monkeypatch.setenv("CL_CONFIG_CPU_TARGET_ARCH", "corei7")
+    binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])
+    monkeypatch.setenv("CL_CONFIG_CPU_VECTORIZER_MODE", "1")
+    binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])
+    assert len(compilations) == len(list(folder.iterdir())) == 3
+
+
 @pytest.mark.parametrize("damage", ["empty", "short", "changed", "other form", "no binary"])
 def test_damaged_files_are_compiled_anew(queue, folder, compilations, damage):
     binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])

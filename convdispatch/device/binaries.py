@@ -30,6 +30,8 @@ __all__ = ["compiled"]
 _FORM = b"convdispatch kernel 1\n"
 _MOST = 1 << 30
 """Bytes of all files; beyond, those that were not used for longest are removed."""
+_COMPILERS = ("CL_CONFIG_", "POCL_", "IGC_")
+"""How the variables begin that make a driver compile otherwise, for another target too."""
 _SWEEP = 1 / 64
 """How often a new file is a reason to look at the others."""
 
@@ -95,7 +97,10 @@ def _folder() -> Path | None:
 
 def _name(device: cl.Device, text: str, options: Sequence[str]) -> str:
     platform = device.platform
-    parts = (text, *options, device.name, device.version, device.driver_version, platform.name, platform.version)
+    parts = [text, *options, device.name, device.version, device.driver_version, platform.name, platform.version]
+    parts += [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_COMPILERS)]
+    # The same text, variables and name may stand for another processor: of a folder that machines share, say.
+    parts += [str(device.native_vector_width_float), device.extensions]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{len(part)}:{part};".encode())

@@ -40,9 +40,20 @@ def find_plugin(name: str) -> Loaded:
 
 
 class Kit:
-    """One plugin on one device. ``derived`` asks the solvers that dispatch derives from the plugin's as well."""
+    """One plugin on one device. ``derived`` asks the solvers that dispatch derives from the plugin's as well.
 
-    def __init__(self, plugin: str, device: Any = None, solver: str | None = None, derived: bool = False) -> None:
+    ``first``: so many cases that a solver computes of each direction get the long checks, marked or not.
+    """
+
+    def __init__(
+        self,
+        plugin: str,
+        device: Any = None,
+        solver: str | None = None,
+        derived: bool = False,
+        *,
+        first: int = FIRST,
+    ) -> None:
         import pyopencl as cl
 
         self.plugin = find_plugin(plugin)
@@ -50,7 +61,7 @@ class Kit:
         self.solvers: dict[str, Solver] = {
             name: one for name, one in sorted(own.items()) if solver is None or fnmatch.fnmatchcase(name, solver)
         }
-        self._pattern, self._derived = solver, derived
+        self._pattern, self._derived, self._first = solver, derived, first
         root = None if solver is None else solver.partition("+")[0]
         self._own = {name: one for name, one in own.items() if root is None or fnmatch.fnmatchcase(name, root)}
         if not self.solvers and not derived:
@@ -113,7 +124,7 @@ class Kit:
             return
         key = solver.name, seen.direction
         try:
-            examination.run(case.long or self._computed[key] < FIRST)
+            examination.run(case.long or self._computed[key] < self._first)
         finally:
             outcome.errors, outcome.checks = examination.errors, examination.passed
         self._computed[key] += 1

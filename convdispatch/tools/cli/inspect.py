@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from .options import AS_JSON, DEVICE, stdout
+from .options import AS_JSON, DEVICE, ended_by_sigterm, stderr, stdout
 
 __all__ = ["doctor", "explain", "info"]
 
@@ -39,16 +39,51 @@ def info(as_json: bool) -> None:
 @click.command()
 @AS_JSON
 @click.option("--probe/--no-probe", default=True, help="Build and run a trivial kernel on each device.")
-def doctor(as_json: bool, probe: bool) -> None:
+@click.option("--self-test", "seconds", is_flag=False, flag_value=60.0, type=float, default=None, metavar="SECONDS",
+              help="Compute with each device that works for so long (60) and compare with NumPy's float64.")  # fmt: skip
+@click.option("--device", metavar="NAME", default=None, help="The one device of the self-test.")
+def doctor(as_json: bool, probe: bool, seconds: float | None, device: str | None) -> None:
     """Show every vendor library, device and plugin: what loaded, what did not, why, and how to mend it."""
     from ..doctor import examine
 
+    if seconds is not None:
+        sys.exit(0 if _self_test(seconds, device, as_json) else 1)
     report = examine(probe=probe)
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
         _show(report)
     sys.exit(0 if report.healthy else 1)
+
+
+def _self_test(seconds: float, chosen: str | None, as_json: bool) -> bool:
+    """A sentence a device; whether something was computed and nothing went wrong."""
+    import time
+    from dataclasses import asdict
+
+    from ...device import runtime
+    from ..progress import progress
+    from ..selftest import cases
+    from ..selftest.run import run
+
+    simulated = {"oclgrind"}  # too slow to compute with
+    found = [runtime.find_device(chosen)] if chosen else [
+        one for one in runtime.devices() if runtime.device_info(one).vendor not in simulated]  # fmt: skip
+    results, asked = {}, cases.every()
+    for device in found:
+        name, problem = str(runtime.device_info(device)), runtime.probe(device)
+        if problem is not None:
+            click.echo(f"{name}: not tested, it does not work: {problem}", err=as_json)
+            continue
+        with ended_by_sigterm(), progress(stderr(), name, len(asked)) as step:
+            result = run(runtime.address(device), asked, time.monotonic() + seconds, step)
+        results[name] = asdict(result)
+        click.echo(f"{name}: {result}", err=as_json)
+        for sentence in result.wrong[1:10]:
+            click.echo(f"  {sentence}", err=as_json)
+    if as_json:
+        click.echo(json.dumps(results, indent=2))
+    return bool(results) and all(one["right"] and not one["wrong"] for one in results.values())
 
 
 def _show(report: Any) -> None:
