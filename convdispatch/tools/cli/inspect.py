@@ -40,7 +40,7 @@ def info(as_json: bool) -> None:
 @AS_JSON
 @click.option("--probe/--no-probe", default=True, help="Build and run a trivial kernel on each device.")
 @click.option("--self-test", "seconds", is_flag=False, flag_value=60.0, type=float, default=None, metavar="SECONDS",
-              help="Compute with each device that works for so long (60) and compare with NumPy's float64.")  # fmt: skip
+              help="Compute with each device for so long (60) and compare with NumPy's float64.")  # fmt: skip
 @click.option("--device", metavar="NAME", default=None, help="The one device of the self-test.")
 def doctor(as_json: bool, probe: bool, seconds: float | None, device: str | None) -> None:
     """Show every vendor library, device and plugin: what loaded, what did not, why, and how to mend it."""
