@@ -227,8 +227,9 @@ def pending(queue: cl.CommandQueue) -> cl.Event:
     """The event after which all that was enqueued on ``queue`` so far is done, for work on another queue."""
     import pyopencl as cl
 
-    event = cl.enqueue_marker(queue)
-    queue.flush()
+    real = getattr(queue, "queue", queue)  # what stands for one may be given
+    event = cl.enqueue_marker(real)
+    real.flush()
     return event
 
 

@@ -39,7 +39,8 @@ def out_of_order(queue: cl.CommandQueue) -> bool:
     """Whether order on a queue is what events say, and nothing else."""
     import pyopencl as cl
 
-    return bool(queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
+    real = getattr(queue, "queue", queue)  # what stands for one may be given
+    return bool(real.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
 
 
 def cuda_address(memory: cl.MemoryObject) -> int | None:

@@ -21,7 +21,7 @@ def find(
     budget_ms: float | None = None,
     workspace_limit: int | None = None,
     memory_limit: int | None = None,
-    isolate: bool = False,
+    isolate: bool | None = None,
     store: bool = True,
 ) -> Results:
     """Measure what could compute ``problem`` on ``device``, fastest first, and record it for later calls.
@@ -31,7 +31,9 @@ def find(
     interleaved rounds, which decide. ``budget_ms`` bounds the whole, compilation included: what did
     not fit in comes back as ``not tried``. ``workspace_limit`` bounds a plan's workspace, ``memory_limit`` all device
     memory that the search holds (half of the device's when None); both in bytes. With ``isolate`` each candidate runs
-    in a child process first, so that one that crashes or hangs costs only itself.
+    in a child process first, so that one that crashes or hangs costs only itself; by default those of plugins do that
+    neither came with this package nor were verified on this machine. What was wrong, crashed or hung is remembered by
+    the plugin's version. Time in the child is limited for each candidate and no part of the budget.
 
     ``device`` is what ``runtime.find_device`` takes. Under a policy other than the default the results hold for that
     policy and this process only; with ``store=False`` they are not recorded at all. The policy's solver pin,

@@ -36,7 +36,7 @@ from ..device.commands import thread
 from ..device.kernels import Programs
 from ..device.memory import full, make_room, out_of_memory, with_room
 from ..device.sharedpool import out_of_order
-from . import asking, lockfile
+from . import asking, lockfile, verdicts
 from .asking import Fault, ask, checked_plan, guarded, predicted
 from .derivation import Derived, derived
 from .evidence import Evidence, borrowed, error_reason, measured
@@ -113,6 +113,7 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
     if asked.fault:
         return "quarantined", asked.fault
     failed = _quarantined.get((problem, device, solver.name))
+    failed = failed or verdicts.against(problem, device, solver.name, plugins().fingerprint(solver.name))
     return ("quarantined", failed) if failed else None
 
 
@@ -359,6 +360,7 @@ def forget(problem: ConvProblem | None = None) -> None:
     if problem is None:
         _quarantined.clear()
         asking.forget()
+        verdicts.refresh()
     for forgetter in _forgetters:
         forgetter()
 

@@ -19,6 +19,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,10 @@ import pluggy
 from ..api import hookspecs
 from ..api.errors import ConvDispatchWarning, InvalidPolicy, words
 from ..api.solver import EPILOGUE, Solver
+from . import verdicts
 from .registry import FILE_NAME, Registry, parse, registry
 
-__all__ = ["LAYER_GROUP", "Loaded", "Plugins", "dropin_folder", "plugins", "reload"]
+__all__ = ["LAYER_GROUP", "Loaded", "Plugins", "dropin_folder", "load_alone", "plugins", "reload", "try_each"]
 
 LAYER_GROUP = "convdispatch.layers"
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -61,6 +63,10 @@ class Plugins:
     """Plugin's name by solver's name."""
     rules: dict[str, Registry] = field(default_factory=dict)
     """What a plugin ships as ``registry.yaml``, by its name."""
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    """Version and hash of the text, by plugin's name."""
+    own: set[str] = field(default_factory=set)
+    """The plugins that come with this package."""
     layers: list[str] = field(default_factory=list)
     report: list[Loaded] = field(default_factory=list)
 
@@ -73,9 +79,22 @@ class Plugins:
         ask = getattr(self.manager.get_plugin(plugin), "unavailable", None)
         try:
             said = ask() if callable(ask) else None
-        except Exception as error:
-            return f"its unavailable() raised {type(error).__name__}: {error}"
-        return str(said) if said else None
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return f"its unavailable() raised {words(error)}"
+        if said is not None and not isinstance(said, str):
+            return f"its unavailable() answered a {type(said).__name__}, where a text or None was expected"
+        return said or None
+
+    def fingerprint(self, solver: str) -> str:
+        """What tells the version of the plugin that brought ``solver`` from others."""
+        return self.fingerprints.get(self.provider(solver), "")
+
+    def proven(self, solver: str) -> bool:
+        """Whether the solver's plugin comes with this package, or was verified on this machine."""
+        plugin = self.provider(solver)
+        return plugin in self.own or verdicts.trusted(plugin, self.fingerprint(solver))
 
     def version(self, solver: str) -> str:
         """Version of the distribution that brought ``solver``; empty for a drop-in."""
@@ -89,6 +108,15 @@ class _Found:
     source: str
     version: str
     load: Callable[[], Any]
+    places: Callable[[], list[Path]] = list
+    """Its files and folders, found without importing anything."""
+    own: bool = False
+    """It comes with this package, and was tested with it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells this version of the plugin from others."""
+        return self.version if self.own else verdicts.fingerprint(self.version, self.places())
 
 
 @functools.lru_cache(maxsize=1)
@@ -97,7 +125,7 @@ def plugins() -> Plugins:
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     loaded = Plugins(manager)
-    for found in [*_entry_points(hookspecs.PROJECT), *_dropins()]:
+    for found in _candidates():
         loaded.report.append(_load_plugin(loaded, found))
     _load_layers(loaded)
     for entry in loaded.report:
@@ -123,7 +151,8 @@ def _entry_points(group: str) -> Iterator[_Found]:
     for entry in sorted(importlib.metadata.entry_points(group=group), key=lambda e: (e.name, e.value)):
         distribution = entry.dist
         name, version = (distribution.name, distribution.version) if distribution else ("?", "")
-        yield _Found(entry.name, f"{name} {version}".strip(), version, entry.load)
+        places = functools.partial(_places, entry.value.partition(":")[0].partition(".")[0])
+        yield _Found(entry.name, f"{name} {version}".strip(), version, entry.load, places, name == "convdispatch")
 
 
 def dropin_folder() -> Path:
@@ -139,7 +168,49 @@ def _dropins() -> Iterator[_Found]:
     for path in sorted(folder.iterdir()):
         file = path / "__init__.py" if path.is_dir() else path
         if file.suffix == ".py" and file.is_file() and not path.name.startswith((".", "_")):
-            yield _Found(path.stem, str(path), "", functools.partial(_import_file, path.stem, file))
+            load = functools.partial(_import_file, path.stem, file)
+            yield _Found(path.stem, str(path), "", load, functools.partial(list, [path]))
+
+
+def _places(module: str) -> list[Path]:
+    try:
+        spec = importlib.util.find_spec(module)  # of a top-level name: imports nothing
+    except (ImportError, ValueError):
+        return []
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return [Path(place) for place in folders or ([spec.origin] if spec and spec.origin else [])]
+
+
+def _candidates() -> list[_Found]:
+    return [*_entry_points(hookspecs.PROJECT), *_dropins()]
+
+
+def try_each(again: bool = False) -> bool:
+    """Import each plugin in a child of its own, several at once, and remember which of them do not survive that.
+
+    Those of which that is known are left out; ``again`` forgets it first. Answers whether what is known changed.
+    """
+    asked = [(found.name, found.fingerprint) for found in _candidates() if not _shut_out(found.name)]
+    before = {name: verdicts.import_fault(name, version) for name, version in asked}
+    if again:
+        verdicts.lift()
+    with ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1))) as pool:
+        new = [(name, version) for name, version in asked if again or before[name] is None]
+        found = pool.map(lambda one: verdicts.try_import(*one), new)
+    return before != before | {name: fault for (name, _), fault in zip(new, found)}
+
+
+def load_alone(name: str) -> None:
+    """In a child: load one plugin, ask what it provides, say that this was survived, and end the process."""
+    for found in _candidates():
+        if found.name == name:
+            with contextlib.suppress(BaseException):  # what raises is contained where it is loaded, too
+                module = found.load()
+                getattr(module, "convdispatch_solvers", list)()
+                getattr(module, "unavailable", str)()
+    sys.stdout.write("\x02survived")
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _import_file(name: str, file: Path) -> Any:
@@ -180,8 +251,16 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
         return refuse("blocked", blocked)
     if loaded.manager.has_plugin(found.name):
         return refuse("duplicate", f"another plugin named {found.name!r} is loaded", "rename or remove one of them")
+    version = loaded.fingerprints[found.name] = found.fingerprint
+    if found.own:
+        loaded.own.add(found.name)
+    fault = verdicts.import_fault(found.name, version)
+    if fault:
+        again = "convdispatch doctor --again tries it anew"
+        return refuse("failed", f"{fault}; skipped", f"shut it out by CONVDISPATCH_BLOCK={found.name}; {again}")
     try:
-        module = found.load()
+        with contextlib.nullcontext() if found.own else verdicts.importing(found.name, version):
+            module = found.load()
         wanted = getattr(module, "api_version", hookspecs.API_VERSION)
     except KeyboardInterrupt:
         raise

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..api.errors import ConvDispatchError
-from ..device import icd, runtime
-from ..selection.loader import dropin_folder, plugins
+from ..device import icd, runtime, vendor_trial
+from ..selection.loader import dropin_folder, plugins, try_each
 from ..selection.registry import registry, registry_path
 
 __all__ = ["VARIABLES", "Report", "examine"]
@@ -65,8 +65,14 @@ class Report:
         return asdict(self) | {"healthy": self.healthy}
 
 
-def examine(*, probe: bool = True) -> Report:
-    """Look at everything once. Each device is probed in a process of its own: some compilers abort on failure."""
+def examine(*, probe: bool = True, again: bool = False) -> Report:
+    """Look at everything once. Each device is probed, and each plugin imported, in a process of its own first: some
+    compilers abort on failure, and a plugin may crash, exit or hang. ``again`` forgets what was seen of them before.
+    """
+    if again:
+        vendor_trial.forget()
+    if try_each(again):
+        plugins.cache_clear()  # they are loaded below, where warnings are not wanted
     environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     vendors = [asdict(vendor) for vendor in icd.vendors()]
     devices = [_device(number, device, probe) for number, device in enumerate(runtime.devices())]

@@ -13,6 +13,7 @@ from ...selection.records.provenance import current
 from ...selection.records.record import Record, choice_text, device_key, now
 from ...selection.records.timing import verdict
 from .candidates import Entry
+from .probing import LOST
 
 __all__ = ["afterwards", "conditions", "judge", "record_of", "set_aside"]
 
@@ -45,13 +46,20 @@ def judge(entries: list[Entry], refused: list[Result]) -> Results:
     return results
 
 
-def set_aside(entries: list[Entry], problem: ConvProblem, info: DeviceInfo) -> None:
-    """Set aside the solvers of which nothing worked, so that no call runs them unmeasured."""
+def set_aside(entries: list[Entry], problem: ConvProblem, info: DeviceInfo) -> dict[str, str]:
+    """Set aside the solvers of which nothing worked, so that no call runs them unmeasured.
+
+    Answers, by solver, what the next process should know too: that it was wrong, crashed or hung.
+    """
+    unsound = {}
     for solver in sorted({entry.solver.name for entry in entries if entry.broken}):
         mine = [entry for entry in entries if entry.solver.name == solver]
         if all(entry.broken or entry.result.status in ("not tried", "refused") for entry in mine):
             bad = next(entry.result for entry in mine if entry.broken)
             dispatch.quarantine(problem, info, solver, f"find: {bad.status}: {bad.reason}")
+            if bad.status == "wrong" or bad.reason.startswith(LOST):
+                unsound[solver] = f"find: {bad.status}: {bad.reason}"
+    return unsound
 
 
 def record_of(result: Result, results: Results, workspace_limit: int | None, budget_ms: float | None) -> Record:

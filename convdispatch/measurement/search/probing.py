@@ -15,7 +15,10 @@ __all__ = ["Prober"]
 START_S = 60.0
 """Seconds that a child may take to load its plugins and open the device."""
 RUN_S = 60.0
-"""Seconds that one candidate may take, compilation included, where the budget says nothing."""
+"""Seconds that one candidate may take, compilation included. They are no part of a search's budget, so that one that
+hangs does not cost the others theirs."""
+LOST = "in a child process: "
+"""How the reason begins where a candidate took the process with it, or never came back."""
 
 
 class Prober:
@@ -28,7 +31,7 @@ class Prober:
         self._setup = {"problem": str(problem), "device": runtime.address(device)}
         self._child: Child | None = None
 
-    def ask(self, solver: str, config: Mapping[str, Any], timeout_s: float | None = None) -> tuple[str, str]:
+    def ask(self, solver: str, config: Mapping[str, Any], timeout_s: float = RUN_S) -> tuple[str, str]:
         """Try a candidate: ``("right", "")``, or ``wrong``, ``failed`` or ``refused`` with the reason."""
         if self._child is None:
             self._child = Child("convdispatch.measurement.search.probing", self._setup)
@@ -36,8 +39,8 @@ class Prober:
             if isinstance(started, str):
                 return "failed", f"the child process did not start: {started}"
         self._child.say({"solver": solver, "config": dict(config)})
-        said = self._hear(min(timeout_s or RUN_S, RUN_S))
-        return ("failed", f"in a child process: {said}") if isinstance(said, str) else (said["status"], said["reason"])
+        said = self._hear(timeout_s)
+        return ("failed", f"{LOST}{said}") if isinstance(said, str) else (said["status"], said["reason"])
 
     def close(self) -> None:
         """End the child."""

@@ -19,8 +19,9 @@ from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Results
 from ...device import runtime
-from ...selection import dispatch
+from ...selection import dispatch, verdicts
 from ...selection.asking import ask
+from ...selection.loader import plugins
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import LEAST_SAMPLES
@@ -40,6 +41,8 @@ LOOKS = 3
 """Samples of the first look."""
 FINALISTS = 12
 ROUNDS = 25
+LEAST_TRIAL_S = 10.0
+"""Least seconds that a candidate may take in a child process; twice the budget, where that is more."""
 FIRST_S = 300.0
 """Seconds that the first candidate may compile, whatever the budget: a cold cache on a busy machine takes long."""
 NEAR = 1.5
@@ -67,7 +70,7 @@ class Search:
         budget_ms: float | None = None,
         workspace_limit: int | None = None,
         memory_limit: int | None = None,
-        isolate: bool = False,
+        isolate: bool | None = None,
         watch: Callable[[str], None] = lambda name: None,
         without: Mapping[str, str] | None = None,
     ) -> None:
@@ -76,11 +79,13 @@ class Search:
         self.budget_ms, self.workspace_limit, self.memory_limit = budget_ms, workspace_limit, memory_limit
         self.start = time.perf_counter()
         self.queue = cl.CommandQueue(runtime.context(device))
-        self._isolate, self._watch, self._without = isolate, watch, without or {}
+        self._isolated, self._killers, self._patience_ms = isolate, dict[str, str](), 0.0
+        self._watch, self._without = watch, without or {}
         self._lost = ""
         self._prober: Prober | None = None
         self._compile_ms: list[float] = []
         self._looked = False
+        self._unsound: dict[str, str] = {}
         self._ms_per_cost: float | None = None
         self._rigs: dict[ConvProblem, Rig] = {}
 
@@ -97,18 +102,20 @@ class Search:
                 self._prober.close()
         if not self._lost:
             self._race([entry for entry in entries if entry.prepared is not None])
-        set_aside(entries, self.problem, self.info)
+        self._unsound = set_aside(entries, self.problem, self.info)
         results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
         results.peak_bytes = sum(rig.memory.peak for rig in self._rigs.values())
         results.conditions = conditions(results, self.budget_ms)
         results.lost = self._lost
         self._rigs.clear()
-        results.spent_ms = self._spent_ms()
+        results.spent_ms = self._spent_ms() + self._patience_ms
         return results
 
     def record(self, results: Results) -> None:
-        """Store every time that the search took, and let the next call choose anew."""
+        """Store every time that the search took, and who was unsound; let the next call choose anew."""
+        for solver, what in self._unsound.items():
+            verdicts.note(self.problem, self.info, solver, plugins().fingerprint(solver), what)
         made = [
             record_of(result, results, self.workspace_limit, self.budget_ms)
             for result in results
@@ -134,7 +141,7 @@ class Search:
             return
         self._watch(entry.name)
         try:
-            if self._isolate and not self._survives(entry):
+            if not self._survives(entry):
                 return
             if self._hopeless(entry, foretold, best):
                 return
@@ -238,14 +245,26 @@ class Search:
         return False
 
     def _survives(self, entry: Entry) -> bool:
-        from .probing import Prober
+        """Whether a candidate came back from a child process, right; those of proven plugins need not go there."""
+        from .probing import LOST, RUN_S, Prober
 
+        name = entry.solver.name
+        if self._isolated is False or (self._isolated is None and plugins().proven(name)):
+            return True
+        if name in self._killers:
+            entry.breaks("failed", f"{self._killers[name]} with another configuration, and this one was not tried")
+            return False
         if self._prober is None:
             self._prober = Prober(self.problem, self.device)
-        left = None if self.budget_ms is None else max(1.0, self._left_ms(None) / 1e3)
-        status, reason = self._prober.ask(entry.solver.name, entry.config, timeout_s=left)
+        began = time.perf_counter()
+        limit = RUN_S if self.budget_ms is None else min(RUN_S, max(LEAST_TRIAL_S, 2e-3 * self.budget_ms))
+        status, reason = self._prober.ask(name, entry.config, timeout_s=limit)
+        self.start += time.perf_counter() - began  # its time is its own
+        self._patience_ms += (time.perf_counter() - began) * 1e3
         if status != "right":
             entry.breaks(status, reason)
+        if reason.startswith(LOST):
+            self._killers[name] = reason
         return status == "right"
 
     # --- the race ----------------------------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ class Session:
                 budget_ms=self.budget_ms,
                 watch=self._watch,
                 without=self._without,
+                isolate=False,  # all of this runs in a child, or was asked not to
             )
             results = search.run()
             if self.record:

@@ -42,13 +42,14 @@ def info(as_json: bool) -> None:
 @click.option("--self-test", "seconds", is_flag=False, flag_value=60.0, type=float, default=None, metavar="SECONDS",
               help="Compute with each device for so long (60) and compare with NumPy's float64.")  # fmt: skip
 @click.option("--device", metavar="NAME", default=None, help="The one device of the self-test.")
-def doctor(as_json: bool, probe: bool, seconds: float | None, device: str | None) -> None:
+@click.option("--again", is_flag=True, help="Try anew what was seen to crash, exit or hang, or to compute wrong.")
+def doctor(as_json: bool, probe: bool, seconds: float | None, device: str | None, again: bool) -> None:
     """Show every vendor library, device and plugin: what loaded, what did not, why, and how to mend it."""
     from ..doctor import examine
 
     if seconds is not None:
         sys.exit(0 if _self_test(seconds, device, as_json) else 1)
-    report = examine(probe=probe)
+    report = examine(probe=probe, again=again)
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:

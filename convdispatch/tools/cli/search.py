@@ -126,11 +126,15 @@ def _search(
     from ...measurement.find import find as measure
     from ...measurement.find import why_find
     from ...measurement.search.ahead import ahead_s, compile_ahead
+    from ...selection import verdicts
 
     chosen = runtime.find_device(device)
     info = runtime.device_info(chosen)
     console, found = stderr(), []
     known_limits = {name: limits[name] for name in ("budget_ms", "workspace_limit")}
+    if again:
+        for problem in problems:
+            verdicts.lift(problem)
     new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
     known = len(problems) - len(new)
     with progress(None if quiet else console, "find", len(new)) as step:

@@ -83,6 +83,8 @@ def verify(
             if path is not None:
                 write(path if len(plugins) < 2 else path.with_stem(f"{path.stem}-{plugin}"))
         verdicts.append(report.verdict())
+        if render is None and report.verdict() == "passed" and not report.selected and not report.unasked:
+            _trust(plugin)
         good = good and report.passed
     if len(plugins) > 1:
         said = ", ".join(f"{plugin} {verdict}" for plugin, verdict in zip(plugins, verdicts))
@@ -151,3 +153,11 @@ def _show(report: Any) -> None:
         f"{report.plugin['name']} {report.plugin['version']} on {device}: {report.verdict()}; "
         f"{len(report.outcomes)} outcomes in {report.seconds:.0f} s, cases version {report.version} ({report.digest})"
     )
+
+
+def _trust(plugin: str) -> None:
+    """From now on ``find`` runs this version of the plugin in its own process."""
+    from ...selection import verdicts
+    from ...selection.loader import plugins
+
+    verdicts.trust(plugin, plugins().fingerprints.get(plugin, ""))
