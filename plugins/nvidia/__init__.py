@@ -7,7 +7,8 @@ Four rooms: ``packed`` (any problem, as planes of 16-bit numbers that a pass bef
 the copy engine) and ``winograd`` (3x3 kernels of float32, tiles of which are packed's planes). What they share lies
 here: ``formats`` (planes), ``walk`` (geometry), ``hopper`` (from OpenCL C to a program for sm_90a), ``probe`` (what the
 device proves), ``instructions`` (all PTX, in ``ptx.cl.mako``, and stand-ins in plain C, ``emulated.cl.mako``),
-``narrow``, ``magnitude``, ``sums`` and ``finish`` (16-bit numbers, their scales, sums of sums, and what follows them).
+``scales`` (powers of two before 16-bit numbers, ``shifted``), ``narrow``, ``sums`` and ``finish`` (16-bit numbers, sums
+of sums, and what follows them).
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@ leading parts of the product; the product of the two small planes is left out.
 | format | planes | significant bits | products | range |
 |---|---|---|---|---|
 | ``native`` | the 16-bit value itself | 11 or 8 | 1 | the dtype's |
-| ``half1`` | float16 | 11 | 1 | 2^39 below the tensor's largest value |
+| ``half1`` | float16 | 11 | 1 | 2^39 below a row's largest value |
 | ``half2`` | float16 + float16 | 22 | 3 | as above |
 | ``bfloat2`` | bfloat16 + bfloat16 | 16 | 3 | float32's |
 | ``bfloat3`` | three bfloat16 | 24 | 6 | float32's |
 
-``half*`` planes hold the value times a power of two that brings the tensor's largest finite magnitude to 2^14. What is
-smaller than that by s bits keeps its bits up to s = 16 or so and loses one a bit below, so errors are those of float32
-relative to the tensor's largest values, not to each element.
+``half*`` planes hold the value times powers of two, one a row, one a column and one a summed index (``scales.py``), that
+bring a row's (column's) largest finite magnitude to 2^14. What is smaller than that by s bits keeps its bits up to
+s = 17 and loses one a bit below.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Format:
     products: tuple[tuple[int, int], ...]
     planes: int
     scaled: bool = False
-    """Whether values are scaled by the tensor's largest magnitude first."""
+    """Whether values are scaled by powers of two first."""
     exact: bool = True
     """Whether sums are moved to float32 registers often: tensor cores round them toward zero."""
 
@@ -64,11 +64,8 @@ _FOR_MATH = {
 def formats(problem: ConvProblem) -> tuple[str, ...]:
     """Names of the formats that reach what the problem's ``math`` asks, the one to use first; none for float64.
 
-    For ``"float32"`` that is ``bfloat2``, but ``half2`` for kernels of 3x3 at stride 1: Winograd is measured against
-    those, with errors of 1.7e-6 to 9.4e-6 in cuDNN (docs/nvidia.md), and 22 bits cost a tenth of the time at most.
+    For ``"float32"`` that is ``bfloat2``, whose range is float32's, so that nothing looks for scales.
     """
     if problem.dtype == "float32":
-        names = _FOR_MATH[problem.math]
-        tiled = (problem.kh, problem.kw, problem.sh, problem.sw) == (3, 3, 1, 1)
-        return _FOR_MATH["ieee"] if problem.math == "float32" and tiled else names
+        return _FOR_MATH[problem.math]
     return (problem.dtype,) if problem.dtype in FORMATS else ()

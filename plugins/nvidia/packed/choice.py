@@ -37,7 +37,7 @@ _ARRIVAL = 860.0  # cycles until the first bytes of a slice's copies arrive
 _WRITTEN, _SCATTERED = 21.0, 1.7  # bytes a cycle that leave a multiprocessor; times a window's, channels first
 _MEMORY, _WEIGHTS = 3.6e12, 0.65e12  # bytes a second: of device memory, and of the packing of weights
 _FILL = 2700  # cycles of a tile's beginning and end
-_LAUNCH = 7.0e-6  # seconds, with the pause before it
+_LAUNCH, _SHORT_LAUNCH = 7.0e-6, 4.0e-6  # seconds, with the pause before it; of one that does next to nothing
 _APART = 5.0  # times that results take in memory whose neighbours along w another phase writes
 _SUMMED = 1.5  # passes over the parts of a sum, of write and read
 _MOST = 40  # choices offered
@@ -105,13 +105,13 @@ def seconds(job: Job, units: int) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     cycles = product_cycles(job, units)
     itemsize, planes = job.problem.itemsize, job.format.planes
-    passes = 2 if job.format.scaled else 1
+    passes = 2 if job.format.scaled else 1  # over the tensors; and two short launches between
     packed = sum(source.bytes for source in job.sources)
     written = math.prod(job.problem.out_shape) * itemsize
     total = max(cycles / _CLOCK, (packed + job.weights_bytes + written) / _MEMORY) + _LAUNCH
     if packed or job.weights_bytes:
         read = itemsize / (2 * planes) * passes  # bytes read for a byte written
-        total += passes * _LAUNCH + packed * (1 + read) / _MEMORY
+        total += passes * _LAUNCH + (passes - 1) * 2 * _SHORT_LAUNCH + packed * (1 + read) / _MEMORY
         total += job.weights_bytes * (1 + itemsize / (2 * planes)) / _WEIGHTS
     if job.data and not job.target.nhwc and not job.tile.joined and job.walk.out_step[2] > 1:
         total += written * _APART / _MEMORY

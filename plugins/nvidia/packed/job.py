@@ -11,14 +11,13 @@ from convdispatch.api import ConvProblem, TensorLayout
 from ..formats import FORMATS, Format
 from ..hopper import LOCAL_LIMIT
 from ..instructions import Instructions, Wgmma
+from ..scales import TOP
 from ..walk import Phase, Walk, Window, along, walk, window
 from .source import Source
 from .tile import Tile
 
-__all__ = ["SEARCHERS", "Job"]
+__all__ = ["Job"]
 
-SEARCHERS = 256
-"""Work groups that look for a tensor's largest magnitude."""
 _INT = 2**31
 
 
@@ -267,6 +266,25 @@ class Job:
     def out_index(self) -> str:
         """OpenCL type of offsets in the output and its parts."""
         return "int" if self.partial_elements * self.tile.split < _INT else "long"
+
+    def row_mark(self, m: str, per: str) -> str:
+        """OpenCL expression: which of A's marks a row has; ``per`` are the places of an image."""
+        if not self.data:
+            return f"group * {self.walk.m} + {m}"
+        image = f"min({m} / {self.window.image}, {self.problem.mb - 1})" if self.tile.window else f"{m} / {per}"
+        return f"group * {self.problem.mb} + {image}"
+
+    def column_mark(self, n: str) -> str:
+        """OpenCL expression: which of B's marks a column has."""
+        channels = (self.problem.channels_out if self.data else self.problem.ic) // self.problem.g
+        if not self.data:
+            n = f"min({n} % {self.walk.c8 * 8}, {self.walk.c - 1})"
+        return f"group * {channels} + {n} % {channels}"
+
+    @property
+    def unshift(self) -> int:
+        """Exponents that scaled operands have in common."""
+        return 2 * TOP
 
     @functools.cached_property
     def guarded(self) -> tuple[bool, ...]:

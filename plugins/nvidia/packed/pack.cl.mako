@@ -2,10 +2,10 @@
 ## weights in the slices that a work group of ``product`` copies as they lie in its local memory.
 ##
 ## One launch packs several tensors (pieces): each has a range of work groups of 256 items.
-## Scaled formats first look for the largest finite magnitude (``magnitudes``); ``pack`` then multiplies by the power of
-## two that brings it to 2^14, and leaves the inverse behind the packed tensor.
+## Scaled formats multiply by the powers of two that ``scales.py`` has found.
 ##
-## pieces  (name, kind, work groups, elements of the tensor, its offset in 16-bit numbers, of its scales in floats)
+## pieces  (name, kind, work groups, its offset in 16-bit numbers)
+## scales  Scales, or None
 <%
 t, geo, f = job.tile, job.walk, job.format
 problem = job.problem
@@ -16,20 +16,21 @@ icg = problem.ic // problem.g
 cr = t.bk // 8
 c8 = job.weight_chunks
 type = "ushort" if native else "REAL"
-value = "(p)[i]" if native else "LOAD(p, i)"
+def exponent(name, row, k):
+    return scales.exponent(name, "norms", "marks", "group", row, k)
 w_oc, w_ic, w_tap, w_group = job.weight_strides
 %>\
 #define VALUE_TYPE ${"ushort" if native else "float"}
 #define FETCH(p, i) ${"((p)[i])" if native else "LOAD(p, i)"}
 // Eight values as 16-byte chunks, one a plane.
-inline void split8(uint4 *chunk, const VALUE_TYPE *v, float scale) {
+inline void split8(uint4 *chunk, const VALUE_TYPE *v) {
 % if native:
   chunk[0] = (uint4)(v[0] | (uint)v[1] << 16, v[2] | (uint)v[3] << 16, v[4] | (uint)v[5] << 16, v[6] | (uint)v[7] << 16);
 % else:
   ushort h[${f.planes}][8];
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
-    float rest = v[e]${" * scale" if f.scaled else ""};
+    float rest = v[e];
     const int finite = fabs(rest) <= 3.4028235e38f;
 #pragma unroll
     for (int p = 0; p < ${f.planes}; ++p) {
@@ -46,17 +47,17 @@ inline void split8(uint4 *chunk, const VALUE_TYPE *v, float scale) {
     chunk[p] = (uint4)(h[p][0] | (uint)h[p][1] << 16, h[p][2] | (uint)h[p][3] << 16, h[p][4] | (uint)h[p][5] << 16, h[p][6] | (uint)h[p][7] << 16);
 % endif
 }
-inline void put8(global ushort *out, const VALUE_TYPE *v, float scale, long plane) {
+inline void put8(global ushort *out, const VALUE_TYPE *v, long plane) {
   uint4 chunk[${f.planes}];
-  split8(chunk, v, scale);
+  split8(chunk, v);
 #pragma unroll
   for (int p = 0; p < ${f.planes}; ++p) *(global uint4 *)(out + p * plane) = chunk[p];
 }
-% for name, kind, groups, elements, at, scale_at in pieces:
+% for name, kind, groups, at in pieces:
 % if kind == "weights":
 // An item packs eight k's of one row in every tap. Neighbours take what lies nearer: chunks of a row, or (data gradient)
 // rows, whose weights are neighbours where the taps or the channels are last.
-inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id, float scale, local uint4 *turn) {
+inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn) {
 <% rows = job.n_tiles * t.bn; by_row = problem.direction == "bwd_data" and not geo.joined %>\
   const int q = ${f"id / {rows} % {c8}" if by_row else f"id % {c8}"}, row = ${f"id % {rows}" if by_row else f"id / {c8} % {rows}"}, group = id / ${c8 * rows};
   if (group >= ${geo.groups}) return;
@@ -94,21 +95,21 @@ numbers = [(f"row / {icg * parts[1] * parts[2]}", problem.pd, problem.sd, proble
 % else:
       const long from = (long)group * ${w_group} + (long)c * ${w_oc} + (long)row * ${w_ic} + ((z * ${problem.kh} + y) * ${problem.kw} + x) * ${w_tap};
 % endif
-      v[e] = row < ${geo.m} && c < ${geo.c}${" && has" if geo.joined else ""} ? FETCH(w, from) : 0;
+      v[e] = row < ${geo.m} && c < ${geo.c}${" && has" if geo.joined else ""} ? ${"shifted(FETCH(w, from), " + exponent("w", f"row % {icg}" if geo.joined else "row", f"c % {icg}" if geo.fold else "c") + ")" if f.scaled else "FETCH(w, from)"} : 0;
     }
 % if t.window:
     const int slice = q / ${cr} * ${p.volume} + tap, chunk = q % ${cr};
 % else:
     const int k = tap * ${c8} + q, slice = ${job.before[number]} + k / ${cr}, chunk = k % ${cr};
 % endif
-    put8(packed + (long)slice * ${job.n_tiles * job.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, scale, ${t.bn * t.bk});
+    put8(packed + (long)slice * ${job.n_tiles * job.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, ${t.bn * t.bk});
   }
 % if not t.window:
   if (q == 0)
     for (int k = ${job.depth(p)}; k < ${job.slices[number] * t.bk // 8}; ++k) {
       const VALUE_TYPE v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
       const int chunk = k % ${t.bk // 8};
-      put8(packed + (long)(${job.before[number]} + k / ${t.bk // 8}) * ${job.n_tiles * job.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, scale, ${t.bn * t.bk});
+      put8(packed + (long)(${job.before[number]} + k / ${t.bk // 8}) * ${job.n_tiles * job.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, ${t.bn * t.bk});
     }
 % endif
 % endif
@@ -124,7 +125,7 @@ image_own = channels * pixels_own
 step_c, step_p = (1, channels) if nhwc else (pixels_own, 1)
 %>\
 // Eight channels at one pixel.
-inline void read8_${name}(VALUE_TYPE *v, global const ${type} *x, int place, int group, int q) {
+inline void read8_${name}(VALUE_TYPE *v, global const ${type} *x, int place, int group, int q, global const int *norms, global const int *marks) {
   const int image = place / ${src.pixels}, pixel = place % ${src.pixels};
   x += (long)image * ${image_own} + (long)group * ${channels // src.groups * step_c};
 % if src.fold:
@@ -140,28 +141,33 @@ inline void read8_${name}(VALUE_TYPE *v, global const ${type} *x, int place, int
 #pragma unroll
   for (int e = 0; e < 8; ++e) v[e] = ${f"q * 8 + e < {src.c} ? FETCH(x, (long)e * {step_c}) : 0" if src.c % 8 else f"FETCH(x, (long)e * {step_c})"};
 % endif
+% if f.scaled:
+<% channel = f"min(q * 8 + e, {src.c - 1})" + (f" % {icg}" if src.fold else ""); row, k = ("image", channel) if job.data else (channel, "image") %>\
+#pragma unroll
+  for (int e = 0; e < 8; ++e) v[e] = shifted(v[e], ${exponent(name, row, k)});
+% endif
 }
 % if nhwc:
-inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, float scale, local uint4 *turn) {
+inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn) {
   const int q = id % ${src.c8}, group = id / ${src.c8} % ${src.groups}, place = id / ${src.c8 * src.groups};
   if (place >= ${src.images * src.pixels}) return;
   VALUE_TYPE v[8];
-  read8_${name}(v, x, place, group, q);
-  put8(packed + (long)place * ${src.pixel} + group * ${src.c8 * 8} + q * 8, v, scale, ${src.plane});
+  read8_${name}(v, x, place, group, q, norms, marks);
+  put8(packed + (long)place * ${src.pixel} + group * ${src.c8 * 8} + q * 8, v, ${src.plane});
 }
 % else:
 // Channels first: neighbours read neighbouring pixels, change places in local memory, and write neighbouring chunks.
 <% wide = src.turn; blocks = -(-src.c8 // wide); places = 256 // wide %>\
 #define TURN_${name} 1
-inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, float scale, local uint4 *turn) {
+inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn) {
   const int tid = id % 256, unit = id / 256;
   const int block = unit % ${blocks}, group = unit / ${blocks} % ${src.groups}, first = unit / ${blocks * src.groups} * ${places};
   const int place = first + tid % ${places}, q = block * ${wide} + tid / ${places};
   uint4 chunk[${f.planes}];
   if (place < ${src.images * src.pixels}${f" && q < {src.c8}" if src.c8 % wide else ""}) {
     VALUE_TYPE v[8];
-    read8_${name}(v, x, place, group, q);
-    split8(chunk, v, scale);
+    read8_${name}(v, x, place, group, q, norms, marks);
+    split8(chunk, v);
 #pragma unroll
     for (int p = 0; p < ${f.planes}; ++p) turn[p * 256 + tid % ${places} * ${wide} + (tid / ${places} ^ tid % ${wide})] = chunk[p];
   }
@@ -179,51 +185,21 @@ inline void write_${name}(global ushort *packed, uint id, local uint4 *turn) {
 % endif
 % endfor
 <% args = ", ".join(f"global const {type} *restrict {p[0]}_from, global ushort *restrict {p[0]}_to" for p in pieces) %>\
-% if f.scaled:
-// Behind each piece's scale, the largest finite magnitude that each work group saw.
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void magnitudes(${args}) {
-  local float shared[256];
-  const int tid = get_local_id(0), piece = get_group_id(0) / SEARCHERS, group = get_group_id(0) % SEARCHERS;
-% for number, (name, kind, groups, elements, at, scale_at) in enumerate(pieces):
-  if (piece == ${number}) shared[tid] = largest_of(${name}_from, ${elements}, group, tid);
-% endfor
-  const float most = largest_of_all(shared, tid);
-% for number, (name, kind, groups, elements, at, scale_at) in enumerate(pieces):
-  if (piece == ${number} && tid == 0) ((global float *)${name}_to)[${scale_at + 1} + group] = most;
-% endfor
-}
-% endif
-kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void pack(${args}) {
+void pack(${args}${", global const int *restrict norms" if f.scaled else ""}) {
   const int tid = get_local_id(0);
   const int group = get_group_id(0);
   local uint4 turn[${256 * f.planes}];
-  float scale = 1;
-% if f.scaled:
-  local float shared[256];
-  int left = group;
-% for name, kind, groups, elements, at, scale_at in pieces:
-  if (left >= 0 && left < ${groups}) shared[tid] = ((global float *)${name}_to)[${scale_at + 1} + tid];
-  left -= ${groups};
-% endfor
-  const int e = exponent_of(largest_of_all(shared, tid));
-  scale = scale_of(e, 0);
-% endif
   // A group's piece is the last whose range begins before it. No group returns before the barrier: PoCL 3 loses guards.
 <% begin = 0 %>\
-% for name, kind, groups, elements, at, scale_at in pieces:
-  if (group >= ${begin} && group < ${begin + groups}) {
-% if f.scaled:
-    if (group == ${begin} && tid == 0) ((global float *)${name}_to)[${scale_at}] = unscale_of(e, 0);
-% endif
-    pack_${name}(${name}_from, ${name}_to + ${at}L, (uint)(group - ${begin}) * 256u + tid, scale, turn);
-  }
+% for name, kind, groups, at in pieces:
+  if (group >= ${begin} && group < ${begin + groups})
+    pack_${name}(${name}_from, ${name}_to + ${at}L, (uint)(group - ${begin}) * 256u + tid, ${f"norms, (global const int *){name}_to" if f.scaled else "0, 0"}, turn);
 <% begin += groups %>\
 % endfor
   barrier(CLK_LOCAL_MEM_FENCE);
 <% begin = 0 %>\
-% for name, kind, groups, elements, at, scale_at in pieces:
+% for name, kind, groups, at in pieces:
 #ifdef TURN_${name}
   if (group >= ${begin} && group < ${begin + groups}) write_${name}(${name}_to + ${at}L, (uint)(group - ${begin}) * 256u + tid, turn);
 #endif

@@ -1,4 +1,4 @@
-"""NvidiaPlan: magnitudes, packing, the product and the sum of its parts, as launches over the problem's buffers."""
+"""NvidiaPlan: scales, packing, the product and the sum of its parts, as launches over the problem's buffers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, bui
 from .. import SHARED
 from ..hopper import build_for_hopper
 from ..instructions import Instructions
+from ..scales import Scales
 from ..walk import along
-from .job import SEARCHERS, Job
+from .job import Job
 from .product import product_text
 from .source import Source
 from .tile import Tile
@@ -26,20 +27,21 @@ class Layout:
     def __init__(self, job: Job) -> None:
         self.constant = job.data and job.problem.constant_weights
         areas = Areas()
-        scales = (1 + SEARCHERS) * 4 if job.format.scaled else 0
         self.at: dict[str, int] = {}
-        self.scale_at: dict[str, int] = {}
         for source in job.sources:
             self.at[source.name] = areas.add(source.bytes)
-            self.scale_at[source.name] = areas.add(scales)
         weights = Areas() if self.constant else areas
         if job.data and not job.direct_weights:
             self.at["w"] = weights.add(job.weights_bytes)
-            self.scale_at["w"] = weights.add(scales)
+        self.scales = Scales(job.problem, areas, weights) if job.format.scaled else None
         self.packed_size = weights.size if self.constant else 0
         self.partial = areas.add(job.partial_bytes)
         self.maps = areas.add(job.maps_bytes)
         self.size = areas.size
+
+    def marks_at(self, letter: str) -> int:
+        """Ints before the marks of the product's A or B, in its buffer."""
+        return self.scales.marks_at(self.scales.named(letter))
 
 
 class NvidiaPlan(StepPlan):
@@ -81,26 +83,24 @@ class NvidiaPlan(StepPlan):
         for name, source in tensors:
             if source is None:
                 items = job.walk.groups * job.n_tiles * job.tile.bn * job.weight_chunks
-                shape = job.problem.w_shape
             else:
                 places = source.images * source.pixels
                 if job.problem.layout == "nhwc":
                     items = places * source.groups * source.c8
                 else:
                     items = -(-places * source.turn // 256) * 256 * source.groups * -(-source.c8 // source.turn)
-                shape = getattr(job.problem, source.name + "_shape")
-            pieces.append((name, "weights" if source is None else source, -(-items // 256), math.prod(shape),
-                           where.at[name] // 2, where.scale_at[name] // 4))  # fmt: skip
+            pieces.append((name, "weights" if source is None else source, -(-items // 256), where.at[name] // 2))
             given += [name, "workspace"]
         text = self._common + Instructions(job.format.type).text(self._emulate)
         text += kernel_text(SHARED, "narrow.cl.mako", job=job)
-        text += kernel_text(SHARED, "magnitude.cl") if job.format.scaled else ""
-        text += kernel_text(__package__, "pack.cl.mako", job=job, pieces=pieces)
+        text += kernel_text(SHARED, "shifted.cl") if where.scales else ""
+        text += kernel_text(__package__, "pack.cl.mako", job=job, pieces=pieces, scales=where.scales)
         program = build(context, text)
         launches = []
-        if job.format.scaled:
-            items = SEARCHERS * 256 * len(pieces)
-            launches.append(Launch(program, "magnitudes", (items,), (256,), given, names=OPERANDS))
+        if where.scales:
+            names = [name for name, _ in tensors]
+            launches += where.scales.launches(context, names)
+            given.append("w" if where.constant and "w" not in names else "workspace")
         groups = sum(piece[2] for piece in pieces)
         launches.append(Launch(program, "pack", (groups * 256,), (256,), given, names=OPERANDS))
         return launches
@@ -115,9 +115,10 @@ class NvidiaPlan(StepPlan):
         text += f"#define OCTETS {int(last and job.walk.m % 8 == 0)}\n"
         for letter, name in zip("AB", places):
             text += f"#define {letter}_AT {where.at.get(name, 0) // 2}L\n"
-            text += f"#define SCALE_{letter}_AT {where.scale_at.get(name, 0) // 4}L\n"
+            if where.scales:
+                text += f"#define MARKS_{letter}_AT {where.marks_at(letter)}L\n"
         text += job.instructions.text(self._emulate)
-        for file in ("narrow.cl.mako", "finish.cl", "sums.cl"):
+        for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "shifted.cl"):
             text += kernel_text(SHARED, file, job=job)
         return text + product_text(job)
 

@@ -105,7 +105,7 @@ stride = (win.size[1] * win.size[2], win.size[2], 1)
 #define B_LBO ${t.bk * 128}
 #define B_SBO ${1024 if job.turned_weights else 8 * rowb}
 kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b${", global const float *restrict scale_a, global const float *restrict scale_b" if f.scaled else ""}, OUT_PARAMS) {
+void product(global const ushort *restrict a, global const ushort *restrict b${", global const int *restrict marks_a, global const int *restrict marks_b" if f.scaled else ""}, OUT_PARAMS) {
   local uint4 area[${job.local_bytes // 16}] __attribute__((aligned(1024)));
   SCRATCH(${items});
   local uchar *memory = (local uchar *)area;

@@ -15,9 +15,20 @@
 % endif
 </%def>
 % if f.scaled:
-  const float unscale = scale_a[SCALE_A_AT] * scale_b[SCALE_B_AT];
+  {
+% for r in range(2 * frag_m):
+    const int place${r} = min(m0 + row0 + ${r * 8}, m_end - 1), mark${r} = marks_a[MARKS_A_AT + ${job.row_mark(f"place{r}", per)}] - ${job.unshift};
+% endfor
 #pragma unroll
-  for (int i = 0; i < ${sums}; ++i) sum[i] *= unscale;
+    for (int j = 0; j < ${frag_n}; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int n = min(n0 + column0 + j * 8 + e, ${job.n - 1}), mark = marks_b[MARKS_B_AT + ${job.column_mark("n")}];
+% for r in range(2 * frag_m):
+        sum[(${r // 2 * frag_n} + j) * 4 + ${r % 2 * 2} + e] = shifted(sum[(${r // 2 * frag_n} + j) * 4 + ${r % 2 * 2} + e], mark${r} + mark);
+% endfor
+      }
+  }
 % endif
 % if job.staged:
 <% lines, pitch = job.staging %>\

@@ -14,9 +14,10 @@ from convdispatch_winograd.gpu.work import Inverse, Work
 
 from convdispatch.api import Areas, ConvProblem
 
-from ..packed.job import SEARCHERS, Job
+from ..packed.job import Job
 from ..packed.source import Source
 from ..packed.tile import Tile
+from ..scales import Scales
 
 __all__ = ["Points", "PointsTile", "margin"]
 
@@ -57,8 +58,24 @@ class PointSource(Source):
 class PointsJob(Job):
     """The product: ``problem`` is the 1x1 convolution."""
 
+    margins: int = 0
+    """Bits by which the two transforms may make operands larger."""
+
     def _source(self, name: str, c: int, size: tuple[int, int, int], fold: bool) -> Source:
         return PointSource(name, 1, self.problem.g, c, size, self.format.planes, direct=True)
+
+    def row_mark(self, m: str, per: str) -> str:
+        """OpenCL expression: which of A's marks a row has: tiles have their own, dy's channels theirs at every point."""
+        return m
+
+    def column_mark(self, n: str) -> str:
+        """OpenCL expression: which of B's marks a column has."""
+        return n if self.data else f"min({n}, {self.walk.c - 1})"
+
+    @property
+    def unshift(self) -> int:
+        """Exponents that scaled operands have in common."""
+        return super().unshift - self.margins
 
     @property
     def partial(self) -> bool:
@@ -78,7 +95,7 @@ def points_job(walk: Walk, tile: PointsTile) -> PointsJob:
     points = walk.points
     problem = ConvProblem(direction=direction, mb=1, ic=points * work.k, oc=points * work.m, ih=1, iw=work.rows,
                           kh=1, kw=1, g=points, layout=walk.problem.layout, math=walk.problem.math)  # fmt: skip
-    return PointsJob(problem, tile)
+    return PointsJob(problem, tile, sum(margin(walk.matrices(name)) for name in ("bt", "g")))
 
 
 def margin(matrices: tuple[Any, Any]) -> int:
@@ -91,21 +108,24 @@ class PointsLayout:
     """Where planes, weights, products and scales lie: bytes into the workspace, or into the packed weights' buffer."""
 
     def __init__(self, walk: Walk, job: PointsJob) -> None:
-        areas, scales = Areas(), (1 + SEARCHERS) * 4
+        areas = Areas()
         self.constant = not walk.weights and walk.problem.constant_weights
         sources = (job.source,) if job.data else (job.source, job.places)
-        self.at: dict[str, int] = {}
-        self.scale_at: dict[str, int] = {}
-        for source in sources:
-            self.at[source.name] = areas.add(source.image * 2)
-            self.scale_at[source.name] = areas.add(scales)
+        self.at: dict[str, int] = {source.name: areas.add(source.image * 2) for source in sources}
         weights = Areas() if self.constant else areas
         if job.data:
             self.at["w"] = weights.add(job.weights_bytes)
-            self.scale_at["w"] = weights.add(scales)
+        self.scales = Scales(walk.problem, areas, weights)
+        self.tile_marks = areas.add(job.source.pixels * 4) // 4 if job.data else 0
+        """Ints before the marks of tiles, which are their image's."""
         self.packed_size = weights.size if self.constant else 0
         self.partial = areas.add(job.partial_bytes)
         self.size = areas.size
+
+    def marks_at(self, letter: str) -> int:
+        """Ints before the marks of the product's A or B, in its buffer."""
+        scales = self.scales
+        return self.tile_marks if letter == "A" and self.tile_marks else scales.marks_at(scales.named(letter))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, ker
 
 from .. import SHARED
 from ..instructions import Instructions
-from ..packed.job import SEARCHERS
 from ..packed.plan import NvidiaPlan
 from .job import Points, margin
 
@@ -44,9 +43,9 @@ class WinogradPlan(NvidiaPlan):
         operand = "y" if points.problem.direction == "bwd_data" else "x"
         weights, packers = [self._weights()], []
         if self._where.constant:
-            packers, steps = [*self._scales([("w", "w")]), *weights], self._scales([(operand, "x")])
+            packers, steps = [*self._scales("w"), *weights], self._scales(operand)
         else:
-            steps = [*self._scales([(operand, "x"), ("w", "w")]), *weights]
+            steps = [*self._scales(operand + "w"), *weights]
         for first in range(0, points.tile.pieces * work.piece, work.piece):
             steps += [self._tiles(work.source, operand, "x", first), self._products, self._passes.inverse(first)]
         return steps, packers
@@ -54,7 +53,7 @@ class WinogradPlan(NvidiaPlan):
     def _gradient(self) -> list[Launch]:
         """Tiles of both tensors, products, the sum of their parts, and the way out."""
         work = self._points.work
-        steps = [*self._scales([("x", "x"), ("y", "y")]), self._tiles(work.source, "x", "x", 0)]
+        steps = [*self._scales("yx"), self._tiles(work.source, "x", "x", 0)]
         steps += [self._tiles(work.gradient, "y", "y", 0), self._products]
         steps += [self._passes.parts()] if self._points.tile.split > 1 else []
         return [*steps, self._passes.inverse(0)]
@@ -70,24 +69,13 @@ class WinogradPlan(NvidiaPlan):
         job = self.job
         text = self._points.problem.macros() + Instructions(job.format.type).text(self._emulate)
         text += kernel_text(SHARED, "narrow.cl.mako", job=job)
-        text += kernel_text(SHARED, "magnitude.cl") if job.format.scaled else ""
-        values = {"searched": (), **values}
-        text += kernel_text(__package__, "split.cl.mako", job=job, **values)
-        if file:
-            text += kernel_text(__package__, file, job=job, walk=self._points.walk, program=printer("float"), **values)
-        return text
+        text += kernel_text(SHARED, "shifted.cl") + kernel_text(__package__, "split.cl.mako")
+        values |= {"scales": self._where.scales, "program": printer("float")}
+        return text + kernel_text(__package__, file, job=job, walk=self._points.walk, **values)
 
-    def _scales(self, tensors: Sequence[tuple[str, str]]) -> list[Launch]:
-        """The search for the largest magnitudes of (operand, the product's name for it)."""
-        if not self.job.format.scaled:
-            return []
-        problem, where = self._points.problem, self._where
-        searched = [
-            (math.prod(getattr(problem, name + "_shape")), where.scale_at[inner] // 4) for name, inner in tensors
-        ]
-        program = build(self._context, self._text("", searched=searched))
-        given = [each for name, _ in tensors for each in (name, "workspace")]
-        return [Launch(program, "magnitudes", (SEARCHERS * 256 * len(tensors),), (256,), given, names=OPERANDS)]
+    def _scales(self, names: str) -> list[Launch]:
+        """The search for the scales of some operands."""
+        return self._where.scales.launches(self._context, names)
 
     def _tiles(self, data: Data, operand: str, inner: str, first: int) -> Launch:
         """Tiles of ``operand`` from tile ``first`` on, as planes of the product's ``inner``."""
@@ -95,17 +83,16 @@ class WinogradPlan(NvidiaPlan):
         source = job.source if inner == "x" else job.places
         runs = [(j, 1) for j in range(data.inputs[1])] if data.tensor.nhwc else data.runs
         text = self._text("tiles.cl.mako", d=data, src=source, runs=runs, margin=margin(data.matrices),
-                          source_at=where.at[inner] // 2, scale_at=where.scale_at[inner] // 4,
-                          tiles=_TILES, channels=_CHANNELS,
+                          source_at=where.at[inner] // 2, tile_marks=where.tile_marks, operand=operand, tiles=_TILES, channels=_CHANNELS,
                           beside=-(-data.channels // _CHANNELS))  # fmt: skip
         items = _TILES * _CHANNELS
         size = (-(-data.channels // _CHANNELS) * -(-data.rows // _TILES) * items,)
-        given = [operand, "workspace", np.int32(first)]
+        given = [operand, "workspace", "w" if where.constant else "workspace", np.int32(first)]
         return Launch(build(self._context, text), "tiles", size, (items,), given, names=OPERANDS)
 
     def _weights(self) -> Launch:
         job, where, walk = self.job, self._where, self._points.walk
         text = self._text("weights.cl.mako", f=self._points.work.filter, margin=margin(walk.matrices("g")),
-                          weights_at=where.at["w"] // 2, scale_at=where.scale_at["w"] // 4)  # fmt: skip
+                          weights_at=where.at["w"] // 2)  # fmt: skip
         size = (-(-job.slices[0] * job.tile.bk // 64) * 64, -(-job.n_tiles * job.tile.bn // 4) * 4)
         return Launch(build(self._context, text), "weights", size, (64, 4), ["w", "workspace"], names=OPERANDS)

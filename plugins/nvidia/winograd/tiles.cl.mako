@@ -15,17 +15,9 @@ def name(letter, i, j): return f"{letter}{i}_{j}"
 %>\
 #include <convdispatch/vectors.cl>
 kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
-void tiles(global const REAL *restrict from, global ushort *restrict to, int first) {
+void tiles(global const REAL *restrict from, global ushort *restrict to, global const int *restrict norms, int first) {
   local uint4 turn[2][${a_w * tiles * pitch // 4}];  // a row's readers and the next row's writers need no barrier between
   const int tid = get_local_id(0);
-% if job.format.scaled:
-  local float shared[256];
-  global float *scales = (global float *)to + ${scale_at}L;
-  shared[tid] = scales[1 + tid];
-  const int exponent = exponent_of(largest_of_all(shared, tid));
-  if (tid == 0 && get_group_id(0) == 0) scales[0] = unscale_of(exponent, ${margin});
-  const float scale = scale_of(exponent, ${margin});
-% endif
 % if tensor.nhwc:
   const int my_c = tid % ${channels}, my_t = tid / ${channels};
 % else:
@@ -37,6 +29,11 @@ void tiles(global const REAL *restrict from, global ushort *restrict to, int fir
   const int tile = exists ? first + t : 0, channel = exists ? c : 0, image = tile / ${d.counts[0] * d.counts[1]};
   const int y = tile / ${d.counts[1]} % ${d.counts[0]} * ${d.step[0]} + (${d.origin[0]});
   const int x = tile % ${d.counts[1]} * ${d.step[1]} + (${d.origin[1]});
+  global int *marks = (global int *)to;
+  const int shift = ${scales.exponent(operand, "norms", "marks", "0", *(("image", "channel") if job.data else ("channel", "image")), margin)};
+% if job.data:
+  if (c == 0 && t < ${d.rows}) marks[${tile_marks} + t] = marks[${scales.marks_at(operand)} + image];
+% endif
   from += (long)image * ${tensor.image} + (long)channel * ${tensor.channel} + (long)y * ${steps[0]} + (long)x * ${steps[1]};
 % for i in range(n_h):
   const int row${i} = exists${f" && (uint)(y + {i}) < {tensor.size[0]}" if d.guarded(0, i) else ""};
@@ -53,10 +50,10 @@ test = f"row{i}" + (f" && column{j}" if d.guarded(1, j) else "")
 value = f"{test} ? LOAD{width}(from + {i * steps[0] + j * steps[1]}) : (ACC{width})(0)"
 %>\
 % if width == 1:
-  const float ${name("d", i, j)} = ${value};
+  const float ${name("d", i, j)} = shifted(${value}, shift);
 % else:
   const ACC${width} q${i}_${j} = ${value};
-  const float ${", ".join(f"{name('d', i, j + lane)} = q{i}_{j}.s{lane}" for lane in range(width))};
+  const float ${", ".join(f"{name('d', i, j + lane)} = shifted(q{i}_{j}.s{lane}, shift)" for lane in range(width))};
 % endif
 % endfor
 % endfor
@@ -66,7 +63,7 @@ ${program(d.matrices[0], [name("d", i, j) for i in range(n_h)], [name("h", i, j)
 % for i in range(a_h):
 ${program(d.matrices[1], [name("h", i, j) for j in range(n_w)], [name("v", i, j) for j in range(a_w)], "float")}
 % for j in range(a_w):
-  ((local uint *)turn[${i % 2}])[(${j * tiles} + my_t) * ${pitch} + my_c] = split(${name("v", i, j)}${" * scale" if job.format.scaled else ""});
+  ((local uint *)turn[${i % 2}])[(${j * tiles} + my_t) * ${pitch} + my_c] = split(${name("v", i, j)});
 % endfor
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int i = tid; i < ${a_w * tiles * channels // 8}; i += ${items}) {

@@ -16,24 +16,17 @@ def name(letter, i, j): return f"{letter}{i}_{j}"
 kernel __attribute__((reqd_work_group_size(64, 4, 1)))
 void weights(global const REAL *restrict w, global ushort *restrict to) {
   const int k = get_global_id(0), n = get_global_id(1);
-% if job.format.scaled:
-  local float shared[256];
-  const int tid = get_local_id(1) * 64 + get_local_id(0);
-  global float *scales = (global float *)to + ${scale_at}L;
-  shared[tid] = scales[1 + tid];
-  const int exponent = exponent_of(largest_of_all(shared, tid));
-  if (k == 0 && n == 0) scales[0] = unscale_of(exponent, ${margin});
-  const float scale = scale_of(exponent, ${margin});
-% endif
+  global const int *marks = (global const int *)to;
   if (n >= ${job.n_tiles * t.bn} || k >= ${slices * t.bk}) return;
   const int exists = n < ${f.m} && k < ${f.k};
+  const int shift = exists ? ${scales.exponent("w", "marks", "marks", "0", "n", "k", margin)} : 0;
   w += exists ? (long)n * ${s_m} + (long)k * ${s_k} : 0;
   const int row = n % ${t.bn}, chunk = k % ${t.bk} / 8 ^ ${"row % 8" if t.bk == 64 else "row / 2 % 4"};
   to += ${weights_at}L + ((long)(k / ${t.bk}) * ${job.n_tiles} + n / ${t.bn}) * ${job.weight_slice} + row * ${t.bk} + (chunk << 3) + k % 8;
 % for i in range(k_h):
 % for j in range(k_w):
 <% tap = (k_h - 1 - i) * k_w + k_w - 1 - j if turned else i * k_w + j %>\
-  const float ${name("d", i, j)} = exists ? LOAD1(w + ${tap * s_tap}) : 0.0f;
+  const float ${name("d", i, j)} = exists ? shifted(LOAD1(w + ${tap * s_tap}), shift) : 0.0f;
 % endfor
 % endfor
 % for j in range(k_w):
@@ -43,7 +36,7 @@ ${program(g_h, [name("d", i, j) for i in range(k_h)], [name("h", i, j) for i in 
 ${program(g_w, [name("h", i, j) for j in range(k_w)], [name("v", i, j) for j in range(a_w)], "float")}
 % for j in range(a_w):
   {
-    const uint both = split(${name("v", i, j)}${" * scale" if job.format.scaled else ""});
+    const uint both = split(${name("v", i, j)});
     to[${(i * a_w + j) * slices * job.n_tiles * job.weight_slice}L] = (ushort)both;
     to[${(i * a_w + j) * slices * job.n_tiles * job.weight_slice + t.bn * t.bk}L] = (ushort)(both >> 16);
   }
