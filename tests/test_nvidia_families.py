@@ -1,0 +1,83 @@
+"""Families of data that an accurate convolution computes alike, through the nvidia plugin's formats, emulated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyopencl as cl
+import pytest
+from convdispatch_nvidia.packed.plan import NvidiaPlan
+from convdispatch_nvidia.winograd.plan import WinogradPlan
+
+from convdispatch import ConvProblem, reference
+from convdispatch.api.problem import DIRECTIONS
+from convdispatch.search.families import draw, entering, families, family_limit, plane_errors
+
+pytestmark = pytest.mark.usefixtures("item_by_item")
+
+TILE = {"bm": 64, "bn": 64, "wm": 1, "wn": 1, "bk": 32, "stages": 3}
+PROBLEMS = {
+    "3x3": "mb3ic40ih7iw6oc32kh3ph1",
+    "groups": "mb3ic16ih5iw6oc16kh3ph1g2",
+    "folded": "mb3ic3ih13iw12oc16kh5kw5ph2sh2sw2",
+    "nhwc": "nhwc_mb3ic24ih7iw6oc16kh3ph1sh2",
+    "large_planes": "mb1ic8ih40iw41oc8kh3ph1",
+}
+
+
+def errors(queue, problem: ConvProblem, plan, family: str) -> float:
+    """The worst plane's."""
+    operands = draw(family, problem)
+    with np.errstate(all="ignore"):
+        expected, entered = reference.compute(problem, **operands), entering(problem, operands)
+    out = np.full(problem.out_shape, np.nan, np.float32)
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    host = {**operands, problem.written: out}
+    given = [cl.Buffer(queue.context, flags, hostbuf=host[name]) for name in "xwy"]
+    scratch = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, plan.workspace_size)
+    cl.enqueue_fill_buffer(queue, scratch, np.uint8(0xFF), 0, scratch.size)
+    plan.enqueue(queue, *given, scratch)
+    cl.enqueue_copy(queue, out, given["xwy".index(problem.written)])
+    return float(plane_errors(problem, out, expected, entered, spread=True).max())
+
+
+def check_families(queue, problem: ConvProblem, plan) -> None:
+    """Every family errs as normal data do, within the contract's limits."""
+    found = {family: errors(queue, problem, plan, family) for family in families(problem.direction)}
+    limits = {family: family_limit(problem, family, found["normal"]) for family in found}
+    assert not {family: error for family, error in found.items() if not error <= limits[family]}, (found, limits)
+
+
+@pytest.mark.parametrize("name", ["half2", "half1", "bfloat2"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("shape", list(PROBLEMS))
+def test_packed(queue, direction, shape, name):
+    """A scale a row, a column and a summed index costs no digit; half1 errs as TF32 does."""
+    problem = ConvProblem.parse(f"{direction}_f32_{PROBLEMS[shape]}").replace(math="tf32" if name == "half1" else "ieee")
+    plan = NvidiaPlan(queue.context, problem, {**TILE, "format": name}, "wgmma", emulate=True)
+    problem = problem.replace(math="float32")
+    if name == "half1":
+        worst = errors(queue, problem, plan, "normal")
+        found = {family: errors(queue, problem, plan, family) for family in families(direction)}
+        assert all(error < max(3 * worst, 1e-3) for error in found.values()), found
+    else:
+        check_families(queue, problem, plan)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_packed_joined_and_constant(queue, direction):
+    """Joined phases, windows, constant weights and mma find the same scales."""
+    problem = ConvProblem.parse(f"{direction}_f32_mb3ic6ih11iw10oc40kh5ph2sh2sw2")
+    extra = {"joined": True} if direction == "bwd_data" else {}
+    check_families(queue, problem, NvidiaPlan(queue.context, problem, {**TILE, "format": "half2", **extra}, "wgmma", emulate=True))
+    problem = ConvProblem.parse(f"{direction}_f32_mb3ic24ih6iw5oc16kh3ph1")
+    extra = {"window": True, "bn": 32} if direction != "bwd_weights" else {"wm": 2, "wn": 2}
+    check_families(queue, problem, NvidiaPlan(queue.context, problem, {**TILE, "format": "half2", "stages": 2, **extra}, "mma", emulate=True))
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_winograd(queue, direction, layout):
+    """Transforms of tiles mix pixels alone, so scales of channels and images pass through them."""
+    problem = ConvProblem.parse(f"{direction}_f32_{layout}_mb3ic40ih10iw9oc32kh3ph1")
+    plan = WinogradPlan(queue.context, problem, {**TILE, "bk": 64, "format": "half2", "stages": 3}, emulate=True)
+    check_families(queue, problem, plan)
