@@ -6,7 +6,8 @@
 Five geometries (3x3, 1x1, 5x5, stride 2, 7x7 of three channels) in three directions; every solver that accepts one, its
 first configuration of each number format. A figure is the error of the worst plane: the norm of its differences from
 float64 over the norm of what is expected or enters; in a plane that should hold an infinity or NaN, others may become
-one (tiles spread them, and so does padding that meets a filter's). Rows that break the contract (``family_limit``) are listed.
+one (tiles spread them, and so does padding that meets a filter's). Rows that break the contract (``family_limit``) are
+listed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from farm import Lost, farm
 
-from convdispatch import reference, runtime
 from convdispatch.api import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.loader import plugins
-from convdispatch.search.families import FAMILIES, draw, entering, families, family_limit, plane_errors
+from convdispatch.device import runtime
+from convdispatch.measurement import reference
+from convdispatch.measurement.search.families import FAMILIES, draw, entering, families, family_limit, plane_errors
+from convdispatch.selection.loader import plugins
 
 GEOMETRIES = {
     "3x3": "mb{n}ic{c}ih{s}iw{s}oc{c}kh3kw3ph1pw1",
@@ -134,7 +136,10 @@ def main(device: str | None, maths, size: str | None, only: str, jobs: int, budg
     begun = time.monotonic()
     size = size or ("small" if runtime.device_info(runtime.find_device(device)).type == "cpu" else "large")
     tasks = [
-        (name, [ConvProblem.parse(f"{direction}_f32_{text.format(**SIZES[size])}").replace(math=math) for math in maths])
+        (
+            name,
+            [ConvProblem.parse(f"{direction}_f32_{text.format(**SIZES[size])}").replace(math=math) for math in maths],
+        )
         for name, text in GEOMETRIES.items()
         for direction in DIRECTIONS
     ]

@@ -8,9 +8,10 @@ import pytest
 from convdispatch_nvidia.packed.plan import NvidiaPlan
 from convdispatch_nvidia.winograd.plan import WinogradPlan
 
-from convdispatch import ConvProblem, reference
+from convdispatch import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.search.families import draw, entering, families, family_limit, plane_errors
+from convdispatch.measurement import reference
+from convdispatch.measurement.search.families import draw, entering, families, family_limit, plane_errors
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 
@@ -52,9 +53,8 @@ def check_families(queue, problem: ConvProblem, plan) -> None:
 @pytest.mark.parametrize("shape", list(PROBLEMS))
 def test_packed(queue, direction, shape, name):
     """A scale a row, a column and a summed index costs no digit; half1 errs as TF32 does."""
-    problem = ConvProblem.parse(f"{direction}_f32_{PROBLEMS[shape]}").replace(math="tf32" if name == "half1" else "ieee")
+    problem = ConvProblem.parse(f"{direction}_f32_{PROBLEMS[shape]}")
     plan = NvidiaPlan(queue.context, problem, {**TILE, "format": name}, "wgmma", emulate=True)
-    problem = problem.replace(math="float32")
     if name == "half1":
         worst = errors(queue, problem, plan, "normal")
         found = {family: errors(queue, problem, plan, family) for family in families(direction)}
@@ -64,14 +64,20 @@ def test_packed(queue, direction, shape, name):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_packed_joined_and_constant(queue, direction):
-    """Joined phases, windows, constant weights and mma find the same scales."""
+def test_joined(queue, direction):
+    """Phases that are joined, and what is folded, have their channels' scales."""
     problem = ConvProblem.parse(f"{direction}_f32_mb3ic6ih11iw10oc40kh5ph2sh2sw2")
-    extra = {"joined": True} if direction == "bwd_data" else {}
-    check_families(queue, problem, NvidiaPlan(queue.context, problem, {**TILE, "format": "half2", **extra}, "wgmma", emulate=True))
+    tile = {**TILE, "format": "half2", **({"joined": True} if direction == "bwd_data" else {})}
+    check_families(queue, problem, NvidiaPlan(queue.context, problem, tile, "wgmma", emulate=True))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_windows(queue, direction):
+    """Rows of a window, padded positions among them, have their images' scales; in fragments of mma."""
     problem = ConvProblem.parse(f"{direction}_f32_mb3ic24ih6iw5oc16kh3ph1")
     extra = {"window": True, "bn": 32} if direction != "bwd_weights" else {"wm": 2, "wn": 2}
-    check_families(queue, problem, NvidiaPlan(queue.context, problem, {**TILE, "format": "half2", "stages": 2, **extra}, "mma", emulate=True))
+    tile = {**TILE, "format": "half2", "stages": 2, **extra}
+    check_families(queue, problem, NvidiaPlan(queue.context, problem, tile, "mma", emulate=True))
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])

@@ -11,9 +11,9 @@ leading parts of the product; the product of the two small planes is left out.
 | ``bfloat2`` | bfloat16 + bfloat16 | 16 | 3 | float32's |
 | ``bfloat3`` | three bfloat16 | 24 | 6 | float32's |
 
-``half*`` planes hold the value times powers of two, one a row, one a column and one a summed index (``scales.py``), that
-bring a row's (column's) largest finite magnitude to 2^14. What is smaller than that by s bits keeps its bits up to
-s = 17 and loses one a bit below.
+``half*`` planes hold the value times powers of two, one a row, one a column and one a summed index (``scales.py``),
+that bring a row's (column's) largest finite magnitude to 2^14. What is smaller than that by s bits keeps its bits up
+to s = 17 and loses one a bit below.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class PointsJob(Job):
         return PointSource(name, 1, self.problem.g, c, size, self.format.planes, direct=True)
 
     def row_mark(self, m: str, per: str) -> str:
-        """OpenCL expression: which of A's marks a row has: tiles have their own, dy's channels theirs at every point."""
+        """OpenCL expression: which of A's marks a row has: tiles have their own; dy's channels' hold at all points."""
         return m
 
     def column_mark(self, n: str) -> str:

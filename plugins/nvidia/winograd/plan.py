@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -83,7 +82,8 @@ class WinogradPlan(NvidiaPlan):
         source = job.source if inner == "x" else job.places
         runs = [(j, 1) for j in range(data.inputs[1])] if data.tensor.nhwc else data.runs
         text = self._text("tiles.cl.mako", d=data, src=source, runs=runs, margin=margin(data.matrices),
-                          source_at=where.at[inner] // 2, tile_marks=where.tile_marks, operand=operand, tiles=_TILES, channels=_CHANNELS,
+                          source_at=where.at[inner] // 2, tile_marks=where.tile_marks, operand=operand,
+                          tiles=_TILES, channels=_CHANNELS,
                           beside=-(-data.channels // _CHANNELS))  # fmt: skip
         items = _TILES * _CHANNELS
         size = (-(-data.channels // _CHANNELS) * -(-data.rows // _TILES) * items,)
