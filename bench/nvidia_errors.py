@@ -1,10 +1,10 @@
 """Errors against float64 beside cuDNN's, on the same inputs: what each math mode costs in accuracy.
 
-    python bench/nvidia_errors.py [--samples N] [--jobs N]
+    python bench/nvidia_errors.py [--family NAME]... [--jobs N]
 
 Every solver's first configuration of each format, and every engine that cuDNN has for float32 without tensor cores,
-whether its heuristics name it or not, computes each layer; the figure is the norm of the sampled elements' differences
-over the norm of their expected values.
+whether its heuristics name it or not, computes each layer on data of each family (``families.py``). Whole results are
+compared, plane by plane; the figure is the root mean square of the planes' errors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+import pyopencl as cl
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +26,7 @@ from farm import Lost, farm
 
 from convdispatch.api import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.measurement import reference
+from convdispatch.measurement.search.families import draw, plane_errors
 from convdispatch.selection.loader import plugins
 
 LAYERS = [
@@ -45,10 +46,10 @@ PORTABLE = ("winograd.", "fft.", "implicitgemm.")
 _WORKER: dict = {}
 
 
-def _begin(samples: int) -> None:
+def _begin(names: tuple[str, ...]) -> None:
     from nvidia_values import Bench
 
-    _WORKER.update(bench=Bench("float32", 60_000_000), samples=samples)
+    _WORKER.update(bench=Bench("float32", 60_000_000), families=names)
 
 
 def _first_of_each_format(solver, problem: ConvProblem, info):
@@ -60,21 +61,12 @@ def _first_of_each_format(solver, problem: ConvProblem, info):
             yield config
 
 
-def _errors(problem: ConvProblem) -> dict[str, list[tuple[float, str]]]:
-    """By column: errors and what made them."""
+def _plans(problem: ConvProblem):
+    """(column, name, plan) of every solver and engine."""
     from convdispatch_cudnn.graph import candidates, engines, transforms_tiles
     from convdispatch_cudnn.plan import making
 
     bench = _WORKER["bench"]
-    bench.load(problem)
-    found: dict[str, list[tuple[float, str]]] = {column: [] for column in COLUMNS}
-    arrays = {name: np.resize(bench.blocks[place], shape) for name, (place, shape) in bench.arrays.items()}
-    expected = reference.sample(problem, reference.positions(problem, _WORKER["samples"]), **arrays)
-
-    def measure(column: str, name: str, plan) -> None:
-        _, got = bench.sampled(plan, problem, _WORKER["samples"])
-        found[column].append((reference.relative_error(got, expected), name))
-
     for math in ("ieee", "float32"):
         asked = problem.replace(math=math)
         for name, solver in plugins().solvers.items():
@@ -82,8 +74,10 @@ def _errors(problem: ConvProblem) -> dict[str, list[tuple[float, str]]]:
             if owner and not solver.rejects(asked, bench.info):
                 for config in _first_of_each_format(solver, asked, bench.info):
                     shown = " ".join((name, config.get("format", ""))).strip()
-                    measure(f"{owner} {math}", shown, solver.plan(bench.context, asked, config))
+                    yield f"{owner} {math}", shown, solver.plan(bench.context, asked, config)
     cudnn = plugins().solvers["cudnn.convolution"]
+    if cudnn.rejects(problem, bench.info):
+        return
     with making(bench.device) as handle:
         offered = candidates(problem, handle)
         named = {candidate.engine for candidate in offered}
@@ -94,8 +88,33 @@ def _errors(problem: ConvProblem) -> dict[str, list[tuple[float, str]]]:
         except Exception:  # an engine that the heuristics name and that makes no plan
             continue
         column = "cudnn winograd" if transforms_tiles(problem, candidate) else "cudnn"
-        measure(column, f"engine {candidate.engine}", plan)
+        yield column, f"engine {candidate.engine}", plan
+
+
+def _errors(problem: ConvProblem) -> dict[str, dict[str, list[tuple[float, float, str]]]]:
+    """By family and column: root mean square and largest of the planes' errors, and what made them."""
+    bench = _WORKER["bench"]
+    bench.load(problem)
+    made, exact = list(_plans(problem)), bench.exact(problem)
+    found: dict[str, dict] = {}
+    for family in _WORKER["families"]:
+        columns = found[family] = {column: [] for column in COLUMNS}
+        for name, array in draw(family, problem).items():
+            cl.enqueue_copy(bench.queue, bench.memory[name], array)
+        expected, squares = (_read(bench, bench.expected(problem, exact, square), np.float64) for square in (0, 1))
+        for column, name, plan in made:
+            cl.enqueue_fill_buffer(bench.queue, bench.out, np.uint8(0xFF), 0, expected.size * 4)
+            bench.enqueue(plan).wait()
+            got = _read(bench, bench.out, np.float32)
+            planes = plane_errors(problem, got, expected, np.sqrt(squares))
+            columns[column].append((float(np.sqrt((planes**2).mean())), float(planes.max()), name))
     return found
+
+
+def _read(bench, buffer, dtype) -> np.ndarray:
+    out = np.empty(bench.problem.out_shape, dtype)
+    cl.enqueue_copy(bench.queue, out, buffer)
+    return out
 
 
 def _cell(errors: list) -> str:
@@ -103,30 +122,31 @@ def _cell(errors: list) -> str:
 
 
 @click.command()
-@click.option("--samples", default=256, show_default=True)
+@click.option("--family", "names", multiple=True, default=("normal", "scaled"), show_default=True)
 @click.option("--jobs", default=10, show_default=True)
 @click.option("--budget", default=120.0, show_default=True, help="Seconds after which no result is awaited.")
-def main(samples: int, jobs: int, budget: float) -> None:
-    """Print the least and the largest error of each column by layer and direction."""
+def main(names: tuple[str, ...], jobs: int, budget: float) -> None:
+    """Print the least and the largest error of each column by family, layer and direction."""
     problems = [ConvProblem.parse(f"{direction}_f32_{text}") for direction in DIRECTIONS[::-1] for text in LAYERS]
     console, rows = Console(width=230), {}
     until = time.monotonic() + budget
-    for done in farm(jobs, _begin, (samples,), _named, problems, until=until, task_s=budget):
+    for done in farm(jobs, _begin, (names,), _named, problems, until=until, task_s=budget):
         if isinstance(done, Lost):
             console.print(f"lost {done.task}: {done.why}")
         else:
             rows[done[0]] = done[1]
     if os.environ.get("OUT"):
         Path(os.environ["OUT"], "errors.json").write_text(json.dumps(rows))
-    table = Table(title="relative error: least and largest of the solvers or engines (how many)")
-    for heading in ("problem", *COLUMNS, "nvidia's largest, ieee", "float32"):
-        table.add_column(heading, no_wrap=True)
-    for problem in map(str, problems):
-        if problem in rows:
-            row = rows[problem]
-            largest = [max(row[column])[1].removeprefix("nvidia.") for column in COLUMNS[:2]]
-            table.add_row(problem, *(_cell(row[column]) for column in COLUMNS), *largest)
-    console.print(table)
+    for family in names:
+        table = Table(title=f"{family}: least and largest of the solvers or engines (how many)")
+        for heading in ("problem", *COLUMNS, "nvidia's largest, ieee", "float32"):
+            table.add_column(heading, no_wrap=True)
+        for problem in map(str, problems):
+            if problem in rows:
+                row = rows[problem][family]
+                largest = [max(row[column], default=("", "", ""))[2].removeprefix("nvidia.") for column in COLUMNS[:2]]
+                table.add_row(problem, *(_cell(row[column]) for column in COLUMNS), *largest)
+        console.print(table)
 
 
 def _named(problem: ConvProblem) -> tuple[str, dict]:

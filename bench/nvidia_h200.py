@@ -5,8 +5,8 @@
     python bench/nvidia_h200.py compare --dtype float16 --layout nhwc
 
 ``compare`` builds the most promising configurations of every solver on all cores, times them on the device alone, and
-keeps the fastest of each layer; "first" is the one that the costs choose without a search. Sampled elements are
-compared with float64.
+keeps the fastest of each layer; "first" is the one that the costs choose without a search. Whole results are compared
+on the device with those of the portable solver in float64.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import faulthandler
 import fcntl
 import itertools
 import json
+import math
 import os
 import sys
 import time
@@ -113,7 +114,7 @@ def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
             except Exception as error:
                 row["notes"].append(f"{each.name} {config}: {str(error)[:300]}")
     bench.load(problem)
-    found = None
+    exact = bench.exact(problem) if check and options["check"] else None
     # Twice, the device let go between: other processes' beginnings disturb what is timed for a while.
     with _alone():
         first = _times(tried, plans)
@@ -125,10 +126,8 @@ def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
         if plans:
             best = min(range(len(plans)), key=lambda number: row["timed"][number][0])
             row["ms"], row["solver"], row["cost"], row["config"] = row["timed"][best]
-            if check and options["check"]:
-                found = bench.sampled(plans[best], problem, options["check"])
-    if found is not None:
-        row["error"] = bench.error(problem, *found)
+            if exact is not None:
+                row["error"] = bench.error(plans[best], problem, exact)
     return row
 
 
@@ -171,13 +170,14 @@ def _explore(line: str) -> str:
             return f"misfit {plan.job.misfit}: {line}"
         built = time.perf_counter() - start
         bench.load(problem)
+        exact = bench.exact(problem)
         with _alone():
             ms, each = bench.time(plan, _WORKER["options"]["seconds"]), ""
             if all(isinstance(step, Launch) for step in getattr(plan, "_steps", (None,))):
                 each = f", launches {bench.launches(plan)}"
-            found = bench.sampled(plan, problem, _WORKER["options"]["check"])
+            error = bench.error(plan, problem, exact)
         return (f"{text} {ms:8.4f} ms {problem.flops / ms / 1e9:6.1f} TF{each}"
-                f" err {bench.error(problem, *found):.1e} build {built:.1f} s {engine} {config}")  # fmt: skip
+                f" err {error:.1e} build {built:.1f} s {engine} {config}")  # fmt: skip
     except Exception as failure:
         return f"FAILED {line}: {str(failure)[:600]} {str(getattr(failure, 'log', ''))[:1500]}"
 
@@ -186,7 +186,6 @@ def _explore(line: str) -> str:
 @click.argument("file")
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--seconds", default=0.006, show_default=True)
-@click.option("--check", default=12, show_default=True)
 @click.option("--jobs", default=12, show_default=True)
 @click.option("--budget", default=60.0, show_default=True)
 def explore(file: str, dtype: str, jobs: int, budget: float, **options) -> None:
@@ -214,21 +213,21 @@ def _begin_torch() -> None:
 @click.option("--tries", default=2, show_default=True, help="Configurations of each solver in _TRIED; others: one.")
 @click.option("--near", default=2.0, show_default=True, help="Tried if predicted within so many times of the least.")
 @click.option("--known", default=None, help="JSON of an earlier run, whose two fastest of a problem are tried too.")
-@click.option("--math", default="float32", show_default=True)
+@click.option("--math", "mode", default="float32", show_default=True)
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--layout", default="nchw", show_default=True)
 @click.option("--seconds", default=0.006, show_default=True, help="A timing batch.")
 @click.option("--torch/--no-torch", "peer", default=True)
-@click.option("--check", default=24, show_default=True, help="Sampled elements; 0: none.")
+@click.option("--check/--no-check", default=True)
 @click.option("--check-every", default=1, show_default=True, help="Check one layer in so many.")
 @click.option("--budget", default=200.0, show_default=True, help="Seconds after which no further result is awaited.")
 @click.option("--jobs", default=5, show_default=True, help="Processes that build and check.")
 @click.option("--label", default="compare", show_default=True, help="Name of the JSON file in $OUT.")
-def compare(nets, directions, layers, math, dtype, layout, budget, jobs, label, **options) -> None:
+def compare(nets, directions, layers, mode, dtype, layout, budget, jobs, label, **options) -> None:
     """Every layer of the nets beside cuDNN."""
     begun, rows = time.perf_counter(), []
     work = [
-        (net, entry.name, entry.problem.replace(direction=direction, math=math, dtype=dtype, layout=layout))
+        (net, entry.name, entry.problem.replace(direction=direction, math=mode, dtype=dtype, layout=layout))
         for net, direction in itertools.product(nets, directions)
         for entry in shapes.load(net)
         if not layers or entry.name in layers
@@ -266,7 +265,10 @@ def compare(nets, directions, layers, math, dtype, layout, budget, jobs, label, 
     if os.environ.get("OUT"):
         Path(os.environ["OUT"], label + ".json").write_text(json.dumps({"rows": rows}))
     took = time.perf_counter() - begun
-    print(f"\n{label}: net  dir  ours ms (first)  torch ms  ratio  worst; {took:.0f} s")
+    ratios = [row["torch"] / row["timed"][0][0] for row in rows if row["torch"] == row["torch"]]
+    mean = math.exp(sum(map(math.log, ratios)) / max(1, len(ratios)))
+    print(f"\n{label}: {len(ratios)} layers, geometric mean of the peer's time over the first choice's {mean:.2f}")
+    print(f"{label}: net  dir  ours ms (first)  torch ms  ratio (first's)  worst; {took:.0f} s")
     for net, direction in itertools.product(nets, directions):
         part = [row for row in rows if (row["net"], row["direction"]) == (net, direction)]
         if part:
@@ -274,6 +276,7 @@ def compare(nets, directions, layers, math, dtype, layout, budget, jobs, label, 
             first = sum(row["timed"][0][0] for row in part)
             worst = sorted(part, key=lambda row: row["torch"] / row["ms"])[:4]
             print(f"{net:9} {SHORT[direction]:3} {mine:8.3f} ({first:8.3f}) {theirs:10.3f} {theirs / mine:6.2f}"
+                  f" ({theirs / first:.2f})"
                   f" errors to {max(row.get('error', 0) for row in part):.1e}  "
                   + ", ".join(f"{row['layer']} {row['torch'] / row['ms']:.2f}" for row in worst))  # fmt: skip
 
