@@ -179,13 +179,15 @@ def test_math_chooses_engines():
     graph = importlib.import_module("convdispatch_cudnn.graph")
     problem = ConvProblem.parse(SHAPES[0])
 
-    def allowed(math, notes=(), engine=1, direction="fwd", dtype="float32"):
+    def allowed(math, notes=(), engine=1, direction="fwd", dtype="float32", **changes):
         candidate = types.SimpleNamespace(notes=frozenset(notes), engine=engine)
-        return graph._allowed(problem.replace(math=math, direction=direction, dtype=dtype), candidate)
+        return graph._allowed(problem.replace(math=math, direction=direction, dtype=dtype, **changes), candidate)
 
     assert [allowed(math, [graph.TENSOR_CORE]) for math in ("float32", "ieee", "tf32", "fast")] == [0, 0, 1, 1]
     assert [allowed(math, [graph.DOWN_CONVERT]) for math in ("float32", "ieee", "tf32", "fast")] == [0, 0, 0, 1]
     assert [allowed(math, [graph.WINOGRAD]) for math in ("float32", "ieee", "tf32", "fast")] == [1, 0, 1, 1]
+    wide = {"kh": 5, "kw": 5, "ph": 2, "pw": 2, "ph_r": 2, "pw_r": 2}  # tiles that err by more than TF32 does
+    assert [allowed(math, [graph.WINOGRAD], **wide) for math in ("float32", "ieee", "tf32", "fast")] == [0, 0, 0, 1]
     assert allowed("float32", [graph.TENSOR_CORE], dtype="float16")
     assert not allowed("ieee", engine=17, direction="bwd_weights")
     assert allowed("ieee", engine=17)

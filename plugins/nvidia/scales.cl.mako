@@ -5,6 +5,7 @@
 ## norms   the second operand's (Planes, its table in bytes, its norms in ints), or None
 ## marks   (Planes, its table in bytes, its norms and marks in ints, +1 for A and -1 for B)
 %if planes:
+inline float finite(float v) { return fabs(v) <= 3.4028235e38f ? fabs(v) : 0; }
 // The exponent of a plane's largest finite magnitude, biased as float32's; 0 where all are zero, infinite or NaN. A work
 // group looks through SIDE planes of neighbouring channels, LANES items each.
 <% args = ", ".join(f"global const float *restrict from{i}, global uchar *restrict to{i}" for i in range(len(planes))) %>\
@@ -30,11 +31,15 @@ void exponents(${args}) {
     to = to${i} + ${at}L + ${p.cell("group", "outer", "channel", "part")};
     if (channel < ${p.channels}) {
       global const float *from = from${i} + (long)group * ${p.steps[0]} + (long)outer * ${p.steps[1]} + (long)channel * ${p.steps[2]};
-      const int begin = ${f"(int)((long){p.pixels} * part / {p.parts})"}, end = ${f"(int)((long){p.pixels} * (part + 1) / {p.parts})"};
+      const int begin = ${f"(int)((long){p.reads} * part / {p.parts})"}, end = ${f"(int)((long){p.reads} * (part + 1) / {p.parts})"};
 #pragma unroll 8
       for (int i = begin + lane; i < end; i += ${p.lanes}) {
-        const float v = fabs(from[(long)i * ${p.steps[3]}]);
-        if (v <= 3.4028235e38f) most = max(most, v);
+% if p.width == 4:
+        const float4 q = ((global const float4 *)from)[i];
+        most = max(max(max(most, finite(q.x)), max(finite(q.y), finite(q.z))), finite(q.w));
+% else:
+        most = max(most, finite(from[(long)i * ${p.steps[3]}]));
+% endif
       }
     }
     rest = -1;

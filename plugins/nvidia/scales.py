@@ -39,7 +39,7 @@ _LEAST = 127 - 112
 _NOTHING = -400
 """The norm of a summed index at which B holds nothing: what it meets becomes zero."""
 _REACH = 10
-_ITEMS, _GROUPS = 256, 512
+_ITEMS, _GROUPS, _READS = 256, 512, 16
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,16 @@ class Planes:
         return self.steps[2] == 1 and self.channels > 1
 
     @property
+    def width(self) -> int:
+        """Pixels that are read at once."""
+        return 4 if self.steps[3] == 1 and self.pixels % 4 == 0 else 1
+
+    @property
+    def reads(self) -> int:
+        """Reads of a plane."""
+        return self.pixels // self.width
+
+    @property
     def lanes(self) -> int:
         """Work items of a plane."""
         return _ITEMS // self.side
@@ -81,7 +91,7 @@ class Planes:
     @property
     def side(self) -> int:
         """Planes of a work group, of neighbouring channels."""
-        most = 32 if self.near and self.pixels >= 8 else max(1, _ITEMS // _power(-(-self.pixels // 12)))
+        most = 32 if self.near and self.pixels >= 8 else max(1, _ITEMS // _power(-(-self.reads // _READS)))
         return min(_power(self.channels), most)
 
     @property
@@ -93,7 +103,7 @@ class Planes:
     def parts(self) -> int:
         """Parts of a plane, which work groups share, where planes are few."""
         whole = self.groups * self.outer * self.blocks
-        return max(1, min(_GROUPS // whole, self.pixels // (8 * self.lanes)))
+        return max(1, min(_GROUPS // whole, self.reads // (8 * self.lanes)))
 
     @property
     def work_groups(self) -> int:

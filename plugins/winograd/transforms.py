@@ -94,9 +94,21 @@ def transform(m: int, r: int, points: tuple[Fraction, ...] | None = None, once: 
     if once == "g":
         g = [[value / norm for value in row] for row, norm in zip(g, norms, strict=True)]
     else:
-        a = [[value / norm for value in row] for row, norm in zip(a, norms, strict=True)]
+        raised = [_raised(row) for row in g]
+        g = [[value / power for value in row] for row, power in zip(g, raised, strict=True)]
+        a = [[value * power / norm for value in row] for row, power, norm in zip(a, raised, norms, strict=True)]
     at = [list(column) for column in zip(*a, strict=True)]
     return Transform(m, r, finite, _freeze(at), _freeze(g), _freeze(bt))
+
+
+def _raised(row: list[Fraction]) -> Fraction:
+    """The power of two below a row's largest value from 8 on, else 1: what leaves ``g`` for ``at``.
+
+    Products of transformed tiles then stay near the results' size, and overflow hardly before these do; below 8 it is
+    not worth an operation.
+    """
+    most = math.floor(math.log2(max(map(abs, row))))
+    return Fraction(2**most if most >= 3 else 1)
 
 
 def _monic(roots: tuple[Fraction, ...] | list[Fraction], size: int) -> list[Fraction]:

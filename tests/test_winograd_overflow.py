@@ -1,0 +1,57 @@
+"""Winograd's intermediates are larger than its results: from which magnitude on they are infinite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyopencl as cl
+import pytest
+from convdispatch_winograd.cpu import solvers as cpu_solvers
+from convdispatch_winograd.gpu import gpu_solvers
+from plans import SMALL
+
+from convdispatch import ConvProblem
+from convdispatch.api.device import DeviceInfo
+from convdispatch.api.problem import DIRECTIONS
+from convdispatch.device import runtime
+from convdispatch.measurement import reference
+
+pytestmark = pytest.mark.usefixtures("item_by_item")
+
+SOLVERS = {solver.name: solver for solver in (*cpu_solvers(), *gpu_solvers())}
+LINES = {3: "mb8ic16ih24iw24oc16kh3ph1", 5: "mb8ic16ih24iw24oc16kh5ph2", 7: "mb8ic16ih24iw24oc16kh7ph3"}
+
+
+def error(queue, problem: ConvProblem, solver, magnitude: float) -> float:
+    """Relative error of normal data times ``magnitude``, both operands; infinite where the result is not finite."""
+    random = np.random.default_rng(7)
+    host = {name: np.full(getattr(problem, name + "_shape"), np.nan, np.float32) for name in "xwy"}
+    for name in "xwy":
+        if name != problem.written:
+            host[name] = (random.standard_normal(host[name].shape) * magnitude).astype(np.float32)
+    config = next(iter(solver.configs(problem, _device(queue, solver))))
+    plan, flags = solver.plan(queue.context, problem, config), cl.mem_flags.READ_WRITE
+    given = {k: cl.Buffer(queue.context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf=v) for k, v in host.items()}
+    scratch = cl.Buffer(queue.context, flags, max(4, plan.workspace_size))
+    plan.enqueue(queue, given["x"], given["w"], given["y"], scratch)
+    cl.enqueue_copy(queue, host[problem.written], given[problem.written])
+    read = {name: host[name] for name in "xwy" if name != problem.written}
+    return reference.relative_error(host[problem.written], reference.compute(problem, **read))
+
+
+def _device(queue, solver) -> DeviceInfo:
+    return SMALL if ".tiled" in solver.name or ".fused" in solver.name else runtime.device_info(queue.device)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", list(SOLVERS))
+def test_finite_at_1e16(queue, name, direction):
+    """Operands of 1e16 each overflow nowhere; nor did F(6, 3) and F(4, 5) where their weights' gradients did, at 1e17."""
+    solver = SOLVERS[name]
+    problem = ConvProblem.parse(f"{direction}_f32_{LINES[int(name[-1])]}")
+    why = (getattr(solver, "limits", None) or solver.rejects)(problem, _device(queue, solver))
+    if why:
+        pytest.skip(why)
+    normal = error(queue, problem, solver, 1.0)
+    assert error(queue, problem, solver, 1e16) < 2 * normal
+    if direction == "bwd_weights":
+        assert error(queue, problem, solver, 1e17) < 2 * normal
