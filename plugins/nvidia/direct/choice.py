@@ -19,7 +19,7 @@ from .job import DirectJob, DirectTile
 
 __all__ = ["choices", "formats", "seconds"]
 
-_CLOCK = 1.7e9
+_CLOCK = 1.62e9
 _MACS = {8: 500, 16: 1000}  # multiply-adds a cycle that a multiprocessor reaches through mma.sync, TF32 and bfloat16
 _COPIED = 46.0  # bytes a cycle from the L2 cache into local memory, 16 a copy
 _NARROW = {4: 1.0, 2: 2.2, 1: 2.5}  # in times of it, by the numbers of a copy

@@ -18,7 +18,7 @@ from .tile import Tile
 
 __all__ = ["Job"]
 
-_INT = 2**31
+_INT, _PACKERS = 2**31, 2**16
 
 
 @dataclass(frozen=True)
@@ -193,6 +193,12 @@ class Job:
     def weight_chunks(self) -> int:
         """Chunks of eight source channels that weights are packed for."""
         return -(-self.walk.c // self.tile.bk) * self.tile.bk // 8 if self.tile.window else self.walk.c8
+
+    @functools.cached_property
+    def tap_parts(self) -> int:
+        """Work items that share a chunk's taps while weights are packed: few chunks would wait for tap after tap."""
+        items = self.walk.groups * self.n_tiles * self.tile.bn * self.weight_chunks
+        return max(1, min(max(phase.volume for phase in self.walk.phases), _PACKERS // items))
 
     @functools.cached_property
     def direct_weights(self) -> bool:

@@ -55,17 +55,17 @@ inline void put8(global ushort *out, const VALUE_TYPE *v, long plane) {
 }
 % for name, kind, groups, at in pieces:
 % if kind == "weights":
-// An item packs eight k's of one row in every tap. Neighbours take what lies nearer: chunks of a row, or (data gradient)
-// rows, whose weights are neighbours where the taps or the channels are last.
+// An item packs eight k's of one row in every tap (where weights are few, in every ${job.tap_parts}th). Neighbours take what
+// lies nearer: chunks of a row, or (data gradient) rows, whose weights are neighbours where taps or channels are last.
 inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn) {
 <% rows = job.n_tiles * t.bn; by_row = problem.direction == "bwd_data" and not geo.joined %>\
-  const int q = ${f"id / {rows} % {c8}" if by_row else f"id % {c8}"}, row = ${f"id % {rows}" if by_row else f"id / {c8} % {rows}"}, group = id / ${c8 * rows};
-  if (group >= ${geo.groups}) return;
+  const int q = ${f"id / {rows} % {c8}" if by_row else f"id % {c8}"}, row = ${f"id % {rows}" if by_row else f"id / {c8} % {rows}"}, group = id / ${c8 * rows} % ${geo.groups}, part = id / ${c8 * rows * geo.groups};
+  if (part >= ${job.tap_parts}) return;
   const int n = row % ${t.bn}, n_tile = row / ${t.bn};
   packed += ((long)group * ${sum(job.slices)} * ${job.n_tiles} + n_tile) * ${job.weight_slice} + n * ${t.bk};
 % for number, p in enumerate(geo.phases):
 % if p.volume:
-  for (int tap = 0; tap < ${p.volume}; ++tap) {
+  for (int tap = part; tap < ${p.volume}; tap += ${job.tap_parts}) {
     const int z = tap / ${p.taps[1] * p.taps[2]} * ${geo.tap_step[0]} + ${p.tap0[0]};
     const int y = tap / ${p.taps[2]} % ${p.taps[1]} * ${geo.tap_step[1]} + ${p.tap0[1]};
     const int x = tap % ${p.taps[2]} * ${geo.tap_step[2]} + ${p.tap0[2]};
@@ -105,7 +105,7 @@ numbers = [(f"row / {icg * parts[1] * parts[2]}", problem.pd, problem.sd, proble
     put8(packed + (long)slice * ${job.n_tiles * job.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, ${t.bn * t.bk});
   }
 % if not t.window:
-  if (q == 0)
+  if (q == 0 && part == 0)
     for (int k = ${job.depth(p)}; k < ${job.slices[number] * t.bk // 8}; ++k) {
       const VALUE_TYPE v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
       const int chunk = k % ${t.bk // 8};

@@ -82,7 +82,7 @@ class NvidiaPlan(StepPlan):
         pieces, given = [], []
         for name, source in tensors:
             if source is None:
-                items = job.walk.groups * job.n_tiles * job.tile.bn * job.weight_chunks
+                items = job.walk.groups * job.n_tiles * job.tile.bn * job.weight_chunks * job.tap_parts
             else:
                 places = source.images * source.pixels
                 if job.problem.layout == "nhwc":

@@ -1,7 +1,6 @@
 """Which tiles ``nvidia.winograd`` tries, and in which order: the product's model, and what the transforms move.
 
-Fitted to 188 timings on an H200 (0.08 root mean square of the logarithm; on these same timings the tile chosen among
-those timed of a problem loses 1.2 %).
+Fitted to 162 timings on an H200 (0.06 root mean square of the logarithm).
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from .job import Points, PointsTile
 __all__ = ["choices", "seconds"]
 
 _CLOCK = 1.7e9
-_LAUNCH = 4.6e-6  # seconds, with the pause before it
-_SCALE, _SPLIT, _INVERSE = 2.4e12, 4.6e12, 2.8e12  # bytes a second: looked through, into planes, out of products
-_BUSY, _MEMORY = 0.98, 4.2e12  # of the product's modelled cycles; bytes a second of what it reads and writes
+_LAUNCH = 5.8e-6  # seconds, with the pause before it
+_SCALE, _SPLIT, _INVERSE = 4.0e12, 5.0e12, 2.6e12  # bytes a second: looked through, into planes, out of products
+_BUSY, _MEMORY = 0.97, 3.6e12  # of the product's modelled cycles; bytes a second of what it reads and writes
 _FORMAT = "half2"
 _MOST = 16
 _SHAPES = (
@@ -44,8 +43,8 @@ def seconds(points: Points, units: int) -> float:
     moved = planes + job.weights_bytes + job.partial_bytes
     product = math.hypot(_BUSY * product_cycles(job, units) / _CLOCK, moved / _MEMORY)
     passes = planes / _SPLIT + job.partial_bytes * (1 if tile.split == 1 else 1.5) / _INVERSE
-    total = tile.pieces * (product + passes + 3 * _LAUNCH) + (2 + (not job.data) + (tile.split > 1)) * _LAUNCH
-    return total + read * (1 / _SCALE + 1 / _SPLIT) + weights * 1.5 / _SCALE + written / _INVERSE
+    total = tile.pieces * (product + passes + 3 * _LAUNCH) + (4 + (not job.data) + (tile.split > 1)) * _LAUNCH
+    return total + read * (1 / _SCALE + 1 / _SPLIT) + weights * 2.5 / _SCALE + written / _INVERSE
 
 
 def _tiles(problem: ConvProblem) -> Iterator[PointsTile]:
