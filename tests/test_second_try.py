@@ -145,6 +145,22 @@ def test_what_the_result_does_not_read_has_a_second_try(worker, broken, name):
     np.testing.assert_array_equal(got.get(), EXPECTED)
 
 
+@pytest.mark.parametrize("name", ["test.half", "test.early", "test.foreign"])
+def test_numpy_arrays(worker, broken, name):
+    broken(name)
+    with pytest.warns(ConvDispatchWarning, match=f"{name} is set aside"):
+        np.testing.assert_array_equal(conv(X, W, queue=worker), EXPECTED)
+    broken(name)
+    out = np.full(PROBLEM.y_shape, 3, np.float32)
+    if name == "test.early":
+        with pytest.warns(ConvDispatchWarning, match="set aside"):
+            conv(X, W, out=out, accumulate=True, queue=worker)
+        np.testing.assert_array_equal(out, EXPECTED + 3)
+    else:
+        with pytest.warns(ConvDispatchWarning, match="set aside"), pytest.raises(PlanFailed):
+            conv(X, W, out=out, accumulate=True, queue=worker)
+
+
 # --- a full device ----------------------------------------------------------------------------------------------------
 
 

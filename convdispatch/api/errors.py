@@ -8,7 +8,7 @@ ConvDispatchError
  ├─ NoSolver                          every solver refused; ``reasons`` maps solver to sentence
  ├─ BuildFailed                       a kernel did not compile; ``log`` holds the compiler's words
  ├─ PlanFailed                        a plan failed when it ran and fallback was off or exhausted
- ├─ MemoryLimit (MemoryError)         a device's memory limit would be passed
+ ├─ MemoryLimit (MemoryError)         a device's memory, or the limit set for it, does not suffice
  ├─ Frozen                            frozen() forbade a compilation, allocation, timing or file access
  └─ PluginError                       a plugin broke its contract
 
@@ -84,7 +84,7 @@ class PlanFailed(ConvDispatchError):
 
 
 class MemoryLimit(ConvDispatchError, MemoryError):
-    """The memory that a caller allowed a device's pools does not suffice."""
+    """A device's memory, or what a caller allowed its pools, does not suffice."""
 
 
 class Frozen(ConvDispatchError):

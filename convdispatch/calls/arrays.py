@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..api.dtypes import DTYPES
-from ..api.errors import InvalidArgument
+from ..api.errors import InvalidArgument, MemoryLimit
 from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import host, memory, runtime
@@ -102,7 +102,13 @@ class Call:
         if out is not None and (out.shape != self.out_shape or out.dtype != self.dtype):
             self._check_out(out)
         run = self._run_host if self.host else self._run_device
-        return run(operands, bias, residual, self._queue(operands[self._lead], queue))
+        try:
+            return run(operands, bias, residual, self._queue(operands[self._lead], queue))
+        except MemoryError as error:
+            if isinstance(error, MemoryLimit):
+                raise
+            shape = self.out_shape
+            raise MemoryLimit(f"the host has no memory left for a result of shape {shape}: {error}") from error
 
     def _queue(self, lead: Any, queue: Any) -> Any:
         queue = queue if queue is not None else runtime.queue() if self.host else lead.queue

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from ..api.errors import MemoryLimit
 from ..api.policy import current_policy, forbid_when_frozen
 from .cuda import CudaError, cuda_of, prompt
+from .limits import must_fit
+from .platforms import device_info
 from .sharedpool import OWN, SMALLEST, Arena, SharedPool, cuda_address, out_of_order, shared_block
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ __all__ = [
     "with_room",
 ]
 
+_LARGE = 1 << 27
+"""Bytes from which a block is compared with what the device allocates at most: few are, for asking takes time."""
 _lock = threading.RLock()
 _pools: dict[Any, Any] = {}
 """By queue; the keys are references of our own."""
@@ -104,7 +108,13 @@ def _all() -> list[tuple[Any, Any]]:
 
 def _take(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
     """A pool's block; where the device is full, after what waits for its next use in any pool has gone back."""
+    _must_fit(queue, size)
     return with_room(queue.device, lambda: pool.allocate(size, **options))
+
+
+def _must_fit(queue: cl.CommandQueue, size: int) -> None:
+    if size > _LARGE:
+        must_fit(device_info(queue.device), 1, {"a block": (size,)})
 
 
 def with_room(device: cl.Device, allocate: Callable[[], Any]) -> Any:
@@ -115,12 +125,12 @@ def with_room(device: cl.Device, allocate: Callable[[], Any]) -> Any:
     try:
         return allocate()
     except Exception as error:
-        if not out_of_memory(error) or not make_room(device):
+        if not (out_of_memory(error) or type(error) is MemoryError) or not make_room(device):
             raise
         try:
             return allocate()
         except Exception as again:
-            if out_of_memory(again):
+            if out_of_memory(again) or type(again) is MemoryError:
                 raise full(device, again) from again
             raise
 
@@ -302,6 +312,7 @@ def fresh(queue: cl.CommandQueue, size: int, content: Any = None) -> cl.MemoryOb
     if type(pool) is not SharedPool:
         flags = cl.mem_flags.READ_WRITE | (0 if content is None else cl.mem_flags.COPY_HOST_PTR)
         size = 0 if content is not None else max(size, 1)
+        _must_fit(queue, size)
         return with_room(queue.device, lambda: cl.Buffer(queue.context, flags, size, hostbuf=content))
     memory = _take(pool, queue, max(size, OWN), kept=False)
     if content is not None:

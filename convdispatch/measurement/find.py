@@ -39,9 +39,11 @@ def find(
     policy and this process only; with ``store=False`` they are not recorded at all. The policy's solver pin,
     determinism and workspace limit apply.
 
-    Raises InvalidArgument for a problem without work, NoDevice, and Frozen inside ``frozen()``.
+    Raises InvalidArgument for a problem without work, MemoryLimit for one that the device cannot hold, NoDevice, and
+    Frozen inside ``frozen()``.
     """
     from ..device import runtime
+    from ..device.limits import problem_must_fit
     from .search import Search, afterwards
 
     problem = ConvProblem.parse(problem) if isinstance(problem, str) else problem
@@ -50,11 +52,13 @@ def find(
     if budget_ms is not None and not budget_ms > 0:
         raise InvalidArgument(f"budget_ms must be above 0, got {budget_ms!r}")
     forbid_when_frozen("measure")
+    found = runtime.find_device(device)
+    problem_must_fit(problem, runtime.device_info(found))
     policy = current_policy()
     limits = [limit for limit in (workspace_limit, policy.workspace_limit) if limit is not None]
     search = Search(
         problem,
-        runtime.find_device(device),
+        found,
         policy,
         budget_ms=budget_ms,
         workspace_limit=min(limits, default=None),

@@ -11,6 +11,7 @@ from ..api.errors import InvalidArgument
 from ..calls.arguments import per_axis
 from ..device import runtime
 from ..device.kernels import Launch, build, config_macros, keeps_programs, kernel_text
+from ..device.limits import must_fit
 from ..device.tracing import operation
 from ..elementwise import reduce
 from ..tape import Rectified, current_tape
@@ -140,6 +141,7 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
     mb, channels, *_ = _sizes(x, layout)
     size = (values["oh"], values["ow"])
     shape = (mb, channels, *size) if layout == "nchw" else (mb, *size, channels)
+    must_fit(runtime.device_info(x.queue.device), x.dtype.itemsize, {"x": x.shape, "the result": shape})
     y = Tensor.empty(shape, x.dtype, x.queue)
     if not y.size:
         return y

@@ -34,6 +34,7 @@ from ..api.solver import Solver
 from ..device import runtime
 from ..device.commands import thread
 from ..device.kernels import Programs
+from ..device.limits import problem_must_fit
 from ..device.memory import full, make_room, out_of_memory, with_room
 from ..device.sharedpool import out_of_order
 from . import asking, lockfile, verdicts
@@ -222,13 +223,14 @@ def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = N
     """The plan to run for a problem: kept, or chosen and compiled now.
 
     A candidate whose plan cannot be made is quarantined with a warning and the next one is tried, unless the policy
-    says ``fallback=False``. Raises NoSolver, PlanFailed, Frozen.
+    says ``fallback=False``. Raises MemoryLimit for what the device cannot hold, NoSolver, PlanFailed, Frozen.
     """
     policy = policy or current_policy()
     key = (context, problem, policy.selection)
     prepared = _plans.get(key)
     if prepared is None:
         forbid_when_frozen(f"plan {problem}")
+        problem_must_fit(problem, runtime.device_info(context.devices[0]))
         return _plans.make(key, lambda: _first_that_plans(problem, context, policy))
     thread.built += prepared.nbytes
     return prepared
@@ -349,8 +351,8 @@ def run(
                     f"{name} failed on {problem} after it may have begun to write the result, which it reads too: no "
                     f"other solver can start from there, so what the result holds is undefined; {words(error)}"
                 ) from error
-            if out_of_order(queue):
-                wait_for = [*(wait_for or ()), runtime.pending(queue)]  # what the failed plan enqueued still runs
+            if out_of_order(real := getattr(queue, "queue", queue)):
+                wait_for = [*(wait_for or ()), runtime.pending(real)]  # what the failed plan enqueued still runs
             prepared = prepare(problem, prepared.context, policy)
 
 

@@ -11,6 +11,7 @@ from ..api.errors import NoSolver
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..device import runtime
+from ..device.limits import problem_must_fit
 from ..device.rates import rates
 from .asking import Fault, ask
 from .derivation import Derived
@@ -87,10 +88,12 @@ def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
     """Every solver's answer to a problem: refused and why, or accepted and in which place, and the choice's source.
 
     ``problem`` may be text; ``device`` is what ``runtime.find_device`` takes. Compiles nothing, runs nothing.
+    Raises MemoryLimit for what the device cannot hold.
     """
     if isinstance(problem, str):
         problem = ConvProblem.parse(problem)
     info = device if isinstance(device, DeviceInfo) else runtime.device_info(runtime.find_device(device))
+    problem_must_fit(problem, info)
     while True:
         try:
             ranked = rank(problem, info)

@@ -1,0 +1,48 @@
+"""Whether what a call reads and writes can be on a device at all; asked before anything is planned or allocated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ..api.device import DeviceInfo
+from ..api.errors import MemoryLimit
+from ..api.problem import ConvProblem
+
+__all__ = ["must_fit", "problem_must_fit"]
+
+_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1, "bytes"))
+
+
+def must_fit(device: DeviceInfo, itemsize: int, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Compare tensors with the device's largest allocation, and their sum with its memory; 0 is unknown.
+
+    ``shapes`` by name, elements of ``itemsize`` bytes. Raises MemoryLimit.
+    """
+    sizes = {name: math.prod(shape) * itemsize for name, shape in shapes.items()}
+    name = max(sizes, key=sizes.__getitem__)
+    if device.max_alloc_size and sizes[name] > device.max_alloc_size:
+        raise MemoryLimit(
+            f"{name} of shape {tuple(shapes[name])} takes {_text(sizes[name])}, but {device.name} allocates "
+            f"{_text(device.max_alloc_size)} at most: take smaller batches, images or padding"
+        )
+    total = sum(sizes.values())
+    if device.global_mem_size and total > device.global_mem_size:
+        each = ", ".join(f"{name} {_text(size)}" for name, size in sizes.items())
+        raise MemoryLimit(
+            f"operands and result take {_text(total)} ({each}), but {device.name} has "
+            f"{_text(device.global_mem_size)}: take smaller batches, images or padding"
+        )
+
+
+def problem_must_fit(problem: ConvProblem, device: DeviceInfo) -> None:
+    """As ``must_fit``, for a convolution's operands and result."""
+    shapes = {name: getattr(problem, name + "_shape") for name in "xwy"}
+    if problem.residual:
+        shapes["the residual"] = problem.out_shape
+    must_fit(device, problem.itemsize, shapes)
+
+
+def _text(size: int) -> str:
+    unit, name = next(entry for entry in _UNITS if size >= entry[0] or entry[0] == 1)
+    return f"{size} bytes" if unit == 1 else f"{size / unit:.3g} {name}"
