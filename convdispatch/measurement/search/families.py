@@ -99,7 +99,8 @@ class _Draw:
     def _scale(self, name: str, letter: str, factors: np.ndarray) -> None:
         if name in self.made:
             array = self.made[name]
-            self.made[name] = (array * self._along(name, letter, factors)).astype(array.dtype)
+            along = self._along(name, letter, factors).astype(np.float64 if array.itemsize > 4 else np.float32)
+            self.made[name] = (array * along).astype(array.dtype, copy=False)
 
     def _along(self, name: str, letter: str, factors: np.ndarray) -> np.ndarray:
         """Factors of the axis ``letter``, shaped to multiply x, w, y, or what has the written tensor's shape."""
@@ -132,7 +133,7 @@ class _Draw:
     def _times(self, data: float, other: float) -> None:
         for name, factor in ((self.data, data), (self.other, other)):
             array = self.made[name]
-            self.made[name] = (array * np.float64(factor)).astype(array.dtype)
+            self.made[name] = (array * factor).astype(array.dtype, copy=False)
 
     def _each(self, function: Callable[[np.ndarray], np.ndarray]) -> None:
         for name in (self.data, self.other):
