@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from .options import AS_JSON, DEVICE, ended_by_sigterm, stderr, stdout
+from .options import AS_JSON, DEVICE, stderr, stdout
 
 __all__ = ["doctor", "explain", "info"]
 
@@ -76,7 +76,7 @@ def _self_test(seconds: float, chosen: str | None, as_json: bool) -> bool:
         if problem is not None:
             click.echo(f"{name}: not tested, it does not work: {problem}", err=as_json)
             continue
-        with ended_by_sigterm(), progress(stderr(), name, len(asked)) as step:
+        with progress(stderr(), name, len(asked)) as step:
             result = run(runtime.address(device), asked, time.monotonic() + seconds, step)
         results[name] = asdict(result)
         click.echo(f"{name}: {result}", err=as_json)
