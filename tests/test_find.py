@@ -201,6 +201,21 @@ def test_every_solver_s_first_configuration_is_tried_before_anyone_s_second(faul
     assert sorted(order) == sorted((name, n) for name in names for n in range(3))
 
 
+def test_a_slow_compilation_keeps_no_other_solver_s_first_from_being_tried(faults, device, monkeypatch):
+    faults("good", "many", "half")
+    measuring = session.Search._measure
+
+    def measure(self, entry, best):
+        measuring(self, entry, best)
+        self._compile_ms = [1e9]
+
+    monkeypatch.setattr(session.Search, "_measure", measure)
+    _, results = searched(device, budget_ms=60_000)
+    status = {choice_text(r.solver.removeprefix("faulty."), r.config): r.status for r in results}
+    assert "not tried" not in {status[GOOD], status[MANY], status['half {"broken": true}']}
+    assert status[EXTRA] == "not tried"
+
+
 # --- races and first looks --------------------------------------------------------------------------------------------
 
 

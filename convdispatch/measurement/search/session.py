@@ -136,7 +136,10 @@ class Search:
             return
         best = min((other.timing.median for other in entries if other.timing), default=None)
         foretold = self._foretell(entry)
-        if not self._has_time((3 + LOOKS) * (foretold or 0) + max(self._compile_ms[-5:], default=0), best):
+        # A solver's first configuration is begun while any time is left: others' compilations say little of its own,
+        # and one that outlasts the budget is left behind.
+        compiling = 0.0 if entry.result.default else max(self._compile_ms[-5:], default=0)
+        if not self._has_time((3 + LOOKS) * (foretold or 0) + compiling, best):
             entry.ends("not tried", "the budget ended first")
             return
         self._watch(entry.name)
