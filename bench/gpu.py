@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyopencl as cl
+from fair import Side, medians, sets_of
 
 from convdispatch.api import ConvProblem, Launch
 from convdispatch.device import runtime
@@ -25,7 +26,7 @@ kernel void plug(global float *out, int steps) {
 
 
 class Ours:
-    """One problem's buffers on the OpenCL device, and timing of plans over them."""
+    """One problem's buffers on the OpenCL device, and timing of plans over them (see ``fair``)."""
 
     def __init__(self) -> None:
         self.device = runtime.find_device("nvidia" if not os.environ.get("CONVDISPATCH_DEVICE") else None)
@@ -41,7 +42,8 @@ class Ours:
         self.form: Any = None
 
     def load(self, problem: ConvProblem) -> None:
-        """Buffers for the problem's tensors, filled with normal data; kept while shapes and dtype stay."""
+        """Buffers for the problem's tensors, filled with normal data, in sets larger than the cache together; kept
+        while shapes and dtype stay."""
         form = (problem.x_shape, problem.w_shape, problem.y_shape, problem.dtype)
         if self.form != form:
             self.memory.clear()
@@ -50,27 +52,35 @@ class Ours:
                 shape = getattr(problem, name + "_shape")
                 self.host[name] = np.resize(self._block[at * 1000 :], shape).astype(numpy_dtype(problem))
                 self.memory[name] = self._buffer(self.host[name])
+            nbytes = sum(values.nbytes for values in self.host.values())
+            copies = range(1, sets_of(nbytes))
+            self.sets = [self.memory, *({n: self._buffer(v) for n, v in self.host.items()} for _ in copies)]
         self.form = form
 
     def _buffer(self, values: np.ndarray) -> cl.Buffer:
         return cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=values)
 
-    def time(self, plan, *, seconds: float = 0.02) -> float:
-        """Median milliseconds of a repetition on the device."""
+    def side(self, plan) -> Side:
+        """The plan's side of a comparison."""
         scratch = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
-        memory = dict(self.memory)
-        first = self._batch(plan, memory, scratch, 1)
-        repeat = int(min(50, max(3, seconds * 1e3 / max(first, 1e-3))))
-        return float(np.median([self._batch(plan, memory, scratch, repeat) for _ in range(3)]))
 
-    def _batch(self, plan, memory, scratch, repeat: int) -> float:
-        # The plug keeps the device busy (some 0.1 ms a repetition) while the host queues what is timed.
-        self._plug(self.queue, (1024,), (256,), self._sink, 30000 * repeat)
-        before = cl.enqueue_marker(self.queue)
-        for _ in range(repeat):
-            last = plan.enqueue(self.queue, memory["x"], memory["w"], memory["y"], scratch)
-        self.queue.finish()
-        return (last.profile.end - before.profile.end) * 1e-6 / repeat
+        def batch(runs: int) -> None:
+            for number in range(runs):
+                m = self.sets[number % len(self.sets)]
+                plan.enqueue(self.queue, m["x"], m["w"], m["y"], scratch)
+
+        def plug(runs: int) -> None:  # some 0.1 ms a run
+            self._plug(self.queue, (1024,), (256,), self._sink, 30000 * runs)
+
+        def ms(before: cl.Event, after: cl.Event) -> float:
+            self.queue.finish()
+            return (after.profile.end - before.profile.end) * 1e-6
+
+        return Side(batch, plug, lambda: cl.enqueue_marker(self.queue), ms)
+
+    def time(self, plan, *, seconds: float = 0.02) -> float:
+        """Median milliseconds of a run on the device."""
+        return medians({"ours": self.side(plan)}, seconds)["ours"]
 
     def error(self, plan, problem: ConvProblem, count: int = 48) -> float:
         """Relative error in sampled elements of a fresh output."""
@@ -119,8 +129,8 @@ def registers(ours: Ours, plan) -> str:
     return "/".join(words)
 
 
-def torch_ms(problem: ConvProblem) -> float:
-    """Median milliseconds of the same in PyTorch, replayed as a CUDA graph; cudnn.benchmark on.
+def torch_side(problem: ConvProblem) -> Side:
+    """The same in PyTorch, as CUDA graphs of whole samples; cudnn.benchmark on.
 
     TF32 where the problem's math allows it; channels last for NHWC.
     """
@@ -130,34 +140,51 @@ def torch_ms(problem: ConvProblem) -> float:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = problem.math in ("tf32", "fast")
     form = {"memory_format": torch.channels_last} if problem.layout == "nhwc" else {}
     plain, kind = problem.replace(layout="nchw"), getattr(torch, problem.dtype)
-    x, w, y = (
-        torch.randn(getattr(plain, name + "_shape"), device="cuda").to(kind).contiguous(**form) for name in "xwy"
-    )
+    shapes = [getattr(plain, name + "_shape") for name in "xwy"]
+    nbytes = sum(int(np.prod(shape)) for shape in shapes) * problem.itemsize
+    sets = [
+        [torch.randn(shape, device="cuda").to(kind).contiguous(**form) for shape in shapes]
+        for _ in range(sets_of(nbytes))
+    ]
     geometry = [(problem.sh, problem.sw), (problem.ph, problem.pw), (problem.dh, problem.dw)]
     mask = [problem.direction == "bwd_data", problem.direction == "bwd_weights", False]
+    graphs: dict[int, Any] = {}
 
-    def work() -> None:
+    def work(number: int) -> None:
+        x, w, y = sets[number % len(sets)]
         if problem.direction == "fwd":
             torch.nn.functional.conv2d(x, w, None, *geometry, problem.g)
         else:
             torch.ops.aten.convolution_backward(y, x, w, None, *geometry, False, [0, 0], problem.g, mask)
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(5):
-            work()
-    samples = []
-    graph.replay()
-    for _ in range(5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end) / 5)
-    return float(np.median(samples))
+    def batch(runs: int) -> None:
+        if runs not in graphs:
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                for number in range(2):
+                    work(number)
+            torch.cuda.synchronize()
+            graphs[runs] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[runs]):
+                for number in range(runs):
+                    work(number)
+        graphs[runs].replay()
+
+    def mark() -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def ms(before: Any, after: Any) -> float:
+        after.synchronize()
+        return before.elapsed_time(after)
+
+    def plug(runs: int) -> None:
+        torch.cuda._sleep(170_000 * runs)  # cycles: some 0.1 ms a run
+
+    return Side(batch, plug, mark, ms)
+
+
+def torch_ms(problem: ConvProblem, seconds: float = 0.006) -> float:
+    """Median milliseconds of a run in PyTorch, timed as ours are."""
+    return medians({"torch": torch_side(problem)}, seconds)["torch"]

@@ -1,0 +1,66 @@
+"""One way to time, for both sides of a comparison: the device is kept busy while the host queues, operands rotate.
+
+A side says how its stream is plugged, marked and read; what a sample is, how many are taken and what becomes of them
+stands here once. A sample runs the work several times between two marks on the device, behind a plug that keeps the
+device busy until the host has queued all of it, so that no launch of the host's is in anybody's time. The work takes
+sets of operands in turn that together are larger than the device's cache. Sides take turns, and the median of each
+side's samples is its time.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CACHE", "SAMPLES", "Side", "medians", "sets_of"]
+
+CACHE = 100 << 20
+"""Bytes that all sets together exceed: twice an H200's second-level cache."""
+MOST_SETS = 16
+SAMPLES = 6
+LEAST, MOST = 3, 50
+"""Runs of a sample."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side's stream and work."""
+
+    batch: Callable[[int], Any]
+    """``batch(runs)`` enqueues so many runs, over the sets of operands in turn."""
+    plug: Callable[[int], Any]
+    """``plug(runs)`` enqueues what keeps the device busy while the host queues so many runs."""
+    mark: Callable[[], Any]
+    """Enqueues a mark of the device's time."""
+    ms: Callable[[Any, Any], float]
+    """Waits, and tells the milliseconds between two marks."""
+
+    def sample(self, runs: int) -> float:
+        """Milliseconds of a run."""
+        self.plug(runs)
+        before = self.mark()
+        self.batch(runs)
+        return self.ms(before, self.mark()) / runs
+
+
+def sets_of(nbytes: int) -> int:
+    """Sets of operands of ``nbytes`` each that together exceed the cache, within reason."""
+    return max(1, min(MOST_SETS, math.ceil(CACHE / max(1, nbytes))))
+
+
+def medians(sides: Mapping[str, Side], seconds: float = 0.006, samples: int = SAMPLES) -> dict[str, float]:
+    """The median milliseconds of each side; a sample takes some ``seconds``, the sides take turns."""
+    runs = {}
+    for name, side in sides.items():
+        side.batch(1)  # what is made once, a graph say, is in no sample
+        runs[name] = int(min(MOST, max(LEAST, seconds * 1e3 / max(side.sample(1), 1e-3))))
+        side.batch(runs[name])
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    order: Sequence[str] = list(sides)
+    for turn in range(samples):
+        for name in order[turn % len(order) :] + order[: turn % len(order)]:
+            found[name].append(sides[name].sample(runs[name]))
+    return {name: statistics.median(values) for name, values in found.items()}
