@@ -51,6 +51,11 @@ def conv(
     ``"valid"``. ``w`` may be ``constant(array)``, whose packed form is then kept. ``accumulate`` adds to what ``out``
     holds.
 
+    Accuracy, in norm against float64: ``math="float32"`` keeps 1e-5, ``"ieee"`` twice a plain float32 sum's error,
+    ``"tf32"`` 2e-3, relative to what enters an output. Multiplying an image, an output channel, or a summed channel
+    (its weights divided by the same) by powers of two costs no digit; in ``conv_backward_data`` output channels are
+    summed, in ``conv_backward_weights`` images (docs/accuracy.md).
+
     Raises InvalidArgument or InvalidProblem before anything is written, NoSolver when every solver refuses.
     """
     return _call(
