@@ -23,8 +23,9 @@ _LEAST, _POINTS = 8, 4
 class Winograd(TensorCores):
     """Minimal filtering (Winograd 1980; Lavin and Gray 2016), tiles in planes of 16-bit numbers.
 
-    Planes are scaled, so nothing overflows in them. Products before the way out are larger than results by up to 11 (root
-    mean square), in weights' gradients 74: infinite from operands' products of 3e38 / (74 sqrt(tiles)) on, above 1e33.
+    Planes are scaled, so nothing overflows in them. Products before the way out are larger than results by up to 11
+    (root mean square), in weights' gradients 74: infinite from operands' products of 3e38 / (74 sqrt(tiles)) on, far
+    above 1e32.
     """
 
     exact = False
