@@ -26,7 +26,8 @@ KERNELS = {
     "unwritten": "for (int i = 0; i < N - 1; ++i) y[i] = 1;",
     "scratch": "for (int i = 0; i < N; ++i) y[i] = 1; workspace[16] = 1;",
     "inputs": "for (int i = 0; i < N; ++i) y[i] = 1; ((global float *)x)[0] += 1;",
-    "right": "for (int i = 0; i < N; ++i) y[i] = 1; workspace[15] = 1;",
+    "right": "for (int i = 0; i < N; ++i) y[i] = 9; workspace[15] = 1;",
+    "wrong": "for (int i = 0; i < N; ++i) y[i] = i == 31 ? 8.99f : 9;",
 }
 WORDS = {
     "beyond": "wrote outside its output of 128 bytes: at byte 128",
@@ -34,6 +35,7 @@ WORDS = {
     "unwritten": "left 1 outputs unwritten, the first at element 31",
     "scratch": "wrote outside its workspace of 64 bytes: at byte 64",
     "inputs": "changed its input x",
+    "wrong": "computed wrong: relative error .* element 31 is 8.99, float64 says 9",
 }
 
 
@@ -69,7 +71,75 @@ def test_validation_finds(bad, name):
 
 def test_validation_lets_a_right_plan_pass(bad):
     with cd.policy(solver="bad.right"):
-        assert (cd.conv(X, W) == 1).all()
+        assert (cd.conv(X, W) == 9).all()
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_what_validation_finds_costs_the_solver_not_the_caller(bad, monkeypatch, tmp_path, name):
+    registry = tmp_path / "registry.yaml"
+    registry.write_text(f"rules:\n  - prefer: ['bad.{name}', 'im2col*']\n")
+    monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(registry))
+    dispatch.forget()
+    with pytest.warns(cd.ConvDispatchWarning, match=f"bad.{name} is set aside .* {WORDS[name]}"):
+        y = cd.conv(x := X.copy(), W)
+    assert (y == 9).all()
+    assert (x == X).all()
+    assert (cd.conv(X.copy(), W) == 9).all()  # and no second warning
+    assert loader.plugins().layers == ["validation"]
+
+
+@pytest.mark.parametrize("solver", ["im2col*", "implicitgemm.*", "winograd.*", "fft.*"])
+@pytest.mark.parametrize("data", ["normal", "cancels", "scaled"])
+def test_validation_compares_and_blames_no_sound_solver(bad, monkeypatch, solver, data):
+    """Constant weights too, of which the plan is given the packed form; data that cancel are the caller's."""
+    from convdispatch.selection.layers import validation
+
+    compared, real = [], validation.sampled_fault
+    monkeypatch.setattr(validation, "sampled_fault", lambda *a, **k: compared.append(a[0]) or real(*a, **k))
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 16, 19, 21), np.float32), rng.standard_normal((24, 16, 3, 3), np.float32)
+    if data == "cancels":
+        x[:, 1::2], w[:, 1::2] = x[:, ::2], -w[:, ::2] * np.float32(1 + 1e-6)
+    if data == "scaled":
+        x *= np.exp2(rng.integers(-40, 40, x.shape)).astype(np.float32)
+    with cd.policy(solver=solver):
+        for weights in (w, cd.constant(w)):
+            cd.conv(x, weights, padding=1, activation="relu")
+            dispatch.forget()
+    assert len(compared) == 2
+    assert compared[1].constant_weights
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_packed_form_is_compared_with_the_weights_it_is_of(bad, monkeypatch, wrong):
+    from convdispatch_implicitgemm.cpu.direct import Direct
+
+    if wrong:
+        real = Direct.plan
+
+        def plan(self, context, problem, config):
+            made = real(self, context, problem, config)
+            pack = made.pack
+
+            def spoilt(queue, w, packed, wait_for=None):
+                import pyopencl as cl
+
+                event = pack(queue, w, packed, wait_for)
+                zero = np.zeros(1, np.float32)
+                return cl.enqueue_fill_buffer(queue, packed, zero, 0, packed.size // 64 * 4, wait_for=[event])
+
+            made.pack = spoilt
+            return made
+
+        monkeypatch.setattr(Direct, "plan", plan)
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((1, 16, 12, 12), np.float32), rng.standard_normal((32, 16, 3, 3), np.float32)
+    with cd.policy(solver="implicitgemm.direct", fallback=False):
+        if wrong:
+            with pytest.raises(cd.PlanFailed, match="computed wrong"):
+                cd.conv(x, cd.constant(w))
+        else:
+            cd.conv(x, cd.constant(w))
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])

@@ -93,6 +93,7 @@ _HOME = {
         "packed_layout",
     ],
     "..device.kernels": ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "kernel_text"],
+    "..measurement.sampled": ["sampled_fault"],
     "..device.steps": ["Areas", "Product", "Step", "StepPlan"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

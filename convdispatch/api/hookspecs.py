@@ -39,5 +39,10 @@ def convdispatch_enqueue(
     wait_for: Any,
     bias: Any,
     residual: Any,
+    weights: Any,
 ) -> Any:
-    """Run one planned convolution and return its event. Layers wrap this hook (``hookimpl(wrapper=True)``)."""
+    """Run one planned convolution and return its event. Layers wrap this hook (``hookimpl(wrapper=True)``).
+
+    ``weights`` is the memory of the weights as the caller gave them, also where ``w`` is their packed form; None where
+    that is not known.
+    """

@@ -41,6 +41,7 @@ from . import asking, lockfile, verdicts
 from .asking import Fault, ask, checked_plan, guarded, predicted
 from .derivation import Derived, derived
 from .evidence import Evidence, borrowed, error_reason, measured
+from .layered import brought
 from .loader import plugins
 from .neighbours import Offer
 from .preference import preferred
@@ -329,6 +330,8 @@ def run(
                 weights, packed = constant.packed(prepared, queue, w, wait_for)
                 after = wait_for if packed is None else [*(wait_for or ()), packed]
             before = thread.given
+            if prepared.layered:
+                brought.weights = w
             event = prepared.enqueue(queue, x, weights, y, bias, residual, after)
             if not hasattr(event, "wait"):
                 raise PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(event)}")

@@ -7,6 +7,7 @@ switched off for the rest of the process, with a warning, and the convolution go
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Any
 
@@ -14,9 +15,11 @@ from ..api.errors import ConvDispatchWarning, Frozen, PluginError, words
 from ..api.hookspecs import hookimpl
 from .loader import plugins
 
-__all__ = ["enqueue_plan", "run_layered"]
+__all__ = ["brought", "enqueue_plan", "run_layered"]
 
 _INNERMOST = "the plan itself"
+brought = threading.local()
+"""``weights``: the weights that this thread's present call brought, where the plan is given their packed form."""
 
 
 def enqueue_plan(
@@ -94,7 +97,15 @@ def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tupl
     x, w, y = operands
     try:
         event = manager.hook.convdispatch_enqueue(
-            queue=queue, problem=problem, solver=solver, plan=watched, x=x, w=w, y=y, **rest
+            queue=queue,
+            problem=problem,
+            solver=solver,
+            plan=watched,
+            x=x,
+            w=w,
+            y=y,
+            weights=getattr(brought, "weights", None),
+            **rest,
         )
     except BaseException as error:
         ours = isinstance(error, KeyboardInterrupt | Frozen | PluginError)

@@ -119,10 +119,10 @@ class Prepared:
         self.pack_key = (context, solver.name, getattr(plan, "pack_key", None) or (seen, repr(sorted(config.items()))))
         self._seen = seen
         self._epilogue = None if seen == problem else _Epilogue(context, problem, seen)
-        self._layered = bool(plugins().layers)
-        self.recordable = getattr(plan, "recordable", True) and not self._layered
+        self.layered = bool(plugins().layers)
+        self.recordable = getattr(plan, "recordable", True) and not self.layered
         """Whether the plan gives all its commands by the header's means; layers may do anything."""
-        self._bare = not self._layered and self._epilogue is None and not (problem.bias or problem.residual)
+        self._bare = not self.layered and self._epilogue is None and not (problem.bias or problem.residual)
 
     def begun(self, commands: int, y: Any, residual: Any) -> bool:
         """Whether an ``enqueue`` that raised may have changed what a second one would read from the result's memory.
@@ -176,7 +176,7 @@ class Prepared:
     def _enqueue_plan(
         self, queue: Any, x: Any, w: Any, y: Any, scratch: Any, bias: Any, residual: Any, wait_for: Any
     ) -> cl.Event:
-        if self._layered:
+        if self.layered:
             return run_layered(
                 self._seen,
                 self.solver,

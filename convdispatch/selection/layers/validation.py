@@ -1,7 +1,9 @@
-"""Checks each plan as it runs: buffer sizes, every output written, nothing written beyond output and workspace.
+"""Checks each plan as it runs: buffer sizes, every output written, nothing written beyond output and workspace; and
+the first time that a solver computes a problem, a sample of its result against float64.
 
 The plan gets buffers of this layer's own between guard zones, the output filled with NaN; afterwards the guards are
-compared and the output is copied to where it belongs. Slow, and it waits: for finding faults, not for work.
+compared and the output is copied to where it belongs. A plan that fails is its solver's fault: the solver is set aside,
+and the next one computes. Slow, and it waits: for finding faults, not for work.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import ConvDispatchError, hookimpl
+from convdispatch.api import PluginError, hookimpl, sampled_fault
 
 GUARD = 4096
 """Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
@@ -20,7 +22,7 @@ PATTERN = np.uint32(0x7FC0DEAD)
 """A NaN in float32 and in the upper half of float64; its halves are NaN in float16 and bfloat16."""
 
 
-class ValidationFailed(ConvDispatchError):
+class ValidationFailed(PluginError):
     """A plan broke its contract; the message names plan, problem and byte."""
 
 
@@ -37,6 +39,7 @@ def convdispatch_enqueue(
     wait_for: Any,
     bias: Any,
     residual: Any,
+    weights: Any,
 ) -> Any:
     """Run the plan between guard zones; raises ValidationFailed."""
     import pyopencl as cl
@@ -50,12 +53,16 @@ def convdispatch_enqueue(
             raise ValidationFailed(
                 f"{name} has {operands[name].size} bytes, {problem} needs {least} ({solver.name} was not run)"
             )
+    if wait_for:
+        cl.wait_for_events(list(wait_for))  # what is copied below must be there
     size = math.prod(problem.out_shape) * problem.itemsize
     output = _Guarded(queue, size, "output")
     scratch = _Guarded(queue, plan.workspace_size, "workspace") if plan.workspace_size else None
     inputs = {name: _snapshot(queue, memory) for name, memory in operands.items() if name != problem.written}
+    initial = None
     if problem.accumulate:
-        cl.enqueue_copy(queue, output.memory, operands[problem.written], byte_count=size)
+        cl.enqueue_copy(queue, output.memory, operands[problem.written], byte_count=size, wait_for=wait_for)
+        initial = _snapshot(queue, output.memory)
     arguments = operands | {problem.written: output.memory}
     extras = {"bias": bias} if problem.bias else {}
     if problem.residual:
@@ -71,8 +78,53 @@ def convdispatch_enqueue(
         _check_written(queue, output.memory, size, where, problem.itemsize)
     for name, before in inputs.items():
         if not np.array_equal(before, _snapshot(queue, operands[name])):
+            cl.enqueue_copy(queue, operands[name], before).wait()  # the caller's, and the next solver's
             raise ValidationFailed(f"{where} changed its input {name}")
+    if _first_time(problem, solver):
+        held = inputs | {name: _snapshot(queue, memory) for name, memory in extras.items()}
+        held |= {} if initial is None else {"initial": initial}
+        if packed:
+            held["w"] = None if weights is None else _snapshot(queue, weights)
+        if held.get("w", held) is not None:  # weights of which only the packed form is known cannot be compared
+            _compare(problem, _snapshot(queue, output.memory), held, where)
     return cl.enqueue_copy(queue, operands[problem.written], output.memory, byte_count=size)
+
+
+_sampled: dict[tuple[Any, Any], None] = {}
+_KEPT = 4096
+
+
+def _first_time(problem: Any, solver: Any) -> bool:
+    """Whether this solver has not been compared for the problem; of the oldest that is forgotten."""
+    if (problem, solver) in _sampled:
+        return False
+    _sampled[problem, solver] = None
+    while len(_sampled) > _KEPT:
+        _sampled.pop(next(iter(_sampled)))
+    return True
+
+
+def _compare(problem: Any, output: np.ndarray, held: dict[str, np.ndarray], where: str) -> None:
+    """Raise ValidationFailed where a sample of the output is not what float64 makes of the operands."""
+    shapes = {name: getattr(problem, f"{name}_shape") for name in "xwy"}
+    shapes |= {"bias": (problem.channels_out,), "residual": problem.out_shape, "initial": problem.out_shape}
+    dtype = _dtype(problem.dtype)
+    arrays = {
+        name: values[: math.prod(shapes[name]) * dtype.itemsize].view(dtype).reshape(shapes[name])
+        for name, values in held.items()
+    }
+    size = math.prod(problem.out_shape) * dtype.itemsize
+    fault = sampled_fault(problem, output[:size].view(dtype), **arrays)
+    if fault:
+        raise ValidationFailed(f"{where} computed wrong: {fault}")
+
+
+def _dtype(name: str) -> np.dtype:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
 
 
 class _Guarded:
@@ -102,6 +154,8 @@ class _Guarded:
 def _snapshot(queue: Any, memory: Any) -> np.ndarray:
     import pyopencl as cl
 
+    if not isinstance(memory, cl.MemoryObject):  # the host's own
+        return memory.bytes(0, memory.size).copy()
     held = np.empty(memory.size, np.uint8)
     cl.enqueue_copy(queue, held, memory)
     return held
