@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pyopencl as cl
+import pyopencl.array
 import pytest
 
 import convdispatch
@@ -45,6 +47,15 @@ CASES = {
     "1d": ((2, 3, 6), 4, (4,), (2,), (1,), (1,), (1,), 1),
     "3d": ((1, 2, 3, 2, 3), 3, (2, 3, 2), (2, 1, 2), (0, 1, 1), (1, 0, 1), (1, 1, 1), 1),
     "output_padding_below_dilation": ((1, 2, 4, 4), 3, (3, 3), (1, 1), (2, 2), (1, 1), (2, 2), 1),
+    # beyond the stride: the far pad takes all of it, some, none
+    "beyond_stride_within_pad": ((1, 2, 4, 3), 3, (3, 2), (2, 2), (3, 4), (3, 3), (4, 4), 1),
+    "beyond_stride_some_pad": ((2, 2, 4, 3), 3, (3, 2), (2, 2), (2, 2), (3, 3), (4, 4), 1),
+    "beyond_stride_no_pad": ((2, 3, 4, 5), 4, (3, 3), (2, 2), (0, 0), (3, 3), (4, 4), 1),
+    "beyond_every_kernel": ((1, 2, 3, 3), 2, (1, 2), (1, 1), (0, 0), (4, 2), (5, 3), 1),
+    "beyond_one_axis": ((2, 4, 3, 4), 3, (2, 3), (2, 3), (1, 0), (0, 4), (1, 5), 2),
+    "beyond_1d": ((2, 3, 6), 4, (3,), (2,), (1,), (6,), (7,), 1),
+    "beyond_3d": ((1, 2, 2, 3, 2), 3, (2, 2, 1), (2, 1, 2), (0, 0, 0), (3, 1, 4), (4, 2, 5), 1),
+    "beyond_depthwise": ((2, 3, 4, 4), 1, (3, 3), (2, 1), (0, 0), (3, 3), (4, 4), 3),
 }
 
 
@@ -80,6 +91,61 @@ def test_as_pytorch(case):
         x, w, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation, groups=groups
     )
     np.testing.assert_allclose(got, expected.numpy(), rtol=1e-10, atol=1e-10)
+
+
+BEYOND = [case for case in CASES if case.startswith("beyond")]
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("kind", ["tensor", "array", "part of an array"])
+@pytest.mark.parametrize("case", BEYOND)
+def test_arrays_on_a_device(queue, case, kind, layout):
+    """Zeros are appended on the queue, whatever the array is a part of."""
+    shape, ocg, kernel, stride, padding, output_padding, dilation, groups = CASES[case]
+    random = np.random.default_rng(0)
+    x = random.integers(-4, 5, shape).astype(np.float32)
+    w = random.integers(-4, 5, (shape[1], ocg, *kernel)).astype(np.float32)
+    expected = scattered(x, w, stride, padding, output_padding, dilation, groups)
+    if layout == "nhwc":
+        x, w, expected = (np.ascontiguousarray(np.moveaxis(array, 1, -1)) for array in (x, w, expected))
+    if kind == "tensor":
+        x, w = convdispatch.Tensor.from_numpy(x, queue), convdispatch.Tensor.from_numpy(w, queue)
+    else:
+        w, whole = (
+            cl.array.to_device(queue, w),
+            cl.array.to_device(queue, np.concatenate([x[:0].ravel(), [9], x.ravel()])),
+        )
+        x = whole[1:].reshape(x.shape) if kind == "part of an array" else cl.array.to_device(queue, x)
+    got = convdispatch.conv_transpose(
+        x, w, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation, groups=groups,
+        layout=layout, queue=queue,
+    )  # fmt: skip
+    np.testing.assert_array_equal(got.numpy() if kind == "tensor" else got.get(), expected)
+
+
+@pytest.mark.parametrize("case", BEYOND)
+def test_gradients_as_pytorch(queue, case):
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: peers)")
+    from convdispatch.nn import Tape
+    from convdispatch.nn.convolution import transposed_convolution
+    from convdispatch.tensor import Parameter, Tensor
+
+    shape, ocg, kernel, stride, padding, output_padding, dilation, groups = CASES[case]
+    random = np.random.default_rng(0)
+    x, w = random.standard_normal(shape), random.standard_normal((shape[1], ocg, *kernel))
+    theirs = [torch.from_numpy(array).requires_grad_() for array in (x, w)]
+    function = getattr(torch.nn.functional, f"conv_transpose{len(kernel)}d")
+    expected = function(*theirs, None, stride, padding, output_padding, groups, dilation)
+    dy = random.standard_normal(expected.shape)
+    expected.backward(torch.from_numpy(dy))
+    ours = [Parameter(Tensor.from_numpy(array, queue)) for array in (x, w)]
+    with Tape() as tape:
+        y = transposed_convolution(*ours, stride=stride, padding=padding, output_padding=output_padding,
+                                   dilation=dilation, groups=groups)  # fmt: skip
+    tape.backward(y, Tensor.from_numpy(dy, queue))
+    np.testing.assert_allclose(y.numpy(), expected.detach().numpy(), rtol=1e-10, atol=1e-10)
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine.grad.numpy(), other.grad.numpy(), rtol=1e-10, atol=1e-10)
 
 
 def test_a_residual_and_an_activation():

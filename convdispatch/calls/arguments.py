@@ -155,12 +155,14 @@ def transposed_shape(
     dilation: Any,
     groups: int,
     layout: str,
-) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
-    """Output shape of a transposed convolution, and the padding of the convolution whose backward-data it is.
+) -> tuple[tuple[int, ...], list[tuple[int, int]], list[int]]:
+    """Of a transposed convolution: its shape, the padding of the convolution whose data gradient it is, and the zeros
+    to append to x along each axis.
 
-    Along an axis ``(size - 1) * stride - near - far + dilation * (kernel - 1) + output_padding + 1``. An
-    ``output_padding`` of the stride or more shortens the far pad instead, since the convolution's rounding down
-    cannot absorb it. Raises InvalidArgument.
+    Along an axis the size is ``(size - 1) * stride - near - far + dilation * (kernel - 1) + output_padding + 1``. An
+    ``output_padding`` of the stride or more (PyTorch bounds it by stride and dilation) is more than the convolution's
+    rounding down absorbs: it shortens the far pad, and where that is used up, x has to be longer for the convolution
+    to reach so far. Raises InvalidArgument.
     """
     if layout not in LAYOUTS:
         raise InvalidArgument(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
@@ -176,7 +178,7 @@ def transposed_shape(
     strides, dilations = per_axis("stride", stride, ndim, 1), per_axis("dilation", dilation, ndim, 1)
     extra = per_axis("output_padding", output_padding, ndim, 0)
     pads = _padding(padding, ndim, kernel, strides, dilations)
-    sizes = []
+    sizes, rows = [], [0] * ndim
     for axis in range(ndim):
         near, far = pads[axis]
         if extra[axis] >= max(strides[axis], dilations[axis]):
@@ -189,13 +191,9 @@ def transposed_shape(
         if size < 1:
             raise InvalidArgument(f"the output would have size {size} along axis {axis}: padding {padding} is too much")
         if extra[axis] >= strides[axis]:
-            if far < extra[axis]:
-                raise InvalidArgument(
-                    f"output_padding {extra[axis]} is not below the stride {strides[axis]} and exceeds the padding "
-                    f"{far}; append zeros to the output instead"
-                )
-            pads[axis] = (near, far - extra[axis])
+            pads[axis] = (near, max(0, far - extra[axis]))
+            rows[axis] = max(0, extra[axis] - far) // strides[axis]
         sizes.append(size)
     oc = ocg * whole("groups", groups, 1)
     shape = (mb, oc, *sizes) if layout == "nchw" else (mb, *sizes, oc)
-    return shape, pads
+    return shape, pads, rows

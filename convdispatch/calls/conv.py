@@ -18,6 +18,7 @@ from ..selection import dispatch
 from ..selection.prepared import Constant, constant
 from .arguments import describe, transposed_shape
 from .arrays import Call, is_array
+from .extending import extended
 
 __all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"]
 
@@ -149,9 +150,9 @@ def conv_transpose(
 
     x ``[mb, ic, h, w]``, w ``[ic, oc/groups, kh, kw]``, bias ``[oc]``, result ``[mb, oc, oh, ow]`` with ``oh = (h -
     1) * stride - near - far + dilation * (kh - 1) + output_padding + 1``; with ``layout="nhwc"`` channels come last,
-    w ``[ic, kh, kw, oc/groups]``. Raises as ``conv`` does.
+    w ``[ic, kh, kw, oc/groups]``. ``output_padding`` is below stride or dilation. Raises as ``conv`` does.
     """
-    shape, pads = transposed_shape(
+    shape, pads, rows = transposed_shape(
         _shape(x, "x"),
         _shape(w, "w"),
         stride=stride,
@@ -161,6 +162,7 @@ def conv_transpose(
         groups=groups,
         layout=layout,
     )
+    x = extended(x, rows, layout, queue) if any(rows) else x
     options = (stride, tuple(pads), dilation, groups, activation, layout, math, False)
     return _call("bwd_data", (out, w, x), bias, residual, queue, options, shape, names=("out", "w", "x"))
 

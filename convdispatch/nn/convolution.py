@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..api.errors import InvalidArgument
-from ..calls.arguments import transposed_shape
+from ..calls.arguments import per_axis, transposed_shape
 from ..calls.conv import conv, conv_backward_data, conv_backward_weights, conv_transpose
 from ..device.tracing import operation
-from ..elementwise import apply, reduce
+from ..elementwise import apply, concatenate, reduce, zeros
 from ..tape import Rectified, Tape, current_tape, paused
 from ..tensor import Tensor
 from .activations import activate, from_result
@@ -178,22 +178,23 @@ def transposed_convolution(
     math: str = "float32",
 ) -> Tensor:
     """``conv_transpose()`` on the tape; arguments, results and errors are its."""
+    options = {"stride": stride, "dilation": dilation, "groups": groups, "layout": layout}
+    _, pads, rows = transposed_shape(x.shape, w.shape, padding=padding, output_padding=output_padding, **options)
+    options["math"] = math
+    if any(rows):
+        for axis, more in enumerate(rows, 2 if layout == "nchw" else 1):
+            if more:
+                shape = (*x.shape[:axis], more, *x.shape[axis + 1 :])
+                x = concatenate([x, zeros(shape, x.dtype, x.queue)], axis)
+        extra = per_axis("output_padding", output_padding, len(rows), 0)
+        steps = per_axis("stride", stride, len(rows), 1)
+        left = tuple(size - more * step for size, more, step in zip(extra, rows, steps, strict=True))
+        return transposed_convolution(x, w, bias, padding=padding, output_padding=left, **options)
     tape = current_tape()
     given = dense(x)
-    options = {"stride": stride, "dilation": dilation, "groups": groups, "layout": layout, "math": math}
     y = conv_transpose(given, w, bias, padding=padding, output_padding=output_padding, **options)
     if tape is None or not any(isinstance(t, Tensor) and tape.tracks(t) for t in (x, w, bias)):
         return y
-    _, pads = transposed_shape(
-        x.shape,
-        w.shape,
-        stride=stride,
-        padding=padding,
-        output_padding=output_padding,
-        dilation=dilation,
-        groups=groups,
-        layout=layout,
-    )
     options["padding"] = tuple(pads)
     needs_x, needs_w, needs_bias = tape.tracks(x), isinstance(w, Tensor) and tape.tracks(w), tape.tracks(bias)
     held = given if needs_w else None
