@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...api.errors import ConvDispatchError, NoSolver
+from ...api.errors import ConvDispatchError, InvalidArgument, NoSolver
 from ...api.policy import current_policy, policy
 from ...api.problem import ConvProblem
 from ...api.results import Result, Results
@@ -27,6 +27,7 @@ from ...measurement.search.scaled import Scaled
 from ...measurement.search.trial import Rig
 from ...measurement.search.trialdata import operands_of
 from ...selection import dispatch
+from ...selection.asking import ask
 from ...selection.derivation import named
 from ...selection.loader import plugins
 from ...selection.records.perfdb import perfdb
@@ -157,6 +158,8 @@ class Session:
 
     def _candidate(self, rig: Rig, problem: ConvProblem, choice: Choice) -> Candidate:
         solver = named(choice.solver, plugins().solvers)
+        if not ask(solver, problem, self.info).offers(choice.config):  # a journal's, for instance
+            raise InvalidArgument(f"{choice.solver} does not offer {dict(choice.config)} for {problem}")
         prepared = dispatch.make(solver, choice.config, problem, rig.queue.context)
         checked = rig.verify(prepared)
         choice.error, choice.error_scaled = checked.normal, checked.scaled
