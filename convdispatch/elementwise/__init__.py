@@ -6,9 +6,28 @@ them on the tape in force, ``operators`` gives tensors their arithmetic.
 
 from . import operators  # noqa: F401 (attaches to Tensor)
 from .filling import fill, full, zeros
+from .gathering import take, take_along_axis
 from .joining import concatenate, joined
 from .random import Generator
 from .recorded import apply, mean, reduce
+from .sampling import sample
+from .selecting import argmax, topk
 from .symbols import where
 
-__all__ = ["Generator", "apply", "concatenate", "fill", "full", "joined", "mean", "reduce", "where", "zeros"]
+__all__ = [
+    "Generator",
+    "apply",
+    "argmax",
+    "concatenate",
+    "fill",
+    "full",
+    "joined",
+    "mean",
+    "reduce",
+    "sample",
+    "take",
+    "take_along_axis",
+    "topk",
+    "where",
+    "zeros",
+]

@@ -42,12 +42,22 @@ FUNCTIONS: dict[str, Function] = {
     "rsqrt": Function(1, "rsqrt({0})", ("-0.5 * rsqrt({0}) / ({0})",)),
     "sin": Function(1, "sin({0})", ("cos({0})",)),
     "cos": Function(1, "cos({0})", ("-sin({0})",)),
+    "tan": Function(1, "tan({0})", ("1 + square(tan({0}))",)),
+    "asin": Function(1, "asin({0})", ("rsqrt(1 - square({0}))",)),
+    "acos": Function(1, "acos({0})", ("-rsqrt(1 - square({0}))",)),
+    "atan": Function(1, "atan({0})", ("1 / (1 + square({0}))",)),
+    "sinh": Function(1, "sinh({0})", ("cosh({0})",)),
+    "cosh": Function(1, "cosh({0})", ("sinh({0})",)),
+    "asinh": Function(1, "asinh({0})", ("rsqrt(square({0}) + 1)",)),
+    "acosh": Function(1, "acosh({0})", ("rsqrt(square({0}) - 1)",)),
+    "atanh": Function(1, "atanh({0})", ("1 / (1 - square({0}))",)),
     "tanh": Function(1, "tanh({0})", ("1 - square(tanh({0}))",)),
     "sigmoid": Function(1, "((T)1 / ((T)1 + exp(-({0}))))", ("sigmoid({0}) * (1 - sigmoid({0}))",)),
     "erf": Function(1, "erf({0})", ("1.1283791670955126 * exp(-square({0}))",)),
     "floor": Function(1, "floor({0})", ("0",)),
     "ceil": Function(1, "ceil({0})", ("0",)),
     "round": Function(1, "rint({0})", ("0",)),
+    "trunc": Function(1, "trunc({0})", ("0",)),
     # At equal operands the second one's slope counts, so that max(x, 0) has slope 0 at 0.
     "max": Function(0, "(({0}) != ({0}) || ({0}) > ({1}) ? ({0}) : ({1}))", ("({0}) > ({1})", "({0}) <= ({1})"), True),
     "min": Function(0, "(({0}) != ({0}) || ({0}) < ({1}) ? ({0}) : ({1}))", ("({0}) < ({1})", "({0}) >= ({1})"), True),
@@ -55,7 +65,12 @@ FUNCTIONS: dict[str, Function] = {
 }
 _CONSTANTS = {"pi": "3.141592653589793", "inf": "INFINITY", "nan": "NAN"}
 _COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
-_FLOAT_ONLY = {"exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf", "pow"}
+_FLOAT_ONLY = {
+    "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
+    "asinh", "acosh", "atanh", "sigmoid", "erf", "pow", "floor", "ceil", "round", "trunc",
+}  # fmt: skip
+_TESTS = {"isnan": "({0} != {0})", "isinf": "({0} == INFINITY || {0} == -INFINITY)"}
+"""Functions of one argument whose result is a truth value."""
 
 
 class Formula:
@@ -92,7 +107,7 @@ class Formula:
         node = self.result
         return isinstance(node, ast.Compare | ast.BoolOp) or (
             (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
-            or (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isnan")
+            or (isinstance(node, ast.Call) and getattr(node.func, "id", "") in _TESTS)
         )
 
     def opencl(self, kind: str) -> tuple[list[tuple[str, str]], str | None]:
@@ -194,7 +209,7 @@ class _Writer:
                 return self._call(node, name, arguments)
         raise InvalidArgument(
             f"a formula holds numbers, names, arithmetic, comparisons, conditions and the functions "
-            f"{', '.join(sorted([*FUNCTIONS, 'where', 'clip', 'isnan']))}; got {ast.unparse(node)!r}"
+            f"{', '.join(sorted([*FUNCTIONS, *_TESTS, 'where', 'clip']))}; got {ast.unparse(node)!r}"
         )
 
     def _constant(self, value: float) -> str:
@@ -220,11 +235,11 @@ class _Writer:
         raise InvalidArgument(f"a formula has + - * / // % **, got {type(op).__name__}")
 
     def _call(self, node: ast.Call, name: str, arguments: list[ast.expr]) -> tuple[str, bool]:
-        wanted = {"where": 3, "clip": 3, "isnan": 1}.get(name)
+        wanted = {"where": 3, "clip": 3, **dict.fromkeys(_TESTS, 1)}.get(name)
         if name in FUNCTIONS:
             wanted = FUNCTIONS[name].arity
         if wanted is None:
-            known = ", ".join(sorted([*FUNCTIONS, "where", "clip", "isnan"]))
+            known = ", ".join(sorted([*FUNCTIONS, *_TESTS, "where", "clip"]))
             raise InvalidArgument(f"no function {name!r}; there are {known}")
         if len(arguments) != wanted if wanted else len(arguments) < 2:
             raise InvalidArgument(f"{name} takes {wanted or 'two or more'} arguments, got {ast.unparse(node)!r}")
@@ -232,8 +247,8 @@ class _Writer:
             test, *rest = arguments
             return f"({self.truth(test)} ? {self.number(rest[0])} : {self.number(rest[1])})", False
         values = [self.number(argument) for argument in arguments]
-        if name == "isnan":
-            return f"({values[0]} != {values[0]})", True
+        if name in _TESTS:
+            return _TESTS[name].format(values[0]), True
         if name == "clip":
             value, low, high = values
             return f"({value} < {low} ? {low} : {value} > {high} ? {high} : {value})", False

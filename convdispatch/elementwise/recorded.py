@@ -61,11 +61,11 @@ def reduce(
 ) -> Any:
     """Combine an expression's values over ``axes`` (all when None): ``reduce("sum", "x * y", (0, 2), x=x, y=y)``.
 
-    ``operation`` is sum, mean, max or min. Operands are tensors and numbers, as ``apply`` takes them. Several
+    ``operation`` is sum, prod, mean, max or min. Operands are tensors and numbers, as ``apply`` takes them. Several
     expressions, given as a tuple, are reduced in one pass, and a list of tensors is returned. ``out`` holds contiguous
     tensors for the results. ``store``, a tensor of the operands' shape that shares no memory with them, gets the first
     expression's values; no gradient goes through it. A sum of floats is taken in partial sums, of float32 for float16
-    and bfloat16; sums of integers are int64. Recorded on the tape in force, except max and min.
+    and bfloat16; sums and products of integers are int64. Recorded on the tape in force, except prod, max and min.
 
     Raises InvalidArgument for axes, names or shapes that do not fit.
     """
@@ -112,7 +112,7 @@ def _record_sums(tape: Any, call: Any, operation: str, given: dict[str, Any], re
     tracked = [name for name, value in given.items() if isinstance(value, Tensor) and tape.tracks(value)]
     if not tracked:
         return
-    if operation in ("max", "min"):
+    if operation in ("prod", "max", "min"):
         raise InvalidArgument(f"reduce({operation!r}) has no gradient here; use it outside the tape's block")
     keep = tuple(1 if a in call.axes else size for a, size in enumerate(call.shape))
     shapes = {name: given[name].shape for name in tracked}

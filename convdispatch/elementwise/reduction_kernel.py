@@ -31,6 +31,7 @@ __all__ = ["OPERATIONS", "Reduction", "plan"]
 OPERATIONS = {
     # (combination of a and b, neutral element for floats, for integers)
     "sum": ("({a}) + ({b})", "0", "0"),
+    "prod": ("({a}) * ({b})", "1", "1"),
     "max": ("(({a}) != ({a}) || ({a}) > ({b}) ? ({a}) : ({b}))", "-INFINITY", "LONG_MIN"),
     "min": ("(({a}) != ({a}) || ({a}) < ({b}) ? ({a}) : ({b}))", "INFINITY", "LONG_MAX"),
 }

@@ -52,7 +52,7 @@ class _Call:
         keep = tuple(1 if a in self.axes else size for a, size in enumerate(shape))
         self.short = keep if keepdims else tuple(size for a, size in enumerate(shape) if a not in self.axes)
         count = math.prod(shape[a] for a in self.axes)
-        if not count and operation != "sum" and math.prod(self.short):
+        if not count and operation not in ("sum", "prod") and math.prod(self.short):
             raise InvalidArgument(f"{operation} needs at least one element, got shape {shape} over axes {self.axes}")
         self.scale = 1.0 / max(1, count) if operation == "mean" else 1.0
         self.dtypes = tuple(_kind(operation, formula, given) for formula in formulas)
@@ -105,7 +105,7 @@ def combine(
         call.reduction(queue, arguments + scalars, targets)
     elif results[0].size:
         for result in results:
-            fill(result, 0)
+            fill(result, 1 if operation == "prod" else 0)
     return call, results
 
 
@@ -128,4 +128,4 @@ def _kind(operation: str, formula: Any, given: dict[str, Any]) -> np.dtype:
         return dtype
     if operation == "mean":
         return np.dtype(np.float32)
-    return np.dtype(np.int64) if operation == "sum" else dtype
+    return np.dtype(np.int64) if operation in ("sum", "prod") else dtype

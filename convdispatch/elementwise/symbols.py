@@ -22,7 +22,8 @@ _UFUNCS = {
     "power": "pow",
     "rint": "round",
     **{name: name for name in ("sign", "square", "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tanh")},
-    **{name: name for name in ("floor", "ceil", "isnan")},
+    **{name: name for name in ("floor", "ceil", "trunc", "isnan", "isinf", "tan", "sinh", "cosh")},
+    **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
 }
 _OPERATORS = {
     "add": "+",

@@ -51,7 +51,7 @@ def _linear_to_convolution(node: Node) -> None:
         n, c = shape[0], max(shape[1:])
         return (n, c, 1, 1) if layout == "nchw" else (n, 1, 1, c)
 
-    if x.strides is not None:
+    if x.strides is not None or isinstance(w, Ref):
         return
     node.function = functional.convolution
     node.kwargs |= {"x": replace(x, shape=picture(x.shape)), "w": w.reshape(picture(w.shape)), "layout": layout}
@@ -95,7 +95,10 @@ def _fold(graph: Graph, node: Node) -> tuple[Node, dict[str, Any]] | None:
     ):
         return None
     w, bias = producer.kwargs["w"], producer.kwargs.get("bias")
-    parts = [given[name].numpy() for name in ("scale", "shift", "running_mean", "running_variance")]
+    names = ("scale", "shift", "running_mean", "running_variance")
+    if any(isinstance(value, Ref) for value in (w, bias, *(given[name] for name in names))):
+        return None  # computed by the net itself
+    parts = [given[name].numpy() for name in names]
     weights, shift = functional.fold_batch_norm(
         w.numpy(), *parts, given.get("epsilon", 1e-5), None if bias is None else bias.numpy()
     )

@@ -86,7 +86,7 @@ class _Lowering:
         return Tensor(operand.base_data, operand.shape, operand.dtype, self.recording, operand.strides, operand.offset)
 
     def _node(self, node: Node) -> LoweredNode:
-        if node.name == "convolution":
+        if node.name == "convolution" and isinstance(node.kwargs["w"], Tensor):
             return self._convolution(node)
         if node in self._joins.values() and self._is_joined(node):
             return LoweredNode(node.name)

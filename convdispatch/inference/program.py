@@ -57,6 +57,8 @@ class Program:
     def memory(self, slot: Slot) -> cl.MemoryObject:
         """The buffer of a slot."""
         root, start = slot.root, slot.offset
+        if root.kept and root not in self._own:  # an input that no command reads
+            self._own[root] = runtime.fresh(self.queue, root.size)
         whole = self._own[root] if root.kept else self._memory
         if root.kept and start == 0:
             return whole

@@ -26,12 +26,13 @@ __all__ = ["trace"]
 
 
 def trace(net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, queue: cl.CommandQueue) -> Graph:
-    """The graph of ``net`` called with tensors of ``shapes``.
+    """The graph of ``net`` called with tensors of ``shapes``; ``dtype`` is theirs, or a list with one each.
 
     Raises InvalidArgument where the net makes a tensor by anything but operations of convdispatch.
     """
     tracer = _Tracer(queue)
-    given = [tracer.input(tuple(shape), np.dtype(dtype)) for shape in shapes]
+    dtypes = dtype if isinstance(dtype, list | tuple) else [dtype] * len(shapes)
+    given = [tracer.input(tuple(shape), np.dtype(each)) for shape, each in zip(shapes, dtypes, strict=True)]
     with tracing(tracer.note):
         answer = net(*given)
     tracer.graph.output = map_operands(tracer.ref, answer)
@@ -73,13 +74,22 @@ class _Tracer:
         node = Node(function, given, options)
         with tracing(None):
             rule = _RULES.get(function.__name__)
-            answer = self._answer(node, rule(function, args, kwargs)) if rule else function(*args, **kwargs)
+            if rule:
+                answer = self._answer(node, rule(function, args, kwargs))
+            else:
+                answer = function(*map_operands(self._here, args), **map_operands(self._here, kwargs))
         if rule is None:
             for tensor in _fresh(answer, self._values):
                 self._values[tensor.base_data.root] = Value(tensor.shape, tensor.dtype, node)
         node.result = map_operands(self.ref, answer)
         self.graph.nodes.append(node)
         return answer
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        """The same memory with the recording for a queue: an operation takes its first operand's."""
+        if isinstance(tensor.base_data, Slot):
+            return tensor
+        return Tensor(tensor.base_data, tensor.shape, tensor.dtype, self.recording, tensor.strides, tensor.offset)
 
     def _answer(self, node: Node, form: tuple[tuple[int, ...], np.dtype]) -> Tensor:
         return self._tensor(Value(*form, node))
@@ -104,6 +114,9 @@ def _bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return inspect.signature(function).bind(*args, **kwargs).arguments
 
 
+_DENSE = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
+
+
 def _convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
     given = _bound(function, args, kwargs)
     names = ("stride", "padding", "dilation", "groups", "layout", "math", "activation")
@@ -113,7 +126,7 @@ def _convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...]
         given["w"].shape,
         None,
         given["x"].dtype.name,
-        **{"stride": 1, "padding": 0, "dilation": 1, **{name: given[name] for name in names if name in given}},
+        **_DENSE | {name: given[name] for name in names if name in given},
     )
     return problem.y_shape, given["x"].dtype
 

@@ -1,14 +1,19 @@
 """The operations of nets as functions of tensors: all on the tape, none waits. Layouts are ``conv()``'s."""
 
+from collections.abc import Sequence
+
 from ..device.tracing import operation
 from ..elementwise import apply, concatenate, joined, mean, reduce
 from ..tensor import Tensor
 from .activations import activate
 from .convolution import convolution, linear, transposed_convolution
 from .dropout import dropout
+from .group_norm import group_norm, layer_norm, standardize
 from .losses import cross_entropy, log_softmax, mse_loss, softmax
+from .matrix import matmul
 from .normalization import batch_norm, fold_batch_norm, local_response_norm
-from .pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, global_average_pool, max_pool
+from .pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, global_average_pool, lp_pool, max_pool
+from .spatial_pooling import pool
 
 __all__ = [
     "activate",
@@ -19,24 +24,43 @@ __all__ = [
     "avg_pool",
     "batch_norm",
     "concatenate",
+    "contiguous",
     "convolution",
     "cross_entropy",
     "dropout",
     "flatten",
     "fold_batch_norm",
     "global_average_pool",
+    "group_norm",
     "joined",
+    "layer_norm",
     "linear",
     "local_response_norm",
     "log_softmax",
+    "lp_pool",
+    "matmul",
     "max_pool",
     "mean",
     "mse_loss",
+    "pool",
     "reduce",
     "relu",
     "softmax",
+    "standardize",
     "transposed_convolution",
+    "view",
 ]
+
+
+@operation
+def contiguous(x: Tensor) -> Tensor:
+    """x as its elements lie in a row: itself, or a copy."""
+    return x if x.contiguous else x.copy()
+
+
+def view(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The same elements in another shape, a copy only where x is no row of them."""
+    return (x if x.contiguous else contiguous(x)).reshape(*shape)
 
 
 @operation

@@ -107,7 +107,8 @@ kernel void pool_backward(global const REAL *restrict dy, const long offset, glo
 #endif
       const int from = PIXEL(oy * OW + ox);
 #if AVERAGE
-      sum += LOAD(dy, from) / count_of(oy, ox);
+      // Of a dilated window this value may be none.
+      if ((iy + PH - oy * SH) % DH == 0 && (ix + PW - ox * SW) % DW == 0) sum += LOAD(dy, from) / count_of(oy, ox);
 #elif BYTES
       // Of a dilated window this value may be none: then no place is its.
       const int y = iy + PH - oy * SH, x = ix + PW - ox * SW;

@@ -6,8 +6,9 @@
 // Values the host defines:
 //   IH IW OH OW   sizes of x and y
 //   ADAPTIVE      1: window o covers floor(o * I / O) to ceil((o + 1) * I / O); 0: K values D apart, from o * S - P
-//   KH KW SH SW PH PW DH DW   unless ADAPTIVE
+//   KH KW SH SW PH PW DH DW   unless ADAPTIVE; PH_R PW_R, the padding of the far sides
 //   AVERAGE       1 for the mean, 0 for the largest
+//   SUM           1 with AVERAGE for the sum
 //   COUNT_PAD     1 if the padding's zeros count in a mean
 //   MB CHANNELS NHWC   images, channels, the layout
 //   FLAT PLANES   how work items are counted
@@ -88,15 +89,25 @@
 #define WHERE(note) ((note) & (CUT - 1))
 #endif
 
+// How many of a window's K values, D apart from `begin` on, lie between `low` and `high`.
+#define COUNT(begin, k, d, low, high) \
+  ((min((begin) + ((k) - 1) * (d) + 1, high) - (begin) + (d) - 1) / (d) - (max((low) - (begin), 0) + (d) - 1) / (d))
+
 inline ACC count_of(int oy, int ox) {
+#if SUM
+  return 1;
+#elif ADAPTIVE
   int top = BEGIN(oy, IH, OH, KH, SH, PH), bottom = END(oy, IH, OH, KH, SH, PH, DH);
   int left = BEGIN(ox, IW, OW, KW, SW, PW), right = END(ox, IW, OW, KW, SW, PW, DW);
-#if COUNT_PAD
-  bottom = min(bottom, IH + PH), right = min(right, IW + PW);
-#else
-  top = max(top, 0), left = max(left, 0), bottom = min(bottom, IH), right = min(right, IW);
-#endif
   return (ACC)((bottom - top) * (right - left));
+#else
+  const int top = BEGIN(oy, IH, OH, KH, SH, PH), left = BEGIN(ox, IW, OW, KW, SW, PW);
+#if COUNT_PAD
+  return (ACC)(COUNT(top, KH, DH, -PH, IH + PH_R) * COUNT(left, KW, DW, -PW, IW + PW_R));
+#else
+  return (ACC)(COUNT(top, KH, DH, 0, IH) * COUNT(left, KW, DW, 0, IW));
+#endif
+#endif
 }
 
 // Runs over the window's values, each at pixel `at`; a note calls it `number`. `within` says whether it lies inside the

@@ -13,7 +13,7 @@ from ..device import runtime
 from ..device.kernels import Launch, build, config_macros, keeps_programs, kernel_text
 from ..device.limits import must_fit
 from ..device.tracing import operation
-from ..elementwise import reduce
+from ..elementwise import apply, reduce
 from ..tape import Rectified, current_tape
 from ..tensor import Tensor
 from .convolution import dense
@@ -21,7 +21,7 @@ from .convolution import dense
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "global_average_pool", "max_pool"]
+__all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "global_average_pool", "lp_pool", "max_pool"]
 
 _GROUP = 256
 _RUN, _WINDOW = 2, 16
@@ -42,9 +42,10 @@ def max_pool(
     """The largest value of each window; the gradient goes to the first of equal ones. NaN counts as largest.
 
     ``stride`` is the kernel's size when None. With ``ceil_mode`` a last window that begins inside the input (or its
-    near padding) but ends beyond it is kept. Shapes and options mean what PyTorch's MaxPool2d says.
+    near padding) but ends beyond it is kept. Shapes and options mean what PyTorch's MaxPool2d says; besides,
+    ``padding`` may be a (near, far) pair an axis, each smaller than the window.
 
-    Raises InvalidArgument for padding above half the kernel, or windows that do not fit.
+    Raises InvalidArgument for padding above half the kernel where it is no pair, or windows that do not fit.
     """
     return _pool("max", x, _windows(x, layout, kernel, stride, padding, dilation, ceil_mode), layout)
 
@@ -56,13 +57,35 @@ def avg_pool(
     stride: Any = None,
     padding: Any = 0,
     *,
+    dilation: Any = 1,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     layout: str = "nchw",
 ) -> Tensor:
     """The mean of each window, over the padding's zeros too unless ``count_include_pad`` is False; else as max_pool."""
-    windows = _windows(x, layout, kernel, stride, padding, 1, ceil_mode)
+    windows = _windows(x, layout, kernel, stride, padding, dilation, ceil_mode)
     return _pool("average", x, {**windows, "count_pad": int(count_include_pad)}, layout)
+
+
+@operation
+def lp_pool(
+    x: Tensor,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    *,
+    p: float = 2,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    layout: str = "nchw",
+) -> Tensor:
+    """``(sum of |x|**p over each window) ** (1 / p)``; options as max_pool's. Raises InvalidArgument for p not above 0."""
+    if not p > 0:
+        raise InvalidArgument(f"a norm's p must be above 0, got {p}")
+    windows = _windows(x, layout, kernel, stride, padding, dilation, ceil_mode)
+    powers = apply("square(x)" if p == 2 else f"abs(x) ** {float(p)}", x=x)
+    sums = _pool("sum", powers, {**windows, "count_pad": 0}, layout)
+    return apply("sqrt(s)" if p == 2 else f"s ** {1 / p}", s=sums)
 
 
 @operation
@@ -113,23 +136,36 @@ def _windows(
     _, _, *sizes = _sizes(x, layout)
     kernel = per_axis("kernel", kernel, 2, least=1)
     stride = kernel if stride is None else per_axis("stride", stride, 2, least=1)
-    padding, dilation = per_axis("padding", padding, 2, least=0), per_axis("dilation", dilation, 2, least=1)
+    dilation = per_axis("dilation", dilation, 2, least=1)
     values = {}
-    for axis, size, k, s, p, d in zip("hw", sizes, kernel, stride, padding, dilation, strict=True):
-        if p > k // 2:
-            raise InvalidArgument(f"padding must be at most half the kernel {kernel}, got {padding}")
-        span = size + 2 * p - d * (k - 1) - 1
+    for axis, size, k, s, (p, far), d in zip("hw", sizes, kernel, stride, _pads(padding, kernel, dilation), dilation):
+        span = size + p + far - d * (k - 1) - 1
         if span < 0:
-            raise InvalidArgument(f"a window of {k} (dilation {d}) does not fit {size} values with padding {p}")
+            raise InvalidArgument(f"a window of {k} (dilation {d}) does not fit {size} values with padding {p}, {far}")
         count = (span + s - 1 if ceil_mode else span) // s + 1
         if ceil_mode and (count - 1) * s >= size + p:
             count -= 1
         values |= {f"i{axis}": size, f"o{axis}": count, f"k{axis}": k, f"s{axis}": s, f"p{axis}": p, f"d{axis}": d}
+        values[f"p{axis}_r"] = far
     reach = all(
         not values[f"p{a}"] and (values[f"o{a}"] - 1) * values[f"s{a}"] + (values[f"k{a}"] - 1) * values[f"d{a}"] < size
         for a, size in zip("hw", sizes, strict=True)
     )
     return {**values, "adaptive": 0, "inside": int(reach)}
+
+
+def _pads(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(near, far) along each axis."""
+    if not isinstance(padding, list | tuple) or not all(isinstance(item, list | tuple) for item in padding):
+        numbers = per_axis("padding", padding, 2, least=0)
+        if any(p > k // 2 for p, k in zip(numbers, kernel, strict=True)):
+            raise InvalidArgument(f"padding must be at most half the kernel {kernel}, got {padding}")
+        return [(p, p) for p in numbers]
+    pairs = [(near, far) for near, far in padding]
+    for pair, k, d in zip(pairs, kernel, dilation, strict=True):
+        if not all(0 <= p <= d * (k - 1) for p in pair):
+            raise InvalidArgument(f"padding must be smaller than the window of {k} (dilation {d}), got {pair}")
+    return pairs
 
 
 def _adaptive(x: Tensor, size: tuple[int, int], layout: str) -> dict[str, int]:
@@ -217,7 +253,8 @@ def _launches(
         "mb": mb,
         "channels": channels,
         "nhwc": nhwc,
-        "average": kind == "average",
+        "average": kind != "max",
+        "sum": kind == "sum",
         "flat": gpu,
         "planes": planes,
         "apart": apart,

@@ -1,0 +1,56 @@
+"""ONNX's backend cases for convolutional nets, every one: passed, refused in words, or failed.
+
+``python bench/onnx_suite.py [--only TEXT] [--kind KIND] [--json FILE]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+import onnx_suite
+
+from convdispatch.api import ConvDispatchError
+from convdispatch.onnx import Backend
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="cases whose names hold this text")
+    parser.add_argument("--kind", action="append", choices=onnx_suite.KINDS)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--trace", action="store_true")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    answers: dict[str, tuple[str, str]] = {}
+    start = time.perf_counter()
+    for name, case in onnx_suite.cases(given.kind or onnx_suite.KINDS).items():
+        if given.only not in name:
+            continue
+        try:
+            onnx_suite.run(case, lambda model: Backend.prepare(model, "CPU"))
+            answers[name] = ("passed", "")
+        except ConvDispatchError as error:
+            answers[name] = ("refused", str(error).splitlines()[0])
+        except Exception as error:
+            answers[name] = ("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            if given.trace:
+                traceback.print_exc()
+        if answers[name][0] != "passed":
+            print(f"{answers[name][0]:8} {name}: {answers[name][1]}", flush=True)
+    counts = collections.Counter(state for state, _ in answers.values())
+    print(f"{len(answers)} cases: {dict(counts)}, {time.perf_counter() - start:.0f} s")
+    if given.json:
+        given.json.write_text(json.dumps(answers, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

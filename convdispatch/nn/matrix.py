@@ -1,0 +1,48 @@
+"""Products of matrices, many at once, as grouped 1×1 convolutions.
+
+``z[b, m, n] = sum over k of x[b, m, k] * y[b, k, n]`` is a convolution of one picture with ``b * k`` channels and n
+pixels by weights ``[b * m, k]`` in b groups: both operands lie as they are, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..api.conv import conv
+from ..api.errors import InvalidArgument
+from ..elementwise import zeros
+from ..elementwise.strides import broadcast
+from ..tensor import Tensor
+from ..tracing import operation
+from .convolution import dense
+
+__all__ = ["matmul"]
+
+
+@operation
+def matmul(x: Tensor, y: Tensor, math_mode: str = "float32") -> Tensor:
+    """NumPy's matmul: the last two axes are matrices, those before broadcast; a vector is a row or a column.
+
+    Raises InvalidArgument for sizes that do not fit each other.
+    """
+    if not x.ndim or not y.ndim or x.shape[-1] != y.shape[-2 if y.ndim > 1 else 0]:
+        raise InvalidArgument(f"matmul needs x [..., m, k] and y [..., k, n], got {x.shape} and {y.shape}")
+    row, column = x.ndim == 1, y.ndim == 1
+    x, y = dense(x), dense(y)
+    x = x.reshape(1, *x.shape) if row else x
+    y = y.reshape(*y.shape, 1) if column else y
+    (*_, m, k), n = x.shape, y.shape[-1]
+    lead = broadcast({"x": x.shape[:-2], "y": y.shape[:-2]})
+    shape = (*lead, *(() if row else (m,)), *(() if column else (n,)))
+    if not math.prod(shape) * k:
+        return zeros(shape, x.dtype, x.queue)
+    many, mats = math.prod(x.shape[:-2]), math.prod(y.shape[:-2])
+    if mats == 1:  # one matrix for all rows of all x
+        groups, picture, weights = 1, (1, k, 1, n), (many * m, k, 1, 1)
+    elif many == 1:  # one x for all matrices, which are as many pictures
+        groups, picture, weights = 1, (mats, k, 1, n), (m, k, 1, 1)
+    else:
+        x, y = (dense(t.expand(*lead, *t.shape[-2:])) if t.shape[:-2] != lead else t for t in (x, y))
+        groups = math.prod(lead)
+        picture, weights = (1, groups * k, 1, n), (groups * m, k, 1, 1)
+    return conv(y.reshape(picture), x.reshape(weights), groups=groups, math=math_mode).reshape(shape)

@@ -1,0 +1,91 @@
+"""A caller's arrays to what an inference net takes, and its results to arrays of the caller's kind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+from ..tensor import Tensor
+
+__all__ = ["Caller"]
+
+
+class Caller:
+    """The kind of arrays that one call brings."""
+
+    def __init__(self, given: Sequence[Any], queue: Any) -> None:
+        self.queue = queue
+        self._lead = given[0] if given else np.empty(0)
+
+    def taken(self, value: Any, port: Any) -> Any:
+        """A NumPy array or a Tensor of the port's type. Raises InvalidArgument for another type or no array."""
+        found = self._brought(value, port.name)
+        if found.dtype == port.dtype:
+            return found
+        floats = all(d.kind == "f" or d.name == "bfloat16" for d in (np.dtype(found.dtype), port.dtype))
+        if not floats:
+            raise InvalidArgument(f"the input {port.name!r} takes {port.dtype.name}, got {found.dtype.name}")
+        return found.astype(port.dtype)
+
+    def _brought(self, value: Any, name: str) -> Any:
+        if isinstance(value, np.ndarray | np.generic | list | tuple | int | float | bool):
+            return np.asarray(value)
+        if isinstance(value, Tensor):
+            return value
+        if hasattr(value, "base_data"):  # pyopencl's array
+            return Tensor(value.base_data, tuple(value.shape), value.dtype, value.queue, value.strides, value.offset)
+        if _is_torch(value) and value.device.type == "cpu":
+            return _torch_to_numpy(value)
+        if hasattr(value, "__dlpack__"):
+            return Tensor.from_dlpack(value, self.queue)
+        if hasattr(value, "__array__"):
+            return np.asarray(value)
+        raise InvalidArgument(f"the input {name!r} must be an array, got {type(value).__name__}")
+
+    def given(self, result: Any) -> Any:
+        """A result as the caller's first array is."""
+        lead = self._lead
+        if isinstance(lead, Tensor):
+            return result if isinstance(result, Tensor) else Tensor.from_numpy(result, self.queue)
+        if hasattr(lead, "base_data"):
+            import pyopencl.array as cl_array
+
+            t = result if isinstance(result, Tensor) else Tensor.from_numpy(result, self.queue)
+            return cl_array.Array(t.queue, t.shape, t.dtype, data=t.base_data, strides=t.strides, offset=t.offset)
+        if _is_torch(lead):
+            host = result.numpy() if isinstance(result, Tensor) and lead.device.type == "cpu" else result
+            return _torch_of(host, lead)
+        if hasattr(lead, "__dlpack__") and not isinstance(lead, np.ndarray | np.generic):
+            t = result if isinstance(result, Tensor) else Tensor.from_numpy(result, self.queue)
+            package = sys.modules[type(lead).__module__.partition(".")[0]]
+            reader = getattr(package, "from_dlpack", None) or package.dlpack.from_dlpack
+            return reader(t)
+        return result.numpy() if isinstance(result, Tensor) else np.array(result)
+
+
+def _is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _torch_to_numpy(value: Any) -> np.ndarray:
+    torch = sys.modules["torch"]
+    value = value.detach()
+    if value.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return value.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+    return value.numpy()  # type: ignore[no-any-return]
+
+
+def _torch_of(result: Any, lead: Any) -> Any:
+    torch = sys.modules["torch"]
+    if isinstance(result, Tensor):
+        return torch.from_dlpack(result)
+    if result.dtype.name == "bfloat16":
+        return torch.from_numpy(np.ascontiguousarray(result).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(result)).to(lead.device)

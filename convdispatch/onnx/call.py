@@ -1,0 +1,131 @@
+"""One node as its operator sees it: operands on the device or on the host, attributes, the operator set's version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+from ..tensor import Tensor
+
+__all__ = ["OPERATORS", "Call", "NeedsValue", "Unsupported", "operator"]
+
+Operand = Tensor | np.ndarray | None
+OPERATORS: dict[str, Callable[[Call], Any]] = {}
+"""Name of each operator of ONNX's own domain to what computes it."""
+
+
+class Unsupported(InvalidArgument):
+    """A model asks for what is not there: operators, types or forms of them."""
+
+
+class NeedsValue(Exception):  # noqa: N818 (it asks, and nothing is wrong)
+    """An operator must know an operand's values before the net runs, and they depend on the net's inputs ``names``."""
+
+    def __init__(self, names: frozenset[str], why: str) -> None:
+        self.names, self.why = names, why
+        super().__init__(why)
+
+
+def operator(*names: str) -> Callable[[Callable[[Call], Any]], Callable[[Call], Any]]:
+    """Enter a function under operators' names; it takes a Call and returns an operand, or a sequence of them."""
+
+    def enter(function: Callable[[Call], Any]) -> Callable[[Call], Any]:
+        for name in names:
+            OPERATORS[name] = function
+        return function
+
+    return enter
+
+
+class Call:
+    """A node with its operands; made by the walk."""
+
+    def __init__(
+        self,
+        walk: Any,
+        node: Any,
+        operands: Sequence[Operand],
+        attributes: dict[str, Any],
+        opset: int,
+        sources: Sequence[frozenset[str]],
+        scope: Any = None,
+    ) -> None:
+        self.scope = scope
+        self.walk, self.node, self.operands, self.attributes = walk, node, list(operands), attributes
+        self.opset, self.sources = opset, list(sources)
+        self.queue, self.math = walk.queue, walk.math
+
+    @property
+    def name(self) -> str:
+        """How errors call the node."""
+        return describe_node(self.node)
+
+    def has(self, place: int) -> bool:
+        """Whether there is an operand at ``place``."""
+        return place < len(self.operands) and self.operands[place] is not None
+
+    def raw(self, place: int) -> Any:
+        """The operand wherever it is."""
+        value = self.operands[place] if place < len(self.operands) else None
+        if value is None:
+            raise InvalidArgument(f"{self.name} needs an input at place {place}")
+        return value
+
+    def tensor(self, place: int) -> Tensor:
+        """The operand on the device."""
+        value = self.raw(place)
+        return value if isinstance(value, Tensor) else self.upload(value)
+
+    def upload(self, value: np.ndarray) -> Tensor:
+        """A constant on the device."""
+        return self.walk.upload(value)  # type: ignore[no-any-return]
+
+    def shape(self, place: int = 0) -> tuple[int, ...]:
+        """The operand's shape."""
+        return tuple(self.raw(place).shape)
+
+    def known(self, place: int) -> np.ndarray:
+        """The operand's values now. Raises NeedsValue where they depend on the net's inputs."""
+        value = self.raw(place)
+        if isinstance(value, np.ndarray):
+            return value
+        raise NeedsValue(self.sources[place], f"{self.name} must know its input {self.node.input[place]!r}")
+
+    def ints(self, place: int) -> list[int]:
+        """The operand's values as integers."""
+        return [int(value) for value in np.ravel(self.known(place))]
+
+    def maker(self, place: int) -> Any:
+        """The node that made the operand, in the same graph; None where there is none."""
+        found = self.scope.makers.get(self.node.input[place]) if place < len(self.node.input) else None
+        return None if found is None else found[0]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute; bytes as text."""
+        value = self.attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def either(self, name: str, place: int, default: Any = None) -> Any:
+        """Integers that newer operator sets take as an input, older ones as an attribute."""
+        return self.ints(place) if self.has(place) else self.get(name, default)
+
+    def axis(self, default: int = 0, ndim: int | None = None) -> int:
+        """The attribute ``axis``, not negative. Raises InvalidArgument for one that the operand lacks."""
+        ndim = len(self.shape()) if ndim is None else ndim
+        axis = self.get("axis", default)
+        if not -ndim <= axis <= ndim:
+            raise InvalidArgument(f"{self.name} has the axis {axis}, its input {ndim} axes")
+        return int(axis + ndim if axis < 0 else axis)
+
+    def refuse(self, why: str) -> Unsupported:
+        """An error to raise."""
+        return Unsupported(f"{self.name}: {why}")
+
+
+def describe_node(node: Any) -> str:
+    """Operator and name of a node, or its first output where it has no name."""
+    name = node.name or next((name for name in node.output if name), "")
+    return f"{node.domain + '.' if node.domain else ''}{node.op_type} {name!r}"

@@ -1,0 +1,97 @@
+"""What a node computes of values that are known on the host: by onnx's own reference, after a look at the size.
+
+Shapes, constants and what is made of them never reach the device: they are known before the net runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+
+__all__ = ["MOST_BYTES", "Unfoldable", "evaluate"]
+
+MOST_BYTES = 1 << 31
+"""Of one folded value; larger ones are no weights but an attack, or a mistake."""
+_SMALL = 4096
+"""Values that shape inference is told; larger tensors only say their shape."""
+
+
+class Unfoldable(Exception):
+    """The reference cannot say it: the node must run on the device."""
+
+
+def evaluate(node: Any, values: Mapping[str, np.ndarray], opsets: Mapping[str, int], where: str) -> list[np.ndarray]:
+    """The outputs of ``node`` for its inputs' ``values``.
+
+    Raises InvalidArgument where the result would be larger than MOST_BYTES, Unfoldable where the reference has no such
+    operator or fails.
+    """
+    import onnx
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    inputs = [helper.make_tensor_value_info(n, _type(v), v.shape) for n, v in values.items()]
+    outputs = [helper.make_value_info(name, onnx.TypeProto()) for name in node.output if name]
+    graph = helper.make_graph([node], "fold", inputs, outputs)
+    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    model = helper.make_model(graph, opset_imports=imports)
+    _refuse_giants(model, values, where)
+    try:
+        with np.errstate(all="ignore"):
+            found = ReferenceEvaluator(model).run(None, dict(values))
+    except MemoryError:
+        raise
+    except Exception as error:  # of any kind: it was not written to refuse
+        raise Unfoldable(str(error)) from error
+    if not all(isinstance(value, np.ndarray | np.generic) for value in found):
+        raise Unfoldable("no tensors")
+    results = iter(found)
+    return [np.asarray(next(results)) if name else np.empty(0) for name in node.output]
+
+
+def _refuse_giants(model: Any, values: Mapping[str, np.ndarray], where: str) -> None:
+    """Infer the outputs' shapes, which takes no memory, and refuse those that would fill it."""
+    import onnx
+    from onnx import numpy_helper
+
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    for name, value in values.items():
+        if value.size <= _SMALL and value.dtype != object:
+            probe.graph.initializer.append(numpy_helper.from_array(value, name))
+    try:
+        inferred = onnx.shape_inference.infer_shapes(probe, data_prop=True)
+    except Exception:  # what cannot be inferred cannot be large: its shape does not come from values
+        return
+    for output in inferred.graph.output:
+        kind = output.type.tensor_type
+        sizes = [d.dim_value for d in kind.shape.dim if d.HasField("dim_value")]
+        if len(sizes) == len(kind.shape.dim) and kind.elem_type:
+            check_size(sizes, kind.elem_type, where)
+
+
+def check_size(shape: Sequence[int], kind: int, where: str) -> None:
+    """Raise InvalidArgument for a tensor of more than MOST_BYTES."""
+    from onnx import helper
+
+    try:
+        itemsize = np.dtype(helper.tensor_dtype_to_np_dtype(kind)).itemsize
+    except (KeyError, ValueError, TypeError):
+        itemsize = 1
+    nbytes = math.prod(shape) * itemsize
+    if nbytes > MOST_BYTES:
+        raise InvalidArgument(f"{where} would make a constant of shape {tuple(shape)}, {nbytes} bytes: refused")
+
+
+def _type(value: np.ndarray) -> int:
+    from onnx import helper
+
+    try:
+        return int(helper.np_dtype_to_tensor_dtype(value.dtype))
+    except (KeyError, ValueError, TypeError):
+        raise Unfoldable(f"no type for {value.dtype}") from None

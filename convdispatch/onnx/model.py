@@ -1,0 +1,300 @@
+"""``load``: a model file to a net that is called with arrays; a form of it is built for each set of shapes, and kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import inference, runtime
+from ..api.errors import InvalidArgument
+from ..tensor import Tensor
+from . import operators  # noqa: F401 (enters the operators)
+from .arrays import Caller
+from .call import NeedsValue
+from .reading import onnx_package, read, to_array
+from .types import dtype_of, supported
+from .walking import Scope, Walk, check_operators, standard
+
+__all__ = ["OnnxNet", "Port", "load"]
+
+FORMS = 8
+"""Built forms that a net keeps; the one that was used longest ago goes first."""
+_MOST_VALUES = 4096
+"""Elements of an input whose values a form may depend on."""
+_NEWEST_KNOWN = 7
+"""The oldest operator set of ONNX whose habits are known; older files are read by the same rules."""
+
+
+def load(
+    model: str | PathLike[str] | bytes | Any, *, device: Any = None, math: str = "float32", dtype: Any = None
+) -> OnnxNet:
+    """The net of an ONNX file, its bytes, or a ModelProto.
+
+    ``device`` is what ``runtime.find_device`` takes; ``math`` is ``conv()``'s, for float32 data. With ``dtype`` all
+    floating-point numbers of the net, inputs and results too, are of that type.
+
+    Raises InvalidArgument for what is no model, lies about its sizes or asks for what is not there: all missing
+    operators at once, with their nodes' names. NoDevice where there is no device.
+    """
+    proto, folder = read(model)
+    return OnnxNet(proto, folder, device, math, dtype)
+
+
+class Port(NamedTuple):
+    """An input or output as the file declares it."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int | str | None, ...] | None
+    """Numbers, names of symbolic sizes, None for unnamed ones; None where not even the rank is said."""
+
+    def __str__(self) -> str:
+        shape = "any shape" if self.shape is None else f"[{', '.join('?' if s is None else str(s) for s in self.shape)}]"
+        return f"{self.name} {self.dtype.name} {shape}"
+
+
+class _Form(NamedTuple):
+    """The net for one set of shapes."""
+
+    net: inference.InferenceNet | None
+    outputs: list[Any]
+    """A known array, or the place among the net's results."""
+
+
+class OnnxNet:
+    """``net(feeds)`` takes arrays by name and answers a dict of results; ``net(*arrays)`` takes them in the file's order
+    and answers the result, or a tuple of several.
+
+    Arrays are NumPy's, torch's, a device's (Tensor, pyopencl) or anything with DLPack; results are of the first one's
+    kind. Calls may come from several threads.
+    """
+
+    def __init__(self, proto: Any, folder: Any, device: Any, math: str, dtype: Any) -> None:
+        self.model, self.math = proto, math
+        self.queue = runtime.queue(runtime.find_device(device))
+        self.dtype = None if dtype is None else _float_type(dtype)
+        self.opsets = {"" if standard(o.domain) else o.domain: o.version for o in proto.opset_import} or {"": 1}
+        _check_opset(self.opsets)
+        check_operators(proto, self.opsets)
+        held = {tensor.name for tensor in proto.graph.initializer}
+        self.inputs = [self._port(value) for value in proto.graph.input if value.name not in held]
+        self.outputs = [_output(value) for value in proto.graph.output]
+        self._constants = {tensor.name: self._converted(to_array(tensor, folder)) for tensor in proto.graph.initializer}
+        for sparse in proto.graph.sparse_initializer:
+            self._constants[sparse.values.name] = self._converted(_dense(sparse))
+        self._optional = [self._port(value) for value in proto.graph.input if value.name in held]
+        self._memory: dict[Any, Any] = {"lasting": {id(value) for value in self._constants.values()}}
+        self._forms: OrderedDict[Any, _Form] = OrderedDict()
+        self._by_value: set[str] = set()
+        self._lock = threading.RLock()
+
+    # --- what the file says ------------------------------------------------------------------------------------------
+
+    def _port(self, value: Any) -> Port:
+        kind = value.type.tensor_type
+        if value.type.WhichOneof("value") != "tensor_type":
+            raise InvalidArgument(f"the input {value.name!r} is no tensor but a {value.type.WhichOneof('value')}")
+        return Port(value.name, self.computed(dtype_of(kind.elem_type)), _shape(kind))
+
+    def computed(self, dtype: np.dtype) -> np.dtype:
+        """The type in which a type's numbers are computed."""
+        floating = dtype.kind == "f" or dtype.name == "bfloat16"
+        return self.dtype if self.dtype is not None and floating else dtype
+
+    def _converted(self, array: np.ndarray) -> np.ndarray:
+        dtype = self.computed(array.dtype) if supported(array.dtype) else array.dtype
+        return array if dtype == array.dtype else array.astype(dtype)
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def __call__(self, *given: Any) -> Any:
+        """The results; see the class. Raises InvalidArgument for arrays that do not fit the file's inputs."""
+        if len(given) == 1 and isinstance(given[0], Mapping):
+            return self._run(self._ordered(given[0]), named=True)
+        if len(given) != len(self.inputs):
+            raise InvalidArgument(f"the net takes {len(self.inputs)} arrays ({self._listed()}), got {len(given)}")
+        return self._run(list(given), named=False)
+
+    def _listed(self) -> str:
+        return ", ".join(map(str, self.inputs)) or "none"
+
+    def _ordered(self, feeds: Mapping[str, Any]) -> list[Any]:
+        known = {port.name for port in self.inputs}
+        more = {port.name for port in self._optional}
+        missing, spare = known - feeds.keys(), feeds.keys() - known - more
+        if missing or spare:
+            what = [f"lacks {', '.join(sorted(missing))}"] * bool(missing)
+            what += [f"has no input {', '.join(sorted(map(str, spare)))}"] * bool(spare)
+            raise InvalidArgument(f"the call {' and '.join(what)}; inputs are {self._listed()}")
+        if more & feeds.keys():
+            raise InvalidArgument(f"{', '.join(sorted(more & feeds.keys()))} are the file's weights, and stay as they are")
+        return [feeds[port.name] for port in self.inputs]
+
+    def _run(self, given: Sequence[Any], named: bool) -> Any:
+        caller = Caller(given, self.queue)
+        arrays = [caller.taken(value, port) for value, port in zip(given, self.inputs, strict=True)]
+        for array, port in zip(arrays, self.inputs, strict=True):
+            _check_shape(array, port)
+        with self._lock:
+            form, fed = self._form(arrays)
+            results = [] if form.net is None else form.net(*fed)
+        answer = [caller.given(results[o] if isinstance(o, int) else o) for o in form.outputs]
+        if named:
+            return dict(zip((port.name for port in self.outputs), answer, strict=True))
+        return answer[0] if len(answer) == 1 else tuple(answer)
+
+    def _form(self, arrays: Sequence[Any]) -> tuple[_Form, list[Any]]:
+        """The form for these arrays, and those among them that it is fed."""
+        while True:
+            key = tuple(self._key(array, port) for array, port in zip(arrays, self.inputs, strict=True))
+            fed = [a for a, port in zip(arrays, self.inputs, strict=True) if port.name not in self._by_value]
+            if key in self._forms:
+                self._forms.move_to_end(key)
+                return self._forms[key], fed
+            try:
+                form = self._build(arrays)
+            except NeedsValue as asked:
+                self._depend(asked, arrays)
+                continue
+            self._forms[key] = form
+            while len(self._forms) > FORMS:
+                self._forms.popitem(last=False)
+            return form, fed
+
+    def _key(self, array: Any, port: Port) -> Any:
+        if port.name in self._by_value:
+            host = array if isinstance(array, np.ndarray) else array.numpy()
+            return (host.shape, host.tobytes())
+        return tuple(array.shape)
+
+    def _depend(self, asked: NeedsValue, arrays: Sequence[Any]) -> None:
+        """From now on forms depend on the values of these inputs: shapes, indices, numbers of repeats."""
+        sizes = {port.name: int(np.prod(a.shape)) for port, a in zip(self.inputs, arrays, strict=True)}
+        large = {name: sizes[name] for name in asked.names if sizes[name] > _MOST_VALUES}
+        if large or not asked.names - self._by_value:
+            said = ", ".join(f"{name} ({n} elements)" for name, n in large.items()) or "values that the net computes"
+            raise InvalidArgument(f"{asked.why} when it is built, and that depends on {said}")
+        self._by_value |= asked.names
+        self._forms.clear()
+
+    # --- building ----------------------------------------------------------------------------------------------------
+
+    def build(self, *shapes: Sequence[int]) -> inference.InferenceNet:
+        """The inference form for inputs of ``shapes``, to look at: layers, solvers, memory.
+
+        Raises InvalidArgument where the net computes nothing, or depends on its inputs' values.
+        """
+        if len(shapes) != len(self.inputs):
+            raise InvalidArgument(f"the net takes {len(self.inputs)} inputs ({self._listed()}), got {len(shapes)} shapes")
+        arrays = [np.zeros(tuple(shape), port.dtype) for shape, port in zip(shapes, self.inputs, strict=True)]
+        with self._lock:
+            form, _ = self._form(arrays)
+        if form.net is None:
+            raise InvalidArgument("every output of the net is a constant: nothing is computed")
+        return form.net
+
+    def _build(self, arrays: Sequence[Any]) -> _Form:
+        fed = [(a, p) for a, p in zip(arrays, self.inputs, strict=True) if p.name not in self._by_value]
+        known = {p.name: a if isinstance(a, np.ndarray) else a.numpy() for a, p in zip(arrays, self.inputs, strict=True)
+                 if p.name in self._by_value}  # fmt: skip
+        places: list[Any] = []
+
+        def net(*tensors: Tensor) -> list[Tensor]:
+            scope = Scope(self.opsets)
+            for name, value in (self._constants | known).items():
+                scope.values[name] = value
+                scope.sources[name] = frozenset({name} & known.keys())
+            for tensor, (_, port) in zip(tensors, fed, strict=True):
+                scope.values[port.name], scope.sources[port.name] = tensor, frozenset({port.name})
+            walk = Walk(self.model, self.queue, self.math, self._memory)
+            walk.computed = self.computed
+            walk.run(self.model.graph.node, scope)
+            results: list[Tensor] = []
+            for port in self.outputs:
+                value, _ = scope.find(port.name)
+                if isinstance(value, Tensor):
+                    places.append(len(results))
+                    results.append(value)
+                else:
+                    places.append(np.asarray(value))
+            return results
+
+        if not fed:
+            return _Form(self._constant_net(net), places)
+        shapes, dtypes = [a.shape for a, _ in fed], [p.dtype for _, p in fed]
+        built = inference.build(net, *shapes, dtype=dtypes, queue=self.queue)
+        return _Form(built if any(isinstance(place, int) for place in places) else None, places)
+
+    def _constant_net(self, net: Any) -> inference.InferenceNet | None:
+        """A net without inputs: folded, but for what only the device computes."""
+        return inference.build(net, dtype=[], queue=self.queue)
+
+
+def _check_opset(opsets: Mapping[str, int]) -> None:
+    newest = onnx_package().defs.onnx_opset_version()
+    if opsets.get("", 1) > newest:
+        raise InvalidArgument(
+            f"the model needs operator set {opsets['']}, the onnx package knows those up to {newest}: update it"
+        )
+
+
+def _float_type(dtype: Any) -> np.dtype:
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    found = np.dtype(dtype)
+    if found.name not in ("float16", "bfloat16", "float32", "float64"):
+        raise InvalidArgument(f"dtype must be float16, bfloat16, float32 or float64, got {found.name}")
+    return found
+
+
+def _output(value: Any) -> Port:
+    kind = value.type.tensor_type
+    try:
+        dtype = dtype_of(kind.elem_type)
+    except InvalidArgument:
+        dtype = np.dtype(object)
+    return Port(value.name, dtype, _shape(kind))
+
+
+def _shape(kind: Any) -> tuple[int | str | None, ...] | None:
+    if not kind.HasField("shape"):
+        return None
+    sizes = (d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim)
+    return tuple(None if isinstance(size, int) and size < 0 else size for size in sizes)
+
+
+def _check_shape(array: Any, port: Port) -> None:
+    """Rank and fixed sizes, but for the first: a net written for one picture may take more."""
+    if port.shape is None:
+        return
+    given = tuple(array.shape)
+    fits = len(given) == len(port.shape) and all(
+        not isinstance(want, int) or want == have or axis == 0
+        for axis, (want, have) in enumerate(zip(port.shape, given, strict=False))
+    )
+    if not fits:
+        raise InvalidArgument(f"the net takes {port}, got shape {given}")
+
+
+def _dense(sparse: Any) -> np.ndarray:
+    """A sparse initialiser's values where they stand."""
+    values, indices = to_array(sparse.values, None), to_array(sparse.indices, None)
+    shape = tuple(sparse.dims)
+    if np.prod(shape, dtype=np.float64) * values.itemsize > 1 << 31:
+        raise InvalidArgument(f"the sparse initialiser {sparse.values.name!r} has the shape {shape}: refused")
+    whole = np.zeros(shape, values.dtype)
+    try:
+        if indices.ndim == 1:
+            whole.reshape(-1)[indices] = values
+        else:
+            whole[tuple(indices.T)] = values
+    except IndexError:
+        raise InvalidArgument(f"the sparse initialiser {sparse.values.name!r} has indices outside {shape}") from None
+    return whole

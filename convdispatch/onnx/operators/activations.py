@@ -1,0 +1,161 @@
+"""Activations with their parameters: those that ``conv()`` fuses by name, the others as formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...nn import functional
+from ...tensor import Tensor
+from ..call import Call, operator
+from .elementwise import formula, scalar
+
+_NAMED = {"Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh"}
+_LOG1P = "where(x > 20, x, log1p(exp(x)))"
+
+
+@operator(*_NAMED)
+def _named(call: Call) -> Tensor:
+    return functional.activate(call.tensor(0), _NAMED[call.node.op_type])
+
+
+@operator("LeakyRelu")
+def _leaky(call: Call) -> Tensor:
+    return functional.activate(call.tensor(0), f"leaky_relu({call.get('alpha', 0.01)!r})")
+
+
+@operator("Elu")
+def _elu(call: Call) -> Tensor:
+    return functional.activate(call.tensor(0), f"elu({call.get('alpha', 1.0)!r})")
+
+
+@operator("Clip")
+def _clip(call: Call) -> Tensor:
+    x = call.tensor(0)
+    if call.opset < 11:
+        bounds: list[Any] = [call.get("min"), call.get("max")]
+    else:
+        bounds = [call.raw(place) if call.has(place) else None for place in (1, 2)]
+        bounds = [scalar(bound) if scalar(bound) is not None else bound for bound in bounds]
+        bounds = [None if isinstance(b, np.ndarray) and not np.isfinite(b).all() else b for b in bounds]
+    low, high = bounds
+    if x.dtype.kind == "f" and not any(isinstance(bound, Tensor | np.ndarray) for bound in bounds):
+        if low == 0 and high is None:
+            return functional.activate(x, "relu")
+        if low == 0 and high == 6:
+            return functional.activate(x, "relu6")
+        if low is not None and high is not None and low <= high:
+            return functional.activate(x, f"clip({float(low)!r},{float(high)!r})")
+    given = {name: bound for name, bound in (("low", low), ("high", high)) if bound is not None}
+    given = {n: call.upload(b) if isinstance(b, np.ndarray) else b for n, b in given.items()}
+    if not given:
+        return x
+    inner = "max(x, low)" if "low" in given else "x"
+    return formula(call, f"min({inner}, high)" if "high" in given else inner, x=x, **given)
+
+
+@operator("PRelu")
+def _parametric(call: Call) -> Tensor:
+    x, slope = call.tensor(0), call.raw(1)
+    number = scalar(slope)
+    if number is not None and x.dtype.kind == "f":
+        return functional.activate(x, f"leaky_relu({number!r})")
+    wide = call.tensor(1)
+    if call.opset < 7 and wide.ndim == 1 and x.ndim > 2:
+        wide = functional.view(wide, (*wide.shape, *[1] * (x.ndim - 2)))
+    return formula(call, "where(x < 0, x * s, x)", x=x, s=wide)
+
+
+@operator("HardSigmoid")
+def _hard_sigmoid(call: Call) -> Tensor:
+    return formula(call, "clip(x * a + b, 0, 1)", x=call.tensor(0), a=call.get("alpha", 0.2), b=call.get("beta", 0.5))
+
+
+@operator("HardSwish")
+def _hard_swish(call: Call) -> Tensor:
+    return functional.activate(call.tensor(0), "hardswish")
+
+
+@operator("Gelu")
+def _gelu(call: Call) -> Tensor:
+    if call.get("approximate", "none") == "tanh":
+        return formula(call, "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)))", x=call.tensor(0))
+    return functional.activate(call.tensor(0), "gelu")
+
+
+@operator("Selu")
+def _selu(call: Call) -> Tensor:
+    a, g = call.get("alpha", 1.67326319217681884765625), call.get("gamma", 1.05070102214813232421875)
+    return formula(call, "g * where(x > 0, x, a * expm1(x))", x=call.tensor(0), a=a, g=g)
+
+
+@operator("Celu")
+def _celu(call: Call) -> Tensor:
+    return formula(call, "max(x, 0) + min(0, a * expm1(x / a))", x=call.tensor(0), a=call.get("alpha", 1.0))
+
+
+@operator("Softplus")
+def _softplus(call: Call) -> Tensor:
+    return formula(call, _LOG1P, x=call.tensor(0))
+
+
+@operator("Softsign")
+def _softsign(call: Call) -> Tensor:
+    return formula(call, "x / (1 + abs(x))", x=call.tensor(0))
+
+
+@operator("Mish")
+def _mish(call: Call) -> Tensor:
+    return formula(call, f"x * tanh({_LOG1P})", x=call.tensor(0))
+
+
+@operator("Swish")
+def _swish(call: Call) -> Tensor:
+    alpha = float(call.get("alpha", 1.0))
+    if alpha == 1:
+        return functional.activate(call.tensor(0), "silu")
+    return formula(call, "x * sigmoid(a * x)", x=call.tensor(0), a=alpha)
+
+
+@operator("ThresholdedRelu")
+def _thresholded(call: Call) -> Tensor:
+    return formula(call, "where(x > a, x, 0)", x=call.tensor(0), a=call.get("alpha", 1.0))
+
+
+@operator("Shrink")
+def _shrink(call: Call) -> Tensor:
+    text = "where(x < -l, x + b, where(x > l, x - b, 0))"
+    return formula(call, text, x=call.tensor(0), l=call.get("lambd", 0.5), b=call.get("bias", 0.0))
+
+
+@operator("Softmax", "LogSoftmax")
+def _softmax(call: Call) -> Tensor:
+    x = call.tensor(0)
+    function = functional.softmax if call.node.op_type == "Softmax" else functional.log_softmax
+    if not x.size:
+        return x
+    if call.opset >= 13:
+        return function(x, call.axis(-1))
+    # Before 13 the axes from this one on are one.
+    axis = call.axis(1)
+    if axis == x.ndim - 1 or (axis < x.ndim and all(size == 1 for size in x.shape[axis + 1 :])):
+        return function(x, axis)
+    flat = functional.view(x, (int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis:]))))
+    return functional.view(function(flat, 1), x.shape)
+
+
+@operator("Hardmax")
+def _hardmax(call: Call) -> Tensor:
+    from ...elementwise import argmax
+
+    x, old = call.tensor(0), call.opset < 13
+    axis = call.axis(1 if old else -1)
+    flat = functional.view(x, (int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis:])))) if old else x
+    axis = 1 if old else axis
+    place = argmax(flat, axis, keepdims=True)
+    shape = [1] * flat.ndim
+    shape[axis] = flat.shape[axis]
+    numbers = call.upload(np.arange(flat.shape[axis], dtype=np.int64).reshape(shape))
+    y = formula(call, "where(p == n, 1, 0)", x.dtype, p=place, n=numbers)
+    return functional.view(y, x.shape)

@@ -1,0 +1,119 @@
+"""Conv and ConvTranspose: ONNX's words for padding to numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...nn import functional
+from ...tensor import Tensor
+from ..call import Call, operator
+
+__all__ = ["pads_of", "same_pads"]
+
+
+def same_pads(total: int, mode: str) -> tuple[int, int]:
+    """A total padding as near and far; the odd one lies far for SAME_UPPER."""
+    total = max(0, total)
+    return (total // 2, total - total // 2) if mode == "SAME_UPPER" else (total - total // 2, total // 2)
+
+
+def pads_of(
+    call: Call, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> list[tuple[int, int]]:
+    """(near, far) along each axis, from ``pads`` or ``auto_pad``."""
+    mode, ndim = call.get("auto_pad", "NOTSET"), len(sizes)
+    if mode in ("SAME_UPPER", "SAME_LOWER"):
+        return [
+            same_pads((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, mode)
+            for size, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)
+        ]
+    pads = [0] * 2 * ndim if mode == "VALID" else list(call.get("pads", [0] * 2 * ndim))
+    if len(pads) != 2 * ndim:
+        raise call.refuse(f"needs {2 * ndim} pads, got {pads}")
+    return list(zip(pads[:ndim], pads[ndim:], strict=True))
+
+
+def _geometry(call: Call) -> tuple[list[int], list[int], list[int], list[int]]:
+    x, w = call.shape(0), call.shape(1)
+    ndim = len(x) - 2
+    if not 1 <= ndim <= 3 or len(w) != len(x):
+        raise call.refuse(f"takes x and w with 3 to 5 axes, got shapes {x} and {w}")
+    kernel = list(call.get("kernel_shape", w[2:]))
+    if kernel != list(w[2:]):
+        raise call.refuse(f"has a kernel_shape {kernel} that w of shape {w} does not have")
+    return list(x[2:]), kernel, list(call.get("strides", [1] * ndim)), list(call.get("dilations", [1] * ndim))
+
+
+def _bias(call: Call) -> Tensor | None:
+    return call.tensor(2) if call.has(2) else None
+
+
+@operator("Conv")
+def _convolution(call: Call) -> Tensor:
+    sizes, kernel, strides, dilations = _geometry(call)
+    pads = _trimmed(pads_of(call, sizes, kernel, strides, dilations))
+    x, crop = call.tensor(0), any(p < 0 for pair in pads for p in pair)
+    if crop:  # a negative pad leaves out what lies at the edge
+        x = x[(slice(None), slice(None), *(slice(max(0, -n), s - max(0, -f)) for s, (n, f) in zip(sizes, pads)))]
+        pads = [(max(0, near), max(0, far)) for near, far in pads]
+    y = functional.convolution(
+        x, call.tensor(1), _bias(call), stride=tuple(strides), padding=tuple(pads), dilation=tuple(dilations),
+        groups=call.get("group", 1), math=call.math if x.dtype == np.float32 else "float32",
+    )  # fmt: skip
+    return y  # type: ignore[no-any-return]
+
+
+def _trimmed(pads: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(int(near), int(far)) for near, far in pads]
+
+
+@operator("ConvTranspose")
+def _transposed(call: Call) -> Tensor:
+    sizes, kernel, strides, dilations = _geometry(call)
+    ndim, mode = len(sizes), call.get("auto_pad", "NOTSET")
+    extra = list(call.get("output_padding", [0] * ndim))
+    wanted = call.get("output_shape")
+    if wanted is not None and len(wanted) == ndim + 2:
+        wanted = wanted[2:]
+    reach = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
+    if wanted is None and mode.startswith("SAME"):
+        wanted = [size * stride for size, stride in zip(sizes, strides, strict=True)]
+    if wanted is None:
+        pads = pads_of(call, sizes, kernel, strides, dilations)
+    else:
+        natural = [(i - 1) * s + r + e for i, s, r, e in zip(sizes, strides, reach, extra, strict=True)]
+        totals = [size - target for size, target in zip(natural, wanted, strict=True)]
+        pads = [same_pads(total, mode) for total in totals]
+        extra = [e + max(0, -total) for e, total in zip(extra, totals, strict=True)]
+    x, options = call.tensor(0), _options(call, strides, dilations)
+    # An output padding that the convolution's rounding cannot absorb, or a negative pad, is zeros at the far side.
+    after: list[tuple[int, int]] = []
+    for axis in range(ndim):
+        near, far = pads[axis]
+        rest = 0
+        if extra[axis] >= max(strides[axis], dilations[axis]) or (extra[axis] >= strides[axis] and far < extra[axis]):
+            rest, extra[axis] = extra[axis], 0
+        after.append((max(0, -near), max(0, -far) + rest))
+        pads[axis] = (max(0, near), max(0, far))
+    if not any(before or behind for before, behind in after):
+        return functional.transposed_convolution(  # type: ignore[no-any-return]
+            x, call.tensor(1), _bias(call), padding=tuple(pads), output_padding=tuple(extra), **options
+        )
+    from .shaping import padded
+
+    y = functional.transposed_convolution(
+        x, call.tensor(1), None, padding=tuple(pads), output_padding=tuple(extra), **options
+    )
+    y = padded(y, {axis + 2: pair for axis, pair in enumerate(after)}, "constant", 0.0)
+    bias = _bias(call)
+    if bias is None:
+        return y
+    return functional.apply("y + b", y=y, b=functional.view(bias, (1, -1, *[1] * ndim)))  # type: ignore[no-any-return]
+
+
+def _options(call: Call, strides: list[int], dilations: list[int]) -> dict[str, Any]:
+    math = call.math if np.dtype(call.raw(0).dtype) == np.float32 else "float32"
+    return {"stride": tuple(strides), "dilation": tuple(dilations), "groups": call.get("group", 1), "math": math}

@@ -1,0 +1,244 @@
+"""Arithmetic, comparisons and functions, element by element, as formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...elementwise import apply
+from ...nn import functional
+from ...tensor import Tensor
+from ..call import Call, operator
+
+__all__ = ["formula", "pair", "scalar"]
+
+_FUNCTIONS = {
+    "Abs": "abs", "Sign": "sign", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Erf": "erf", "Floor": "floor",
+    "Ceil": "ceil", "Round": "round", "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos",
+    "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh",
+}  # fmt: skip
+_ARITHMETIC = {"Add": "x + y", "Sub": "x - y", "Mul": "x * y"}
+_TESTS = {
+    "Equal": "x == y", "Less": "x < y", "Greater": "x > y", "LessOrEqual": "x <= y", "GreaterOrEqual": "x >= y",
+    "And": "x and y", "Or": "x or y", "Xor": "(x != 0) != (y != 0)",
+}  # fmt: skip
+_MAGNITUDE = "abs(x) // abs(y)"
+_QUOTIENT = f"where((x < 0) != (y < 0), -({_MAGNITUDE}), {_MAGNITUDE})"
+_MOST_OPERANDS = 8
+
+
+def scalar(value: Any) -> float | int | None:
+    """The number that a constant of one element is; None for anything else."""
+    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "fiub":
+        number = value.reshape(()).item()
+        return number if np.isfinite(number) else None
+    return None
+
+
+def pair(call: Call) -> dict[str, Any]:
+    """The operands x and y: constants of one element as numbers, and y placed as operator sets before 7 say."""
+    operands = {}
+    rank = len(np.broadcast_shapes(call.shape(0), call.shape(1))) if call.opset >= 7 else len(call.shape(0))
+    for place, name in enumerate("xy"):
+        value = call.raw(place)
+        number = scalar(value) if len(value.shape) <= rank and isinstance(call.raw(1 - place), Tensor) else None
+        # A number takes the other's rank, and a shape of more axes would be lost.
+        if number is not None and (len(value.shape) <= len(call.shape(1 - place))):
+            operands[name] = number
+        else:
+            operands[name] = call.tensor(place)
+    if call.opset < 7 and call.get("broadcast") and isinstance(operands["y"], Tensor):
+        x, y = call.shape(0), operands["y"]
+        axis = call.get("axis", len(x) - y.ndim)
+        after = len(x) - axis - y.ndim
+        operands["y"] = functional.view(y, (*y.shape, *[1] * after)) if after > 0 else y
+    return operands
+
+
+def formula(call: Call, text: str, dtype: Any = None, **operands: Any) -> Tensor:
+    """A formula over operands, of the first tensor's dtype unless another is given."""
+    first = next(value for value in operands.values() if isinstance(value, Tensor))
+    return apply(text, dtype=dtype if dtype is not None else first.dtype, **operands)  # type: ignore[no-any-return]
+
+
+@operator(*_FUNCTIONS)
+def _function(call: Call) -> Tensor:
+    x = call.tensor(0)
+    if x.dtype.kind in "iub" and call.node.op_type in ("Floor", "Ceil", "Round"):
+        return x
+    return formula(call, f"{_FUNCTIONS[call.node.op_type]}(x)", x=x)
+
+
+@operator(*_ARITHMETIC)
+def _arithmetic(call: Call) -> Tensor:
+    gate = _gate(call)
+    if gate is not None:
+        return functional.activate(gate, "silu")
+    found = _per_channel(call)
+    return formula(call, _ARITHMETIC[call.node.op_type], **pair(call)) if found is None else found
+
+
+def _gate(call: Call) -> Tensor | None:
+    """The x of ``x * sigmoid(x)``, which a convolution takes in as one activation."""
+    if call.node.op_type != "Mul":
+        return None
+    for place in (0, 1):
+        maker = call.maker(place)
+        if maker is not None and maker.op_type == "Sigmoid" and maker.input[0] == call.node.input[1 - place]:
+            x = call.raw(1 - place)
+            return x if isinstance(x, Tensor) and x.dtype.kind == "f" else None
+    return None
+
+
+def _per_channel(call: Call) -> Tensor | None:
+    """A constant for each channel of pictures, added or multiplied, as the batch norm that a convolution takes in."""
+    kind, sides = call.node.op_type, (call.raw(0), call.raw(1))
+    if kind == "Sub" or call.opset < 7 or isinstance(sides[0], Tensor) == isinstance(sides[1], Tensor):
+        return None
+    x, value = sides if isinstance(sides[0], Tensor) else sides[::-1]
+    channels = x.shape[1] if len(x.shape) == 4 else 0
+    if x.dtype.kind != "f" or channels < 2 or value.shape[-3:] != (channels, 1, 1) or value.size != channels:
+        return None
+    maker = call.maker(0 if x is sides[0] else 1)
+    if maker is None or maker.op_type not in ("Conv", "Mul", "Add", "BatchNormalization"):
+        return None
+    zero, one = (call.upload(np.full(channels, number, x.dtype)) for number in (0, 1))
+    vector = call.upload(np.ascontiguousarray(value.reshape(channels)))
+    scale, shift = (vector, zero) if kind == "Mul" else (one, vector)
+    return functional.batch_norm(x, scale, shift, zero, one, training=False, epsilon=0.0)  # type: ignore[no-any-return]
+
+
+@operator("Div")
+def _divide(call: Call) -> Tensor:
+    given = pair(call)
+    whole = next(value for value in given.values() if isinstance(value, Tensor)).dtype.kind in "iu"
+    return formula(call, _QUOTIENT if whole else "x / y", **given)
+
+
+@operator("Mod")
+def _modulo(call: Call) -> Tensor:
+    given = pair(call)
+    if not call.get("fmod", 0):
+        return formula(call, "x % y", **given)
+    whole = next(value for value in given.values() if isinstance(value, Tensor)).dtype.kind in "iu"
+    return formula(call, f"x - y * ({_QUOTIENT})" if whole else "x - y * trunc(x / y)", **given)
+
+
+@operator("Pow")
+def _power(call: Call) -> Tensor:
+    given = pair(call)
+    dtype = np.dtype(call.raw(0).dtype)
+    power = given["y"]
+    if isinstance(power, int | float) and isinstance(given["x"], Tensor):
+        if float(power).is_integer() and 1 <= power <= 4:
+            return formula(call, f"x ** {int(power)}", dtype, x=given["x"])
+        if power == 0.5:
+            return formula(call, "sqrt(x)", dtype, x=given["x"])
+        return formula(call, f"x ** {float(power)!r}", dtype, x=given["x"])
+    wide = "+ 0.0" if dtype.kind in "iu" else ""
+    text = f"round(pow(x {wide}, y {wide}))" if dtype.kind in "iu" else "pow(x, y)"
+    return formula(call, text, dtype, **given)
+
+
+@operator(*_TESTS)
+def _test(call: Call) -> Tensor:
+    return formula(call, _TESTS[call.node.op_type], np.dtype(bool), **pair(call))
+
+
+@operator("Not")
+def _not(call: Call) -> Tensor:
+    return formula(call, "not x", np.dtype(bool), x=call.tensor(0))
+
+
+@operator("IsNaN")
+def _is_nan(call: Call) -> Tensor:
+    return formula(call, "isnan(x)", np.dtype(bool), x=call.tensor(0))
+
+
+@operator("IsInf")
+def _is_infinite(call: Call) -> Tensor:
+    sides = {1: "x == inf", -1: "x == -inf"}
+    texts = [sides[s] for s, n in ((1, "detect_positive"), (-1, "detect_negative")) if call.get(n, 1)]
+    return formula(call, " or ".join(texts) or "x != x and x == x", np.dtype(bool), x=call.tensor(0))
+
+
+@operator("Neg")
+def _negative(call: Call) -> Tensor:
+    return formula(call, "-x", x=call.tensor(0))
+
+
+@operator("Reciprocal")
+def _reciprocal(call: Call) -> Tensor:
+    return formula(call, "1 / x", x=call.tensor(0))
+
+
+@operator("Identity", "Dropout")
+def _same(call: Call) -> Any:
+    x = call.raw(0)
+    if call.node.op_type == "Identity":
+        return x
+    ratio = scalar(call.raw(1)) if call.has(1) and isinstance(call.raw(1), np.ndarray) else None
+    training = bool(call.known(2).item()) if call.has(2) else call.opset < 7 and not call.get("is_test", 0) and False
+    if training and ratio != 0:
+        raise call.refuse("drops elements in training; a net that is run drops none")
+    mask = np.ones(tuple(x.shape), bool) if len(call.node.output) > 1 and call.node.output[1] else None
+    return (x,) if mask is None else (x, mask)
+
+
+@operator("Where")
+def _where(call: Call) -> Tensor:
+    names = dict(zip("cxy", (call.raw(0), call.raw(1), call.raw(2)), strict=True))
+    dtype = np.dtype(call.raw(1).dtype)
+    rank = len(np.broadcast_shapes(*(value.shape for value in names.values())))
+    tensor = any(isinstance(v, Tensor) and len(v.shape) == rank for v in names.values())
+    given = {
+        name: number if tensor and name != "c" and (number := scalar(value)) is not None else call.tensor(place)
+        for place, (name, value) in enumerate(names.items())
+    }
+    return formula(call, "where(c, x, y)", dtype, **given)
+
+
+@operator("Max", "Min", "Sum", "Mean")
+def _many(call: Call) -> Any:
+    kind, count = call.node.op_type, len(call.operands)
+    if count == 1:
+        return call.raw(0)
+    result: Any = None
+    names = [f"x{i}" for i in range(count)]
+    values = dict(zip(names, (call.tensor(i) for i in range(count)), strict=True))
+    if kind in ("Sum", "Mean") and count == 2 and kind == "Sum":
+        return functional.add(*values.values()) if len({v.shape for v in values.values()}) == 1 else formula(
+            call, "x0 + x1", **values)  # fmt: skip
+    for start in range(0, count, _MOST_OPERANDS - 1):
+        part = {name: values[name] for name in names[start : start + _MOST_OPERANDS - 1]}
+        given = part if result is None else {"r": result, **part}
+        inner = f"{kind.lower()}({', '.join(given)})" if kind in ("Max", "Min") else " + ".join(given)
+        result = formula(call, inner, **given) if len(given) > 1 else next(iter(given.values()))
+    return formula(call, "x / n", x=result, n=float(count)) if kind == "Mean" else result
+
+
+@operator("Cast")
+def _cast(call: Call) -> Tensor:
+    from ..types import dtype_of
+
+    to = call.get("to")
+    return _to(call, call.tensor(0), dtype_of(to, call))
+
+
+@operator("CastLike")
+def _cast_like(call: Call) -> Tensor:
+    return _to(call, call.tensor(0), np.dtype(call.raw(1).dtype))
+
+
+def _to(call: Call, x: Tensor, dtype: np.dtype) -> Tensor:
+    dtype = call.walk.computed(dtype)
+    if x.dtype == dtype:
+        return x
+    text = "x != 0" if dtype == np.dtype(bool) else "trunc(x)" if dtype.kind in "iu" and x.dtype.kind == "f" else "x"
+    return apply(text, x=x, dtype=dtype)  # type: ignore[no-any-return]
+
+
+@operator("BitwiseNot", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift")
+def _bits(call: Call) -> Tensor:
+    raise call.refuse("bit operations of values that the net computes are not here")

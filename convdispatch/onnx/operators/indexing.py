@@ -1,0 +1,85 @@
+"""Elements chosen by indices, known before the net runs or computed by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...elementwise import apply, sample, take, take_along_axis
+from ...nn import functional
+from ...tensor import Tensor
+from ..call import Call, operator
+from .elementwise import formula
+
+
+@operator("Gather")
+def _gather(call: Call) -> Tensor:
+    x, indices, axis = call.tensor(0), call.raw(1), call.axis(0)
+    if not isinstance(indices, np.ndarray):
+        return take(x, indices, axis)  # type: ignore[no-any-return]
+    size = x.shape[axis]
+    if indices.size and (indices.min() < -size or indices.max() >= size):
+        raise call.refuse(f"takes elements {indices.min()} to {indices.max()} of {size}")
+    places = np.where(indices < 0, indices + size, indices).reshape(-1)
+    if indices.ndim == 0:
+        return x[(*[slice(None)] * axis, int(places[0]))]
+    steps = np.unique(np.diff(places))
+    if len(places) and len(steps) <= 1 and (not len(steps) or steps[0] > 0):  # a slice: nothing moves
+        step = int(steps[0]) if len(steps) else 1
+        y = x[(*[slice(None)] * axis, slice(int(places[0]), int(places[-1]) + 1, step))]
+    else:
+        y = sample(x, {axis: (places, None)})
+    return y if indices.ndim == 1 else functional.view(y, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+
+
+@operator("GatherElements")
+def _gather_elements(call: Call) -> Tensor:
+    x, indices, axis = call.tensor(0), call.tensor(1), call.axis(0)
+    if x.ndim != indices.ndim or any(i > n for a, (i, n) in enumerate(zip(indices.shape, x.shape)) if a != axis):
+        raise call.refuse(f"takes elements of shape {x.shape} by indices of shape {indices.shape}")
+    part = x[tuple(slice(None) if a == axis else slice(0, n) for a, n in enumerate(indices.shape))]
+    return take_along_axis(part, indices, axis)  # type: ignore[no-any-return]
+
+
+@operator("GatherND")
+def _gather_nd(call: Call) -> Tensor:
+    """A place of one number for each tuple of indices, and one take along the axes as one."""
+    x, indices, batch = call.tensor(0), call.tensor(1), call.get("batch_dims", 0)
+    depth = indices.shape[-1]
+    inner, lead = x.shape[batch + depth :], x.shape[:batch]
+    text, given = "", {}
+    for place in range(depth):
+        size = x.shape[batch + place]
+        given[f"i{place}"] = indices[..., place]
+        one = f"where(i{place} < 0, i{place} + {size}, i{place})"
+        text = one if not text else f"({text}) * {size} + {one}"
+    rows = int(np.prod(x.shape[batch : batch + depth]))
+    flat = apply(text, dtype=np.int64, **given)
+    if batch:
+        each = np.arange(int(np.prod(lead))).reshape(*lead, *[1] * (flat.ndim - batch)) * rows
+        flat = apply("f + e", f=flat, e=call.upload(each))
+    everything = functional.view(x, (int(np.prod(lead)) * rows, *inner))
+    return take(everything, flat, 0)  # type: ignore[no-any-return]
+
+
+@operator("OneHot")
+def _one_hot(call: Call) -> Tensor:
+    indices, depth = call.tensor(0), call.ints(1)[0]
+    off, on = call.known(2)
+    ndim = indices.ndim + 1
+    axis = call.get("axis", -1) % ndim
+    shape = [1] * ndim
+    shape[axis] = depth
+    numbers = call.upload(np.arange(depth, dtype=np.int64).reshape(shape))
+    wide = indices[tuple(None if a == axis else slice(None) for a in range(ndim))]
+    text = f"where(i == n or i + {depth} == n, on, off)"
+    dtype = np.dtype(call.raw(2).dtype)
+    return formula(call, text, dtype, i=wide, n=numbers, on=on.item(), off=off.item())
+
+
+@operator("ConstantOfShape", "Range", "EyeLike")
+def _made_of_shapes(call: Call) -> Any:
+    for place in range(len(call.operands)):
+        call.known(place)
+    raise call.refuse("could not be computed when the net was built")

@@ -1,0 +1,57 @@
+"""Gemm and MatMul: with constant matrices the linear maps that convolutions compute, else batched products."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...nn import functional
+from ...tensor import Tensor
+from ..call import Call, operator
+from .elementwise import formula
+
+
+def _linear(call: Call, x: Tensor, rows: np.ndarray, bias: Tensor | None) -> Tensor:
+    """``x @ rows.T + bias`` with a constant matrix ``rows`` ``[n, k]``; rows of x are pictures of one pixel."""
+    *lead, k = x.shape
+    flat = functional.view(x, (math.prod(lead), k))
+    return functional.view(functional.linear(flat, call.upload(rows), bias), (*lead, len(rows)))
+
+
+@operator("Gemm")
+def _gemm(call: Call) -> Tensor:
+    a, b = call.tensor(0), call.raw(1)
+    alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
+    if call.get("transA", 0):
+        a = functional.contiguous(a.transpose(1, 0))
+    if a.ndim != 2:  # old nets leave the flattening to Gemm
+        a = functional.view(a, (a.shape[0], -1))
+    c = call.raw(2) if call.has(2) and beta != 0 else None
+    if isinstance(b, np.ndarray) and b.dtype.kind == "f" and a.size and b.size:
+        turned, derive = bool(call.get("transB", 0)), call.walk.derive
+        rows = derive(("rows", turned, alpha), b, lambda: np.ascontiguousarray(b if turned else b.T) * b.dtype.type(alpha))
+        n = len(rows)
+        if isinstance(c, np.ndarray) and c.size in (1, n) and (not c.shape or c.shape[-1] in (1, n)):
+            wide = derive(("bias", n, beta), c, lambda: np.broadcast_to(c.reshape(-1) * c.dtype.type(beta), n).copy())
+            return _linear(call, a, rows, call.upload(wide))
+        y = _linear(call, a, rows, None)
+    else:
+        y = functional.matmul(a, call.tensor(1).transpose(1, 0) if call.get("transB", 0) else call.tensor(1), call.math)
+        y = y if alpha == 1 else formula(call, "y * alpha", y=y, alpha=alpha)
+    if c is None:
+        return y
+    given = {} if beta == 1 else {"beta": beta}
+    return formula(call, "y + beta * c" if given else "y + c", y=y, c=call.tensor(2), **given)
+
+
+@operator("MatMul")
+def _matmul(call: Call) -> Tensor:
+    x, y = call.raw(0), call.raw(1)
+    if x.dtype.kind in "iu":
+        raise call.refuse("multiplies matrices of integers that the net computes, which is not here")
+    if isinstance(y, np.ndarray) and y.ndim == 2 and y.size and len(x.shape) > 1 and np.prod(x.shape):
+        rows = call.walk.derive(("rows",), y, lambda: np.ascontiguousarray(y.T))
+        return _linear(call, call.tensor(0), rows, None)
+    mode = call.math if x.dtype == np.float32 else "float32"
+    return functional.matmul(call.tensor(0), call.tensor(1), mode)  # type: ignore[no-any-return]

@@ -1,0 +1,104 @@
+"""Normalisation by kept statistics (batch), by a picture's own (instance, group, layer), and by neighbours (LRN)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...elementwise import apply, reduce
+from ...nn import functional
+from ...tensor import Tensor
+from ..call import Call, operator
+from .elementwise import formula
+
+
+@operator("BatchNormalization")
+def _batch(call: Call) -> Any:
+    x = call.tensor(0)
+    if call.get("training_mode", 0) or (call.opset < 7 and not call.get("is_test", 0) and call.opset >= 6):
+        # Exporters of those days left is_test out: a file that is run is a net that is run.
+        if call.opset >= 14:
+            raise call.refuse("normalises by the batch, as training does; export the net in evaluation mode")
+    vectors = [call.raw(place) for place in range(1, 5)]
+    if any(np.dtype(v.dtype) != x.dtype for v in vectors):
+        vectors = [v.astype(x.dtype) if isinstance(v, np.ndarray) else apply("v", v=v, dtype=x.dtype) for v in vectors]
+    vectors = [call.upload(v) if isinstance(v, np.ndarray) else v for v in vectors]
+    vectors = [v if v.ndim == 1 else functional.view(v, (v.size,)) for v in vectors]
+    epsilon = float(call.get("epsilon", 1e-5))
+    wide = x
+    if x.ndim == 1:
+        raise call.refuse(f"needs pictures and channels, got shape {x.shape}")
+    y = functional.batch_norm(wide, *vectors, training=False, epsilon=epsilon)
+    return y
+
+
+def _channels(call: Call, x: Tensor, place: int) -> Tensor:
+    value = call.tensor(place)
+    return value if value.dtype == x.dtype else apply("v", v=value, dtype=x.dtype)  # type: ignore[no-any-return]
+
+
+@operator("InstanceNormalization")
+def _instance(call: Call) -> Tensor:
+    x = call.tensor(0)
+    vectors = (_channels(call, x, 1), _channels(call, x, 2))
+    return functional.group_norm(x, x.shape[1], *vectors, float(call.get("epsilon", 1e-5)))
+
+
+@operator("GroupNormalization")
+def _group(call: Call) -> Tensor:
+    x, groups = call.tensor(0), call.get("num_groups")
+    scale, shift = _channels(call, x, 1), _channels(call, x, 2)
+    if call.opset < 21 and scale.size == groups != x.shape[1]:  # then one value a group
+        each = x.shape[1] // groups
+        scale, shift = (
+            functional.view(functional.contiguous(functional.view(v, (groups, 1)).expand(groups, each)), (x.shape[1],))
+            for v in (scale, shift)
+        )
+    return functional.group_norm(x, groups, scale, shift, float(call.get("epsilon", 1e-5)))
+
+
+@operator("LayerNormalization")
+def _layer(call: Call) -> Any:
+    x, axis, epsilon = call.tensor(0), call.axis(-1), float(call.get("epsilon", 1e-5))
+    scale = call.tensor(1)
+    shift = call.tensor(2) if call.has(2) else None
+    y = functional.layer_norm(x, axis, scale, shift, epsilon)
+    if not any(call.node.output[1:]):
+        return y
+    axes = tuple(range(axis, x.ndim))
+    mean = reduce("mean", "x", axes, keepdims=True, x=x)
+    deviation = reduce("mean", "square(x - m)", axes, keepdims=True, x=x, m=mean)
+    return y, mean, apply("rsqrt(v + e)", v=deviation, e=epsilon)
+
+
+@operator("RMSNormalization")
+def _root_mean_square(call: Call) -> Tensor:
+    x, axis = call.tensor(0), call.axis(-1)
+    square = reduce("mean", "square(x)", tuple(range(axis, x.ndim)), keepdims=True, x=x)
+    return formula(call, "x * rsqrt(v + e) * s", x=x, v=square, e=float(call.get("epsilon", 1e-5)), s=call.tensor(1))
+
+
+@operator("MeanVarianceNormalization")
+def _mean_variance(call: Call) -> Tensor:
+    x = call.tensor(0)
+    axes = tuple(call.get("axes", [0, 2, 3]))
+    return functional.standardize(x, axes, 1e-18)
+
+
+@operator("LRN")
+def _neighbours(call: Call) -> Tensor:
+    x, size = call.tensor(0), call.get("size")
+    options = (float(call.get("alpha", 1e-4)), float(call.get("beta", 0.75)), float(call.get("bias", 1.0)))
+    if size % 2:
+        return functional.local_response_norm(x, size, *options)
+    # Of an even number of neighbours ONNX takes one more after a channel, the operation one more before it.
+    flipped = functional.contiguous(x[:, ::-1])
+    return functional.local_response_norm(flipped, size, *options)[:, ::-1]
+
+
+@operator("LpNormalization")
+def _lp(call: Call) -> Tensor:
+    x, axis, p = call.tensor(0), call.axis(-1), call.get("p", 2)
+    norm = reduce("sum", "abs(x)" if p == 1 else "square(x)", axis, keepdims=True, x=x)
+    return formula(call, "where(n == 0, 0, x / n)" if p == 1 else "where(n == 0, 0, x / sqrt(n))", x=x, n=norm)

@@ -1,0 +1,63 @@
+"""Pooling over windows and over whole pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...elementwise import apply, reduce
+from ...nn import functional
+from ...tensor import Tensor
+from ..call import Call, operator
+from .convolution import pads_of
+
+_WHOLE = {
+    "GlobalAveragePool": ("mean", "x"),
+    "GlobalMaxPool": ("max", "x"),
+}
+_KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "lp"}
+
+
+@operator(*_KINDS)
+def _pool(call: Call) -> Any:
+    x, kind = call.tensor(0), _KINDS[call.node.op_type]
+    if len([name for name in call.node.output if name]) > 1:
+        raise call.refuse("is asked for the places of the largest values, which are not here")
+    space, kernel = x.shape[2:], list(call.get("kernel_shape"))
+    strides = list(call.get("strides", [1] * len(kernel)))
+    dilations = list(call.get("dilations", [1] * len(kernel)))
+    pads = pads_of(call, space, kernel, strides, dilations)
+    ceil = bool(call.get("ceil_mode", 0)) and call.get("auto_pad", "NOTSET") == "NOTSET"
+    options: dict[str, Any] = {}
+    if kind == "average":
+        options["count_include_pad"] = bool(call.get("count_include_pad", 0))
+    if kind == "lp":
+        options["p"] = call.get("p", 2)
+    narrow = x.dtype.kind in "iu"
+    if narrow:  # eight bits are exact in float32
+        if x.dtype.itemsize > 2:
+            raise call.refuse(f"pools {x.dtype.name}, which is not here")
+        dtype, x = x.dtype, x.astype(np.float32)
+    pads = [(int(near), int(far)) for near, far in pads]
+    reach = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
+    if any(p > r for pair, r in zip(pads, reach, strict=True) for p in pair):
+        raise call.refuse(f"pads {pads}, more than its windows of {kernel} reach")
+    y = functional.pool(kind, x, kernel, strides, pads, dilation=dilations, ceil_mode=ceil, **options)
+    return y.astype(dtype) if narrow else y
+
+
+@operator(*_WHOLE)
+def _whole(call: Call) -> Tensor:
+    x = call.tensor(0)
+    operation, text = _WHOLE[call.node.op_type]
+    if operation == "mean" and x.ndim == 4:
+        return functional.adaptive_avg_pool(x, 1)
+    return reduce(operation, text, tuple(range(2, x.ndim)), keepdims=True, x=x)  # type: ignore[no-any-return]
+
+
+@operator("GlobalLpPool")
+def _whole_lp(call: Call) -> Tensor:
+    x, p = call.tensor(0), float(call.get("p", 2))
+    sums = reduce("sum", f"abs(x) ** {p}", tuple(range(2, x.ndim)), keepdims=True, x=x)
+    return apply(f"s ** {1 / p}", s=sums)  # type: ignore[no-any-return]

@@ -1,0 +1,144 @@
+"""Resize and Upsample: each axis' places and weights by ONNX's formulas, on the host; one kernel for all axes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ...elementwise import sample
+from ...tensor import Tensor
+from ..call import Call, operator
+
+
+@operator("Upsample")
+def _upsample(call: Call) -> Tensor:
+    x = call.tensor(0)
+    scales = [float(s) for s in (call.known(1).reshape(-1) if call.has(1) else call.get("scales"))]
+    sizes = [math.floor(n * s) for n, s in zip(x.shape, scales, strict=True)]
+    mode = call.get("mode", "nearest")
+    return _resized(call, x, dict(enumerate(sizes)), dict(enumerate(scales)), mode, "asymmetric", "floor")
+
+
+@operator("Resize")
+def _resize(call: Call) -> Tensor:
+    x, old = call.tensor(0), call.opset < 11
+    axes = [a % x.ndim for a in call.get("axes", range(x.ndim))]
+    mode, nearest = call.get("mode", "nearest"), call.get("nearest_mode", "round_prefer_floor")
+    how = call.get("coordinate_transformation_mode", "half_pixel")
+    if old:
+        how, nearest = "asymmetric", "floor"
+    place = 1 if old else 2
+    scales = call.known(place).reshape(-1).tolist() if call.has(place) and call.shape(place)[0] else None
+    if scales is not None:
+        factors = dict(zip(axes, scales, strict=True))
+        sizes = {a: math.floor(x.shape[a] * s) for a, s in factors.items()}
+    else:
+        sizes = dict(zip(axes, call.ints(3), strict=True))
+        factors = {a: n / x.shape[a] for a, n in sizes.items()}
+        policy = call.get("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            one = (min if policy == "not_larger" else max)(factors.values())
+            factors = dict.fromkeys(axes, one)
+            sizes = {a: math.floor(one * x.shape[a] + 0.5) for a in axes}
+    region = call.known(1).reshape(2, -1) if how == "tf_crop_and_resize" else None
+    regions = {} if region is None else {a: (float(region[0, i]), float(region[1, i])) for i, a in enumerate(axes)}
+    return _resized(call, x, sizes, factors, mode, how, nearest, regions)
+
+
+def _resized(
+    call: Call,
+    x: Tensor,
+    sizes: dict[int, int],
+    factors: dict[int, float],
+    mode: str,
+    how: str,
+    nearest: str,
+    regions: dict[int, tuple[float, float]] | None = None,
+) -> Tensor:
+    tables, narrow = {}, x.dtype.kind in "iu"
+    for axis, size in sizes.items():
+        n = x.shape[axis]
+        same = size == n and factors[axis] == 1
+        if same and (how != "tf_crop_and_resize" or (regions or {}).get(axis, (0, 1)) == (0, 1)):
+            continue
+        at = _coordinates(how, size, n, factors[axis], (regions or {}).get(axis, (0.0, 1.0)))
+        outside = (at < 0) | (at > n - 1) if how == "tf_crop_and_resize" else np.zeros(size, bool)
+        if mode == "nearest":
+            places, weights = _nearest(at, nearest, n)[:, None], None
+        elif mode in ("linear", "bilinear", "trilinear", "cubic"):
+            shrink = min(1.0, factors[axis]) if call.get("antialias", 0) else 1.0
+            a = call.get("cubic_coeff_a", -0.75) if mode == "cubic" else None
+            places, weights = _taps(at, n, a, shrink, bool(call.get("exclude_outside", 0)))
+        else:
+            raise call.refuse(f"the mode {mode!r} is not here")
+        tables[axis] = (np.where(outside[:, None], -1, places), weights)
+    if not tables:
+        return x
+    weighted = any(weights is not None for _, weights in tables.values())
+    given = x.astype(np.float32) if narrow and weighted else x
+    y = sample(given, tables, float(call.get("extrapolation_value", 0.0)))
+    return _integers(y, x.dtype) if narrow and weighted else y
+
+
+def _integers(y: Tensor, dtype: Any) -> Tensor:
+    from ...elementwise import apply
+
+    return apply("round(y)", y=y, dtype=dtype)  # type: ignore[no-any-return]
+
+
+def _coordinates(how: str, size: int, n: int, scale: float, region: tuple[float, float]) -> np.ndarray:
+    """Where each of ``size`` places lies among n."""
+    at = np.arange(size, dtype=np.float64)
+    if how == "half_pixel":
+        return (at + 0.5) / scale - 0.5
+    if how == "half_pixel_symmetric":
+        adjustment = size / (scale * n)
+        return n / 2 * (1 - adjustment) + (at + 0.5) / scale - 0.5
+    if how == "pytorch_half_pixel":
+        return (at + 0.5) / scale - 0.5 if size > 1 else np.zeros(size)
+    if how == "align_corners":
+        return at * (n - 1) / (size - 1) if size > 1 else np.zeros(size)
+    if how == "tf_half_pixel_for_nn":
+        return (at + 0.5) / scale
+    if how == "tf_crop_and_resize":
+        start, end = region
+        if size > 1:
+            return start * (n - 1) + at * (end - start) * (n - 1) / (size - 1)
+        return np.full(size, 0.5 * (start + end) * (n - 1))
+    return at / scale
+
+
+def _nearest(at: np.ndarray, mode: str, n: int) -> np.ndarray:
+    rounded = {
+        "round_prefer_floor": lambda: np.ceil(at - 0.5),
+        "round_prefer_ceil": lambda: np.floor(at + 0.5),
+        "floor": lambda: np.floor(at),
+        "ceil": lambda: np.ceil(at),
+    }[mode]()
+    return np.clip(rounded, 0, n - 1).astype(np.int64)
+
+
+def _kernel(distance: np.ndarray, a: float | None) -> np.ndarray:
+    """The weight at a distance: a triangle, or the cubic with coefficient ``a``."""
+    d = np.abs(distance)
+    if a is None:
+        return np.maximum(0, 1 - d)
+    near = (a + 2) * d**3 - (a + 3) * d**2 + 1
+    far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0))
+
+
+def _taps(at: np.ndarray, n: int, a: float | None, shrink: float, exclude: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Places and weights around each coordinate; with ``shrink`` below 1 the weights reach as much farther."""
+    reach = (1 if a is None else 2) / shrink
+    count = 2 * math.ceil(reach) + (shrink < 1)
+    first = np.floor(at - reach) + 1 if shrink < 1 else np.floor(at) - (count // 2 - 1)
+    places = first[:, None] + np.arange(count)
+    weights = _kernel((places - at[:, None]) * shrink, a)
+    if exclude:
+        weights = np.where((places < 0) | (places >= n), 0, weights)
+    if exclude or shrink < 1:
+        weights = weights / weights.sum(1, keepdims=True)
+    return np.clip(places, 0, n - 1).astype(np.int64), weights

@@ -1,0 +1,192 @@
+"""Shapes and places: what only looks at memory differently, and what moves it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...elementwise import apply, sample
+from ...nn import functional
+from ...tensor import Tensor
+from ..call import Call, operator
+from .elementwise import scalar
+
+__all__ = ["padded"]
+
+
+@operator("Reshape")
+def _reshape(call: Call) -> Tensor:
+    x, wanted = call.tensor(0), list(call.either("shape", 1))
+    if not call.get("allowzero", 0):
+        wanted = [x.shape[i] if size == 0 and i < x.ndim else size for i, size in enumerate(wanted)]
+    if wanted.count(-1) == 1:
+        known = math.prod(size for size in wanted if size != -1)
+        if not known or x.size % known:
+            raise call.refuse(f"cannot view shape {x.shape} as {wanted}")
+        wanted[wanted.index(-1)] = x.size // known
+    if -1 in wanted or math.prod(wanted) != x.size:
+        raise call.refuse(f"cannot view shape {x.shape} as {wanted}")
+    return functional.view(x, wanted)
+
+
+@operator("Flatten")
+def _flatten(call: Call) -> Tensor:
+    x, axis = call.tensor(0), call.axis(1)
+    return functional.view(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+
+
+@operator("Squeeze")
+def _squeeze(call: Call) -> Tensor:
+    x, axes = call.tensor(0), call.either("axes", 1)
+    gone = {a % x.ndim for a in axes} if axes is not None else {a for a, size in enumerate(x.shape) if size == 1}
+    if any(x.shape[a] != 1 for a in gone):
+        raise call.refuse(f"squeezes axes {sorted(gone)} of shape {x.shape}")
+    return x[tuple(0 if a in gone else slice(None) for a in range(x.ndim))]
+
+
+@operator("Unsqueeze")
+def _unsqueeze(call: Call) -> Tensor:
+    x, axes = call.tensor(0), call.either("axes", 1)
+    ndim = x.ndim + len(axes)
+    new = {a + ndim if a < 0 else a for a in axes}
+    if len(new) != len(axes) or any(not 0 <= a < ndim for a in new):
+        raise call.refuse(f"needs different axes among {ndim}, got {list(axes)}")
+    return x[tuple(None if a in new else slice(None) for a in range(ndim))]
+
+
+@operator("Transpose")
+def _transpose(call: Call) -> Tensor:
+    x = call.tensor(0)
+    return x.transpose(*call.get("perm", range(x.ndim)[::-1])) if x.ndim else x
+
+
+@operator("Expand")
+def _expand(call: Call) -> Tensor:
+    x = call.tensor(0)
+    return x.expand(*np.broadcast_shapes(x.shape, tuple(call.ints(1))))
+
+
+@operator("Tile")
+def _tile(call: Call) -> Tensor:
+    x, repeats = call.tensor(0), call.ints(1)
+    if len(repeats) != x.ndim:
+        raise call.refuse(f"needs {x.ndim} repeats, got {repeats}")
+    wide = x[tuple(part for _ in range(x.ndim) for part in (None, slice(None)))]
+    pairs = [size for pair in zip(repeats, x.shape, strict=True) for size in pair]
+    return functional.view(wide.expand(*pairs), [r * n for r, n in zip(repeats, x.shape, strict=True)])
+
+
+@operator("Concat")
+def _concat(call: Call) -> Tensor:
+    tensors = [call.tensor(place) for place in range(len(call.operands))]
+    full = [t for t in tensors if t.size] or tensors[:1]
+    if len(full) == 1:
+        return full[0]
+    return functional.concatenate(full, axis=call.axis(1 if call.opset < 4 else 0))
+
+
+@operator("Split")
+def _split(call: Call) -> list[Tensor]:
+    x, axis, count = call.tensor(0), call.axis(0), len(call.node.output)
+    sizes = call.either("split", 1)
+    if sizes is None:
+        share = -(-x.shape[axis] // count)
+        sizes = [max(0, min(share, x.shape[axis] - i * share)) for i in range(count)]
+    if sum(sizes) != x.shape[axis] or min(sizes) < 0:
+        raise call.refuse(f"splits {x.shape[axis]} elements into {list(sizes)}")
+    starts = np.cumsum([0, *sizes]).tolist()
+    before = (slice(None),) * axis
+    return [x[(*before, slice(a, b))] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+
+
+@operator("Slice")
+def _slice(call: Call) -> Tensor:
+    x = call.tensor(0)
+    starts, ends = call.either("starts", 1), call.either("ends", 2)
+    axes = call.either("axes", 3) or list(range(len(starts)))
+    steps = call.ints(4) if call.has(4) else [1] * len(starts)
+    keys = [slice(None)] * x.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        axis = axis + x.ndim if axis < 0 else axis
+        if step == 0 or not 0 <= axis < x.ndim:
+            raise call.refuse(f"slices axis {axis} of shape {x.shape} in steps of {step}")
+        # Ends below everything, as exporters write "to the beginning" going backward.
+        low = None if step < 0 and end < -x.shape[axis] else end
+        keys[axis] = slice(start, low, step)
+    return x[tuple(keys)]
+
+
+@operator("DepthToSpace")
+def _depth_to_space(call: Call) -> Tensor:
+    x, b = call.tensor(0), call.get("blocksize")
+    n, c, h, w = x.shape
+    if call.get("mode", "DCR") == "DCR":
+        y = functional.view(x, (n, b, b, c // (b * b), h, w)).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        y = functional.view(x, (n, c // (b * b), b, b, h, w)).transpose(0, 1, 4, 2, 5, 3)
+    return functional.view(y, (n, c // (b * b), h * b, w * b))
+
+
+@operator("SpaceToDepth")
+def _space_to_depth(call: Call) -> Tensor:
+    x, b = call.tensor(0), call.get("blocksize")
+    n, c, h, w = x.shape
+    y = functional.view(x, (n, c, h // b, b, w // b, b))
+    order = (0, 3, 5, 1, 2, 4) if call.get("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    return functional.view(y.transpose(*order), (n, c * b * b, h // b, w // b))
+
+
+def _places(size: int, near: int, far: int, mode: str) -> np.ndarray:
+    """Which element of an axis each of the padded one is; -1 for the constant."""
+    at = np.arange(-near, size + far)
+    inside = (at >= 0) & (at < size)
+    if mode == "constant":
+        return np.where(inside, at, -1)
+    if mode == "edge":
+        return np.clip(at, 0, size - 1)
+    if mode == "wrap":
+        return at % size
+    period = max(1, 2 * (size - 1))
+    back = at % period
+    return np.where(back < size, back, period - back) if size > 1 else np.zeros_like(at)
+
+
+def padded(x: Tensor, pads: Mapping[int, tuple[int, int]], mode: str, value: float) -> Tensor:
+    """x with (near, far) more along axes; negative ones leave elements out."""
+    tables = {
+        axis: (_places(x.shape[axis], near, far, mode), None) for axis, (near, far) in pads.items() if near or far
+    }
+    return sample(x, tables, value) if tables else x
+
+
+@operator("Pad")
+def _pad(call: Call) -> Any:
+    x, mode = call.tensor(0), call.get("mode", "constant")
+    pads = call.either("pads", 1, call.get("paddings"))
+    value: Any = call.get("value", 0.0)
+    if call.opset >= 11:
+        value = call.raw(2) if call.has(2) else 0
+        value = call.known(2).item() if call.has(2) and call.known(2).size else 0 if scalar(value) is None else value
+    axes = [a % x.ndim for a in call.ints(3)] if call.has(3) else list(range(x.ndim))
+    if len(pads) != 2 * len(axes):
+        raise call.refuse(f"needs {2 * len(axes)} pads, got {list(pads)}")
+    pairs = {a: (pads[i], pads[i + len(axes)]) for i, a in enumerate(axes)}
+    shape = [n + sum(pairs.get(a, (0, 0))) for a, n in enumerate(x.shape)]
+    if min(shape, default=0) < 0:
+        raise call.refuse(f"leaves a shape {shape}")
+    if not x.size and mode == "constant":
+        return np.full(shape, value, x.dtype)
+    if mode == "reflect" and any(max(p) >= max(2, x.shape[a]) and x.shape[a] < 1 for a, p in pairs.items()):
+        raise call.refuse(f"reflects more than shape {x.shape} has")
+    return padded(x, pairs, mode, value)
+
+
+@operator("Trilu")
+def _triangle(call: Call) -> Tensor:
+    x, k = call.tensor(0), call.ints(1)[0] if call.has(1) else 0
+    mask = np.tri(*x.shape[-2:], k=k if not call.get("upper", 1) else k - 1, dtype=bool)
+    mask = ~mask if call.get("upper", 1) else mask
+    return apply("where(m, x, 0)", m=call.upload(mask), x=x, dtype=x.dtype)  # type: ignore[no-any-return]

@@ -1,0 +1,178 @@
+"""A model file to a ModelProto whose every size was compared with what is there, before memory is taken for it.
+
+Weights may lie in files of their own: these must lie in the model's folder, whatever names or links say. Nothing in a
+file is ever run; a graph is data.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+
+__all__ = ["onnx_package", "read", "tensor_shape", "to_array"]
+
+MOST_BYTES = 1 << 31
+"""Protocol buffers hold no more."""
+MOST_AXES = 64
+
+
+def onnx_package() -> Any:
+    """The onnx package. Raises InvalidArgument that says how to install it."""
+    try:
+        import onnx
+    except ImportError:
+        raise InvalidArgument("reading ONNX models needs the onnx package: pip install 'convdispatch[onnx]'") from None
+    return onnx
+
+
+def read(source: Any) -> tuple[Any, Path | None]:
+    """``(ModelProto, folder of its external data)`` of a path, bytes, or a ModelProto.
+
+    Raises InvalidArgument, in one sentence that names the file, for what is no model or lies about its sizes.
+    """
+    onnx = onnx_package()
+    folder = None
+    if isinstance(source, onnx.ModelProto):
+        model, name = source, "the model"
+    elif isinstance(source, bytes | bytearray):
+        model, name = _parse(bytes(source), "the bytes"), "the model"
+    else:
+        path = Path(source)
+        name, folder = str(path), path.resolve().parent
+        model = _parse(_bytes(path), name)
+    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
+        raise InvalidArgument(f"{name} holds no graph: expected an ONNX model")
+    for tensor, owner in _tensors(model.graph):
+        _check(tensor, owner, folder, name)
+    return model, folder
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise InvalidArgument(f"{path} is no file: expected an ONNX model")
+        size = path.stat().st_size
+        if size >= MOST_BYTES:
+            raise InvalidArgument(f"{path} has {size} bytes, a model file at most {MOST_BYTES - 1}: save its weights apart")
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _parse(data: bytes, name: str) -> Any:
+    model = onnx_package().ModelProto()
+    try:
+        model.ParseFromString(data)
+    except Exception as error:  # protobuf's DecodeError, whose class differs between versions
+        raise InvalidArgument(f"{name} is no ONNX model: {error}") from None
+    return model
+
+
+def _tensors(graph: Any) -> Iterator[tuple[Any, str]]:
+    """Every tensor in a graph and its subgraphs, with a name to tell it by."""
+    for tensor in graph.initializer:
+        yield tensor, f"initialiser {tensor.name!r}"
+    for sparse in graph.sparse_initializer:
+        for tensor in (sparse.values, sparse.indices):
+            yield tensor, f"sparse initialiser {sparse.values.name!r}"
+    for node in graph.node:
+        for attribute in node.attribute:
+            for tensor in (attribute.t, *attribute.tensors):
+                if tensor.data_type:
+                    yield tensor, f"node {node.name or node.output[0] if node.output else node.op_type!r}"
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _tensors(inner)
+
+
+def tensor_shape(tensor: Any) -> tuple[int, ...]:
+    """A TensorProto's shape."""
+    return tuple(tensor.dims)
+
+
+def _external(tensor: Any) -> dict[str, str]:
+    return {entry.key: entry.value for entry in tensor.external_data}
+
+
+def _is_external(tensor: Any) -> bool:
+    return bool(tensor.data_location == onnx_package().TensorProto.EXTERNAL)
+
+
+def _nbytes(tensor: Any, owner: str, name: str) -> int:
+    """Bytes that the values must have. Raises InvalidArgument for a type or shape that is none."""
+    onnx = onnx_package()
+    shape = tensor_shape(tensor)
+    if len(shape) > MOST_AXES or any(size < 0 for size in shape):
+        raise InvalidArgument(f"{name}: {owner} has the shape {shape[:8]}, expected at most {MOST_AXES} sizes of 0 or more")
+    try:
+        kind = onnx.TensorProto.DataType.Name(tensor.data_type)
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    except (KeyError, ValueError, TypeError):
+        raise InvalidArgument(f"{name}: {owner} has the unknown type {tensor.data_type}") from None
+    bits = 4 if "INT4" in kind or "FLOAT4" in kind else 2 if "INT2" in kind else dtype.itemsize * 8
+    return (math.prod(shape) * bits + 7) // 8
+
+
+def _check(tensor: Any, owner: str, folder: Path | None, name: str) -> None:
+    """The values are there, all of them, and no more."""
+    onnx = onnx_package()
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return
+    wanted, shape = _nbytes(tensor, owner, name), tensor_shape(tensor)
+    if _is_external(tensor):
+        _file_of(tensor, owner, folder, name, wanted)
+        return
+    if tensor.HasField("raw_data"):
+        if len(tensor.raw_data) != wanted:
+            raise InvalidArgument(f"{name}: {owner} of shape {shape} needs {wanted} bytes, {len(tensor.raw_data)} are there")
+        return
+    field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
+    there, count = len(getattr(tensor, field)), math.prod(shape)
+    packed = 8 * wanted // max(1, count) if count else 8
+    wanted = -(-count * packed // 8) if packed < 8 else count * (2 if "COMPLEX" in str(tensor.data_type) else 1)
+    if there not in (wanted, 2 * count):
+        raise InvalidArgument(f"{name}: {owner} of shape {shape} needs {wanted} values, {there} are there")
+
+
+def _file_of(tensor: Any, owner: str, folder: Path | None, name: str, wanted: int) -> tuple[Path, int]:
+    """The file that holds the values, and the byte they begin at. Raises InvalidArgument, before anything is read."""
+    given = _external(tensor)
+    location = given.get("location", "")
+    if folder is None:
+        raise InvalidArgument(f"{name}: {owner} lies in the file {location!r}: load the model by its path")
+    path = (folder / location).resolve()
+    if not location or not path.is_relative_to(folder) or os.path.isabs(location):  # noqa: PTH117 (of a bare string)
+        raise InvalidArgument(f"{name}: {owner} lies in {location!r}, outside the model's folder: refused")
+    try:
+        start = int(given.get("offset", "0"))
+        length = int(given.get("length", str(wanted)))
+    except ValueError:
+        raise InvalidArgument(f"{name}: {owner} has an offset or length that is no number") from None
+    size = path.stat().st_size if path.is_file() else -1
+    if size < 0:
+        raise InvalidArgument(f"{name}: {owner} lies in {location!r}, which is no file")
+    if length != wanted or start < 0 or start + length > size:
+        raise InvalidArgument(
+            f"{name}: {owner} needs {wanted} bytes, its place is {length} from {start} on of {size} in {location!r}"
+        )
+    return path, start
+
+
+def to_array(tensor: Any, folder: Path | None) -> np.ndarray:
+    """A checked tensor's values."""
+    onnx = onnx_package()
+    if not _is_external(tensor):
+        return np.asarray(onnx.numpy_helper.to_array(tensor))
+    wanted = _nbytes(tensor, "a tensor", "the model")
+    path, start = _file_of(tensor, f"initialiser {tensor.name!r}", folder, "the model", wanted)
+    copy = onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, name=tensor.name)
+    with path.open("rb") as file:
+        file.seek(start)
+        copy.raw_data = file.read(wanted)
+    return np.asarray(onnx.numpy_helper.to_array(copy))

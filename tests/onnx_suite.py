@@ -1,0 +1,81 @@
+"""ONNX's own backend cases as far as convolutional nets need their operators: which there are, and one of them run."""
+
+from __future__ import annotations
+
+import glob
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+CNN = frozenset("""
+Abs Add ArgMax ArgMin AveragePool BatchNormalization Cast Ceil Clip Concat Constant ConstantOfShape Conv ConvTranspose
+DepthToSpace Div Dropout Elu Equal Erf Exp Expand Flatten Floor Gather GatherElements GatherND Gelu Gemm
+GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish Identity
+InstanceNormalization LRN LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax LpPool MatMul Max MaxPool Mean Min
+Mish Mul Neg Not OneHot Or PRelu Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum
+Relu Reshape Resize Selu Shape Sigmoid Sign Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tanh
+ThresholdedRelu Tile TopK Transpose Unsqueeze Upsample Where Xor And CumSum Trilu MeanVarianceNormalization Celu Swish
+""".split())
+"""Operators of the selection's single nodes."""
+KINDS = ("node", "pytorch-converted", "pytorch-operator")
+
+
+def cases(kinds=KINDS) -> dict:
+    """Case by name. Loading those of single nodes takes seconds."""
+    from onnx.backend.test.loader import load_model_tests
+
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for kind in kinds:
+            for case in load_model_tests(kind=kind):
+                if kind != "node" or {node.op_type for node in case.model.graph.node} <= CNN:
+                    found[f"{kind}:{case.name}"] = case
+    return found
+
+
+def data_sets(case, model):
+    """(inputs, expected outputs) of a case, from its memory or its folder."""
+    import onnx
+    from onnx import numpy_helper
+
+    def arrays(folder, what, values):
+        read = []
+        for place in range(len(glob.glob(f"{folder}/{what}_*.pb"))):
+            tensor = onnx.TensorProto()
+            tensor.ParseFromString(Path(f"{folder}/{what}_{place}.pb").read_bytes())
+            read.append(numpy_helper.to_array(tensor))
+        return read
+
+    if case.data_sets is not None:
+        for inputs, outputs in case.data_sets:
+            yield [_array(v) for v in inputs], [_array(v) for v in outputs]
+        return
+    for folder in sorted(glob.glob(f"{case.model_dir}/test_data_set*")):
+        yield arrays(folder, "input", model.graph.input), arrays(folder, "output", model.graph.output)
+
+
+def _array(value):
+    from onnx import TensorProto, numpy_helper
+
+    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+
+
+def run(case, prepare) -> None:
+    """Run a case by ``prepare(model).run(inputs)`` and compare as onnx's own runner does."""
+    import onnx
+
+    model = case.model if case.model is not None else onnx.load(f"{case.model_dir}/model.onnx")
+    prepared = prepare(model)
+    for inputs, expected in data_sets(case, model):
+        got = prepared.run(inputs)
+        assert len(got) == len(expected)
+        for have, want in zip(got, expected, strict=True):
+            assert have.shape == want.shape, f"shape {have.shape}, expected {want.shape}"
+            assert have.dtype == want.dtype, f"dtype {have.dtype}, expected {want.dtype}"
+            np.testing.assert_allclose(
+                have.astype(np.float64) if have.dtype.kind == "f" else have,
+                want.astype(np.float64) if want.dtype.kind == "f" else want,
+                rtol=case.rtol, atol=case.atol,
+            )  # fmt: skip
