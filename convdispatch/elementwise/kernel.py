@@ -88,10 +88,8 @@ def prepare(
     )
     size = math.prod(shape)
     work, group = _sizes(size, sizes, flat, gpu, VECTOR if wide else 1)
-    names = [f"{part}{i}" for i in range(len(operands)) for part in "po"] + list(scalars) + (["n"] if flat else [])
-    dtypes = [t for _ in operands for t in (None, np.int64)]
-    dtypes += [{"float": np.float32, "double": np.float64, "long": np.int64}[kind]] * len(scalars)
-    dtypes += [np.uint32] if flat else []
+    names = [f"{part}{i}" for i in range(len(operands)) for part in "po"] + [f"v_{name}" for name in scalars]
+    names += ["n"] if flat else []
     dtypes = [dtype for _ in operands for dtype in (None, np.int64)] + [SCALARS[kind]] * len(scalars)
     dtypes += [np.uint32] if flat else []
     launch = Launch(build(context, text), "apply", work, group, names, names=names, dtypes=dtypes)

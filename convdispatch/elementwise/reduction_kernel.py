@@ -179,7 +179,7 @@ def _launch(context: cl.Context, form: _Form) -> Launch:
         # Columns: neighbouring items take neighbouring places, whatever the outer axes are.
         inner = form.kept[-1] if form.kept else 1
         size, group = ((k, form.splits), (1, 1)) if form.rows else ((inner, form.splits, k // inner), None)
-    names = [f"{part}{i}" for i in range(len(form.operands)) for part in "po"] + list(form.scalars)
+    names = [f"{part}{i}" for i in range(len(form.operands)) for part in "po"] + [f"v_{name}" for name in form.scalars]
     names += [f"{part}r{i}" for i in range(len(form.results)) for part in "po"]
     dtypes = [t for _ in form.operands for t in (None, np.int64)]
     dtypes += [_SCALARS[form.kind]] * len(form.scalars)

@@ -178,9 +178,8 @@ def _same(call: Call) -> Any:
     x = call.raw(0)
     if call.node.op_type == "Identity":
         return x
-    ratio = scalar(call.raw(1)) if call.has(1) and isinstance(call.raw(1), np.ndarray) else None
-    training = bool(call.known(2).item()) if call.has(2) else call.opset < 7 and not call.get("is_test", 0) and False
-    if training and ratio != 0:
+    training = bool(call.known(2).item()) if call.has(2) else False
+    if training and (not call.has(1) or call.known(1).item() != 0):
         raise call.refuse("drops elements in training; a net that is run drops none")
     mask = np.ones(tuple(x.shape), bool) if len(call.node.output) > 1 and call.node.output[1] else None
     return (x,) if mask is None else (x, mask)

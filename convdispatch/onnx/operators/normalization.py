@@ -16,21 +16,28 @@ from .elementwise import formula
 @operator("BatchNormalization")
 def _batch(call: Call) -> Any:
     x = call.tensor(0)
-    if call.get("training_mode", 0) or (call.opset < 7 and not call.get("is_test", 0) and call.opset >= 6):
-        # Exporters of those days left is_test out: a file that is run is a net that is run.
-        if call.opset >= 14:
-            raise call.refuse("normalises by the batch, as training does; export the net in evaluation mode")
+    if x.ndim < 2:
+        raise call.refuse(f"needs pictures and channels, got shape {x.shape}")
     vectors = [call.raw(place) for place in range(1, 5)]
     if any(np.dtype(v.dtype) != x.dtype for v in vectors):
         vectors = [v.astype(x.dtype) if isinstance(v, np.ndarray) else apply("v", v=v, dtype=x.dtype) for v in vectors]
     vectors = [call.upload(v) if isinstance(v, np.ndarray) else v for v in vectors]
     vectors = [v if v.ndim == 1 else functional.view(v, (v.size,)) for v in vectors]
     epsilon = float(call.get("epsilon", 1e-5))
-    wide = x
-    if x.ndim == 1:
-        raise call.refuse(f"needs pictures and channels, got shape {x.shape}")
-    y = functional.batch_norm(wide, *vectors, training=False, epsilon=epsilon)
-    return y
+    if call.get("training_mode", 0):
+        return _by_the_batch(call, x, *vectors, epsilon)
+    return functional.batch_norm(x, *vectors, training=False, epsilon=epsilon)
+
+
+def _by_the_batch(call: Call, x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, variance: Tensor, e: float) -> Any:
+    """As in training: by the batch's own statistics, which the running ones move towards."""
+    axes, wide = tuple(a for a in range(x.ndim) if a != 1), (-1, *[1] * (x.ndim - 2))
+    y = functional.standardize(x, axes, e, functional.view(scale, wide), functional.view(shift, wide))
+    m = reduce("mean", "x", axes, x=x)
+    v = reduce("mean", "square(x - m)", axes, x=x, m=functional.view(m, wide))
+    kept = float(call.get("momentum", 0.9))
+    moved = [formula(call, "old * k + new * (1 - k)", old=old, new=new, k=kept) for old, new in ((mean, m), (variance, v))]
+    return (y, *moved)
 
 
 def _channels(call: Call, x: Tensor, place: int) -> Tensor:

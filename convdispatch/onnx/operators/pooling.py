@@ -22,8 +22,6 @@ _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "lp"}
 @operator(*_KINDS)
 def _pool(call: Call) -> Any:
     x, kind = call.tensor(0), _KINDS[call.node.op_type]
-    if len([name for name in call.node.output if name]) > 1:
-        raise call.refuse("is asked for the places of the largest values, which are not here")
     space, kernel = x.shape[2:], list(call.get("kernel_shape"))
     strides = list(call.get("strides", [1] * len(kernel)))
     dilations = list(call.get("dilations", [1] * len(kernel)))
@@ -43,6 +41,13 @@ def _pool(call: Call) -> Any:
     reach = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
     if any(p > r for pair, r in zip(pads, reach, strict=True) for p in pair):
         raise call.refuse(f"pads {pads}, more than its windows of {kernel} reach")
+    if any(call.node.output[1:]):
+        if len(kernel) != 2 or narrow:
+            raise call.refuse(f"is asked for the places of the largest values of {x.ndim - 2} axes, which are not here")
+        return functional.max_pool_with_places(
+            x, tuple(kernel), tuple(strides), tuple(pads), dilation=tuple(dilations), ceil_mode=ceil,
+            column_major=bool(call.get("storage_order", 0)),
+        )  # fmt: skip
     y = functional.pool(kind, x, kernel, strides, pads, dilation=dilations, ceil_mode=ceil, **options)
     return y.astype(dtype) if narrow else y
 

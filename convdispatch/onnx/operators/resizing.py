@@ -98,14 +98,15 @@ def _coordinates(how: str, size: int, n: int, scale: float, region: tuple[float,
         return n / 2 * (1 - adjustment) + (at + 0.5) / scale - 0.5
     if how == "pytorch_half_pixel":
         return (at + 0.5) / scale - 0.5 if size > 1 else np.zeros(size)
+    exact = scale * n  # what the size was before it became a whole number
     if how == "align_corners":
-        return at * (n - 1) / (size - 1) if size > 1 else np.zeros(size)
+        return at * (n - 1) / (exact - 1) if exact != 1 else np.zeros(size)
     if how == "tf_half_pixel_for_nn":
         return (at + 0.5) / scale
     if how == "tf_crop_and_resize":
         start, end = region
         if size > 1:
-            return start * (n - 1) + at * (end - start) * (n - 1) / (size - 1)
+            return start * (n - 1) + at * (end - start) * (n - 1) / (exact - 1)
         return np.full(size, 0.5 * (start + end) * (n - 1))
     return at / scale
 
