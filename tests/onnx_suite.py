@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import glob
 import warnings
 from pathlib import Path
 
 import numpy as np
 
-CNN = frozenset("""
-Abs Add ArgMax ArgMin AveragePool BatchNormalization Cast Ceil Clip Concat Constant ConstantOfShape Conv ConvTranspose
-DepthToSpace Div Dropout Elu Equal Erf Exp Expand Flatten Floor Gather GatherElements GatherND Gelu Gemm
-GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish Identity
-InstanceNormalization LRN LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax LpPool MatMul Max MaxPool Mean Min
-Mish Mul Neg Not OneHot Or PRelu Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum
-Relu Reshape Resize Selu Shape Sigmoid Sign Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tanh
-ThresholdedRelu Tile TopK Transpose Unsqueeze Upsample Where Xor And CumSum Trilu MeanVarianceNormalization Celu Swish
-""".split())
+_NAMES = """
+Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast Ceil Celu Clip Concat Constant ConstantOfShape Conv
+ConvTranspose CumSum DepthToSpace Div Dropout Elu Equal Erf Exp Expand Flatten Floor Gather GatherElements GatherND Gelu
+Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish Identity
+InstanceNormalization LRN LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax LpPool MatMul Max MaxPool Mean
+MeanVarianceNormalization Min Mish Mul Neg Not OneHot Or PRelu Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceMax
+ReduceMean ReduceMin ReduceSum Relu Reshape Resize Selu Shape Sigmoid Sign Slice Softmax Softplus Softsign SpaceToDepth
+Split Sqrt Squeeze Sub Sum Swish Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
+"""
+CNN = frozenset(_NAMES.split())
 """Operators of the selection's single nodes."""
 KINDS = ("node", "pytorch-converted", "pytorch-operator")
 
@@ -35,16 +35,16 @@ def cases(kinds=KINDS) -> dict:
     return found
 
 
-def data_sets(case, model):
+def data_sets(case):
     """(inputs, expected outputs) of a case, from its memory or its folder."""
     import onnx
     from onnx import numpy_helper
 
-    def arrays(folder, what, values):
+    def arrays(folder, what):
         read = []
-        for place in range(len(glob.glob(f"{folder}/{what}_*.pb"))):
+        for place in range(len(list(folder.glob(f"{what}_*.pb")))):
             tensor = onnx.TensorProto()
-            tensor.ParseFromString(Path(f"{folder}/{what}_{place}.pb").read_bytes())
+            tensor.ParseFromString((folder / f"{what}_{place}.pb").read_bytes())
             read.append(numpy_helper.to_array(tensor))
         return read
 
@@ -52,8 +52,8 @@ def data_sets(case, model):
         for inputs, outputs in case.data_sets:
             yield [_array(v) for v in inputs], [_array(v) for v in outputs]
         return
-    for folder in sorted(glob.glob(f"{case.model_dir}/test_data_set*")):
-        yield arrays(folder, "input", model.graph.input), arrays(folder, "output", model.graph.output)
+    for folder in sorted(Path(case.model_dir).glob("test_data_set*")):
+        yield arrays(folder, "input"), arrays(folder, "output")
 
 
 def _array(value):
@@ -68,7 +68,7 @@ def run(case, prepare) -> None:
 
     model = case.model if case.model is not None else onnx.load(f"{case.model_dir}/model.onnx")
     prepared = prepare(model)
-    for inputs, expected in data_sets(case, model):
+    for inputs, expected in data_sets(case):
         got = prepared.run(inputs)
         assert len(got) == len(expected)
         for have, want in zip(got, expected, strict=True):

@@ -22,6 +22,7 @@ ZONES = [
     ["measurement"],
     ["calls"],
     ["runtime", "tensor", "tape", "elementwise", "nn", "inference", "models", "train", "conformance"],
+    ["onnx"],
     ["tools"],
     ["__main__"],
 ]

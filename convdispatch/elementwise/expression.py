@@ -66,8 +66,8 @@ FUNCTIONS: dict[str, Function] = {
 _CONSTANTS = {"pi": "3.141592653589793", "inf": "INFINITY", "nan": "NAN"}
 _COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _FLOAT_ONLY = {
-    "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-    "asinh", "acosh", "atanh", "sigmoid", "erf", "pow", "floor", "ceil", "round", "trunc",
+    "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
+    "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "pow", "floor", "ceil", "round", "trunc",
 }  # fmt: skip
 _TESTS = {"isnan": "({0} != {0})", "isinf": "({0} == INFINITY || {0} == -INFINITY)"}
 """Functions of one argument whose result is a truth value."""

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import runtime
 from ..api.errors import InvalidArgument
-from ..kernels import Launch, build
-from ..tensor import Tensor
-from ..tracing import operation
+from ..device import runtime
+from ..device.kernels import Launch, build
+from ..device.tracing import operation
 from .elements import element
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     import pyopencl as cl

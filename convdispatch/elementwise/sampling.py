@@ -10,17 +10,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import runtime
 from ..api.errors import InvalidArgument
-from ..kernels import Launch, build
-from ..tape import current_tape, paused
-from ..tensor import Tensor
-from ..tracing import operation
+from ..device import runtime
+from ..device.kernels import Launch, build
+from ..device.tracing import operation
 from .elements import element, kind_of, prelude
+from .taping import current_tape, paused
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -140,7 +140,9 @@ def _source(
     lines.append(f"{kind} sum = 0; int missing = 0;" if summing else "int missing = 0; long from = at;")
     if not summing:
         for n, axis in enumerate(axes):
-            lines.append(f"const int j{n} = i{n}[a{axis}]; missing |= j{n} < 0; from += (long)max(j{n}, 0) * {steps[axis]};")
+            lines.append(
+                f"const int j{n} = i{n}[a{axis}]; missing |= j{n} < 0; from += (long)max(j{n}, 0) * {steps[axis]};"
+            )
         raw = dtype.itemsize == 2 and dtype.name in ("float16", "bfloat16")
         if raw:  # moved as a value of its kind, for half is no type to compute in
             value = f"missing ? ({kind})({_number(fill, dtype)}) : {store.load.format(p='x', i='from')}"

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..kernels import Launch, build
-from ..tensor import Tensor
-from ..tracing import operation
-from .apply import apply
+from ..device.kernels import Launch, build
+from ..device.tracing import operation
 from .elements import element, kind_of, prelude
 from .gathering import take_along_axis
 from .joining import concatenate
+from .recorded import apply
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -42,8 +42,9 @@ def build(
     """The inference form of ``net`` for inputs of ``shapes``, in the layout that the net was made with.
 
     ``dtype`` is the inputs', or a list with one each. The weights are read now: later changes do not reach the result.
-    Batch norms are folded, sums and activations fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw" or "nhwc") and ``queues`` (at most so many,
-    for branches that do not depend on each other) are chosen by timing where they are None.
+    Batch norms are folded, sums and activations fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw"
+    or "nhwc") and ``queues`` (at most so many, for branches that do not depend on each other) are chosen by timing
+    where they are None.
 
     Raises InvalidArgument where the net computes by anything but convdispatch's operations.
     """

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..api.errors import InvalidArgument
+from ..device.tracing import operation
 from ..elementwise import apply, reduce
 from ..tensor import Tensor
-from ..tracing import operation
 from .convolution import dense
 
 __all__ = ["group_norm", "layer_norm", "standardize"]

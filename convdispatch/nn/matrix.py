@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 
-from ..api.conv import conv
 from ..api.errors import InvalidArgument
+from ..calls.conv import conv
+from ..device.tracing import operation
 from ..elementwise import zeros
 from ..elementwise.strides import broadcast
 from ..tensor import Tensor
-from ..tracing import operation
 from .convolution import dense
 
 __all__ = ["matmul"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ..device.tracing import operation
 from ..elementwise import apply
 from ..tensor import Tensor
-from ..tracing import operation
 from .convolution import dense
 from .pooling import _launches, _windows
 
@@ -53,7 +53,9 @@ def max_pool_with_places(
     if launches.noted is np.uint8:
         k = {name: values[name] for name in ("sh", "sw", "ph", "pw", "dh", "dw", "kw")}
         text = (
-            "q = note % 128; r = oy * {sh} - {ph} + q // {kw} * {dh}; c = ox * {sw} - {pw} + q % {kw} * {dw}; ".format(**k)
+            "q = note % 128; r = oy * {sh} - {ph} + q // {kw} * {dh}; c = ox * {sw} - {pw} + q % {kw} * {dw}; ".format(
+                **k
+            )
         )
         operands |= {"oy": numbers(shape[2], shape[2], 1), "ox": numbers(shape[3], shape[3])}
     else:

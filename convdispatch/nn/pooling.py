@@ -79,7 +79,10 @@ def lp_pool(
     ceil_mode: bool = False,
     layout: str = "nchw",
 ) -> Tensor:
-    """``(sum of |x|**p over each window) ** (1 / p)``; options as max_pool's. Raises InvalidArgument for p not above 0."""
+    """``(sum of |x|**p over each window) ** (1 / p)``; options as max_pool's.
+
+    Raises InvalidArgument for a p not above 0.
+    """
     if not p > 0:
         raise InvalidArgument(f"a norm's p must be above 0, got {p}")
     windows = _windows(x, layout, kernel, stride, padding, dilation, ceil_mode)

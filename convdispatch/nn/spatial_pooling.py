@@ -10,11 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..api.arguments import per_axis
 from ..api.errors import InvalidArgument
+from ..calls.arguments import per_axis
+from ..device.tracing import operation
 from ..elementwise import apply
 from ..tensor import Tensor
-from ..tracing import operation
 from .convolution import dense
 from .pooling import avg_pool, lp_pool, max_pool
 

@@ -21,7 +21,7 @@ class Unsupported(InvalidArgument):
     """A model asks for what is not there: operators, types or forms of them."""
 
 
-class NeedsValue(Exception):  # noqa: N818 (it asks, and nothing is wrong)
+class NeedsValue(Exception):
     """An operator must know an operand's values before the net runs, and they depend on the net's inputs ``names``."""
 
     def __init__(self, names: frozenset[str], why: str) -> None:

@@ -1,4 +1,4 @@
-"""``load``: a model file to a net that is called with arrays; a form of it is built for each set of shapes, and kept."""
+"""``load``: a model file to a net that is called with arrays; a form is built for each set of shapes, and kept."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class Port(NamedTuple):
     """Numbers, names of symbolic sizes, None for unnamed ones; None where not even the rank is said."""
 
     def __str__(self) -> str:
-        shape = "any shape" if self.shape is None else f"[{', '.join('?' if s is None else str(s) for s in self.shape)}]"
+        shape = (
+            "any shape" if self.shape is None else f"[{', '.join('?' if s is None else str(s) for s in self.shape)}]"
+        )
         return f"{self.name} {self.dtype.name} {shape}"
 
 
@@ -67,8 +69,8 @@ class _Form(NamedTuple):
 
 
 class OnnxNet:
-    """``net(feeds)`` takes arrays by name and answers a dict of results; ``net(*arrays)`` takes them in the file's order
-    and answers the result, or a tuple of several.
+    """``net(feeds)`` takes arrays by name and answers a dict of results; ``net(*arrays)`` takes them in the file's
+    order and answers the result, or a tuple of several.
 
     Arrays are NumPy's, torch's, a device's (Tensor, pyopencl) or anything with DLPack; results are of the first one's
     kind. Calls may come from several threads.
@@ -132,7 +134,9 @@ class OnnxNet:
             what += [f"has no input {', '.join(sorted(map(str, spare)))}"] * bool(spare)
             raise InvalidArgument(f"the call {' and '.join(what)}; inputs are {self._listed()}")
         if more & feeds.keys():
-            raise InvalidArgument(f"{', '.join(sorted(more & feeds.keys()))} are the file's weights, and stay as they are")
+            raise InvalidArgument(
+                f"{', '.join(sorted(more & feeds.keys()))} are the file's weights, and stay as they are"
+            )
         return [feeds[port.name] for port in self.inputs]
 
     def _run(self, given: Sequence[Any], named: bool) -> Any:
@@ -190,7 +194,9 @@ class OnnxNet:
         Raises InvalidArgument where the net computes nothing, or depends on its inputs' values.
         """
         if len(shapes) != len(self.inputs):
-            raise InvalidArgument(f"the net takes {len(self.inputs)} inputs ({self._listed()}), got {len(shapes)} shapes")
+            raise InvalidArgument(
+                f"the net takes {len(self.inputs)} inputs ({self._listed()}), got {len(shapes)} shapes"
+            )
         arrays = [np.zeros(tuple(shape), port.dtype) for shape, port in zip(shapes, self.inputs, strict=True)]
         with self._lock:
             form, _ = self._form(arrays)

@@ -60,7 +60,9 @@ def _bytes(path: Path) -> bytes:
             raise InvalidArgument(f"{path} is no file: expected an ONNX model")
         size = path.stat().st_size
         if size >= MOST_BYTES:
-            raise InvalidArgument(f"{path} has {size} bytes, a model file at most {MOST_BYTES - 1}: save its weights apart")
+            raise InvalidArgument(
+                f"{path} has {size} bytes, a model file at most {MOST_BYTES - 1}: save its weights apart"
+            )
         return path.read_bytes()
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from None
@@ -109,7 +111,9 @@ def _nbytes(tensor: Any, owner: str, name: str) -> int:
     onnx = onnx_package()
     shape = tensor_shape(tensor)
     if len(shape) > MOST_AXES or any(size < 0 for size in shape):
-        raise InvalidArgument(f"{name}: {owner} has the shape {shape[:8]}, expected at most {MOST_AXES} sizes of 0 or more")
+        raise InvalidArgument(
+            f"{name}: {owner} has the shape {shape[:8]}, expected at most {MOST_AXES} sizes of 0 or more"
+        )
     try:
         kind = onnx.TensorProto.DataType.Name(tensor.data_type)
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
@@ -130,7 +134,9 @@ def _check(tensor: Any, owner: str, folder: Path | None, name: str) -> None:
         return
     if tensor.HasField("raw_data"):
         if len(tensor.raw_data) != wanted:
-            raise InvalidArgument(f"{name}: {owner} of shape {shape} needs {wanted} bytes, {len(tensor.raw_data)} are there")
+            raise InvalidArgument(
+                f"{name}: {owner} of shape {shape} needs {wanted} bytes, {len(tensor.raw_data)} are there"
+            )
         return
     field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
     there, count = len(getattr(tensor, field)), math.prod(shape)

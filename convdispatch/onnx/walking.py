@@ -25,7 +25,9 @@ MOST_DEPTH = 48
 _ALWAYS_FOLDED = frozenset({"Constant"})
 _HOST = frozenset({"Shape", "Size"})
 """Known of a tensor before it has values."""
-_RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"})
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
 
 
 def standard(domain: str) -> bool:
@@ -114,7 +116,12 @@ class Walk:
                 scope.values[name], scope.sources[name], scope.makers[name] = value, depends, (node, scope)
 
     def _results(
-        self, node: Any, scope: Scope, operands: list[Operand], attributes: dict[str, Any], sources: list[frozenset[str]]
+        self,
+        node: Any,
+        scope: Scope,
+        operands: list[Operand],
+        attributes: dict[str, Any],
+        sources: list[frozenset[str]],
     ) -> Sequence[Operand]:
         ours = standard(node.domain)
         opset = scope.opsets.get("" if ours else node.domain, scope.opsets.get("ai.onnx", 1) if ours else 1)
@@ -167,7 +174,12 @@ class Walk:
     # --- graphs within -----------------------------------------------------------------------------------------------
 
     def _branch(
-        self, node: Any, scope: Scope, operands: list[Operand], attributes: dict[str, Any], sources: list[frozenset[str]]
+        self,
+        node: Any,
+        scope: Scope,
+        operands: list[Operand],
+        attributes: dict[str, Any],
+        sources: list[frozenset[str]],
     ) -> None:
         condition = operands[0]
         if isinstance(condition, Tensor):
@@ -191,12 +203,16 @@ class Walk:
         attributes: dict[str, Any],
         sources: list[frozenset[str]],
     ) -> Sequence[Operand]:
-        opsets = {"" if standard(o.domain) else o.domain: o.version for o in function.opset_import} or dict(scope.opsets)
+        opsets = {"" if standard(o.domain) else o.domain: o.version for o in function.opset_import} or dict(
+            scope.opsets
+        )
         defaults = {a.name: _value(a) for a in function.attribute_proto}
         inner = Scope(opsets, None, {**defaults, **attributes})
         inner.depth = scope.depth + 1
         missing = [None] * (len(function.input) - len(operands))
-        for name, value, source in zip(function.input, [*operands, *missing], [*sources, *[frozenset()] * len(missing)]):
+        for name, value, source in zip(
+            function.input, [*operands, *missing], [*sources, *[frozenset()] * len(missing)]
+        ):
             inner.values[name], inner.sources[name] = value, source
         self.run(function.node, inner)
         return [inner.find(name)[0] for name in function.output]

@@ -1,7 +1,18 @@
 """ONNX's operators as operations of tensors: importing this enters them all."""
 
-from . import activations, convolution, elementwise, indexing, matrix, normalization, pooling, quantization, reduction
-from . import resizing, shaping  # fmt: skip
+from . import (  # fmt: skip
+    activations,
+    convolution,
+    elementwise,
+    indexing,
+    matrix,
+    normalization,
+    pooling,
+    quantization,
+    reduction,
+    resizing,
+    shaping,
+)
 
 __all__ = [
     "activations",

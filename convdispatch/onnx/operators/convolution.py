@@ -59,11 +59,10 @@ def _convolution(call: Call) -> Tensor:
     if crop:  # a negative pad leaves out what lies at the edge
         x = x[(slice(None), slice(None), *(slice(max(0, -n), s - max(0, -f)) for s, (n, f) in zip(sizes, pads)))]
         pads = [(max(0, near), max(0, far)) for near, far in pads]
-    y = functional.convolution(
+    return functional.convolution(  # type: ignore[no-any-return]
         x, call.tensor(1), _bias(call), stride=tuple(strides), padding=tuple(pads), dilation=tuple(dilations),
         groups=call.get("group", 1), math=call.math if x.dtype == np.float32 else "float32",
     )  # fmt: skip
-    return y  # type: ignore[no-any-return]
 
 
 def _trimmed(pads: list[tuple[int, int]]) -> list[tuple[int, int]]:

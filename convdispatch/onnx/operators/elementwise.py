@@ -58,8 +58,12 @@ def pair(call: Call) -> dict[str, Any]:
 
 def formula(call: Call, text: str, dtype: Any = None, **operands: Any) -> Tensor:
     """A formula over operands, of the first tensor's dtype unless another is given."""
-    first = next(value for value in operands.values() if isinstance(value, Tensor))
-    return apply(text, dtype=dtype if dtype is not None else first.dtype, **operands)  # type: ignore[no-any-return]
+    dtypes = {value.dtype for value in operands.values() if isinstance(value, Tensor)}
+    if dtype is None:
+        dtype = next(value.dtype for value in operands.values() if isinstance(value, Tensor))
+        if len(dtypes) == 1 and dtype.kind == "f":  # what it is in any case: a sum that says so would not be fused
+            return apply(text, **operands)  # type: ignore[no-any-return]
+    return apply(text, dtype=dtype, **operands)  # type: ignore[no-any-return]
 
 
 @operator(*_FUNCTIONS)

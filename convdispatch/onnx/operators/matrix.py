@@ -30,7 +30,9 @@ def _gemm(call: Call) -> Tensor:
     c = call.raw(2) if call.has(2) and beta != 0 else None
     if isinstance(b, np.ndarray) and b.dtype.kind == "f" and a.size and b.size:
         turned, derive = bool(call.get("transB", 0)), call.walk.derive
-        rows = derive(("rows", turned, alpha), b, lambda: np.ascontiguousarray(b if turned else b.T) * b.dtype.type(alpha))
+        rows = derive(
+            ("rows", turned, alpha), b, lambda: np.ascontiguousarray(b if turned else b.T) * b.dtype.type(alpha)
+        )
         n = len(rows)
         if isinstance(c, np.ndarray) and c.size in (1, n) and (not c.shape or c.shape[-1] in (1, n)):
             wide = derive(("bias", n, beta), c, lambda: np.broadcast_to(c.reshape(-1) * c.dtype.type(beta), n).copy())

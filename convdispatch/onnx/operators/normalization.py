@@ -36,7 +36,9 @@ def _by_the_batch(call: Call, x: Tensor, scale: Tensor, shift: Tensor, mean: Ten
     m = reduce("mean", "x", axes, x=x)
     v = reduce("mean", "square(x - m)", axes, x=x, m=functional.view(m, wide))
     kept = float(call.get("momentum", 0.9))
-    moved = [formula(call, "old * k + new * (1 - k)", old=old, new=new, k=kept) for old, new in ((mean, m), (variance, v))]
+    moved = [
+        formula(call, "old * k + new * (1 - k)", old=old, new=new, k=kept) for old, new in ((mean, m), (variance, v))
+    ]
     return (y, *moved)
 
 

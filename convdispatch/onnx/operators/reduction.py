@@ -23,14 +23,22 @@ _SIMPLE = {
     "ReduceLogSum": ("sum", "x", "log(s)"),
 }
 """Operation, what is reduced, and what is made of the result."""
-_EMPTY = {"ReduceMax": -np.inf, "ReduceMin": np.inf, "ReduceProd": 1, "ReduceLogSum": -np.inf, "ReduceLogSumExp": -np.inf}
+_EMPTY = {
+    "ReduceMax": -np.inf,
+    "ReduceMin": np.inf,
+    "ReduceProd": 1,
+    "ReduceLogSum": -np.inf,
+    "ReduceLogSumExp": -np.inf,
+}
 
 
 def _axes(call: Call) -> tuple[tuple[int, ...], bool]:
     ndim = len(call.shape(0))
     axes = call.either("axes", 1)
     if not axes:
-        if axes is not None and call.get("noop_with_empty_axes", 0) or (axes is None and call.get("noop_with_empty_axes", 0)):
+        if (axes is not None and call.get("noop_with_empty_axes", 0)) or (
+            axes is None and call.get("noop_with_empty_axes", 0)
+        ):
             return (), True
         axes = range(ndim)
     found = tuple(axis + ndim if axis < 0 else axis for axis in axes)
@@ -72,7 +80,11 @@ def _squeezed(y: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def _narrow(y: Tensor, dtype: np.dtype) -> Tensor:
-    return y if y.dtype == dtype else apply("trunc(x)" if dtype.kind in "iu" and y.dtype.kind == "f" else "x", x=y, dtype=dtype)
+    return (
+        y
+        if y.dtype == dtype
+        else apply("trunc(x)" if dtype.kind in "iu" and y.dtype.kind == "f" else "x", x=y, dtype=dtype)
+    )
 
 
 @operator("ArgMax", "ArgMin")
@@ -98,9 +110,8 @@ def _cumulative(call: Call) -> Tensor:
     places = np.arange(n)
     mask = places[:, None] < places[None] if call.get("exclusive", 0) else places[:, None] <= places[None]
     mask = mask[::-1, ::-1] if call.get("reverse", 0) else mask
-    wide = x[tuple(slice(None) if a <= axis else slice(None) for a in range(x.ndim))]
     shape = (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :])
-    given = wide[(*[slice(None)] * (axis + 1), None)].expand(*x.shape[: axis + 1], n, *x.shape[axis + 1 :])
+    given = x[(*[slice(None)] * (axis + 1), None)].expand(*x.shape[: axis + 1], n, *x.shape[axis + 1 :])
     triangle = call.upload(mask.reshape(n, n, *[1] * (len(shape) - axis - 2)))
     y = reduce("sum", "where(t, x, 0)", axis, x=given, t=triangle)
     return _narrow(y, x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -99,7 +100,7 @@ def _split(call: Call) -> list[Tensor]:
         raise call.refuse(f"splits {x.shape[axis]} elements into {list(sizes)}")
     starts = np.cumsum([0, *sizes]).tolist()
     before = (slice(None),) * axis
-    return [x[(*before, slice(a, b))] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    return [x[(*before, slice(a, b))] for a, b in itertools.pairwise(starts)]
 
 
 @operator("Slice")

@@ -1,0 +1,206 @@
+"""A model file as a net: arrays of every kind, forms by shapes and by values, what is fused, what is said."""
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed (extra: onnx)")
+
+from onnx import helper  # noqa: E402
+from onnx_models import expected, model, node, normal, residual, saved  # noqa: E402
+
+import convdispatch.onnx  # noqa: E402
+from convdispatch.api import ConvDispatchWarning, InvalidArgument  # noqa: E402
+from convdispatch.onnx import load  # noqa: E402
+from convdispatch.tensor import Tensor  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def net():
+    return load(residual())
+
+
+def picture(mb=2, size=8, seed=9):
+    return normal(mb, 3, size, size, seed=seed)
+
+
+def close(got, wanted):
+    np.testing.assert_allclose(np.asarray(got), wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_what_comes_in_comes_out(net, queue):
+    x = picture()
+    (wanted,) = expected(residual(), x)
+    assert type(net(x)) is np.ndarray
+    close(net(x), wanted)
+    close(net({"x": x})["y"], wanted)
+    tensor = net(Tensor.from_numpy(x))
+    assert type(tensor) is Tensor
+    close(tensor.numpy(), wanted)
+    import pyopencl.array as cl_array
+
+    array = net(cl_array.to_device(queue, x))
+    assert type(array) is cl_array.Array
+    close(array.get(), wanted)
+
+
+def test_torch_tensors_come_out_as_torch_tensors(net):
+    torch = pytest.importorskip("torch")
+    result = net(torch.from_numpy(picture()))
+    assert isinstance(result, torch.Tensor)
+    close(result.numpy(), expected(residual(), picture())[0])
+
+
+def test_a_file_its_bytes_and_a_model_are_the_same(net, tmp_path):
+    path = saved(residual(), tmp_path / "net.onnx")
+    for source in (path, str(path), path.read_bytes()):
+        np.testing.assert_array_equal(load(source)(picture()), net(picture()))
+
+
+def test_convolutions_take_in_what_follows_them(net):
+    names = [layer.name for layer in net.build((2, 3, 8, 8)).layers if layer.name != "reorder"]
+    assert names == ["convolution", "convolution", "adaptive_avg_pool", "convolution"]
+
+
+def test_symbolic_sizes_have_a_form_each_and_the_oldest_goes(net):
+    for size in range(4, 4 + convdispatch.onnx.model.FORMS + 2):
+        x = picture(1, size)
+        close(net(x), expected(residual(), x)[0])
+    assert len(net._forms) == convdispatch.onnx.model.FORMS
+    assert ((1, 3, 4, 4),) not in net._forms
+
+
+def test_several_inputs_and_outputs_by_name():
+    proto = model(
+        [node("Add", "a b", "sum"), node("Mul", "a b", "product"), node("Shape", "a", "shape")],
+        {"a": [2, "n"], "b": [2, "n"]}, ["sum", "product", "shape"],
+    )  # fmt: skip
+    net, (a, b) = load(proto), (normal(2, 5), normal(2, 5, seed=1))
+    assert [port.name for port in net.inputs] == ["a", "b"]
+    named = net({"b": b, "a": a})
+    assert list(named) == ["sum", "product", "shape"]
+    for got, wanted in zip(net(a, b), (a + b, a * b, [2, 5]), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    np.testing.assert_array_equal(named["product"], a * b)
+
+
+def test_a_form_depends_on_the_values_of_what_says_shapes():
+    proto = model([node("Reshape", "x shape", "y")], {"x": ["a", "b"], "shape": ([2], "int64")}, ["y"])
+    net, x = load(proto), normal(4, 6)
+    for shape in ([3, 8], [-1, 2], [24, 1]):
+        got = net(x, np.array(shape, np.int64))
+        np.testing.assert_array_equal(got, x.reshape(shape))
+    assert len(net._forms) == 3
+
+
+def test_what_depends_on_large_inputs_is_refused_in_words():
+    nodes = [node("Cast", "x", "s", to=7), node("Reshape", "x s", "y")]
+    net = load(model(nodes, {"x": ["n"]}, ["y"]))
+    with pytest.raises(InvalidArgument, match=r"Reshape 'y' must know its input 's' when it is built.*x \(5000 elem"):
+        net(np.zeros(5000, np.float32))
+
+
+def test_all_missing_operators_are_named_at_once():
+    nodes = [node("GRU", "x w r", "h", name="first", hidden_size=2), node("Relu", "h", "q"), node("NonZero", "q", "y")]
+    weights = {"w": np.zeros((1, 6, 3), np.float32), "r": np.zeros((1, 6, 2), np.float32)}
+    with pytest.raises(InvalidArgument, match=r"no operator here for: GRU \(first\); NonZero \(y\)"):
+        load(model(nodes, {"x": [1, 1, 3]}, ["y"], weights))
+    other = helper.make_node("Fancy", ["x"], ["y"], domain="com.acme")
+    with pytest.raises(InvalidArgument, match=r"com.acme.Fancy \(y\)"):
+        load(model([other], {"x": [1]}, ["y"], domains=["com.acme"]))
+
+
+def test_functions_of_the_model_and_of_onnx_are_walked_through():
+    twice = helper.make_function(
+        "acme", "Twice", ["a"], ["b"], [node("Mul", "a a", "q"), node("Relu", "q", "b")], [helper.make_opsetid("", 21)]
+    )
+    call = helper.make_node("Twice", ["x"], ["z"], domain="acme")
+    proto = model([call, node("Relu", "z", "y")], {"x": ["n"]}, ["y"], functions=[twice], domains=["acme"])
+    x = normal(7)
+    close(load(proto)(x), x * x)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_known_condition_chooses_its_branch(known):
+    branch = lambda kind, name: helper.make_graph(  # noqa: E731
+        [node(kind, "x", name)], kind, [], [helper.make_tensor_value_info(name, 1, None)]
+    )
+    choose = helper.make_node("If", ["c"], ["y"], then_branch=branch("Neg", "a"), else_branch=branch("Abs", "b"))
+    x = normal(6)
+    for c in (True, False):
+        inputs, weights = {"x": ["n"]}, {"c": np.array(c)}
+        if not known:
+            inputs, weights = {"x": ["n"], "c": ([], "bool")}, {}
+        net = load(model([choose], inputs, ["y"], weights))
+        np.testing.assert_array_equal(net(x) if known else net(x, np.array(c)), -x if c else np.abs(x))
+
+
+def test_old_habits():
+    """Initialisers among the inputs, operator set 6's broadcast, softmax over all later axes, weights as constants."""
+    b = normal(3, seed=1)
+    constant = helper.make_node("Constant", [], ["w"], value=onnx.numpy_helper.from_array(normal(3, 4, 2, 2, seed=2)))
+    nodes = [
+        node("Add", "x b", "s", broadcast=1, axis=1), node("Softmax", "s", "t"), constant,
+        node("Mul", "t w", "y", broadcast=1, axis=1),
+    ]  # fmt: skip
+    proto = model(nodes, {"x": [2, 3, 4, 2, 2], "b": [3]}, ["y"], {"b": b}, opset=6)
+    x = normal(2, 3, 4, 2, 2)
+    s = (x + b[:, None, None, None]).reshape(2, -1)
+    e = np.exp(s - s.max(1, keepdims=True))
+    wanted = (e / e.sum(1, keepdims=True)).reshape(x.shape) * normal(3, 4, 2, 2, seed=2)
+    assert [port.name for port in load(proto).inputs] == ["x"]
+    close(load(proto)(x), wanted)
+
+
+def test_quantised_models_run_dequantised_with_a_warning():
+    s, z = np.float32(0.05), np.int8(-128)
+    nodes = [
+        node("QuantizeLinear", "x s z", "q"),
+        node("DequantizeLinear", "q s z", "d"),
+        node("DequantizeLinear", "w8 s", "w"),
+        node("Conv", "d w", "c"),
+        node("QuantizeLinear", "c s z", "q2"),
+        node("DequantizeLinear", "q2 s z", "y"),
+    ]
+    w8 = np.random.default_rng(0).integers(-20, 21, (4, 3, 3, 3)).astype(np.int8)
+    proto = model(nodes, {"x": [1, 3, 6, 6]}, ["y"], {"s": s, "z": z, "w8": w8})
+    x = normal(1, 3, 6, 6)
+    with pytest.warns(ConvDispatchWarning, match="runs dequantised"):
+        got = load(proto)(x)
+    wanted = expected(proto, x)[0]
+    assert got.min() == 0  # the integers' range is kept: an activation may hide in it
+    assert np.abs(got - wanted).max() < 1.0  # and no rounding
+    assert got.max() > 1
+
+
+def test_another_dtype_and_mathematics(net):
+    x = picture()
+    half = load(residual(), dtype="float16")
+    assert half(x.astype(np.float16)).dtype == np.float16
+    np.testing.assert_allclose(half(x).astype(np.float32), net(x), rtol=0.02, atol=0.02)
+    assert load(residual(), dtype=np.float64)(x).dtype == np.float64
+    layers = load(residual(), math="ieee").build(x.shape).layers
+    assert {layer.problem.math for layer in layers if layer.problem and layer.problem.iw > 1} == {"ieee"}
+    with pytest.raises(InvalidArgument, match="dtype must be float16"):
+        load(residual(), dtype=np.int32)
+
+
+def test_what_does_not_fit_is_said(net):
+    with pytest.raises(InvalidArgument, match=r"takes x float32 \[batch, 3, height, width\], got shape \(2, 4, 8, 8\)"):
+        net(normal(2, 4, 8, 8))
+    with pytest.raises(InvalidArgument, match=r"takes 1 arrays \(x float32 .*\), got 2"):
+        net(picture(), picture())
+    with pytest.raises(InvalidArgument, match="lacks x and has no input z"):
+        net({"z": picture()})
+    with pytest.raises(InvalidArgument, match="'x' takes float32, got int32"):
+        net(picture().astype(np.int32))
+    with pytest.raises(InvalidArgument, match="'x' must be an array, got str"):
+        net("picture")
+
+
+def test_a_net_of_constants_and_of_views():
+    proto = model(
+        [node("Constant", "", "y", value_floats=[1.0, 2.0]), node("Identity", "x", "z")], {"x": [3]}, ["y", "z"]
+    )
+    y, z = load(proto)(normal(3))
+    np.testing.assert_array_equal(y, np.float32([1, 2]))
+    np.testing.assert_array_equal(z, normal(3))
