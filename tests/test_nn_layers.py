@@ -184,3 +184,16 @@ def test_the_pages_snippets_run():
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         exec(compile(block, page.name, "exec"), scope)
     assert np.isfinite(scope["loss"].numpy())
+
+
+@pytest.mark.parametrize("size", [9, 17, 27, 28, 33])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 1, 1), (3, 1, 1), (3, 2, 1), (5, 1, 2)])
+def test_max_pooling_of_long_rows(size, kernel, stride, padding):
+    """Rows that a CPU's compiler turns into vectors, with windows that reach into the padding."""
+    x = np.pad(normal(1, 2, size, size), [(0, 0)] * 2 + [(padding, padding)] * 2, constant_values=-np.inf)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), (2, 3))[:, :, ::stride, ::stride]
+    given = Tensor.from_numpy(np.ascontiguousarray(x[:, :, padding:-padding, padding:-padding]))
+    wanted = windows.max((4, 5))
+    np.testing.assert_array_equal(functional.max_pool(given, kernel, stride, padding).numpy(), wanted)
+    with Tape():  # with notes of where the largest stood
+        np.testing.assert_array_equal(functional.max_pool(Parameter(given), kernel, stride, padding).numpy(), wanted)

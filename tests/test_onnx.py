@@ -204,3 +204,17 @@ def test_a_net_of_constants_and_of_views():
     y, z = load(proto)(normal(3))
     np.testing.assert_array_equal(y, np.float32([1, 2]))
     np.testing.assert_array_equal(z, normal(3))
+
+
+def test_the_page_runs():
+    import re
+    from pathlib import Path
+
+    page = (Path(__file__).parent.parent / "docs" / "onnx.md").read_text(encoding="utf-8")
+    scope: dict = {}
+    exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], scope)
+    x, w = scope["x"], scope["w"]
+    import convdispatch
+
+    close(scope["y"], convdispatch.conv(x, w, padding=1, activation="relu"))
+    close(scope["named"]["y"], scope["y"])

@@ -114,10 +114,11 @@ def _sizes(size: int, sizes: list[int], flat: bool, gpu: bool, wide: int) -> tup
         items = -(-size // wide)
         group = min(_GPU_GROUP if gpu else _CPU_GROUP, 1 << max(0, (items - 1).bit_length()))
         return (-(-items // group) * group,), (group,)
-    inner, middle = sizes[-1], sizes[-2]
+    inner = sizes[-1]
     if inner >= _LONG_ROW:
         parts, share = _shares(inner)
         return (parts * share * math.prod(sizes[:-1]),), (share,)
+    middle = sizes[-2]
     group_x, group_y = _cpu_groups(inner, middle)
     outer = math.prod(sizes[:-2])
     return (-(-inner // group_x) * group_x, -(-middle // group_y) * group_y, outer), (group_x, group_y, 1)

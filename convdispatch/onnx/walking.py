@@ -69,7 +69,7 @@ class Walk:
         self._lasting: set[int] = memory.setdefault("lasting", set())
         """Ids of arrays that are the same in every pass: initialisers, and what is folded of them."""
         self._functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
-        self._nodes = 0
+        self._nodes, self._most = 0, queue.device.global_mem_size
 
     def upload(self, value: np.ndarray) -> Tensor:
         """A constant on the device, once; the model's own stay for the next pass."""
@@ -112,6 +112,11 @@ class Walk:
             raise Unsupported(f"{describe_node(node)} has {len(node.output)} outputs, of which {len(results)} are here")
         depends = frozenset().union(*sources)
         for name, value in zip(node.output, results, strict=False):
+            if isinstance(value, Tensor) and value.nbytes > self._most:
+                raise InvalidArgument(
+                    f"{describe_node(node)} makes a tensor of shape {value.shape}, {value.nbytes} bytes: "
+                    f"the device has {self._most}"
+                )
             if name:
                 scope.values[name], scope.sources[name], scope.makers[name] = value, depends, (node, scope)
 
