@@ -19,8 +19,8 @@ __all__ = ["SEED", "Block", "blocks", "covered", "describe", "problem_of"]
 
 SEED = 2026
 FORMS: dict[str, dict[str, Sequence[int]]] = {
-    "dense": {"ic": (1, 3, 8, 17), "oc": (1, 5, 8, 19)},
-    "grouped": {"g": (2, 3), "icg": (2, 3, 8), "ocg": (2, 5, 8)},
+    "dense": {"ic": (1, 3, 16, 17), "oc": (1, 5, 16, 19)},
+    "grouped": {"g": (2, 3), "icg": (2, 3, 17), "ocg": (2, 5, 16)},
     "depthwise": {"g": (5, 8, 17)},
     "multiplier": {"g": (3, 8), "ocg": (2, 3)},
 }
@@ -59,9 +59,15 @@ def _square(kernel: int, stride: int = 1, **further: Any) -> Row:
 
 
 def _strata(form: str) -> list[Row]:
-    plain = [_square(3), _square(3, 2), _square(5)]
-    skewed = {name: value for name, value in _square(3).items() if not name.startswith("skew")}
-    return [*plain, skewed, _BARE] + ([_square(1)] if form in ("dense", "grouped") else [])
+    """Many channels too, where there may be: transforms and tensor cores refuse few."""
+    many: dict[str, list[Row]] = {
+        "dense": [{"ic": 17, "oc": 19}, {"ic": 16, "oc": 16}],
+        "grouped": [{"icg": 17, "ocg": 16}],
+    }
+    wide = many.get(form, [{}])
+    skewed = {name: value for name, value in (_square(3) | wide[0]).items() if not name.startswith("skew")}
+    found = [_square(3, **more) for more in wide] + [_square(3, 2), _square(5, **wide[-1]), skewed, _BARE]
+    return found + ([_square(1)] if form in many else [])
 
 
 def problem_of(row: Mapping[str, Any]) -> ConvProblem | None:
