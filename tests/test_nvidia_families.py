@@ -25,11 +25,8 @@ PROBLEMS = {
 }
 
 
-def errors(queue, problem: ConvProblem, plan, family: str) -> float:
-    """The worst plane's."""
-    operands = draw(family, problem)
-    with np.errstate(all="ignore"):
-        expected, entered = reference.compute(problem, **operands), entering(problem, operands)
+def run(queue, problem: ConvProblem, plan, operands) -> np.ndarray:
+    """What a plan makes of operands; output and workspace begin as NaN."""
     out = np.full(problem.out_shape, np.nan, np.float32)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     host = {**operands, problem.written: out}
@@ -38,6 +35,15 @@ def errors(queue, problem: ConvProblem, plan, family: str) -> float:
     cl.enqueue_fill_buffer(queue, scratch, np.uint8(0xFF), 0, scratch.size)
     plan.enqueue(queue, *given, scratch)
     cl.enqueue_copy(queue, out, given["xwy".index(problem.written)])
+    return out
+
+
+def errors(queue, problem: ConvProblem, plan, family: str) -> float:
+    """The worst plane's."""
+    operands = draw(family, problem)
+    with np.errstate(all="ignore"):
+        expected, entered = reference.compute(problem, **operands), entering(problem, operands)
+    out = run(queue, problem, plan, operands)
     return float(plane_errors(problem, out, expected, entered, spread=True).max())
 
 
@@ -87,3 +93,25 @@ def test_winograd(queue, direction, layout):
     problem = ConvProblem.parse(f"{direction}_f32_{layout}_mb3ic40ih10iw9oc32kh3ph1")
     plan = WinogradPlan(queue.context, problem, {**TILE, "bk": 64, "format": "half2", "stages": 3}, emulate=True)
     check_families(queue, problem, plan)
+
+
+@pytest.mark.parametrize("name", ["half2", "half1", "winograd"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_powers_of_two_change_no_bit(queue, direction, name):
+    """The summed axis times powers of two from -40 to 40, its partner divided: the same bits, in any format."""
+    problem = ConvProblem.parse(f"{direction}_f32_mb5ic16ih6iw6oc24kh3ph1")
+    if name == "winograd":
+        plan = WinogradPlan(queue.context, problem, {**TILE, "bk": 64, "format": "half2"}, emulate=True)
+    else:
+        plan = NvidiaPlan(queue.context, problem, {**TILE, "format": name}, "wgmma", emulate=True)
+    operands = draw("normal", problem)
+    first, second = {"fwd": "xw", "bwd_data": "yw", "bwd_weights": "xy"}[direction]
+    axis, partner = {"fwd": (1, 1), "bwd_data": (1, 0), "bwd_weights": (0, 0)}[direction]
+    count = operands[first].shape[axis]
+    powers = 2.0 ** np.random.default_rng(3).permutation(np.rint(np.linspace(-40, 40, count)))
+
+    def along(place: int) -> np.ndarray:
+        return powers.reshape([-1 if each == place else 1 for each in range(4)]).astype(np.float32)
+
+    scaled = {first: operands[first] * along(axis), second: operands[second] / along(partner)}
+    assert np.array_equal(run(queue, problem, plan, operands), run(queue, problem, plan, scaled))
