@@ -173,7 +173,7 @@ def test_ctrl_c_passes(sabotage, method):
         cd.conv(X, W)
 
 
-@pytest.mark.parametrize("kind", RAISES)
+@pytest.mark.parametrize("kind", sorted(set(RAISES) - {"MemoryError"}))  # which is no fault of a solver's: MemoryLimit
 def test_a_plan_that_raises_anything(sabotage, kind):
     expression, words = RAISES[kind]
     sabotage(PLUGIN.format(method="plan", expression=expression))
