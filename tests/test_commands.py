@@ -46,6 +46,15 @@ class Log(Commands):
     def fresh(self, size):
         return OpenCLQueue(self.queue).fresh(size)
 
+    def bring(self, array):
+        return OpenCLQueue(self.queue).bring(array)
+
+    def read(self, region, array, offset=0):
+        OpenCLQueue(self.queue).read(region, array, offset)
+
+    def write(self, region, array, offset=0):
+        OpenCLQueue(self.queue).write(region, array, offset)
+
     def call(self, work, operands, what, wait_for=None):
         self.log.append(f"call {what}")
         return work(self.queue, *operands, wait_for=wait_for)

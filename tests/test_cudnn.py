@@ -91,7 +91,7 @@ class FakeBridge:
 
     def __init__(self) -> None:
         self.notes: list[tuple] = []
-        self.cuda = types.SimpleNamespace(enter=lambda: None)
+        self.cuda, self.stream = types.SimpleNamespace(enter=lambda: None), "stream"
 
     def __enter__(self):
         return self
@@ -124,7 +124,7 @@ def test_stand_ins(foreign, direction, monkeypatch):
     plan_module = importlib.import_module("convdispatch_cudnn.plan")
     across, executed = FakeBridge(), []
     monkeypatch.setattr(plan_module, "bridge_of", lambda queue: across)
-    monkeypatch.setattr(plan_module, "running", lambda device, across: contextlib.nullcontext())
+    monkeypatch.setattr(plan_module, "running", lambda device, cuda, stream: contextlib.nullcontext())
     monkeypatch.setattr(plan_module, "cuda_address", lambda memory: memory.address)
     written = {"fwd": "y", "bwd_data": "x", "bwd_weights": "w"}[direction]
     plan = plan_module.CudnnPlan.__new__(plan_module.CudnnPlan)
@@ -159,7 +159,7 @@ def test_a_workspace_that_cuda_cannot_see(monkeypatch):
     across.allocate = lambda size: FakeMemory(seen=False)
     across.shares = lambda size: False
     monkeypatch.setattr(plan_module, "bridge_of", lambda queue: across)
-    monkeypatch.setattr(plan_module, "running", lambda device, across: contextlib.nullcontext())
+    monkeypatch.setattr(plan_module, "running", lambda device, cuda, stream: contextlib.nullcontext())
     monkeypatch.setattr(plan_module, "cuda_address", lambda memory: memory.address)
     plan = plan_module.CudnnPlan.__new__(plan_module.CudnnPlan)
     plan.workspace_size, plan._written, plan._sizes, plan._brief = 64, "y", {"x": 100, "w": 200, "y": 300}, False

@@ -84,7 +84,7 @@ def test_a_plan_in_the_making_holds_up_no_enqueue(monkeypatch):
     across, ran = types.SimpleNamespace(cuda=types.SimpleNamespace(enter=lambda: None), stream=1), []
 
     def enqueue():
-        with plan_module.running("device", across) as handle:
+        with plan_module.running("device", across.cuda, across.stream) as handle:
             ran.append(handle)
 
     with plan_module.making("device"):

@@ -14,11 +14,24 @@ if TYPE_CHECKING:
     from ..device.cuda import unavailable as cuda_unavailable
     from ..device.memory import cuda_address
     from ..device.runtime import cuda_devices
+    from ..device.stream import CudaStream
+    from ..device.stream import address_of as stream_address
 
-__all__ = ["Bridge", "bridge_of", "cuda_address", "cuda_devices", "cuda_of", "cuda_unavailable"]
+__all__ = [
+    "Bridge",
+    "CudaStream",
+    "bridge_of",
+    "cuda_address",
+    "cuda_devices",
+    "cuda_of",
+    "cuda_unavailable",
+    "stream_address",
+]
 
 _HOME = {
     "Bridge": ("..device.bridge", "Bridge"),
+    "CudaStream": ("..device.stream", "CudaStream"),
+    "stream_address": ("..device.stream", "address_of"),
     "bridge_of": ("..device.bridge", "bridge_of"),
     "cuda_address": ("..device.memory", "cuda_address"),
     "cuda_devices": ("..device.runtime", "cuda_devices"),

@@ -15,6 +15,7 @@ from ..api.problem import ConvProblem
 from ..device import host, memory, runtime
 from ..selection import dispatch
 from ..selection.prepared import Constant
+from .libraries import library_of
 from .operands import Operands, contiguous_strides, native
 
 __all__ = ["Call", "Kind"]
@@ -46,7 +47,7 @@ class Call:
             named["dy"] = named.pop("y")
         present = {name: array for name, array in named.items() if array is not None}
         for name, array in present.items():
-            if not is_array(array):
+            if not is_array(array) or library_of(type(getattr(array, "array", array))) is not None:
                 raise InvalidArgument(
                     f"{name} must be a NumPy array, a pyopencl.array.Array or a Tensor, got {type(array).__name__}"
                 )
@@ -207,7 +208,9 @@ class Call:
 
 def is_array(value: Any) -> bool:
     """Whether ``value`` is one of the arrays that the calls take, or constant weights."""
-    return isinstance(value, np.ndarray | Constant) or hasattr(value, "base_data")
+    return (
+        isinstance(value, np.ndarray | Constant) or hasattr(value, "base_data") or library_of(type(value)) is not None
+    )
 
 
 def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> Any:

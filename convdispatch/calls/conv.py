@@ -1,7 +1,8 @@
 """conv, conv_backward_data, conv_backward_weights, conv_transpose: the calls that a framework makes.
 
-Arrays are NumPy, ``pyopencl.array.Array`` or ``convdispatch.Tensor``; what comes in decides what goes out. NumPy
-calls return when the result is there; the others enqueue on their queue and return at once.
+Arrays are NumPy's, ``pyopencl.array.Array``, ``convdispatch.Tensor``, or another library's on the host or a CUDA device
+(see ``libraries``); what comes in decides what goes out. Calls on host memory return when the result is there; the
+others enqueue on their queue, or their library's current stream, and return at once.
 
 A warm call is one look-up: everything that shapes, dtypes and options decide was decided when they were first seen.
 """
@@ -11,17 +12,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
+from ..api.problem import ConvProblem
 from ..device.kernels import Programs
 from ..selection import dispatch
 from ..selection.prepared import Constant, constant
 from .arguments import describe, transposed_shape
 from .arrays import Call, is_array
 from .extending import extended
+from .foreign import CudaCall, on_host
+from .libraries import library_of
+from .library import Library
 
 __all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"]
 
+_READ = {"fwd": (0, 1), "bwd_data": (2, 1), "bwd_weights": (0, 2)}
 _WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
 _calls = Programs()
 dispatch.on_forget(_calls.drop)
@@ -178,6 +186,10 @@ def _call(
     names: tuple[str, str, str] = ("x", "w", "y"),
 ) -> Any:
     x, w, y = operands
+    read = y if direction == "bwd_data" else x
+    library = library_of(type(read))
+    if library is not None:
+        return _call_foreign(library, direction, operands, bias, residual, queue, options, shape, names)
     try:
         read, other = (x, w) if direction == "fwd" else (y, w) if direction == "bwd_data" else (x, y)
         key: Any = (
@@ -208,6 +220,120 @@ def _call(
     return call(x, w, y, bias, residual, queue)
 
 
+def _call_foreign(
+    library: Library,
+    direction: str,
+    operands: tuple[Any, Any, Any],
+    bias: Any,
+    residual: Any,
+    queue: Any,
+    options: tuple[Any, ...],
+    shape: tuple[int, ...] | None,
+    names: tuple[str, str, str],
+) -> Any:
+    """As ``_call`` for arrays of another library."""
+    (read, other), written = _READ[direction], _WRITTEN[direction]
+    lead, second, given = operands[read], operands[other], (*operands, bias, residual)
+    places = tuple(map(library.place, given))
+    if places[read] is None:
+
+        def again(operands: Any, bias: Any, residual: Any) -> Any:
+            return _call(direction, operands, bias, residual, queue, options, shape, names)
+
+        _one_library(library, direction, given, places, names)
+        return on_host(library, again, operands, bias, residual, written)
+    key = None
+    try:
+        key = (
+            direction, lead.shape, second.shape, shape, lead.dtype, second.dtype, options, places, library, queue,
+            tuple(map(type, given)), None if bias is None else bias.shape, None if residual is None else residual.shape,
+            current_policy(),
+        )  # fmt: skip
+        call = _calls.get(key)
+    except (TypeError, AttributeError):  # a list among the options, or something that is no array
+        key = call = None
+    if call is None:
+        if queue is not None:
+            raise InvalidArgument("arrays on a CUDA device go to their library's current stream: pass no queue")
+
+        def describe_call() -> CudaCall:
+            roles, dtype = _one_library(library, direction, given, places, names)
+            problem = _problem(direction, operands, bias, residual, dtype, options, shape, names)
+            return CudaCall(problem, library, places[read], written, roles, library.stream(lead, places[read]))
+
+        call = describe_call() if key is None else _calls.make(key, describe_call)
+    return call(*given)
+
+
+def _one_library(
+    library: Library, direction: str, given: Sequence[Any], places: Sequence[Any], names: Sequence[str]
+) -> tuple[list[str], str]:
+    """The operands' names and dtype. Raises InvalidArgument where they are not of one library, place and dtype."""
+    roles = ["dy" if name == "y" and direction != "fwd" else name for name in names]
+    roles[_WRITTEN[direction]] = "out"
+    read = _READ[direction][0]
+    lead, dtype = roles[read], library.dtype(given[read])
+    for name, array, place in zip((*roles, "bias", "residual"), given, places, strict=True):
+        inner = array.array if type(array) is Constant else array
+        if array is None:
+            continue
+        if isinstance(inner, np.ndarray) and type(array) is Constant:
+            found = inner.dtype.name
+        elif library_of(type(inner)) is not library:
+            raise InvalidArgument(f"{name} must be a {library.name} as {lead} is, got {type(inner).__name__}")
+        elif place != places[read]:
+            here, there = ("on the host" if n is None else f"on CUDA's device {n}" for n in (places[read], place))
+            raise InvalidArgument(f"{name} must be where {lead} is: {lead} is {here}, {name} is {there}")
+        else:
+            found = library.dtype(inner)
+        if found != dtype:
+            raise InvalidArgument(f"{name} must be {dtype} as {lead} is, got {found}")
+    return roles, dtype
+
+
+def _problem(
+    direction: str,
+    operands: tuple[Any, Any, Any],
+    bias: Any,
+    residual: Any,
+    dtype: str,
+    options: tuple[Any, ...],
+    shape: tuple[int, ...] | None,
+    names: tuple[str, str, str],
+) -> ConvProblem:
+    """What the arguments describe. Raises InvalidArgument, InvalidProblem."""
+    stride, padding, dilation, groups, activation, layout, math, accumulate = options
+    x, w, y = operands
+    dy = "dy" if names[2] == "y" else names[2]
+    problem = describe(
+        direction,
+        _shape(x, names[0]) if direction != "bwd_data" else shape or (),
+        _shape(w, names[1]) if direction != "bwd_weights" else shape or (),
+        None if direction == "fwd" else _shape(y, dy),
+        dtype,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        layout=layout,
+        math=math,
+        names=(names[0], names[1], dy),
+        activation=activation,
+        bias=bias is not None,
+        residual=residual is not None,
+        accumulate=bool(accumulate),
+        constant_weights=isinstance(w, Constant),
+    )
+    if bias is not None and tuple(bias.shape) != (problem.channels_out,):
+        raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
+    if residual is not None and tuple(residual.shape) != problem.out_shape:
+        shape = tuple(residual.shape)
+        raise InvalidArgument(f"residual must have the result's shape {problem.out_shape}, got {shape}")
+    if accumulate and operands[_WRITTEN[direction]] is None:
+        raise InvalidArgument("accumulate=True adds to what out holds: pass out=")
+    return problem
+
+
 def _describe_call(
     direction: str,
     operands: tuple[Any, Any, Any],
@@ -218,40 +344,19 @@ def _describe_call(
     shape: tuple[int, ...] | None,
     names: tuple[str, str, str],
 ) -> Call:
-    stride, padding, dilation, groups, activation, layout, math, accumulate = options
-    x, w, y = operands
-    x_shape = _shape(x, names[0]) if direction != "bwd_data" else shape or ()
-    w_shape = _shape(w, names[1]) if direction != "bwd_weights" else shape or ()
-    y_shape = None if direction == "fwd" else _shape(y, "dy" if names[2] == "y" else names[2])
+    for array, name in zip(operands, names, strict=True):
+        if array is not None:
+            _shape(array, "dy" if name == "y" and direction != "fwd" else name)
     kind = Call.kind_of(operands, bias, residual, direction, names)
-    problem = describe(
-        direction,
-        x_shape,
-        w_shape,
-        y_shape,
-        kind.dtype,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        layout=layout,
-        math=math,
-        names=(names[0], names[1], "dy" if names[2] == "y" else names[2]),
-        activation=activation,
-        bias=bias is not None,
-        residual=residual is not None,
-        accumulate=bool(accumulate),
-        constant_weights=isinstance(w, Constant),
-    )
-    if accumulate and operands[_WRITTEN[direction]] is None:
-        raise InvalidArgument("accumulate=True adds to what out holds: pass out=")
+    problem = _problem(direction, operands, bias, residual, kind.dtype, options, shape, names)
     return Call(problem, kind, bias, residual, queue, operands)
 
 
 def _shape(array: Any, name: str) -> tuple[int, ...]:
     if not is_array(array):
         raise InvalidArgument(
-            f"{name} must be a NumPy array, a pyopencl.array.Array or a Tensor, got {type(array).__name__}"
+            f"{name} must be an array (NumPy, OpenCL, PyTorch, CuPy, JAX, anything with __dlpack__) or a Tensor, got "
+            f"{type(array).__name__}"
         )
     return tuple(array.shape)
 

@@ -1,7 +1,8 @@
 """Other libraries' views of a tensor's memory, and tensors over theirs: DLPack, CUDA's and NumPy's array interfaces.
 
 No copy anywhere. On a CPU device memory is the host's; on an NVIDIA device with CUDA's driver, memory from the pool is
-CUDA's too. What another library made with CUDA alone OpenCL cannot see: there, make the tensor here and hand it over.
+CUDA's too. What another library made with CUDA alone OpenCL cannot see: a tensor over it has a CUDA stream for its
+queue, and commands for it go there.
 Each export waits until the queue has computed the values; what is written through a view later, the host orders
 (``queue.finish()`` or the other library's own synchronisation).
 
@@ -14,13 +15,14 @@ import ctypes
 import math
 import threading
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device import memory, runtime
 from ..device.cuda import cuda_of
+from ..device.stream import CudaMemory, CudaStream, address_of, place_of
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -87,8 +89,12 @@ def _span(tensor: Tensor) -> int:
     return tensor.offset + reach + tensor.dtype.itemsize
 
 
-def _address(tensor: Tensor) -> tuple[int, int, int]:
-    """(kind of device, its number, address of the first element); the values are there."""
+def _address(tensor: Tensor, stream: Any = None) -> tuple[int, int, int]:
+    """(kind of device, its number, address of the first element); the values are there, for ``stream``."""
+    if isinstance(tensor.queue, CudaStream):
+        if stream != -1:  # None and 1 are the default stream, -1 asks for no order
+            tensor.queue.before(0 if stream in (None, 1) else int(stream))
+        return CUDA, tensor.queue.place.number, address_of(tensor.base_data) + tensor.offset
     host = host_address(tensor.queue, tensor.base_data, min(_span(tensor), tensor.base_data.size))
     if host is not None:
         return CPU, 0, host + tensor.offset
@@ -125,6 +131,8 @@ def _interface(tensor: Tensor, address: int) -> dict[str, Any]:
 
 def dlpack_device(tensor: Tensor) -> tuple[int, int]:
     """(kind of device, its number) as DLPack counts them."""
+    if isinstance(tensor.queue, CudaStream):
+        return CUDA, tensor.queue.place.number
     if runtime.device_info(tensor.queue.device).type == "cpu":
         return CPU, 0
     cuda = cuda_of(tensor.queue.device)
@@ -133,23 +141,34 @@ def dlpack_device(tensor: Tensor) -> tuple[int, int]:
     return CUDA, cuda.number
 
 
-def dlpack(tensor: Tensor) -> Any:
-    """A capsule over the tensor's memory, which lives as long as its consumer wants. Raises BufferError."""
+def dlpack(tensor: Tensor, stream: Any = None) -> Any:
+    """A capsule over the tensor's memory, which lives as long as its consumer wants. Raises BufferError.
+
+    The values are there for whoever takes it; of a tensor on a CUDA stream, for work on ``stream`` (DLPack's word).
+    """
     if any(step % tensor.dtype.itemsize for step in tensor.strides):
         raise BufferError(f"DLPack counts strides in elements, got {tensor.strides} bytes of {tensor.dtype}")
     try:
-        kind, number, address = _address(tensor)
+        where = _address(tensor, stream)
     except AttributeError as error:
         raise BufferError(str(error)) from None
-    count = max(tensor.ndim, 1)
-    shape = (c_int64 * count)(*tensor.shape)
-    strides = (c_int64 * count)(*(step // tensor.dtype.itemsize for step in tensor.strides))
+    return capsule(where, tensor.shape, tensor.strides, tensor.dtype, tensor)
+
+
+def capsule(
+    where: tuple[int, int, int], shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype, owner: Any
+) -> Any:
+    """A DLPack capsule: (kind of device, its number, address), strides in bytes; ``owner`` lives until it is let go."""
+    kind, number, address = where
+    count = max(len(shape), 1)
+    sizes = (c_int64 * count)(*shape)
+    steps = (c_int64 * count)(*(step // dtype.itemsize for step in strides))
     managed = _Managed()
-    managed.view = _View(address, _Device(kind, number), tensor.ndim, _dtype(tensor.dtype), shape, strides, 0)
+    managed.view = _View(address, _Device(kind, number), len(shape), _dtype(dtype), sizes, steps, 0)
     managed.deleter = ctypes.cast(_delete, c_void_p)
     place = ctypes.addressof(managed)
     with _lock:
-        _exports[place] = (managed, shape, strides, tensor)
+        _exports[place] = (managed, sizes, steps, owner)
     return _new_capsule(place, _NAME, ctypes.cast(_forget, c_void_p))
 
 
@@ -167,17 +186,12 @@ def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -
     On a CPU device any host memory serves. On an NVIDIA device only memory that came from here does. The source's own
     work must be done, or ordered by its ``__dlpack__``. Raises InvalidArgument.
     """
+    kind_of_device, number = source.__dlpack_device__() if hasattr(source, "__dlpack_device__") else (CPU, 0)
+    if isinstance(queue, CudaStream) or (queue is None and int(kind_of_device) == CUDA):
+        return _over_cuda(kind, source, queue or CudaStream(place_of(int(number)), 0))
     queue = queue or runtime.queue()
-    capsule = source.__dlpack__()
-    managed = ctypes.cast(_capsule_pointer(capsule, _NAME), POINTER(_Managed)).contents
-    view = managed.view
-    dtype, shape = _numpy_dtype(view.dtype), tuple(view.shape[: view.ndim])
-    strides = None
-    if view.strides:
-        strides = tuple(step * dtype.itemsize for step in view.strides[: view.ndim])
-        if any(step < 0 for step in strides):
-            raise InvalidArgument(f"a tensor over foreign memory needs strides of 0 or more, got {strides} (bytes)")
-    address, where = (view.data or 0) + view.offset, (view.device.kind, view.device.number)
+    view, owner = imported(source.__dlpack__(), use=False)
+    dtype, shape, strides, address, where = view.dtype, view.shape, view.strides, view.address, view.device
     own = dlpack_device_of(queue)
     if where[0] not in (CPU, own[0]) or (where[0] == CUDA and where != own) or (where[0] == CPU and own[0] != CPU):
         raise InvalidArgument(
@@ -192,9 +206,65 @@ def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -
                 "OpenCL cannot see what CUDA alone made: make the tensor here and hand it over (from_dlpack there)"
             )
         buffer, offset = found
-    _rename_capsule(capsule, _USED)
-    buffer._owner = _Owner(managed)
+    buffer._owner = owner()
     return kind(buffer, shape, dtype, queue, strides, offset)
+
+
+def _over_cuda(kind: type, source: Any, stream: CudaStream) -> Tensor:
+    """A tensor over CUDA memory of another library's, for work on a CUDA stream."""
+    view, owner = imported(source.__dlpack__(stream=stream.handle or 1), use=False)
+    if view.device != (CUDA, stream.place.number):
+        raise InvalidArgument(
+            f"the source lies on DLPack device {view.device}, the stream's device is {(CUDA, stream.place.number)}: "
+            "copy it there first"
+        )
+    memory = CudaMemory(view.address, _bytes(view.shape, view.strides, view.dtype), owner())
+    return kind(memory, view.shape, view.dtype, stream, view.strides, 0)
+
+
+class Imported(NamedTuple):
+    """What a capsule says of memory; strides in bytes, None for those of a contiguous array."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    dtype: np.dtype
+    device: tuple[int, int]
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether elements lie without gaps in C order."""
+        if self.strides is None or 0 in self.shape:
+            return True
+        step = self.dtype.itemsize
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return True
+
+
+def imported(capsule: Any, use: bool = True) -> tuple[Imported, Any]:
+    """(what a capsule says, its owner, which tells the source when it ends). Raises InvalidArgument.
+
+    With ``use=False`` the owner is a function that takes the capsule over: until then it is as it was.
+    """
+    managed = ctypes.cast(_capsule_pointer(capsule, _NAME), POINTER(_Managed)).contents
+    view = managed.view
+    dtype, shape = _numpy_dtype(view.dtype), tuple(view.shape[: view.ndim])
+    strides = None
+    if view.strides:
+        strides = tuple(step * dtype.itemsize for step in view.strides[: view.ndim])
+        if any(step < 0 for step in strides):
+            raise InvalidArgument(f"a tensor over foreign memory needs strides of 0 or more, got {strides} (bytes)")
+    device = (view.device.kind, view.device.number)
+    found = Imported((view.data or 0) + view.offset, shape, strides, dtype, device)
+
+    def take() -> _Owner:
+        _rename_capsule(capsule, _USED)
+        return _Owner(managed)
+
+    return found, take() if use else take
 
 
 def dlpack_device_of(queue: cl.CommandQueue) -> tuple[int, int]:

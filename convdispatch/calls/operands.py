@@ -174,7 +174,10 @@ class Operands:
             if commands_of(self.queue).replayed:
                 own.finish()  # a replay has no events of other queues to wait for
             else:
-                before.append(runtime.pending(own))
+                if commands_of(self.queue).kind == "cuda":
+                    runtime.hold(self.queue, own)
+                else:
+                    before.append(runtime.pending(own))
                 self._others.append(own)
         self.events += before
         return before

@@ -116,6 +116,24 @@ class Commands(ABC):
     def fresh(self, size: int) -> Any:
         """Memory that lives long and is never a part of another; not for a recording."""
 
+    @abstractmethod
+    def bring(self, array: np.ndarray) -> Any:
+        """Memory as ``fresh`` with a contiguous array's values, complete when this returns."""
+
+    @abstractmethod
+    def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        """Copy from byte ``offset`` of memory into a contiguous host array, after all that was given; waits."""
+
+    @abstractmethod
+    def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        """Copy a contiguous host array to byte ``offset`` of memory, after all that was given; waits."""
+
+    def complete(self, event: Any) -> bool:
+        """Whether a command given here, or to others of the kind, has run to its end."""
+        import pyopencl as cl
+
+        return event.command_execution_status == cl.command_execution_status.COMPLETE
+
     def flush(self) -> Any:
         """See to it that the commands so far run without another word."""
         return None

@@ -9,6 +9,7 @@ from . import memory
 from .commands import Commands, Kernel, Late, thread
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyopencl as cl
 
 __all__ = ["OpenCLQueue", "commands_of"]
@@ -31,6 +32,11 @@ class OpenCLQueue(Commands):
     def device(self) -> cl.Device:  # type: ignore[override]
         """The queue's device."""
         return self.queue.device
+
+    @property
+    def properties(self) -> int:
+        """The queue's: whether it is in order."""
+        return self.queue.properties
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> cl.Event:
         """See Commands."""
@@ -84,6 +90,22 @@ class OpenCLQueue(Commands):
     def flush(self) -> None:
         """Flush the queue."""
         self.queue.flush()
+
+    def bring(self, array: np.ndarray) -> cl.MemoryObject:
+        """See Commands."""
+        return memory.fresh(self.queue, array.nbytes, array)
+
+    def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        """See Commands."""
+        import pyopencl as cl
+
+        cl.enqueue_copy(self.queue, array, region, src_offset=offset, is_blocking=True)
+
+    def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        """See Commands."""
+        import pyopencl as cl
+
+        cl.enqueue_copy(self.queue, region, array, dst_offset=offset, is_blocking=True)
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
         """See Commands."""

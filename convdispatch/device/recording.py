@@ -17,6 +17,7 @@ from . import memory
 from .commands import Commands, Kernel, Late, thread
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyopencl as cl
 
 __all__ = ["Command", "Late", "Recording", "Slot"]
@@ -105,6 +106,18 @@ class Recording(Commands):
     def fresh(self, size: int) -> cl.MemoryObject:
         """Real memory."""
         return memory.fresh(self.queue, size)
+
+    def bring(self, array: np.ndarray) -> cl.MemoryObject:
+        """Real memory."""
+        return memory.fresh(self.queue, array.nbytes, array)
+
+    def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        """Raises InvalidArgument: there are no values before a replay."""
+        raise InvalidArgument("a recording has no values to read before it is replayed")
+
+    def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        """Raises InvalidArgument: what is written from the host would not be written anew at each replay."""
+        raise InvalidArgument("a recording cannot replay a copy from the host")
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Command:
         """Record one kernel; stands for the event that a queue would answer."""

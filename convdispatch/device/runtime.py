@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
 from . import icd
-from .commands import thread
+from .commands import Commands, thread
 from .cuda import unavailable as cuda_unavailable
 from .memory import (  # part of this module's interface, where callers look for it
     cuda_address,
@@ -225,6 +225,8 @@ def fill(
 
 def pending(queue: cl.CommandQueue) -> cl.Event:
     """The event after which all that was enqueued on ``queue`` so far is done, for work on another queue."""
+    if isinstance(queue, Commands):
+        return queue
     import pyopencl as cl
 
     real = getattr(queue, "queue", queue)  # what stands for one may be given
@@ -235,6 +237,9 @@ def pending(queue: cl.CommandQueue) -> cl.Event:
 
 def hold(queue: cl.CommandQueue, event: cl.Event) -> None:
     """What is enqueued on ``queue`` from now on begins after ``event``, a flushed command of another queue."""
+    if isinstance(queue, Commands):
+        queue.after(event)  # type: ignore[attr-defined]  # a CUDA stream, which stands for its commands' events
+        return
     import pyopencl as cl
 
     cl.enqueue_barrier(queue, wait_for=[event])

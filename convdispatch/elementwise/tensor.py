@@ -21,6 +21,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..calls import interop
 from ..device import runtime
+from ..device.queues import commands_of
 from ..device.recording import Slot
 from ..device.strided import copy_strided
 from .taping import current_tape
@@ -80,15 +81,13 @@ class Tensor:
     @classmethod
     def from_numpy(cls, array: Any, queue: cl.CommandQueue | None = None) -> Tensor:
         """A copy of ``array`` (anything NumPy reads) on the queue's device; the host may change its own afterwards."""
-        import pyopencl as cl
-
         array = np.asarray(array, order="C")
         if array.dtype.hasobject:
             raise InvalidArgument(f"a tensor holds numbers, got an array of {array.dtype}")
         tensor = cls.empty(array.shape, array.dtype, queue)
         tensor._must_be_real("from_numpy()")
         if array.size:
-            cl.enqueue_copy(tensor.queue, tensor.base_data, array, is_blocking=True)
+            commands_of(tensor.queue).write(tensor.base_data, array)
         return tensor
 
     def _must_be_real(self, what: str) -> None:
@@ -105,7 +104,7 @@ class Tensor:
         """A DLPack capsule over this memory, complete when it is returned; ``torch.from_dlpack(tensor)``."""
         if copy:
             raise BufferError("a DLPack export is a view: take .copy() first")
-        return interop.dlpack(self)
+        return interop.dlpack(self, stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return interop.dlpack_device(self)
@@ -130,8 +129,6 @@ class Tensor:
 
     def numpy(self) -> np.ndarray:
         """The values as a new array; waits until the queue has computed them."""
-        import pyopencl as cl
-
         if not self.size:
             return np.empty(self.shape, self.dtype)
         self._must_be_real("numpy()")
@@ -139,20 +136,18 @@ class Tensor:
         reach = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
         low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
         span = np.empty(high - low + self.dtype.itemsize, np.uint8)
-        cl.enqueue_copy(self.queue, span, self.base_data, src_offset=self.offset + low, is_blocking=True)
+        commands_of(self.queue).read(self.base_data, span, self.offset + low)
         view = np.ndarray(self.shape, self.dtype, span, -low, self.strides)
         return view if self.contiguous else view.copy()
 
     def write(self, array: Any) -> Tensor:
         """Replace the values by those of a NumPy array of this shape, cast to this dtype; returns self."""
-        import pyopencl as cl
-
         self._must_be_real("write()")
         array = np.ascontiguousarray(array, self.dtype)
         if array.shape != self.shape and not (array.ndim == 1 and not self.shape):
             raise InvalidArgument(f"write needs an array of shape {self.shape}, got {array.shape}")
         if array.size and self.contiguous:
-            cl.enqueue_copy(self.queue, self.base_data, array, dst_offset=self.offset, is_blocking=True)
+            commands_of(self.queue).write(self.base_data, array, self.offset)
         elif array.size:
             self._assign(Tensor.from_numpy(array, self.queue))
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,13 +33,21 @@ class Constant:
     that nothing detects.
     """
 
-    __slots__ = ("_device_copies", "_lock", "_packed", "array")
+    __slots__ = ("_device_copies", "_lock", "_packed", "_seen", "array")
 
     def __init__(self, array: Any) -> None:
         self.array = array
         self._packed: dict[Any, Any] = {}
         self._device_copies: dict[Any, Any] = {}
+        self._seen: dict[str, Constant] = {}
         self._lock = threading.Lock()
+
+    def seen_as(self, kind: str, view: Callable[[], Any]) -> Constant:
+        """The same weights by another kind of array over their memory; keeps packed forms as this does."""
+        found = self._seen.get(kind)
+        if found is None:
+            found = self._seen.setdefault(kind, Constant(view()))
+        return found
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,13 +61,15 @@ class Constant:
 
     def on_device(self, queue: cl.CommandQueue) -> cl.MemoryObject:
         """A copy of host weights in the queue's context, made once a context."""
-        copy = self._device_copies.get(queue.context)
+        commands = commands_of(queue)
+        key = (commands.kind, commands.context)
+        copy = self._device_copies.get(key)
         if copy is None:
             forbid_when_frozen("copy constant weights to the device")
             native = np.ascontiguousarray(self.array, self.array.dtype.newbyteorder("="))
-            copy = runtime.fresh(queue, native.nbytes, native)
+            copy = commands.bring(native)
             with self._lock:
-                copy = self._device_copies.setdefault(queue.context, copy)
+                copy = self._device_copies.setdefault(key, copy)
         return copy
 
     def packed(
@@ -86,7 +96,7 @@ class Constant:
                     commands.flush()  # other queues may wait for it
                     self._packed[key] = found
         memory, event = found
-        if event is not None and runtime.complete(event):
+        if event is not None and commands.complete(event):
             self._packed[key] = memory, None
             event = None
         return memory, event
@@ -122,6 +132,8 @@ class Prepared:
         self.layered = bool(plugins().layers)
         self.recordable = getattr(plan, "recordable", True) and not self.layered
         """Whether the plan gives all its commands by the header's means; layers may do anything."""
+        self.streams = getattr(plan, "streams", False) and not self.layered
+        """Whether a plan of its own means also takes a CUDA stream for its queue."""
         self._bare = not self.layered and self._epilogue is None and not (problem.bias or problem.residual)
 
     def begun(self, commands: int, y: Any, residual: Any) -> bool:
@@ -153,7 +165,7 @@ class Prepared:
         commands = commands_of(queue)
         if type(commands) is OpenCLQueue:
             return self._enqueue(queue, x, w, y, bias, residual, wait_for)
-        if self.recordable:
+        if self.recordable or (commands.kind == "cuda" and self.streams):
             try:
                 return self._enqueue(commands, x, w, y, bias, residual, wait_for)
             except (AttributeError, TypeError) as error:  # pyopencl's, of what is no OpenCL queue and no buffer

@@ -10,7 +10,7 @@ from ctypes import byref, c_ulonglong, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from convdispatch.api import ConvDispatchError, ConvProblem
-from convdispatch.api.cuda import Bridge, bridge_of, cuda_address, cuda_of
+from convdispatch.api.cuda import Bridge, CudaStream, bridge_of, cuda_address, cuda_of, stream_address
 
 from .graph import execution_plan, variant_pack
 from .library import Descriptor, library
@@ -65,12 +65,12 @@ def making(device: cl.Device) -> Iterator[c_void_p]:
 
 
 @contextlib.contextmanager
-def running(device: cl.Device, across: Bridge) -> Iterator[c_void_p]:
-    """The handle for running plans, on a bridge's stream, for one thread at a time."""
+def running(device: cl.Device, cuda: Any, stream: c_void_p) -> Iterator[c_void_p]:
+    """The handle for running plans, on a CUDA stream, for one thread at a time."""
     handle = _handle(device, "run")
     with _run:
-        across.cuda.enter()
-        library()("cudnnSetStream", handle, across.stream)
+        cuda.enter()
+        library()("cudnnSetStream", handle, stream)
         yield handle
 
 
@@ -104,6 +104,7 @@ class CudnnPlan:
     """
 
     recordable = False
+    streams = True
 
     def __init__(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self._library, device = library(), context.devices[0]
@@ -127,7 +128,9 @@ class CudnnPlan:
         workspace: cl.MemoryObject | None,
         wait_for: Sequence[cl.Event] | None = None,
     ) -> cl.Event:
-        """Enqueue on the CUDA stream beside ``queue``, in the queue's order; never waits."""
+        """Enqueue on the CUDA stream beside ``queue``, in its order, or on a CUDA stream itself; never waits."""
+        if isinstance(queue, CudaStream):
+            return self._on_stream(queue, {"x": x, "w": w, "y": y}, workspace)
         across = bridge_of(queue)
         if across is None:
             raise ConvDispatchError("cuDNN: the queue's device is not CUDA's")
@@ -155,13 +158,20 @@ class CudnnPlan:
                     address = cuda_address(held[-1])
             with _scratch(across, self.workspace_size, address) as place:
                 across.enter(events)
-                with running(queue.device, across) as handle:
+                with running(queue.device, across.cuda, across.stream) as handle:
                     pack = self._pack((*places, place))
                     self._library("cudnnBackendExecute", handle, self._plan.handle, pack.handle)
             event = across.leave(self._brief)
             for buffer, stand_in, size in back:
                 event = across.copy(buffer, stand_in, size, [event])
             return event
+
+    def _on_stream(self, stream: CudaStream, operands: Mapping[str, Any], workspace: Any) -> CudaStream:
+        """Run on the caller's stream and memory, which dispatch has aligned."""
+        places = [stream_address(memory) for memory in (*operands.values(), workspace)]
+        with running(stream.device, stream.place.cuda, c_void_p(stream.handle)) as handle:
+            self._library("cudnnBackendExecute", handle, self._plan.handle, self._pack(tuple(places)).handle)
+        return stream
 
     def _pack(self, places: tuple[int, ...]) -> Descriptor:
         found = self._packs.get(places)

@@ -1,0 +1,292 @@
+"""Arrays of PyTorch, CuPy and JAX on CUDA's streams: bits beside OpenCL's queue, overheads, graphs, memory.
+
+    python bench/cuda_streams.py [--budget SECONDS] [--only bits,overhead,...]
+
+Needs PyTorch with CUDA, and NVIDIA's OpenCL. Prints as it goes; a part that fails says so and the others run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import click
+import numpy as np
+import pyopencl.array as cla
+import torch
+
+import convdispatch as cd
+from convdispatch import ConvProblem
+from convdispatch.api.policy import Policy
+from convdispatch.calls.libraries import library_of
+from convdispatch.device import runtime
+from convdispatch.device.stream import CudaStream
+from convdispatch.selection import dispatch
+
+PROBLEMS = (
+    "fwd_f32_mb64ic256ih14iw14oc256kh3kw3ph1pw1",
+    "fwd_f32_mb1ic64ih56iw56oc256kh1kw1",
+    "bwd_data_f32_mb32ic128ih28iw28oc128kh3kw3sh2sw2ph1pw1",
+    "bwd_weights_f32_mb32ic64ih28iw28oc64kh3kw3ph1pw1",
+    "fwd_f16_nhwc_mb16ic64ih28iw28oc64kh3kw3ph1pw1",
+    "fwd_f32_mb8ic16ih40iw40oc16kh7kw7ph3pw3",
+    "fwd_f32_g32mb8ic32ih28iw28oc32kh3kw3ph1pw1",
+    "bwd_weights_f32_mb16ic3ih64iw64oc32kh7kw7sh2sw2ph3pw3",
+    "fwd_f32_mb4ic16iw128oc32kw5pw2",
+    "bwd_data_f32_mb8ic64ih14iw14oc128kh1kw1",
+)
+CALLS = 10_000
+
+
+def say(*words: Any) -> None:
+    """Print at once."""
+    print(*words, flush=True)
+
+
+def call(problem: ConvProblem, given: dict[str, Any], out: Any = None) -> Any:
+    """The public call that a problem describes."""
+    axes = problem.axes
+    pads = tuple((getattr(problem, "p" + a), getattr(problem, f"p{a}_r")) for a in axes)
+    keys = {
+        "stride": tuple(getattr(problem, "s" + a) for a in axes),
+        "dilation": tuple(getattr(problem, "d" + a) for a in axes),
+        "padding": pads,
+        "groups": problem.g,
+        "layout": problem.layout,
+        "out": out,
+    }
+    if problem.direction == "fwd":
+        return cd.conv(given["x"], given["w"], **keys)
+    if problem.direction == "bwd_data":
+        return cd.conv_backward_data(given["y"], given["w"], problem.x_shape, **keys)
+    return cd.conv_backward_weights(given["x"], given["y"], problem.w_shape, **keys)
+
+
+def operands(problem: ConvProblem) -> dict[str, np.ndarray]:
+    """Random NumPy operands."""
+    random, names = np.random.default_rng(0), [n for n in "xwy" if n != problem.written]
+    return {n: random.standard_normal(getattr(problem, n + "_shape"), np.float32).astype(problem.dtype) for n in names}
+
+
+def timed(run: Callable[[], Any], wait: Callable[[], Any], calls: int = 200, rounds: int = 5) -> tuple[float, float]:
+    """(microseconds a call with the device's work, the host's alone), medians of rounds."""
+    for _ in range(10):
+        run()
+    wait()
+    both, host = [], []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        given = time.perf_counter()
+        wait()
+        both.append((time.perf_counter() - start) / calls)
+        host.append((given - start) / calls)
+    return statistics.median(both) * 1e6, statistics.median(host) * 1e6
+
+
+def bits(queue: Any, until: float) -> None:
+    """Every solver of every problem, on PyTorch's stream and on the queue."""
+    info, counts = runtime.device_info(queue.device), {"equal": 0, "different": 0, "through host": 0}
+    for text in PROBLEMS:
+        problem = ConvProblem.parse(text)
+        arrays = operands(problem)
+        on_cuda = {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}
+        on_queue = {name: cla.to_device(queue, array) for name, array in arrays.items()}
+        told = []
+        for name, solver in dispatch.contestants(problem, info).items():
+            if time.perf_counter() > until:
+                say("  out of time at", text, name)
+                return
+            if dispatch.refusal(solver, problem, info, Policy()) is not None:
+                continue
+            try:
+                with cd.policy(solver=name, fallback=False):
+                    expected = call(problem, on_queue).get()
+                    got = call(problem, on_cuda).cpu().numpy()
+            except Exception as error:
+                told.append(f"{name} FAILED {type(error).__name__}: {str(error)[:200]}")
+                continue
+            same = np.array_equal(got, expected)
+            counts["equal" if same else "different"] += 1
+            gap = np.abs(got.astype(np.float64) - expected).max() / max(np.abs(expected).max(), 1e-30)
+            told.append(name if same else f"{name} DIFFERS by {gap:.1e}")
+        say(f"  {text}: {', '.join(told)}")
+    say("  ", counts)
+
+
+def libraries(queue: Any) -> None:
+    """CuPy, JAX, Numba: results of their kind, the bits of the queue."""
+    problem = ConvProblem.parse(PROBLEMS[0])
+    arrays = operands(problem)
+    expected = call(problem, {name: cla.to_device(queue, array) for name, array in arrays.items()}).get()
+    makers: dict[str, Callable[[], Any]] = {}
+    for name, module in (("cupy", "cupy"), ("jax", "jax.numpy"), ("numba", "numba.cuda")):
+        try:
+            made = __import__(module, fromlist=["x"])
+        except Exception as error:
+            say(f"  {name}: not here ({type(error).__name__})")
+            continue
+        makers[name] = made.to_device if name == "numba" else made.asarray
+    for name, make in makers.items():
+        try:
+            given = {key: make(array) for key, array in arrays.items()}
+            results = [call(problem, given) for _ in range(3)]
+            got = results[-1].copy_to_host() if name == "numba" else np.asarray(
+                results[-1].get() if name == "cupy" else results[-1]
+            )  # fmt: skip
+            total = "" if name == "numba" else float((results[0] * 2 - results[1]).sum() - results[2].sum())
+            say(f"  {name}: {type(results[-1])}, bits equal {np.array_equal(got, expected)}, used further: {total}")
+        except Exception:
+            say(f"  {name} FAILED", traceback.format_exc(limit=4))
+    tensor = cd.Tensor.from_dlpack(torch.from_numpy(arrays["x"]).cuda())
+    back = torch.from_dlpack(tensor + tensor)
+    say("  Tensor over PyTorch's memory:", torch.equal(back.cpu(), torch.from_numpy(2 * arrays["x"])))
+
+
+def launches_of(run: Callable[[], Any]) -> list[tuple[Any, list[Any]]]:
+    """The kernels that a call launches and their arguments; memory stays where it is while nothing else allocates."""
+    found: list[tuple[Any, list[Any]]] = []
+    first = CudaStream.launch
+
+    def launch(self: Any, kernel: Any, arguments: Any, wait_for: Any = None) -> Any:
+        answer = first(self, kernel, arguments, wait_for)
+        found.append((kernel.streams, [getattr(a, "address", 0 if a is None else a) for a in arguments]))
+        return answer
+
+    CudaStream.launch = launch  # type: ignore[method-assign]
+    try:
+        run()
+    finally:
+        CudaStream.launch = first  # type: ignore[method-assign]
+    return found
+
+
+def overhead(queue: Any) -> None:
+    """The host's time of a warm call above the bare launch of the same kernels."""
+    for text in ("fwd_f32_mb1ic64ih56iw56oc256kh1kw1", "fwd_f32_mb1ic256ih14iw14oc256kh3kw3ph1pw1"):
+        problem = ConvProblem.parse(text)
+        arrays = operands(problem)
+        given = {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}
+        on_queue = {name: cla.to_device(queue, array) for name, array in arrays.items()}
+        out, y = call(problem, given), call(problem, on_queue)
+        stream = library_of(torch.Tensor).stream(out, 0)
+        prepared = dispatch.prepare(problem, stream.context)
+        bound = launches_of(lambda p=problem, g=given, o=out: call(p, g, o))
+
+        def bare(bound: Any = bound, handle: Any = stream._stream) -> None:
+            for function, arguments in bound:
+                function(handle, arguments)
+
+        ways = {
+            f"bare cuLaunchKernel x{len(bound)}": bare,
+            "conv(torch, out=)": lambda p=problem, g=given, o=out: call(p, g, o),
+            "conv(torch)": lambda p=problem, g=given: call(p, g),
+            "torch's own": lambda g=given, p=problem: torch.nn.functional.conv2d(g["x"], g["w"], padding=p.ph),
+        }
+        say(f"  {text}: {prepared.solver.name}")
+        for name, way in ways.items():
+            both, host = timed(way, torch.cuda.synchronize)
+            say(f"    {name}: {both:.1f} us a call, host {host:.1f}")
+        both, host = timed(lambda p=problem, g=on_queue, o=y: call(p, g, o), queue.finish)
+        say(f"    OpenCL queue, conv(Array, out=): {both:.1f} us a call, host {host:.1f}")
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            call(problem, given, out)
+        torch.cuda.synchronize()
+        expected = out.clone()
+        with torch.cuda.graph(graph, stream=side):
+            for _ in range(20):
+                call(problem, given, out)
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        both, _ = timed(graph.replay, torch.cuda.synchronize, 20)
+        say(f"    torch.cuda.graph: {both / 20:.1f} us a call, bits equal {torch.equal(out, expected)}")
+
+
+def memory(queue: Any) -> None:
+    """Device and host memory over many calls, on each road."""
+    problem = ConvProblem.parse("fwd_f32_mb1ic256ih14iw14oc256kh3kw3ph1pw1")
+    arrays = operands(problem)
+    given = {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}
+    roads = {"torch": lambda: call(problem, given), "NumPy": lambda: call(problem, arrays)}
+    on_queue = {name: cla.to_device(queue, array) for name, array in arrays.items()}
+    roads["Array"] = lambda: call(problem, on_queue)
+    try:
+        import cupy
+
+        cupys = {name: cupy.asarray(array) for name, array in arrays.items()}
+        roads["cupy"] = lambda: call(problem, cupys)
+    except ImportError:
+        pass
+    try:
+        import jax.numpy
+
+        jaxs = {name: jax.numpy.asarray(array) for name, array in arrays.items()}
+        roads["jax"] = lambda: call(problem, jaxs)
+    except ImportError:
+        pass
+    import resource
+
+    for name, road in roads.items():
+        seen = []
+        for count in (CALLS // 10, CALLS):
+            for number in range(count if name != "NumPy" else count // 10):
+                road()
+                if number % 500 == 0:
+                    torch.cuda.synchronize()
+                    queue.finish()
+            torch.cuda.synchronize()
+            queue.finish()
+            free, _ = torch.cuda.mem_get_info()
+            seen.append((free, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+        device, host = seen[0][0] - seen[1][0], seen[1][1] - seen[0][1]
+        say(f"  {name}: device grew {device / 1e6:.1f} MB, host's peak {host / 1e3:.1f} MB over {CALLS} calls")
+
+
+def devices(queue: Any) -> None:
+    """An array of GPU 1 runs on GPU 1."""
+    problem = ConvProblem.parse(PROBLEMS[0])
+    arrays = operands(problem)
+    results = []
+    for number in range(torch.cuda.device_count()):
+        with torch.cuda.device(0):
+            y = call(problem, {name: torch.from_numpy(array).cuda(number) for name, array in arrays.items()})
+            results.append((y.device, torch.cuda.current_device(), y.cpu()))
+    same = all(torch.equal(each[2], results[0][2]) for each in results)
+    say(f"  {[str(each[0]) for each in results]}, current device stays {[each[1] for each in results]}, equal {same}")
+
+
+PARTS = {
+    "bits": bits,
+    "libraries": libraries,
+    "overhead": overhead,
+    "devices": devices,
+    "memory": memory,
+}
+
+
+@click.command()
+@click.option("--budget", default=150.0, show_default=True, help="Seconds for the comparison of bits.")
+@click.option("--only", default=",".join(PARTS), help="Parts, by comma.")
+def main(budget: float, only: str) -> None:
+    """Measure."""
+    queue = runtime.queue(runtime.find_device("nvidia"))
+    torch.backends.cudnn.allow_tf32 = False
+    say(runtime.device_info(queue.device), torch.__version__, torch.cuda.get_device_name())
+    for name in only.split(","):
+        start = time.perf_counter()
+        say(f"{name}:")
+        try:
+            PARTS[name](queue, start + budget) if name == "bits" else PARTS[name](queue)
+        except Exception:
+            say(f"  {name} FAILED", traceback.format_exc(limit=8))
+        say(f"  ({time.perf_counter() - start:.1f} s)")
+
+
+if __name__ == "__main__":
+    main()

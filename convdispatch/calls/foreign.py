@@ -1,0 +1,214 @@
+"""Calls on arrays of other libraries: host memory by NumPy's road, CUDA's on the caller's stream, results alike.
+
+On CUDA the programs are OpenCL's, launched by CUDA on the arrays' own memory: no copy and no wait. Where a program
+cannot be launched so, the call goes through the host and OpenCL's queue, with one warning that says why.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..api.dtypes import DTYPES
+from ..api.errors import ConvDispatchError, ConvDispatchWarning, InvalidArgument
+from ..api.policy import forbid_when_frozen
+from ..api.problem import ConvProblem
+from ..device import runtime
+from ..device.ptx import Unlaunchable
+from ..device.recording import Recording
+from ..device.stream import CudaMemory, CudaStream
+from ..selection import dispatch
+from ..selection.prepared import Constant, Prepared
+from .library import Library
+
+__all__ = ["CudaCall", "on_host"]
+
+_ALIGNMENT = 16
+"""Bytes that kernels load and copy at once, at most."""
+_warned: set[tuple[str, str]] = set()
+
+
+def on_host(library: Library, again: Any, operands: Sequence[Any], bias: Any, residual: Any, written: int) -> Any:
+    """``again(operands, bias, residual)`` on NumPy's views of host arrays; the result as the library's own."""
+
+    def view(array: Any) -> Any:
+        if array is None or isinstance(array, np.ndarray):
+            return array
+        if isinstance(array, Constant):
+            return array.seen_as("host", lambda: view(array.array))
+        return library.host(array)
+
+    lead = next(array for place, array in enumerate(operands) if place != written and not isinstance(array, Constant))
+    result = again([view(array) for array in operands], view(bias), view(residual))
+    return library.from_host(result, lead) if operands[written] is None else operands[written]
+
+
+class CudaCall:
+    """One problem on one CUDA device for one library's arrays; ``call(x, w, y, bias, residual)`` runs it.
+
+    ``roles`` names x, w, y for errors, ``written`` is the place of the result.
+    """
+
+    def __init__(
+        self,
+        problem: ConvProblem,
+        library: Library,
+        number: int,
+        written: int,
+        roles: Sequence[str],
+        stream: CudaStream,
+    ) -> None:
+        if problem.dtype not in DTYPES:
+            raise InvalidArgument(f"arrays must be of {', '.join(DTYPES)}, got {problem.dtype}")
+        self.problem, self.library, self.number, self.written, self.roles = problem, library, number, written, roles
+        self.place = stream.place
+        unsupported = runtime.device_info(self.place.device).supports(problem.dtype)
+        if unsupported:
+            raise InvalidArgument(unsupported)
+        self.shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
+        self.sizes = tuple(math.prod(shape) * problem.itemsize for shape in self.shapes)
+        self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
+        self.prepared: Any = None
+        self.through_host: str | None = None
+        if self.empty:
+            return
+        with stream.current():
+            if stream.capturing():
+                raise ConvDispatchError(
+                    f"{problem} is new here: a first call chooses, compiles and loads its programs, which a CUDA graph "
+                    "cannot capture; make one call before the capture"
+                )
+            self.prepared = dispatch.prepare(problem, self.place.context)
+            try:
+                rehearse(self.prepared, stream)
+            except Unlaunchable as error:
+                self._give_up(str(error))
+
+    def _give_up(self, why: str) -> None:
+        """From now on through the host."""
+        self.through_host = why
+        solver = self.prepared.solver.name
+        if (solver, why) not in _warned:
+            _warned.add((solver, why))
+            warnings.warn(
+                f"{solver} cannot run on a CUDA stream, its problems ({self.problem}) go through the host and OpenCL's "
+                f"queue, with copies and waits: {why}",
+                ConvDispatchWarning,
+                stacklevel=4,
+            )
+
+    def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any) -> Any:
+        """Give the call to the caller's stream; the array that will be written."""
+        library, written, operands = self.library, self.written, [x, w, y]
+        lead = x if written else y
+        out = operands[written]
+        stream, new = library.stream(lead, self.number), out is None
+        if new:
+            forbid_when_frozen("allocate the result (pass out=)")
+            out = operands[written] = library.empty(self.problem.out_shape, lead, stream)
+        elif library.immutable:
+            raise InvalidArgument(f"a {library.name} cannot be written to: pass no out")
+        elif tuple(out.shape) != self.problem.out_shape or library.dtype(out) != self.problem.dtype:
+            raise InvalidArgument(
+                f"out must have shape {self.problem.out_shape} and be {self.problem.dtype}, got {tuple(out.shape)} and "
+                f"{library.dtype(out)}"
+            )
+        with stream.current():
+            if self.empty:
+                if self.problem.direction == "bwd_weights" and not self.problem.accumulate:
+                    memory = self._memory(out, stream, self.sizes[written], True)
+                    stream.fill(memory, np.uint8(0), 0, self.sizes[written])
+            elif self.through_host is None:
+                self._run(operands, bias, residual, stream)
+            else:
+                self._run_through_host(operands, bias, residual)
+            if new:
+                out = library.finished(out, stream)
+            library.keep(stream, (x, w, y, bias, residual, out))
+        return out
+
+    def _run(self, operands: list[Any], bias: Any, residual: Any, stream: CudaStream) -> None:
+        promise = operands[1] if type(operands[1]) is Constant else None
+        given: list[Any] = [None, None, None]
+        for place, array in enumerate(operands):
+            if type(array) is Constant:
+                given[place] = self._constant(array, stream)
+            else:
+                given[place] = self._memory(array, stream, self.sizes[place], place == self.written)
+        size, out = self.sizes[self.written], given[self.written]
+        if bias is not None:
+            bias = self._memory(bias, stream, self.problem.channels_out * self.problem.itemsize)
+        if residual is not None:
+            residual = self._memory(residual, stream, size)
+            if residual.address == out.address and not self.prepared.fuses_residual:
+                same, residual = residual, stream.allocate(size)
+                stream.copy(residual, same, size)
+        if out.address % _ALIGNMENT:
+            given[self.written] = stream.allocate(size)
+            if self.problem.accumulate:
+                stream.copy(given[self.written], out, size)
+        stream.noted(self.prepared.solver.name)
+        x, w, y = given
+        dispatch.run(self.problem, self.prepared, stream, x, w, y, bias, residual, None, promise)
+        if out.address % _ALIGNMENT:
+            stream.copy(out, given[self.written], size)
+        stream.check()
+
+    def _memory(self, array: Any, stream: CudaStream, size: int, out: bool = False) -> CudaMemory:
+        """An array's memory, or that of a copy in the stream's order: contiguous, and aligned as vector loads ask."""
+        library = self.library
+        if not library.contiguous(array):
+            if out:
+                raise InvalidArgument(f"out must be contiguous, got one of shape {tuple(array.shape)} with gaps")
+            array = library.compact(array)
+        address, held = library.address(array, stream)
+        found = CudaMemory(address, size, held)
+        if out or address % _ALIGNMENT == 0:
+            return found
+        aligned = stream.allocate(size)
+        stream.copy(aligned, found, size)
+        return aligned
+
+    def _constant(self, weights: Constant, stream: CudaStream) -> Any:
+        if isinstance(weights.array, np.ndarray):
+            return weights.on_device(stream)
+        return self._memory(weights.array, stream, self.sizes[1])
+
+    def _run_through_host(self, operands: list[Any], bias: Any, residual: Any) -> None:
+        """Copies to the host, the call on OpenCL's queue, a copy back; waits."""
+        from .arrays import Call
+
+        def host(array: Any) -> Any:
+            if isinstance(array, Constant):
+                array = array.array
+            return array if array is None or isinstance(array, np.ndarray) else self.library.fetch(array)
+
+        x, w, y = values = [host(array) for array in operands]
+        problem = self.problem.replace(constant_weights=False)
+        bias, residual = host(bias), host(residual)
+        kind = Call.kind_of(values, bias, residual, problem.direction, self.roles)
+        queue = runtime.queue(self.place.device)
+        result = Call(problem, kind, bias, residual, queue, values)(x, w, y, bias, residual, queue)
+        self.library.put(operands[self.written], result)
+
+
+def rehearse(prepared: Prepared, stream: CudaStream) -> None:
+    """Load every program of a plan for CUDA, before anything of it runs. Raises Unlaunchable."""
+    if not prepared.recordable:
+        if getattr(prepared.plan, "streams", False) and not prepared.layered:
+            return
+        why = "layers see OpenCL's queues" if prepared.layered else "it enqueues by its own means, on OpenCL's queues"
+        raise Unlaunchable(why)
+    recording, problem = Recording(runtime.queue(stream.device)), prepared.problem
+    sizes = [math.prod(shape) * problem.itemsize for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
+    if prepared.packed_size:
+        sizes[1] = prepared.packed_size
+    x, w, y = (recording.allocate(size) for size in sizes)
+    extras = [recording.allocate(1) if each else None for each in (problem.bias, problem.residual)]
+    prepared.enqueue(recording, x, w, y, *extras)  # type: ignore[arg-type]
+    for command in recording.commands:
+        command.make(lambda slot: CudaMemory(0, slot.size), stream)

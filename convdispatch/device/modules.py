@@ -1,0 +1,140 @@
+"""Programs that NVIDIA's OpenCL built, loaded by CUDA's driver, and their kernels made ready for ``cuLaunchKernel``.
+
+Each program is loaded once, each kernel's arguments are packed by one call of ``struct``: a launch costs the host what
+the driver takes and little more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+import threading
+from collections.abc import Sequence
+from ctypes import byref, c_size_t, c_uint, c_void_p
+from typing import TYPE_CHECKING, Any
+
+from .cuda import Cuda, CudaError
+from .ptx import Parameter, Unlaunchable, entries, for_cuda
+
+if TYPE_CHECKING:
+    from .commands import Kernel
+
+__all__ = ["Function", "function_of"]
+
+_BUFFER_POINTER, _BUFFER_SIZE = 1, 2
+_LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bool": "?"}
+_INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q"}
+_WHOLE_GROUP = 256
+"""Work items of a group where the kernel leaves the choice."""
+_lock = threading.Lock()
+_modules: dict[tuple[int, bytes], Any] = {}
+"""By device and hash of the binary: (module, entries), or why there is none. Never unloaded: a caller's CUDA graph may
+hold a kernel longer than any plan does; the same text is never loaded twice."""
+
+
+def _module(cuda: Cuda, program: Any) -> tuple[c_void_p, dict[str, list[Parameter]]]:
+    """A program in CUDA's driver. Raises Unlaunchable, the same each time."""
+    import pyopencl as cl
+
+    binary = program.get_info(cl.program_info.BINARIES)[0]
+    key = (cuda.number, hashlib.sha256(binary).digest())
+    with _lock:
+        if key not in _modules:
+            _modules[key] = _load(cuda, binary)
+        found = _modules[key]
+    if isinstance(found, str):
+        raise Unlaunchable(found)
+    return found
+
+
+def _load(cuda: Cuda, binary: bytes) -> Any:
+    module = c_void_p()
+    try:
+        text = for_cuda(binary)
+        known = entries(text)
+        cuda("cuModuleLoadData", byref(module), text.encode() + b"\0")
+    except Unlaunchable as error:
+        return str(error)
+    except CudaError as error:
+        return f"CUDA does not load the PTX of NVIDIA's OpenCL: {error}"
+    return module, known
+
+
+def _letter(dtype: Any) -> str:
+    if dtype.kind in "iu":
+        letter = _INTEGERS["i", dtype.itemsize]
+        return letter.upper() if dtype.kind == "u" else letter
+    if dtype.name not in _LETTERS:
+        raise Unlaunchable(f"a kernel takes a number of {dtype}, which is not packed")
+    return _LETTERS[dtype.name]
+
+
+def _sizes(kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(groups, items of a group), three of each."""
+    wide = (*kernel.global_size, 1, 1)[:3]
+    if kernel.local_size is not None:
+        group = (*kernel.local_size, 1, 1)[:3]
+    else:
+        left, chosen = _WHOLE_GROUP, []
+        for size in wide:
+            chosen.append(next(n for n in range(min(left, size), 0, -1) if size % n == 0))
+            left //= chosen[-1]
+        group = tuple(chosen)
+    if any(size % items for size, items in zip(wide, group, strict=True)):
+        raise Unlaunchable(f"{kernel.name} has {wide} work items, which groups of {group} do not divide")
+    return tuple(size // items for size, items in zip(wide, group, strict=True)), group
+
+
+class Function:
+    """One kernel in CUDA's driver; safe to launch from several threads."""
+
+    def __init__(self, cuda: Cuda, kernel: Kernel) -> None:
+        module, known = _module(cuda, kernel.program)
+        parameters = known.get(kernel.name)
+        if parameters is None:
+            raise Unlaunchable(f"its PTX has no kernel {kernel.name}, only {', '.join(known)}")
+        handle = c_void_p()
+        try:
+            cuda("cuModuleGetFunction", byref(handle), module, kernel.name.encode())
+        except CudaError as error:
+            raise Unlaunchable(f"CUDA does not find the kernel {kernel.name}: {error}") from None
+        self._check(kernel, parameters)
+        self.name = kernel.name
+        self.memory = [place for place, dtype in enumerate(kernel.dtypes) if dtype is None]
+        self._pack = struct.Struct("@" + "".join("Q" if d is None else _letter(d) for d in kernel.dtypes))
+        self._room = ctypes.create_string_buffer(max(self._pack.size, 1))
+        self._length = c_size_t(self._pack.size)
+        self._extra = (c_void_p * 5)(
+            *(_BUFFER_POINTER, ctypes.addressof(self._room), _BUFFER_SIZE, ctypes.addressof(self._length), 0)
+        )
+        groups, items = _sizes(kernel)
+        self.groups, self.items = groups, items
+        self._fixed = (handle, *map(c_uint, groups), *map(c_uint, items), c_uint(0))
+        self._launch, self._lock = cuda.driver.cuLaunchKernel, threading.Lock()
+
+    def _check(self, kernel: Kernel, parameters: list[Parameter]) -> None:
+        """Hold what the PTX says beside what the launch will give."""
+        given = [8 if dtype is None else dtype.itemsize for dtype in kernel.dtypes]
+        if given != [parameter.size for parameter in parameters]:
+            raise Unlaunchable(
+                f"its PTX takes parameters of {[parameter.size for parameter in parameters]} bytes for {kernel.name}, "
+                f"the launch gives {given}"
+            )
+        spaces = {parameter.space for parameter in parameters} - {"global", ""}
+        if spaces:
+            raise Unlaunchable(f"{kernel.name} takes pointers to {', '.join(sorted(spaces))} memory, not to global")
+
+    def __call__(self, stream: c_void_p, arguments: Sequence[Any]) -> int:
+        """Launch on a stream of the current context, memory as addresses; CUDA's status."""
+        with self._lock:  # the driver copies the arguments before it returns
+            self._pack.pack_into(self._room, 0, *arguments)
+            return self._launch(*self._fixed, stream, None, self._extra)
+
+
+def function_of(cuda: Cuda, kernel: Kernel) -> Function:
+    """What launches a kernel on CUDA's streams, made once. Raises Unlaunchable."""
+    found = kernel.streams
+    if found is None:
+        found = kernel.streams = Function(cuda, kernel)
+    return found

@@ -1,0 +1,168 @@
+"""CUDA's streams without CUDA: its driver's calls on the host's memory, kernels by a CPU's OpenCL on the same memory.
+
+What stands between an array and ``cuLaunchKernel`` runs as on a GPU, and computes real numbers; only PTX is not there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+
+import numpy as np
+
+from convdispatch.calls import libraries
+from convdispatch.calls.library import Library
+from convdispatch.device import host, runtime, stream
+from convdispatch.device.cuda import Cuda
+from convdispatch.device.cudapool import CudaPool
+from convdispatch.device.ptx import Unlaunchable
+
+__all__ = ["CudaArray", "HostDriver", "install"]
+
+CONTEXT = 0xC0
+
+
+class HostDriver:
+    """The driver's functions. ``log`` has what was called; ``status`` answers instead of 0, by name."""
+
+    def __init__(self):
+        self.log, self.status, self.blocks, self.capturing, self.current, self.freed = [], {}, {}, False, 0, []
+
+    def __getattr__(self, name):
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def call(*arguments):
+            self.log.append((name, *arguments))
+            if name in self.status:
+                return self.status[name]
+            return getattr(self, "_" + name, lambda *_: 0)(*arguments) or 0
+
+        return call
+
+    def names(self):
+        return [entry[0] for entry in self.log]
+
+    def _cuCtxGetCurrent(self, found):
+        found._obj.value = self.current or None
+
+    def _cuCtxPushCurrent_v2(self, context):
+        self.before, self.current = self.current, context.value
+
+    def _cuCtxPopCurrent_v2(self, found):
+        self.current = self.before
+
+    def _cuMemAllocFromPoolAsync(self, found, size, pool, where):
+        block = np.full(size + 64, 0xFF, np.uint8)
+        address = block.ctypes.data
+        self.blocks[address] = block
+        found._obj.value = address
+
+    def _cuMemFreeAsync(self, address, where):
+        self.freed.append(address)
+        self.blocks.pop(address)
+
+    def _cuMemcpyAsync(self, target, source, size, where):
+        ctypes.memmove(target, source, size)
+
+    def _cuMemsetD8Async(self, target, value, count, where):
+        ctypes.memset(target, value, count)
+
+    def _cuMemsetD32Async(self, target, value, count, where):
+        np.frombuffer((ctypes.c_uint32 * count).from_address(target), np.uint32)[:] = value
+
+    def _cuMemsetD2D32Async(self, target, pitch, value, width, height, where):
+        for row in range(height):
+            ctypes.c_uint32.from_address(target + row * pitch).value = value
+
+    def _cuStreamIsCapturing(self, where, found):
+        found._obj.value = int(self.capturing)
+
+    def _cuGetErrorName(self, status, found):
+        found._obj.value = {700: b"CUDA_ERROR_ILLEGAL_ADDRESS"}.get(status.value, b"CUDA_ERROR")
+
+
+class HostFunction:
+    """A kernel on the host's memory, in the place of one in CUDA's driver."""
+
+    def __init__(self, cuda, kernel, queue):
+        self.kernel, self.queue, self.name = kernel, queue, kernel.name
+        self.memory = [place for place, dtype in enumerate(kernel.dtypes) if dtype is None]
+        self._status, self._log = cuda.driver.status, cuda.driver.log
+
+    def __call__(self, where, arguments):
+        self._log.append(("cuLaunchKernel", self.name, where.value))
+        if "cuLaunchKernel" in self._status:
+            return self._status["cuLaunchKernel"]
+        given = list(arguments)
+        for place in self.memory:
+            given[place] = host.HostMemory.at(given[place], 1) if given[place] else None
+        kernel = self.kernel
+        with kernel.lock:
+            kernel.bound(self.queue, kernel.global_size, kernel.local_size, *given).wait()
+        return 0
+
+
+class CudaArray:
+    """An array "on CUDA's device" ``number``, on stream ``where``."""
+
+    def __init__(self, values, number=0, where=77):
+        self.values, self.number, self.where = values, number, where
+
+    shape = property(lambda self: self.values.shape)
+    dtype = property(lambda self: self.values.dtype)
+
+
+class HostLibrary(Library):
+    name = "CudaArray"
+
+    def __init__(self, places):
+        self.places, self.made = places, 0
+
+    def device(self, array):
+        return array.number
+
+    def stream(self, array, number):
+        return stream.CudaStream(self.places[number], array.where)
+
+    def address(self, array, where):
+        return array.values.ctypes.data, array.values
+
+    def contiguous(self, array):
+        return array.values.flags.c_contiguous
+
+    def compact(self, array):
+        return CudaArray(np.ascontiguousarray(array.values), array.number, array.where)
+
+    def empty(self, shape, like, where):
+        self.made += 1
+        return CudaArray(np.full(shape, np.nan, like.dtype), like.number, like.where)
+
+    def fetch(self, array):
+        return array.values.copy()
+
+    def put(self, array, values):
+        array.values[...] = values
+
+
+def install(monkeypatch, device, unlaunchable=()):
+    """(driver, library) of two CUDA devices that are the host; kernels whose names are ``unlaunchable`` do not load."""
+    driver = HostDriver()
+    queue = runtime.queue(device)
+    places = []
+    for number in range(2):
+        cuda = Cuda.__new__(Cuda)
+        cuda.driver, cuda.number, cuda.context = driver, number, ctypes.c_void_p(CONTEXT + number)
+        places.append(
+            stream.CudaPlace(number, device, queue.context, cuda, CudaPool(cuda), deque(maxlen=8)),
+        )
+
+    def function_of(cuda, kernel):
+        if kernel.name in unlaunchable:
+            raise Unlaunchable(f"its PTX reads %envreg9 ({kernel.name})")
+        return HostFunction(cuda, kernel, queue)
+
+    monkeypatch.setattr(stream, "function_of", function_of)
+    library = HostLibrary(places)
+    monkeypatch.setitem(libraries._known, CudaArray, library)
+    return driver, library

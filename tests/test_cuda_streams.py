@@ -1,0 +1,277 @@
+"""Arrays on CUDA's streams, with the host in the place of a GPU: every plan, fallbacks, faults, order, memory."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+
+import numpy as np
+import pytest
+from checking import call, make_operands
+from host_cuda import CudaArray, install
+
+import convdispatch as cd
+from convdispatch import ConvDispatchError, ConvDispatchWarning, ConvProblem, InvalidArgument, Tensor
+from convdispatch.api.policy import Policy
+from convdispatch.api.problem import DIRECTIONS
+from convdispatch.device import host, runtime
+from convdispatch.device.stream import CudaMemory, CudaStream
+from convdispatch.selection import dispatch
+
+SHAPES = ("mb2ic8ih9iw8oc16kh3kw3ph1pw1", "mb1ic16ih8iw8oc32", "g8mb2ic8ih9iw9oc8kh3kw3ph1pw1")
+
+
+@pytest.fixture
+def fake(monkeypatch, device):
+    if not host.has_system_svm(device):
+        pytest.skip("the host stands for CUDA's memory: system SVM only")
+    dispatch.forget()
+    yield install(monkeypatch, device)
+    dispatch.forget()
+
+
+def _on_cuda(arrays, **options):
+    return {name: CudaArray(np.ascontiguousarray(array), **options) for name, array in arrays.items()}
+
+
+def _solvers(problem, device):
+    info = runtime.device_info(device)
+    for name, solver in dispatch.contestants(problem, info).items():
+        if dispatch.refusal(solver, problem, info, Policy()) is None:
+            yield name
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_solver_gives_the_bits_of_the_queue(fake, device, shape, direction):
+    driver, _ = fake
+    problem = ConvProblem.parse(shape).replace(direction=direction)
+    arrays = make_operands(problem, "real")[0].present()
+    ran = []
+    for name in _solvers(problem, device):
+        if name.startswith("onednn"):
+            continue
+        with cd.policy(solver=name, fallback=False):
+            expected = call(problem, arrays)
+            driver.log.clear()
+            got = call(problem, _on_cuda(arrays))
+        assert type(got) is CudaArray
+        assert np.array_equal(got.values, expected), name
+        assert "cuLaunchKernel" in driver.names()
+        assert not {"cuStreamSynchronize", "cuMemcpyAsync"} & set(driver.names()), "no wait and no copy"
+        ran.append(name)
+    assert len(ran) >= 2
+    assert not driver.blocks, "workspaces go back"
+
+
+def test_epilogue_out_constant_weights_and_accumulation(fake):
+    _, library = fake
+    problem = ConvProblem.parse("mb2ic16ih9oc32kh3ph1").replace(bias=True, residual=True, activation="relu")
+    operands, expected = make_operands(problem)
+    given = _on_cuda(operands.present())
+    out = CudaArray(np.full(problem.out_shape, np.nan, np.float32))
+    w = cd.constant(given["w"])
+    for _ in range(2):
+        y = cd.conv(given["x"], w, given["bias"], padding=1, residual=given["residual"], activation="relu", out=out)
+        assert y is out
+        assert np.allclose(out.values, expected, atol=0.02)
+    y = cd.conv(given["x"], cd.constant(given["w"].values), given["bias"], padding=1, residual=given["residual"],
+                activation="relu")  # fmt: skip
+    assert np.allclose(y.values, expected, atol=0.02)
+    assert library.made == 1
+    total = CudaArray(y.values.copy())
+    plain = cd.conv(given["x"], w, padding=1)
+    assert cd.conv(given["x"], w, padding=1, out=total, accumulate=True) is total
+    assert np.allclose(total.values, y.values + plain.values, atol=1e-3)
+
+
+def test_a_residual_may_lie_in_the_result(fake):
+    x, w = (CudaArray(np.ones(shape, np.float32)) for shape in ((1, 8, 6, 6), (8, 8, 1, 1)))
+    out = CudaArray(np.full((1, 8, 6, 6), 5, np.float32))
+    for solver in ("im2col", "implicitgemm.direct"):
+        out.values[...] = 5
+        with cd.policy(solver=solver):
+            cd.conv(x, w, residual=out, out=out)
+        assert (out.values == 13).all(), solver
+
+
+def test_strides_that_kernels_do_not_take_are_copied_on_the_device(fake):
+    values = np.random.default_rng(0).integers(-3, 4, (2, 9, 8, 8)).astype(np.float32)
+    w = CudaArray(np.ones((4, 8, 3, 3), np.float32))
+    turned = CudaArray(values.transpose(0, 3, 2, 1))
+    expected = cd.conv(np.ascontiguousarray(turned.values), w.values)
+    assert np.array_equal(cd.conv(turned, w).values, expected)
+    with pytest.raises(InvalidArgument, match="out must be contiguous"):
+        cd.conv(turned, w, out=CudaArray(np.empty((2, 6, 7, 4), np.float32).transpose(0, 3, 1, 2)))
+
+
+def test_what_does_not_load_goes_through_the_host_with_one_warning(monkeypatch, device):
+    if not host.has_system_svm(device):
+        pytest.skip("the host stands for CUDA's memory: system SVM only")
+    dispatch.forget()
+    driver, _ = install(monkeypatch, device, unlaunchable={"im2col", "gemm", "product", "pack"})
+    x, w = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape in ((2, 8, 9, 9), (8, 8, 3, 3)))
+    expected = cd.conv(x, w)
+    with cd.policy(solver="im2col"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got = [cd.conv(CudaArray(x), CudaArray(w)).values for _ in range(3)]
+        cd.conv(CudaArray(x[:1]), CudaArray(w))
+    assert all(np.allclose(each, expected, atol=1e-4) for each in got)
+    told = [str(each.message) for each in caught if issubclass(each.category, ConvDispatchWarning)]
+    assert len(told) == 1
+    assert "im2col" in told[0]
+    assert "%envreg9" in told[0]
+    assert "cuLaunchKernel" not in driver.names(), "nothing of a plan runs before all of it is loaded"
+    dispatch.forget()
+
+
+def test_a_plan_of_its_own_means_goes_through_the_host(fake, device):
+    problem = ConvProblem.parse("mb2ic16ih9oc32kh3ph1")
+    names = [name for name in _solvers(problem, device) if name.startswith("onednn")]
+    if not names:
+        pytest.skip("oneDNN is not installed")
+    arrays, expected = make_operands(problem)
+    with cd.policy(solver=names[0]), pytest.warns(ConvDispatchWarning, match="its own means"):
+        got = call(problem, _on_cuda(arrays.present()))
+    assert np.array_equal(got.values, expected.astype(np.float32))
+
+
+def test_a_fault_names_the_solvers_that_ran_last(fake):
+    driver, _ = fake
+    x, w = (CudaArray(np.ones(shape, np.float32)) for shape in ((1, 8, 6, 6), (8, 8, 1, 1)))
+    with cd.policy(solver="im2col"):
+        cd.conv(x, w)
+    with cd.policy(solver="implicitgemm.direct"):
+        cd.conv(x, w)
+        driver.status["cuLaunchKernel"] = 700
+        with pytest.raises(ConvDispatchError, match=r"ILLEGAL_ADDRESS.*implicitgemm.direct, im2col.*CUDA_LAUNCH_BLOCK"):
+            cd.conv(x, w)
+        driver.status.clear()
+        cd.conv(x, w)  # nobody was set aside
+
+
+def test_a_new_problem_inside_a_capture_is_refused_in_words(fake):
+    driver, _ = fake
+    x, w = (CudaArray(np.ones(shape, np.float32)) for shape in ((1, 8, 6, 6), (8, 8, 1, 1)))
+    driver.capturing = True
+    with pytest.raises(ConvDispatchError, match="before the capture"):
+        cd.conv(x, w)
+    driver.capturing = False
+    cd.conv(x, w)
+    driver.capturing = True
+    assert (cd.conv(x, w).values == 8).all()
+    with pytest.raises(ConvDispatchError, match="before"):
+        cd.conv(x, cd.constant(w))
+
+
+def test_each_call_goes_to_its_arrays_device_and_stream(fake):
+    driver, _ = fake
+    x, w = np.ones((1, 8, 6, 6), np.float32), np.ones((8, 8, 1, 1), np.float32)
+    for number, where in ((0, 77), (1, 78), (0, 79)):
+        driver.log.clear()
+        y = cd.conv(CudaArray(x, number, where), CudaArray(w, number, where))
+        assert (y.number, y.where) == (number, where)
+        assert {entry[2] for entry in driver.log if entry[0] == "cuLaunchKernel"} == {where}
+        pushed = [entry[1].value for entry in driver.log if entry[0] == "cuCtxPushCurrent_v2"]
+        assert set(pushed) == {0xC0 + number}
+        assert driver.current == 0, "the thread's context is what it was"
+    with pytest.raises(InvalidArgument, match="w is on CUDA's device 1"):
+        cd.conv(CudaArray(x), CudaArray(w, 1))
+    with pytest.raises(InvalidArgument, match="w must be a CudaArray as x is, got ndarray"):
+        cd.conv(CudaArray(x), w)
+    with pytest.raises(InvalidArgument, match="w must be float32 as x is, got float64"):
+        cd.conv(CudaArray(x), CudaArray(w.astype(np.float64)))
+    with pytest.raises(InvalidArgument, match="pass no queue"):
+        cd.conv(CudaArray(x), CudaArray(w), queue=runtime.queue())
+    with pytest.raises(InvalidArgument, match="out must have shape"):
+        cd.conv(CudaArray(x), CudaArray(w), out=CudaArray(w))
+
+
+def test_threads_on_streams_of_their_own(fake):
+    random = np.random.default_rng(0)
+    x, w = random.standard_normal((1, 16, 9, 9), np.float32), random.standard_normal((16, 16, 3, 3), np.float32)
+    expected, wrong = cd.conv(x, w), []
+
+    def work(where):
+        for _ in range(50):
+            if not np.array_equal(cd.conv(CudaArray(x, 0, where), CudaArray(w, 0, where)).values, expected):
+                wrong.append(where)
+
+    threads = [threading.Thread(target=work, args=(where,)) for where in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_empty_results_and_batches(fake):
+    w = CudaArray(np.ones((8, 8, 3, 3), np.float32))
+    assert cd.conv(CudaArray(np.ones((0, 8, 6, 6), np.float32)), w).shape == (0, 8, 4, 4)
+    x, dy = CudaArray(np.ones((0, 8, 6, 6), np.float32)), CudaArray(np.ones((0, 8, 4, 4), np.float32))
+    assert (cd.conv_backward_weights(x, dy, (8, 8, 3, 3)).values == 0).all()
+
+
+def test_memory_is_flat_over_many_calls(fake):
+    driver, _ = fake
+    x, w = (CudaArray(np.ones(shape, np.float32)) for shape in ((1, 16, 9, 9), (16, 16, 3, 3)))
+    with cd.policy(solver="winograd.f2x3"):
+        for _ in range(200):
+            cd.conv(x, w)
+            driver.log.clear()
+        gc.collect()
+        assert not driver.blocks
+        assert len(driver.freed) >= 200
+
+
+def test_a_tensor_on_a_stream_computes_there(fake):
+    driver, library = fake
+    stream = CudaStream(library.places[0], 77)
+    values = np.random.default_rng(0).standard_normal((1, 8, 6, 6), np.float32)
+    x = Tensor(CudaMemory(values.ctypes.data, values.nbytes, values), values.shape, values.dtype, stream)
+    w = Tensor.from_numpy(np.ones((8, 8, 1, 1), np.float32), stream)
+    y = cd.conv(x, w)
+    assert type(y.base_data) is CudaMemory
+    assert np.allclose(y.numpy(), cd.conv(values, np.ones((8, 8, 1, 1), np.float32)), atol=1e-5)
+    assert np.allclose((y + y).numpy(), 2 * y.numpy())
+    assert y.__dlpack_device__() == (2, 0)
+    driver.log.clear()
+    y.__dlpack__(stream=5)
+    waited = [entry[1].value for entry in driver.log if entry[0] == "cuStreamWaitEvent"]
+    assert waited == [5], "the consumer's stream waits, the host does not"
+    assert "cuStreamSynchronize" not in driver.names()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.int32])
+def test_fills_of_every_width(fake, dtype):
+    _, library = fake
+    stream = CudaStream(library.places[0], 77)
+    values = np.zeros(24, dtype)
+    memory = CudaMemory(values.ctypes.data, values.nbytes, values)
+    stream.fill(memory, np.dtype(dtype).type(3), 8 * values.itemsize, 8 * values.itemsize)
+    assert (values[8:16] == 3).all()
+    assert not values[:8].any()
+    assert not values[16:].any()
+
+
+@pytest.mark.parametrize("where", ["x", "w", "out"])
+def test_memory_that_vector_loads_cannot_take_is_copied(fake, where):
+    """Views of PyTorch's begin anywhere."""
+    driver, _ = fake
+    random = np.random.default_rng(0)
+    x, w = random.standard_normal((1, 8, 6, 6), np.float32), random.standard_normal((8, 8, 3, 3), np.float32)
+    expected = cd.conv(x, w)
+
+    def odd(values):
+        whole = np.empty(values.size + 8, np.float32)
+        start = (-whole.ctypes.data // 4) % 4 + 1
+        whole[start : start + values.size] = values.ravel()
+        return whole[start : start + values.size].reshape(values.shape)
+
+    given = {"x": x, "w": w, "out": np.full(expected.shape, np.nan, np.float32)}
+    given[where] = odd(given[where])
+    out = CudaArray(given["out"])
+    cd.conv(CudaArray(given["x"]), CudaArray(given["w"]), out=out)
+    assert np.allclose(out.values, expected, atol=1e-5)
+    assert driver.names().count("cuMemcpyAsync") == 1
