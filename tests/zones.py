@@ -25,6 +25,7 @@ ZONES = {
         imports
         memory
         platforms*
+        ptx
         rates
         recording*
         runtime
