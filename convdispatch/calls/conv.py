@@ -344,8 +344,8 @@ def _describe_call(
     shape: tuple[int, ...] | None,
     names: tuple[str, str, str],
 ) -> Call:
-    for array, name in zip(operands, names, strict=True):
-        if array is not None:
+    for place, (array, name) in enumerate(zip(operands, names, strict=True)):
+        if place != _WRITTEN[direction]:
             _shape(array, "dy" if name == "y" and direction != "fwd" else name)
     kind = Call.kind_of(operands, bias, residual, direction, names)
     problem = _problem(direction, operands, bias, residual, kind.dtype, options, shape, names)
@@ -355,8 +355,8 @@ def _describe_call(
 def _shape(array: Any, name: str) -> tuple[int, ...]:
     if not is_array(array):
         raise InvalidArgument(
-            f"{name} must be an array (NumPy, OpenCL, PyTorch, CuPy, JAX, anything with __dlpack__) or a Tensor, got "
-            f"{type(array).__name__}"
+            f"{name} must be a NumPy array, a pyopencl.array.Array, a Tensor, or another library's array with __dlpack__ "
+            f"or __cuda_array_interface__, got {type(array).__name__}"
         )
     return tuple(array.shape)
 
