@@ -3,7 +3,7 @@
     python bench/fft_h200.py convnet:L2 convnet:L3 alexnet:c2 overfeat:c2            # first configurations beside cuDNN
     python bench/fft_h200.py convnet:L3 --direction fwd --with three=1 --with bm=64,bn=64,tm=8,tn=8   # variants
 
-Every variant is checked in sampled elements against float64; its passes are timed by events in full runs of the plan,
+Every variant is checked whole against float64; its passes are timed by events in full runs of the plan,
 the plan as a whole by repetitions that the host has queued beforehand. cuDNN (TF32 off, ``cudnn.benchmark``) runs in
 the same process. A table comes last.
 """

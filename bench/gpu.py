@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pyopencl as cl
+from exact import Exact
 from fair import Side, medians, sets_of
 
 from convdispatch.api import ConvProblem, Launch
 from convdispatch.device import runtime
-from convdispatch.measurement import reference
 from convdispatch.measurement.search.trialdata import numpy_dtype
 
 PLUG = """
@@ -82,23 +83,16 @@ class Ours:
         """Median milliseconds of a run on the device."""
         return medians({"ours": self.side(plan)}, seconds)["ours"]
 
-    def error(self, plan, problem: ConvProblem, count: int = 48) -> float:
-        """Relative error in sampled elements of a fresh output."""
-        count_all, dtype = int(np.prod(problem.out_shape)), numpy_dtype(problem)
-        out = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, count_all * dtype.itemsize)
-        cl.enqueue_fill_buffer(self.queue, out, np.full(1, np.nan, dtype).view(np.uint8), 0, out.size)
+    def error(self, plan, problem: ConvProblem) -> float:
+        """Relative error in norm of a fresh output, whole; float64 on the device is what it is compared with."""
+        out = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, math.prod(problem.out_shape) * problem.itemsize)
         scratch = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
-        cl.enqueue_fill_buffer(self.queue, scratch, np.float32(np.nan), 0, scratch.size // 4 * 4)
+        for buffer in (out, scratch):
+            cl.enqueue_fill_buffer(self.queue, buffer, np.uint8(0xFF), 0, buffer.size)
         memory = {**self.memory, problem.written: out}
         plan.enqueue(self.queue, memory["x"], memory["w"], memory["y"], scratch)
-        got = np.empty(count_all, dtype)
-        cl.enqueue_copy(self.queue, got.view(np.uint8), out)
-        got = got.astype(np.float32)
-        at = reference.positions(problem, count)
-        if not np.isfinite(got.sum()):
-            return float("inf")
-        return reference.relative_error(got[at], reference.sample(problem, at, **{
-            name: values for name, values in self.host.items() if name != problem.written}))  # fmt: skip
+        exact = Exact(self.queue, self.info, problem.dtype)
+        return exact.error(problem, exact.plan(problem), memory)
 
 
 def passes(ours: Ours, plan, rounds: int = 5) -> list[float]:

@@ -6,7 +6,7 @@
 ``compare`` times the first ``--tries`` configurations of each solver whose predicted cost is near the least, and keeps
 the best; ``--warm`` compiles them beforehand in several processes. Both sides are timed on the
 device alone, from the first start to the last end of some repetitions that the host has queued up beforehand. Results
-are checked in sampled elements against float64. Full figures go to ``$OUT`` as JSON; a short table comes last.
+are checked whole against float64, on the device. Full figures go to ``$OUT`` as JSON; a short table comes last.
 """
 
 from __future__ import annotations

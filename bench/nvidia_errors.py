@@ -95,13 +95,14 @@ def _errors(problem: ConvProblem) -> dict[str, dict[str, list[tuple[float, float
     """By family and column: root mean square and largest of the planes' errors, and what made them."""
     bench = _WORKER["bench"]
     bench.load(problem)
-    made, exact = list(_plans(problem)), bench.exact(problem)
+    made, exact = list(_plans(problem)), bench.exact.plan(problem)
     found: dict[str, dict] = {}
     for family in _WORKER["families"]:
         columns = found[family] = {column: [] for column in COLUMNS}
         for name, array in draw(family, problem).items():
             cl.enqueue_copy(bench.queue, bench.memory[name], array)
-        expected, squares = (_read(bench, bench.expected(problem, exact, square), np.float64) for square in (0, 1))
+        wide = [bench.exact.expected(problem, exact, bench.memory, square) for square in (False, True)]
+        expected, squares = (_read(bench, buffer, np.float64) for buffer in wide)
         for column, name, plan in made:
             cl.enqueue_fill_buffer(bench.queue, bench.out, np.uint8(0xFF), 0, expected.size * 4)
             bench.enqueue(plan).wait()

@@ -114,7 +114,7 @@ def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
             except Exception as error:
                 row["notes"].append(f"{each.name} {config}: {str(error)[:300]}")
     bench.load(problem)
-    exact = bench.exact(problem) if check and options["check"] else None
+    exact = bench.exact.plan(problem) if check and options["check"] else None
     # Twice, the device let go between: other processes' beginnings disturb what is timed for a while.
     with _alone():
         first = _times(tried, plans)
@@ -170,7 +170,7 @@ def _explore(line: str) -> str:
             return f"misfit {plan.job.misfit}: {line}"
         built = time.perf_counter() - start
         bench.load(problem)
-        exact = bench.exact(problem)
+        exact = bench.exact.plan(problem)
         with _alone():
             ms, each = bench.time(plan, _WORKER["options"]["seconds"]), ""
             if all(isinstance(step, Launch) for step in getattr(plan, "_steps", (None,))):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
 import pyopencl as cl
+from exact import Exact
 from gpu import PLUG
 
-from convdispatch.api import ConvProblem, StepPlan
+from convdispatch.api import ConvProblem, Plan, StepPlan
 from convdispatch.device import runtime
-from convdispatch.selection.loader import plugins
 
 STAMP = """
 kernel void stamp(global ulong *out) {
@@ -19,28 +20,6 @@ kernel void stamp(global ulong *out) {
   *out = now;
 }
 """
-EXACT = """
-#pragma OPENCL EXTENSION cl_khr_fp64 : enable
-#define float32(p, i) ((global const float *)(p))[i]
-#define float16(p, i) vload_half(i, (global const half *)(p))
-#define bfloat16(p, i) as_float((uint)((global const ushort *)(p))[i] << 16)
-kernel void widen(global const void *from, global double *to, ulong count, int square) {
-  for (ulong i = get_global_id(0); i < count; i += get_global_size(0)) {
-    const double v = DTYPE(from, i);
-    to[i] = square ? v * v : v;
-  }
-}
-// Each work item's sums of squares: of the differences, and of what is expected.
-kernel void differ(global const void *got, global const double *expected, global double2 *sums, ulong count) {
-  double2 sum = 0;
-  for (ulong i = get_global_id(0); i < count; i += get_global_size(0)) {
-    const double e = expected[i], d = DTYPE(got, i) - e;
-    sum += (double2)(d * d, e * e);
-  }
-  sums[get_global_id(0)] = sum;
-}
-"""
-ITEMS = 1 << 16
 
 
 class Bench:
@@ -60,23 +39,19 @@ class Bench:
         else:
             self.block = block.astype(dtype)
         size, whole = self.block.nbytes, elements * self.block.itemsize
-        self.blocks: list[np.ndarray] = []
         flags = cl.mem_flags
         self.out = cl.Buffer(self.context, flags.READ_WRITE, whole)
         self.values = [cl.Buffer(self.context, flags.READ_WRITE, whole) for _ in range(2)]
         for place, values in enumerate(self.values):
-            self.blocks.append(np.roll(self.block, -4096 * (1 + place)))
-            cl.enqueue_copy(self.queue, values, self.blocks[place].view(np.uint8))
+            cl.enqueue_copy(self.queue, values, np.roll(self.block, -4096 * (1 + place)).view(np.uint8))
             filled = size
             while filled < whole:  # whole blocks, so that element i is block[i % len(block)]
                 more = min(filled, whole - filled)
                 cl.enqueue_copy(self.queue, values, values, byte_count=more, dst_offset=filled, src_offset=0)
                 filled += more
-        program = cl.Program(self.context, PLUG + STAMP + EXACT).build([f"-DDTYPE={dtype}"])
-        self.plug, self.widen, self.differ = (cl.Kernel(program, name) for name in ("plug", "widen", "differ"))
+        program = cl.Program(self.context, PLUG + STAMP).build()
+        self.plug, self.exact = cl.Kernel(program, "plug"), Exact(self.queue, self.info, dtype)
         self.plug.set_scalar_arg_dtypes([None, np.int32])
-        self.widen.set_scalar_arg_dtypes([None, None, np.uint64, np.int32])
-        self.differ.set_scalar_arg_dtypes([None, None, None, np.uint64])
         self.sink = cl.Buffer(self.context, flags.READ_WRITE, 1 << 20)
         self.stamps = []
         for _ in range(2):
@@ -88,10 +63,9 @@ class Bench:
     def load(self, problem: ConvProblem) -> None:
         """Name the problem's tensors: whole buffers, since releasing parts of buffers crashes some drivers."""
         self.problem = problem
-        self.memory, self.arrays = {problem.written: self.out}, {}
+        self.memory = {problem.written: self.out}
         for place, name in enumerate(each for each in "xwy" if each != problem.written):
             self.memory[name] = self.values[place]
-            self.arrays[name] = (place, getattr(problem, name + "_shape"))
 
     def workspace(self, size: int) -> cl.Buffer:
         """One buffer that grows."""
@@ -135,32 +109,8 @@ class Bench:
             rows.append([(event.profile.end - event.profile.start) * 1e-6 for event in events])
         return np.min(rows[1:], axis=0).round(4).tolist()
 
-    def exact(self, problem: ConvProblem) -> StepPlan:
-        """The plan of a portable solver that sums directly, in float64, for ``error``."""
-        wide = problem.replace(dtype="float64", math="float32")
-        portable = [plugins().solvers[name] for name in ("implicitgemm.tiled", "im2col")]
-        solver = next(each for each in portable if not each.rejects(wide, self.info))
-        return solver.plan(self.context, wide, next(iter(solver.configs(wide, self.info))))
-
-    def expected(self, problem: ConvProblem, exact: StepPlan, square: bool = False) -> cl.Buffer:
-        """The result in float64 on the device; with ``square`` that of the operands' squares."""
-        made, flags = {}, cl.mem_flags.READ_WRITE
-        for name in "xwy":
-            count = int(np.prod(getattr(problem, name + "_shape")))
-            made[name] = cl.Buffer(self.context, flags, count * 8)
-            if name != problem.written:
-                self.widen(self.queue, (ITEMS,), (256,), self.memory[name], made[name], count, int(square))
-        exact.enqueue(self.queue, made["x"], made["w"], made["y"], self.workspace(exact.workspace_size)).wait()
-        return made[problem.written]
-
-    def error(self, plan, problem: ConvProblem, exact: StepPlan) -> float:
-        """Relative error in norm of the whole output, which began as NaN; both are computed on the device."""
-        count = int(np.prod(problem.out_shape))
-        cl.enqueue_fill_buffer(self.queue, self.out, np.uint8(0xFF), 0, count * problem.itemsize)
+    def error(self, plan, problem: ConvProblem, exact: Plan) -> float:
+        """Relative error in norm of the whole output, which began as NaN; ``exact`` is ``self.exact.plan(problem)``."""
+        cl.enqueue_fill_buffer(self.queue, self.out, np.uint8(0xFF), 0, math.prod(problem.out_shape) * problem.itemsize)
         self.enqueue(plan).wait()
-        expected = self.expected(problem, exact)
-        sums, found = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, ITEMS * 16), np.empty((ITEMS, 2))
-        self.differ(self.queue, (ITEMS,), (256,), self.out, expected, sums, count)
-        cl.enqueue_copy(self.queue, found, sums)
-        difference, size = found.sum(axis=0)
-        return float(np.sqrt(difference / size)) if np.isfinite(difference) else float("inf")
+        return self.exact.error(problem, exact, self.memory)

@@ -2,7 +2,7 @@
 
     python bench/winograd_h200.py fwd_mb64ic256ih56oc256kh3ph1 --solver 'winograd.tiled_f[46]x3' --tries 2
 
-Each configuration is checked in sampled elements against float64, timed whole as ``bench/h200.py`` does, and pass by
+Each configuration is checked whole against float64, timed whole as ``bench/h200.py`` does, and pass by
 pass from the device's own clock. The multiply-add peak is measured in the same run.
 """
 
