@@ -13,7 +13,7 @@ from checking import compare
 from small_net import normal
 
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.device.kernels import Launch
+from convdispatch.device.kernels import Launch, Programs
 from convdispatch.elementwise import reduce, reduction_kernel
 from convdispatch.nn import Parameter, Tape, functional, normalization, pooling
 from convdispatch.tape import Rectified
@@ -44,7 +44,7 @@ def form(request, monkeypatch):
             function.cache_clear()
         from convdispatch.elementwise import reductions
 
-        monkeypatch.setattr(reductions, "_calls", {})
+        monkeypatch.setattr(reductions, "_calls", Programs())
     yield request.param
     for function in (pooling._launches, normalization._lrn):
         function.cache_clear()
