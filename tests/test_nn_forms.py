@@ -190,6 +190,6 @@ def test_groups_that_kernels_demand_are_given(queue, form, layout, monkeypatch):
     assert len(made) >= 6
     what = cl.kernel_work_group_info.COMPILE_WORK_GROUP_SIZE
     for launch in made:
-        demanded = tuple(launch._kernel.get_work_group_info(what, queue.device))
-        given = launch._local_size
-        assert not any(demanded) or (given is not None and (*given, 1, 1)[:3] == demanded), launch._name
+        demanded = tuple(launch.kernel.bound.get_work_group_info(what, queue.device))
+        given = launch.kernel.local_size
+        assert not any(demanded) or (given is not None and (*given, 1, 1)[:3] == demanded), launch.kernel.name
