@@ -5,6 +5,6 @@
 ``program`` (bound launches).
 """
 
-from .net import InferenceNet, build
+from .net import InferenceNet, build, problems
 
-__all__ = ["InferenceNet", "build"]
+__all__ = ["InferenceNet", "build", "problems"]

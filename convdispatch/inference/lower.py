@@ -47,6 +47,32 @@ def lower(graph: Graph, queue: cl.CommandQueue) -> Lowered:
         return _Lowering(graph, queue).run()
 
 
+def is_planned(node: Node) -> bool:
+    """A convolution with constant weights, which is planned and packed when the net is lowered."""
+    return node.name == "convolution" and isinstance(node.kwargs["w"], Tensor)
+
+
+def problem_of(node: Node) -> ConvProblem:
+    """What a convolution with constant weights asks to solve."""
+    given = node.kwargs
+    x = given["x"]
+    return describe(
+        "fwd",
+        x.shape,
+        given["w"].shape,
+        None,
+        (x.value if isinstance(x, Ref) else x).dtype.name,
+        **{name: given.get(name, 1) for name in ("stride", "dilation", "groups")},
+        padding=given.get("padding", 0),
+        layout=given.get("layout", "nchw"),
+        math=given.get("math", "float32"),
+        bias=given.get("bias") is not None,
+        residual=given.get("residual") is not None,
+        activation=given.get("activation"),
+        constant_weights=True,
+    )
+
+
 class _Lowering:
     def __init__(self, graph: Graph, queue: cl.CommandQueue) -> None:
         self.graph, self.recording = graph, Recording(queue)
@@ -86,7 +112,7 @@ class _Lowering:
         return Tensor(operand.base_data, operand.shape, operand.dtype, self.recording, operand.strides, operand.offset)
 
     def _node(self, node: Node) -> LoweredNode:
-        if node.name == "convolution" and isinstance(node.kwargs["w"], Tensor):
+        if is_planned(node):
             return self._convolution(node)
         if node in self._joins.values() and self._is_joined(node):
             return LoweredNode(node.name)
@@ -105,24 +131,9 @@ class _Lowering:
 
     def _convolution(self, node: Node) -> LoweredNode:
         given, recording = node.kwargs, self.recording
-        x, residual = self._operand(given["x"]), given.get("residual")
+        x = self._operand(given["x"])
         x = x if x.contiguous else x.copy()
-        geometry = {name: given.get(name, 1) for name in ("stride", "dilation", "groups")}
-        problem = describe(
-            "fwd",
-            x.shape,
-            given["w"].shape,
-            None,
-            x.dtype.name,
-            **geometry,
-            padding=given.get("padding", 0),
-            layout=given.get("layout", "nchw"),
-            math=given.get("math", "float32"),
-            bias=given.get("bias") is not None,
-            residual=residual is not None,
-            activation=given.get("activation"),
-            constant_weights=True,
-        )
+        problem = problem_of(node)
         prepared = dispatch.prepare(problem, recording.context)
         w = given["w"] if given["w"].offset == 0 and given["w"].contiguous else given["w"].copy()
         weights = w.base_data

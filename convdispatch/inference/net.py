@@ -16,7 +16,7 @@ from ..tensor import Tensor
 from .fuse import fuse
 from .graph import Graph, map_operands
 from .layout import LAYOUTS, relayout
-from .lower import Lowered, lower
+from .lower import Lowered, is_planned, lower, problem_of
 from .program import Program
 from .schedule import Schedule
 from .trace import trace
@@ -24,7 +24,9 @@ from .trace import trace
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["InferenceNet", "build"]
+    from ..api.problem import ConvProblem
+
+__all__ = ["InferenceNet", "build", "problems"]
 
 ROUNDS = 5
 SAMPLE_S = 0.02
@@ -53,19 +55,35 @@ def build(
         raise InvalidArgument(f"layout must be None or one of {', '.join(LAYOUTS)}, got {layout!r}")
     if queues is not None and queues < 1:
         raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
+    graph = _fused(net, shapes, dtype, queue)
+    forms = [form for each in _layouts(graph, layout) for form in _forms(each, _counts(queues), queue, graph)]
+    return InferenceNet(_fastest(forms), [form.described for form in forms])
+
+
+def problems(
+    net: Callable[..., Any],
+    *shapes: Sequence[int],
+    dtype: Any = np.float32,
+    queue: cl.CommandQueue | None = None,
+    layout: str | None = None,
+) -> list[ConvProblem]:
+    """The convolutions that ``build`` would ask for, in order, with what is fused into them; for both layouts, the one
+    after the other, where ``layout`` is None. Nothing is planned or computed."""
+    graph = _fused(net, shapes, dtype, queue or runtime.queue())
+    shaped = [graph if each is None else relayout(graph, each) for each in _layouts(graph, layout)]
+    return [problem_of(node) for each in shaped for node in each.nodes if is_planned(node)]
+
+
+def _fused(net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, queue: cl.CommandQueue) -> Graph:
     # A module in training would update its statistics and drop activations.
     training = getattr(net, "training", False)
     if training:
         net.eval()  # type: ignore[attr-defined]
     try:
-        graph = fuse(trace(net, shapes, dtype, queue))
+        return fuse(trace(net, shapes, dtype, queue))
     finally:
         if training:
             net.train()  # type: ignore[attr-defined]
-    forms = [_Form(each, count, queue, graph) for each in _layouts(graph, layout) for count in _counts(queues)]
-    # More queues are no other form where nothing can overlap.
-    forms = [form for form in forms if form.queues == 1 or form.program.schedule.queues > 1] or forms
-    return InferenceNet(_fastest(forms), [form.described for form in forms])
 
 
 def _layouts(graph: Graph, wanted: str | None) -> tuple[str | None, ...]:
@@ -80,16 +98,23 @@ def _counts(wanted: int | None) -> tuple[int, ...]:
     return (1, 4) if wanted is None else (wanted,)
 
 
+def _forms(layout: str | None, counts: Sequence[int], queue: cl.CommandQueue, graph: Graph) -> list[_Form]:
+    """The graph in one layout, lowered once, on each number of queues on which it is another program."""
+    lowered = lower(graph if layout is None else relayout(graph, layout), queue)
+    commands, forms = lowered.recording.commands, []
+    for count in counts:
+        schedule = Schedule.single(commands) if count == 1 else Schedule.branches(commands, lowered.needs, count)
+        if schedule.queues > 1 or not forms:  # more queues are no other form where nothing can overlap
+            forms.append(_Form(layout, lowered, schedule))
+    return forms
+
+
 class _Form:
     """One way to run the net."""
 
-    def __init__(self, layout: str | None, queues: int, queue: cl.CommandQueue, graph: Graph) -> None:
-        self.layout, self.queues, self.ms = layout, queues, float("nan")
-        shaped = graph if layout is None else relayout(graph, layout)
-        self.lowered: Lowered = lower(shaped, queue)
-        commands = self.lowered.recording.commands
-        schedule = None if queues == 1 else Schedule.branches(commands, self.lowered.needs, queues)
-        self.program = Program(self.lowered.recording, schedule)
+    def __init__(self, layout: str | None, lowered: Lowered, schedule: Schedule) -> None:
+        self.layout, self.ms = layout, float("nan")
+        self.lowered, self.program = lowered, Program(lowered.recording, schedule)
 
     @property
     def described(self) -> str:

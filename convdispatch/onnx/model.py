@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from .call import NeedsValue
 from .reading import onnx_package, read, to_array
 from .types import dtype_of, supported
 from .walking import Scope, Walk, check_operators, standard
+
+if TYPE_CHECKING:
+    from ..api.problem import ConvProblem
 
 __all__ = ["OnnxNet", "Port", "load"]
 
@@ -193,24 +196,52 @@ class OnnxNet:
 
         Raises InvalidArgument where the net computes nothing, or depends on its inputs' values.
         """
+        with self._lock:
+            form, _ = self._form(self._zeros(shapes))
+        if form.net is None:
+            raise InvalidArgument("every output of the net is a constant: nothing is computed")
+        return form.net
+
+    def problems(self, *shapes: Sequence[int], layout: str | None = None) -> list[ConvProblem]:
+        """The convolutions that the inference form asks for with inputs of ``shapes``, in order, in one layout or both
+        after each other; nothing is planned or computed."""
+        arrays = self._zeros(shapes)
+        while True:
+            try:
+                net, fed, _ = self._traceable(arrays)
+                given = [a.shape for a, _ in fed], [p.dtype for _, p in fed]
+                return inference.problems(net, *given[0], dtype=given[1], queue=self.queue, layout=layout)
+            except NeedsValue as asked:
+                self._depend(asked, arrays)
+
+    def _zeros(self, shapes: Sequence[Sequence[int]]) -> list[np.ndarray]:
         if len(shapes) != len(self.inputs):
             raise InvalidArgument(
                 f"the net takes {len(self.inputs)} inputs ({self._listed()}), got {len(shapes)} shapes"
             )
         arrays = [np.zeros(tuple(shape), port.dtype) for shape, port in zip(shapes, self.inputs, strict=True)]
-        with self._lock:
-            form, _ = self._form(arrays)
-        if form.net is None:
-            raise InvalidArgument("every output of the net is a constant: nothing is computed")
-        return form.net
+        for array, port in zip(arrays, self.inputs, strict=True):
+            _check_shape(array, port)
+        return arrays
 
     def _build(self, arrays: Sequence[Any]) -> _Form:
+        net, fed, places = self._traceable(arrays)
+        if not fed and not self.model.graph.node:
+            net()
+            return _Form(None, places)
+        shapes, dtypes = [a.shape for a, _ in fed], [p.dtype for _, p in fed]
+        built = inference.build(net, *shapes, dtype=dtypes, queue=self.queue)
+        return _Form(built if any(isinstance(place, int) for place in places) else None, places)
+
+    def _traceable(self, arrays: Sequence[Any]) -> tuple[Callable[..., Any], list[tuple[Any, Port]], list[Any]]:
+        """``(net of tensors, what it is fed, outputs)``: the outputs' list is filled when the net is called."""
         fed = [(a, p) for a, p in zip(arrays, self.inputs, strict=True) if p.name not in self._by_value]
         known = {p.name: a if isinstance(a, np.ndarray) else a.numpy() for a, p in zip(arrays, self.inputs, strict=True)
                  if p.name in self._by_value}  # fmt: skip
         places: list[Any] = []
 
         def net(*tensors: Tensor) -> list[Tensor]:
+            places.clear()
             scope = Scope(self.opsets)
             for name, value in (self._constants | known).items():
                 scope.values[name] = value
@@ -230,15 +261,7 @@ class OnnxNet:
                     places.append(np.asarray(value))
             return results
 
-        if not fed:
-            return _Form(self._constant_net(net), places)
-        shapes, dtypes = [a.shape for a, _ in fed], [p.dtype for _, p in fed]
-        built = inference.build(net, *shapes, dtype=dtypes, queue=self.queue)
-        return _Form(built if any(isinstance(place, int) for place in places) else None, places)
-
-    def _constant_net(self, net: Any) -> inference.InferenceNet | None:
-        """A net without inputs: folded, but for what only the device computes."""
-        return inference.build(net, dtype=[], queue=self.queue)
+        return net, fed, places
 
 
 def _check_opset(opsets: Mapping[str, int]) -> None:
