@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from convdispatch.api.errors import InvalidArgument
@@ -125,3 +126,44 @@ def test_the_job_observes_and_lets_go(device):
 def test_importing_the_package_loads_none_of_this():
     code = "import sys, convdispatch; print([m for m in ('numpy', 'pyopencl', 'PIL', 'rich') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_any_model_of_imagenets_classes(tmp_path):
+    """Logits, or probabilities of 1001 classes, channels first or last, normalised as asked."""
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed (extra: onnx)")
+    from onnx_models import expected, model, node, normal, saved
+
+    from convdispatch.tools.model_file import scaled_picture
+
+    mean, scale = (127.5,) * 3, (127.5,) * 3
+    for last, classes, ending in ((False, 1000, []), (True, 1001, [node("Softmax", "z", "y")])):
+        first = [node("Transpose", "x", "t", perm=[0, 3, 1, 2])] if last else [node("Identity", "x", "t")]
+        nodes = [*first, node("Conv", "t w", "c", strides=[4, 4]), node("GlobalAveragePool", "c", "p"),
+                 node("Flatten", "p", "f"), node("Gemm", "f v", "z" if ending else "y"), *ending]  # fmt: skip
+        shape = ["n", "h", "w", 3] if last else ["n", 3, 64, 64]
+        proto = model(nodes, {"x": shape}, ["y"], {"w": normal(16, 3, 4, 4), "v": normal(16, classes, seed=1)})
+        path = saved(proto, tmp_path / f"{classes}.onnx")
+        report = classify(model=path, top=3, runs=1, mean=mean, scale=scale)
+        assert report.model == f"{classes}.onnx"
+        assert report.layers[0].problem.kh == 4
+        for picture in report.pictures:
+            x = scaled_picture(picture.path, convdispatch_port(path), mean, scale)
+            (y,) = expected(proto, x)
+            best = np.argsort(-y[0, classes - 1000 :], kind="stable")[:3]
+            assert [guess.index for guess in picture.guesses] == best.tolist()
+            assert 0 < picture.guesses[0].probability <= 1
+    assert onnx is not None
+
+
+def convdispatch_port(path):
+    from convdispatch.onnx import load
+
+    return load(path).inputs[0]
+
+
+def test_a_model_of_other_classes_is_refused(tmp_path):
+    pytest.importorskip("onnx", reason="onnx is not installed (extra: onnx)")
+    from onnx_models import residual, saved
+
+    with pytest.raises(InvalidArgument, match="answers 10 numbers a picture, expected ImageNet's 1000"):
+        classify(model=saved(residual(), tmp_path / "ten.onnx"), runs=0)

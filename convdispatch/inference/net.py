@@ -179,6 +179,11 @@ class InferenceNet:
         return self._program.nbytes - self._program.arena.size + self._program.arena.unshared
 
     @property
+    def queue(self) -> cl.CommandQueue:
+        """Where a run begins and ends."""
+        return self._program.queue
+
+    @property
     def commands(self) -> int:
         """Enqueues of one run."""
         return len(self._program.what)

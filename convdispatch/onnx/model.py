@@ -202,6 +202,12 @@ class OnnxNet:
             raise InvalidArgument("every output of the net is a constant: nothing is computed")
         return form.net
 
+    @property
+    def latest(self) -> inference.InferenceNet | None:
+        """The form that ran or was built last; None before, and where every output is a constant."""
+        last = next(reversed(self._forms.values()), None)
+        return None if last is None else last.net
+
     def problems(self, *shapes: Sequence[int], layout: str | None = None) -> list[ConvProblem]:
         """The convolutions that the inference form asks for with inputs of ``shapes``, in order, in one layout or both
         after each other; nothing is planned or computed."""

@@ -1,7 +1,7 @@
 """The job behind ``convdispatch classify``: what is on a picture, and what each layer of the net that says so costs.
 
-EfficientNet-lite0 runs at batch 1 on one device. Besides the names the report holds, for every convolution, the
-solver that dispatch chose and its time, and the time of the whole net.
+EfficientNet-lite0, or any ONNX file of ImageNet's classes, runs at batch 1 on one device. Besides the names the report
+holds, for every convolution, the solver that dispatch chose and its time, and the time of the whole net.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
+from ..calls.conv import constant, conv
 from ..device import runtime
+from ..inference import InferenceNet
 from ..models.efficientnet import CLASSES, MEAN, SCALE, SIZE, EfficientNetLite0
 from ..models.imagenet import class_names, read_picture, sample_pictures
 from ..nn import Module, observe
 from ..nn.functional import softmax
 from ..selection import dispatch
 from ..tensor import Tensor
+from .model_file import IMAGENET, scaled_picture
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -83,6 +86,7 @@ class ClassifyReport:
     net_ms: float | None = None
     """Median of the whole net, warm, at batch 1, from the input on the device to the logits on the device."""
     runs: int = 0
+    model: str = "EfficientNet-lite0"
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON values."""
@@ -98,6 +102,7 @@ class ClassifyReport:
             for layer in self.layers
         ]
         return {
+            "model": self.model,
             "device": self.device,
             "layout": self.layout,
             "pictures": [asdict(picture) for picture in self.pictures],
@@ -127,11 +132,17 @@ def classify(
     layout: str = "nchw",
     runs: int = 10,
     report: Callable[[str], None] | None = None,
+    model: str | PathLike[str] | None = None,
+    mean: Sequence[float] = IMAGENET[0],
+    scale: Sequence[float] = IMAGENET[1],
 ) -> ClassifyReport:
     """Name what is on each picture (two samples when no path is given), then time the net layer by layer.
 
-    ``top`` names a picture; ``device`` is what ``runtime.find_device`` takes; ``runs`` samples a layer, 0 for no
-    timing; ``report`` is told in words what happens next. Policies in force apply.
+    ``model`` is an ONNX file of ImageNet's thousand classes (or 1001, the first for none of them) to take instead of
+    EfficientNet-lite0; its pictures are RGB, 0 to 255, minus ``mean``, over ``scale``; its layout is the file's, and
+    its layers are those of the inference form. ``top`` names a picture; ``device`` is what ``runtime.find_device``
+    takes; ``runs`` samples a layer, 0 for no timing; ``report`` is told in words what happens next. Policies in force
+    apply.
 
     Raises InvalidArgument for a path that is no readable picture or an extra that is not installed, before anything
     is computed; NoDevice; NoSolver.
@@ -141,6 +152,8 @@ def classify(
     if runs < 0:
         raise InvalidArgument(f"runs must be 0 or more, got {runs}")
     tell = report or (lambda words: None)
+    if model is not None:
+        return _classify_by(model, list(paths) or sample_pictures(), top, device, runs, tell, (mean, scale))
     files = list(paths) or sample_pictures()
     inputs = [_input(read_picture(file, SIZE), layout) for file in files]
     names = class_names()
@@ -159,6 +172,79 @@ def classify(
     tell("timing the net and each layer")
     net_ms, layers = time_net(net, Tensor.from_numpy(inputs[0], queue), runs)
     return ClassifyReport(str(where), layout, tuple(pictures), layers, net_ms, runs)
+
+
+def _classify_by(
+    model: str | PathLike[str],
+    files: Sequence[str | PathLike[str]],
+    top: int,
+    device: Any,
+    runs: int,
+    tell: Callable[[str], None],
+    normalised: tuple[Sequence[float], Sequence[float]],
+) -> ClassifyReport:
+    """``classify`` with an ONNX file's net."""
+    from ..onnx import load
+
+    names = class_names()
+    tell("reading the model")
+    net = load(model, device=device)
+    if len(net.inputs) != 1:
+        raise InvalidArgument(f"a net of pictures has one input, {model} has {', '.join(map(str, net.inputs))}")
+    inputs = [scaled_picture(file, net.inputs[0], *normalised) for file in files]
+    where = runtime.device_info(net.queue.device)
+    tell(f"compiling for {where}")
+    pictures = []
+    for file, array in zip(files, inputs, strict=True):
+        answer = net(array)
+        answer = answer[0] if isinstance(answer, tuple) else answer
+        probabilities = _probabilities(answer, model)
+        best = np.argsort(-probabilities, kind="stable")[:top].tolist()
+        pictures.append(Picture(str(file), tuple(Guess(i, names[i], float(probabilities[i])) for i in best)))
+    title, built = Path(model).name, net.latest
+    layout = built.layout or "as traced" if built is not None else "as traced"
+    if not runs or built is None:
+        return ClassifyReport(str(where), layout, tuple(pictures), model=title)
+    tell("timing the net and each layer")
+    net_ms, layers = _time_form(built, runs)
+    return ClassifyReport(str(where), layout, tuple(pictures), layers, net_ms, runs, title)
+
+
+def _probabilities(answer: np.ndarray, model: Any) -> np.ndarray:
+    """Of ImageNet's classes, from a net's logits or probabilities. Raises InvalidArgument for other results."""
+    values = np.ravel(answer[:1]).astype(np.float64)
+    if values.size not in (CLASSES, CLASSES + 1):
+        raise InvalidArgument(f"{model} answers {values.size} numbers a picture, expected ImageNet's {CLASSES} classes")
+    if values.min() < 0 or abs(values.sum() - 1) > 1e-2:  # logits
+        values = np.exp(values - values.max())
+        values /= values.sum()
+    return values[-CLASSES:]
+
+
+def _time_form(built: InferenceNet, runs: int) -> tuple[float, tuple[LayerTime, ...]]:
+    """Milliseconds of a built net, and of its convolutions, each alone on random data."""
+    queue = built.queue
+    works: list[Callable[[], object]] = [built.run]
+    layers = [layer for layer in built.layers if layer.problem is not None]
+    for layer in layers:
+        rng, problem = np.random.default_rng(0), layer.problem
+        shapes = [problem.x_shape, problem.w_shape]
+        x, w = (Tensor.from_numpy(rng.standard_normal(shape).astype(problem.dtype), queue) for shape in shapes)
+        bias = Tensor.from_numpy(np.zeros(problem.oc, problem.dtype), queue) if problem.bias else None
+        residual = Tensor.from_numpy(np.zeros(problem.y_shape, problem.dtype), queue) if problem.residual else None
+        works.append(functools.partial(_conv_of, problem, x, constant(w), bias, residual))
+    net_ms, *layers_ms = _medians(works, queue, runs)
+    return net_ms, tuple(
+        LayerTime(f"conv{place}", layer.problem, layer.solver, layer.source, ms)
+        for place, (layer, ms) in enumerate(zip(layers, layers_ms, strict=True), 1)
+    )
+
+
+def _conv_of(problem: ConvProblem, x: Tensor, w: Any, bias: Any, residual: Any) -> Any:
+    letters = [[getattr(problem, letter + axis) for axis in problem.axes] for letter in "sd"]
+    pads = [(getattr(problem, f"p{axis}"), getattr(problem, f"p{axis}_r")) for axis in problem.axes]
+    options = {"groups": problem.g, "activation": problem.activation, "layout": problem.layout, "math": problem.math}
+    return conv(x, w, bias, stride=letters[0], padding=pads, dilation=letters[1], residual=residual, **options)
 
 
 def _input(picture: np.ndarray, layout: str) -> np.ndarray:
@@ -228,7 +314,7 @@ def layer_table(report: ClassifyReport) -> Table:
 
     total = sum(layer.ms for layer in report.layers)
     flops = sum(layer.problem.flops for layer in report.layers)
-    title = f"EfficientNet-lite0, batch 1, {report.layout}, on {report.device}"
+    title = f"{report.model}, batch 1, {report.layout}, on {report.device}"
     caption = f"whole net, warm: {report.net_ms:.2f} ms; median of {report.runs} samples everywhere"
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", show_footer=True)
     table.add_column("layer", "sum of layers", no_wrap=True)

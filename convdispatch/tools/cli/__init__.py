@@ -21,6 +21,7 @@ COMMANDS = {
     "find": ".search",
     "fit-cost": ".fit",
     "info": ".inspect",
+    "run": ".model",
     "train": ".train",
     "translate": ".translate",
     "verify": ".verify",

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.text import Text
 
+from ..model_file import is_model
 from .options import CONFIGURE, DEVICE, JOBS, configure, processes, read_entries, stderr, stdout
 
 __all__ = ["bench"]
@@ -65,7 +66,8 @@ def bench(
 
     With --train, where the time of a training step goes, by kind of operation, for nets of convdispatch.models.
 
-    Nets: convnet, alexnet, overfeat, vgg_a, googlenet, resnet50, mobilenet, cpu10. Problems in any dialect.
+    Nets: convnet, alexnet, overfeat, vgg_a, googlenet, resnet50, mobilenet, cpu10. Problems in any dialect. Files:
+    MODEL.onnx, its convolutions as they run.
     """
     if within_s is not None and not isolate:
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
@@ -144,8 +146,11 @@ def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, An
 
     nets: dict[str, Any] = {}
     for name in names or (() if files else ("cpu10",)):
-        found = configure(read_entries([name]), **changes)
-        nets.setdefault(name if name in shapes.names() else "problems", []).extend(found)
+        found = configure(
+            read_entries([name], batch=changes.get("batch"), layout=changes.get("layout") or "nchw"), **changes
+        )
+        net = name if name in shapes.names() else Path(name).stem if is_model(name) else "problems"
+        nets.setdefault(net, []).extend(found)
     for file in files:
         nets.setdefault(file.stem, []).extend(configure(read_entries((), [file]), **changes))
     return nets

@@ -16,6 +16,7 @@ from ...api.errors import InvalidArgument
 from ...api.problem import DIRECTIONS, ConvProblem
 from ...measurement import grammar, shapes
 from ...measurement.shapes import Entry
+from ..model_file import entries_of, is_model
 
 __all__ = [
     "AS_JSON",
@@ -77,8 +78,11 @@ def processes(jobs: int | None, device: DeviceInfo) -> int:
     return jobs if jobs is not None else 0 if device.type == "cpu" else min(16, os.cpu_count() or 1)
 
 
-def read_entries(names: Iterable[str], files: Iterable[Path] = ()) -> list[Entry]:
-    """Named problems: each of ``names`` is a shape table's name or a problem in any dialect; files likewise hold them.
+def read_entries(
+    names: Iterable[str], files: Iterable[Path] = (), batch: int | None = None, layout: str | None = None
+) -> list[Entry]:
+    """Named problems: each of ``names`` is a shape table's name, a problem in any dialect, or an ONNX file, whose
+    convolutions are read as it runs with ``batch`` pictures, in one layout or both; files hold problems likewise.
 
     Raises InvalidArgument or InvalidProblem.
     """
@@ -86,6 +90,8 @@ def read_entries(names: Iterable[str], files: Iterable[Path] = ()) -> list[Entry
     for name in names:
         if name in shapes.names():
             entries += shapes.load(name)
+        elif is_model(name):
+            entries += entries_of(name, batch=batch, layout=layout)
         else:
             entries += [Entry(str(problem), problem, 1) for problem in grammar.read_all(name)]
     for file in files:

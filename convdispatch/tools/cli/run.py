@@ -17,10 +17,36 @@ __all__ = ["classify"]
 @click.option("--top", default=5, show_default=True, help="Names for each picture.")
 @click.option("--runs", default=20, show_default=True, help="Timed repetitions of each layer.")
 @click.option("--layout", type=click.Choice(["nchw", "nhwc"]), default=None, help="Layout of the activations.")
+@click.option("--model", type=click.Path(path_type=Path), default=None, help="An ONNX file of ImageNet's classes.")
+@click.option("--mean", metavar="R,G,B", default=None, help="Of its pictures, of 255. Default: ImageNet's.")
+@click.option("--scale", metavar="R,G,B", default=None, help="What the rest is divided by. Default: ImageNet's.")
 @DEVICE
-def classify(paths: tuple[Path, ...], top: int, runs: int, layout: str | None, device: str | None) -> None:
-    """Name what the pictures at PATHS show (default: scikit-image's), with EfficientNet-lite0; time each layer."""
+def classify(
+    paths: tuple[Path, ...],
+    top: int,
+    runs: int,
+    layout: str | None,
+    model: Path | None,
+    mean: str | None,
+    scale: str | None,
+    device: str | None,
+) -> None:
+    """Name what the pictures at PATHS show (default: scikit-image's), with EfficientNet-lite0 or --model; time each
+    layer."""
     from ..classify import classify as run
 
     options: dict[str, Any] = {} if layout is None else {"layout": layout}
+    options |= {} if model is None else {"model": model}
+    options |= {name: _colours(name, text) for name, text in (("mean", mean), ("scale", scale)) if text is not None}
     run(list(paths), top=top, runs=runs, device=device, **options).show(stdout())
+
+
+def _colours(name: str, text: str) -> tuple[float, ...]:
+    """Three numbers, or one for all three colours."""
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) not in (1, 3):
+        raise click.UsageError(f"--{name} takes a number for each of red, green and blue, or one for all, got {text!r}")
+    return numbers * 3 if len(numbers) == 1 else numbers

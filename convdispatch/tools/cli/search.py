@@ -74,7 +74,7 @@ def find(
 
     What is known and not in doubt is skipped, so an interrupted search goes on where it was.
     """
-    entries = configure(read_entries(names, files), **changes)
+    entries = configure(read_entries(names, files, changes.get("batch"), changes.get("layout")), **changes)
     problems = list(dict.fromkeys(entry.problem for entry in entries if entry.problem.mb))
     if check:
         _check(problems, device, lock)

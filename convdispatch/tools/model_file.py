@@ -1,0 +1,147 @@
+"""A model file on the command line: its inputs from files or at random, its convolutions as named problems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+from ..measurement.shapes import Entry
+
+__all__ = ["IMAGENET", "entries_of", "input_shapes", "is_model", "read_inputs", "scaled_picture"]
+
+SIDE = 224
+"""Height and width of a picture where the file leaves them open."""
+IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+"""Mean and deviation of red, green and blue that most nets are trained with."""
+_PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+
+
+def is_model(name: str) -> bool:
+    """Whether a command's argument names an ONNX file."""
+    return str(name).endswith(".onnx")
+
+
+def input_shapes(net: Any, batch: int | None, given: Mapping[str, Any] | None = None) -> list[tuple[int, ...]]:
+    """A shape for each input: that of the array ``given`` for it, else the file's, its open sizes 1 for the first axis
+    (or ``batch``), 224 for a picture's sides and 1 elsewhere."""
+    shapes = []
+    for port in net.inputs:
+        if given and port.name in given:
+            shapes.append(tuple(given[port.name].shape))
+            continue
+        if port.shape is None:
+            raise InvalidArgument(f"the file does not say the shape of {port.name!r}: give it an array by --input")
+        shape = []
+        for axis, size in enumerate(port.shape):
+            if axis == 0 and batch is not None and port.shape:
+                shape.append(batch)
+            elif isinstance(size, int):
+                shape.append(size)
+            else:
+                shape.append(SIDE if len(port.shape) == 4 and axis > 0 else 1)
+        shapes.append(tuple(shape))
+    return shapes
+
+
+def entries_of(
+    path: Path | str, *, batch: int | None = None, layout: str | None = None, device: Any = None
+) -> list[Entry]:
+    """The convolutions of a model as it runs, with what is fused into them, named in order; equal ones are counted.
+
+    In both layouts where ``layout`` is None, since the net takes the faster one. Raises InvalidArgument.
+    """
+    from ..onnx import load
+
+    net = load(path, device=device)
+    counts: dict[Any, Entry] = {}
+    for place, problem in enumerate(net.problems(*input_shapes(net, batch), layout=layout), 1):
+        held = counts.get(problem)
+        counts[problem] = Entry(f"conv{place}", problem, 1) if held is None else held._replace(count=held.count + 1)
+    if not counts:
+        raise InvalidArgument(f"{path} has no convolutions with constant weights")
+    return list(counts.values())
+
+
+def scaled_picture(path: Path | str, port: Any, mean: Sequence[float], scale: Sequence[float]) -> np.ndarray:
+    """A picture as an input of the file takes it: [1, 3, h, w] or [1, h, w, 3], ``(RGB - mean) / scale``.
+
+    Raises InvalidArgument for an input that is no picture's.
+    """
+    from ..models.imagenet import read_picture
+
+    shape = port.shape or ()
+    first = len(shape) == 4 and shape[1] == 3
+    if len(shape) != 4 or 3 not in (shape[1], shape[3]):
+        raise InvalidArgument(
+            f"a picture needs an input [batch, 3, height, width] or [batch, height, width, 3], got {port}"
+        )
+    sides = [size if isinstance(size, int) else SIDE for size in (shape[2:] if first else shape[1:3])]
+    if sides[0] != sides[1]:
+        raise InvalidArgument(
+            f"pictures are cut square, the input is {port}: give an array by --input {port.name}=x.npy"
+        )
+    picture = (read_picture(path, sides[0]) - np.float32(mean)) / np.float32(scale)
+    return np.ascontiguousarray(picture.transpose(2, 0, 1) if first else picture)[None].astype(port.dtype)
+
+
+def read_inputs(
+    net: Any, texts: Sequence[str], batch: int | None, seed: int = 0
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Arrays for every input, and what is random among them.
+
+    A text is ``name=file``, or a file alone for a net of one input: ``.npy``, ``.npz`` (arrays by name) or a picture.
+    Raises InvalidArgument for what cannot be read or does not belong.
+    """
+    ports = {port.name: port for port in net.inputs}
+    found: dict[str, np.ndarray] = {}
+    for text in texts:
+        name, sign, rest = text.partition("=")
+        file = Path(rest if sign else text)
+        if not sign and file.suffix != ".npz":
+            if len(ports) != 1:
+                raise InvalidArgument(f"the net has inputs {', '.join(ports)}: name one, --input NAME={text}")
+            name = next(iter(ports))
+        if file.suffix in _PICTURES:
+            found[name] = scaled_picture(file, _port(ports, name), *IMAGENET)
+        else:
+            found |= _arrays(file, name if sign or file.suffix != ".npz" else None)
+    for name in found:
+        _port(ports, name)
+    if batch is not None:
+        found = {name: _repeated(array, batch) for name, array in found.items()}
+    rng, random = np.random.default_rng(seed), []
+    for port, shape in zip(net.inputs, input_shapes(net, batch, found), strict=True):
+        if port.name not in found:
+            found[port.name] = rng.standard_normal(shape).astype(port.dtype)
+            random.append(port.name)
+    return found, random
+
+
+def _port(ports: Mapping[str, Any], name: str) -> Any:
+    if name not in ports:
+        raise InvalidArgument(
+            f"the net has no input {name!r}; there are {', '.join(map(str, ports.values())) or 'none'}"
+        )
+    return ports[name]
+
+
+def _arrays(file: Path, name: str | None) -> dict[str, np.ndarray]:
+    try:
+        with np.load(file, allow_pickle=False) if file.suffix == ".npz" else file.open("rb") as opened:
+            if file.suffix == ".npz":
+                return {name or key: opened[key] for key in opened.files}
+            return {str(name): np.load(opened, allow_pickle=False)}
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidArgument(f"{file} cannot be read as an array or picture: {error}") from None
+
+
+def _repeated(array: np.ndarray, batch: int) -> np.ndarray:
+    if not array.shape or len(array) == batch:
+        return array
+    if batch % len(array):
+        raise InvalidArgument(f"a batch of {batch} is no multiple of the {len(array)} that were given")
+    return np.concatenate([array] * (batch // len(array)))

@@ -1,0 +1,163 @@
+"""The job behind ``convdispatch run``: a model file run on arrays, timed, and compared with another library."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+from ..runtime import device_info, find_device
+from .model_file import read_inputs
+
+__all__ = ["Compared", "RunReport", "run_model"]
+
+PEERS = ("onnxruntime",)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Another library's run of the same file: relative error of each output against its own, and its time."""
+
+    peer: str
+    errors: Mapping[str, float]
+    ms: float
+
+
+@dataclass
+class RunReport:
+    """What ``run_model`` found; printing it with rich shows its tables."""
+
+    model: str
+    device: str
+    inputs: dict[str, np.ndarray]
+    random: list[str]
+    outputs: dict[str, np.ndarray]
+    load_s: float
+    first_s: float
+    """The first run: building the form, compiling, packing, running."""
+    ms: float
+    """Median of a warm run, arrays on the host."""
+    runs: int
+    form: list[str] = field(default_factory=list)
+    compared: Compared | None = None
+
+    def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
+        from rich.table import Table
+
+        table = Table("", "name", "type", "shape", "mean", "min", "max", box=None)
+        for what, arrays in (("in", self.inputs), ("out", self.outputs)):
+            for name, array in arrays.items():
+                note = " (random)" if what == "in" and name in self.random else ""
+                table.add_row(what, name + note, array.dtype.name, str(list(array.shape)), *_statistics(array))
+        yield f"{self.model} on {self.device}"
+        yield table
+        yield (
+            f"load {self.load_s:.2f} s, first run {self.first_s:.2f} s, then {self.ms:.3f} ms a run "
+            f"(median of {self.runs}, arrays on the host)"
+        )
+        yield from self.form
+        if self.compared is not None:
+            listed = ", ".join(f"{name} {error:.1e}" for name, error in self.compared.errors.items())
+            yield f"{self.compared.peer}: {self.compared.ms:.3f} ms; relative error of ours against it: {listed}"
+
+
+def _statistics(array: np.ndarray) -> list[str]:
+    if not array.size or array.dtype.kind not in "fiub":
+        return ["", "", ""]
+    wide = array.astype(np.float64)
+    return [f"{value:.5g}" for value in (wide.mean(), wide.min(), wide.max())]
+
+
+def run_model(
+    path: Path | str,
+    inputs: Sequence[str] = (),
+    *,
+    batch: int | None = None,
+    against: str | None = None,
+    device: Any = None,
+    math: str = "float32",
+    dtype: str | None = None,
+    runs: int = 20,
+) -> tuple[RunReport, Any]:
+    """Run a model; ``(report, net)``. ``inputs`` are texts as ``read_inputs`` takes them; the rest is random.
+
+    Raises InvalidArgument for files and arrays that do not fit, and for a peer that is not installed; NoDevice.
+    """
+    from ..onnx import load
+
+    start = time.perf_counter()
+    net = load(path, device=device, math=math, dtype=dtype)
+    load_s = time.perf_counter() - start
+    feeds, random = read_inputs(net, inputs, batch)
+    peer = None if against is None else _peer(against, Path(path), net, feeds)
+    start = time.perf_counter()
+    outputs = net(feeds)
+    first_s = time.perf_counter() - start
+    works: list[Callable[[], Any]] = [lambda: net(feeds)] + ([] if peer is None else [peer])
+    times = _times(works, runs)
+    compared = None
+    if peer is not None:
+        theirs = dict(zip(outputs, peer(), strict=True))
+        errors = {name: _error(outputs[name], theirs[name]) for name in outputs}
+        compared = Compared(str(against), errors, times[1])
+    where = device_info(find_device(device))
+    report = RunReport(
+        str(path), str(where), feeds, random, outputs, load_s, first_s, times[0], runs, _form_of(net), compared
+    )
+    return report, net
+
+
+def _form_of(net: Any) -> list[str]:
+    built = net.latest
+    if built is None:
+        return ["nothing is computed: every output is a constant"]
+    return [
+        f"{len(built.layers)} operations, {built.commands} commands, {built.nbytes / 2**20:.1f} MiB of activations; "
+        f"layout {built.layout or 'as traced'}, {built.queues} queues"
+    ]
+
+
+def _times(works: Sequence[Callable[[], Any]], runs: int) -> list[float]:
+    """Median milliseconds of each, taken in turns after one run unseen."""
+    samples: list[list[float]] = [[] for _ in works]
+    for work in works:
+        work()
+    for _ in range(max(1, runs)):
+        for work, found in zip(works, samples, strict=True):
+            start = time.perf_counter()
+            work()
+            found.append((time.perf_counter() - start) * 1e3)
+    return [statistics.median(found) for found in samples]
+
+
+def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    size = float(np.linalg.norm(b))
+    return float(np.linalg.norm(a - b)) / (size or 1.0)
+
+
+def _peer(name: str, path: Path, net: Any, feeds: Mapping[str, np.ndarray]) -> Callable[[], list[np.ndarray]]:
+    """A function that runs the same file on the same arrays by another library."""
+    if name not in PEERS:
+        raise InvalidArgument(f"--against knows {', '.join(PEERS)}, got {name!r}")
+    try:
+        import onnxruntime
+    except ImportError:
+        raise InvalidArgument("onnxruntime is not installed: pip install onnxruntime") from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = net.queue.device.max_compute_units if net.queue.device.type & 2 else 0
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        wanted = {each.name: each.type for each in session.get_inputs()}
+        session.run(None, dict(feeds))
+    except Exception as error:  # its own exception types are not public
+        raise InvalidArgument(f"onnxruntime cannot run {path} so: {str(error).splitlines()[0]}") from error
+    given = {name: array for name, array in feeds.items() if name in wanted}
+    return lambda: session.run(None, given)  # type: ignore[no-any-return]

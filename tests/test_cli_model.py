@@ -1,0 +1,118 @@
+"""``convdispatch run``, and ``find`` and ``bench`` of a model file: what is printed, written, measured and locked."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed (extra: onnx)")
+
+from onnx_models import expected, model, node, normal, residual, saved  # noqa: E402
+
+from convdispatch.api.problem import ConvProblem  # noqa: E402
+from convdispatch.onnx import load  # noqa: E402
+from convdispatch.selection import dispatch, lockfile  # noqa: E402
+from convdispatch.tools.cli import main  # noqa: E402
+
+
+@pytest.fixture
+def path(tmp_path):
+    return saved(residual(), tmp_path / "net.onnx")
+
+
+def command(*words):
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def test_run_says_what_went_in_and_came_out(path, tmp_path):
+    x = normal(2, 3, 8, 8)
+    np.save(tmp_path / "x.npy", x)
+    done = command("run", path, "--input", f"x={tmp_path / 'x.npy'}", "--output", tmp_path / "out.npz", "--runs", 2)
+    assert done.exit_code == 0, done.output
+    assert "[2, 3, 8, 8]" in done.output
+    assert "ms a run (median of 2" in done.output
+    with np.load(tmp_path / "out.npz") as results:
+        np.testing.assert_allclose(results["y"], expected(residual(), x)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_run_takes_archives_pictures_and_batches(path, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    np.savez(tmp_path / "in.npz", x=normal(1, 3, 8, 8))
+    done = command("run", path, "--input", tmp_path / "in.npz", "--batch", 3, "--runs", 1)
+    assert "[3, 3, 8, 8]" in done.output
+    image.fromarray(np.full((40, 60, 3), 200, np.uint8)).save(tmp_path / "grey.png")
+    done = command("run", path, "--input", tmp_path / "grey.png", "--runs", 1)
+    assert done.exit_code == 0, done.output
+    assert "[1, 3, 224, 224]" in done.output
+    assert "(random)" not in done.output
+    assert "x (random)" in command("run", path, "--runs", 1).output
+
+
+def test_run_compares_with_onnxruntime(path):
+    pytest.importorskip("onnxruntime")
+    done = command("run", path, "--against", "onnxruntime", "--runs", 1)
+    assert done.exit_code == 0, done.output
+    error = float(done.output.split("relative error of ours against it: y ")[1].split()[0])
+    assert 0 < error < 1e-5
+
+
+def test_the_profile_is_the_benchmarks_page(path, tmp_path):
+    np.save(tmp_path / "x.npy", normal(1, 3, 6, 6))
+    page = tmp_path / "page.html"
+    done = command("run", path, "--input", tmp_path / "x.npy", "--runs", 1, "--profile", "--html", page)
+    assert done.exit_code == 0, done.output
+    assert "roof" in done.output
+    assert "conv" in done.output
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--input", "z=x.npy"], "cannot be read as an array or picture"),
+        (["--input", "x=none.png"], "does not exist"),
+        (["--against", "nothing"], "--against knows onnxruntime, got 'nothing'"),
+    ],
+)
+def test_run_says_what_is_wrong(path, words, said):
+    done = command("run", path, *words)
+    assert done.exit_code == 1
+    assert said in done.output
+    assert done.output.count("\n") == 1
+
+
+def test_find_measures_and_locks_what_the_net_asks_for(tmp_path, monkeypatch):
+    """Under the lock the net is built of the locked decisions."""
+    proto = model(
+        [node("Conv", "x w", "c"), node("Relu", "c", "y")], {"x": [1, 3, 6, 6]}, ["y"], {"w": normal(4, 3, 3, 3)}
+    )
+    path, lock = saved(proto, tmp_path / "one.onnx"), tmp_path / "net.lock"
+    done = command("find", path, "--budget", 50, "--lock", lock, "--json")
+    assert done.exit_code == 0, done.output
+    found = {ConvProblem.parse(text) for text in json.loads(lock.read_text())["problems"]}
+    net = load(path)
+    assert found == set(net.problems((1, 3, 6, 6)))
+    assert {problem.layout for problem in found} == {"nchw", "nhwc"}
+    assert {problem.activation for problem in found} == {"relu"}
+    monkeypatch.setenv("CONVDISPATCH_LOCK", str(lock))
+    dispatch.forget()
+    try:
+        built = net.build((1, 3, 6, 6))
+        (layer,) = (layer for layer in built.layers if layer.problem)
+        assert layer.solver == lockfile.read(lock)[str(layer.problem)].solver
+        assert "net.lock" in layer.source
+    finally:
+        monkeypatch.undo()
+        dispatch.forget()
+    assert command("find", path, "--lock", lock, "--check").exit_code in (0, 1)
+
+
+def test_bench_takes_a_model(tmp_path):
+    proto = model([node("Conv", "x w", "y")], {"x": ["n", 3, 6, 6]}, ["y"], {"w": normal(4, 3, 3, 3)})
+    path, written = saved(proto, tmp_path / "one.onnx"), tmp_path / "bench.json"
+    done = command("bench", path, "--no-find", "--no-isolate", "--batch", 2, "--json", written)
+    assert done.exit_code == 0, done.output
+    layers = json.loads(written.read_text())["layers"]
+    assert [layer["net"] for layer in layers] == ["one"]
+    assert ConvProblem.parse(layers[0]["problem"]).mb == 2
