@@ -24,7 +24,7 @@ from convdispatch.api.policy import Policy
 from convdispatch.calls.libraries import library_of
 from convdispatch.device import runtime
 from convdispatch.device.stream import CudaStream
-from convdispatch.selection import dispatch
+from convdispatch.selection import dispatch, ranking
 
 PROBLEMS = (
     "fwd_f32_mb64ic256ih14iw14oc256kh3kw3ph1pw1",
@@ -97,11 +97,11 @@ def bits(queue: Any, until: float) -> None:
         on_cuda = {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}
         on_queue = {name: cla.to_device(queue, array) for name, array in arrays.items()}
         told = []
-        for name, solver in dispatch.contestants(problem, info).items():
+        for name, solver in ranking.contestants(problem, info).items():
             if time.perf_counter() > until:
                 say("  out of time at", text, name)
                 return
-            if dispatch.refusal(solver, problem, info, Policy()) is not None:
+            if ranking.refusal(solver, problem, info, Policy()) is not None:
                 continue
             try:
                 with cd.policy(solver=name, fallback=False):

@@ -31,7 +31,7 @@ from convdispatch.api import ConvProblem, Policy
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.measurement import shapes
-from convdispatch.selection import dispatch
+from convdispatch.selection import ranking
 
 NETS = ("convnet", "alexnet", "overfeat", "vgg_a", "googlenet", "resnet50")
 SHORT = {"fwd": "f", "bwd_data": "bd", "bwd_weights": "bw"}
@@ -55,7 +55,7 @@ def choices(problem: ConvProblem, info: Any, candidates: list, tries: int) -> li
     """(place in the solver's own order, solver, configuration) of what may be the best, by predicted cost."""
     found = []
     for solver in candidates:
-        if not dispatch.refusal(solver, problem, info, Policy()):
+        if not ranking.refusal(solver, problem, info, Policy()):
             for place, config in enumerate(itertools.islice(solver.configs(problem, info), tries)):
                 found.append((solver.cost(problem, info, config) or 0.0, place, solver, config))
     least = min((cost for cost, *_ in found if cost), default=0.0)

@@ -18,7 +18,7 @@ from convdispatch.api.errors import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
-from convdispatch.selection import dispatch
+from convdispatch.selection import ranking
 from convdispatch.selection.derivation import named
 from convdispatch.selection.loader import plugins
 
@@ -218,7 +218,7 @@ def check(
 def first_choice(problem: ConvProblem, device: Any) -> str | None:
     """The solver that would run, or None; in a third of the time in which explain asks all others for their reasons."""
     try:
-        return dispatch.rank(problem, runtime.device_info(device))[0].solver.name
+        return ranking.rank(problem, runtime.device_info(device))[0].solver.name
     except NoSolver:
         return None
 

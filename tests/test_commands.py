@@ -15,7 +15,7 @@ from convdispatch.device.kernels import Launch, build
 from convdispatch.device.queues import OpenCLQueue, commands_of
 from convdispatch.device.recording import Recording
 from convdispatch.inference.program import Program
-from convdispatch.selection import dispatch
+from convdispatch.selection import dispatch, ranking
 from convdispatch.selection.prepared import Prepared
 
 PROBLEM = ConvProblem.parse("mb2ic16ih9oc32kh3ph1").replace(bias=True, residual=True, activation="relu")
@@ -75,7 +75,7 @@ def _enqueue(prepared, queue, held, out):
 
 @pytest.mark.parametrize("solver", ["im2col", "winograd.f2x3", "fft.tiled", "implicitgemm.direct", "onednn.forward"])
 def test_every_plan_gives_all_its_commands_to_what_it_is_handed(queue, solver):
-    contestants = dispatch.contestants(PROBLEM, runtime.device_info(queue.device))
+    contestants = ranking.contestants(PROBLEM, runtime.device_info(queue.device))
     name = next((name for name in contestants if name == solver or name.startswith(solver)), None)
     if name is None:
         pytest.skip(f"{solver} is not installed")
@@ -112,7 +112,7 @@ class SaysSo(OwnMeans):
 
 def _prepared(queue, plan):
     problem = ConvProblem.parse("mb1ic4ih4oc8kh1")
-    solver = dispatch.contestants(problem, runtime.device_info(queue.device))["im2col"]
+    solver = ranking.contestants(problem, runtime.device_info(queue.device))["im2col"]
     return Prepared(queue.context, problem, problem, solver, {}, plan)
 
 

@@ -17,7 +17,7 @@ from convdispatch.api.policy import Policy
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import host, runtime
 from convdispatch.device.stream import CudaMemory, CudaStream
-from convdispatch.selection import dispatch
+from convdispatch.selection import dispatch, ranking
 
 SHAPES = ("mb2ic8ih9iw8oc16kh3kw3ph1pw1", "mb1ic16ih8iw8oc32", "g8mb2ic8ih9iw9oc8kh3kw3ph1pw1")
 
@@ -37,8 +37,8 @@ def _on_cuda(arrays, **options):
 
 def _solvers(problem, device):
     info = runtime.device_info(device)
-    for name, solver in dispatch.contestants(problem, info).items():
-        if dispatch.refusal(solver, problem, info, Policy()) is None:
+    for name, solver in ranking.contestants(problem, info).items():
+        if ranking.refusal(solver, problem, info, Policy()) is None:
             yield name
 
 

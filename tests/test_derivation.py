@@ -18,6 +18,7 @@ from convdispatch.selection import dispatch, loader
 from convdispatch.selection.derivation import REWRITINGS, Derived, derived, named
 from convdispatch.selection.derivation.copying import Copy
 from convdispatch.selection.derivation.rewriting import MOST_GROUPS
+from convdispatch.selection.visible import visible_problem
 
 TABLES = [*shapes.load("near_miss"), *shapes.load("basic")]
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
@@ -170,7 +171,7 @@ def test_a_forward_solver_gets_the_rest(narrow, device, queue, text):
     made = derived(problem, info, own(narrow))
     assert name in made, sorted(made)
     solver = made[name]
-    seen = dispatch.visible_problem(solver, problem)
+    seen = visible_problem(solver, problem)
     config = next(iter(solver.configs(seen, info)))
     examination = Examination(solver, seen, config, solver.workspace(seen, info, config), queue)
     examination.run(long=True)

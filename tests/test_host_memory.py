@@ -16,7 +16,7 @@ from convdispatch.api.policy import Policy
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import host, runtime
 from convdispatch.device.hostpool import KEEP, HostPool
-from convdispatch.selection import dispatch
+from convdispatch.selection import ranking
 
 GUARD = 4096
 SHAPES = (
@@ -51,8 +51,8 @@ class Guarded:
 
 def _solvers(problem, device):
     info = runtime.device_info(device)
-    for name, solver in dispatch.contestants(problem, info).items():
-        if dispatch.refusal(solver, problem, info, Policy()) is None and "+" not in name:
+    for name, solver in ranking.contestants(problem, info).items():
+        if ranking.refusal(solver, problem, info, Policy()) is None and "+" not in name:
             yield name
 
 

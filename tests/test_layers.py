@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import convdispatch as cd
-from convdispatch.selection import dispatch, loader
+from convdispatch.selection import dispatch, loader, ranking
 
 PLUGIN = """
 from convdispatch.api import KernelPlan, Solver, hookimpl
@@ -253,7 +253,7 @@ def test_a_layers_own_failure_switches_the_layer_off_and_blames_no_solver(layer,
         y = cd.conv(X, W, out=out, accumulate=accumulate)
     assert (y == 9 + accumulate).all()
     assert (cd.conv(X, W, out=out, accumulate=accumulate) == 9 + 10 * accumulate).all()  # and no second warning
-    assert not dispatch._quarantined
+    assert not ranking._quarantined
     assert not loader.plugins().layers
 
 
@@ -262,7 +262,7 @@ def test_a_trace_that_cannot_be_written_is_switched_off(trace, monkeypatch, tmp_
     with pytest.warns(cd.ConvDispatchWarning, match="layer trace is switched off .* FileNotFoundError"):
         assert (cd.conv(X, W) == 9).all()
     assert (cd.conv(X, W) == 9).all()
-    assert not dispatch._quarantined
+    assert not ranking._quarantined
 
 
 def test_a_plan_that_fails_under_a_failing_layer_is_blamed_too(trace, bad, monkeypatch, tmp_path):

@@ -15,6 +15,7 @@ from convdispatch.device import runtime
 from convdispatch.measurement import shapes
 from convdispatch.selection import dispatch
 from convdispatch.selection.loader import plugins
+from convdispatch.selection.visible import visible_problem
 
 FORWARD, GRADIENT = "onednn.forward", "onednn.gradient"
 
@@ -73,7 +74,7 @@ def test_tables(table, device, full):
     ):
         problem = entry.problem.replace(direction=direction, layout=layout)
         solver = plugins().solvers[solver_of(problem)]
-        if solver.rejects(dispatch.visible_problem(solver, problem), runtime.device_info(device)) is None:
+        if solver.rejects(visible_problem(solver, problem), runtime.device_info(device)) is None:
             check(problem, device, solver=solver.name, data="integer")
 
 

@@ -17,8 +17,8 @@ from convdispatch import ConvProblem, constant, conv, conv_backward_data, policy
 from convdispatch.api.device import DeviceInfo
 from convdispatch.measurement import reference
 from convdispatch.measurement.conformance.packing import disagreement, packing_plans, relatives
-from convdispatch.selection.dispatch import rank
 from convdispatch.selection.loader import plugins
+from convdispatch.selection.ranking import rank
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 

@@ -8,7 +8,7 @@ import pytest
 
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, InvalidPolicy
 from convdispatch.selection import dispatch, loader
-from convdispatch.selection.dispatch import rank
+from convdispatch.selection.ranking import rank
 from convdispatch.selection.registry import packaged_path, parse, registry, registry_path
 from convdispatch.tools import doctor
 

@@ -285,7 +285,7 @@ def test_find_passes_over_a_solver_whose_later_configuration_has_no_cost(sabotag
         + PLAN.format(line="")
     )
     with pytest.warns(cd.ConvDispatchWarning, match=r"bad.solver .* its cost\(\) answered 'dear'"):
-        results = cd.find(PROBLEM, budget_ms=3000, store=False)
+        results = cd.find(PROBLEM, budget_ms=30_000, store=False)
     assert results.winner.solver.startswith("im2col")
     assert next(r for r in results if r.solver == "bad.solver").status == "refused"
 

@@ -9,7 +9,7 @@ from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement.find import find
 from convdispatch.measurement.search.trial import Rig
-from convdispatch.selection import dispatch
+from convdispatch.selection import dispatch, ranking
 
 PROBLEM = ConvProblem.parse("mb2ic16ih28oc16kh3ph1")
 
@@ -57,7 +57,7 @@ def test_samplers_share_a_workspace(device):
     info, before = runtime.device_info(device), rig.memory.held
     plans = [
         dispatch.make(candidate.solver, candidate.config, PROBLEM, runtime.context(device))
-        for candidate in dispatch.rank(PROBLEM, info)
+        for candidate in ranking.rank(PROBLEM, info)
         if not candidate.solver.name.startswith("onednn")
     ]
     plans = [plan for plan in plans if plan.workspace_size]

@@ -1,18 +1,14 @@
-"""Chooses: ranks the solvers for a problem on a device, makes the winner's plan, keeps it, runs it.
+"""Makes and runs plans: the first choice's plan is made ready and kept; where one fails, the next choice's.
 
-Order of precedence: the policy's pin, a lock file, measured records (the user's before the shipped), what the nearest
-measured neighbours say, ``registry.yaml``, predicted cost, name. Every candidate is asked ``rejects`` first. All
-selection code there is stands here.
+Who is chosen stands in ``ranking``.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import reprlib
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..api.device import DeviceInfo
@@ -21,7 +17,6 @@ from ..api.errors import (
     ConvDispatchError,
     ConvDispatchWarning,
     Frozen,
-    InvalidPolicy,
     MemoryLimit,
     NoSolver,
     PlanFailed,
@@ -37,187 +32,21 @@ from ..device.kernels import Programs
 from ..device.limits import problem_must_fit
 from ..device.memory import full, make_room, out_of_memory, with_room
 from ..device.sharedpool import out_of_order
-from . import asking, lockfile, verdicts
-from .asking import Fault, ask, checked_plan, guarded, predicted
-from .derivation import Derived, derived
-from .evidence import Evidence, borrowed, error_reason, measured
+from . import asking, verdicts
+from .asking import checked_plan, guarded
 from .layered import brought
-from .loader import plugins
-from .neighbours import Offer
-from .preference import preferred
 from .prepared import Constant, Prepared
-from .registry import registry
+from .ranking import forgive, rank, reasons, set_aside
 from .visible import visible_problem
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = [
-    "Candidate",
-    "contestants",
-    "forget",
-    "make",
-    "prepare",
-    "quarantine",
-    "rank",
-    "refusal",
-    "run",
-    "visible_problem",
-]
+__all__ = ["forget", "make", "on_forget", "prepare", "quarantine", "run"]
 
 _plans = Programs()
 """Prepared by (context, problem, what a policy selects)."""
-_quarantined: dict[tuple[ConvProblem, DeviceInfo, str], str] = {}
 _forgetters: list[Any] = []
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A solver that accepts the problem, the configuration it would run with, and what put it in its place."""
-
-    solver: Solver
-    config: Mapping[str, Any]
-    source: str
-    """For example ``measured``, ``registry.yaml:12`` or ``predicted``."""
-    rule: str = ""
-    """The rule that put it there, in words."""
-
-
-def contestants(problem: ConvProblem, device: DeviceInfo) -> dict[str, Solver]:
-    """Every solver for a problem, by name, sorted: the plugins', and those derived where a plugin has a gap."""
-    loaded = plugins()
-    own: dict[str, dict[str, Solver]] = {}
-    for name, solver in loaded.solvers.items():
-        own.setdefault(loaded.plugin_of.get(name, name), {})[name] = solver
-    return dict(sorted({**loaded.solvers, **derived(problem, device, own)}.items()))
-
-
-def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[str, str] | None:
-    """Why ``solver`` is no candidate: (status, reason), or None. One that breaks its contract is set aside."""
-    if policy.solver is not None and not fnmatch.fnmatchcase(solver.name, policy.solver):
-        return "refused", f"policy(solver={policy.solver!r}) does not name it"
-    if policy.deterministic and not solver.deterministic:
-        return "refused", "policy(deterministic=True), and this solver is not"
-    reason = registry().erratum(solver.name, problem, device)
-    if reason is None and isinstance(solver, Derived):
-        reason = registry().erratum(solver.root.name, solver.innermost(problem), device)
-    if reason:
-        return "refused", reason
-    asked = ask(solver, problem, device)
-    reason = asked.refused or error_reason(solver, problem, device, policy)
-    if reason:
-        return "refused", reason
-    try:
-        if asked.accepts and not asked.within(policy.workspace_limit):
-            return "refused", f"no configuration needs {policy.workspace_limit} bytes of workspace or less"
-    except Fault:
-        pass
-    if asked.fault:
-        return "quarantined", asked.fault
-    failed = _quarantined.get((problem, device, solver.name))
-    failed = failed or verdicts.against(problem, device, solver.name, plugins().fingerprint(solver.name))
-    return ("quarantined", failed) if failed else None
-
-
-def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> list[Candidate]:
-    """The candidates for a problem, best first. Raises NoSolver with every reason when there is none."""
-    policy = policy or current_policy()
-    while True:
-        accepted, reasons = {}, {}
-        for name, solver in contestants(problem, device).items():
-            refused = refusal(solver, problem, device, policy)
-            if refused:
-                reasons[name] = refused[1]
-            else:
-                accepted[name] = solver
-        if not accepted:
-            raise NoSolver(problem, str(device), reasons)
-        try:
-            return _Ranking(problem, device, policy, accepted, reasons).candidates()
-        except Fault:  # a later question showed it: the solver is set aside now, and the others are ranked
-            continue
-
-
-class _Ranking:
-    """Puts the accepted solvers of one problem in order, each with the configuration it would run."""
-
-    def __init__(
-        self,
-        problem: ConvProblem,
-        device: DeviceInfo,
-        policy: Policy,
-        accepted: Mapping[str, Solver],
-        reasons: Mapping[str, str],
-    ) -> None:
-        self.problem, self.device, self.policy = problem, device, policy
-        self.accepted, self.reasons = accepted, reasons
-
-    def candidates(self) -> list[Candidate]:
-        """Locked, measured, borrowed, then by registry, predicted cost and name; each solver once."""
-        ordered = []
-        known = measured(self.problem, self.device, self.policy, self.accepted, self.configs)
-        offers = self._offers()
-        unmeasured = self._unmeasured(offers)
-        near = None
-        if not known:
-            first = unmeasured[0].solver.name
-            near = borrowed(self.problem, self.device, offers, first, self._affordable, self._cost)
-        for evidence in [*self._locked(), *known, *([near] if near else [])]:
-            if all(evidence.solver != candidate.solver.name for candidate in ordered):
-                ordered.append(Candidate(self.accepted[evidence.solver], evidence.config, evidence.source))
-        named = {candidate.solver.name for candidate in ordered}
-        return ordered + [candidate for candidate in unmeasured if candidate.solver.name not in named]
-
-    def configs(self, solver: str) -> list[Mapping[str, Any]]:
-        """What a solver offers for the problem."""
-        return list(ask(self.accepted[solver], self.problem, self.device).configs)
-
-    def _affordable(self, solver: str) -> list[Mapping[str, Any]]:
-        """The same within the policy's workspace."""
-        return ask(self.accepted[solver], self.problem, self.device).within(self.policy.workspace_limit)
-
-    def _cost(self, solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
-        """What a solver predicts for another problem or configuration; None where it is none for that."""
-        return predicted(self.accepted[solver], problem, self.device, config)
-
-    def _offers(self) -> dict[str, Offer]:
-        """What each accepted solver would run unmeasured."""
-        found = {}
-        for name, solver in self.accepted.items():
-            asked = ask(solver, self.problem, self.device)
-            config = asked.within(self.policy.workspace_limit)[0]
-            found[name] = Offer(config, asked.cost(config))
-        return found
-
-    def _locked(self) -> list[Evidence]:
-        found = lockfile.in_force(self.problem)
-        if found is None or self.policy.solver is not None:
-            return []
-        decision, path = found
-        if decision.solver not in self.accepted:
-            reason = self.reasons.get(decision.solver, "no plugin provides it")
-            raise InvalidPolicy(
-                f"{path} fixes {decision.solver} for {self.problem}, which cannot run on {self.device}: {reason}; "
-                "lock anew with convdispatch find --lock"
-            )
-        if not ask(self.accepted[decision.solver], self.problem, self.device).offers(decision.config):
-            raise InvalidPolicy(
-                f"{path} fixes {decision.solver} for {self.problem} with {reprlib.repr(dict(decision.config))}, "
-                f"which is no configuration that it offers on {self.device}; lock anew with convdispatch find --lock"
-            )
-        return [Evidence(decision.solver, decision.config, f"lock file {path}")]
-
-    def _unmeasured(self, offers: Mapping[str, Offer]) -> list[Candidate]:
-        order = preferred(self.problem, self.device)
-        keyed = []
-        for name, offer in offers.items():
-            cost = offer.cost
-            rule = next((rule for rule in order if rule.means(name)), None)
-            place = rule.place if rule else len(order)
-            origin = rule.rule.where if rule else "predicted" if cost is not None else "name"
-            candidate = Candidate(self.accepted[name], offer.config, origin, str(rule or ""))
-            keyed.append(((place, cost is None, cost or 0.0, name), candidate))
-        return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
 
 
 def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = None) -> Prepared:
@@ -249,7 +78,7 @@ def _first_that_plans(problem: ConvProblem, context: cl.Context, policy: Policy)
             raise
         except Exception as error:
             quarantine(problem, device, candidate.solver.name, f"its plan() raised {words(error)}", policy, error)
-    raise NoSolver(problem, str(device), _reasons(problem, device, policy))
+    raise NoSolver(problem, str(device), reasons(problem, device, policy))
 
 
 def make(
@@ -273,12 +102,6 @@ def make(
     return Prepared(context, problem, seen, solver, config, plan, source)
 
 
-def _reasons(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> dict[str, str]:
-    solvers = contestants(problem, device)
-    answers = {name: refusal(solver, problem, device, policy) for name, solver in solvers.items()}
-    return {name: answer[1] for name, answer in answers.items() if answer}
-
-
 def quarantine(
     problem: ConvProblem,
     device: DeviceInfo,
@@ -291,7 +114,7 @@ def quarantine(
     if policy is not None and not policy.fallback:
         message = f"{solver} failed on {problem}, and policy(fallback=False) forbids another: {reason}"
         raise PlanFailed(message) from error
-    _quarantined[problem, device, solver] = reason
+    set_aside(problem, device, solver, reason)
     forget(problem)
     detail = f"\n{error.log}" if isinstance(error, BuildFailed) else ""
     warnings.warn(
@@ -363,7 +186,7 @@ def forget(problem: ConvProblem | None = None) -> None:
     """Drop kept plans, of one problem or all, so that the next call chooses anew; for new records or plugins."""
     _plans.drop(lambda key: problem is None or key[1] == problem)
     if problem is None:
-        _quarantined.clear()
+        forgive()
         asking.forget()
         verdicts.refresh()
     for forgetter in _forgetters:

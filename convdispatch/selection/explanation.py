@@ -15,9 +15,10 @@ from ..device.limits import problem_must_fit
 from ..device.rates import rates
 from .asking import Fault, ask
 from .derivation import Derived
-from .dispatch import Candidate, contestants, rank, refusal, visible_problem
 from .loader import plugins
+from .ranking import Candidate, contestants, rank, refusal
 from .records.perfdb import perfdb, scope_of
+from .visible import visible_problem
 from .wording import render, sentence
 
 __all__ = ["Explanation", "Verdict", "explain"]

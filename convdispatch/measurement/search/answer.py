@@ -7,7 +7,7 @@ from ...api.errors import ConvDispatchError
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Result, Results
-from ...selection import dispatch
+from ...selection import dispatch, ranking
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.provenance import current
 from ...selection.records.record import Record, choice_text, device_key, now
@@ -107,7 +107,7 @@ def afterwards(results: Results, policy: Policy) -> str:
     if winner is None:
         return ""
     try:
-        first = dispatch.rank(problem, device, policy)[0]
+        first = ranking.rank(problem, device, policy)[0]
     except ConvDispatchError as error:
         return f"a call fails: {error}"
     choice = choice_text(first.solver.name, first.config)

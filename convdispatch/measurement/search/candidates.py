@@ -20,7 +20,7 @@ from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Result
 from ...api.solver import Solver
-from ...selection import dispatch
+from ...selection import ranking
 from ...selection.asking import Fault, ask
 from ...selection.neighbours import neighbours
 from ...selection.prepared import Prepared
@@ -78,8 +78,8 @@ def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tupl
     """Every solver that accepts, with each of its configurations, most promising first; and who refuses, and why."""
     policy = replace(policy, max_error=None, workspace_limit=None)  # both are judged by what is measured
     entries, refused = [], []
-    for name, solver in dispatch.contestants(problem, device).items():
-        answer = dispatch.refusal(solver, problem, device, policy)
+    for name, solver in ranking.contestants(problem, device).items():
+        answer = ranking.refusal(solver, problem, device, policy)
         if answer:
             refused.append(Result(name, status="refused", reason=answer[1]))
             continue

@@ -19,7 +19,7 @@ from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Results
 from ...device import runtime
-from ...selection import dispatch, verdicts
+from ...selection import dispatch, ranking, verdicts
 from ...selection.asking import ask
 from ...selection.loader import plugins
 from ...selection.prepared import Prepared
@@ -231,7 +231,7 @@ class Search:
         """Try a suspect on a smaller problem; whether it is too slow to be run on the whole."""
         suspect = foretold is None or (best is not None and foretold > SUSPECT * best)
         small = smaller(self.problem) if suspect and self.problem.flops > 20 * PROBE_FLOPS else None
-        if small is None or dispatch.refusal(entry.solver, small, self.info, self.policy):
+        if small is None or ranking.refusal(entry.solver, small, self.info, self.policy):
             return False
         if not ask(entry.solver, small, self.info).offers(entry.config):
             return False  # a configuration promises nothing for a problem that it was not offered for

@@ -20,8 +20,8 @@ import numpy as np
 from ...api.errors import ConvDispatchError
 from ...api.problem import ConvProblem
 from ...device import runtime
-from ...selection.dispatch import visible_problem
 from ...selection.prepared import Prepared, enqueue_plan
+from ...selection.visible import visible_problem
 from .. import reference
 from ..measure import timed
 from .look import PATTERN, Look

@@ -26,7 +26,7 @@ from ...measurement.search import Search
 from ...measurement.search.scaled import Scaled
 from ...measurement.search.trial import Rig
 from ...measurement.search.trialdata import operands_of
-from ...selection import dispatch
+from ...selection import dispatch, ranking
 from ...selection.asking import ask
 from ...selection.derivation import named
 from ...selection.loader import plugins
@@ -93,7 +93,7 @@ class Session:
         return found
 
     def _measure(self, problem: ConvProblem, found: Measured) -> None:
-        first = dispatch.rank(problem, self.info)[0]
+        first = ranking.rank(problem, self.info)[0]
         found.chosen = Choice(first.solver.name, dict(first.config), placeless(first.source))
         if self.search:
             search = Search(
@@ -178,7 +178,7 @@ class Session:
     def _first(self, problem: ConvProblem) -> Choice | None:
         with policy(solver=self.solver):
             try:
-                first = dispatch.rank(problem, self.info)[0]
+                first = ranking.rank(problem, self.info)[0]
             except NoSolver:
                 return None
         return Choice(first.solver.name, dict(first.config), placeless(first.source))

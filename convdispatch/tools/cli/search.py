@@ -218,8 +218,8 @@ def _to_dict(results: Any) -> dict[str, Any]:
 
 def _decisions(problems: list[ConvProblem], device: str | None) -> dict[str, Any]:
     from ...device import runtime
-    from ...selection.dispatch import rank
     from ...selection.lockfile import Decision
+    from ...selection.ranking import rank
 
     info = runtime.device_info(runtime.find_device(device))
     first = {str(problem): rank(problem, info)[0] for problem in problems}
