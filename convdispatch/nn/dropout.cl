@@ -12,5 +12,8 @@ kernel void dropout(global const REAL *x, const long offset, global REAL *y, con
   const float4 u = unit(block_of(seed, first + b));
   const float draws[4] = {u.s0, u.s1, u.s2, u.s3};
   for (int j = 0; j < 4; ++j)
-    if (b * 4 + j < n) STORE(y, b * 4 + j, draws[j] >= p ? LOAD(x, b * 4 + j) * (ACC)scale : (ACC)0);
+    if (b * 4 + j < n) {
+      const ACC v = LOAD(x, b * 4 + j) * (ACC)scale;
+      STORE(y, b * 4 + j, draws[j] >= p ? v : (ACC)0);
+    }
 }

@@ -81,13 +81,17 @@
 // The values of channel c + j on of what p points to for channel c; 0 outside.
 inline V take(global const REAL *p, const int c, const int j) {
 #if LANES == 1
-  return WITHIN(c + j) ? LOAD(p, (long)j * INNER) : (ACC)0;
+  const ACC v = LOAD(p, (long)(clamp(c + j, 0, CHANNELS - 1) - c) * INNER);
+  return WITHIN(c + j) ? v : (ACC)0;
 #elif INNER != 1
   return WITHIN(c + j) ? vload16(0, p + (long)j * INNER) : (float16)0;
 #else
   if (c + j >= 0 && c + j + LANES <= CHANNELS) return vload16(0, p + j);
   float part[LANES];
-  for (int l = 0; l < LANES; ++l) part[l] = WITHIN(c + j + l) ? p[j + l] : 0.0f;
+  for (int l = 0; l < LANES; ++l) {
+    const float v = p[clamp(c + j + l, 0, CHANNELS - 1) - c];
+    part[l] = WITHIN(c + j + l) ? v : 0.0f;
+  }
   return vload16(0, part);
 #endif
 }

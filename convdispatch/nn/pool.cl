@@ -58,7 +58,7 @@ kernel void pool_backward(global const REAL *restrict dy, const long offset, glo
   dx += START(IH * IW);
   const int some = oy < OH && ox < OW;
   const int from = PIXEL(some ? oy * OW + ox : 0);
-  const ACC slope = some ? LOAD(dy, from) : (ACC)0;
+  const ACC first = LOAD(dy, from), slope = some ? first : (ACC)0;
 #if AVERAGE
   const ACC share = some ? slope / count_of(oy, ox) : (ACC)0;
 #else
@@ -103,19 +103,35 @@ kernel void pool_backward(global const REAL *restrict dy, const long offset, glo
 #define MOST_W ((KW - 1) * DW / SW + 1)
   _Pragma("unroll") for (int j = 0, oy = bottom; j < MOST_H; ++j, --oy)
     _Pragma("unroll") for (int i = 0, ox = right; i < MOST_W; ++i, --ox) {
-      if (oy < top || ox < left) continue;
-#endif
+      const int held = oy >= top && ox >= left;
+#if FLAT || NHWC
+      if (!held) continue;
       const int from = PIXEL(oy * OW + ox);
+#else
+      const int from = PIXEL(clamp(oy, 0, OH - 1) * OW + clamp(ox, 0, OW - 1));
+#endif
+#endif
+#if ADAPTIVE
+      const int held = 1, from = PIXEL(oy * OW + ox);
+#endif
+#if FLAT
+#define TAKEN(test) ((test) ? LOAD(dy, from) : (ACC)0)
+#else
+      const ACC slope = LOAD(dy, from);
+#define TAKEN(test) ((test) ? slope : (ACC)0)
+#endif
 #if AVERAGE
       // Of a dilated window this value may be none.
-      if ((iy + PH - oy * SH) % DH == 0 && (ix + PW - ox * SW) % DW == 0) sum += LOAD(dy, from) / count_of(oy, ox);
+      const int mine = held && (iy + PH - oy * SH) % DH == 0 && (ix + PW - ox * SW) % DW == 0;
+      const ACC share = LOAD(dy, from) / count_of(oy, ox);
+      sum += mine ? share : (ACC)0;
 #elif BYTES
       // Of a dilated window this value may be none: then no place is its.
       const int y = iy + PH - oy * SH, x = ix + PW - ox * SW;
       const int mine = y % DH == 0 && x % DW == 0 ? y / DH * KW + x / DW : -1;
-      sum += WHERE(places[from]) == mine ? LOAD(dy, from) : (ACC)0;
+      sum += TAKEN(held && WHERE(places[from]) == mine);
 #else
-      sum += WHERE(places[from]) == pixel ? LOAD(dy, from) : (ACC)0;
+      sum += TAKEN(held && WHERE(places[from]) == pixel);
 #endif
     }
   STORE(dx, PIXEL(pixel), sum);

@@ -62,7 +62,8 @@ void gradient(global const REAL *restrict x, global const REAL *restrict y, glob
 // packed[tap][c] = w[c][tap], zero beyond the last channel.
 kernel void pack(global const REAL *restrict w, global ACC *restrict packed, long packed_off) {
   const int c = get_global_id(0), t = get_global_id(1);
-  packed[packed_off + (long)t * CP + c] = c < C ? LOAD(w, (long)c * TAPS + t) : (ACC)0;
+  const ACC v = LOAD(w, (long)min(c, C - 1) * TAPS + t);
+  packed[packed_off + (long)t * CP + c] = c < C ? v : (ACC)0;
 }
 
 inline void put(global REAL *restrict y, long at, V sum, int n, int channel BIAS_PARAM RESIDUAL_PARAM) {

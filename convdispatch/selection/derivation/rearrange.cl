@@ -20,9 +20,12 @@ kernel void rearrange(global WORD *target, global const WORD *source, const long
     source += (long)FROM(0, t0) * S0 + (long)FROM(1, t1) * S1 + (long)FROM(2, t2) * S2 + (long)FROM(3, t3) * S3 +
               (long)FROM(4, t4) * S4;
 #if ROWS
-  for (int t5 = 0; t5 < E5; ++t5)
+  for (int t5 = 0; t5 < E5; ++t5) {  // what lies outside is read at the nearest place: no masks for a compiler
+    const WORD nearest = source[(long)clamp(FROM(5, t5), 0, N5 - 1) * S5];
+    target[(long)t5 * T5] = here && INSIDE(5, t5) ? nearest : (WORD)0;
+  }
 #else
   const int t5 = get_global_id(0);
+  target[(long)t5 * T5] = here && INSIDE(5, t5) ? source[(long)FROM(5, t5) * S5] : (WORD)0;
 #endif
-    target[(long)t5 * T5] = here && INSIDE(5, t5) ? source[(long)FROM(5, t5) * S5] : (WORD)0;
 }

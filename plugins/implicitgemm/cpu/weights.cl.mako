@@ -44,7 +44,10 @@ half = lanes // 2
       }
 % endif
   ONCE for (; q < places; ++q)
-    for (int n = 0; n < NVL; ++n) to[q * NVL + n] = n < count ? LOAD(from, n * PLANE + q) : (ACC)0;
+    for (int n = 0; n < NVL; ++n) {
+      const ACC v = LOAD(from, min(n, count - 1) * PLANE + q);
+      to[q * NVL + n] = n < count ? v : (ACC)0;
+    }
 % endif
 }
 <%

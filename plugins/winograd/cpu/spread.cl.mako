@@ -23,7 +23,10 @@ inline void copy_${name}(local ACC *restrict to, global const REAL *restrict x, 
       const long p = at + i * ${c * groups}L;
 % if ragged:
       if (p + LANES > ${total}L) {  // the tensor's last elements
-        ONCE for (int k = 0; k < LANES; ++k) to[i * LANES + k] = c0 + k < ${c} ? LOAD(x, p + k) : (ACC)0;
+        ONCE for (int k = 0; k < LANES; ++k) {
+          const ACC v = LOAD(x, p + min(k, ${c} - 1 - c0));
+          to[i * LANES + k] = c0 + k < ${c} ? v : (ACC)0;
+        }
         continue;
       }
 % endif
