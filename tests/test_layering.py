@@ -22,7 +22,7 @@ ZONES = [
     ["measurement"],
     ["calls"],
     ["runtime", "tensor", "tape", "elementwise", "nn", "inference", "models", "train", "conformance"],
-    ["onnx"],
+    ["onnx", "torch"],
     ["tools"],
     ["__main__"],
 ]

@@ -19,7 +19,7 @@ from . import memory
 from .hostpool import HostPool
 from .queues import OpenCLQueue
 
-__all__ = ["HostMemory", "HostQueue", "empty", "has_system_svm", "pool_of"]
+__all__ = ["HostMemory", "HostQueue", "empty", "has_system_svm", "lease", "pool_of"]
 
 _POOLED = 1 << 16
 """Bytes from which on a result is from the pool; below, the C library keeps its memory anyway."""
@@ -69,7 +69,8 @@ def pool_of(device: cl.Device) -> HostPool:
     return memory.join(Place(device), HostPool())
 
 
-def _lease(device: cl.Device, size: int) -> Any:
+def lease(device: cl.Device, size: int) -> Any:
+    """``size`` bytes of the device's pool as a ctypes array, whose end gives them back."""
     return memory.take(pool_of(device), Place(device), size)
 
 
@@ -77,7 +78,7 @@ def empty(device: cl.Device, shape: tuple[int, ...], dtype: np.dtype, size: int)
     """A new array of ``size`` bytes with undefined values, from the device's pool where that pays."""
     if size < _POOLED or not has_system_svm(device) or (current_policy().frozen and not pool_of(device).has(size)):
         return np.empty(shape, dtype)
-    return np.ndarray(shape, dtype, _lease(device, size))
+    return np.ndarray(shape, dtype, lease(device, size))
 
 
 class HostQueue(OpenCLQueue):
@@ -95,7 +96,7 @@ class HostQueue(OpenCLQueue):
 
     def allocate(self, size: int) -> HostMemory:
         """Host memory from the device's pool."""
-        made = HostMemory(_lease(self.queue.device, size))
+        made = HostMemory(lease(self.queue.device, size))
         self._held.append(made)
         return made
 

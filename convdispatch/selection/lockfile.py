@@ -19,7 +19,7 @@ from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from .records.packs import publish
 
-__all__ = ["Decision", "in_force", "read", "write"]
+__all__ = ["Decision", "agree", "in_force", "read", "write"]
 
 SCHEMA = 1
 
@@ -83,8 +83,19 @@ def _known(path: str) -> dict[str, Decision]:
     return read(path)
 
 
+_agreed: dict[str, Decision] = {}
+
+
+def agree(decisions: Mapping[str, Decision]) -> None:
+    """Fix decisions that several processes took together, by problem text; they come before this process's own file."""
+    _agreed.update(decisions)
+
+
 def in_force(problem: ConvProblem) -> tuple[Decision, str] | None:
-    """The decision that ``CONVDISPATCH_LOCK`` fixes for a problem, and the file's name; None when there is none."""
+    """The decision that ``agree`` or ``CONVDISPATCH_LOCK`` fixes for a problem, and what did; None if nothing does."""
+    text = str(problem) if _agreed or "CONVDISPATCH_LOCK" in os.environ else ""
+    if text in _agreed:
+        return _agreed[text], "of all ranks"
     path = os.environ.get("CONVDISPATCH_LOCK")
-    decision = _known(path).get(str(problem)) if path else None
+    decision = _known(path).get(text) if path else None
     return (decision, path) if decision is not None and path else None

@@ -1,0 +1,23 @@
+"""PyTorch's door: unchanged models on these engines, on the CPU, on CUDA devices, and on a device of OpenCL's alone.
+
+``with enable(): model(x)`` is enough. ``routing`` sits in PyTorch's dispatcher, ``engine`` turns an operator's
+arguments into kept calls, ``host`` and ``streams`` run them on PyTorch's own memory; ``operators``, ``functional``,
+``modules`` are for ``torch.compile`` and ``torch.export``. A new option of ``enable`` goes to ``settings``, a new
+private name of PyTorch's to ``requirements``. Inside, ``import torch`` is PyTorch.
+"""
+
+from __future__ import annotations
+
+from .requirements import require
+
+require()
+
+from .counting import counters, reset_counters  # noqa: E402 (PyTorch is asked for first)
+from .routing import disable, enable  # noqa: E402
+
+__all__ = [
+    "counters",
+    "disable",
+    "enable",
+    "reset_counters",
+]

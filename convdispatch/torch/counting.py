@@ -1,0 +1,60 @@
+"""Counts what was routed: each call of an operator is ours, or left to PyTorch for a reason that is kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+__all__ = ["counters", "left", "ours", "reset_counters", "solved"]
+
+_lock = threading.Lock()
+_counts: Counter[str] = Counter()
+_reasons: Counter[str] = Counter()
+_solvers: Counter[str] = Counter()
+
+
+def ours(operator: str) -> None:
+    """A call of ``operator`` was computed here."""
+    with _lock:
+        _counts["ours"] += 1
+        _counts[operator] += 1
+
+
+def left(operator: str, reason: str) -> None:
+    """A call of ``operator`` was left to PyTorch."""
+    with _lock:
+        _counts["left"] += 1
+        _reasons[f"{operator}: {reason}"] += 1
+
+
+def solved(solver: str) -> None:
+    """A solver ran; an operator's call runs up to two."""
+    _solvers[solver] += 1
+
+
+def counters() -> dict[str, Any]:
+    """What became of the calls so far, in this process.
+
+    ``ours`` and ``left`` count calls of operators; ``convolution``, ``convolution_backward`` say which of ours they
+    were, ``fallback`` counts other operators that ran on the CPU for the device "opencl". ``reasons`` maps a sentence
+    to how many calls were left for it, ``solvers`` a solver's name to how often it ran.
+    """
+    names = ("ours", "left", "convolution", "convolution_backward", "fallback")
+    with _lock:
+        counts: dict[str, Any] = {name: _counts[name] for name in names}
+        return counts | {"reasons": dict(_reasons), "solvers": dict(_solvers)}
+
+
+def fallback(operator: str) -> None:
+    """Another operator ran on the CPU for the device "opencl"."""
+    with _lock:
+        _counts["fallback"] += 1
+        _reasons[f"{operator}: on the CPU for the device opencl"] += 1
+
+
+def reset_counters() -> None:
+    """Count from zero."""
+    with _lock:
+        for each in (_counts, _reasons, _solvers):
+            each.clear()

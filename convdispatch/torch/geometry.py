@@ -1,0 +1,139 @@
+"""The arguments of ``aten::convolution`` as the problems of its forward and its two gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..api.errors import InvalidArgument
+from ..api.problem import ConvProblem
+from ..calls.arguments import describe, transposed_shape
+
+__all__ = ["DTYPES", "FORMATS", "Geometry", "Left", "format_of", "problem_of", "roles"]
+
+DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_TRANSPOSED = {"forward": "bwd_data", "data": "fwd", "weights": "bwd_weights"}
+_PLAIN = {"forward": "fwd", "data": "bwd_data", "weights": "bwd_weights"}
+
+
+class Left(Exception):
+    """The call is PyTorch's own kernel's; the text says why. ``lasting`` where each such call will be."""
+
+    def __init__(self, reason: str, lasting: bool = True) -> None:
+        super().__init__(reason)
+        self.lasting = lasting
+
+
+class Geometry(NamedTuple):
+    """What ``aten::convolution`` is given beside tensors; a sequence of one number means all axes."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+    @classmethod
+    def of(
+        cls,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        transposed: bool,
+        output_padding: Sequence[int],
+        groups: int,
+    ) -> Geometry:
+        """Of the operator's own arguments."""
+        return cls(tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
+
+
+def roles(part: str, transposed: bool) -> tuple[str, tuple[str, str, str]]:
+    """(direction, names of x, w, y) of a part: ``forward``, ``data`` (input's gradient) or ``weights``.
+
+    A transposed convolution is the backward-data of a plain one, so its input is that one's y.
+    """
+    if transposed:
+        first, last = ("output", "input") if part == "forward" else ("grad_output", "input")
+        return _TRANSPOSED[part], (first, "weight", last)
+    return _PLAIN[part], ("input", "weight", "output" if part == "forward" else "grad_output")
+
+
+def format_of(x: torch.Tensor, w: torch.Tensor, bias: Any, geometry: Geometry) -> Any:
+    """The memory format in which PyTorch would answer; None where it is not told for such a tensor."""
+    with_bias = None if bias is None else [w.shape[0]]
+    backend = torch._C._select_conv_backend(x, w, bias, *_full(geometry, x.ndim - 2), with_bias)
+    return torch._C._conv_determine_backend_memory_format(x, w, backend)
+
+
+def _full(geometry: Geometry, ndim: int) -> list[Any]:
+    def spread(values: tuple[int, ...]) -> list[int]:
+        return list(values) * ndim if len(values) == 1 else list(values)
+
+    g = geometry
+    lists = spread(g.stride), spread(g.padding), spread(g.dilation)
+    return [*lists, g.transposed, spread(g.output_padding), g.groups]
+
+
+def problem_of(
+    part: str,
+    geometry: Geometry,
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    grad_shape: Sequence[int] | None,
+    dtype: str,
+    *,
+    last: bool,
+    math: str,
+    bias: bool = False,
+    constant: bool = False,
+) -> ConvProblem:
+    """The problem of one part of a convolution; ``last`` when tensors lie channels last.
+
+    Raises InvalidArgument, InvalidProblem, by the operator's own names.
+    """
+    layout = "nhwc" if last else "nchw"
+    order = _last_order if last else tuple
+    stride, padding, dilation, transposed, output_padding, groups = geometry
+    stride, padding, dilation, output_padding = (
+        values[0] if len(values) == 1 else values for values in (stride, padding, dilation, output_padding)
+    )
+    x, w = order(input_shape), order(weight_shape)
+    direction, names = roles(part, transposed)
+    pads: Any = padding
+    if transposed:
+        common = {"stride": stride, "dilation": dilation, "groups": groups, "layout": layout}
+        shape, pads = transposed_shape(x, w, padding=padding, output_padding=output_padding, **common)
+        x, y = shape, x
+        if grad_shape is not None and order(grad_shape) != x:
+            raise InvalidArgument(f"grad_output must have shape {x}, got {order(grad_shape)}")
+    else:
+        y = None if grad_shape is None else order(grad_shape)
+    return describe(
+        direction,
+        x,
+        w,
+        y,
+        dtype,
+        stride=stride,
+        padding=pads,
+        dilation=dilation,
+        groups=groups,
+        layout=layout,
+        math=math,
+        names=names,
+        bias=bias,
+        constant_weights=constant,
+    )
+
+
+def _last_order(shape: Sequence[int]) -> tuple[int, ...]:
+    return (shape[0], *shape[2:], shape[1])

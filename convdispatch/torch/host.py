@@ -1,0 +1,149 @@
+"""One problem on the CPU: kernels take the tensors' own memory, and the result is there when the call returns."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..api.errors import NoDevice
+from ..api.problem import ConvProblem
+from ..calls.arrays import Call
+from ..device import host, runtime
+from ..device.host import HostMemory, HostQueue
+from ..selection import dispatch
+from ..selection.prepared import Constant
+from .counting import solved
+from .geometry import Left
+
+__all__ = ["HostCall", "device"]
+
+_POOLED = 1 << 16
+
+
+@functools.lru_cache(maxsize=1)
+def device() -> Any:
+    """The OpenCL device that is the CPU: the default one if it is a CPU, else one that shares memory with the host.
+
+    Raises Left, with what to install.
+    """
+    try:
+        chosen = runtime.default_device()
+        found = [chosen] if runtime.device_info(chosen).type == "cpu" else []
+        others = [d for d in runtime.devices() if runtime.device_info(d).type == "cpu"]
+        others = [d for d in others if runtime.device_info(d).vendor != "oclgrind"]
+        for each in [*found, *sorted(others, key=lambda d: not host.has_system_svm(d))]:
+            if runtime.probe(each) is None:
+                return each
+    except NoDevice as error:
+        raise Left(f"no OpenCL device: {str(error).splitlines()[0]}") from None
+    raise Left("no OpenCL device is the CPU: pip install 'convdispatch[cpu]'")
+
+
+class HostCall:
+    """``call(x, w, y, bias, constant)`` computes what ``problem`` writes; the tensor in its place is ignored.
+
+    ``shape`` is the result's as PyTorch counts, ``form`` the memory format of all tensors.
+    """
+
+    def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, dtype: torch.dtype) -> None:
+        self.problem, self.shape, self.form, self.dtype = problem, shape, form, dtype
+        self.device = device()
+        unsupported = runtime.device_info(self.device).supports(problem.dtype)
+        if unsupported:
+            raise Left(unsupported)
+        self.written = "xwy".index(problem.written)
+        self.sizes = [math.prod(s) * problem.itemsize for s in (problem.x_shape, problem.w_shape, problem.y_shape)]
+        self.read = [place for place in range(3) if place != self.written]
+        self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
+        self.shared = host.has_system_svm(self.device)
+        self.prepared = None if self.empty else dispatch.prepare(problem, runtime.context(self.device))
+        size = self.sizes[self.written]
+        self._pool = host.pool_of(self.device) if self.shared and size >= _POOLED else None
+        self._back: Any = None
+        if problem.layout == "nhwc":
+            ndim = len(shape)
+            self._back = (0, ndim - 1, *range(1, ndim - 1))
+        self._views: Any = None
+
+    @property
+    def solver(self) -> str:
+        """What runs."""
+        return "none: nothing to compute" if self.prepared is None else self.prepared.solver.name
+
+    def result(self) -> torch.Tensor:
+        """A new tensor for the result; its memory is used again once nothing holds it."""
+        if self._pool is None or torch._C._is_torch_function_mode_enabled():
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu", memory_format=self.form)
+        lease = host.lease(self.device, self.sizes[self.written])
+        flat = torch.frombuffer(lease, dtype=self.dtype)
+        if self._back is None:
+            return flat.view(self.shape)
+        return flat.view(self.problem.out_shape).permute(self._back)
+
+    def __call__(
+        self,
+        x: torch.Tensor | None,
+        w: torch.Tensor | None,
+        y: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+        constant: Constant | None = None,
+    ) -> torch.Tensor:
+        """Run; waits."""
+        out = self.result()
+        if self.empty:
+            return out.zero_()
+        given: list[Any] = [x, w, y]
+        given[self.written] = out
+        for place in self.read:
+            if not given[place].is_contiguous(memory_format=self.form):
+                given[place] = given[place].contiguous(memory_format=self.form)
+        if bias is not None:
+            bias = bias.contiguous()
+        if self.shared:
+            self._run(given, bias, constant)
+        else:
+            self._run_by_views(given, bias)
+        solved(self.solver)
+        return out
+
+    def _run(self, given: list[Any], bias: Any, constant: Constant | None) -> None:
+        commands = HostQueue(runtime.queue(self.device))
+        at = HostMemory.at
+        memory = [at(tensor.data_ptr(), size, tensor) for tensor, size in zip(given, self.sizes, strict=True)]
+        if bias is not None:
+            bias = at(bias.data_ptr(), bias.nbytes, bias)
+        prepared: Any = self.prepared
+        try:
+            commands.finish(
+                dispatch.run(self.problem, prepared, commands, *memory, bias, None, None, constant)  # type: ignore[arg-type]
+            )
+        except BaseException:
+            commands.queue.finish()  # no command may use the tensors' memory any longer
+            raise
+
+    def _run_by_views(self, given: list[Any], bias: Any) -> None:
+        """By NumPy's road, for a device that takes no pointers of the host's."""
+        views = [_view(tensor, self.problem.layout) for tensor in given]
+        bias = None if bias is None else _view(bias, "nchw")
+        queue = runtime.queue(self.device)
+        if self._views is None:
+            names = ("x", "w", "y")
+            kind = Call.kind_of(views, bias, None, self.problem.direction, names)
+            problem = self.problem.replace(constant_weights=False)
+            self._views = Call(problem, kind, bias, None, queue, views)
+        self._views(*views, bias, None, queue)
+
+
+def _view(tensor: torch.Tensor, layout: str) -> np.ndarray:
+    tensor = tensor.detach()
+    if layout == "nhwc" and tensor.ndim > 2:
+        tensor = tensor.permute(0, *range(2, tensor.ndim), 1)
+    if tensor.dtype == torch.bfloat16:  # NumPy has it by ml_dtypes alone
+        import ml_dtypes
+
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()

@@ -1,0 +1,101 @@
+"""Several processes of one training take the same decisions, so that their results are the same.
+
+Processes meet in the store of ``torch.distributed``, without a collective operation, so no order of calls is asked of
+them. The lock file of rank 0 (``CONVDISPATCH_LOCK``) goes to all; of what it does not name, the first rank that comes
+to a problem decides, and the others follow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..api.errors import ConvDispatchWarning
+from ..api.policy import current_policy
+from ..api.problem import ConvProblem
+from ..device import runtime
+from ..selection import dispatch, lockfile
+from .requirements import lacking
+
+__all__ = ["agree", "many", "meet"]
+
+_PREFIX = "convdispatch/"
+_NONE = "-"
+_lock = threading.Lock()
+_met: Any = None
+_told: set[int] = set()
+
+
+def many() -> bool:
+    """Whether this process is one of several."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _store() -> Any:
+    sentence = lacking({"torch.distributed.distributed_c10d._get_default_store": "ranks cannot agree on solvers"})
+    if sentence:
+        raise RuntimeError(sentence)
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def meet() -> Any:
+    """The store of this training, once rank 0's lock file is in force here too; None for a single process."""
+    global _met
+    if not many():
+        return None
+    group = torch.distributed.distributed_c10d._get_default_group()
+    with _lock:
+        if _met is not group:
+            store, rank = _store(), torch.distributed.get_rank()
+            if rank == 0:
+                path = os.environ.get("CONVDISPATCH_LOCK")
+                locked = lockfile.read(path) if path else {}
+                text = {problem: [each.solver, dict(each.config)] for problem, each in locked.items()}
+                store.set(_PREFIX + "lock", json.dumps(text))
+            text = json.loads(store.get(_PREFIX + "lock"))
+            lockfile.agree({p: lockfile.Decision(solver, config) for p, (solver, config) in text.items()})
+            dispatch.forget()
+            _met = group
+    return _store()
+
+
+def agree(problem: ConvProblem, device: Callable[[], Any], tensor: Any = None) -> None:
+    """Fix what runs a problem as the first rank chose, before this one plans it; nothing in a single process."""
+    if not many():
+        return
+    store = meet()
+    where = device()
+    if tensor is not None:
+        _own_device(store, tensor.get_device())
+    if lockfile.in_force(problem) is not None or problem.mb == 0 or current_policy().solver is not None:
+        return
+    first = dispatch.rank(problem, runtime.device_info(where))[0]
+    mine = json.dumps([first.solver.name, dict(first.config)], sort_keys=True)
+    key = f"{_PREFIX}{problem}/{current_policy().deterministic}"
+    solver, config = json.loads(store.compare_set(key, "", mine))
+    lockfile.agree({str(problem): lockfile.Decision(solver, config)})
+
+
+def _own_device(store: Any, number: int) -> None:
+    """Warn where another process of this host uses the same GPU."""
+    if number in _told:
+        return
+    _told.add(number)
+    rank = str(torch.distributed.get_rank())
+    unique = getattr(torch.cuda.get_device_properties(number), "uuid", number)
+    owner = store.compare_set(f"{_PREFIX}device/{socket.gethostname()}/{unique}", "", rank).decode()
+    if owner != rank:
+        warnings.warn(
+            f"rank {rank} has no GPU of its own: rank {owner} uses CUDA's device {number} of this host too; start as "
+            "many ranks as there are GPUs, and call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) in each",
+            ConvDispatchWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,67 @@
+"""What holds for a call: what ``enable`` was given, PyTorch's own switches, and the policy in force."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from ..api.errors import InvalidArgument
+from ..api.policy import Policy, current_policy
+from ..api.problem import MATHS
+
+__all__ = ["DEFAULT", "Settings", "checked", "math_of", "policy_of", "switches"]
+
+
+class Settings(NamedTuple):
+    """What ``enable`` was given."""
+
+    math: str | None = None
+    solver: str | None = None
+    min_flops: float | None = None
+
+
+DEFAULT = Settings()
+
+
+def checked(math: Any, solver: Any, min_flops: Any) -> Settings:
+    """Raises InvalidArgument for values that ``enable`` does not take."""
+    if math is not None and math not in MATHS:
+        raise InvalidArgument(f"math must be None or one of {', '.join(MATHS)}, got {math!r}")
+    if solver is not None and not isinstance(solver, str):
+        raise InvalidArgument(f"solver must be None or a solver's name or glob, got {solver!r}")
+    if min_flops is not None and (isinstance(min_flops, bool) or not isinstance(min_flops, int | float)):
+        raise InvalidArgument(f"min_flops must be None or a number, got {min_flops!r}")
+    return Settings(math, solver, min_flops)
+
+
+def _tf32_by_cudnn() -> bool:
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # the newer switch was set beside the older one, and PyTorch refuses to read that
+        return torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
+
+
+def switches(on_cuda: bool) -> tuple[Any, ...]:
+    """PyTorch's switches that bear on a call, to be part of what calls are kept by."""
+    tf32 = _tf32_by_cudnn() if on_cuda else torch.get_float32_matmul_precision() != "highest"
+    deterministic = torch.are_deterministic_algorithms_enabled() or (on_cuda and torch.backends.cudnn.deterministic)
+    return tf32, deterministic, torch.backends.cudnn.benchmark
+
+
+def math_of(settings: Settings, switched: tuple[Any, ...], dtype: str) -> str:
+    """The promise for float32 data: the one that was asked for, else what PyTorch's switches allow."""
+    if dtype != "float32":
+        return "float32"
+    return settings.math or ("tf32" if switched[0] else "float32")
+
+
+def policy_of(settings: Settings, switched: tuple[Any, ...]) -> Policy:
+    """The policy in force, with what ``enable`` and PyTorch ask for beside it."""
+    current = current_policy()
+    return replace(
+        current,
+        solver=settings.solver or current.solver,
+        deterministic=current.deterministic or bool(switched[1]),
+    )

@@ -1,0 +1,111 @@
+"""One problem on a CUDA device: OpenCL's programs, launched on PyTorch's current stream over PyTorch's memory.
+
+Workspaces come from PyTorch's caching allocator, so a CUDA graph takes them into its own pool. Nothing waits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..api.errors import NoDevice
+from ..api.problem import ConvProblem
+from ..calls.foreign import rehearse
+from ..calls.libraries import library_of
+from ..device import runtime
+from ..device.ptx import Unlaunchable
+from ..device.stream import CudaMemory
+from ..selection import dispatch
+from ..selection.prepared import Constant
+from .counting import solved
+from .geometry import Left
+
+__all__ = ["CAPTURED", "StreamCall", "device"]
+
+_ALIGNMENT = 16
+"""Bytes that kernels load and copy at once, at most."""
+CAPTURED = "new while a CUDA graph was captured: run the model once before, so that its programs are there"
+
+
+def _stream(tensor: torch.Tensor) -> Any:
+    library: Any = library_of(torch.Tensor)
+    try:
+        return library.stream(tensor, tensor.get_device())
+    except NoDevice as error:
+        raise Left(str(error).splitlines()[0]) from None
+
+
+def device(tensor: torch.Tensor) -> Any:
+    """The OpenCL device on which a CUDA tensor lies. Raises Left."""
+    return _stream(tensor).device
+
+
+class StreamCall:
+    """As ``HostCall``, on the current stream of the tensors' device; returns at once."""
+
+    def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, like: torch.Tensor) -> None:
+        self.problem, self.shape, self.form = problem, shape, form
+        self.dtype, self.where, self.number = like.dtype, like.device, like.get_device()
+        self.library: Any = library_of(torch.Tensor)
+        stream = _stream(like)
+        self.device = stream.device
+        unsupported = runtime.device_info(self.device).supports(problem.dtype)
+        if unsupported:
+            raise Left(unsupported)
+        self.written = "xwy".index(problem.written)
+        self.sizes = [math.prod(s) * problem.itemsize for s in (problem.x_shape, problem.w_shape, problem.y_shape)]
+        self.read = [place for place in range(3) if place != self.written]
+        self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
+        self.prepared: Any = None
+        if self.empty:
+            return
+        with stream.current():
+            if stream.capturing():
+                raise Left(CAPTURED, lasting=False)
+            self.prepared = dispatch.prepare(problem, stream.context)
+            try:
+                rehearse(self.prepared, stream)
+            except Unlaunchable as error:
+                raise Left(f"{self.prepared.solver.name} cannot run on a CUDA stream: {error}") from None
+
+    @property
+    def solver(self) -> str:
+        """What runs."""
+        return "none: nothing to compute" if self.prepared is None else self.prepared.solver.name
+
+    def __call__(
+        self,
+        x: torch.Tensor | None,
+        w: torch.Tensor | None,
+        y: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+        constant: Constant | None = None,
+    ) -> torch.Tensor:
+        """Give the call to the stream; the tensor that will be written."""
+        out = torch.empty(self.shape, dtype=self.dtype, device=self.where, memory_format=self.form)
+        if self.empty:
+            return out.zero_()
+        given: list[Any] = [x, w, y]
+        given[self.written] = out
+        for place in self.read:
+            given[place] = self._ready(given[place], self.form)
+        if bias is not None:
+            bias = self._ready(bias, torch.contiguous_format)
+            bias = CudaMemory(bias.data_ptr(), bias.nbytes, bias)
+        memory = [CudaMemory(t.data_ptr(), size, t) for t, size in zip(given, self.sizes, strict=True)]
+        stream, prepared = self.library.stream(out, self.number), self.prepared
+        with stream.current():
+            stream.noted(prepared.solver.name)
+            dispatch.run(self.problem, prepared, stream, *memory, bias, None, None, constant)  # type: ignore[arg-type]
+            stream.check()
+        solved(self.solver)
+        return out
+
+    def _ready(self, tensor: Any, form: Any) -> Any:
+        if not tensor.is_contiguous(memory_format=form):
+            tensor = tensor.contiguous(memory_format=form)
+        if tensor.data_ptr() % _ALIGNMENT:
+            tensor = tensor.clone(memory_format=torch.preserve_format)
+        return tensor
