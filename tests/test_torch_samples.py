@@ -7,24 +7,29 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch, whose samples these are, is not installed (extra: peers)")
 pytest.importorskip("expecttest", reason="expecttest, which torch's samples need, is not installed (extra: peers)")
 
+from test_torch_opinfo import NAMES, operators  # noqa: E402
+
 import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)
-from test_torch_opinfo import NAMES, arguments, beyond_every_kernel, operators  # noqa: E402
 
 LIMIT = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
 def error(got, expected) -> float:
+    got, expected = got.detach(), expected.detach()
     return float((got.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30))
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=["float32", "float64"])
 @pytest.mark.parametrize("name", NAMES)
 def test_samples_with_gradients(name, dtype, full):
-    """The samples' values, and by turns their gradients by input or weight; both with --full."""
+    """The samples' values, and by turns their gradients by input or weight; of float64 every third sample. All with
+    --full."""
     torch.manual_seed(0)
     operator, limit = operators()[name], LIMIT[dtype]
     samples = list(operator.sample_inputs("cpu", dtype, requires_grad=True))
     for number, sample in enumerate(samples):
+        if dtype == torch.float64 and number % 3 and not full:
+            continue
         leaves = [sample.input, *(each for each in sample.args if isinstance(each, torch.Tensor))]
         if not full:
             leaves = [leaves[number // 2 % 2], *leaves[2:]]  # samples come in pairs, with a batch axis and without
@@ -40,11 +45,7 @@ def test_samples_with_gradients(name, dtype, full):
             assert mine.shape == theirs.shape, where
             assert error(mine, theirs) <= limit, where
         counted = ct.counters()
-        if "transpose" in name and beyond_every_kernel(arguments(name, sample)[0]):
-            assert (counted["ours"], counted["left"]) == (0, 2), where
-            assert all("append zeros to the output instead" in reason for reason in counted["reasons"])
-        else:
-            assert (counted["ours"], counted["left"]) == (2, 0), f"{where}: {counted}"
+        assert (counted["ours"], counted["left"]) == (2, 0), f"{where}: {counted}"
     assert len(samples) >= 8
 
 

@@ -44,6 +44,9 @@ def forward(
 ) -> torch.Tensor:
     """``aten::convolution``. Raises Left, InvalidArgument, InvalidProblem."""
     geometry = Geometry.of(stride, padding, dilation, transposed, output_padding, groups)
+    rows = geometry.rows(x.ndim - 2)
+    if any(rows):
+        return forward(_longer(x, rows), w, bias, *geometry.without(rows), settings=settings)
     constant = promise(w, w.requires_grad and torch.is_grad_enabled())
     call = _call("forward", geometry, x, w, None, bias, constant is not None, settings)
     result = call(None, w, x, bias, constant) if transposed else call(x, w, None, bias, constant)
@@ -68,6 +71,14 @@ def backward(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """``aten::convolution_backward``; None for a gradient that is not asked for. Raises as ``forward`` does."""
     geometry = Geometry.of(stride, padding, dilation, transposed, output_padding, groups)
+    rows = geometry.rows(x.ndim - 2)
+    if any(rows):
+        rest = geometry.without(rows)
+        longer = backward(grad, _longer(x, rows), w, bias_sizes, *rest, output_mask, settings=settings)
+        data = longer[0]
+        if data is not None:
+            data = data[(..., *(slice(size) for size in x.shape[2:]))].contiguous()
+        return data, *longer[1:]
     data = weights = sums = None
     # Both are chosen before either runs: a call that is left is left whole.
     if output_mask[0]:
@@ -137,6 +148,12 @@ def _call(
     if switched[2] and call.prepared is not None:
         background.consider(call.problem, call.device, chosen)
     return call
+
+
+def _longer(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """``x`` with zeros appended to its spatial axes."""
+    pads = [count for extra in reversed(rows) for count in (0, extra)]
+    return torch.ops.aten.constant_pad_nd(x, pads, 0)
 
 
 class _Leave:

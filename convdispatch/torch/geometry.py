@@ -55,6 +55,26 @@ class Geometry(NamedTuple):
         """Of the operator's own arguments."""
         return cls(tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
 
+    def rows(self, ndim: int) -> list[int]:
+        """Zeros to append to a transposed convolution's input along each axis, for an ``output_padding`` that reaches
+        beyond what a convolution's rounding down absorbs."""
+        if not self.transposed or not any(self.output_padding):
+            return [0] * ndim
+
+        def spread(values: tuple[int, ...]) -> tuple[int, ...]:
+            return values * ndim if len(values) == 1 else values
+
+        axes = zip(spread(self.output_padding), spread(self.stride), spread(self.padding), strict=True)
+        return [max(0, extra - pad) // max(step, 1) if extra >= step else 0 for extra, step, pad in axes]
+
+    def without(self, rows: Sequence[int]) -> Geometry:
+        """The geometry of an input that has the rows."""
+        ndim = len(rows)
+        extra = self.output_padding * ndim if len(self.output_padding) == 1 else self.output_padding
+        steps = self.stride * ndim if len(self.stride) == 1 else self.stride
+        left = tuple(each - count * step for each, count, step in zip(extra, rows, steps, strict=True))
+        return self._replace(output_padding=left)
+
 
 def roles(part: str, transposed: bool) -> tuple[str, tuple[str, str, str]]:
     """(direction, names of x, w, y) of a part: ``forward``, ``data`` (input's gradient) or ``weights``.
@@ -111,7 +131,7 @@ def problem_of(
     pads: Any = padding
     if transposed:
         common = {"stride": stride, "dilation": dilation, "groups": groups, "layout": layout}
-        shape, pads = transposed_shape(x, w, padding=padding, output_padding=output_padding, **common)
+        shape, pads, _ = transposed_shape(x, w, padding=padding, output_padding=output_padding, **common)
         x, y = shape, x
         if grad_shape is not None and order(grad_shape) != x:
             raise InvalidArgument(f"grad_output must have shape {x}, got {order(grad_shape)}")

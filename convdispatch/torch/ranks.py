@@ -21,7 +21,7 @@ from ..api.errors import ConvDispatchWarning
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..device import runtime
-from ..selection import dispatch, lockfile
+from ..selection import dispatch, lockfile, ranking
 from .requirements import lacking
 
 __all__ = ["agree", "many", "meet"]
@@ -77,7 +77,7 @@ def agree(problem: ConvProblem, device: Callable[[], Any], tensor: Any = None) -
         _own_device(store, tensor.get_device())
     if lockfile.in_force(problem) is not None or problem.mb == 0 or current_policy().solver is not None:
         return
-    first = dispatch.rank(problem, runtime.device_info(where))[0]
+    first = ranking.rank(problem, runtime.device_info(where))[0]
     mine = json.dumps([first.solver.name, dict(first.config)], sort_keys=True)
     key = f"{_PREFIX}{problem}/{current_policy().deterministic}"
     solver, config = json.loads(store.compare_set(key, "", mine))
