@@ -16,7 +16,6 @@ from convdispatch.measurement import child
 from convdispatch.measurement.conformance.outcome import load
 from convdispatch.measurement.conformance.verify import select, verify
 from convdispatch.selection import loader
-from convdispatch.tools import progress
 from convdispatch.tools.cli import main
 
 DEADLY = """
@@ -227,16 +226,3 @@ def test_a_child_ends_with_its_parent(hangs):
         time.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
     pytest.fail("the child outlived its parent")
-
-
-def test_progress_is_lines_where_there_is_no_terminal(monkeypatch):
-    import io
-
-    from rich.console import Console
-
-    out, clock = io.StringIO(), iter([0.0, 3.0, 12.0, 15.0, 30.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress.progress(Console(file=out, width=100), "verify", 4) as step:
-        for word in ("one", "two", "three", "four"):
-            step(word, 1)
-    assert out.getvalue().splitlines() == ["verify: 2 of 4, 12 s: two", "verify: 4 of 4, 30 s: four"]

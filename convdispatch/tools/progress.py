@@ -1,53 +1,136 @@
-"""How far a long command is: a bar on a terminal, elsewhere a line every few seconds, so that a log shows it too."""
+"""How far a long command is and what remains: a bar on a terminal, elsewhere a line every ten seconds, so that a log
+shows it too.
+
+What remains is told from the first moment where the caller expects so many seconds a step; what steps really took
+replaces the expectation as they end.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
 
-__all__ = ["EVERY_S", "progress"]
+__all__ = ["EVERY_S", "Progress", "duration", "progress"]
 
 EVERY_S = 10.0
 """Seconds between lines where there is no terminal."""
 
 
-@contextmanager
-def progress(console: Console | None, title: str, total: int) -> Iterator[Callable[[str, int], None]]:
-    """``step(words, advance)`` says what is done now, unless the words are empty, and counts; None shows nothing."""
-    if console is None:
-        yield lambda words, advance: None
-    elif console.is_terminal:
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as shown:
-            task = shown.add_task(title, total=total)
+class Progress:
+    """Counts steps. Calling it with ``(words, advance)`` says what is done now, unless the words are empty, and counts.
 
-            def step(words: str, advance: int) -> None:
-                shown.update(task, advance=advance, **({"description": words[:60]} if words else {}))
+    ``expected_s`` is what a step is thought to take; ``clock`` counts seconds.
+    """
 
-            yield step
-    else:
-        yield _Lines(console, title, total)
-
-
-class _Lines:
-    def __init__(self, console: Console, title: str, total: int) -> None:
-        self._console, self._title, self._total = console, title, total
-        self._began = self._last = time.monotonic()
-        self._done, self._words = 0, ""
+    def __init__(self, total: int, expected_s: float | None = None, clock: Callable[[], float] = time.monotonic):
+        self.total, self.done, self.words = total, 0, ""
+        self._expected_s, self._clock = expected_s, clock
+        self.began = self._first = self._last = clock()
+        self._given = 0
+        self._changed: Callable[[], None] = lambda: None
 
     def __call__(self, words: str, advance: int) -> None:
-        self._done, self._words = self._done + advance, words or self._words
-        now = time.monotonic()
-        if now - self._last >= EVERY_S:
-            self._last = now
-            said = f"{self._title}: {self._done} of {self._total}, {now - self._began:.0f} s: {self._words}"
-            self._console.print(said, markup=False, highlight=False)
+        self.words = words or self.words
+        if advance:
+            self.done, self._last = self.done + advance, self._clock()
+        self._changed()
+
+    def begin(self, expected_s: float | None = None, done: int = 0) -> None:
+        """The steps begin now: what went before was preparation, and ``done`` steps needed no work."""
+        self._expected_s = self._expected_s if expected_s is None else expected_s
+        self._first = self._last = self._clock()
+        self.done = self._given = self.done + done
+        self._changed()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the command began."""
+        return self._clock() - self.began
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds that are left; None while nothing is expected and no step has ended.
+
+        A step takes the mean of those that ended, among which the expectation counts as one. The one at work takes at
+        least what it has taken already.
+        """
+        left, ended = self.total - self.done, self.done - self._given
+        if left <= 0:
+            return 0.0
+        spent = self._last - self._first
+        if self._expected_s is not None:
+            each = (spent + self._expected_s) / (ended + 1)
+        elif ended:
+            each = spent / ended
+        else:
+            return None
+        now = self._clock() - self._last
+        return max(each - now, 0.0) + max(each, now / (ended + 1)) * (left - 1)
+
+    def line(self, title: str) -> str:
+        """All of it in one line."""
+        left = self.remaining_s
+        remains = "what remains is not known yet" if left is None else f"about {duration(left)} left"
+        return f"{title}: {self.done} of {self.total}, {duration(self.elapsed_s)}, {remains}: {self.words}"
+
+
+def duration(seconds: float) -> str:
+    """``40 s``, ``3:05``, ``2:00:09``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@contextmanager
+def progress(console: Console | None, title: str, total: int, expected_s: float | None = None) -> Iterator[Progress]:
+    """A Progress that is shown on the console; None shows nothing."""
+    counted = Progress(total, expected_s)
+    if console is None:
+        yield counted
+    elif console.is_terminal:
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+        with Bars(*columns, TimeElapsedColumn(), _Left(counted), console=console, transient=True) as shown:
+            task = shown.add_task(title, total=total)
+
+            def change() -> None:
+                shown.update(task, completed=counted.done, description=(counted.words or title)[:60])
+
+            counted._changed = change
+            yield counted
+    else:
+        ended = threading.Event()
+        teller = threading.Thread(target=_tell, args=(console, title, counted, ended), daemon=True)
+        teller.start()
+        try:
+            yield counted
+        finally:
+            ended.set()
+            teller.join(1.0)
+
+
+def _tell(console: Console, title: str, counted: Progress, ended: threading.Event) -> None:
+    """A line every ten seconds, however long a single step takes."""
+    while not ended.wait(EVERY_S):
+        console.print(counted.line(title), markup=False, highlight=False, soft_wrap=True)
+
+
+class _Left(ProgressColumn):
+    """rich's own column knows nothing before the second step has ended."""
+
+    def __init__(self, counted: Progress) -> None:
+        super().__init__()
+        self._counted = counted
+
+    def render(self, task: Task) -> Text:
+        left = self._counted.remaining_s
+        return Text("" if left is None else f"{duration(left)} left", style="progress.remaining")

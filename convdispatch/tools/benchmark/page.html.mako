@@ -8,6 +8,12 @@
 <span><i class="swatch" style="background:${css}"></i>${name}</span> \
 % endfor
 </p></%def>\
+<%def name="doubt()">${'class="doubt"' if busy else '' | n}</%def>\
+<%def name="marked()">\
+% if busy:
+<br><em>busy machine: not to be trusted</em>\
+% endif
+</%def>\
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Convolutions on ${device["name"]}: convdispatch bench</title>
@@ -38,6 +44,7 @@ tr.group td { background:var(--card); font-weight:600 }
   transparent 0 3px, var(--paper) 3px 5px) }
 svg { width:100%; height:auto } svg text { fill:var(--soft); font-size:12px } svg .grid { stroke:var(--grid) }
 details details { margin-left:1.2rem } details { border-bottom:1px solid var(--grid) } summary { cursor:pointer; padding:.3rem 0 }
+.tiles .doubt { outline:2px dashed var(--bad) } .tiles .doubt b { color:var(--soft) } .tiles em { color:var(--bad); font-style:normal }
 .warn { border-left:4px solid var(--bad); padding-left:.8rem }
 </style></head><body>
 
@@ -57,16 +64,16 @@ and how far all this is from what the device can do.</p>
 <div class="tiles">
 <div><b>${len({line.measured.problem for line in lines})}</b>distinct problems</div>
 % for dtype, roof in report.roofs.items():
-<div><b>${number(roof["flops"]["rate"] / 1e9)}</b>GFLOP/s multiply-add (${dtype})</div>
-<div><b>${number(roof["bandwidth"]["rate"] / 1e9)}</b>GB/s copy</div>
+<div><b>${number(roof["flops"]["rate"] / 1e9)}</b>GFLOP/s multiply-add (${dtype})${marked()}</div>
+<div><b>${number(roof["bandwidth"]["rate"] / 1e9)}</b>GB/s copy${marked()}</div>
 % if roof.get("matrix"):
 <div><b>${number(roof["matrix"]["rate"] / 1e9)}</b>GFLOP/s matrix units (${dtype})</div>
 % endif
 % endfor
-<div><b>${share(fraction)}</b>of the roofline, geometric mean</div>
-<div><b>${number(regret) if regret else "unknown"}</b>regret of the choice, on ${known[0]} of ${known[1]} problems with evidence</div>
+<div ${doubt()}><b>${share(fraction)}</b>of the roofline, geometric mean${marked()}</div>
+<div ${doubt()}><b>${number(regret) if regret else "unknown"}</b>regret of the choice, on ${known[0]} of ${known[1]} problems with evidence${marked()}</div>
 % for peer, mean in means.items():
-<div><b>${number(mean)}</b>${peer}'s time over ours, geometric mean of ${sum(1 for line in lines if line.ratio(peer))} layers</div>
+<div ${doubt()}><b>${"withheld" if busy else number(mean)}</b>${peer}'s time over ours, geometric mean of ${sum(1 for line in lines if line.ratio(peer))} layers${marked()}</div>
 % endfor
 </div>
 % for words in evidence:
@@ -108,7 +115,12 @@ ceilings allow. A ratio is the peer's time over ours: above 1, ours is faster.</
 % if theirs and some < net.layers:
  <small>(${some} layers)</small>\
 % endif
-</td>${ratio(theirs / ours if theirs else None)}${ratio(net.ratios[peer])}
+</td>\
+% if busy and theirs:
+<td class="n soft">withheld</td><td class="n soft">withheld</td>
+% else:
+${ratio(theirs / ours if theirs else None)}${ratio(net.ratios[peer])}
+% endif
 % endfor
 </tr>
 % endfor
@@ -166,7 +178,7 @@ ${legend()}
 </tr>
 % for line in mine:
 <% best = line.measured.best %>\
-<tr><td title="${line.measured.problem}">${line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1]}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}</td><td class="n">${interval(best)}</td><td class="n">${number(line.gflops)}</td><td>${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))}</td><td class="n">${share(line.fraction)}</td><td class="n">${errors(best)}</td><td class="n">${errors(line.measured.chosen)}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
+<tr><td title="${line.measured.problem}">${line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1]}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}${"?" if line.measured.problem in disturbed else ""}</td><td class="n">${interval(best)}</td><td class="n">${number(line.gflops)}</td><td>${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))}</td><td class="n">${share(line.fraction)}</td><td class="n">${errors(best)}</td><td class="n">${errors(line.measured.chosen)}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
 % for peer in peers:
 <td class="n">${number(line.measured.peer_ms(peer), 4)}</td>${ratio(line.ratio(peer))}<td class="n">${errors(line.measured.peer(peer))}</td>
 % endfor

@@ -6,9 +6,9 @@ import importlib.resources
 from pathlib import Path
 from typing import Any
 
-from .environment import busy
 from .figures import MARKS, colours, geometry_map
 from .published import CARD, SOURCE, titanx
+from .quiet import busy, disturbed, signs
 from .report import Report
 from .summary import GAP, family, gaps, geomean, known, lines, nets, solver_times, types
 from .terminal import errors, evidence, interval, number, share
@@ -31,7 +31,7 @@ def render(report: Report) -> str:
 
 
 def _values(report: Report) -> dict[str, Any]:
-    every = lines(report)
+    every, device = lines(report), report.environment["device"]
     peers = [peer for peer in report.settings.get("peers", {}) if any(line.ratio(peer) for line in every)]
     sums = nets(every, peers)
     solvers = sorted({solver for line in every for solver in solver_times(line.measured)})
@@ -39,8 +39,9 @@ def _values(report: Report) -> dict[str, Any]:
     published = {net.name: [row for row in titanx() if row.net == net.name] for net in sums}
     return {
         "report": report,
-        "busy": busy(report.environment),
-        "device": report.environment["device"],
+        "busy": busy(signs(report)),
+        "device": device,
+        "disturbed": {line.measured.problem for line in every if disturbed(line.measured, device)},
         "lines": every,
         "peers": peers,
         "nets": sums,

@@ -110,6 +110,8 @@ class Measured:
     failure: str = ""
     conditions: str = ""
     spent_ms: float = 0.0
+    load: float | None = None
+    """Processors that other processes kept busy meanwhile."""
     peak_bytes: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
     """What must be the same for a rerun to trust this: plugins' texts, solver, peers, search."""
@@ -197,6 +199,8 @@ class Report:
     measured: dict[str, Measured] = field(default_factory=dict)
     regret: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
+    again: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The ceilings' rates measured once more at the run's end, by dtype."""
     schema: int = SCHEMA
 
     def rows(self) -> list[tuple[Layer, Measured]]:

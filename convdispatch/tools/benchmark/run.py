@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ...api.errors import InvalidArgument
+from ...api.errors import ConvDispatchError, InvalidArgument
 from ...device import runtime
 from ...measurement.peaks import measure_roof
 from ...measurement.search.ahead import ahead_s, compile_ahead
@@ -18,6 +19,7 @@ from ...measurement.shapes import Entry
 from ..progress import progress
 from . import peers as others
 from .environment import environment
+from .quiet import wait_quiet
 from .regret import regret_report
 from .report import Journal, Layer, Measured, Report, load
 from .session import Session
@@ -27,6 +29,8 @@ __all__ = ["SILENT_S", "run"]
 
 SILENT_S = 60.0
 """Seconds beside thrice a problem's budget after which a candidate that says nothing hangs."""
+RACE_S = 2.0
+"""Seconds that a problem takes beside its budget: compilers, the race, the reference; only until one has ended."""
 
 
 def run(
@@ -46,6 +50,7 @@ def run(
     timeout_s: float | None = None,
     within_s: float | None = None,
     jobs: int = 0,
+    wait_quiet_s: float = 0.0,
     keep: Callable[[Report], None] = lambda report: None,
 ) -> Report:
     """Measure the layers of ``nets`` (name to named problems) and answer the report.
@@ -53,12 +58,13 @@ def run(
     ``against`` names peers; ``resume`` is a journal that is read first and appended to. With ``isolate`` all is
     measured in a child process, of which a candidate that crashes or says nothing for ``timeout_s`` takes one with it.
     With ``jobs`` so many processes compile what will be tried first. An interrupt, and the end of ``within_s`` where
-    ``isolate`` is on, end the measuring, not the report, which says so. ``keep`` is called with the report after each
+    ``isolate`` is on, end the measuring, not the report, which says so. Before the first problem and between problems
+    ``wait_quiet_s`` seconds in all are waited until other work has ended. ``keep`` is called with the report after each
     problem. Raises NoDevice and InvalidArgument.
     """
     until = None if within_s is None else time.monotonic() + within_s
     chosen = runtime.find_device(device)
-    seen = environment(runtime.device_info(chosen))
+    info = runtime.device_info(chosen)
     layers = [
         Layer(net, entry.name, str(entry.problem), entry.count)
         for net, entries in nets.items()
@@ -71,7 +77,11 @@ def run(
     setup = {"solver": solver, "search": search, "budget_ms": budget_ms, "record": record}
     problems = {str(e.problem): e.problem for entries in nets.values() for e in entries if e.problem.mb}
     names = {layer.problem: f"{layer.net} {layer.name}" for layer in layers}
-    with progress(console, "bench", len(names)) as step:
+    each_s = RACE_S + (budget_ms / 1e3 if search else 0.0)
+    patience = _Patience(wait_quiet_s, info.compute_units)
+    with progress(console, "bench", len(names), each_s) as step:
+        patience.wait(step)
+        seen = environment(info)
         step("starting", 0)
         if isolate:
             silent_s = SILENT_S + 3e-3 * budget_ms if timeout_s is None else timeout_s
@@ -91,23 +101,53 @@ def run(
                 if until is not None:
                     most_s = min(most_s, (until - time.monotonic()) / 4)
                 compile_ahead(new, runtime.address(chosen), jobs, most_s, solver, step)
-            for text, name in names.items():
-                title = f"{name} {problems[text].direction}"
+            step.begin(done=len(names) - len(new))
+            for problem in new:
+                patience.wait(step)
+                title = f"{names[str(problem)]} {problem.direction}"
                 step(title, 0)
-                if text not in report.measured:
-                    found = session.measure(problems[text], lambda at, title=title: step(f"{title} {at}", 0))
-                    report.measured[text] = found
-                    if journal:
-                        journal.add(found)
-                    keep(report)
+                found = session.measure(problem, lambda at, title=title: step(f"{title} {at}", 0))
+                report.measured[str(problem)] = found
+                if journal:
+                    journal.add(found)
+                keep(report)
                 step("", 1)
+            if new:
+                _measure_again(session, report, step)
             if regret:
                 report.regret = regret_report(session, report, lambda words: step(words, 0))
         except (KeyboardInterrupt, OutOfTime):
             report.interrupted = True
         finally:
             session.close()
+    report.environment["waited_s"] = round(patience.waited_s, 1)
     return report
+
+
+def _measure_again(session: Any, report: Report, step: Callable[[str, int], None]) -> None:
+    """The ceilings once more: on a machine that others use they come out otherwise than at the beginning."""
+    for dtype, roof in report.roofs.items():
+        step(f"ceilings of the device once more, {dtype}", 0)
+        with contextlib.suppress(ConvDispatchError, OutOfTime):  # what was measured stands; nothing is known of its end
+            again = session.roof(dtype)
+            report.again[dtype] = {n: again[n]["rate"] for n, peak in roof.items() if _both(peak, again.get(n))}
+
+
+def _both(first: Any, again: Any) -> bool:
+    return isinstance(first, dict) and isinstance(again, dict)
+
+
+class _Patience:
+    """Seconds that are left to wait for quiet."""
+
+    def __init__(self, most_s: float, processors: int) -> None:
+        self._most_s, self._processors, self.waited_s = most_s, processors, 0.0
+
+    def wait(self, step: Callable[[str, int], None]) -> None:
+        """Until other work has ended, while seconds are left."""
+        left = self._most_s - self.waited_s
+        if left > 0:
+            self.waited_s += wait_quiet(left, self._processors, say=lambda words: step(words, 0))
 
 
 class _Here:

@@ -35,6 +35,7 @@ from ...selection.records.record import Record, choice_text
 from ...selection.records.timing import Timing
 from .environment import plugin_texts
 from .peers import Peer, Unable, Variant
+from .quiet import Others
 from .report import Choice, Measured, PeerTime, Row, placeless
 
 if TYPE_CHECKING:
@@ -85,11 +86,13 @@ class Session:
         """
         self._without = dict(without or {})
         found = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)
+        others = Others()
         try:
             with policy(solver=self.solver):
                 self._measure(problem, found)
         except (ConvDispatchError, MemoryError) as error:
             found.failure = str(error)
+        found.load = others.load()
         return found
 
     def _measure(self, problem: ConvProblem, found: Measured) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .environment import busy
+from .quiet import busy, disturbed, signs
 from .report import EVIDENCE, Choice, PeerTime, Report, Row
 from .summary import Line, gaps, geomean, known, lines, nets
 
 __all__ = ["errors", "evidence", "interval", "number", "share", "show"]
+
+DOUBT = " (busy machine: not to be trusted)"
+WITHHELD = "withheld, the machine was busy"
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -41,14 +45,15 @@ def errors(timed: Choice | PeerTime | Row | None) -> str:
 
 def show(report: Report, console: Console) -> None:
     """Print everything that is measured so far."""
-    every = lines(report)
+    every, seen = lines(report), signs(report)
     peers = list(report.settings.get("peers", {}))
-    _heading(report, console)
+    _heading(report, console, busy(seen))
+    doubt = DOUBT if seen else ""
     if every:
-        console.print(_layers(every, peers))
-        console.print(_nets(every, peers))
+        console.print(_layers(every, peers, report.environment["device"]))
+        console.print(_nets(every, peers, withheld=bool(seen)))
         for words in evidence(every, bool(report.settings.get("search", True))):
-            console.print(words, highlight=False)
+            console.print(words + doubt, highlight=False)
     low = gaps(every)
     if low:
         console.print(f"{len(low)} problems below half of the roofline, most lost time first:", highlight=False)
@@ -57,7 +62,8 @@ def show(report: Report, console: Console) -> None:
     for peer in peers:
         ratios = [ratio for line in every if (ratio := line.ratio(peer))]
         if ratios:
-            console.print(f"{peer}: its time over ours, geometric mean of {len(ratios)} layers: {geomean(ratios):.3f}")
+            mean = WITHHELD if seen else f"{geomean(ratios):.3f}"
+            console.print(f"{peer}: its time over ours, geometric mean of {len(ratios)} layers: {mean}")
     for peer, reason in report.settings.get("missing_peers", {}).items():
         console.print(f"{peer} is not measured: {reason}", markup=False)
     for name, words in (("immediate", "without records"), ("neighbours", "with half of the list known")):
@@ -65,7 +71,7 @@ def show(report: Report, console: Console) -> None:
         if found and found["geomean"]:
             worst = f"worst {found['worst']:.2f} ({found['worst_problem']})"
             mean = f"{found['geomean']:.3f} on {found['count']} problems"
-            console.print(f"regret {words}: {mean}, {worst}", highlight=False)
+            console.print(f"regret {words}: {mean}, {worst}{doubt}", highlight=False)
     for line in every:
         rows = [row for row in line.measured.rows if row.status in ("wrong", "failed")]
         bad = [f"{row.solver} {row.status}: {row.reason}" for row in rows]
@@ -87,12 +93,13 @@ def evidence(every: list[Line], searched: bool) -> list[str]:
     return [f"regret of the choice: {'unknown' if regret is None else number(regret)}, on {rests}{unknown}"]
 
 
-def _heading(report: Report, console: Console) -> None:
+def _heading(report: Report, console: Console, warning: str) -> None:
     device = report.environment["device"]
     console.print(f"{device['title']}, driver {device['driver']}, {report.environment['created']}", highlight=False)
-    warning = busy(report.environment)
     if warning:
         console.print(warning, style="red")
+    if report.environment.get("waited_s"):
+        console.print(f"waited {report.environment['waited_s']:g} s for quiet", highlight=False)
     for dtype, roof in report.roofs.items():
         rates = {name: peak["rate"] / 1e9 for name, peak in roof.items() if isinstance(peak, dict)}
         words = [f"{rates['flops']:,.0f} GFLOP/s multiply-add", f"{rates['bandwidth']:,.1f} GB/s copy"]
@@ -100,8 +107,11 @@ def _heading(report: Report, console: Console) -> None:
         console.print(f"ceilings measured in this run, {dtype}: {', '.join(words)}", highlight=False)
 
 
-def _layers(every: list[Line], peers: list[str]) -> Table:
-    table = Table(title="Layers; errors on normal data, and on data of differing scales", title_justify="left")
+def _layers(every: list[Line], peers: list[str], device: Mapping[str, Any]) -> Table:
+    title = "Layers; errors on normal data, and on data of differing scales"
+    if any(disturbed(line.measured, device) for line in every):
+        title += "; ? stands where other work disturbed the layer"
+    table = Table(title=title, title_justify="left")
     for title in ("net", "layer", "direction", "fastest solver"):
         table.add_column(title, overflow="fold")
     for title in (
@@ -122,7 +132,8 @@ def _layers(every: list[Line], peers: list[str]) -> Table:
         table.add_column("error", justify="right", no_wrap=True)
     for line in every:
         best = line.measured.best
-        cells = [line.coverage, number(line.ms, 4), interval(best)]
+        doubt = "?" if disturbed(line.measured, device) else ""
+        cells = [line.coverage, number(line.ms, 4) + doubt, interval(best)]
         cells += [number(line.gflops), share(line.fraction)]
         cells += [errors(best), errors(line.measured.chosen)]
         cells += [f"{best.workspace / 2**20:,.1f} MiB" if best and best.workspace is not None else "-"]
@@ -130,14 +141,17 @@ def _layers(every: list[Line], peers: list[str]) -> Table:
         for peer in peers:
             ratio = line.ratio(peer)
             style = "green" if ratio and ratio >= 1 else "red"
-            cells += [number(line.measured.peer_ms(peer), 4), Text(number(ratio), style=style if ratio else "")]
+            cells += [
+                number(line.measured.peer_ms(peer), 4),
+                Text(number(ratio) + doubt * bool(ratio), style=style if ratio else ""),
+            ]
             cells += [errors(line.measured.peer(peer))]
         times = f" *{line.layer.count}" if line.layer.count > 1 else ""
         table.add_row(line.layer.net, line.layer.name + times, line.problem.direction, line.verdict, *cells)
     return table
 
 
-def _nets(every: list[Line], peers: list[str]) -> Table:
+def _nets(every: list[Line], peers: list[str], withheld: bool) -> Table:
     table = Table(title="Nets, sums over their convolutions", title_justify="left")
     for title in ("net", "direction"):
         table.add_column(title)
@@ -153,6 +167,7 @@ def _nets(every: list[Line], peers: list[str]) -> Table:
         for peer in peers:
             theirs, ours, layers = net.peers.get(peer, (None, None, 0))
             some = "" if layers == net.layers else f" ({layers} layers)"
-            cells += [number(theirs, 4) + some, number(theirs / ours if ours else None), number(net.ratios[peer])]
+            ratios = [number(theirs / ours if ours else None), number(net.ratios[peer])]
+            cells += [number(theirs, 4) + some, *(["withheld"] * 2 if withheld and ours else ratios)]
         table.add_row(net.name, net.direction, str(net.layers), *cells)
     return table

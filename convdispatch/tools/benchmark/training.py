@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...api.device import DeviceInfo
 from ...api.errors import InvalidArgument
 from ...device import runtime
 from ...device.tracing import tracing
@@ -22,11 +23,12 @@ from ...models import catalogue
 from ...nn import SGD, Tape
 from ...nn.functional import cross_entropy
 from ...tensor import Tensor
+from .quiet import LOAD, SCATTER, Others
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Bandwidth", "Kind", "TrainingReport", "profile_training"]
+__all__ = ["Bandwidth", "Kind", "TrainingReport", "profile_training", "turns"]
 
 CONVOLUTIONS = frozenset({"convolution", "linear", "transposed_convolution"})
 WARM, STEPS, PROFILED = 2, 8, 3
@@ -76,6 +78,8 @@ class TrainingReport:
     loss: tuple[float, float]
     """Before the first and after the last step, on the same batch: it must have fallen."""
     bandwidth: list[Bandwidth] = field(default_factory=list)
+    busy: list[str] = field(default_factory=list)
+    """What says that other work was running meanwhile; empty on a quiet machine."""
 
     @property
     def images_per_second(self) -> float:
@@ -105,10 +109,11 @@ def profile_training(
     classes: int | None = None,
     steps: int = STEPS,
     sizes: Sequence[int] = SIZES,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str, int], None] = lambda words, advance: None,
 ) -> TrainingReport:
     """Train a net of ``models.catalogue`` on random pictures for a few steps and say where the time goes.
 
+    ``say(words, advance)`` hears what is done, and that so many of ``turns(steps, sizes)`` have ended.
     Raises InvalidArgument for an unknown net or a batch below 1.
     """
     if mb < 1:
@@ -117,29 +122,38 @@ def profile_training(
 
     found = runtime.find_device(device)
     queue = cl.CommandQueue(runtime.context(found), properties=cl.command_queue_properties.PROFILING_ENABLE)
-    say(f"{net}: making the net, compiling")
+    say(f"{net}: making the net, compiling", 0)
+    others = Others()
     step, loss = _stepper(net, mb, layout, classes, queue)
     before = loss()
     for _ in range(WARM):
         step()
-    queue.finish()
+        queue.finish()
+        say("", 1)
     peak, samples = 0, []
     for i in range(steps):
-        say(f"{net}: step {i + 1} of {steps}")
+        say(f"{net}: step {i + 1} of {steps}", 0)
         start = time.perf_counter()
         step()
         queue.finish()
         samples.append((time.perf_counter() - start) * 1e3)
         peak = max(peak, runtime.memory_statistics(found).held_bytes)
-    say(f"{net}: operations")
+        say("", 1)
+    say(f"{net}: operations", 0)
     profile = _Profile(queue)
     for _ in range(PROFILED):
         step(profile)
+        say("", 1)
     kinds = profile.kinds(PROFILED)
-    say("element-wise bandwidth")
+    info, load = runtime.device_info(found), others.load()
+    say("element-wise bandwidth", 0)
+    bandwidth = []
+    for size in sizes:
+        bandwidth.append(_bandwidth(queue, size))
+        say("", 1)
     return TrainingReport(
         net,
-        str(runtime.device_info(found)),
+        str(info),
         mb,
         layout,
         "float32",
@@ -147,8 +161,26 @@ def profile_training(
         kinds,
         peak,
         (before, loss()),
-        [_bandwidth(queue, size) for size in sizes],
+        bandwidth,
+        disturbances(samples, load, info),
     )
+
+
+def turns(steps: int = STEPS, sizes: Sequence[int] = SIZES) -> int:
+    """What ``profile_training`` counts: steps of all kinds, and sizes."""
+    return WARM + steps + PROFILED + len(sizes)
+
+
+def disturbances(samples: Sequence[float], load: float | None, info: DeviceInfo) -> list[str]:
+    """What whole steps (milliseconds) and the load of other processes say of a busy machine, a phrase each."""
+    said = []
+    if info.type == "cpu" and load is not None and load >= LOAD * info.compute_units:
+        said.append(f"a load of {load:g} by others on {info.compute_units} processors")
+    low, high = np.percentile(samples, (20, 80))
+    width = float(high - low) / statistics.median(samples)
+    if width >= SCATTER:
+        said.append(f"{len(samples)} steps scatter by {width:.0%} of their median")
+    return said
 
 
 def _stepper(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from .quiet import busy
 from .training import TrainingReport
 
 __all__ = ["show_training"]
@@ -12,10 +13,13 @@ __all__ = ["show_training"]
 
 def show_training(report: TrainingReport, console: Console) -> None:
     """Print where the time went, and element-wise bandwidth by size."""
+    doubt = " (busy machine: not to be trusted)" if report.busy else ""
+    if report.busy:
+        console.print(busy(report.busy), style="red", highlight=False)
     total = sum(kind.ms for kind in report.kinds) or 1.0
     table = Table(
         title=f"{report.net}, a training step at batch {report.mb}, {report.layout}, on {report.device}",
-        caption=f"{report.step_ms:.2f} ms a step, {report.images_per_second:,.0f} images/s; "
+        caption=f"{report.step_ms:.2f} ms a step, {report.images_per_second:,.0f} images/s{doubt}; "
         f"{100 * report.share_beside_convolution:.1f} % beside convolutions and linear maps; "
         f"{report.peak_bytes / 2**20:,.0f} MiB held at most; loss {report.loss[0]:.3f} to {report.loss[1]:.3f}",
     )

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.text import Text
 
 from ..model_file import is_model
+from ..progress import progress
 from .options import CONFIGURE, DEVICE, JOBS, configure, processes, read_entries, stderr, stdout
 
 __all__ = ["bench"]
+
+STEP_S = 1.0
+"""Seconds that a training step is thought to take until one has ended."""
 
 
 @click.command()
@@ -35,6 +38,13 @@ __all__ = ["bench"]
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), default=None, help="Write CSV there.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write JSON there.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write one HTML page there.")
+@click.option(
+    "--wait-quiet",
+    "wait_quiet_s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Wait so many seconds at most until other work has ended.",
+)
 @click.option("--train", is_flag=True, help="Profile training steps of nets (see models) instead: --net vgg_a --train.")
 @click.option("--net", "nets", multiple=True, help="A net by name, as an argument would; several times for several.")
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Measure nothing: show this JSON.")
@@ -60,6 +70,7 @@ def bench(
     timeout_s: float | None,
     within_s: float | None,
     jobs: int | None,
+    wait_quiet_s: float,
     **changes: Any,
 ) -> None:
     """Time every solver on each layer, with the device's measured ceilings and other libraries in the same run.
@@ -73,7 +84,7 @@ def bench(
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
     names = (*nets, *names)
     if train:
-        _train(names, device, changes, json_path)
+        _train(names, device, changes, json_path, wait_quiet_s)
         return
     from ...device import runtime
     from ..benchmark.export import write_csv, write_json
@@ -99,6 +110,7 @@ def bench(
             isolate=isolate,
             timeout_s=timeout_s,
             within_s=within_s,
+            wait_quiet_s=wait_quiet_s,
             jobs=processes(jobs, runtime.device_info(runtime.find_device(device))),
             keep=lambda report: None if json_path is None else write_json(replace(report, interrupted=True), json_path),
         )
@@ -113,23 +125,28 @@ def bench(
         write_html(report, html_path)
 
 
-def _train(names: tuple[str, ...], device: str | None, changes: dict[str, Any], json_path: Path | None) -> None:
+def _train(
+    names: tuple[str, ...], device: str | None, changes: dict[str, Any], json_path: Path | None, wait_s: float
+) -> None:
     import json
 
-    from ..benchmark.training import profile_training
+    from ...device import runtime
+    from ..benchmark.quiet import wait_quiet
+    from ..benchmark.training import profile_training, turns
     from ..benchmark.training_terminal import show_training
 
     console, reports = stderr(), []
     given = {"mb": changes.get("batch"), "layout": changes.get("layout")}
     options = {name: value for name, value in given.items() if value}
-    for name in names or ("lenet",):
-        with console.status(Text(name)) as status:
-
-            def say(words: str, status: Any = status) -> None:
-                status.update(Text(words))
-
-            reports.append(profile_training(name, device=device, say=say, **options))
-        show_training(reports[-1], stdout())
+    nets = names or ("lenet",)
+    units = runtime.device_info(runtime.find_device(device)).compute_units
+    with progress(console, "training", len(nets) * turns(), STEP_S) as step:
+        if wait_s:
+            wait_quiet(wait_s, units, say=lambda words: step(words, 0))
+        step.begin()
+        for name in nets:
+            reports.append(profile_training(name, device=device, say=step, **options))
+            show_training(reports[-1], stdout())
     if json_path is not None:
         json_path.write_text(json.dumps([report.as_dict() for report in reports], indent=1) + "\n", encoding="utf-8")
 

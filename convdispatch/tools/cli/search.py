@@ -137,7 +137,7 @@ def _search(
             verdicts.lift(problem)
     new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
     known = len(problems) - len(new)
-    with progress(None if quiet else console, "find", len(new)) as step:
+    with progress(None if quiet else console, "find", len(new), limits["budget_ms"] / 1e3) as step:
         try:
             if new and not rates(info).measured and info.vendor != "oclgrind":  # a simulator's rates are nobody's
                 step("calibrating", 0)
@@ -145,6 +145,7 @@ def _search(
             if (compilers := processes(jobs, info)) and new:
                 most_s = ahead_s(len(new), limits["budget_ms"])
                 compile_ahead(new, runtime.address(chosen), compilers, most_s, say=step)
+            step.begin()
             for problem in new:
                 step(str(problem), 0)
                 found.append(measure(problem, chosen, **limits))

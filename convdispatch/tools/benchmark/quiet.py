@@ -1,0 +1,148 @@
+"""Says whether a machine was quiet: other work's load, ceilings measured twice, repeats that scatter; waits for quiet.
+
+Loads are processors that other processes keep busy; clocks and loads are the caller's, so that all of it is tested with
+ones that lie. On a busy machine times are too long and ratios mean nothing: a library whose threads wait for each other
+in a spin loses far more than one whose threads do not.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .report import Measured, Report
+
+__all__ = ["LOAD", "Others", "busy", "disturbed", "load_now", "signs", "spread", "wait_quiet"]
+
+LOAD = 0.3
+"""Other work's load, as a share of the device's compute units, from which on a CPU counts as busy."""
+CEILING = 0.15
+"""A ceiling that differs by so much between the run's beginning and its end was not measured on a quiet machine."""
+SCATTER = 0.25
+"""So wide an interval of a median, as a share of it, says that the repeats were disturbed."""
+SHARE = 0.25
+"""With more than this share of disturbed layers the run counts as disturbed."""
+STAT = Path("/proc/stat")
+LOOK_S = 0.3
+
+
+def load_now(stat: Path = STAT, sleep: Callable[[float], None] = time.sleep) -> float | None:
+    """Processors that are busy now; None where the system does not tell.
+
+    Not the load average, which still remembers, a minute later, what has ended.
+    """
+    others = Others(stat, lambda: 0.0)
+    sleep(LOOK_S)
+    return others.load()
+
+
+class Others:
+    """Counts from now on what other processes do: all that the processors were busy with but this process's own time.
+
+    ``own`` answers seconds of processor time that this process has used.
+    """
+
+    def __init__(self, stat: Path = STAT, own: Callable[[], float] = time.process_time) -> None:
+        self._stat, self._own = stat, own
+        self._first, self._own_first = _ticks(stat), own()
+
+    def load(self) -> float | None:
+        """Processors that others kept busy since; None where the system does not tell or no time has passed."""
+        last = _ticks(self._stat)
+        if self._first is None or last is None:
+            return None
+        busy, whole = (after - before for before, after in zip(self._first, last))
+        if whole <= 0:
+            return None
+        processors = os.cpu_count() or 1
+        seconds = whole / processors
+        return round(max(0.0, (busy - (self._own() - self._own_first)) / seconds), 2)
+
+
+def _ticks(stat: Path) -> tuple[float, float] | None:
+    """Seconds that all processors were busy, and all seconds of theirs: user, nice, system, idle, waiting and more."""
+    if not stat.exists():
+        return None
+    ticks = [int(word) for word in stat.read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
+    rate = os.sysconf("SC_CLK_TCK")
+    return (sum(ticks) - ticks[3] - ticks[4]) / rate, sum(ticks) / rate
+
+
+def wait_quiet(
+    most_s: float,
+    processors: int,
+    *,
+    load: Callable[[], float | None] = load_now,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    say: Callable[[str], None] = lambda words: None,
+) -> float:
+    """Wait until other work is below the limit for that many processors, ``most_s`` seconds at most; seconds waited."""
+    began = clock()
+    while True:
+        seen, waited = load(), clock() - began
+        if seen is None or seen < LOAD * processors or waited >= most_s:
+            return waited
+        say(f"waiting for quiet: a load of {seen:g}, {most_s - waited:.0f} s at most")
+        sleep(min(2.0, most_s - waited))
+
+
+def loaded(load: float | None, device: Mapping[str, Any]) -> bool:
+    """Whether other work's load disturbs the device: a GPU has its own processors."""
+    return device["type"] == "cpu" and load is not None and load >= LOAD * device["compute_units"]
+
+
+def spread(timed: Any) -> float | None:
+    """Width of a median's interval as a share of it; None where it is not known."""
+    return (timed.ci_ms[1] - timed.ci_ms[0]) / timed.median_ms if timed and timed.ci_ms and timed.median_ms else None
+
+
+def disturbed(found: Measured, device: Mapping[str, Any]) -> bool:
+    """Whether one problem's own measuring says that other work was running: its load, or the last race's intervals."""
+    wide = [s for timed in (found.best, found.chosen, *found.peers) if (s := spread(timed)) is not None]
+    return loaded(found.load, device) or (bool(wide) and max(wide) >= SCATTER)
+
+
+def signs(report: Report) -> list[str]:
+    """What says that the machine was busy, a phrase each; empty for a quiet run."""
+    return list(_signs(report, report.environment["device"]))
+
+
+def _signs(report: Report, device: Mapping[str, Any]) -> Iterator[str]:
+    units, start = device["compute_units"], report.environment.get("load")
+    if loaded(start, device):
+        yield f"a load of {start:g} on {units} processors at the start"
+    measured = list(report.measured.values())
+    during = [found.load for found in measured if loaded(found.load, device)]
+    if len(during) > SHARE * len(measured):
+        yield f"a load of {statistics.median(during):g} by others on {units} processors during the run"
+    for dtype, again in report.again.items():
+        for name, rate in again.items():
+            first = report.roofs[dtype][name]["rate"]
+            if abs(rate / first - 1) >= CEILING:
+                words = {"flops": "multiply-adds", "bandwidth": "a copy"}.get(name, name)
+                yield f"the ceiling of {words} ({dtype}) was {rate / first:.2f} of the first one at the end"
+    wide = [s for found in measured if (s := _widest(found)) is not None]
+    scattered = [s for s in wide if s >= SCATTER]
+    if len(scattered) > SHARE * len(wide):
+        middle = statistics.median(scattered)
+        yield f"repeats of {len(scattered)} of {len(wide)} problems scatter by {middle:.0%} of their median"
+
+
+def _widest(found: Measured) -> float | None:
+    known = (spread(timed) for timed in (found.best, found.chosen, *found.peers))
+    return max((each for each in known if each is not None), default=None)
+
+
+def busy(seen: Sequence[str]) -> str:
+    """The signs as a warning; empty without any."""
+    if not seen:
+        return ""
+    return (
+        f"Other work was running: {'; '.join(seen)}. Times are too long, and ratios cannot be trusted: a library whose "
+        "threads wait for each other in a spin loses far more than others. --wait-quiet SECONDS waits for its end."
+    )
