@@ -89,6 +89,8 @@ ZONES = {
     """,
     "tools": """
         benchmark*
+        progress
+        quiet
         classify
         cli
         interrupts
