@@ -23,7 +23,7 @@ from convdispatch import ConvProblem
 from convdispatch.api.policy import Policy
 from convdispatch.calls.libraries import library_of
 from convdispatch.device import runtime
-from convdispatch.device.stream import CudaStream
+from convdispatch.device.stream import CudaStream, place_of
 from convdispatch.selection import dispatch, ranking
 
 PROBLEMS = (
@@ -150,18 +150,17 @@ def libraries(queue: Any) -> None:
 def launches_of(run: Callable[[], Any]) -> list[tuple[Any, list[Any]]]:
     """The kernels that a call launches and their arguments; memory stays where it is while nothing else allocates."""
     found: list[tuple[Any, list[Any]]] = []
-    first = CudaStream.launch
+    first = CudaStream.launch_function
 
-    def launch(self: Any, kernel: Any, arguments: Any, wait_for: Any = None) -> Any:
-        answer = first(self, kernel, arguments, wait_for)
-        found.append((kernel.streams, [getattr(a, "address", 0 if a is None else a) for a in arguments]))
-        return answer
+    def launch(self: Any, function: Any, arguments: list[Any]) -> None:
+        found.append((function, list(arguments)))
+        first(self, function, arguments)
 
-    CudaStream.launch = launch  # type: ignore[method-assign]
+    CudaStream.launch_function = launch  # type: ignore[method-assign]
     try:
         run()
     finally:
-        CudaStream.launch = first  # type: ignore[method-assign]
+        CudaStream.launch_function = first  # type: ignore[method-assign]
     return found
 
 
@@ -175,23 +174,24 @@ def overhead(queue: Any) -> None:
         out, y = call(problem, given), call(problem, on_queue)
         stream = library_of(torch.Tensor).stream(out, 0)
         prepared = dispatch.prepare(problem, stream.context)
-        bound = launches_of(lambda p=problem, g=given, o=out: call(p, g, o))
+        bound = launches_of(lambda g=given, o=out, p=problem.ph: cd.conv(g["x"], g["w"], padding=p, out=o))
 
         def bare(bound: Any = bound, handle: Any = stream._stream) -> None:
             for function, arguments in bound:
                 function(handle, arguments)
 
+        pad = problem.ph
         ways = {
             f"bare cuLaunchKernel x{len(bound)}": bare,
-            "conv(torch, out=)": lambda p=problem, g=given, o=out: call(p, g, o),
-            "conv(torch)": lambda p=problem, g=given: call(p, g),
+            "conv(torch, out=)": lambda g=given, o=out, p=pad: cd.conv(g["x"], g["w"], padding=p, out=o),
+            "conv(torch)": lambda g=given, p=pad: cd.conv(g["x"], g["w"], padding=p),
             "torch's own": lambda g=given, p=problem: torch.nn.functional.conv2d(g["x"], g["w"], padding=p.ph),
         }
         say(f"  {text}: {prepared.solver.name}")
         for name, way in ways.items():
             both, host = timed(way, torch.cuda.synchronize)
             say(f"    {name}: {both:.1f} us a call, host {host:.1f}")
-        both, host = timed(lambda p=problem, g=on_queue, o=y: call(p, g, o), queue.finish)
+        both, host = timed(lambda g=on_queue, o=y, p=pad: cd.conv(g["x"], g["w"], padding=p, out=o), queue.finish)
         say(f"    OpenCL queue, conv(Array, out=): {both:.1f} us a call, host {host:.1f}")
         graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         with torch.cuda.stream(side):
@@ -261,8 +261,83 @@ def devices(queue: Any) -> None:
     say(f"  {[str(each[0]) for each in results]}, current device stays {[each[1] for each in results]}, equal {same}")
 
 
+def net(queue: Any) -> None:
+    """ResNet-50, batch 1 and 64, float32: the inference form on the queue and as a graph, beside PyTorch's forms."""
+    import torchvision
+
+    from convdispatch import inference
+    from convdispatch.models import catalogue
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    stream = torch.cuda.current_stream().cuda_stream
+    for batch in (1, 64):
+        ours = catalogue.create("resnet50", queue=queue)
+        ours.eval()
+        x = np.random.default_rng(0).standard_normal((batch, 3, 224, 224), np.float32)
+        for queues in (1, 4) if batch == 1 else (1,):
+            for layout in ("nchw", "nhwc") if batch == 1 else ("nhwc",):
+                built = inference.build(ours, x.shape, queue=queue, layout=layout, queues=queues)
+                expected, given = built(x), torch.from_numpy(x).cuda()
+                got = built(given)
+                if built._program.replay is None:
+                    say(f"  batch {batch} {layout}: no graph: {built._program.no_graph}")
+                    continue
+                side = CudaStream(place_of(0), stream)
+                graph, host = timed(lambda b=built, s=side: b.run(s), torch.cuda.synchronize, 50)
+                whole, _ = timed(lambda b=built, g=given: b(g), torch.cuda.synchronize, 50)
+                same = np.array_equal(got.cpu().numpy(), expected)
+                words = f"  batch {batch} {layout}, {built.queues} streams, {built.commands} commands: "
+                words += f"graph {graph / 1e3:.3f} ms (host {host:.0f} us), a call with PyTorch's tensors "
+                say(words + f"{whole / 1e3:.3f}, bits equal {same}; tried {built.tried}")
+        peer = torchvision.models.resnet50().cuda().eval()
+        for form in ("contiguous", "channels_last"):
+            kind = getattr(torch, form + "_format" if form == "contiguous" else form)
+            shaped, y = peer.to(memory_format=kind), torch.from_numpy(x).cuda().to(memory_format=kind)
+            with torch.inference_mode():
+                eager, _ = timed(lambda m=shaped, y=y: m(y), torch.cuda.synchronize, 20)
+                recorded = torch.cuda.CUDAGraph()
+                torch.cuda.synchronize()
+                with torch.cuda.graph(recorded):
+                    shaped(y)
+                replayed, _ = timed(recorded.replay, torch.cuda.synchronize, 20)
+                words = f"  batch {batch} PyTorch {form}: eager {eager / 1e3:.3f} ms, graph {replayed / 1e3:.3f}"
+                if form == "channels_last" and batch == 1:
+                    fast = torch.compile(shaped, mode="reduce-overhead")
+                    compiled, _ = timed(lambda m=fast, y=y: m(y), torch.cuda.synchronize, 20)
+                    words += f", compile {compiled / 1e3:.3f}"
+            say(words)
+
+
+def train(queue: Any) -> None:
+    """A captured training step of ResNet-50, batch 16: enqueued, and as a CUDA graph beside the queue."""
+    from convdispatch.models import catalogue
+    from convdispatch.nn import Tape, capture
+    from convdispatch.nn.functional import cross_entropy
+
+    ours = catalogue.create("resnet50", queue=queue)
+    x = cd.Tensor.from_numpy(np.random.default_rng(0).standard_normal((16, 3, 224, 224), np.float32), queue)
+    labels = cd.Tensor.from_numpy(np.arange(16, dtype=np.int32), queue)
+
+    @capture
+    def step(x: Any, labels: Any) -> Any:
+        with Tape() as tape:
+            loss = cross_entropy(ours(x), labels)
+        tape.backward(loss)
+        return loss
+
+    losses = [float(step(x, labels).numpy()) for _ in range(3)]
+    program = next(iter(step._known.values())).program
+    say(f"  {step.commands} commands, losses {losses}, graph: {program.on_graph}, {program.no_graph}")
+    for on_graph in (False, True, False, True):
+        program.on_graph = on_graph and program.replay is not None
+        both, host = timed(lambda: step(x, labels), queue.finish, 10, 3)
+        say(f"  {'graph' if program.on_graph else 'queue'}: {both / 1e3:.2f} ms a step, host {host / 1e3:.2f} ms")
+
+
 PARTS = {
     "bits": bits,
+    "net": net,
+    "train": train,
     "libraries": libraries,
     "overhead": overhead,
     "devices": devices,

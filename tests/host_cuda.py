@@ -10,12 +10,13 @@ from collections import deque
 
 import numpy as np
 
-from convdispatch.calls import libraries
+from convdispatch.calls import interop, libraries
 from convdispatch.calls.library import Library
-from convdispatch.device import host, runtime, stream
+from convdispatch.device import host, launches, runtime, stream
 from convdispatch.device.cuda import Cuda
 from convdispatch.device.cudapool import CudaPool
 from convdispatch.device.ptx import Unlaunchable
+from convdispatch.inference import program
 
 __all__ = ["CudaArray", "HostDriver", "install"]
 
@@ -27,6 +28,7 @@ class HostDriver:
 
     def __init__(self):
         self.log, self.status, self.blocks, self.capturing, self.current, self.freed = [], {}, {}, False, 0, []
+        self.graph, self.graphs, self.handles = None, [], 100
 
     def __getattr__(self, name):
         if not name.startswith("cu"):
@@ -36,7 +38,11 @@ class HostDriver:
             self.log.append((name, *arguments))
             if name in self.status:
                 return self.status[name]
-            return getattr(self, "_" + name, lambda *_: 0)(*arguments) or 0
+            work = getattr(self, "_" + name, lambda *_: 0)
+            if self.graph is not None and name.startswith(("cuMemcpy", "cuMemset")):
+                self.graph.append(lambda: work(*arguments))
+                return 0
+            return work(*arguments) or 0
 
         return call
 
@@ -51,6 +57,27 @@ class HostDriver:
 
     def _cuCtxPopCurrent_v2(self, found):
         self.current = self.before
+
+    def _cuStreamCreate(self, found, flags):
+        self.handles += 1
+        found._obj.value = self.handles
+
+    def _cuEventCreate(self, found, flags):
+        self._cuStreamCreate(found, flags)
+
+    def _cuStreamBeginCapture_v2(self, where, mode):
+        self.graph = []
+
+    def _cuStreamEndCapture(self, where, found):
+        self.graphs.append(self.graph)
+        self.graph, found._obj.value = None, len(self.graphs)
+
+    def _cuGraphInstantiateWithFlags(self, found, graph, flags):
+        found._obj.value = graph.value
+
+    def _cuGraphLaunch(self, graph, where):
+        for work in self.graphs[graph.value - 1]:
+            work()
 
     def _cuMemAllocFromPoolAsync(self, found, size, pool, where):
         block = np.full(size + 64, 0xFF, np.uint8)
@@ -88,7 +115,7 @@ class HostFunction:
     def __init__(self, cuda, kernel, queue):
         self.kernel, self.queue, self.name = kernel, queue, kernel.name
         self.memory = [place for place, dtype in enumerate(kernel.dtypes) if dtype is None]
-        self._status, self._log = cuda.driver.status, cuda.driver.log
+        self._driver, self._status, self._log = cuda.driver, cuda.driver.status, cuda.driver.log
 
     def __call__(self, where, arguments):
         self._log.append(("cuLaunchKernel", self.name, where.value))
@@ -96,10 +123,16 @@ class HostFunction:
             return self._status["cuLaunchKernel"]
         given = list(arguments)
         for place in self.memory:
+            if isinstance(given[place], np.generic):
+                continue
             given[place] = host.HostMemory.at(given[place], 1) if given[place] else None
         kernel = self.kernel
-        with kernel.lock:
-            kernel.bound(self.queue, kernel.global_size, kernel.local_size, *given).wait()
+
+        def run():
+            with kernel.lock:
+                kernel.bound(self.queue, kernel.global_size, kernel.local_size, *given).wait()
+
+        run() if self._driver.graph is None else self._driver.graph.append(run)
         return 0
 
 
@@ -163,6 +196,14 @@ def install(monkeypatch, device, unlaunchable=()):
         return HostFunction(cuda, kernel, queue)
 
     monkeypatch.setattr(stream, "function_of", function_of)
+    monkeypatch.setattr(launches, "function_of", function_of)
+
+    def address(buffer):
+        return interop.host_address(queue, buffer, buffer.size)
+
+    monkeypatch.setattr(stream.memory, "cuda_address", address)
+    monkeypatch.setattr(program, "cuda_of", lambda device: places[0].cuda)
+    monkeypatch.setattr(program, "place_of", lambda number: places[number])
     library = HostLibrary(places)
     monkeypatch.setitem(libraries._known, CudaArray, library)
     return driver, library

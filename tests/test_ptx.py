@@ -140,6 +140,13 @@ def test_a_launch_packs_its_arguments_as_c_does():
     assert driver.loaded[0].endswith(b"\0")
 
 
+def test_a_number_that_names_its_own_type_is_packed_by_its_bytes():
+    driver = Driver()
+    function = modules.function_of(driver, Kernel(dtypes=(None, None, None, None, None)))
+    function(ctypes.c_void_p(7), [1, 2, np.int32(-3), np.float32(0.5), np.int64(-1)])
+    assert driver.launched[0][2] == struct.pack("@QQifq", 1, 2, -3, 0.5, -1)
+
+
 def test_one_program_is_loaded_once_a_device():
     driver = Driver()
     for _ in range(3):
@@ -159,6 +166,7 @@ def test_one_program_is_loaded_once_a_device():
         (Kernel(name="gone"), (), "no kernel gone, only add, other"),
         (Kernel(), ("cuModuleLoadData",), "does not load.*INVALID_PTX"),
         (Kernel(), ("cuModuleGetFunction",), "does not find the kernel add"),
+        (Kernel(dtypes=(None, None, "int32", "float32")), (), r"\[8, 8, 4, 4, 8\] bytes.*\[8, 8, 4, 4\]"),
         (Kernel(dtypes=(None, None, "int64", "float32", "uint64")), (), r"\[8, 8, 4, 4, 8\] bytes.*\[8, 8, 8, 4, 8\]"),
         (Kernel(ADD.replace(".ptr .global", ".ptr .shared")), (), "shared memory"),
         (Kernel(ADD.replace(".ptr .global", ".ptr .const")), (), "const memory"),

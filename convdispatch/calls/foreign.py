@@ -18,6 +18,9 @@ from ..api.errors import ConvDispatchError, ConvDispatchWarning, InvalidArgument
 from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import runtime
+from ..device.cuda import CudaError
+from ..device.launches import Launches
+from ..device.memory import out_of_memory
 from ..device.ptx import Unlaunchable
 from ..device.recording import Recording
 from ..device.stream import CudaMemory, CudaStream
@@ -73,6 +76,7 @@ class CudaCall:
         self.sizes = tuple(math.prod(shape) * problem.itemsize for shape in self.shapes)
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         self.prepared: Any = None
+        self.launches: Launches | None = None
         self.through_host: str | None = None
         if self.empty:
             return
@@ -84,7 +88,7 @@ class CudaCall:
                 )
             self.prepared = dispatch.prepare(problem, self.place.context)
             try:
-                rehearse(self.prepared, stream)
+                self.launches = rehearse(self.prepared, stream)
             except Unlaunchable as error:
                 self._give_up(str(error))
 
@@ -152,11 +156,24 @@ class CudaCall:
             if self.problem.accumulate:
                 stream.copy(given[self.written], out, size)
         stream.noted(self.prepared.solver.name)
-        x, w, y = given
-        dispatch.run(self.problem, self.prepared, stream, x, w, y, bias, residual, None, promise)
+        if promise is not None or not self._launched(stream, (*given, bias, residual)):
+            x, w, y = given
+            dispatch.run(self.problem, self.prepared, stream, x, w, y, bias, residual, None, promise)
         if out.address % _ALIGNMENT:
             stream.copy(out, given[self.written], size)
         stream.check()
+
+    def _launched(self, stream: CudaStream, memory: Sequence[CudaMemory | None]) -> bool:
+        """Whether the plan's launches were given as they were recorded; nothing is, where memory is short."""
+        if self.launches is None:
+            return False
+        try:
+            self.launches.give(stream, [0 if each is None else each.address for each in memory])
+        except CudaError as error:
+            if not out_of_memory(error):
+                raise
+            return False
+        return True
 
     def _memory(self, array: Any, stream: CudaStream, size: int, out: bool = False) -> CudaMemory:
         """An array's memory, or that of a copy in the stream's order: contiguous, and aligned as vector loads ask."""
@@ -196,11 +213,11 @@ class CudaCall:
         self.library.put(operands[self.written], result)
 
 
-def rehearse(prepared: Prepared, stream: CudaStream) -> None:
-    """Load every program of a plan for CUDA, before anything of it runs. Raises Unlaunchable."""
+def rehearse(prepared: Prepared, stream: CudaStream) -> Launches | None:
+    """Load every program of a plan for CUDA, before anything of it runs; its launches. Raises Unlaunchable."""
     if not prepared.recordable:
         if getattr(prepared.plan, "streams", False) and not prepared.layered:
-            return
+            return None
         why = "layers see OpenCL's queues" if prepared.layered else "it enqueues by its own means, on OpenCL's queues"
         raise Unlaunchable(why)
     recording, problem = Recording(runtime.queue(stream.device)), prepared.problem
@@ -212,3 +229,4 @@ def rehearse(prepared: Prepared, stream: CudaStream) -> None:
     prepared.enqueue(recording, x, w, y, *extras)  # type: ignore[arg-type]
     for command in recording.commands:
         command.make(lambda slot: CudaMemory(0, slot.size), stream)
+    return Launches.of(recording, (x, w, y, *extras), stream)

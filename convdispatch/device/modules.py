@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import struct
+import sys
 import threading
-from collections.abc import Sequence
 from ctypes import byref, c_size_t, c_uint, c_void_p
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from .cuda import Cuda, CudaError
 from .ptx import Parameter, Unlaunchable, entries, for_cuda
@@ -25,6 +27,7 @@ __all__ = ["Function", "function_of"]
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 _LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bool": "?"}
 _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q"}
+_UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _WHOLE_GROUP = 256
 """Work items of a group where the kernel leaves the choice."""
 _lock = threading.Lock()
@@ -102,7 +105,9 @@ class Function:
         self._check(kernel, parameters)
         self.name = kernel.name
         self.memory = [place for place, dtype in enumerate(kernel.dtypes) if dtype is None]
-        self._pack = struct.Struct("@" + "".join("Q" if d is None else _letter(d) for d in kernel.dtypes))
+        both = zip(kernel.dtypes, parameters, strict=True)
+        letters = [_letter(dtype) if dtype is not None else _UNSIGNED[parameter.size] for dtype, parameter in both]
+        self._pack = struct.Struct("@" + "".join(letters))
         self._room = ctypes.create_string_buffer(max(self._pack.size, 1))
         self._length = c_size_t(self._pack.size)
         self._extra = (c_void_p * 5)(
@@ -115,18 +120,24 @@ class Function:
 
     def _check(self, kernel: Kernel, parameters: list[Parameter]) -> None:
         """Hold what the PTX says beside what the launch will give."""
+        sizes = [parameter.size for parameter in parameters]
         given = [8 if dtype is None else dtype.itemsize for dtype in kernel.dtypes]
-        if given != [parameter.size for parameter in parameters]:
-            raise Unlaunchable(
-                f"its PTX takes parameters of {[parameter.size for parameter in parameters]} bytes for {kernel.name}, "
-                f"the launch gives {given}"
-            )
+        # Where no type is named stands memory, or a NumPy number that has its own.
+        fits = len(sizes) == len(given) and all(
+            size == wanted or (dtype is None and size in _UNSIGNED)
+            for size, wanted, dtype in zip(sizes, given, kernel.dtypes, strict=True)
+        )
+        if not fits:
+            raise Unlaunchable(f"its PTX takes parameters of {sizes} bytes for {kernel.name}, the launch gives {given}")
         spaces = {parameter.space for parameter in parameters} - {"global", ""}
         if spaces:
             raise Unlaunchable(f"{kernel.name} takes pointers to {', '.join(sorted(spaces))} memory, not to global")
 
-    def __call__(self, stream: c_void_p, arguments: Sequence[Any]) -> int:
+    def __call__(self, stream: c_void_p, arguments: list[Any]) -> int:
         """Launch on a stream of the current context, memory as addresses; CUDA's status."""
+        for place in self.memory:
+            if isinstance(arguments[place], np.generic):
+                arguments[place] = int.from_bytes(arguments[place].tobytes(), sys.byteorder)
         with self._lock:  # the driver copies the arguments before it returns
             self._pack.pack_into(self._room, 0, *arguments)
             return self._launch(*self._fixed, stream, None, self._extra)

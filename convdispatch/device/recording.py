@@ -55,6 +55,11 @@ class Command:
     slots: tuple[Slot, ...]
     what: str
     step: int = 0
+    kernel: Kernel | None = None
+    """What it launches, with ``arguments``; None for other commands."""
+    arguments: Sequence[Any] = ()
+    late: bool = False
+    """Whether it takes a number that is asked for anew at each replay."""
 
     def wait(self) -> None:
         """Raises InvalidArgument: it has not run."""
@@ -121,9 +126,12 @@ class Recording(Commands):
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Command:
         """Record one kernel; stands for the event that a queue would answer."""
-        return self._add(
+        made = self._add(
             lambda memory, commands: commands.bind(kernel, _real(memory, arguments)), arguments, kernel.name
         )
+        made.kernel, made.arguments = kernel, arguments
+        made.late = any(type(argument) is Late for argument in arguments)
+        return made
 
     def copy(
         self,

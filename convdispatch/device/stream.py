@@ -21,7 +21,7 @@ from . import memory
 from .commands import Commands, Kernel
 from .cuda import Cuda, CudaError, cuda_of, unavailable
 from .cudapool import CudaPool
-from .modules import function_of
+from .modules import Function, function_of
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -128,11 +128,19 @@ class CudaStream(Commands):
         function = kernel.streams or function_of(self.place.cuda, kernel)
         given = list(arguments)
         for at in function.memory:
-            given[at] = address_of(given[at])
-        status = function(self._stream, given)
-        if status:
-            self.fail("cuLaunchKernel", status, kernel.name)
+            one = given[at]
+            if type(one) is CudaMemory:
+                given[at] = one.address
+            elif not isinstance(one, np.generic):  # a number of its own type
+                given[at] = address_of(one)
+        self.launch_function(function, given)
         return self
+
+    def launch_function(self, function: Function, arguments: list[Any]) -> None:
+        """Launch what is loaded, memory as addresses."""
+        status = function(self._stream, arguments)
+        if status:
+            self.fail("cuLaunchKernel", status, function.name)
 
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., Any]:
         """See Commands; the program is loaded now. Raises Unlaunchable."""
@@ -205,6 +213,14 @@ class CudaStream(Commands):
         self._call("cuEventRecord", event, self._stream)
         return event
 
+    def wait_for(self, event: c_void_p) -> None:
+        """What is given from now on begins after an event."""
+        self._call("cuStreamWaitEvent", self._stream, event, 0)
+
+    def launch_graph(self, graph: c_void_p) -> None:
+        """Give an instantiated graph."""
+        self._call("cuGraphLaunch", graph, self._stream)
+
     def before(self, handle: int) -> None:
         """What is given to another stream of the device from now on begins after all that was given here."""
         event = self.mark()
@@ -215,7 +231,7 @@ class CudaStream(Commands):
         """What is given here from now on begins after all that another stream was given."""
         with other.current():
             event = other.mark()
-        self._call("cuStreamWaitEvent", self._stream, event, 0)
+        self.wait_for(event)
         self._call("cuEventDestroy_v2", event)
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:

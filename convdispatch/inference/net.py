@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..calls.libraries import library_of
+from ..calls.library import Library
 from ..device import runtime
+from ..device.stream import CudaMemory, CudaStream
 from ..tensor import Tensor
 from .fuse import fuse
 from .graph import Graph, map_operands
@@ -204,17 +207,62 @@ class InferenceNet:
         ]
 
     def __call__(self, *inputs: Any) -> Any:
-        """The result for inputs of the built shapes: tensors (new ones, on the net's queue), or NumPy arrays."""
+        """The result for inputs of the built shapes: tensors (new ones, on the net's queue), or arrays of their kind.
+
+        Arrays of another library on the net's CUDA device are read, and results written, on that library's current
+        stream, on which the net runs as a CUDA graph.
+        """
         if len(inputs) != len(self._lowered.inputs):
             raise InvalidArgument(f"the net takes {len(self._lowered.inputs)} inputs, got {len(inputs)}")
+        library = library_of(type(inputs[0])) if inputs else None
+        if library is None:
+            host = all(isinstance(given, np.ndarray) for given in inputs)
+            return self._call(inputs, self._fetch_host if host else self._fetch)
+        places = [library.place(given) for given in inputs]
+        if any(library_of(type(given)) is not library for given in inputs) or len(set(places)) > 1:
+            raise InvalidArgument(f"the net's inputs must all be of {library.name}, in one place")
+        if places[0] is not None:
+            return self._call_on_cuda(library, inputs, library.stream(inputs[0], places[0]))
+        views = [library.host(given) for given in inputs]
+        return self._call(views, lambda inner: library.from_host(self._fetch_host(inner), inputs[0]))
+
+    def _call(self, inputs: Sequence[Any], fetch: Callable[[Tensor], Any]) -> Any:
         for given, inner in zip(inputs, self._lowered.inputs, strict=True):
             self._bring(given, inner)
         self._program.run()
-        host = all(isinstance(given, np.ndarray) for given in inputs)
-        return map_operands(self._fetch_host if host else self._fetch, self._lowered.output)
+        return map_operands(fetch, self._lowered.output)
 
-    def run(self) -> cl.Event | None:
-        """Replay without bringing inputs or fetching results; see ``inputs`` and ``output``."""
+    def _call_on_cuda(self, library: Library, inputs: Sequence[Any], stream: CudaStream) -> Any:
+        """The result for another library's arrays on a CUDA device, all of it on one stream."""
+        if stream.device != self._program.queue.device:
+            raise InvalidArgument(f"the net was built on {self._program.queue.device.name}, got arrays on {stream}")
+        with stream.current():
+            for given, inner in zip(inputs, self._lowered.inputs, strict=True):
+                self._check(tuple(given.shape), library.dtype(given), inner)
+                given = given if library.contiguous(given) else library.compact(given)
+                address, held = library.address(given, stream)
+                source = CudaMemory(address, inner.nbytes, held)
+                stream.copy(self._program.memory(inner.base_data), source, inner.nbytes)
+            self._program.run_on(stream)
+
+            def fetch(inner: Tensor) -> Any:
+                memory = self._program.memory(inner.base_data)
+                real = Tensor(memory, inner.shape, inner.dtype, stream, inner.strides, inner.offset)
+                real = real if real.contiguous else real.copy()
+                made = library.empty(real.shape, inputs[0], stream)
+                address, held = library.address(made, stream)
+                stream.copy(CudaMemory(address, real.nbytes, held), real.base_data, real.nbytes, real.offset)
+                return library.finished(made, stream)
+
+            answer = map_operands(fetch, self._lowered.output)
+            library.keep(stream, inputs)
+        return answer
+
+    def run(self, stream: CudaStream | None = None) -> cl.Event | None:
+        """Replay without bringing or fetching, perhaps on a CUDA stream; see ``inputs`` and ``output``."""
+        if stream is not None:
+            self._program.run_on(stream)
+            return None
         return self._program.run()
 
     @property
@@ -231,13 +279,15 @@ class InferenceNet:
         memory = self._program.memory(inner.base_data)
         return Tensor(memory, inner.shape, inner.dtype, self._program.queue, inner.strides, inner.offset)
 
+    @staticmethod
+    def _check(shape: tuple[int, ...], dtype: str, inner: Tensor) -> None:
+        if shape != inner.shape or dtype != inner.dtype.name:
+            raise InvalidArgument(f"the net was built for {inner.shape} {inner.dtype.name}, got {shape} {dtype}")
+
     def _bring(self, given: Any, inner: Tensor) -> None:
         import pyopencl as cl
 
-        if tuple(given.shape) != inner.shape or given.dtype != inner.dtype:
-            raise InvalidArgument(
-                f"the net was built for {inner.shape} {inner.dtype.name}, got {tuple(given.shape)} {given.dtype.name}"
-            )
+        self._check(tuple(given.shape), given.dtype.name, inner)
         queue, memory = self._program.queue, self._program.memory(inner.base_data)
         if isinstance(given, np.ndarray):
             cl.enqueue_copy(queue, memory, np.ascontiguousarray(given), is_blocking=True)

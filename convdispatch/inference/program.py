@@ -10,11 +10,16 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..api.errors import ConvDispatchError, InvalidArgument
 from ..device import runtime
+from ..device.bridge import bridge_of
+from ..device.cuda import cuda_of
 from ..device.memory import sub_region
 from ..device.queues import OpenCLQueue
 from ..device.recording import Recording, Slot
+from ..device.stream import CudaStream, place_of
 from .arena import Arena, lay_out, lifetimes
+from .replay import Replay
 from .schedule import Schedule
 
 if TYPE_CHECKING:
@@ -52,7 +57,12 @@ class Program:
         ]
         self._steps = self.schedule.steps
         self._plain = self.schedule.queues == 1
-        self._lates = recording.lates
+        self._lates, self._commands = recording.lates, recording.commands
+        self._replay: Replay | None = None
+        self.on_graph = False
+        """Whether ``run`` launches a CUDA graph beside the queue, instead of enqueuing."""
+        self.no_graph: str | None = None
+        """Why there is no CUDA graph of it, once one was asked for."""
 
     def memory(self, slot: Slot) -> cl.MemoryObject:
         """The buffer of a slot."""
@@ -78,7 +88,46 @@ class Program:
         with self._lock:
             for late in self._lates:
                 late.draw()
+            if self.on_graph:
+                return self._run_beside()
             return self._run_plain() if self._plain else self._run_on_several()
+
+    @property
+    def replay(self) -> Replay | None:
+        """The program on CUDA's streams, made once; None where there is none, which ``no_graph`` explains."""
+        if self._replay is None and self.no_graph is None:
+            cuda = cuda_of(self.queue.device)
+            if cuda is None:
+                self.no_graph = "the device is not CUDA's"
+                return None
+            try:
+                self.queue.finish()  # constants that are packed on it
+                self._replay = Replay(self._commands, self.schedule, self.memory, place_of(cuda.number))
+            except ConvDispatchError as error:
+                self.no_graph = str(error)
+        return self._replay
+
+    def use_graph(self) -> bool:
+        """From now on ``run`` launches a CUDA graph; whether that can be."""
+        self.on_graph = self.replay is not None and bridge_of(self.queue) is not None
+        return self.on_graph
+
+    def run_on(self, stream: CudaStream) -> None:
+        """Give all commands to a CUDA stream of the device, in place of the queue. Raises InvalidArgument."""
+        if self.replay is None:
+            raise InvalidArgument(f"the program does not run on a CUDA stream: {self.no_graph}")
+        with self._lock:
+            for late in self._lates:
+                late.draw()
+            self.replay.give(stream)
+
+    def _run_beside(self) -> Any:
+        """The graph on the CUDA stream beside the queue, in the queue's order."""
+        across = bridge_of(self.queue)
+        with across:
+            across.enter()
+            self._replay.give(CudaStream(place_of(across.cuda.number), across.stream.value or 0))
+            return across.leave()
 
     def _run_plain(self) -> Any:
         commands, event = self._queues[0], None

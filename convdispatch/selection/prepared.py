@@ -13,8 +13,10 @@ from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.solver import Plan, Solver
 from ..device import runtime
+from ..device.commands import Commands
 from ..device.kernels import KernelPlan, Launch, build, kernel_text
 from ..device.memory import same_memory
+from ..device.ptx import Unlaunchable
 from ..device.queues import OpenCLQueue, commands_of
 from ..device.steps import StepPlan
 from .layered import enqueue_plan, run_layered
@@ -173,7 +175,13 @@ class Prepared:
                     f"{self.solver.name}'s plan gave commands to {type(commands).__name__} that are not the header's "
                     f"({error}); a plan that enqueues by its own means says recordable = False"
                 ) from error
-        return commands.call(self._enqueue, (x, w, y, bias, residual), self.solver.name, wait_for)
+        return commands.call(self._enqueue_own, (x, w, y, bias, residual), self.solver.name, wait_for)
+
+    def _enqueue_own(self, queue: Any, *operands: Any, wait_for: Any = None) -> Any:
+        """A plan of its own means, which a replay may hand a CUDA stream. Raises Unlaunchable."""
+        if not self.streams and isinstance(queue, Commands):
+            raise Unlaunchable(f"{self.solver.name} enqueues by its own means, on OpenCL's queues")
+        return self._enqueue(queue, *operands, wait_for=wait_for)
 
     def _enqueue(
         self, queue: Any, x: Any, w: Any, y: Any, bias: Any = None, residual: Any = None, wait_for: Any = None
