@@ -12,13 +12,13 @@ from host_cuda import CudaArray, install
 from convdispatch import InvalidArgument, Tensor, inference
 from convdispatch.api import ConvProblem
 from convdispatch.api.policy import Policy
-from convdispatch.device import host
+from convdispatch.device import host, runtime
 from convdispatch.device.kernels import Launch, build
 from convdispatch.device.ptx import Unlaunchable
 from convdispatch.device.recording import Recording
 from convdispatch.device.stream import CudaStream
 from convdispatch.inference.program import Program
-from convdispatch.selection import dispatch
+from convdispatch.selection import dispatch, ranking
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_late_numbers_stand_between_graphs(fake, queue):
 
 def test_a_plan_of_its_own_means_makes_no_graph_and_says_why(fake, queue):
     problem = ConvProblem.parse("mb2ic16ih9oc32kh3ph1")
-    solvers = dispatch.contestants(problem, dispatch.runtime.device_info(queue.device))
+    solvers = ranking.contestants(problem, runtime.device_info(queue.device))
     if "onednn.forward" not in solvers:
         pytest.skip("oneDNN is not installed")
     prepared = dispatch.prepare(problem, queue.context, Policy(solver="onednn.forward"))
