@@ -1,7 +1,8 @@
 """Passes over a graph: linear maps become convolutions, and convolutions take in what follows them.
 
 Batch norms are folded into the weights (in float64), a sum with another tensor becomes the residual, an activation the
-epilogue's. Each pass touches a convolution only where nobody else reads what it would no longer compute.
+epilogue's; what element-wise operations are left are put together. Each pass touches a convolution only where nobody
+else reads what it would no longer compute.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ..api.activation import ACTIVATIONS
 from ..nn import functional
 from ..tensor import Tensor
 from .graph import Graph, Node, Ref
+from .pointwise import merge
 
 __all__ = ["fuse"]
 
@@ -28,7 +30,7 @@ def fuse(graph: Graph) -> Graph:
             _linear_to_convolution(node)
     while sum([_fuse_one(graph, node) for node in list(graph.nodes)]):
         pass
-    return graph
+    return merge(graph)
 
 
 def _name_arguments(node: Node) -> None:

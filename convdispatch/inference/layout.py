@@ -25,7 +25,7 @@ _AWARE = frozenset({
     "global_average_pool", "batch_norm", "local_response_norm",
 })  # fmt: skip
 """Operations with an option ``layout``."""
-_POINTWISE = frozenset({"apply", "activate", "dropout"})
+_POINTWISE = frozenset({"apply", "activate", "add", "dropout", "relu"})
 
 
 @operation
@@ -59,6 +59,8 @@ class _Relayout:
             args, kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
             if turns and node.name in _AWARE:
                 kwargs["layout"] = self.layout
+            if turns and node.name == "sampled":
+                kwargs["axes"] = tuple(self.order.index(axis % 4) for axis in kwargs["axes"])
             if turns and node.name == "concatenate":
                 kwargs["axis"] = self.order.index(kwargs.get("axis", 1) % 4)
             self._add(node, Node(node.function, args, kwargs), turns)
@@ -75,9 +77,10 @@ class _Relayout:
             return node.kwargs.get("layout", "nchw") != self.layout
         if not any(ref.value in self._turned for ref in pictures):  # nothing is won by turning what lies as it should
             return False
-        constants = [t for t in operands((node.args, node.kwargs)) if isinstance(t, Tensor)]
-        if node.name in _POINTWISE:
-            return not constants and len({ref.shape for ref in node.refs}) == 1
+        if node.name in _POINTWISE:  # operands that broadcast do so along the same axes
+            return all(len(operand.shape) == 4 for operand in operands((node.args, node.kwargs)))
+        if node.name == "sampled":
+            return all(ref.is_whole for ref in pictures)
         return node.name == "concatenate" and all(ref.is_whole for ref in pictures)
 
     def _add(self, old: Node, new: Node, turns: bool) -> None:

@@ -77,6 +77,7 @@ class _Lowering:
     def __init__(self, graph: Graph, queue: cl.CommandQueue) -> None:
         self.graph, self.recording = graph, Recording(queue)
         self._memory: dict[Value, Tensor] = {}
+        self._align = self.recording.device.mem_base_addr_align // 8
         self._place = {node: place for place, node in enumerate(graph.nodes)}
         self._joins = self._find_joins()
 
@@ -143,10 +144,21 @@ class _Lowering:
                 packed.wait()
         y = self._result(node)
         extras = [
-            None if given.get(name) is None else _start(self._operand(given[name])) for name in ("bias", "residual")
+            None if given.get(name) is None else self._start(self._operand(given[name]))
+            for name in ("bias", "residual")
         ]
-        prepared.enqueue(recording, _start(x), weights, _start(y), *extras)  # type: ignore[arg-type]
+        prepared.enqueue(recording, self._start(x), weights, self._start(y), *extras)  # type: ignore[arg-type]
         return LoweredNode(node.name, problem, prepared)
+
+    def _start(self, tensor: Tensor) -> Any:
+        """Memory that begins at the tensor's first element; a copy where the device lets no buffer begin there."""
+        base = tensor.base_data
+        if tensor.offset == 0 and (not isinstance(base, Slot) or base.offset == 0):
+            return base
+        start = tensor.offset + (base.offset if isinstance(base, Slot) else 0)
+        if start % self._align:
+            return tensor.copy().base_data
+        return base.get_sub_region(tensor.offset, tensor.nbytes)
 
     # --- concatenation -----------------------------------------------------------------------------------------------
 
@@ -172,7 +184,7 @@ class _Lowering:
             return self._tensor(value)
         tensors, axis = join.kwargs["tensors"], join.kwargs.get("axis", 1)
         whole, parts = joined([ref.shape for ref in tensors], axis, value.dtype, self.recording)  # type: ignore[arg-type]
-        at = self.recording.device.mem_base_addr_align // 8
+        at = self._align
         if join.result.value in self._memory:
             whole = self._memory[join.result.value]
             parts = _parts_like(whole, parts)
@@ -199,12 +211,6 @@ class _Lowering:
 
 def _parts_like(whole: Tensor, parts: list[Tensor]) -> list[Tensor]:
     return [Tensor(whole.base_data, p.shape, p.dtype, whole.queue, p.strides, p.offset) for p in parts]
-
-
-def _start(tensor: Tensor) -> Any:
-    """Memory that begins at the tensor's first element."""
-    base = tensor.base_data
-    return base if tensor.offset == 0 else base.get_sub_region(tensor.offset, tensor.nbytes)
 
 
 def _keep(tensor: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from ..device.tracing import operation
 from ..elementwise import apply
 from ..tensor import Tensor
 
-__all__ = ["FORMULAS", "activate", "from_result"]
+__all__ = ["FORMULAS", "activate", "formula_of", "from_result"]
 
 # Comparisons, not max: NaN must come out as NaN, as in PyTorch.
 FORMULAS = {
@@ -45,10 +45,15 @@ def activate(x: Tensor, activation: str) -> Tensor:
 
     Raises InvalidProblem for another name.
     """
+    return apply(formula_of(activation), x=x)
+
+
+def formula_of(activation: str) -> str:
+    """What an activation computes of x, as a formula. Raises InvalidProblem for an unknown name."""
     if activation in _MORE:
-        return apply(FORMULAS[activation], x=x)
+        return FORMULAS[activation]
     name, numbers = parse_activation(activation)
-    return apply(FORMULAS[name].format(*numbers), x=x)
+    return FORMULAS[name].format(*numbers)
 
 
 def from_result(activation: str) -> str | None:

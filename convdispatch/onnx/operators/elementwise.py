@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,13 @@ def pair(call: Call) -> dict[str, Any]:
         value = call.raw(place)
         number = scalar(value) if len(value.shape) <= rank and isinstance(call.raw(1 - place), Tensor) else None
         # A number takes the other's rank, and a shape of more axes would be lost.
-        if number is not None and (len(value.shape) <= len(call.shape(1 - place))):
+        if number is not None and len(value.shape) <= len(call.shape(1 - place)):
             operands[name] = number
+        elif isinstance(value, np.ndarray) and call.opset >= 7 and 0 < len(value.shape) < rank:
+            wide = (1,) * (rank - len(value.shape)) + value.shape  # as many axes as pictures have, for either layout
+            operands[name] = call.upload(
+                call.walk.derive(("wide", rank), value, functools.partial(value.reshape, wide))
+            )
         else:
             operands[name] = call.tensor(place)
     if call.opset < 7 and call.get("broadcast") and isinstance(operands["y"], Tensor):

@@ -1,0 +1,134 @@
+"""Element-wise chains in the inference form: what is put together, what must not be, and the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from convdispatch import inference
+from convdispatch.elementwise import apply, reduce, sample
+from convdispatch.inference.fuse import fuse
+from convdispatch.inference.trace import trace
+from convdispatch.nn import functional
+from convdispatch.runtime import queue
+from convdispatch.tensor import Tensor
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def constant(array):
+    return Tensor.from_numpy(np.asarray(array, np.float32))
+
+
+def names(net, *shapes, dtype=np.float32):
+    return [node.name for node in fuse(trace(net, shapes, dtype, queue())).nodes]
+
+
+def hard_swish(x):
+    gate = apply("clip(v, low, high)", v=apply("x + three", x=x, three=3.0), low=0, high=6)
+    return apply("p / six", p=apply("x * g", x=x, g=gate), six=6.0)
+
+
+def before_activation(x):
+    c = x.shape[1]
+    vectors = [constant(normal(c, seed=s)) for s in (1, 2, 3)] + [constant(np.linspace(0.5, 2, c))]
+    y = functional.batch_norm(x, *vectors, training=False)
+    y = functional.apply("x * s", x=y, s=constant(normal(1, c, 1, 1, seed=5)))
+    return functional.relu(functional.apply("x + b", x=y, b=constant(normal(1, c, 1, 1, seed=6))))
+
+
+def two_that_meet(x):
+    left, right = apply("v = x * x; v + 1", x=x), functional.activate(x, "tanh")
+    return functional.add(left, right)
+
+
+@pytest.mark.parametrize("net", [hard_swish, before_activation, two_that_meet])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_chain_is_one_kernel(net, layout, dtype):
+    if net is before_activation and dtype is np.float64:
+        pytest.skip("its constants are float32")
+    x = normal(2, 5, 7, 6).astype(dtype)
+    assert names(net, x.shape, dtype=dtype) == ["apply"]
+    built = inference.build(net, x.shape, dtype=dtype, layout=layout, queues=1)
+    np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def read_twice(x):
+    y = apply("x * 2.0", x=x)
+    return reduce("sum", "y", 1, y=y), apply("y + 1.0", y=y)
+
+
+def another_shape(x):
+    row = apply("exp(r)", r=x[:, :1])
+    return apply("x + r", x=x, r=row)
+
+
+def another_type(x):
+    whole = apply("round(x)", x=x, dtype=np.int32)
+    return apply("x * 2", x=whole, dtype=np.float32)
+
+
+def a_test(x):
+    return apply("where(t, x, 0.5)", t=apply("x > 0.1", x=x), x=x)
+
+
+@pytest.mark.parametrize(
+    ("net", "left"),
+    [
+        (read_twice, ["apply", "reduce", "apply"]),
+        (another_shape, ["apply", "apply"]),
+        (another_type, ["apply", "apply"]),
+        (a_test, ["apply", "apply"]),
+    ],
+)
+def test_what_stays_apart(net, left):
+    x = normal(3, 4)
+    assert names(net, x.shape) == left
+    built, wanted = inference.build(net, x.shape, queues=1)(x), net(Tensor.from_numpy(x))
+    pairs = zip(built, wanted, strict=True) if isinstance(wanted, tuple) else [(built, wanted)]
+    for got, want in pairs:
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_convolution_takes_its_activation_first():
+    w = constant(normal(4, 3, 1, 1))
+
+    def net(x):
+        return apply("y * 2.0", y=functional.relu(functional.convolution(x, w)))
+
+    assert names(net, (1, 3, 5, 5)) == ["convolution", "apply"]
+
+
+def test_pictures_stay_turned_through_sampling_and_broadcast_factors():
+    """Squeezed factors, constants of a channel and resizing need no reorder in the other layout."""
+    w = constant(normal(6, 6, 3, 3))
+
+    def net(x):
+        y = functional.convolution(x, w, padding=1)
+        gate = functional.activate(functional.adaptive_avg_pool(y, 1), "sigmoid")
+        y = apply("y * g + c", y=y, g=gate, c=constant(normal(1, 6, 1, 1)))
+        y = sample(y, {2: (np.arange(14) // 2, None), 3: (np.arange(10) // 2, None)})
+        return functional.convolution(y, w, padding=1)
+
+    x = normal(2, 6, 7, 5)
+    turned = inference.build(net, x.shape, layout="nhwc", queues=1)
+    assert [layer.name for layer in turned.layers].count("reorder") == 2
+    np.testing.assert_allclose(turned(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mb", [1, 2])
+def test_parts_of_a_value_may_begin_anywhere(mb):
+    """Where a device lets no buffer begin, a part is copied."""
+    w, t = constant(normal(4, 3, 3, 3)), constant(normal(3, 2, 2, 2))
+
+    def net(x):
+        part = apply("x * 2.0", x=x)[:, 2:5]
+        return functional.convolution(part, w), functional.transposed_convolution(part, t), functional.max_pool(part, 2)
+
+    x = normal(mb, 6, 7, 7)
+    built = inference.build(net, x.shape, queues=1)
+    for got, want in zip(built(x), net(Tensor.from_numpy(x)), strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-5)
