@@ -265,20 +265,29 @@ def test_constant_weights_are_packed_once_and_again_when_they_change(monkeypatch
     own = Constant.packed
     monkeypatch.setattr(Constant, "packed", lambda self, *rest: packed.append(self) or own(self, *rest))
     x, layer = torch.randn(2, 32, 16, 16), torch.nn.Conv2d(32, 32, 3, padding=1)
-    with ct.enable(), torch.no_grad():
+    with ct.enable(), torch.inference_mode():
         for change in (None, lambda w: w.mul_(2), lambda w: w.copy_(torch.randn_like(w))):
             if change:
-                change(layer.weight)
+                with torch.inference_mode(False), torch.no_grad():
+                    change(layer.weight)
             for _ in range(3):
                 y = layer(x)
             assert error(y, F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)) < 1e-5
-        layer.weight.data = torch.randn_like(layer.weight)
+        assert y.is_inference()
+        with torch.inference_mode(False), torch.no_grad():
+            layer.weight.data = torch.randn_like(layer.weight)
         assert error(layer(x), F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)) < 1e-5
     assert len({id(each) for each in packed}) == 4, "packed by version and address"
-    with ct.enable(), torch.inference_mode():
-        y = layer(x)
-    assert y.is_inference()
-    assert total()[1] == 0
+    packed.clear()
+    with ct.enable(), torch.no_grad():
+        layer(x)
+        layer.weight.data.mul_(2)
+        assert error(layer(x), F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)) < 1e-5
+    assert not packed
+    with ct.enable():
+        layer.requires_grad_(False)(x)
+    assert packed
+    assert ct.counters()["left"] == 0
 
 
 def test_weights_that_go_take_their_packed_forms_along():
@@ -299,7 +308,7 @@ def test_weights_that_go_take_their_packed_forms_along():
 
 def test_weights_made_anew_each_time_are_not_constant():
     x, scale = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
-    with ct.enable(), torch.no_grad():
+    with ct.enable(), torch.inference_mode():
         for factor in range(1, 5):
             w = scale * factor
             assert error(F.conv2d(x, w), F.conv2d(x.double(), w.double())) < 1e-5

@@ -13,9 +13,25 @@ from .requirements import require
 require()
 
 from .counting import counters, reset_counters  # noqa: E402 (PyTorch is asked for first)
+from .functional import (  # noqa: E402
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+)
+from .modules import convert  # noqa: E402
 from .routing import disable, enable  # noqa: E402
 
 __all__ = [
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "convert",
     "counters",
     "disable",
     "enable",

@@ -47,7 +47,7 @@ def forward(
     rows = geometry.rows(x.ndim - 2)
     if any(rows):
         return forward(_longer(x, rows), w, bias, *geometry.without(rows), settings=settings)
-    constant = promise(w, w.requires_grad and torch.is_grad_enabled())
+    constant = promise(w)
     call = _call("forward", geometry, x, w, None, bias, constant is not None, settings)
     result = call(None, w, x, bias, constant) if transposed else call(x, w, None, bias, constant)
     for watcher in _watchers:
@@ -82,7 +82,7 @@ def backward(
     data = weights = sums = None
     # Both are chosen before either runs: a call that is left is left whole.
     if output_mask[0]:
-        constant = promise(w, w.requires_grad)
+        constant = promise(w)
         data = _call("data", geometry, x, w, grad, None, constant is not None, settings)
     if output_mask[1]:
         weights = _call("weights", geometry, x, w, grad, None, False, settings)

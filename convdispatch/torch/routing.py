@@ -14,7 +14,7 @@ from . import counting, engine, ranks
 from .geometry import Left
 from .settings import DEFAULT, Settings, checked
 
-__all__ = ["Enabled", "disable", "enable", "routed"]
+__all__ = ["Enabled", "disable", "enable", "original", "routed", "settings_in_force"]
 
 _OPERATORS = {"convolution": engine.forward, "convolution_backward": engine.backward}
 _KEYS = ("CPU", "CUDA")
@@ -90,6 +90,11 @@ def _kernel(operator: str, key: str, compute: Callable[..., Any]) -> Callable[..
         return routed(operator, compute, lambda: original.call_boxed(keys, *arguments), arguments, _in_force)
 
     return kernel
+
+
+def settings_in_force() -> Settings | None:
+    """What ``enable`` was given; None where it is not in force."""
+    return _in_force
 
 
 def original(operator: str, *arguments: Any) -> Any:

@@ -26,14 +26,16 @@ class _Seen:
 _seen: dict[int, _Seen] = {}
 
 
-def promise(weight: torch.Tensor, learning: bool) -> Constant | None:
+def promise(weight: torch.Tensor) -> Constant | None:
     """What keeps packed forms of ``weight``, or None where it may be another tensor, or hold other values, next time.
 
-    Constant are weights that no gradient is asked for: a Parameter at once, another tensor when it comes a second time
-    unchanged. PyTorch's version counter and the address tell a change; what writes past both (``weight.data.mul_()``, a
-    NumPy view) must be followed by an operation on the tensor itself.
+    Constant are a frozen Parameter (``requires_grad_(False)``) and, in ``torch.inference_mode``, any Parameter at once
+    and another tensor when it comes a second time unchanged. PyTorch's version counter and the address tell a change;
+    what writes past both (``weight.data.mul_()``, a NumPy view) must be followed by an operation on the tensor itself.
+    Under ``no_grad`` alone nothing is taken for constant: that is where such writes are made.
     """
-    if learning or weight.is_inference():
+    frozen = isinstance(weight, torch.nn.Parameter) and not weight.requires_grad
+    if weight.is_inference() or not (frozen or torch.is_inference_mode_enabled()):
         return None
     key = id(weight)
     seen = _seen.get(key)

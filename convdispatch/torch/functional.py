@@ -1,0 +1,155 @@
+"""conv1d to conv_transpose3d with ``torch.nn.functional``'s signatures, by the operator that compilers take whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .operators import convolution
+
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
+
+
+def _each(value: Any, ndim: int) -> list[int]:
+    values = [value] if isinstance(value, int | torch.SymInt) else list(value)
+    return values * ndim if len(values) == 1 else values
+
+
+def _conv(
+    ndim: int, x: torch.Tensor, w: torch.Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> torch.Tensor:
+    strides, dilations = _each(stride, ndim), _each(dilation, ndim)
+    x, batched = _batched(x, ndim)
+    if isinstance(padding, str):
+        x, pads = _by_word(padding, x, w, strides, dilations)
+    else:
+        pads = _each(padding, ndim)
+    y = convolution(x, w, bias, strides, pads, dilations, False, [0] * ndim, groups)
+    return y if batched else y.squeeze(0)
+
+
+def _batched(x: torch.Tensor, ndim: int) -> tuple[torch.Tensor, bool]:
+    if x.ndim not in (ndim + 1, ndim + 2):
+        raise RuntimeError(
+            f"input must have {ndim + 2} axes, or {ndim + 1} for one image without a batch, got shape {tuple(x.shape)}"
+        )
+    return (x, True) if x.ndim == ndim + 2 else (x.unsqueeze(0), False)
+
+
+def _by_word(
+    word: str, x: torch.Tensor, w: torch.Tensor, strides: list[int], dilations: list[int]
+) -> tuple[torch.Tensor, list[int]]:
+    if word == "valid":
+        return x, [0] * len(strides)
+    if word != "same":
+        raise RuntimeError(f"padding must be numbers, 'same' or 'valid', got {word!r}")
+    if any(step != 1 for step in strides):
+        raise RuntimeError(f"padding='same' keeps the size only with stride 1, got stride {tuple(strides)}")
+    totals = [spread * (size - 1) for spread, size in zip(dilations, w.shape[2:], strict=True)]
+    if any(total % 2 for total in totals):  # the odd one goes to the far side, as PyTorch has it
+        x = torch.nn.functional.pad(x, [side for total in reversed(totals) for side in (0, total % 2)])
+    return x, [total // 2 for total in totals]
+
+
+def _conv_transpose(
+    ndim: int,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: int,
+    dilation: Any,
+) -> torch.Tensor:
+    x, batched = _batched(x, ndim)
+    lists = [_each(value, ndim) for value in (stride, padding, dilation, output_padding)]
+    y = convolution(x, w, bias, *lists[:3], True, lists[3], groups)
+    return y if batched else y.squeeze(0)
+
+
+_Ints = int | Sequence[int]
+_Tensor = torch.Tensor
+
+
+def conv1d(
+    input: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    stride: _Ints = 1,
+    padding: _Ints | str = 0,
+    dilation: _Ints = 1,
+    groups: int = 1,
+) -> _Tensor:
+    """As ``torch.nn.functional.conv1d``."""
+    return _conv(1, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv2d(
+    input: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    stride: _Ints = 1,
+    padding: _Ints | str = 0,
+    dilation: _Ints = 1,
+    groups: int = 1,
+) -> _Tensor:
+    """As ``torch.nn.functional.conv2d``."""
+    return _conv(2, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv3d(
+    input: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    stride: _Ints = 1,
+    padding: _Ints | str = 0,
+    dilation: _Ints = 1,
+    groups: int = 1,
+) -> _Tensor:
+    """As ``torch.nn.functional.conv3d``."""
+    return _conv(3, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv_transpose1d(
+    input: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    stride: _Ints = 1,
+    padding: _Ints = 0,
+    output_padding: _Ints = 0,
+    groups: int = 1,
+    dilation: _Ints = 1,
+) -> _Tensor:
+    """As ``torch.nn.functional.conv_transpose1d``."""
+    return _conv_transpose(1, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def conv_transpose2d(
+    input: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    stride: _Ints = 1,
+    padding: _Ints = 0,
+    output_padding: _Ints = 0,
+    groups: int = 1,
+    dilation: _Ints = 1,
+) -> _Tensor:
+    """As ``torch.nn.functional.conv_transpose2d``."""
+    return _conv_transpose(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def conv_transpose3d(
+    input: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    stride: _Ints = 1,
+    padding: _Ints = 0,
+    output_padding: _Ints = 0,
+    groups: int = 1,
+    dilation: _Ints = 1,
+) -> _Tensor:
+    """As ``torch.nn.functional.conv_transpose3d``."""
+    return _conv_transpose(3, input, weight, bias, stride, padding, output_padding, groups, dilation)
