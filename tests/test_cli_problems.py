@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
@@ -78,3 +81,36 @@ def test_a_trace_is_measured_with_its_counts(device, quick, tmp_path, monkeypatc
     assert done.exit_code == 0, done.output
     counts = {layer.problem: layer.count for layer in load(tmp_path / "r.json").layers}
     assert counts == {"fwd_f32_mb1ic3ih8iw8oc4kh3kw3ph1pw1": 3, "bwd_data_f32_mb1ic3ih8iw8oc4kh3kw3ph1pw1": 1}
+
+
+@pytest.mark.parametrize("command", ["bench", "find", "translate"])
+@pytest.mark.parametrize(("name", "meant"), [("resnet51", "resnet50"), ("mobilnet", "mobilenet"), ("nosuchthing", "")])
+def test_an_unknown_net_lists_the_nets_there_are(command, name, meant):
+    done = CliRunner().invoke(main, [command, name])
+    assert done.exit_code == 1
+    assert f"no net is named {name!r}; there are alexnet, " in done.output
+    assert all(net in done.output for net in shapes.names())
+    assert (f"did you mean {meant}?" in done.output) if meant else ("did you mean" not in done.output)
+
+
+def test_a_problem_with_a_wrong_letter_is_no_net(tmp_path):
+    done = CliRunner().invoke(main, ["find", "mb1ic4qq7kh3"])
+    assert "no net" not in done.output
+    assert "cannot read" in done.output
+    file = tmp_path / "layers"
+    file.write_text("mb1ic3ih8oc4kh3\n")
+    assert "name it with --from" in CliRunner().invoke(main, ["find", str(file)]).output
+
+
+def test_an_unknown_net_to_train_lists_those_there_are():
+    done = CliRunner().invoke(main, ["bench", "--train", "lemnet"])
+    assert done.exit_code == 1
+    assert "there is no net 'lemnet'; there are lenet, alexnet, " in done.output
+
+
+def test_every_net_stands_in_the_help_and_in_the_documentation():
+    told = CliRunner().invoke(main, ["bench", "--help"]).output
+    page = (Path(__file__).parent.parent / "docs" / "benchmark.md").read_text()
+    for net in set(shapes.names()) - {"basic", "near_miss"}:
+        assert re.search(rf"\b{net}\b", told), net
+        assert f"`{net}`" in page, net

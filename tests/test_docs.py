@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,22 @@ def blocks(page: Path, language: str) -> list[str]:
 @pytest.mark.parametrize("number", range(2))
 def test_readme_snippets_run(number):
     exec(compile(blocks(ROOT / "README.md", "python")[number], "README.md", "exec"), {})
+
+
+def test_the_readme_tells_how_to_install_what_is_not_published():
+    text = (ROOT / "README.md").read_text()
+    assert not re.search(r"pip install '?convdispatch", text), "until it is published, that finds nothing"
+    extras = set(re.findall(r"'\.\[(\w+)\]'", text))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert extras >= {"cpu", "pocl", "onednn", "cudnn", "demo"}
+    assert extras <= project["optional-dependencies"].keys()
+    assert f"convdispatch-{project['version']}-py3-none-any.whl" in text
+    assert "python -m build --wheel" in text
+
+
+@pytest.mark.parametrize("word", ["--from model.onnx", "DLPack", "constant(w)"])
+def test_the_readme_tells_of(word):
+    assert word in (ROOT / "README.md").read_text()
 
 
 def test_the_five_lines_are_right():

@@ -65,6 +65,7 @@ ZONES = {
         pack_keys
         reference
         search_*
+        shapes
         verify_*
     """,
     "calls": """

@@ -77,8 +77,9 @@ def bench(
 
     With --train, where the time of a training step goes, by kind of operation, for nets of convdispatch.models.
 
-    Nets: convnet, alexnet, overfeat, vgg_a, googlenet, resnet50, mobilenet, cpu10. Problems in any dialect. Files:
-    MODEL.onnx, its convolutions as they run.
+    Nets: convnet, alexnet, overfeat, vgg_a, googlenet, resnet50 (distinct layers), resnet50_full, mobilenet,
+    mobilenet_v3, efficientnet_b0, convnext_t, densenet121, inception_v3, unet, wavenet, unet3d; cpu10. Problems in any
+    dialect. Files: MODEL.onnx, its convolutions as they run.
     """
     if within_s is not None and not isolate:
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")

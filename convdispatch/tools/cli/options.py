@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,7 +14,7 @@ import click
 from rich.console import Console
 
 from ...api.device import DeviceInfo
-from ...api.errors import InvalidArgument
+from ...api.errors import InvalidArgument, InvalidProblem
 from ...api.problem import DIRECTIONS, ConvProblem
 from ...measurement import grammar, shapes
 from ...measurement.shapes import Entry
@@ -93,12 +95,26 @@ def read_entries(
         elif is_model(name):
             entries += entries_of(name, batch=batch, layout=layout)
         else:
-            entries += [Entry(str(problem), problem, 1) for problem in grammar.read_all(name)]
+            entries += [Entry(str(problem), problem, 1) for problem in _problems(name)]
     for file in files:
         entries += grammar.read_file(file)
     if not entries:
         raise InvalidArgument(f"name a problem, a file (--from) or a net: {', '.join(shapes.names())}")
     return entries
+
+
+def _problems(name: str) -> list[ConvProblem]:
+    """What an argument that names no table states; a word that has none of a problem's letters was meant as a net."""
+    try:
+        return grammar.read_all(name)
+    except InvalidProblem as error:
+        if Path(name).is_file():
+            raise InvalidArgument(f"{name} is a file: name it with --from") from error
+        if re.search(r"i[cdhw]\d|[\s{-]", name):
+            raise
+        near = difflib.get_close_matches(name, shapes.names(), 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise InvalidArgument(f"no net is named {name!r}; there are {', '.join(shapes.names())}{meant}") from error
 
 
 def configure(
