@@ -167,8 +167,8 @@ def test_the_limit_chooses_down_to_the_floor(device):
     problem = ConvProblem.parse("mb2ic40ih24oc48kh7ph3")
     info = runtime.device_info(device)
     for direction in DIRECTIONS:
-        turned = problem.replace(direction=direction)
-        sizes = [SOLVER.workspace(turned, info, config) for config in SOLVER.configs(turned, info)]
+        flipped = problem.replace(direction=direction)
+        sizes = [SOLVER.workspace(flipped, info, config) for config in SOLVER.configs(flipped, info)]
         floor, limits = min(sizes), []
         assert floor < max(sizes) / 8
         limit = max(sizes)
@@ -177,16 +177,16 @@ def test_the_limit_chooses_down_to_the_floor(device):
             limit //= 8
         for limit in [*limits, floor] if direction == "fwd" else [floor]:
             with convdispatch.policy(workspace_limit=limit, solver="fft.tiled", fallback=False):
-                checking.check(turned, device, solver="fft.tiled", data="real", tolerance=LIMIT)
-            fitting = next(c for c in SOLVER.configs(turned, info) if SOLVER.workspace(turned, info, c) <= limit)
-            plan = SOLVER.plan(runtime.queue(device).context, turned, fitting)
+                checking.check(flipped, device, solver="fft.tiled", data="real", tolerance=LIMIT)
+            fitting = next(c for c in SOLVER.configs(flipped, info) if SOLVER.workspace(flipped, info, c) <= limit)
+            plan = SOLVER.plan(runtime.queue(device).context, flipped, fitting)
             assert plan.workspace_size <= limit
-        operands, _ = checking.make_operands(turned)
+        operands, _ = checking.make_operands(flipped)
         with (
             convdispatch.policy(workspace_limit=floor - 1, solver="fft.tiled"),
             pytest.raises(NoSolver, match="no configuration needs"),
         ):
-            checking.call(turned, operands.present(), queue=runtime.queue(device))
+            checking.call(flipped, operands.present(), queue=runtime.queue(device))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -9,7 +9,7 @@ import pytest
 from checking import TOLERANCE
 from convdispatch_fft.gpu import Spectra
 from convdispatch_fft.gpu.choice import TILES, transforms
-from convdispatch_fft.gpu.geometry import Axis, Transform
+from convdispatch_fft.gpu.geometry import Transform, TransformAxis
 from convdispatch_fft.gpu.plan import Layout
 from convdispatch_fft.gpu.spectra import slot_pitch
 from plans import LARGE, SMALL, check_solver, first, table_cases
@@ -131,7 +131,7 @@ def test_a_tile_of_every_size_is_a_convolution():
         if length + near + far < spread * (kernel - 1) + 1:
             continue
         problem = ConvProblem(iw=length, kw=kernel, pw=near, pw_r=far, dw=spread, ndim=1, direction=direction)
-        axis = Axis.of(problem, "w", size)
+        axis = TransformAxis.of(problem, "w", size)
         if axis is None:
             continue
         arrays = {name: random.standard_normal(getattr(problem, name + "_shape")) for name in "xwy"}

@@ -115,7 +115,7 @@ def test_a_suspect_runs_a_smaller_problem_first(faults, device, monkeypatch):
     faults("good", "slow")
     monkeypatch.setattr("convdispatch.measurement.search.session.PROBE_FLOPS", 100.0)
     monkeypatch.setattr("convdispatch.measurement.search.candidates.PROBE_FLOPS", PROBLEM.flops / 2)
-    monkeypatch.setattr("convdispatch.measurement.search.session.Search._foretell", lambda *_: None)
+    monkeypatch.setattr("convdispatch.measurement.search.session.Search._predict", lambda *_: None)
     found, _ = searched(device, said=False)
     assert (found["slow"].status, found["slow"].count) == ("cut", 0)
     assert "a smaller problem foretells" in found["slow"].reason
@@ -126,7 +126,7 @@ def test_a_smaller_problem_is_tried_only_with_what_is_offered_for_it(faults, dev
     faults("good", "slow")
     monkeypatch.setattr("convdispatch.measurement.search.session.PROBE_FLOPS", 100.0)
     monkeypatch.setattr("convdispatch.measurement.search.candidates.PROBE_FLOPS", PROBLEM.flops / 2)
-    monkeypatch.setattr("convdispatch.measurement.search.session.Search._foretell", lambda *_: None)
+    monkeypatch.setattr("convdispatch.measurement.search.session.Search._predict", lambda *_: None)
     slow = loader.plugins().solvers["faulty.slow"]
     monkeypatch.setattr(type(slow), "configs", lambda self, problem, device: [{"sizes": [problem.ih, problem.iw]}])
     found, _ = searched(device, said=False)
@@ -226,13 +226,13 @@ def clock(monkeypatch):
     def set_times(look, race):
         turn = {}
 
-        def sampler(rig, prepared, expected_ms, least_ms=1.0):
+        def sampler(harness, prepared, expected_ms, least_ms=1.0):
             name = choice_text(prepared.solver.name.removeprefix("faulty."), prepared.config)
             turn[name] = turn.get(name, 0) + 1
             times = look if turn[name] == 1 else race
             return lambda: times[name]
 
-        monkeypatch.setattr("convdispatch.measurement.search.session.Rig.sampler", sampler)
+        monkeypatch.setattr("convdispatch.measurement.search.session.Harness.sampler", sampler)
 
     return set_times
 
@@ -264,16 +264,16 @@ def test_a_first_look_never_beats_a_race(faults, device, clock, monkeypatch):
     faults("good", "many")
     look = {GOOD: 0.6, MANY: 0.5, EXTRA: 0.7, **REST}
     clock(look=look, race={GOOD: 0.55, EXTRA: 0.8})
-    sampler = session.Rig.sampler
+    sampler = session.Harness.sampler
     turns = []
 
-    def short_of_memory(rig, prepared, expected_ms, least_ms=1.0):
+    def short_of_memory(harness, prepared, expected_ms, least_ms=1.0):
         turns.append(prepared.config)
         if turns.count({"extra": 0}) == 2 and prepared.config == {"extra": 0}:
             raise MemoryError
-        return sampler(rig, prepared, expected_ms, least_ms)
+        return sampler(harness, prepared, expected_ms, least_ms)
 
-    monkeypatch.setattr("convdispatch.measurement.search.session.Rig.sampler", short_of_memory)
+    monkeypatch.setattr("convdispatch.measurement.search.session.Harness.sampler", short_of_memory)
     results = find(PROBLEM, device)
     assert results.winner.solver == "faulty.good"
     assert 'faulty.many {"extra": 0} looked faster, 0.5 ms, but was not raced' in results.verdict

@@ -163,7 +163,7 @@ def test_answers_are_pure_and_caps_fall(info):
 def test_products_in_place_come_in_the_order_of_what_their_packing_costs(text):
     problem = ConvProblem.parse(text)
     configs = [config for config in SOLVER.configs(problem, CPU) if config["cap"] == 8 << 20]
-    costs = [SOLVER.cost(problem, CPU, config) for config in configs if config["method"] in ("turned", "weights")]
+    costs = [SOLVER.cost(problem, CPU, config) for config in configs if config["method"] in ("flipped", "weights")]
     assert len(costs) > 2
     assert costs == sorted(costs)
     assert not configs[0]["gemm"]["pack_a"]  # each element is read once a panel, and there are few

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convdispatch.measurement.measure import HOPELESS, Candidate, race, timed
+from convdispatch.measurement.measure import CUT_FACTOR, Candidate, race, timed
 from convdispatch.selection.records.timing import TOLERANCE, BadTiming, Timing, order_interval, summarise, verdict
 
 TIMES = st.floats(1e-4, 1e4, allow_nan=False)
@@ -194,7 +194,7 @@ def test_a_candidate_slow_by_a_thousand_runs_twice():
     assert judge(outcomes).winner == "good"
 
 
-@given(factor=st.floats(1.06, HOPELESS - 0.01))
+@given(factor=st.floats(1.06, CUT_FACTOR - 0.01))
 def test_a_certain_loser_is_cut_once_the_intervals_part(factor):
     clock = Clock()
     candidates = [clock.candidate("a", lambda run: 1 + 0.02 * (run % 2)), clock.candidate("b", lambda _: 1.02 * factor)]

@@ -1,4 +1,4 @@
-"""Borrowed decisions: what counts as near, what may be borrowed, and what the rule has cost."""
+"""Decisions of neighbours: what counts as near, what may be taken over, and what the rule has cost."""
 
 from __future__ import annotations
 
@@ -218,10 +218,10 @@ def silent(solver, problem, config):
     return None if solver == "silent" else float(problem.flops)
 
 
-@pytest.mark.parametrize(("change", "borrowed"), [({"ic": 80}, "silent"), ({"ic": 128}, "a"), ({"mb": 4}, "a")])
-def test_who_predicts_nothing_is_borrowed_from_close_by_only(change, borrowed):
+@pytest.mark.parametrize(("change", "expected"), [({"ic": 80}, "silent"), ({"ic": 128}, "a"), ({"mb": 4}, "a")])
+def test_who_predicts_nothing_is_borrowed_from_close_by_only(change, expected):
     known = knows({BASE.replace(**change): {"silent": 1.0, "a": 5.0, "b": 6.0}}, silent)
-    assert known.choose(BASE, offers(silent=None, a=1.0, b=1.0), "a").solver == borrowed
+    assert known.choose(BASE, offers(silent=None, a=1.0, b=1.0), "a").solver == expected
 
 
 def test_who_predicts_nothing_must_have_won_clearly():

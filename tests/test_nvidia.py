@@ -65,28 +65,28 @@ CASES = [
     ("bwd_weights_f32_mb4ic3ih11iw9oc12kh5kw4ph2sh2sw3", "wgmma", {"split": 3, "bm": 64, "bn": 128, "wn": 2}),
     ("bwd_weights_f32_mb1ic8ih5iw6oc8kh3ph1", "mma", {}),
     # more slices than stages
-    ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1", "wgmma", {"promote": 2}),
-    ("bwd_weights_f32_mb4ic8ih8iw8oc8kh3ph1", "wgmma", {"promote": 3}),
-    ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1+bias", "wgmma", {"promote": 2, "carry": True}),
-    # sums moved after each slice: one slice more is under way
-    ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1", "wgmma", {"stages": 2, "carry": True, "split": 2}),
+    ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1", "wgmma", {"flush_every": 2}),
+    ("bwd_weights_f32_mb4ic8ih8iw8oc8kh3ph1", "wgmma", {"flush_every": 3}),
+    ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1+bias", "wgmma", {"flush_every": 2, "compensated": True}),
+    # sums moved after each slice: one slice more is in flight
+    ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1", "wgmma", {"stages": 2, "compensated": True, "split": 2}),
     ("fwd_f32_nhwc_mb1ic80ih5iw5oc16kh3ph1", "wgmma", {"stages": 2, "window": True}),
-    ("fwd_f32_mb2ic40iw9oc16kw3pw1", "wgmma", {"stages": 3, "window": True, "promote": 0, "carry": True}),
-    ("bwd_data_f32_mb2ic3ih11iw10oc40kh5ph2sh2sw2", "wgmma", {"stages": 2, "joined": True, "promote": 0}),
-    ("bwd_data_f32_mb2ic10ih7iw6oc40kh3ph1sh2sw2", "wgmma", {"stages": 2, "carry": True}),
-    ("bwd_weights_f32_mb8ic8ih8iw8oc8kh3ph1", "wgmma", {"stages": 2, "carry": True, "split": 3, "bk": 64}),
-    ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1", "wgmma", {"promote": 0, "carry": True, "window": True}),
-    ("bwd_weights_f32_mb4ic8ih8iw8oc8kh3ph1", "wgmma", {"promote": 0, "bk": 64, "format": "half2"}),
-    ("bwd_data_f32_nhwc_mb1ic24ih7oc40kh3ph1sh2", "mma", {"carry": True, "format": "bfloat3"}),
+    ("fwd_f32_mb2ic40iw9oc16kw3pw1", "wgmma", {"stages": 3, "window": True, "flush_every": 0, "compensated": True}),
+    ("bwd_data_f32_mb2ic3ih11iw10oc40kh5ph2sh2sw2", "wgmma", {"stages": 2, "stacked": True, "flush_every": 0}),
+    ("bwd_data_f32_mb2ic10ih7iw6oc40kh3ph1sh2sw2", "wgmma", {"stages": 2, "compensated": True}),
+    ("bwd_weights_f32_mb8ic8ih8iw8oc8kh3ph1", "wgmma", {"stages": 2, "compensated": True, "split": 3, "bk": 64}),
+    ("fwd_f32_mb1ic40ih5iw5oc16kh3ph1", "wgmma", {"flush_every": 0, "compensated": True, "window": True}),
+    ("bwd_weights_f32_mb4ic8ih8iw8oc8kh3ph1", "wgmma", {"flush_every": 0, "bk": 64, "format": "half2"}),
+    ("bwd_data_f32_nhwc_mb1ic24ih7oc40kh3ph1sh2", "mma", {"compensated": True, "format": "bfloat3"}),
     # windows
     ("fwd_f32_mb2ic40ih6iw5oc16kh3ph1", "wgmma", {"window": True, "split": 2}),
     ("fwd_f32_nhwc_mb3ic70ih5iw7oc16kh3ph1kw2dh2", "wgmma", {"window": True, "bk": 64, "bn": 8}),
     ("fwd_f32_mb3ic20ih5iw7oc16kh3ph1pw0ph_r2+bias", "mma", {"window": True}),
     ("bwd_data_f32_mb3ic20ih5iw7oc30kh3ph1kw4pw2dw2", "wgmma", {"window": True, "stages": 4, "bm": 128, "wm": 2}),
     ("fwd_f32_mb2ic8ih5iw4id5oc8kh3ph1pw1pd1kd2kw3", "wgmma", {"window": True, "bn": 8}),
-    # joined phases
-    ("bwd_data_f32_mb2ic3ih11iw10oc12kh5ph2sh2sw2", "wgmma", {"joined": True, "window": True}),
-    ("bwd_data_f32_nhwc_mb1ic4ih13iw12oc20kh3ph1kw4pw0sh3sw2dh2dw3g2+bias", "wgmma", {"joined": True, "split": 2}),
+    # stacked phases
+    ("bwd_data_f32_mb2ic3ih11iw10oc12kh5ph2sh2sw2", "wgmma", {"stacked": True, "window": True}),
+    ("bwd_data_f32_nhwc_mb1ic4ih13iw12oc20kh3ph1kw4pw0sh3sw2dh2dw3g2+bias", "wgmma", {"stacked": True, "split": 2}),
     # 16-bit tensors: channels last are read as they lie
     ("fwd_f16_nhwc_mb1ic16ih6iw6oc16kh3ph1+bias+relu", "wgmma", {"window": True}),
     ("fwd_bf16_nhwc_mb1ic16ih6iw6oc12kh3ph1", "wgmma", {}),
@@ -132,14 +132,14 @@ def test_accuracy_of_formats(queue, name):
 
 LONG = [
     # direction, engine, configuration, least and largest error
-    ("fwd", "wgmma", {"bk": 64, "promote": 3}, 3e-7, 1e-6),
-    ("fwd", "wgmma", {"bk": 64, "promote": 1}, 1.2e-7, 3e-7),
-    ("fwd", "wgmma", {"bk": 64, "promote": 1, "carry": True}, 2e-8, 1.6e-7),
-    ("fwd", "wgmma", {"bk": 32, "promote": 1, "carry": True}, 2e-8, 1.2e-7),
-    ("fwd", "wgmma", {"bk": 32, "promote": 0, "carry": True}, 2e-8, 1.2e-7),
-    ("fwd", "mma", {"carry": True}, 2e-8, 1.2e-7),
-    ("bwd_weights", "wgmma", {"bk": 64, "promote": 1, "carry": True}, 2e-8, 1.6e-7),
-    ("bwd_weights", "mma", {"carry": True}, 2e-8, 1.2e-7),
+    ("fwd", "wgmma", {"bk": 64, "flush_every": 3}, 3e-7, 1e-6),
+    ("fwd", "wgmma", {"bk": 64, "flush_every": 1}, 1.2e-7, 3e-7),
+    ("fwd", "wgmma", {"bk": 64, "flush_every": 1, "compensated": True}, 2e-8, 1.6e-7),
+    ("fwd", "wgmma", {"bk": 32, "flush_every": 1, "compensated": True}, 2e-8, 1.2e-7),
+    ("fwd", "wgmma", {"bk": 32, "flush_every": 0, "compensated": True}, 2e-8, 1.2e-7),
+    ("fwd", "mma", {"compensated": True}, 2e-8, 1.2e-7),
+    ("bwd_weights", "wgmma", {"bk": 64, "flush_every": 1, "compensated": True}, 2e-8, 1.6e-7),
+    ("bwd_weights", "mma", {"compensated": True}, 2e-8, 1.2e-7),
 ]
 
 
@@ -157,13 +157,13 @@ def test_long_sums(queue, direction, engine, extra, least, most):
 
 
 @pytest.mark.parametrize(
-    ("name", "carry"),
+    ("name", "compensated"),
     [("bfloat2", False), ("half2", False), ("bfloat3", False), ("half1", False), ("half2", True), ("bfloat3", True)],
 )
-def test_extremes(queue, name, carry):
+def test_extremes(queue, name, compensated):
     """Large and tiny magnitudes survive; infinities and NaN reach exactly the outputs that read them, as no number."""
     problem = ConvProblem.parse("fwd_f32_mb1ic16ih6iw6oc16kh3ph1")
-    config = config_of(problem, "wgmma", {"format": name, "carry": carry})
+    config = config_of(problem, "wgmma", {"format": name, "compensated": compensated})
     plan = NvidiaPlan(queue.context, problem, config, "wgmma", emulate=True)
     random = np.random.default_rng(0)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
@@ -194,7 +194,7 @@ def test_extremes(queue, name, carry):
     [
         ("fwd", {"bn": 176, "window": True, "bk": 64, "stages": 2}),
         ("bwd_weights", {"bn": 192, "split": 11, "bk": 64, "stages": 2}),
-        ("bwd_weights", {"bn": 192, "split": 11, "bk": 32, "promote": 0}),
+        ("bwd_weights", {"bn": 192, "split": 11, "bk": 32, "flush_every": 0}),
     ],
 )
 def test_carried_sums_stay_in_registers(direction, extra, tmp_path):
@@ -210,7 +210,7 @@ def test_carried_sums_stay_in_registers(direction, extra, tmp_path):
             return []
 
     problem = ConvProblem.parse(f"{direction}_f32_ieee_mb64ic512ih28oc512kh3ph1")
-    plan = Text(None, problem, {"bm": 128, "wm": 2, "wn": 1, "format": "half2", "carry": True, **extra}, "wgmma")
+    plan = Text(None, problem, {"bm": 128, "wm": 2, "wn": 1, "format": "half2", "compensated": True, **extra}, "wgmma")
     assembles_without_spills(plan.product_text(), "sm_90a", tmp_path)
 
 
@@ -257,7 +257,7 @@ def test_choices(engine, direction):
 
 @pytest.mark.parametrize("engine", ["wgmma", "mma"])
 @pytest.mark.parametrize(
-    ("text", "carry", "short"),
+    ("text", "compensated", "short"),
     [
         ("fwd_f32_ieee_mb8ic64ih14oc64kh3ph1", True, False),
         ("fwd_f32_ieee_mb8ic512ih14oc64kh1", False, False),
@@ -267,17 +267,17 @@ def test_choices(engine, direction):
         ("bwd_weights_f32_ieee_mb8ic64ih7oc64kh3ph1", False, True),
     ],
 )
-def test_ieee_moves_sums_often(engine, text, carry, short):
-    """Sums of more than 512 carry; a slice's sums are moved at once, short weights' gradients' after every 16 of k."""
+def test_ieee_moves_sums_often(engine, text, compensated, short):
+    """Long sums are compensated; a slice's sums are moved at once, short weights' gradients' after every 16 of k."""
     problem = ConvProblem.parse(text)
     tiles = [Tile.of({**config, "engine": engine}) for config in TensorCores(engine).configs(problem, HOPPER)]
     jobs = [Job(problem, tile) for tile in tiles]
-    assert all(job.misfit is None and job.settled for job in jobs)
-    assert all(tile.carry == carry for tile in tiles)
-    assert engine == "mma" or {tile.promote for tile in tiles} == {0 if short else 1}
+    assert all(job.misfit is None and job.drained for job in jobs)
+    assert all(tile.compensated == compensated for tile in tiles)
+    assert engine == "mma" or {tile.flush_every for tile in tiles} == {0 if short else 1}
     assert engine == "mma" or min(tile.stages for tile in tiles) == 2
     assert not any(
-        config.get("carry") for config in TensorCores(engine).configs(problem.replace(math="float32"), HOPPER)
+        config.get("compensated") for config in TensorCores(engine).configs(problem.replace(math="float32"), HOPPER)
     )
 
 

@@ -39,10 +39,10 @@ CASES = [
     ("mb2ic66ih9iw6oc34", {"bk": 16, "split": 2}),  # pairs
     ("mb17ic40ih1oc36", {}),
     ("mb1ic65ih5iw4oc63", {"bm": 64, "wm": 2, "bk": 16, "stages": 2}),
-    ("mb2ic64ih4iw16oc32", {"promote": 1, "bk": 16}),
+    ("mb2ic64ih4iw16oc32", {"flush_every": 1, "bk": 16}),
     ("mb3ic41ih7oc35", {"format": "bf16x3"}),
-    ("mb2ic70ih8oc36", {"format": "bf16x3", "bk": 16, "promote": 2}),
-    ("mb1ic160ih4oc32", {"promote": 2, "stages": 4, "bk": 16}),
+    ("mb2ic70ih8oc36", {"format": "bf16x3", "bk": 16, "flush_every": 2}),
+    ("mb1ic160ih4oc32", {"flush_every": 2, "stages": 4, "bk": 16}),
     ("mb2ic3ih5oc5", {"bk": 16}),
     ("mb2ic12ih7iw8oc20g2", {"bk": 16}),
     ("mb1ic24ih4oc12g3", {"split": 1, "bn": 16}),
@@ -78,7 +78,7 @@ LIMITS = {
     ("tf32x3", 0, False): 5e-7, ("tf32x3", 0, True): 1.2e-7, ("tf32x3", 4, False): 1.5e-6, ("tf32x3", 4, True): 1.5e-6,
     ("bf16x3", 0, False): 6e-6, ("bf16x3", 4, False): 6e-6,
 }  # fmt: skip
-"""Errors on real data by format, ``promote`` and ``carry``: what is left out, and sums that are rounded toward zero."""
+"""Errors on real data by format, ``flush_every``, ``compensated``: what is left out, and sums rounded toward zero."""
 
 
 def check(queue, problem: ConvProblem, config, *, emulate=True, **options) -> float:
@@ -116,14 +116,23 @@ def test_epilogues_and_parts(queue, text, extra):
     check(queue, ConvProblem.parse(text.replace("+", "kh1+", 1) if "+" in text else text + "kh1"), {**SMALL, **extra})
 
 
-@pytest.mark.parametrize(("name", "promote", "carry"), list(LIMITS))
+@pytest.mark.parametrize(("name", "flush_every", "compensated"), list(LIMITS))
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_accuracy(queue, direction, name, promote, carry):
+def test_accuracy(queue, direction, name, flush_every, compensated):
     """Split values keep float32's accuracy over long sums that tensor cores round toward zero."""
     text = {"fwd": "mb1ic2048ih3oc8", "bwd_data": "mb1ic8ih3oc2048", "bwd_weights": "mb2ic8ih32oc8"}[direction]
     problem = ConvProblem.parse(f"{direction}_f32_{text}kh1")
-    config = {"bm": 16, "bn": 16, "wm": 1, "wn": 1, "bk": 16, "promote": promote, "carry": carry, "format": name}
-    error = check(queue, problem, config, data="real", limit=LIMITS[name, promote, carry])
+    config = {
+        "bm": 16,
+        "bn": 16,
+        "wm": 1,
+        "wn": 1,
+        "bk": 16,
+        "flush_every": flush_every,
+        "compensated": compensated,
+        "format": name,
+    }
+    error = check(queue, problem, config, data="real", limit=LIMITS[name, flush_every, compensated])
     assert error > 1e-8
 
 
@@ -131,7 +140,7 @@ def test_ieee_is_as_exact_as_a_plain_sum(queue):
     """At most twice the error of float32 additions one after the other; in fact less than one."""
     problem = ConvProblem.parse("fwd_f32_ieee_mb1ic2048ih4oc16kh1")
     config = {**SMALL, **{name: value for name, value in next(iter(Direct().configs(problem, HOPPER))).items()
-                          if name in ("format", "promote", "carry")}}  # fmt: skip
+                          if name in ("format", "flush_every", "compensated")}}  # fmt: skip
     operands, expected = make_operands(problem, "real")
     products = operands.w.reshape(16, 1, -1) * operands.x.reshape(1, 2048, 16).transpose(0, 2, 1)
     plain = np.cumsum(products, axis=-1, dtype=np.float32)[..., -1].reshape(problem.y_shape)
@@ -145,12 +154,14 @@ def test_accuracy_of_one_product(queue):
     assert error > 1e-4
 
 
-@pytest.mark.parametrize(("name", "carry"), [("tf32x3", False), ("bf16x3", False), ("tf32", False), ("tf32x3", True)])
+@pytest.mark.parametrize(
+    ("name", "compensated"), [("tf32x3", False), ("bf16x3", False), ("tf32", False), ("tf32x3", True)]
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_extremes(queue, name, carry, layout):
+def test_extremes(queue, name, compensated, layout):
     """Large and tiny magnitudes survive; infinities and NaN reach exactly the outputs that read them, as no number."""
     problem = ConvProblem.parse("fwd_f32_mb1ic36ih6iw6oc20kh1").replace(layout=layout)
-    plan = DirectPlan(queue.context, problem, {**SMALL, "format": name, "carry": carry}, emulate=True)
+    plan = DirectPlan(queue.context, problem, {**SMALL, "format": name, "compensated": compensated}, emulate=True)
     random = np.random.default_rng(0)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     w = random.standard_normal(problem.w_shape).astype(np.float32)
@@ -211,9 +222,9 @@ def test_choices(direction):
             assert solver.workspace(problem, HOPPER, config) == job.partial_bytes
             assert solver.cost(problem, HOPPER, config) > 0
         assert {config.get("format", "tf32x3") for config in configs} == set(formats(problem)), problem
-        assert math != "ieee" or not any(config.get("promote") for config in configs)
+        assert math != "ieee" or not any(config.get("flush_every") for config in configs)
         long = math == "ieee" and DirectJob(problem, DirectTile.of(configs[0])).k > 512
-        assert all(config.get("carry", False) == long for config in configs), problem
+        assert all(config.get("compensated", False) == long for config in configs), problem
     assert seen > 50
 
 
@@ -233,7 +244,7 @@ def test_costs_are_times_measured_on_an_h200(text, config, ms):
     ("text", "extra"),
     [
         ("fwd_f32_mb64ic256ih56oc64kh1", {"bm": 64, "bn": 128}),
-        ("fwd_f32_nhwc_mb64ic256ih56oc64kh1sh2", {"bm": 128, "bn": 64, "promote": 2}),
+        ("fwd_f32_nhwc_mb64ic256ih56oc64kh1sh2", {"bm": 128, "bn": 64, "flush_every": 2}),
         ("bwd_data_f32_mb128ic832ih7oc32kh1+bias+residual+relu", {"bm": 64, "bn": 64}),
         ("bwd_data_f32_nhwc_mb64ic256ih55oc512kh1sh2+bias", {"bm": 128, "bn": 128, "wn": 4}),
         ("bwd_weights_f32_mb64ic258ih27iw2oc64kh1", {"bm": 64, "bn": 64, "split": 9}),

@@ -50,7 +50,7 @@ class Emulated(TensorCores):
         """The first configuration of each kind that packs otherwise."""
         kinds = {}
         for config in super().configs(problem, HOPPER):
-            kinds.setdefault((config.get("joined"), config.get("window"), config["format"]), config)
+            kinds.setdefault((config.get("stacked"), config.get("window"), config["format"]), config)
         yield from kinds.values()
 
     def plan(self, context, problem, config):

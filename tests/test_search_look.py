@@ -8,7 +8,7 @@ import pytest
 
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
-from convdispatch.measurement.search.look import PATTERN, Look
+from convdispatch.measurement.search.look import PATTERN, OutputScan
 from convdispatch.measurement.search.trialdata import BLOCK, random_operands
 
 COUNT = 100_003
@@ -16,7 +16,7 @@ COUNT = 100_003
 
 @pytest.fixture(params=[2, 4, 8])
 def seen(request, device):
-    """A Look, an array of random bits, and what puts an array on the device."""
+    """A OutputScan, an array of random bits, and what puts an array on the device."""
     queue = cl.CommandQueue(runtime.context(device))
     values = np.random.default_rng(0).integers(0, 2**16, (COUNT, request.param // 2), np.uint16)
     values[values == PATTERN] = 0
@@ -24,7 +24,7 @@ def seen(request, device):
     def put(array):
         return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=array)
 
-    return Look(queue, request.param), values, put
+    return OutputScan(queue, request.param), values, put
 
 
 def test_what_holds_the_pattern_whole_is_unwritten(seen):

@@ -8,7 +8,7 @@ import pytest
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement.find import find
-from convdispatch.measurement.search.trial import Rig
+from convdispatch.measurement.search.trial import Harness
 from convdispatch.selection import dispatch, ranking
 
 PROBLEM = ConvProblem.parse("mb2ic16ih28oc16kh3ph1")
@@ -53,17 +53,17 @@ def test_the_limit_holds_and_the_faster_ones_race(device, held):
 
 
 def test_samplers_share_a_workspace(device):
-    rig = Rig(PROBLEM, cl.CommandQueue(runtime.context(device)))
-    info, before = runtime.device_info(device), rig.memory.held
+    harness = Harness(PROBLEM, cl.CommandQueue(runtime.context(device)))
+    info, before = runtime.device_info(device), harness.memory.held
     plans = [
         dispatch.make(candidate.solver, candidate.config, PROBLEM, runtime.context(device))
         for candidate in ranking.rank(PROBLEM, info)
         if not candidate.solver.name.startswith("onednn")
     ]
     plans = [plan for plan in plans if plan.workspace_size]
-    samplers = [rig.sampler(plan, 1.0) for plan in plans]
+    samplers = [harness.sampler(plan, 1.0) for plan in plans]
     assert len(samplers) > 2
-    assert rig.memory.held == before + max(plan.workspace_size for plan in plans)
+    assert harness.memory.held == before + max(plan.workspace_size for plan in plans)
     assert all(sample() > 0 for sample in samplers)
-    rig.verify(plans[0])
+    harness.verify(plans[0])
     assert all(sample() > 0 for sample in samplers[:1]), "a sampler outlives the next verification"

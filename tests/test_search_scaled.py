@@ -102,14 +102,14 @@ def test_memory_that_is_short_is_used_in_turns(device, monkeypatch):
     import pyopencl as cl
 
     from convdispatch.device import runtime
-    from convdispatch.measurement.search.trial import Rig
+    from convdispatch.measurement.search.trial import Harness
 
     queue = cl.CommandQueue(runtime.context(device))
     (solver,) = [s for name, s in loader.plugins().solvers.items() if name == "im2col"]
     config = next(iter(solver.configs(PROBLEM, device_info(device))))
     prepared = dispatch.make(solver, config, PROBLEM, queue.context)
-    roomy = Rig(PROBLEM, queue)
-    short = Rig(PROBLEM, queue)
+    roomy = Harness(PROBLEM, queue)
+    short = Harness(PROBLEM, queue)
     short._room_for_scaled = False
     one, other = roomy.verify(prepared), short.verify(prepared)
     assert (one.normal, one.scaled) == (other.normal, other.scaled)

@@ -8,7 +8,7 @@ from as_gpu import as_gpu
 from small_net import normal
 
 from convdispatch.device.kernels import Launch
-from convdispatch.elementwise import Generator, apply, concatenate, fill, full, joined, joining
+from convdispatch.elementwise import Generator, apply, concatenate, concatenation_buffer, fill, full, joining
 from convdispatch.tensor import Tensor
 
 
@@ -56,7 +56,7 @@ def test_concatenation(queue, axis):
     parts = [normal(*[n if a == axis % 3 else 4 for a in range(3)], seed=n) for n in (2, 1, 3)]
     tensors = on(queue, *parts)
     np.testing.assert_array_equal(concatenate(tensors, axis).numpy(), np.concatenate(parts, axis))
-    whole, views = joined([part.shape for part in parts], axis, queue=queue)
+    whole, views = concatenation_buffer([part.shape for part in parts], axis, queue=queue)
     for view, tensor in zip(views, tensors, strict=True):
         apply("x", x=tensor, out=view)
     np.testing.assert_array_equal(whole.numpy(), np.concatenate(parts, axis))

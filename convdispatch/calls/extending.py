@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..selection.derivation.copying import Axis, Copy, contiguous
+from ..selection.derivation.copying import Copy, CopyAxis, contiguous
 from .arrays import maker_of
 from .operands import Operands, contiguous_strides
 
@@ -30,8 +30,8 @@ def extended(x: Any, rows: Sequence[int], layout: str, queue: Any = None) -> Any
     if math.prod(x.shape):
         brought = Operands(queue, queue.context)
         source = brought.read(x, contiguous_strides(x.shape, dtype.itemsize))
-        axes = [Axis(*each) for each in zip(shape, contiguous(shape), contiguous(x.shape), x.shape, strict=True)]
-        copy = Copy("x", "x", (*(Axis(1, 0, 0, 1) for _ in range(6 - len(axes))), *axes))
+        axes = [CopyAxis(*each) for each in zip(shape, contiguous(shape), contiguous(x.shape), x.shape, strict=True)]
+        copy = Copy("x", "x", (*(CopyAxis(1, 0, 0, 1) for _ in range(6 - len(axes))), *axes))
         launch = copy.launch(queue.context, SimpleNamespace(itemsize=dtype.itemsize))  # type: ignore[arg-type]
         event = brought.finish(launch(queue, (made.base_data, source), brought.events or None))
         if hasattr(made, "events"):

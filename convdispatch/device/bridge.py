@@ -60,7 +60,7 @@ class Bridge:
         self._written: Any = None  # the event of the flag's last number, on an out-of-order queue
         self._lock = threading.RLock()
         self._own: OrderedDict[int, Any] = OrderedDict()  # events this bridge gave out; holding them keeps ids apart
-        self._follows = False  # whether the work under way waits for this bridge's own events only
+        self._follows = False  # whether the work in flight waits for this bridge's own events only
         self._called: Any = None  # the user event of the last call
         self._put_off: tuple[Any, Any, int] | None = None  # user event, words and pieces of work of a call to be made
         complete = ctypes.CDLL(cl._cl.__file__).clSetUserEventStatus  # of the loader that pyopencl is linked with
@@ -89,7 +89,7 @@ class Bridge:
         self._lock.release()
 
     def idle(self) -> bool:
-        """Whether no work is under way, and no call is to be made."""
+        """Whether no work is in flight, and no call is to be made."""
         return self._put_off is None and self._lane.idle()
 
     def enter(self, wait_for: Sequence[cl.Event] | None = None) -> None:

@@ -7,7 +7,7 @@ them on the tape in force, ``operators`` gives tensors their arithmetic.
 from . import operators  # noqa: F401 (attaches to Tensor)
 from .filling import fill, full, zeros
 from .gathering import take, take_along_axis
-from .joining import concatenate, joined
+from .joining import concatenate, concatenation_buffer
 from .random import Generator
 from .recorded import apply, mean, reduce
 from .sampling import sample
@@ -21,7 +21,7 @@ __all__ = [
     "concatenate",
     "fill",
     "full",
-    "joined",
+    "concatenation_buffer",
     "mean",
     "reduce",
     "sample",

@@ -20,7 +20,7 @@ from .tensor import Tensor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["concatenate", "joined"]
+__all__ = ["concatenate", "concatenation_buffer"]
 
 _PARTS = 8
 """Tensors that one kernel takes."""
@@ -29,7 +29,7 @@ _GROUP, _LEAST = 256, 64
 _BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "ulong2"}
 
 
-def joined(
+def concatenation_buffer(
     shapes: Sequence[Sequence[int]], axis: int = 1, dtype: Any = np.float32, queue: cl.CommandQueue | None = None
 ) -> tuple[Tensor, list[Tensor]]:
     """One new tensor, and a view into it for each of ``shapes`` in turn along ``axis``: what is written to the views
@@ -50,7 +50,7 @@ def joined(
 @operation
 def concatenate(tensors: Sequence[Tensor], axis: int = 1) -> Tensor:
     """The tensors behind each other along ``axis``, in new memory; those that already are neighbouring views of one
-    buffer, as ``joined`` makes them, are not copied. Recorded on the tape in force.
+    buffer, as ``concatenation_buffer`` makes them, are not copied. Recorded on the tape in force.
 
     Raises InvalidArgument unless shapes agree along every other axis, and dtypes agree.
     """
@@ -64,7 +64,9 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 1) -> Tensor:
     result = _already(tensors, axis)
     sizes = [tensor.shape[axis] for tensor in tensors]
     if result is None:
-        result, views = joined([tensor.shape for tensor in tensors], axis, tensors[0].dtype, tensors[0].queue)
+        result, views = concatenation_buffer(
+            [tensor.shape for tensor in tensors], axis, tensors[0].dtype, tensors[0].queue
+        )
         with paused():
             _copy(tensors, views, result, axis)
     tape = current_tape()

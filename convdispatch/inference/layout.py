@@ -114,10 +114,10 @@ class _Relayout:
             return operand
         value = operand.value
         if value not in self._plain:
-            turned = self._turned[value]
+            transposed = self._turned[value]
             if np.prod(value.shape[2:] if self.layout == "nhwc" else value.shape[1:3]) == 1:
-                return replace(operand, value=turned)  # one pixel: the bytes are the same
-            self._plain[value] = self._reordered(turned, self.back)
+                return replace(operand, value=transposed)  # one pixel: the bytes are the same
+            self._plain[value] = self._reordered(transposed, self.back)
         return replace(operand, value=self._plain[value])
 
     def _reordered(self, value: Value, axes: tuple[int, ...]) -> Value:

@@ -9,7 +9,7 @@ from ..api.problem import ConvProblem
 from ..calls.arguments import describe
 from ..device.recording import Recording, Slot
 from ..device.tracing import tracing
-from ..elementwise.joining import joined
+from ..elementwise.joining import concatenation_buffer
 from ..selection import dispatch
 from ..selection.prepared import Prepared, constant
 from ..tensor import Tensor
@@ -183,7 +183,8 @@ class _Lowering:
         if join is None or value in self._memory:
             return self._tensor(value)
         tensors, axis = join.kwargs["tensors"], join.kwargs.get("axis", 1)
-        whole, parts = joined([ref.shape for ref in tensors], axis, value.dtype, self.recording)  # type: ignore[arg-type]
+        shapes = [ref.shape for ref in tensors]
+        whole, parts = concatenation_buffer(shapes, axis, value.dtype, self.recording)  # type: ignore[arg-type]
         at = self._align
         if join.result.value in self._memory:
             whole = self._memory[join.result.value]
@@ -201,7 +202,7 @@ class _Lowering:
         if whole is None:
             return False
         tensors, axis = node.kwargs["tensors"], node.kwargs.get("axis", 1)
-        _, shapes = joined([ref.shape for ref in tensors], axis, whole.dtype, self.recording)  # type: ignore[arg-type]
+        _, shapes = concatenation_buffer([ref.shape for ref in tensors], axis, whole.dtype, self.recording)  # type: ignore[arg-type]
         for part, ref in zip(_parts_like(whole, shapes), tensors, strict=True):
             source = self._operand(ref)
             if source.base_data is not part.base_data:

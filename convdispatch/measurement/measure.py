@@ -16,7 +16,7 @@ from ..selection.records.timing import BadTiming, Timing, check_time, order_inte
 
 __all__ = ["Candidate", "Outcome", "race", "timed"]
 
-HOPELESS = 3.0
+CUT_FACTOR = 3.0
 """Below six samples there is no interval: cut a candidate whose best is this many times a rival's worst."""
 
 
@@ -115,7 +115,7 @@ def race(
                 continue
             _run_once(entrant)
         _cut(entrants, cut_factor)
-        if turn + 1 >= min_rounds and all(_settled(entrant, precision) for entrant in running):
+        if turn + 1 >= min_rounds and all(_converged(entrant, precision) for entrant in running):
             break
     return {entrant.candidate.name: _outcome(entrant) for entrant in entrants}
 
@@ -137,11 +137,11 @@ def _cut(entrants: Sequence[_Entrant], factor: float) -> None:
         interval = intervals[id(entrant)]
         if interval is not None and interval[0] > upper * factor:
             entrant.ended = ("cut", f"at least {interval[0] / upper:.2f} times the best")
-        elif len(entrant.samples) > 1 and min(entrant.samples) > worst * HOPELESS:
+        elif len(entrant.samples) > 1 and min(entrant.samples) > worst * CUT_FACTOR:
             entrant.ended = ("cut", f"its best run took {min(entrant.samples) / worst:.1f} times the best one's worst")
 
 
-def _settled(entrant: _Entrant, precision: float) -> bool:
+def _converged(entrant: _Entrant, precision: float) -> bool:
     interval = entrant.interval()
     if entrant.ended is not None:
         return True

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..device.tracing import operation
-from ..elementwise import apply, concatenate, joined, mean, reduce
+from ..elementwise import apply, concatenate, concatenation_buffer, mean, reduce
 from ..tensor import Tensor
 from .activations import activate
 from .convolution import convolution, linear, transposed_convolution
@@ -33,7 +33,7 @@ __all__ = [
     "fold_batch_norm",
     "global_average_pool",
     "group_norm",
-    "joined",
+    "concatenation_buffer",
     "layer_norm",
     "linear",
     "local_response_norm",

@@ -19,7 +19,7 @@ from .records.perfdb import perfdb, scope_of
 from .records.provenance import current
 from .records.record import Record, stale
 
-__all__ = ["Evidence", "borrowed", "error_reason", "measured"]
+__all__ = ["Evidence", "from_neighbours", "error_reason", "measured"]
 
 Configs = Callable[[str], list[Mapping[str, Any]]]
 """The configurations that a solver offers for the problem in question."""
@@ -58,7 +58,7 @@ def measured(
     return list(found.values())
 
 
-def borrowed(
+def from_neighbours(
     problem: ConvProblem, device: DeviceInfo, offers: Mapping[str, Offer], first: str, configs: Configs, cost: Cost
 ) -> Evidence | None:
     """The solver that runs best by the nearest measured problems; ``first`` is what would run without them."""

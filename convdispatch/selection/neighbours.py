@@ -11,8 +11,8 @@ the inverse square of their distances; one problem more, ``FAR`` away, at which 
 ones from saying much. The least corrected prediction wins. What would run without measurements stands until a rival
 promises ``MARGIN`` less, for times err by as much.
 
-Who predicts nothing has no pace, and its time at another size says little of its time here: it is borrowed only from a
-problem ``NEAR`` by, where it was faster than all who predict; or where nobody predicts.
+Who predicts nothing has no pace, and its time at another size says little of its time here: it is taken over only from
+a problem ``NEAR`` by, where it was faster than all who predict; or where nobody predicts.
 
 The cost of the rule is its leave-one-out regret: each measured problem is asked as if it were not measured, and the
 time of the decision it gets is divided by its own best time.
@@ -61,7 +61,7 @@ WORD = 0.5
 FAR = 2.5
 """A nearest problem further away than this says nothing: the registry decides."""
 NEAR = 0.5
-"""So near a decision may be borrowed from a solver that predicts nothing."""
+"""So near a decision may be taken over from a solver that predicts nothing."""
 MOST = 16
 """So many of the nearest problems are asked."""
 MARGIN = 0.1
@@ -96,7 +96,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A decision borrowed from measured problems."""
+    """A decision taken over from measured problems."""
 
     solver: str
     config: Mapping[str, Any]

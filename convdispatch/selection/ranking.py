@@ -21,7 +21,7 @@ from ..api.solver import Solver
 from . import lockfile, verdicts
 from .asking import Fault, ask, predicted
 from .derivation import Derived, derived
-from .evidence import Evidence, borrowed, error_reason, measured
+from .evidence import Evidence, error_reason, from_neighbours, measured
 from .loader import plugins
 from .neighbours import Offer
 from .preference import preferred
@@ -122,7 +122,7 @@ class _Ranking:
         near = None
         if not known:
             first = unmeasured[0].solver.name
-            near = borrowed(self.problem, self.device, offers, first, self._affordable, self._cost)
+            near = from_neighbours(self.problem, self.device, offers, first, self._affordable, self._cost)
         for evidence in [*self._locked(), *known, *([near] if near else [])]:
             if all(evidence.solver != candidate.solver.name for candidate in ordered):
                 ordered.append(Candidate(self.accepted[evidence.solver], evidence.config, evidence.source))

@@ -86,7 +86,7 @@ class TrainReport:
 
 
 class Run:
-    """A run under way: net, optimiser, data and how far it has come."""
+    """A run in flight: net, optimiser, data and how far it has come."""
 
     def __init__(self, settings: Settings, data: Pictures, queue: Any) -> None:
         self.settings, self.queue = settings, queue

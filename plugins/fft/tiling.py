@@ -5,7 +5,7 @@ With a tile of n source elements, whose first is ``tile * step - pad``, and the 
     target[tile * step + j] = inverse(sum over c of forward(tile) * conj(forward(kernel)))[j],  0 <= j < step
 
 holds for ``step = n - extent + 1``: the circle's other elements are wrapped sums and are dropped (overlap-save,
-Oppenheim and Schafer). All directions are of this form. The data gradient's source is dy, its kernel is turned round
+Oppenheim and Schafer). All directions are of this form. The data gradient's source is dy, its kernel is flipped
 and its pad is ``extent - 1 - pad``. The weights' gradient takes tiles of x as above and of dy, ``step`` elements a tile
 without overlap and zeros behind, multiplies x by conj(dy), sums over images and tiles too, and keeps the elements
 ``tap * dilation``. Conjugation is the choice of the inverse codelet for the kernel's or dy's forward transform.
@@ -42,7 +42,7 @@ class AxisTiling:
     """Zeros before the source; below 0: elements skipped."""
     taps: int
     dilation: int
-    turned: bool
+    flipped: bool
     """Tap t of the kernel lies at ``(taps - 1 - t) * dilation``."""
 
     @property
@@ -64,7 +64,7 @@ class AxisTiling:
     def positions(self) -> tuple[int, ...]:
         """Where the taps lie in the transform, in their order in w."""
         places = range(0, self.extent, self.dilation)
-        return tuple(reversed(places)) if self.turned else tuple(places)
+        return tuple(reversed(places)) if self.flipped else tuple(places)
 
 
 @dataclass(frozen=True)

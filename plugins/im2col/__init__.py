@@ -3,7 +3,7 @@
     y[oc, (image, place)] = sum over k of w[oc, k] L[k, (image, place)],   k = (channel, tap)
 
 ``window`` says what L holds, ``lower`` writes it in chunks, ``product`` multiplies (forward, and the data gradient of
-stride 1 with the taps turned round), ``col2im`` is the data gradient in general, ``weights`` the weights' gradient.
+stride 1 with the taps flipped), ``col2im`` is the data gradient in general, ``weights`` the weights' gradient.
 """
 
 from __future__ import annotations

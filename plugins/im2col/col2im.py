@@ -36,7 +36,7 @@ from convdispatch.api import (
 
 from .convert import NARROW, inward
 from .cost import COLUMN, LAUNCH
-from .window import Window, define
+from .window import PatchWindow, define
 
 __all__ = ["Col2im", "configs", "turned_pays"]
 
@@ -54,11 +54,11 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
 
 
 def turned_pays(problem: ConvProblem) -> bool:
-    """Whether the turned product is expected to beat columns: by multiply-adds and what is lowered or summed."""
-    turned, plain = Window.of(problem, turned=True), Window.of(problem)
-    lowered, columns = turned.k * turned.pixels, plain.k * plain.pixels
+    """Whether the flipped product is expected to beat columns: by multiply-adds and what is lowered or summed."""
+    flipped, plain = PatchWindow.of(problem, flipped=True), PatchWindow.of(problem)
+    lowered, columns = flipped.k * flipped.pixels, plain.k * plain.pixels
     # A lowered element costs some 8 multiply-adds to write, a column's element some 16 to write, read and add.
-    return lowered * (max(turned.group_targets, 6) + 8) <= columns * (max(plain.group_targets, 6) + 16)
+    return lowered * (max(flipped.group_targets, 6) + 8) <= columns * (max(plain.group_targets, 6) + 16)
 
 
 class Col2im:
@@ -67,7 +67,7 @@ class Col2im:
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.gemm = problem, config["gemm"]
         self.cpu = self.gemm["kind"] == "cpu"
-        self.window = window = Window.of(problem)
+        self.window = window = PatchWindow.of(problem)
         self.widened = problem.dtype in NARROW
         most = max(1, config["cap"] // (window.volume * window.pixels * window.accumulator_size))  # channels of columns
         images = max(1, most // window.channels)

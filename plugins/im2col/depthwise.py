@@ -1,6 +1,6 @@
 """One source channel a group: lowered in registers, for a product with one row or few would only move the matrix.
 
-Forward, the data gradient of stride 1 with the taps turned round, and on a CPU the weights' gradient.
+Forward, the data gradient of stride 1 with the taps flipped, and on a CPU the weights' gradient.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from convdispatch.api import (
     kernel_text,
 )
 
-from .window import Window, define
+from .window import PatchWindow, define
 
 __all__ = ["Depthwise", "configs"]
 
@@ -35,13 +35,13 @@ _MOST_PLANE = 1 << 26  # bytes of one padded plane
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
     """One configuration a cap; none where the problem is not of this kind."""
-    turned = problem.direction == "bwd_data"
-    window = Window.of(problem, turned)
+    flipped = problem.direction == "bwd_data"
+    window = PatchWindow.of(problem, flipped)
     if window.groups == 1 or window.group_channels > 1 or window.volume > _MOST_TAPS:
         return
     if window.group_targets > (1 if window.nhwc else _MOST_TARGETS):
         return
-    config = {"method": "depthwise", "turned": turned, "cpu": device.type == "cpu"}
+    config = {"method": "depthwise", "flipped": flipped, "cpu": device.type == "cpu"}
     if problem.direction == "bwd_weights" and not config["cpu"]:
         return
     if not config["cpu"]:
@@ -61,7 +61,7 @@ class Depthwise:
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.config = problem, config
-        self.window = window = Window.of(problem, config["turned"])
+        self.window = window = PatchWindow.of(problem, config["flipped"])
         self.lanes = 8 if window.dtype == "float64" else 16
         self.gradient = problem.direction == "bwd_weights"
         self.packs = config["cpu"] and window.nhwc and not self.gradient
@@ -85,7 +85,7 @@ class Depthwise:
 
     @property
     def workspace_size(self) -> int:
-        """Bytes of workspace: NCHW's padded planes, or NHWC's turned weights."""
+        """Bytes of workspace: NCHW's padded planes, or NHWC's flipped weights."""
         if self.packs:
             return 0 if self.problem.constant_weights else self.packed_size
         if not self.config["cpu"] or self.window.nhwc:
@@ -106,7 +106,7 @@ class Depthwise:
             names = ["x", "y", "w"] + ([] if window.nhwc else ["workspace"])
             launch = Launch(program, "gradient", (items, 1, 1), (1, 1, 1), names, names=OPERANDS)
             return StepPlan(self.workspace_size, [launch])
-        source, target = ("y", "x") if self.config["turned"] else ("x", "y")
+        source, target = ("y", "x") if self.config["flipped"] else ("x", "y")
         extras = [part for part in ("bias", "residual") if getattr(problem, part)]
         steps: list[Any] = []
         local: tuple[int, ...] | None = (1, 1, 1)

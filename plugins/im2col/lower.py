@@ -14,7 +14,7 @@ import numpy as np
 
 from convdispatch.api import DTYPES, OPERANDS, Axis, Launch, Matrix, build, kernel_text
 
-from .window import Window, define
+from .window import PatchWindow, define
 
 __all__ = ["Lowering"]
 
@@ -26,7 +26,7 @@ _ITEM = 32768  # elements that a CPU work item should write
 class Lowering:
     """How a window is lowered: the form, and the panel's width or the most places of a chunk."""
 
-    window: Window
+    window: PatchWindow
     form: str
     width: int = 0
     """Places of a panel."""

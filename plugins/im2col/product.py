@@ -33,22 +33,22 @@ from convdispatch.api import (
 
 from .cost import LAUNCH, LOWERED, PACKED
 from .lower import Lowering
-from .window import Window
+from .window import PatchWindow
 
 __all__ = ["WindowProduct", "configs"]
 
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
     """Configurations: the product's choices under the first cap, then its first choice under the smaller ones."""
-    turned = problem.direction == "bwd_data"
-    window = Window.of(problem, turned)
+    flipped = problem.direction == "bwd_data"
+    window = PatchWindow.of(problem, flipped)
     if not window.in_place:
         forms = _forms(window, device)
     elif window.nhwc or window.images == 1:
         forms = ["flat"]
     else:
         forms = ["batched", "flat"] if window.pixels >= 128 else ["flat", "batched"]
-    method = "turned" if turned else "lower"
+    method = "flipped" if flipped else "lower"
     seen = []
     for form in forms:
         for cap in caps:
@@ -64,7 +64,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     yield from (config for _, config in sorted(seen, key=lambda pair: pair[0]))
 
 
-def _forms(window: Window, device: DeviceInfo) -> list[str]:
+def _forms(window: PatchWindow, device: DeviceInfo) -> list[str]:
     """Forms of the lowered matrix, the best first."""
     if device.type != "cpu":
         return ["rows" if window.nhwc else "columns"]
@@ -79,8 +79,8 @@ class WindowProduct:
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.config = problem, config
-        self.turned = config["method"] == "turned"
-        self.window = window = Window.of(problem, self.turned)
+        self.flipped = config["method"] == "flipped"
+        self.window = window = PatchWindow.of(problem, self.flipped)
         self.gemm = config["gemm"]  # only its kind while it is to be chosen
         self.cpu = self.gemm["kind"] == "cpu"
         form = config["form"]
@@ -116,7 +116,7 @@ class WindowProduct:
         """The product over a chunk of ``count`` places."""
         window, problem = self.window, self.problem
         batch, n = window.groups, count
-        a, c = window.weights(self.turned), window.tensor(window.targets)
+        a, c = window.weights(self.flipped), window.tensor(window.targets)
         bias = Axis(window.group_targets)
         if self.batched:
             images, groups = count // window.pixels, window.groups
@@ -187,7 +187,7 @@ class WindowProduct:
         if self.lowering is not None:
             total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * len(self.chunks)
         if self.packs_weights and not self.problem.constant_weights:
-            total += PACKED[self.turned] * window.targets * window.k + LAUNCH
+            total += PACKED[self.flipped] * window.targets * window.k + LAUNCH
         return total
 
     # --- compiled --------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class WindowProduct:
         """Compile."""
         window, scratch_packed = self.window, self.areas()
         scratch, packed, workspace_size = scratch_packed
-        source, target = ("y", "x") if self.turned else ("x", "y")
+        source, target = ("y", "x") if self.flipped else ("x", "y")
         products = {count: GemmPlan(context, self.spec(count), self.gemm) for count in {n for _, n in self.chunks}}
         first = products[self.largest]
         steps: list[Any] = []
@@ -228,7 +228,7 @@ class WindowProduct:
         return StepPlan(workspace_size, steps, layout.size, [_packer(first)], key)
 
 
-def _over_images(matrix: Matrix, window: Window, channels: int) -> Matrix:
+def _over_images(matrix: Matrix, window: PatchWindow, channels: int) -> Matrix:
     """A tensor's matrix batched over (image, group) instead of group, its columns one image's places."""
     return dataclasses.replace(
         matrix, col=Axis(1), batch=Axis(matrix.batch.stride, window.groups, channels * window.pixels)

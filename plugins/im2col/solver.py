@@ -19,7 +19,7 @@ _GPU_CAPS = (1 << 30, 256 << 20, 32 << 20, 1 << 20)
 
 _METHODS = {
     "lower": product.WindowProduct,
-    "turned": product.WindowProduct,
+    "flipped": product.WindowProduct,
     "col2im": col2im.Col2im,
     "depthwise": depthwise.Depthwise,
     "weights": weights.WeightsProduct,

@@ -30,7 +30,7 @@ from convdispatch.api import (
 from .convert import NARROW, inward, outward
 from .cost import LAUNCH, LOWERED
 from .lower import Lowering
-from .window import Window
+from .window import PatchWindow
 
 __all__ = ["WeightsProduct", "configs"]
 
@@ -55,7 +55,7 @@ class WeightsProduct:
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.gemm = problem, config["gemm"]
         self.cpu = self.gemm["kind"] == "cpu"
-        self.window = window = Window.of(problem)
+        self.window = window = PatchWindow.of(problem)
         total = window.images * window.pixels
         self.in_place = window.in_place
         self.chunks = [(0, total)]

@@ -2,7 +2,7 @@
 
 ``L[k, i] = source[image, channel, position]`` with ``position = i * step + tap * spread - pad`` along each axis, zero
 outside the source. The forward product and the weights' gradient slide over x. The data gradient of a convolution of
-stride 1 is a forward product over dy with the taps turned round: step 1, spread ``-d``, pad ``-p``.
+stride 1 is a forward product over dy with the taps flipped: step 1, spread ``-d``, pad ``-p``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from convdispatch.api import DTYPES, Axis, ConvProblem, Matrix, storage_macros
 
-__all__ = ["Window", "define"]
+__all__ = ["PatchWindow", "define"]
 
 _AXES = "dhw"
 
@@ -24,7 +24,7 @@ def define(**values: object) -> str:
 
 
 @dataclass(frozen=True)
-class Window:
+class PatchWindow:
     """A sliding window; triples are along (d, h, w)."""
 
     images: int
@@ -44,15 +44,15 @@ class Window:
     dtype: str
 
     @classmethod
-    def of(cls, problem: ConvProblem, turned: bool = False) -> Window:
-        """The window over x, or over dy with the taps turned round (stride 1 only)."""
+    def of(cls, problem: ConvProblem, flipped: bool = False) -> PatchWindow:
+        """The window over x, or over dy with the taps flipped (stride 1 only)."""
 
         def along(letter: str) -> tuple[int, ...]:
             return tuple(getattr(problem, letter + axis) for axis in _AXES)
 
         sides = (problem.mb, problem.ic, problem.oc, problem.g, along("i"), along("o"), along("k"))
         tail = (problem.layout == "nhwc", problem.dtype)
-        if not turned:
+        if not flipped:
             return cls(*sides, along("s"), along("d"), along("p"), *tail)
         images, ic, oc, groups, inputs, outputs, taps = sides
         spread, pad = tuple(-d for d in along("d")), tuple(-p for p in along("p"))
@@ -105,12 +105,12 @@ class Window:
         """Bytes of a sum."""
         return 8 if self.dtype == "float64" else 4
 
-    def weights(self, turned: bool) -> Matrix:
+    def weights(self, flipped: bool) -> Matrix:
         """The weights as the product's left operand ``[target, k]``, in the order of k that the layout lowers to.
 
-        k is (channel, tap) for NCHW and (tap, channel) for NHWC, which is the weights' own order unless turned.
+        k is (channel, tap) for NCHW and (tap, channel) for NHWC, which is the weights' own order unless flipped.
         """
-        if not turned:
+        if not flipped:
             return Matrix(Axis(self.k), Axis(1), Axis(self.group_targets * self.k))
         inner, batch = self.group_targets, Axis(self.group_targets * self.k)
         if self.nhwc:

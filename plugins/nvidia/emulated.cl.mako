@@ -54,7 +54,7 @@ inline void copy${size}(local uchar *memory, uint base, uint to, global const vo
 
 // --- tensor cores of Ampere
 // What ldmatrix gives, from where its lanes point: each lane gathers its own two numbers a register.
-inline void gather(uint *r, local uchar *memory, local uint *scratch, uint at, int turned) {
+inline void gather(uint *r, local uchar *memory, local uint *scratch, uint at, int transposed) {
   const int lane = get_local_id(0) % 32;
   local uint *rows = scratch + get_local_id(0) / 32 * 32;
   barrier(CLK_LOCAL_MEM_FENCE);
@@ -62,8 +62,8 @@ inline void gather(uint *r, local uchar *memory, local uint *scratch, uint at, i
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int i = 0; i < 4; ++i) {
     const int r0 = lane / 4, c0 = lane % 4 * 2;
-    const ushort low = turned ? ((local ushort *)(memory + rows[i * 8 + c0]))[r0] : ((local ushort *)(memory + rows[i * 8 + r0]))[c0];
-    const ushort high = turned ? ((local ushort *)(memory + rows[i * 8 + c0 + 1]))[r0] : ((local ushort *)(memory + rows[i * 8 + r0]))[c0 + 1];
+    const ushort low = transposed ? ((local ushort *)(memory + rows[i * 8 + c0]))[r0] : ((local ushort *)(memory + rows[i * 8 + r0]))[c0];
+    const ushort high = transposed ? ((local ushort *)(memory + rows[i * 8 + c0 + 1]))[r0] : ((local ushort *)(memory + rows[i * 8 + r0]))[c0 + 1];
     r[i] = low | (uint)high << 16;
   }
 }
@@ -102,9 +102,9 @@ inline WIDE element(local const uchar *memory, uint at) {
   at ^= (at >> 7 & ${7 if wgmma.row_bytes == 128 else 3}) << 4;  // the swizzle
   return value_of(*(local const ushort *)(memory + at), 0);
 }
-// Where element (row or column x, k) of a matrix lies, with k along rows or, turned, down them.
-inline uint matrix_at(int turned, uint at, uint lbo, uint sbo, int x, int k) {
-  return turned ? at + x / 64 * lbo + x % 64 * 2 + k % 8 * 128 + k / 8 * sbo : at + x / 8 * sbo + x % 8 * ${wgmma.row_bytes} + k * 2;
+// Where element (row or column x, k) of a matrix lies, with k along rows or, transposed, down them.
+inline uint matrix_at(int transposed, uint at, uint lbo, uint sbo, int x, int k) {
+  return transposed ? at + x / 64 * lbo + x % 64 * 2 + k % 8 * 128 + k / 8 * sbo : at + x / 8 * sbo + x % 8 * ${wgmma.row_bytes} + k * 2;
 }
 inline void wgmma(float *c, local const uchar *memory, uint a, uint b, uint lbo, uint sbo, uint b_lbo, uint b_sbo, int add) {
   const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32 % 4;

@@ -35,7 +35,7 @@ class Format:
     planes: int
     scaled: bool = False
     """Whether values are scaled by powers of two first."""
-    exact: bool = True
+    float32_accurate: bool = True
     """Whether sums are moved to float32 registers often: tensor cores round them toward zero."""
 
     @property
@@ -46,9 +46,9 @@ class Format:
 
 _ONE, _TWO = ((0, 0),), ((1, 0), (0, 1), (0, 0))
 FORMATS = {
-    "float16": Format("native", False, _ONE, 1, exact=False),
-    "bfloat16": Format("native", True, _ONE, 1, exact=False),
-    "half1": Format("half1", False, _ONE, 1, scaled=True, exact=False),
+    "float16": Format("native", False, _ONE, 1, float32_accurate=False),
+    "bfloat16": Format("native", True, _ONE, 1, float32_accurate=False),
+    "half1": Format("half1", False, _ONE, 1, scaled=True, float32_accurate=False),
     "half2": Format("half2", False, _TWO, 2, scaled=True),
     "bfloat2": Format("bfloat2", True, _TWO, 2),
     "bfloat3": Format("bfloat3", True, ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)), 3),

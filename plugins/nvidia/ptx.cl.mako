@@ -90,7 +90,7 @@ outs = ", ".join(f'"+f"(c[{i}])' for i in range(sums))
 %>
 // --- tensor cores of Hopper: four warps' sums, of matrices in local memory
 // What ordinary and asynchronous copies wrote to local memory becomes visible to wgmma. (The fence of all memory
-// waits for copies that are under way: without it products were 12 to 43 % faster.)
+// waits for copies that are in flight: without it products were 12 to 43 % faster.)
 #define VISIBLE_TO_WGMMA() asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
 #define WGMMA_BEGIN() asm volatile("//@wgmma.fence.sync.aligned;\n" ::: "memory")
 #define WGMMA_COMMIT() asm volatile("//@wgmma.commit_group.sync.aligned;\n" ::: "memory")

@@ -1,6 +1,6 @@
 """From a problem to a walk over channels-last planes: the header's, or one of two that suit few channels better.
 
-A *joined* walk is the data gradient in one phase whose channels are every phase's: first layers have few channels, and
+A *stacked* walk is the data gradient in one phase whose channels are every phase's: first layers have few channels, and
 wide products are what tensor cores are good at. Weights of taps that a phase does not have are zeros.
 
 A *folded* walk reads a source whose taps along w were laid out as channels when it was packed: first layers have few
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem, Phase, walk_of
 
-__all__ = ["Phase", "Walk", "Window", "along", "chunks", "walk", "window"]
+__all__ = ["Phase", "ProductWalk", "SourceWindow", "along", "chunks", "walk", "window"]
 
 Triple = tuple[int, int, int]
 _FOLD_BELOW = 8  # channels a group
@@ -36,7 +36,7 @@ def chunks(channels: int) -> int:
 
 
 @dataclass(frozen=True)
-class Walk:
+class ProductWalk:
     """The source is x for the forward product and the weights' gradient, and dy for the data gradient."""
 
     images: int
@@ -56,7 +56,7 @@ class Walk:
     kernel: Triple
     phases: tuple[Phase, ...]
     fold: bool
-    joined: Triple | None = None
+    stacked: Triple | None = None
     """Phases along each axis that are channels: m is phases times channels, phases slowest."""
 
     @property
@@ -76,17 +76,17 @@ class Walk:
 
 
 @functools.lru_cache(maxsize=1024)
-def walk(problem: ConvProblem, joined: bool = False) -> Walk:
-    """The walk of ``problem``'s direction; ``joined`` asks for the data gradient in one phase."""
+def walk(problem: ConvProblem, stacked: bool = False) -> ProductWalk:
+    """The walk of ``problem``'s direction; ``stacked`` asks for the data gradient in one phase."""
     plain = walk_of(problem)
-    result = Walk(plain.images, plain.groups, plain.c, plain.m, plain.source.size, plain.target.size, plain.step,
+    result = ProductWalk(plain.images, plain.groups, plain.c, plain.m, plain.source.size, plain.target.size, plain.step,
                   plain.spread, plain.out_step, plain.tap_step, plain.kernel, plain.phases, False)  # fmt: skip
     if problem.direction == "bwd_data":
-        return _join(problem, result) if joined else result
+        return _stack(problem, result) if stacked else result
     return _fold(result) if plain.kernel[2] > 1 and plain.c < _FOLD_BELOW else result
 
 
-def _join(problem: ConvProblem, many: Walk) -> Walk:
+def _stack(problem: ConvProblem, many: ProductWalk) -> ProductWalk:
     """The data gradient in one phase."""
     stride, one = many.out_step, (1, 1, 1)
     parts = tuple(map(min, many.target, stride))
@@ -95,10 +95,10 @@ def _join(problem: ConvProblem, many: Walk) -> Walk:
     count = tuple(-(-size // s) for size, s in zip(many.target, stride))
     phase = Phase((0, 0, 0), count, taps, (0, 0, 0), first)
     m = many.m * math.prod(parts)
-    return dataclasses.replace(many, m=m, spread=one, tap_step=one, phases=(phase,), joined=parts)
+    return dataclasses.replace(many, m=m, spread=one, tap_step=one, phases=(phase,), stacked=parts)
 
 
-def _fold(geo: Walk) -> Walk:
+def _fold(geo: ProductWalk) -> ProductWalk:
     """Taps along w as channels: the packed source's pixels along w are the places."""
     (phase,) = geo.phases
     kernel = (*geo.kernel[:2], 1)
@@ -115,7 +115,7 @@ def _fold(geo: Walk) -> Walk:
 
 
 @dataclass(frozen=True)
-class Window:
+class SourceWindow:
     """Positions of the padded source in a row, so that a tap is a shift: with stride 1, place p reads p + shift.
 
     The zeros at the end of a row are those before the next one, so a row is the source's plus the larger pad.
@@ -140,11 +140,11 @@ class Window:
 
 
 @functools.lru_cache(maxsize=1024)
-def window(geo: Walk) -> Window | None:
+def window(geo: ProductWalk) -> SourceWindow | None:
     """The window of a walk with steps of 1 and several taps; None for others."""
     if len(geo.phases) != 1 or geo.step != (1, 1, 1) or geo.phases[0].volume < 2:
         return None
-    if geo.out_step != (1, 1, 1) and not geo.joined:
+    if geo.out_step != (1, 1, 1) and not geo.stacked:
         return None
     phase = geo.phases[0]
     near, size, offsets = [], [], []
@@ -156,7 +156,7 @@ def window(geo: Walk) -> Window | None:
         offsets.append([read + before for read in reads])
     strides = (size[1] * size[2], size[2], 1)
     shifts = [sum(o * s for o, s in zip(each, strides)) for each in itertools.product(*offsets)]
-    return Window(geo.images, tuple(near), tuple(size), tuple(shifts))
+    return SourceWindow(geo.images, tuple(near), tuple(size), tuple(shifts))
 
 
 def _offsets(parts: int, s: int, d: int, p: int, k: int) -> tuple[int, int]:

@@ -12,14 +12,14 @@ from ...device.runtime import device_info
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["PATTERN", "Look"]
+__all__ = ["PATTERN", "OutputScan"]
 
 PATTERN = 0x7FC1
 """Repeated, a NaN in every dtype, and one that no arithmetic makes."""
 _TYPES = {2: "ushort", 4: "uint", 8: "ulong"}
 
 
-class Look:
+class OutputScan:
     """Looks over buffers of elements of ``itemsize`` bytes on one queue. Each call waits for its answer."""
 
     def __init__(self, queue: cl.CommandQueue, itemsize: int) -> None:

@@ -69,29 +69,29 @@ def _serve() -> None:
     lines = questions()
     setup = next(lines)
     problem, device = ConvProblem.parse(setup["problem"]), runtime.find_device(setup["device"])
-    rig: list[Any] = []
+    harness: list[Any] = []
     answer({"status": "ready", "reason": ""})
     for asked in lines:
-        answer(_try(problem, device, asked, rig))
+        answer(_try(problem, device, asked, harness))
         if runtime.probe.__wrapped__(device):  # whatever follows would fail here: the next has a process of its own
             return
 
 
-def _try(problem: Any, device: Any, candidate: dict[str, Any], rig: list[Any]) -> dict[str, str]:
+def _try(problem: Any, device: Any, candidate: dict[str, Any], harness: list[Any]) -> dict[str, str]:
     import pyopencl as cl
 
     from ...device import runtime
     from ...selection import dispatch
     from ...selection.derivation import named
     from ...selection.loader import plugins
-    from .trial import Rig, WrongResult
+    from .trial import Harness, WrongResult
 
     try:
         solver = named(candidate["solver"], plugins().solvers)
         prepared = dispatch.make(solver, candidate["config"], problem, runtime.context(device))
-        if not rig:
-            rig.append(Rig(problem, cl.CommandQueue(runtime.context(device))))
-        rig[0].verify(prepared)
+        if not harness:
+            harness.append(Harness(problem, cl.CommandQueue(runtime.context(device))))
+        harness[0].verify(prepared)
     except WrongResult as error:
         return {"status": "wrong", "reason": str(error)}
     except Exception as error:  # said to the parent, which decides

@@ -1,8 +1,8 @@
 """One search: which candidates there are, in what order they are tried, what ends it, and what is recorded.
 
 Each candidate is compiled, verified and looked at for three samples; who takes three times the best is cut there.
-Those left, twelve at most, race. What a candidate will take is foretold from its predicted cost and what the cost has
-meant so far; one that would be far too slow, or cannot be foretold, runs a smaller problem first.
+Those left, twelve at most, race. What a candidate will take is predicted from its predicted cost and what the cost has
+meant so far; one that would be far too slow, or cannot be predicted, runs a smaller problem first.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import LEAST_SAMPLES
 from ...selection.records.timing import BadTiming, Timing, summarise
 from ..compiling import StillCompiling, compiled_within
-from ..measure import HOPELESS, Candidate, Outcome, race
+from ..measure import CUT_FACTOR, Candidate, Outcome, race
 from .answer import conditions, judge, record_of, set_aside
 from .candidates import PROBE_FLOPS, Entry, candidates, smaller
-from .trial import OutOfTime, Rig, WrongResult
+from .trial import Harness, OutOfTime, WrongResult
 
 if TYPE_CHECKING:
     from .probing import Prober
@@ -50,7 +50,7 @@ NEAR = 1.5
 FINAL_SHARE = 0.25
 """Most of the budget that is kept for the race."""
 SUSPECT = 20.0
-"""Times the best so far that a suspect must be foretold to take, from the smaller problem, to be cut: small problems
+"""Times the best so far that a suspect must be predicted to take, from the smaller problem, to be cut: small problems
 fill a device badly, so the foretelling errs by much."""
 
 
@@ -87,7 +87,7 @@ class Search:
         self._looked = False
         self._unsound: dict[str, str] = {}
         self._ms_per_cost: float | None = None
-        self._rigs: dict[ConvProblem, Rig] = {}
+        self._harnesses: dict[ConvProblem, Harness] = {}
 
     # --- the whole -------------------------------------------------------------------------------------------------
 
@@ -105,10 +105,10 @@ class Search:
         self._unsound = set_aside(entries, self.problem, self.info)
         results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
-        results.peak_bytes = sum(rig.memory.peak for rig in self._rigs.values())
+        results.peak_bytes = sum(harness.memory.peak for harness in self._harnesses.values())
         results.conditions = conditions(results, self.budget_ms)
         results.lost = self._lost
-        self._rigs.clear()
+        self._harnesses.clear()
         results.spent_ms = self._spent_ms() + self._patience_ms
         return results
 
@@ -135,18 +135,18 @@ class Search:
             entry.breaks("failed", self._without[entry.name])
             return
         best = min((other.timing.median for other in entries if other.timing), default=None)
-        foretold = self._foretell(entry)
+        predicted = self._predict(entry)
         # A solver's first configuration is begun while any time is left: others' compilations say little of its own,
         # and one that outlasts the budget is left behind.
         compiling = 0.0 if entry.result.default else max(self._compile_ms[-5:], default=0)
-        if not self._has_time((3 + LOOKS) * (foretold or 0) + compiling, best):
+        if not self._has_time((3 + LOOKS) * (predicted or 0) + compiling, best):
             entry.ends("not tried", "the budget ended first")
             return
         self._watch(entry.name)
         try:
             if not self._survives(entry):
                 return
-            if self._hopeless(entry, foretold, best):
+            if self._is_cut(entry, predicted, best):
                 return
             self._measure(entry, best)
         except WrongResult as error:
@@ -175,12 +175,12 @@ class Search:
         if self.workspace_limit is not None and prepared.workspace_size > self.workspace_limit:
             entry.ends("refused", f"{prepared.workspace_size} bytes of workspace, the limit is {self.workspace_limit}")
             return
-        rig = self._rig(self.problem)
+        harness = self._harness(self.problem)
         # While nothing is measured, one run more is enough to ask for: some answer is better than none.
-        checked = rig.verify(prepared, lambda run_ms: self._has_time((1 + LOOKS if best else 1) * run_ms, best))
+        checked = harness.verify(prepared, lambda run_ms: self._has_time((1 + LOOKS if best else 1) * run_ms, best))
         entry.result.error, entry.result.deterministic = checked.error, checked.deterministic
         entry.result.errors = {"normal": checked.normal, "scaled": checked.scaled}
-        entry.timing = entry.look = self._look(rig.sampler(prepared, expected_ms=checked.run_ms), best)
+        entry.timing = entry.look = self._scan(harness.sampler(prepared, expected_ms=checked.run_ms), best)
         entry.say()
         self._looked = True
         if entry.cost:
@@ -190,7 +190,7 @@ class Search:
             entry.ends("refused", "policy(deterministic=True), and two runs gave different bits")
         elif self.policy.max_error is not None and checked.error > self.policy.max_error:
             entry.ends("refused", f"relative error {checked.error:.2g}, the policy admits {self.policy.max_error:.2g}")
-        elif best and entry.timing.ci[0] > HOPELESS * best:
+        elif best and entry.timing.ci[0] > CUT_FACTOR * best:
             entry.ends("cut", f"{entry.timing.ci[0] / best:.1f} times the best so far")
         else:
             entry.prepared = prepared
@@ -209,13 +209,13 @@ class Search:
         except StillCompiling:
             raise OutOfTime("it was still compiling") from None
 
-    def _look(self, sample: Callable[[], float], best: float | None) -> Timing:
-        """A few samples: two of a hopeless candidate, LOOKS of another, more where they differ wildly."""
+    def _scan(self, sample: Callable[[], float], best: float | None) -> Timing:
+        """A few samples: two of a cut candidate, LOOKS of another, more where they differ wildly."""
         samples: list[float] = []
         while True:
             samples.append(sample())
-            hopeless = best is not None and min(samples) > HOPELESS * best
-            if len(samples) < (2 if hopeless else LOOKS) and self._has_time(samples[-1], best):
+            cut = best is not None and min(samples) > CUT_FACTOR * best
+            if len(samples) < (2 if cut else LOOKS) and self._has_time(samples[-1], best):
                 continue
             try:
                 return summarise(samples)
@@ -223,20 +223,20 @@ class Search:
                 if len(samples) >= 4 * LOOKS:
                     raise
 
-    def _foretell(self, entry: Entry) -> float | None:
+    def _predict(self, entry: Entry) -> float | None:
         """Milliseconds that a run should take, by its cost and what the cost has meant at best."""
         return entry.cost * self._ms_per_cost if entry.cost and self._ms_per_cost else None
 
-    def _hopeless(self, entry: Entry, foretold: float | None, best: float | None) -> bool:
+    def _is_cut(self, entry: Entry, predicted: float | None, best: float | None) -> bool:
         """Try a suspect on a smaller problem; whether it is too slow to be run on the whole."""
-        suspect = foretold is None or (best is not None and foretold > SUSPECT * best)
+        suspect = predicted is None or (best is not None and predicted > SUSPECT * best)
         small = smaller(self.problem) if suspect and self.problem.flops > 20 * PROBE_FLOPS else None
         if small is None or ranking.refusal(entry.solver, small, self.info, self.policy):
             return False
         if not ask(entry.solver, small, self.info).offers(entry.config):
             return False  # a configuration promises nothing for a problem that it was not offered for
         prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
-        estimate = self._rig(small).verify(prepared).run_ms * self.problem.flops / small.flops
+        estimate = self._harness(small).verify(prepared).run_ms * self.problem.flops / small.flops
         if best is not None and estimate > SUSPECT * best:
             entry.ends(
                 "cut", f"a smaller problem foretells {estimate:.3g} ms, {estimate / best:.0f} times the best so far"
@@ -283,11 +283,11 @@ class Search:
                 entry.ends("cut", f"{ratio:.2f} times the best at the first look, and {FINALISTS} others were faster")
         final = [entry for entry in ranked if entry.prepared is not None]
         self._watch("")
-        rig = self._rigs.get(self.problem)
+        harness = self._harnesses.get(self.problem)
         rivals = []
         for i, entry in enumerate(final):
             try:
-                sample = rig.sampler(entry.prepared, entry.timing.median)
+                sample = harness.sampler(entry.prepared, entry.timing.median)
             except (MemoryError, cl.MemoryError):  # beside the faster ones; its first look stands
                 continue
             rivals.append(Candidate(str(i), sample, max(1.0, entry.timing.median)))
@@ -325,7 +325,7 @@ class Search:
         kept = 0.0 if best is None else min(FINAL_SHARE * self.budget_ms, ROUNDS * FINALISTS * max(1.0, best))
         return self.budget_ms - kept - self._spent_ms()
 
-    def _rig(self, problem: ConvProblem) -> Rig:
-        if problem not in self._rigs:
-            self._rigs[problem] = Rig(problem, self.queue, self.memory_limit)
-        return self._rigs[problem]
+    def _harness(self, problem: ConvProblem) -> Harness:
+        if problem not in self._harnesses:
+            self._harnesses[problem] = Harness(problem, self.queue, self.memory_limit)
+        return self._harnesses[problem]

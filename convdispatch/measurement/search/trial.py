@@ -24,14 +24,14 @@ from ...selection.prepared import Prepared, enqueue_plan
 from ...selection.visible import visible_problem
 from .. import reference
 from ..measure import timed
-from .look import PATTERN, Look
+from .look import PATTERN, OutputScan
 from .scaled import Scaled
 from .trialdata import error_limit, numpy_dtype, operands_of, random_operands
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Checked", "OutOfTime", "Rig", "WrongResult"]
+__all__ = ["Checked", "OutOfTime", "Harness", "WrongResult"]
 
 GUARD = 4096
 """Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
@@ -65,7 +65,7 @@ class Checked:
         return max(self.normal, self.scaled)
 
 
-class Rig:
+class Harness:
     """The memory of one problem's trials on one queue. Standard normal data, several copies of them in turn.
 
     ``memory_limit`` bounds the bytes held at once, a plan's workspace included. Raises MemoryError when not even one
@@ -88,7 +88,7 @@ class Rig:
         self._operands: list[dict[str, _Held]] = []
         self._sets = [self._new_set() for _ in range(copies)]
         self._shared: Callable[[], _Scratch | None] = lambda: None
-        self._look = Look(queue, problem.itemsize)
+        self._scan = OutputScan(queue, problem.itemsize)
         self._sums = {name: self._checksum(name) for name in self.host if name != "initial"}
         self._expected: dict[ConvProblem, tuple[np.ndarray, np.ndarray]] = {}
         self._turn = 0
@@ -135,12 +135,12 @@ class Rig:
             if turn == 0 and self.output_bytes:
                 cl.enqueue_copy(self.queue, first, output.memory, byte_count=self.output_bytes)
         for memory in (first, output.memory):
-            unwritten = 0 if problem.accumulate else self._look.unwritten(memory, count)
+            unwritten = 0 if problem.accumulate else self._scan.unwritten(memory, count)
             if unwritten:
                 raise WrongResult(f"{unwritten} of {count} elements were not written")
         self._check_inputs(bool(weights))
         error = max(self._error(problem, memory) for memory in (first, output.memory))
-        differing = self._look.differ(first, output.memory, count)
+        differing = self._scan.differ(first, output.memory, count)
         self._clear(first)
         scaled = self._verify_scaled(prepared, problem, whole, output, scratch, error)
         return Checked(error, scaled, not differing, run_ms)
@@ -162,7 +162,7 @@ class Rig:
             output.fill(data.host.get("initial") if problem.accumulate else None)
             self._enqueue(prepared, problem, whole, operands | weights, output.memory, scratch).wait()
             self.queue.finish()
-        got = self._look.gather(output.memory, data.at.ravel()) if data.at.size else np.empty(0)
+        got = self._scan.gather(output.memory, data.at.ravel()) if data.at.size else np.empty(0)
         error = data.error(problem, got.view(numpy_dtype(problem)))
         limit = data.limit(problem, normal)
         if not error <= limit:
@@ -195,7 +195,7 @@ class Rig:
             at = reference.positions(problem)
             self._expected[problem] = at, reference.sample(problem, at, **operands_of(problem, self.host))
         at, expected = self._expected[problem]
-        error = reference.relative_error(self._look.gather(memory, at).view(numpy_dtype(problem)), expected)
+        error = reference.relative_error(self._scan.gather(memory, at).view(numpy_dtype(problem)), expected)
         if not error <= error_limit(problem):
             raise WrongResult(f"relative error {error:.2g}, at most {error_limit(problem):.2g} counts as right")
         return error
@@ -209,7 +209,7 @@ class Rig:
                 raise WrongResult(f"it altered its input {name}")
 
     def _checksum(self, name: str) -> tuple[int, int]:
-        return self._look.checksum(self._sets[0][name], self.host[name].size)
+        return self._scan.checksum(self._sets[0][name], self.host[name].size)
 
     # --- timing ----------------------------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class Rig:
 
 @dataclass
 class _Ledger:
-    """Bytes that a rig holds and held at most."""
+    """Bytes that a harness holds and held at most."""
 
     limit: int
     held: int = 0
@@ -288,15 +288,15 @@ class _Ledger:
 class _Held:
     """Memory that counts as held for as long as it lives. Raises MemoryError beyond the limit.
 
-    It knows the ledger, not the rig: in a circle of references a large buffer would outlive its search.
+    It knows the ledger, not the harness: in a circle of references a large buffer would outlive its search.
     """
 
-    def __init__(self, rig: Rig, size: int, content: np.ndarray | None = None) -> None:
-        self.size, self._ledger = 0, rig.memory  # not held yet, should the next lines raise
-        size, ledger = max(size, 1), rig.memory
+    def __init__(self, harness: Harness, size: int, content: np.ndarray | None = None) -> None:
+        self.size, self._ledger = 0, harness.memory  # not held yet, should the next lines raise
+        size, ledger = max(size, 1), harness.memory
         if ledger.held + size > ledger.limit:
             raise MemoryError(f"it needs {size} bytes more, {ledger.limit - ledger.held} are left")
-        self.memory = runtime.fresh(rig.queue, size, content)
+        self.memory = runtime.fresh(harness.queue, size, content)
         self.size = size
         ledger.held += size
         ledger.peak = max(ledger.peak, ledger.held)
@@ -306,28 +306,28 @@ class _Held:
 
 
 class _Scratch:
-    """The workspace that the living samplers of a rig share; it grows, and goes with the last of them."""
+    """The workspace that the living samplers of a harness share; it grows, and goes with the last of them."""
 
     held: _Held | None = None
 
-    def reach(self, rig: Rig, size: int) -> None:
+    def reach(self, harness: Harness, size: int) -> None:
         """Make it at least ``size`` bytes. Raises MemoryError, and is then as it was."""
         if size > (self.held.size if self.held else 0):
             before, self.held = self.held.size if self.held else 0, None
             try:
-                self.held = _Held(rig, size)
+                self.held = _Held(harness, size)
             except MemoryError:
-                self.held = _Held(rig, before) if before else None
+                self.held = _Held(harness, before) if before else None
                 raise
 
 
 class _Guarded:
     """Memory with a guard zone on each side."""
 
-    def __init__(self, rig: Rig, size: int) -> None:
-        self.queue, self.size = rig.queue, size
+    def __init__(self, harness: Harness, size: int) -> None:
+        self.queue, self.size = harness.queue, size
         self._room = -(-max(size, 1) // GUARD) * GUARD
-        self._held = _Held(rig, self._room + 2 * GUARD)
+        self._held = _Held(harness, self._room + 2 * GUARD)
         self._whole = self._held.memory
         self.memory = self._whole.get_sub_region(GUARD, max(size, 1))
 

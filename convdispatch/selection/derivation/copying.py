@@ -16,14 +16,14 @@ from ...api.problem import ConvProblem
 from ...device.kernels import Launch, build, kernel_text
 from ...device.runtime import device_info
 
-__all__ = ["Axis", "Copy", "axes_of", "contiguous"]
+__all__ = ["CopyAxis", "Copy", "axes_of", "contiguous"]
 
 _WORD = {2: "ushort", 4: "uint", 8: "ulong"}
 """Copies move bits: a device need not compute with a dtype to have it copied."""
 
 
 @dataclass(frozen=True)
-class Axis:
+class CopyAxis:
     """One axis of a copy; strides in elements, ``source_stride`` may be negative."""
 
     extent: int
@@ -45,7 +45,7 @@ class Copy:
 
     source: str
     target: str
-    axes: tuple[Axis, ...]
+    axes: tuple[CopyAxis, ...]
     source_start: int = 0
     source_part: int = 0
     target_part: int = 0

@@ -1,7 +1,7 @@
 """The rewritings: a problem into another whose result is the same, and the copies that this takes.
 
 Backward data as a forward convolution (Dumoulin and Visin, "A guide to convolution arithmetic for deep learning",
-2016, chapter 4): dx = dy, spread by the stride and padded by d (k - 1) - p, convolved with the weights turned round,
+2016, chapter 4): dx = dy, spread by the stride and padded by d (k - 1) - p, convolved with the weights flipped,
 input and output channels exchanged. Backward weights as a forward one: images and channels change places, dy is the
 kernel, stride and dilation change places.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
-from .copying import Axis, Copy, axes_of
+from .copying import Copy, CopyAxis, axes_of
 
 __all__ = ["MOST_GROUPS", "REWRITINGS", "Rewritten"]
 
@@ -92,25 +92,25 @@ def rotated(problem: ConvProblem) -> Rewritten | str:
     words += ", y spread by the stride" if spread else ", y cropped"
     into, source = axes_of(inner, "x"), axes_of(problem, "y")
     axes = [_plain("n", into, source), *_ordered(problem, {"c": _plain("c", into, source)} | {
-        axis: Axis(extent, into[axis][1], source[axis][1], source[axis][0], before, step)
+        axis: CopyAxis(extent, into[axis][1], source[axis][1], source[axis][0], before, step)
         for axis, (extent, before, step) in spatial.items()
     })]  # fmt: skip
     return Rewritten(inner, words, (weights, Copy("y", "x", _six(axes))), through={"y": "x"})
 
 
 def _turned(problem: ConvProblem, inner: ConvProblem) -> Copy:
-    """The rotated weights: within each group channels exchanged, each kernel axis turned round."""
+    """The rotated weights: within each group channels exchanged, each kernel axis flipped."""
     into, source = axes_of(inner, "w"), axes_of(problem, "w")
     icg, ocg = problem.ic // problem.g, problem.oc // problem.g
     start, spatial = 0, {}
     for axis in "dhw":
         size, stride = source[axis]
-        spatial[axis] = Axis(size, into[axis][1], -stride, size)
+        spatial[axis] = CopyAxis(size, into[axis][1], -stride, size)
         start += (size - 1) * stride
     axes = [
-        Axis(problem.g, into["n"][1] * icg, source["n"][1] * ocg, problem.g),
-        Axis(icg, into["n"][1], source["c"][1], icg),
-        *_ordered(problem, {"c": Axis(ocg, into["c"][1], source["n"][1], ocg)} | spatial),
+        CopyAxis(problem.g, into["n"][1] * icg, source["n"][1] * ocg, problem.g),
+        CopyAxis(icg, into["n"][1], source["c"][1], icg),
+        *_ordered(problem, {"c": CopyAxis(ocg, into["c"][1], source["n"][1], ocg)} | spatial),
     ]
     return Copy("w", "w", _six(axes), start)
 
@@ -136,8 +136,8 @@ def exchanged(problem: ConvProblem) -> Rewritten | str:
     copies = (_exchange(problem, inner, "x", "x"), _exchange(problem, inner, "y", "w"))
     into, source = axes_of(problem, "w"), axes_of(inner, "y")
     axes = [
-        Axis(problem.oc, into["n"][1], source["c"][1], problem.oc),
-        *_ordered(problem, {"c": Axis(problem.ic, into["c"][1], source["n"][1], problem.ic)} | {
+        CopyAxis(problem.oc, into["n"][1], source["c"][1], problem.oc),
+        *_ordered(problem, {"c": CopyAxis(problem.ic, into["c"][1], source["n"][1], problem.ic)} | {
             axis: _plain(axis, into, source) for axis in "dhw"
         }),
     ]  # fmt: skip
@@ -147,9 +147,9 @@ def exchanged(problem: ConvProblem) -> Rewritten | str:
 
 def _exchange(problem: ConvProblem, inner: ConvProblem, name: str, target: str) -> Copy:
     into, source = axes_of(inner, target), axes_of(problem, name)
-    axes = {axis: Axis(into[axis][0], into[axis][1], source[axis][1], source[axis][0]) for axis in "dhw"}
-    channels = Axis(into["c"][0], into["c"][1], source["n"][1], source["n"][0])
-    first = Axis(into["n"][0], into["n"][1], source["c"][1], source["c"][0])
+    axes = {axis: CopyAxis(into[axis][0], into[axis][1], source[axis][1], source[axis][0]) for axis in "dhw"}
+    channels = CopyAxis(into["c"][0], into["c"][1], source["n"][1], source["n"][0])
+    first = CopyAxis(into["n"][0], into["n"][1], source["c"][1], source["c"][0])
     return Copy(name, target, _six([first, *_ordered(problem, {"c": channels} | axes)]))
 
 
@@ -182,7 +182,7 @@ def _padded(problem: ConvProblem, kept: Mapping[str, int], words: str) -> Rewrit
     inner = problem.replace(**changes)
     into, source = axes_of(inner, "x"), axes_of(problem, "x")
     spatial = {
-        axis: Axis(into[axis][0], into[axis][1], source[axis][1], source[axis][0], before.get(axis, 0))
+        axis: CopyAxis(into[axis][0], into[axis][1], source[axis][1], source[axis][0], before.get(axis, 0))
         for axis in "dhw"
     }
     axes = [_plain("n", into, source), *_ordered(problem, {"c": _plain("c", into, source)} | spatial)]
@@ -201,7 +201,7 @@ def grouped(problem: ConvProblem) -> Rewritten | str:
         part, whole = axes_of(inner, name), axes_of(problem, name)
         outer = name != problem.written
         into, source = (part, whole) if outer else (whole, part)
-        letters = {a: Axis(part[a][0], into[a][1], source[a][1], part[a][0]) for a in "ncdhw"}
+        letters = {a: CopyAxis(part[a][0], into[a][1], source[a][1], part[a][0]) for a in "ncdhw"}
         axes = _six([letters.pop("n"), *_ordered(problem, letters)])
         # A part's weights are rows of w, a part's channels stand beside each other in x and y.
         step = whole["n"][1] * part["n"][0] if name == "w" else whole["c"][1] * part["c"][0]
@@ -210,17 +210,17 @@ def grouped(problem: ConvProblem) -> Rewritten | str:
     return Rewritten(inner, f"{problem.g} groups in a loop", tuple(copies.values()), (back,), parts=problem.g)
 
 
-def _plain(letter: str, into: Mapping[str, tuple[int, int]], source: Mapping[str, tuple[int, int]]) -> Axis:
-    return Axis(into[letter][0], into[letter][1], source[letter][1], source[letter][0])
+def _plain(letter: str, into: Mapping[str, tuple[int, int]], source: Mapping[str, tuple[int, int]]) -> CopyAxis:
+    return CopyAxis(into[letter][0], into[letter][1], source[letter][1], source[letter][0])
 
 
-def _ordered(problem: ConvProblem, axes: Mapping[str, Axis]) -> list[Axis]:
+def _ordered(problem: ConvProblem, axes: Mapping[str, CopyAxis]) -> list[CopyAxis]:
     """Channels and pixels as they follow each other in memory, so that the last axis is the innermost."""
     return [axes[letter] for letter in ("cdhw" if problem.layout == "nchw" else "dhwc")]
 
 
-def _six(axes: list[Axis]) -> tuple[Axis, ...]:
-    return (*(Axis(1, 0, 0, 1) for _ in range(6 - len(axes))), *axes)
+def _six(axes: list[CopyAxis]) -> tuple[CopyAxis, ...]:
+    return (*(CopyAxis(1, 0, 0, 1) for _ in range(6 - len(axes))), *axes)
 
 
 def _valid(rewrite: Callable[[ConvProblem], Rewritten | str]) -> Callable[[ConvProblem], Rewritten | str]:

@@ -24,7 +24,7 @@ from ...measurement.measure import Candidate, Outcome, race, timed
 from ...measurement.peaks import traffic
 from ...measurement.search import Search
 from ...measurement.search.scaled import Scaled
-from ...measurement.search.trial import Rig
+from ...measurement.search.trial import Harness
 from ...measurement.search.trialdata import operands_of
 from ...selection import dispatch, ranking
 from ...selection.asking import ask
@@ -129,20 +129,20 @@ class Session:
         import pyopencl as cl
 
         queue = cl.CommandQueue(runtime.context(self.device))
-        rig = Rig(problem, queue)
+        harness = Harness(problem, queue)
         rivals: dict[str, Candidate] = {}
         for choice in ours:
             if _key(choice) not in rivals and _key(choice) not in self._without:
                 self._watch(_key(choice))
                 with contextlib.suppress(Exception):  # a choice that fails has no time, and its row says why
-                    rivals[_key(choice)] = self._candidate(rig, problem, choice)
+                    rivals[_key(choice)] = self._candidate(harness, problem, choice)
         copies = max(1, min(8, 1 + 2 * self.device.global_mem_cache_size // max(1, found.traffic)))
         for peer in self.peers:
             if peer.name in self._without:
                 found.peers.append(PeerTime(peer.name, "", reason=self._without[peer.name]))
             else:
                 self._watch(peer.name)
-                found.peers += _add(peer, problem, rig, copies, rivals, self.info.type == "cpu")
+                found.peers += _add(peer, problem, harness, copies, rivals, self.info.type == "cpu")
         self._watch("")
         settle = SETTLE_MS if self.info.type == "cpu" else 0.0
         whole = sum(settle + (rival.expected_ms or 0.0) for rival in rivals.values())
@@ -159,15 +159,15 @@ class Session:
         if found.best is None:
             found.failure = "no solver could be measured"
 
-    def _candidate(self, rig: Rig, problem: ConvProblem, choice: Choice) -> Candidate:
+    def _candidate(self, harness: Harness, problem: ConvProblem, choice: Choice) -> Candidate:
         solver = named(choice.solver, plugins().solvers)
         if not ask(solver, problem, self.info).offers(choice.config):  # a journal's, for instance
             raise InvalidArgument(f"{choice.solver} does not offer {dict(choice.config)} for {problem}")
-        prepared = dispatch.make(solver, choice.config, problem, rig.queue.context)
-        checked = rig.verify(prepared)
+        prepared = dispatch.make(solver, choice.config, problem, harness.queue.context)
+        checked = harness.verify(prepared)
         choice.error, choice.error_scaled = checked.normal, checked.scaled
         choice.workspace = prepared.workspace_size
-        sample = rig.sampler(prepared, choice.median_ms or checked.run_ms, LEAST_MS)
+        sample = harness.sampler(prepared, choice.median_ms or checked.run_ms, LEAST_MS)
         if self.info.type == "cpu":
             sample = _settled(sample)
         return Candidate(_key(choice), sample, max(LEAST_MS, choice.median_ms or checked.run_ms))
@@ -260,17 +260,17 @@ def _records(found: Measured, device: cl.Device) -> Iterator[Record]:
 
 
 def _add(
-    peer: Peer, problem: ConvProblem, rig: Rig, copies: int, rivals: dict[str, Candidate], settle: bool
+    peer: Peer, problem: ConvProblem, harness: Harness, copies: int, rivals: dict[str, Candidate], settle: bool
 ) -> Iterator[PeerTime]:
     """Add a peer's variants to the rivals, each with its error; one that cannot run says why."""
     try:
-        variants = list(peer.variants(problem, rig.host, copies))
+        variants = list(peer.variants(problem, harness.host, copies))
     except Unable as error:
         yield PeerTime(peer.name, "", reason=str(error))
         return
     at = reference.positions(problem)
-    expected = reference.sample(problem, at, **operands_of(problem, rig.host))
-    scaled = _scaled_errors(peer, problem, rig.scaled)
+    expected = reference.sample(problem, at, **operands_of(problem, harness.host))
+    scaled = _scaled_errors(peer, problem, harness.scaled)
     for variant in variants:
         entered = PeerTime(peer.name, variant.name)
         try:
@@ -306,13 +306,13 @@ def _timed(variant: Variant, repeat: int) -> Callable[[], float]:
 
 
 def _settled(sample: Callable[[], float]) -> Callable[[], float]:
-    def settled() -> float:
+    def warmed_up() -> float:
         start = time.perf_counter()
         while (time.perf_counter() - start) * 1e3 < SETTLE_MS:
             sample()
         return sample()
 
-    return settled
+    return warmed_up
 
 
 def _put(target: Choice | PeerTime, outcome: Outcome | None) -> None:

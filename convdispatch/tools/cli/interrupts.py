@@ -83,7 +83,7 @@ def leave(status: int) -> None:
 
 
 def run(command: click.Command) -> None:
-    """The command, as a process of its own: its exit status, also where a compilation is still under way."""
+    """The command, as a process of its own: its exit status, also where a compilation is still in flight."""
     try:
         command()
         status: object = 0

@@ -1,4 +1,4 @@
-## Vectors, their unaligned loads and stores, and a square of them turned in registers.
+## Vectors, their unaligned loads and stores, and a square of them transposed in registers.
 //
 // LANES, V  elements of a vector, its type
 typedef V __attribute__((aligned(4))) vec;

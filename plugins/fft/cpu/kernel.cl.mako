@@ -1,11 +1,11 @@
 ## spectrum[f][group][block][row] = transform of the kernels of LANES channels of the product's vectors, one summed channel.
 //
-// The tap at position j of the first axis is tap ${"(K0 - 1 - j / D0)" if turned else "j / D0"} of the kernel.
+// The tap at position j of the first axis is tap ${"(K0 - 1 - j / D0)" if flipped else "j / D0"} of the kernel.
 //
 // K0 K1 K2  taps, D? dilation, G? elements spanned, A? elements of w between taps, along the axes in their order
 // LANE, ROW elements of w from vector lane to lane, from row to row; GROUP from group to group
 ${macros}
-#define TAP(j, k, d) ${"((k) - 1 - (j) / (d))" if turned else "((j) / (d))"}
+#define TAP(j, k, d) ${"((k) - 1 - (j) / (d))" if flipped else "((j) / (d))"}
 
 __attribute__((noinline)) void ${name}_stage(V *restrict line, global const float *restrict from, int channels) {
   ONCE for (int j = 0; j < G0; ++j) line[j] = (V)(0.0f);

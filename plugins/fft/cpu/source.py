@@ -147,7 +147,7 @@ def _kernel(g: Geometry) -> str:
     values = {
         "name": "kernels",
         "macros": _define(macros),
-        "turned": axes[g.order[0]].turned,
+        "flipped": axes[g.order[0]].flipped,
         "depth": len(g.order),
         "passes": _passes(g, "kernels", g.spans, False),
     }

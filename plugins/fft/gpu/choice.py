@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from convdispatch.api import ConvProblem, DeviceInfo, rates
 
-from .geometry import Axis, Transform
+from .geometry import Transform, TransformAxis
 from .plan import Layout, Tile
 
 __all__ = ["TILES", "fitting", "layouts", "seconds", "transforms"]
@@ -50,7 +50,7 @@ def transforms(problem: ConvProblem) -> Iterator[Transform]:
     for axis in "hw"[2 - problem.ndim :]:
         found: dict[int, int] = {}
         for size in (1, *_SIZES) if getattr(problem, "k" + axis) == 1 else _SIZES:
-            cut = Axis.of(problem, axis, size)
+            cut = TransformAxis.of(problem, axis, size)
             if cut is not None:
                 found.setdefault(cut.tiles, size)
         choices[axis] = sorted(found.values())

@@ -19,7 +19,7 @@ from convdispatch.api import ConvProblem
 
 from ..transforms import half
 
-__all__ = ["Axis", "Span", "Transform"]
+__all__ = ["TransformAxis", "Span", "Transform"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Axis:
+class TransformAxis:
     """One axis of a problem under transforms of ``size`` points; ``tiles`` 1 with ``step`` 0 is the whole image."""
 
     size: int
@@ -57,7 +57,7 @@ class Axis:
     out_length: int
 
     @classmethod
-    def of(cls, problem: ConvProblem, axis: str, size: int) -> Axis | None:
+    def of(cls, problem: ConvProblem, axis: str, size: int) -> TransformAxis | None:
         """Transforms of ``size`` points along ``axis``; None when they are too small."""
         length, kernel, spread, out = (getattr(problem, letter + axis) for letter in "ikdo")
         near = getattr(problem, "p" + axis)
@@ -90,16 +90,16 @@ class Transform:
     Pixels of a row lie side by side, so neighbouring work items take neighbouring columns. A 1-D problem is one column.
     """
 
-    columns: Axis
-    rows: Axis
+    columns: TransformAxis
+    rows: TransformAxis
 
     @classmethod
     def of(cls, problem: ConvProblem, sizes: tuple[int, int]) -> Transform | None:
         """Transforms of ``sizes`` (height, width) points; None when they do not fit."""
         if problem.ndim == 1:
-            columns, rows = Axis.of(problem, "w", sizes[1]), Axis.of(problem, "h", 1)
+            columns, rows = TransformAxis.of(problem, "w", sizes[1]), TransformAxis.of(problem, "h", 1)
         else:
-            columns, rows = Axis.of(problem, "h", sizes[0]), Axis.of(problem, "w", sizes[1])
+            columns, rows = TransformAxis.of(problem, "h", sizes[0]), TransformAxis.of(problem, "w", sizes[1])
         return cls(columns, rows) if columns is not None and rows is not None else None
 
     @property

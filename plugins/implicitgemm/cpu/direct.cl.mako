@@ -3,7 +3,7 @@
 // A work item takes bands of rows. It copies the source rows that a band needs into its slot, zeros round them and
 // sums' type, so that nothing below knows of borders or dtypes; then, for each block of target channels and of source
 // channels, it runs register tiles over the band: PR x PC places by NV vectors of channels, a place's value broadcast.
-// Sums wait in the slot between blocks of source channels; at the last one they are turned to the target's layout.
+// Sums wait in the slot between blocks of source channels; at the last one they are transposed to the target's layout.
 //
 // LANES, V  elements of a vector of sums, its type; NV vectors of a tile, NVL = NV * LANES channels
 // PR, PC    rows and columns of a tile; the columns' rest has a tile of its own

@@ -72,9 +72,9 @@ class TiledPlan(StepPlan):
         nhwc = problem.layout == "nhwc"
         shape = problem.out_shape
         inner = 1 if nhwc else product.out_size // (shape[0] * shape[1])
-        turned = not product.data and not product.flat and not nhwc and taps > 1
+        transposed = not product.data and not product.flat and not nhwc and taps > 1
         text = common + "#define PARTIAL 0\n"
-        text += f"#define SIZE {product.out_size}\n#define PARTS {product.split}\n#define WEIGHTS {int(turned)}\n"
+        text += f"#define SIZE {product.out_size}\n#define PARTS {product.split}\n#define WEIGHTS {int(transposed)}\n"
         text += f"#define INNER {inner}\n#define CHANNELS {problem.channels_out}\n#define TAPS {taps}\n"
         program = build(context, text + kernel_text(__package__, "output.cl") + kernel_text(__package__, "reduce.cl"))
         given = ["workspace", problem.written, *self._extras()]

@@ -48,7 +48,7 @@ _FORMATS = {
     "tf32": ("tf32", "tf32x3"),
     "fast": ("tf32", "tf32x3"),
 }
-_LONG = 512  # "ieee": longer sums carry
+_LONG = 512  # "ieee": longer sums are compensated
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 
 
@@ -62,7 +62,7 @@ def _resident(job: DirectJob) -> int:
     t = job.tile
     sums = t.frag_m * t.frag_n * 4
     fragments = (t.frag_n * 2 + 4) * (2 if t.products == 3 else 1)
-    steps = 0 if t.products == 1 else sums if t.promote or t.carry else t.frag_n * 4
+    steps = 0 if t.products == 1 else sums if t.flush_every or t.compensated else t.frag_n * 4
     registers = min(255, -(-(sums + fragments + steps // 2 + 36) // 8) * 8)
     return max(1, min(65536 // (registers * t.items), (LOCAL_LIMIT + 1024) // (job.local_bytes + 1024),
                       2048 // t.items))  # fmt: skip
@@ -75,7 +75,7 @@ def _parallel(job: DirectJob) -> tuple[float, float, float]:
     warps, steps = t.wm * t.wn, slices * (t.bk // t.depth)
     read = (t.frag_m * 4 + t.frag_n * 2) * t.depth // 8
     multiplied = t.frag_m * t.frag_n * t.products
-    added = t.frag_m * t.frag_n * (16 if t.carry else 4) if t.products == 3 and not t.promote else 0
+    added = t.frag_m * t.frag_n * (16 if t.compensated else 4) if t.products == 3 and not t.flush_every else 0
     issued = read * (4 if t.depth == 16 else 3 if t.products == 3 else 2) + multiplied + added
     multiply = steps * t.bm * t.bn * t.depth * t.products / _MACS[t.depth]
     copied = slices * sum(_copied(job, number) for number in (0, 1)) / _COPIED
@@ -118,11 +118,11 @@ def _parts(job: DirectJob, units: int) -> list[int]:
 
 
 def _tiles(problem: ConvProblem, name: str, units: int) -> Iterator[DirectTile]:
-    carry = problem.math == "ieee" and DirectJob(problem, DirectTile(16, 16, 1, 1)).k > _LONG
+    compensated = problem.math == "ieee" and DirectJob(problem, DirectTile(16, 16, 1, 1)).k > _LONG
     for (bm, bn, wm, wn), (bk, stages) in itertools.product(_SHAPES, _DEPTHS):
         promotes = (0, 64 // bk) if name != "tf32" and problem.math != "ieee" else (0,)
-        for promote in promotes:
-            tile = DirectTile(bm, bn, wm, wn, name, bk, stages, 1, promote, carry)
+        for flush_every in promotes:
+            tile = DirectTile(bm, bn, wm, wn, name, bk, stages, 1, flush_every, compensated)
             job = DirectJob(problem, tile)
             wasted = bm >= 2 * max(32, job.m) or bn >= 2 * max(32, job.n)
             if wasted or job.misfit is not None:

@@ -28,7 +28,7 @@ from convdispatch.api import ConvProblem
 from ..configured import Configured
 from ..hopper import LOCAL_LIMIT
 
-__all__ = ["FORMATS", "Axis", "DirectJob", "DirectTile", "Operand"]
+__all__ = ["FORMATS", "MatrixAxis", "DirectJob", "DirectTile", "Operand"]
 
 FORMATS = {"tf32x3": 3, "bf16x3": 3, "tf32": 1}
 """Products of tensor cores a multiplication: a float32 is two TF32 or bfloat16 numbers' sum, or rounded to one."""
@@ -48,9 +48,9 @@ class DirectTile(Configured):
     bk: int = 32
     stages: int = 3
     split: int = 1
-    promote: int = 0
+    flush_every: int = 0
     """Split values: slices after which sums move to float32 registers; 0: after every product of tensor cores."""
-    carry: bool = False
+    compensated: bool = False
     """Split values: whether what an addition to those registers rounds away begins the next sums."""
 
     @property
@@ -80,7 +80,7 @@ class DirectTile(Configured):
 
 
 @dataclass(frozen=True)
-class Axis:
+class MatrixAxis:
     """An axis of a tensor: channels of a group, or the output pixels of all images."""
 
     size: int
@@ -132,8 +132,8 @@ class Operand:
     """A or B: a tensor's two axes, and how its tiles lie in local memory."""
 
     name: str
-    row: Axis
-    k: Axis
+    row: MatrixAxis
+    k: MatrixAxis
     group: int
     """Elements from group to group."""
     elements: int
@@ -162,18 +162,18 @@ def _triple(problem: ConvProblem, letter: str) -> tuple[int, int, int]:
     return tuple(getattr(problem, letter + axis) for axis in "dhw")
 
 
-def _axes(problem: ConvProblem, name: str) -> tuple[Axis, Axis]:
+def _axes(problem: ConvProblem, name: str) -> tuple[MatrixAxis, MatrixAxis]:
     """Channels and pixels of x or y; output channels and input channels of w. Pixels are those of y."""
     icg, ocg, nhwc = problem.ic // problem.g, problem.oc // problem.g, problem.layout == "nhwc"
     if name == "w":
-        return Axis(ocg, icg), Axis(icg, 1)
+        return MatrixAxis(ocg, icg), MatrixAxis(icg, 1)
     count, channels = _triple(problem, "o"), problem.ic if name == "x" else problem.oc
     size, (sd, sh, sw) = (_triple(problem, "i"), _triple(problem, "s")) if name == "x" else (count, (1, 1, 1))
     unit = channels if nhwc else 1
     whole = (size[1] * size[2] * unit * sd, size[2] * unit * sh, unit * sw)
     steps = tuple(step if pixels > 1 else 0 for step, pixels in zip(whole, count))
-    channel = Axis(channels // problem.g, 1 if nhwc else math.prod(size))
-    return channel, Axis(problem.mb * math.prod(count), unit, count, channels * math.prod(size), steps)
+    channel = MatrixAxis(channels // problem.g, 1 if nhwc else math.prod(size))
+    return channel, MatrixAxis(problem.mb * math.prod(count), unit, count, channels * math.prod(size), steps)
 
 
 def _operand(problem: ConvProblem, name: str, row: int) -> Operand:
@@ -335,8 +335,8 @@ class DirectJob:
             return f"{self.local_bytes} bytes of local memory"
         if t.split > self.slices:
             return "more parts than slices"
-        if (t.promote or t.carry) and t.products == 1:
+        if (t.flush_every or t.compensated) and t.products == 1:
             return "only split values move their sums to float32 registers"
-        if t.frag_m * t.frag_n * 4 * (2 if t.promote or t.carry else 1) > 160:
+        if t.frag_m * t.frag_n * 4 * (2 if t.flush_every or t.compensated else 1) > 160:
             return "more sums than registers"
         return None

@@ -1,7 +1,7 @@
 ## C[m, n] = sum over k of A[m, k] B[k, n] on tensor cores, from float32 tensors where they lie: nothing is packed.
 ##
 ## What m, n and k are of a convolution with a 1x1 kernel: ``job.py``. Tiles of A and B are copied to local memory
-## as they lie in memory, [row][k] or [k][row], BK long along k, STAGES of them; copies of STAGES - 1 are under way. Values
+## as they lie in memory, [row][k] or [k][row], BK long along k, STAGES of them; copies of STAGES - 1 are in flight. Values
 ## become TF32 in registers: one number, or two whose sum is the float32 value (or two bfloat16 ones), and then
 ##
 ##     a b = a_low b_high + a_high b_low + a_high b_high  (+ a_low b_low, left out)
@@ -16,12 +16,12 @@
 ## bm, bn, bk  tile of a work group, and the depth of a slice
 ## wm, wn      warps along m and n
 ## split       parts of the sum over k, which end in the workspace
-## promote     split values: slices after which sums move to float32 registers; 0: after every product of tensor cores
-## carry       split values: what an addition to those registers rounds away begins the next sums
+## flush_every     split values: slices after which sums move to float32 registers; 0: after every product of tensor cores
+## compensated       split values: what an addition to those registers rounds away begins the next sums
 ## PARTIAL     1: sums go to the workspace as they are
 <%
 t, a, b = job.tile, *job.operands
-exact, apart = t.products == 3, t.promote > 0
+exact, apart = t.products == 3, t.flush_every > 0
 sums, distance = t.frag_m * t.frag_n * 4, t.stages - 1
 stage_bytes, unroll = job.stage * 4, "" if emulate else "#pragma unroll"
 width, pitch_out = job.out_width, t.bn + 8
@@ -154,14 +154,14 @@ void direct(global const float *restrict a, global const float *restrict b, OUT_
 ${places(both[0])}\
 ${places(both[1])}\
   const int row0 = warp % ${t.wm} * ${t.bm // t.wm} + lane / 4, column0 = warp / ${t.wm} * ${t.bn // t.wn};
-  float sum[${sums}]${f", fresh[{sums}]" if apart else f", carried[{sums}]" if t.carry else ""};
+  float sum[${sums}]${f", fresh[{sums}]" if apart else f", carried[{sums}]" if t.compensated else ""};
 ${unroll}
   for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
 % if apart:
 ${unroll}
   for (int i = 0; i < ${sums}; ++i) fresh[i] = 0;
-  int left = ${t.promote};
-% elif t.carry:
+  int left = ${t.flush_every};
+% elif t.compensated:
 ${unroll}
   for (int i = 0; i < ${sums}; ++i) carried[i] = 0;
 % endif
@@ -222,7 +222,7 @@ ${unroll}
 % if not apart:
         float step[${t.frag_n * 4}];
 ${unroll}
-        for (int j = 0; j < ${t.frag_n * 4}; ++j) step[j] = ${f"carried[i * {t.frag_n * 4} + j]" if t.carry else 0};
+        for (int j = 0; j < ${t.frag_n * 4}; ++j) step[j] = ${f"carried[i * {t.frag_n * 4} + j]" if t.compensated else 0};
 % endif
 <% into = f"fresh + i * {t.frag_n * 4}" if apart else "step" %>\
 % for left, right in (("a_low", "b_high"), ("a_high", "b_low"), ("a_high", "b_high")):
@@ -231,7 +231,7 @@ ${unroll}
 % endfor
 % if not apart:
 ${unroll}
-% if t.carry:
+% if t.compensated:
         for (int j = 0; j < ${t.frag_n * 4}; ++j) carried[i * ${t.frag_n * 4} + j] = add_part(sum + i * ${t.frag_n * 4} + j, step[j]);
 % else:
         for (int j = 0; j < ${t.frag_n * 4}; ++j) sum[i * ${t.frag_n * 4} + j] += step[j];
@@ -245,10 +245,10 @@ ${unroll}
     }
 % if apart:
     if (--left == 0) {
-      left = ${t.promote};
+      left = ${t.flush_every};
 ${unroll}
       for (int i = 0; i < ${sums}; ++i) {
-% if t.carry:
+% if t.compensated:
         fresh[i] = add_part(sum + i, fresh[i]);
 % else:
         sum[i] += fresh[i];

@@ -41,10 +41,10 @@ _LAUNCH, _SHORT_LAUNCH = 6.0e-6, 5.0e-6  # seconds, with the pause before it; of
 _APART = 5.0  # times that results take in memory whose neighbours along w another phase writes
 _SUMMED = 1.5  # passes over the parts of a sum, of write and read
 _MOST = 40  # choices offered
-_JOIN_BELOW = 256  # columns of joined phases
+_STACK_BELOW = 256  # columns of stacked phases
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
-_PROMOTED = 192  # products a tensor core adds, toward zero, before a float32 register does; for "ieee" a slice's
-_LONG = 512  # "ieee": longer sums carry
+_FLUSH_K = 192  # products a tensor core adds, toward zero, before a float32 register does; for "ieee" a slice's
+_LONG = 512  # "ieee": longer sums are compensated
 _SHORT = 1024  # "ieee": weights' gradients of no more pixels are moved every 16 of k
 _MMA_CARRIES = 0.22  # times of an mma's multiplications that carrying takes on top
 _ADDED, _DRAINED = 128.0, 60.0  # float32 additions a cycle; cycles until tensor cores are done and begin again
@@ -57,7 +57,7 @@ class _Cost:
     busy: float
     """Multiplying or copying, whichever is longer: work that tiles on one multiprocessor share."""
     arrival: float
-    """Until copies arrive, where more of them are not under way: time that tiles spend side by side."""
+    """Until copies arrive, where more of them are not in flight: time that tiles spend side by side."""
     output: float
 
     def together(self, tiles: int) -> float:
@@ -69,7 +69,7 @@ class _Cost:
 def _resident(job: Job) -> int:
     """Work groups of a multiprocessor at a time."""
     t = job.tile
-    twice = job.format.exact and (t.engine == "wgmma" or t.carry)
+    twice = job.format.float32_accurate and (t.engine == "wgmma" or t.compensated)
     registers = t.frag_m * t.frag_n * 4 * (2 if twice else 1) + (70 if t.engine == "wgmma" else 100)
     by_registers = 65536 // (min(255, registers) * t.items)
     return max(1, min(by_registers, (LOCAL_LIMIT + 1024) // (job.local_bytes + 1024), 2048 // t.items))
@@ -83,10 +83,10 @@ def _tile_cost(job: Job) -> _Cost:
     copied = (source + job.b_bytes) * planes * (_HALF_ROWS if job.row_bytes == 64 else 1) / _COPIED
     written = t.bm * t.bn * (4 if job.partial else job.problem.itemsize)
     scattered = _SCATTERED if t.window and job.problem.layout == "nchw" else 1
-    moved = multiply * slices * _MMA_CARRIES if t.engine == "mma" and t.carry else 0.0
-    if job.format.exact and t.engine == "wgmma" and job.settled:
-        moves = slices * (t.bk // 16 if t.promote == 0 else 1)
-        moved = moves * (t.bm * t.bn * (4 if t.carry else 1) / _ADDED + _DRAINED)
+    moved = multiply * slices * _MMA_CARRIES if t.engine == "mma" and t.compensated else 0.0
+    if job.format.float32_accurate and t.engine == "wgmma" and job.drained:
+        moves = slices * (t.bk // 16 if t.flush_every == 0 else 1)
+        moved = moves * (t.bm * t.bn * (4 if t.compensated else 1) / _ADDED + _DRAINED)
     if job.data and not t.window and job.walk.phases[0].volume > 1:
         slices *= _GATHERED
     return _Cost(slices * max(multiply, copied) + moved, slices * (_ARRIVAL + 0.9 * copied) / job.under_way,
@@ -113,7 +113,7 @@ def seconds(job: Job, units: int) -> float:
         read = itemsize / (2 * planes) * passes  # bytes read for a byte written
         total += passes * _LAUNCH + (passes - 1) * 2 * _SHORT_LAUNCH + packed * (1 + read) / _MEMORY
         total += job.weights_bytes * (1 + itemsize / (2 * planes)) / _WEIGHTS
-    if job.data and not job.target.nhwc and not job.tile.joined and job.walk.out_step[2] > 1:
+    if job.data and not job.target.nhwc and not job.tile.stacked and job.walk.out_step[2] > 1:
         total += written * _APART / _MEMORY
     if job.partial:
         total += _LAUNCH + job.partial_bytes * _SUMMED / _MEMORY
@@ -133,12 +133,12 @@ def _joinable(problem: ConvProblem) -> bool:
         return False
     one, many = walk(problem, True), walk(problem)
     work = one.m * one.phases[0].volume
-    return one.m <= _JOIN_BELOW and work <= 4 * many.m * sum(phase.volume for phase in many.phases)
+    return one.m <= _STACK_BELOW and work <= 4 * many.m * sum(phase.volume for phase in many.phases)
 
 
-def _shapes(problem: ConvProblem, engine: str, exact: bool, joined: bool) -> Iterator[tuple[int, int, int, int]]:
+def _shapes(problem: ConvProblem, engine: str, exact: bool, stacked: bool) -> Iterator[tuple[int, int, int, int]]:
     """(bm, bn, wm, wn)."""
-    geo = walk(problem, joined)
+    geo = walk(problem, stacked)
     data = problem.direction != "bwd_weights"
     if engine == "wgmma" and data:
         for bn in _widths(geo.m, 192 if exact else 256, 8):
@@ -163,22 +163,22 @@ def _shapes(problem: ConvProblem, engine: str, exact: bool, joined: bool) -> Ite
 
 
 def _tiles(problem: ConvProblem, engine: str, name: str, units: int) -> Iterator[Tile]:
-    exact = FORMATS[name].exact
+    exact = FORMATS[name].float32_accurate
     data = problem.direction != "bwd_weights"
     ieee, depths = problem.math == "ieee", ((32, 3), (32, 2))
     if engine == "wgmma":
         depths = ((64, 2), (64, 3), (32, 3), (32, 4)) if ieee else ((64, 3), (64, 4), (32, 4), (32, 5), (32, 6))
-    joins = (False, True) if _joinable(problem) else (False,)
-    for joined, (bm, bn, wm, wn) in ((j, shape) for j in joins for shape in _shapes(problem, engine, exact, j)):
-        windows = (True, False) if data and window(walk(problem, joined)) is not None else (False,)
+    choices = (False, True) if _joinable(problem) else (False,)
+    for stacked, (bm, bn, wm, wn) in ((j, shape) for j in choices for shape in _shapes(problem, engine, exact, j)):
+        windows = (True, False) if data and window(walk(problem, stacked)) is not None else (False,)
         for bk, stages in depths:
             for in_window in windows:
-                tile = Tile(bm, bn, wm, wn, name, engine, bk, stages, 1, in_window, joined, _PROMOTED // bk)
+                tile = Tile(bm, bn, wm, wn, name, engine, bk, stages, 1, in_window, stacked, _FLUSH_K // bk)
                 job = Job(problem, tile)
                 if ieee:
                     length = max(phase.volume for phase in job.walk.phases) * job.walk.c if data else job.n_places
                     moved = 0 if engine == "wgmma" and not data and length <= _SHORT else 1
-                    tile = dataclasses.replace(tile, promote=moved, carry=length > _LONG)
+                    tile = dataclasses.replace(tile, flush_every=moved, compensated=length > _LONG)
                     job = Job(problem, tile)
                 if job.misfit is not None:
                     continue

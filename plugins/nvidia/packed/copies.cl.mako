@@ -58,7 +58,7 @@ ${fetch_packed(slice, stage)}\
         global const ushort *from = a + ((INDEX)image * ${src.image} + (INDEX)z * ${src.axes[0]} + (INDEX)y * ${src.axes[1]} + (INDEX)x * ${src.axes[2]} + (${block} * ${cr} + chunk) * 8);
         ${f"if (r < {job.window_rows}) " if (i + 1) * step_w > job.window_rows else ""}{
 % for p in range(planes):
-          copy16(memory, base, ${at} + ${p * wplane} + r * ${rowb} + ((chunk ^ ${turned("r")}) << 4), from + ${p * src.plane}, ok);
+          copy16(memory, base, ${at} + ${p * wplane} + r * ${rowb} + ((chunk ^ ${swizzled("r")}) << 4), from + ${p * src.plane}, ok);
 % endfor
         }
       }

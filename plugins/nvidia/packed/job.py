@@ -12,7 +12,7 @@ from ..formats import FORMATS, Format
 from ..hopper import LOCAL_LIMIT
 from ..instructions import Instructions, Wgmma
 from ..scales import TOP
-from ..walk import Phase, Walk, Window, along, walk, window
+from ..walk import Phase, ProductWalk, SourceWindow, along, walk, window
 from .source import Source
 from .tile import Tile
 
@@ -29,9 +29,9 @@ class Job:
     tile: Tile
 
     @functools.cached_property
-    def walk(self) -> Walk:
+    def walk(self) -> ProductWalk:
         """The problem's walk."""
-        return walk(self.problem, self.tile.joined)
+        return walk(self.problem, self.tile.stacked)
 
     @property
     def format(self) -> Format:
@@ -73,7 +73,7 @@ class Job:
         return TensorLayout(self.problem.channels_out, self.walk.target, self.problem.layout == "nhwc")
 
     @functools.cached_property
-    def window(self) -> Window:
+    def window(self) -> SourceWindow:
         """Padded positions, for tiles that keep a window."""
         return window(self.walk)
 
@@ -136,14 +136,14 @@ class Job:
     # --- local memory ------------------------------------------------------------------------------------------------
 
     @property
-    def settled(self) -> bool:
+    def drained(self) -> bool:
         """Whether a slice's sums are in float32 registers before the next slice's products begin."""
-        return self.tile.engine == "mma" or (self.format.exact and self.tile.promote <= 1)
+        return self.tile.engine == "mma" or (self.format.float32_accurate and self.tile.flush_every <= 1)
 
     @property
     def under_way(self) -> int:
-        """Slices whose copies are under way while one is multiplied; unsettled, the one before is still read."""
-        return self.tile.stages - (1 if self.settled else 2)
+        """Slices whose copies are in flight while one is multiplied; unsettled, the one before is still read."""
+        return self.tile.stages - (1 if self.drained else 2)
 
     @property
     def row_bytes(self) -> int:
@@ -204,7 +204,7 @@ class Job:
     def direct_weights(self) -> bool:
         """Whether the product reads the weights where they lie: 16 bits, channels last."""
         native = self.format.name == "native" and self.problem.layout == "nhwc" and not self.problem.constant_weights
-        if not native or not self.data or self.walk.fold or self.walk.joined or self.walk.c % 8:
+        if not native or not self.data or self.walk.fold or self.walk.stacked or self.walk.c % 8:
             return False
         return self.problem.direction == "fwd" or self._turns
 
@@ -216,7 +216,7 @@ class Job:
 
     @property
     def turned_weights(self) -> bool:
-        """Whether they lie with k down the rows (data gradient): tensor cores then take B turned."""
+        """Whether they lie with k down the rows (data gradient): tensor cores then take B transposed."""
         return self.direct_weights and self.problem.direction == "bwd_data"
 
     @property
@@ -331,21 +331,26 @@ class Job:
         narrow = t.engine == "wgmma" and t.bn // t.wn % 64
         if not self.data and (t.bm % 64 or t.bn % 64 or t.bk * 8 % t.items or narrow):
             return "blocks of 64 channels do not fit the tile"
-        if t.joined and (self.problem.direction != "bwd_data" or not self.staged):
-            return "joined phases need the data gradient and a tile that passes through local memory"
+        if t.stacked and (self.problem.direction != "bwd_data" or not self.staged):
+            return "stacked phases need the data gradient and a tile that passes through local memory"
         if t.window and (not self.data or window(self.walk) is None):
             return "windows need stride 1 and several taps"
         if t.window and self.walk.phases[0].volume <= self.under_way:
-            return "fewer taps than slices under way"
+            return "fewer taps than slices in flight"
         if sum(self.tap_bits) > 32 and self.data and not t.window:
             return "more than 32 taps along the axes"
         if self.local_bytes > LOCAL_LIMIT:
             return f"{self.local_bytes} bytes of local memory"
         if self.under_way < 1:
-            return "no slice is under way"
+            return "no slice is in flight"
         if t.split > max(1, *self.slices):
             return "more parts than slices"
-        accumulators = t.frag_m * t.frag_n * 4 * (2 if self.format.exact and (t.engine == "wgmma" or t.carry) else 1)
+        accumulators = (
+            t.frag_m
+            * t.frag_n
+            * 4
+            * (2 if self.format.float32_accurate and (t.engine == "wgmma" or t.compensated) else 1)
+        )
         if accumulators > 200:
             return "more sums than registers"
         return None

@@ -58,7 +58,7 @@ inline void put8(global ushort *out, const VALUE_TYPE *v, long plane) {
 // An item packs eight k's of one row in every tap (where weights are few, in every ${job.tap_parts}th). Neighbours take what
 // lies nearer: chunks of a row, or (data gradient) rows, whose weights are neighbours where taps or channels are last.
 inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn) {
-<% rows = job.n_tiles * t.bn; by_row = problem.direction == "bwd_data" and not geo.joined %>\
+<% rows = job.n_tiles * t.bn; by_row = problem.direction == "bwd_data" and not geo.stacked %>\
   const int q = ${f"id / {rows} % {c8}" if by_row else f"id % {c8}"}, row = ${f"id % {rows}" if by_row else f"id / {c8} % {rows}"}, group = id / ${c8 * rows} % ${geo.groups}, part = id / ${c8 * rows * geo.groups};
   if (part >= ${job.tap_parts}) return;
   const int n = row % ${t.bn}, n_tile = row / ${t.bn};
@@ -70,9 +70,9 @@ inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id
     const int y = tap / ${p.taps[2]} % ${p.taps[1]} * ${geo.tap_step[1]} + ${p.tap0[1]};
     const int x = tap % ${p.taps[2]} * ${geo.tap_step[2]} + ${p.tap0[2]};
     VALUE_TYPE v[8];
-% if geo.joined:
+% if geo.stacked:
 <%
-parts, place = geo.joined, geo.phases[0].origin
+parts, place = geo.stacked, geo.phases[0].origin
 numbers = [(f"row / {icg * parts[1] * parts[2]}", problem.pd, problem.sd, problem.dd, problem.kd, "z", place[0]),
            (f"row / {icg * parts[2]} % {parts[1]}", problem.ph, problem.sh, problem.dh, problem.kh, "y", place[1]),
            (f"row / {icg} % {parts[2]}", problem.pw, problem.sw, problem.dw, problem.kw, "x", place[2])]
@@ -86,7 +86,7 @@ numbers = [(f"row / {icg * parts[1] * parts[2]}", problem.pd, problem.sd, proble
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       const int c = q * 8 + e;
-% if geo.joined:
+% if geo.stacked:
       const long from = (long)group * ${w_group} + (long)c * ${w_oc} + (long)(row % ${icg}) * ${w_ic} + ((kz * ${problem.kh} + ky) * ${problem.kw} + kx) * ${w_tap};
 % elif geo.fold:
       const long from = (long)group * ${w_group} + (long)row * ${w_oc} + c % ${icg} * ${w_ic} + ((z * ${problem.kh} + y) * ${problem.kw} + c / ${icg}) * ${w_tap};
@@ -95,7 +95,7 @@ numbers = [(f"row / {icg * parts[1] * parts[2]}", problem.pd, problem.sd, proble
 % else:
       const long from = (long)group * ${w_group} + (long)c * ${w_oc} + (long)row * ${w_ic} + ((z * ${problem.kh} + y) * ${problem.kw} + x) * ${w_tap};
 % endif
-      v[e] = row < ${geo.m} && c < ${geo.c}${" && has" if geo.joined else ""} ? ${"shifted(FETCH(w, from), " + exponent("w", f"row % {icg}" if geo.joined else "row", f"c % {icg}" if geo.fold else "c") + ")" if f.scaled else "FETCH(w, from)"} : 0;
+      v[e] = row < ${geo.m} && c < ${geo.c}${" && has" if geo.stacked else ""} ? ${"shifted(FETCH(w, from), " + exponent("w", f"row % {icg}" if geo.stacked else "row", f"c % {icg}" if geo.fold else "c") + ")" if f.scaled else "FETCH(w, from)"} : 0;
     }
 % if t.window:
     const int slice = q / ${cr} * ${p.volume} + tap, chunk = q % ${cr};

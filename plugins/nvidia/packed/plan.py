@@ -68,12 +68,12 @@ class NvidiaPlan(StepPlan):
 
     def _key(self) -> str:
         problem, tile = self.job.problem, self.job.tile
-        walk, joined = self.job.walk, ()
+        walk, stacked = self.job.walk, ()
         phases = tuple((phase.taps, phase.tap0) for phase in walk.phases)
-        if walk.joined:  # which tap of which phase a row holds follows from the whole geometry
-            joined = (walk.joined, walk.phases[0].origin, *(along(problem, letter) for letter in "psd"))
+        if walk.stacked:  # which tap of which phase a row holds follows from the whole geometry
+            stacked = (walk.stacked, walk.phases[0].origin, *(along(problem, letter) for letter in "psd"))
         return repr(("nvidia", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, phases,
-                     walk.fold, walk.tap_step, tile.bn, tile.bk, tile.format, tile.window, joined))  # fmt: skip
+                     walk.fold, walk.tap_step, tile.bn, tile.bk, tile.format, tile.window, stacked))  # fmt: skip
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
         if not tensors:
@@ -110,7 +110,7 @@ class NvidiaPlan(StepPlan):
         job, where = self.job, self._where
         places = (job.source.name, "w") if job.data else ("y", "x")
         text = self._common + f"#define PARTIAL {int(job.partial)}\n#define PARTIAL_AT {where.partial // 4}L\n"
-        last = job.problem.layout == "nhwc" and not job.tile.joined
+        last = job.problem.layout == "nhwc" and not job.tile.stacked
         text += f"#define PAIRS {int(last and job.walk.m % 2 == 0)}\n"
         text += f"#define OCTETS {int(last and job.walk.m % 8 == 0)}\n"
         for letter, name in zip("AB", places):

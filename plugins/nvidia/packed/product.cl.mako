@@ -3,7 +3,7 @@
 ## Data (forward, data gradient): m = (image, place), n = target channel, k = chunks of 8 channels of tap after tap.
 ##   A's rows are gathered from the source, 16 bytes a copy; B comes packed in slices as they lie in local memory.
 ## Weights: m = target channel, n = chunks of 8 channels of tap after tap, k = (image, place).
-##   Both operands are gathered with k along rows; the tensor cores read them turned.
+##   Both operands are gathered with k along rows; the tensor cores read them transposed.
 ##
 ## Local memory holds STAGES slices of BK along k. Rows are BK numbers long (data) or 64 (weights, blocks of 64
 ## channels); 16-byte chunks of a row are exchanged (swizzled) so that eight rows of a column lie in different banks.
@@ -13,12 +13,12 @@
 ##             each tap multiplies them from another row on. Places are then positions of the padded source in a row,
 ##             and those that are no places of the output are not written.
 ## wm, wn      warps (mma) or groups of four warps (wgmma) along m and n
-## stages      slices in local memory. The copies of all but one are under way where a slice's sums are moved at once
-##             (Job.settled): nobody reads the slice before any more once all are at this slice's barrier. Else tensor
+## stages      slices in local memory. The copies of all but one are in flight where a slice's sums are moved at once
+##             (Job.drained): nobody reads the slice before any more once all are at this slice's barrier. Else tensor
 ##             cores may still read it, and the copies of all but two are.
 ## split       parts of the sum over k, which end in the workspace
-## promote     exact formats, wgmma: slices between additions of its sums to float32 registers; 0: after every 16 of k
-## carry       exact formats: what such an addition rounds away begins the next sums
+## flush_every     exact formats, wgmma: slices between additions of its sums to float32 registers; 0: after every 16 of k
+## compensated       exact formats: what such an addition rounds away begins the next sums
 ##
 ## Values come from ``product.py``; ``copies.cl.mako`` and ``results.cl.mako`` are parts of this text.
 #define INDEX ${job.index}
@@ -37,14 +37,14 @@ constant int PHASES[${len(geo.phases)}][14] = {
 % for p in range(planes):
 % for i in range(frag_m):
 % if data:
-        LDMATRIX(fa[${p}][${i}], ${a_base} + ${p * a_plane + i * 16 * rowb} + a_row${f" + shift * {rowb}" if t.window else ""} + (((${k * 2} + lane / 16) ^ (${turned("lane + shift" if t.window else "lane")})) << 4));
+        LDMATRIX(fa[${p}][${i}], ${a_base} + ${p * a_plane + i * 16 * rowb} + a_row${f" + shift * {rowb}" if t.window else ""} + (((${k * 2} + lane / 16) ^ (${swizzled("lane + shift" if t.window else "lane")})) << 4));
 % else:
         LDMATRIX_TRANS(fa[${p}][${i}], stage_at + ${p * a_bytes + k * 2048} + a_row + (a_chunk + ${i * 2}) / 8 * ${t.bk * 128} + (((a_chunk + ${i * 2}) % 8 ^ lane % 8) << 4));
 % endif
 % endfor
 % for j in range(frag_n // 2):
 % if data:
-        LDMATRIX(fb[${p}][${j}], stage_at + ${b_const + p * b_bytes + j * 16 * rowb} + b_row + (((${k * 2} + lane / 8 % 2) ^ (${turned("lane")})) << 4));
+        LDMATRIX(fb[${p}][${j}], stage_at + ${b_const + p * b_bytes + j * 16 * rowb} + b_row + (((${k * 2} + lane / 8 % 2) ^ (${swizzled("lane")})) << 4));
 % else:
         LDMATRIX_TRANS(fb[${p}][${j}], stage_at + ${planes * a_bytes + p * b_bytes + k * 2048} + b_row + (b_chunk + ${j * 2}) / 8 * ${t.bk * 128} + (((b_chunk + ${j * 2}) % 8 ^ lane % 8) << 4));
 % endif
@@ -53,14 +53,14 @@ constant int PHASES[${len(geo.phases)}][14] = {
 % for i in range(frag_m):
 % for j in range(frag_n):
 <% at = (i * frag_n + j) * 4 %>\
-% if f.exact:
+% if f.float32_accurate:
         {
-          float part4[4] = {${", ".join(f"carried[{at + e}]" if t.carry else "0" for e in range(4))}};
+          float part4[4] = {${", ".join(f"carried[{at + e}]" if t.compensated else "0" for e in range(4))}};
 % for pa, pb in f.products:
           MMA(part4, fa[${pa}][${i}], fb[${pb}][${j // 2}] + ${j % 2 * 2});
 % endfor
 % for e in range(4):
-          ${f"carried[{at + e}] = add_part(sum + {at + e}, part4[{e}])" if t.carry else f"sum[{at + e}] += part4[{e}]"};
+          ${f"carried[{at + e}] = add_part(sum + {at + e}, part4[{e}])" if t.compensated else f"sum[{at + e}] += part4[{e}]"};
 % endfor
         }
 % else:
@@ -81,7 +81,7 @@ constant int PHASES[${len(geo.phases)}][14] = {
 <%
 k_at = k * 32 if data else k * 2048
 bk_at = k * 2048 if job.turned_weights else k_at
-add = "1" if (k, (pa, pb)) != (steps[0], f.products[0]) or carry else "0" if settled else "add"
+add = "1" if (k, (pa, pb)) != (steps[0], f.products[0]) or compensated else "0" if drained else "add"
 %>\
     WGMMA(${"fresh" if apart else "sum"}, ${a_base} + a_from + ${pa * a_plane + k_at}${f' + shift * {rowb}' if t.window else ''}, stage_at + b_from + ${pb * b_bytes + bk_at}, ${add});
 % endfor
@@ -91,7 +91,7 @@ add = "1" if (k, (pa, pb)) != (steps[0], f.products[0]) or carry else "0" if set
 <%def name="move_sums()">\
       wgmma_finish(fresh);
 #pragma unroll
-      for (int i = 0; i < ${sums}; ++i) ${"fresh[i] = add_part(sum + i, fresh[i])" if carry else "sum[i] += fresh[i]"};
+      for (int i = 0; i < ${sums}; ++i) ${"fresh[i] = add_part(sum + i, fresh[i])" if compensated else "sum[i] += fresh[i]"};
 </%def>
 <%def name="shift_of_tap()">\
 <%
@@ -141,7 +141,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
 % if data:
   // This item's chunk of a row, and its rows: where they read, and which taps lie inside.
   const int chunk = tid % ${cr}, row = tid / ${cr};
-  const uint to = row * ${rowb} + ((chunk ^ ${turned("row")}) << 4);
+  const uint to = row * ${rowb} + ((chunk ^ ${swizzled("row")}) << 4);
   a += (long)group * ${src.group};
 % if job.turned_weights:
   // This item's chunk of a block of 64 columns, and its rows of k.
@@ -204,7 +204,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   float sum[${sums}];
 #pragma unroll
   for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
-% if not wgmma and carry:
+% if not wgmma and compensated:
   float carried[${sums}];
 #pragma unroll
   for (int i = 0; i < ${sums}; ++i) carried[i] = 0;
@@ -230,8 +230,8 @@ ${part("copies.cl.mako", slice="(begin + i)", stage=f"i * {stage_bytes}")}\
     copies_commit();
   }
   uint stage_at = 0, next_at = ${distance * stage_bytes};
-% if not settled:
-  int add = 0${f", left = {t.promote}" if apart else ""};
+% if not drained:
+  int add = 0${f", left = {t.flush_every}" if apart else ""};
 % endif
   for (int slice = begin; slice < end; ++slice) {
     COPIES_WAIT(${distance - 1});
@@ -242,7 +242,7 @@ ${part("copies.cl.mako", slice="(begin + i)", stage=f"i * {stage_bytes}")}\
 ${shift_of_tap()}\
 % endif
 ${multiply_wgmma(batches[0])}\
-% if not settled:
+% if not drained:
     add = 1;
 % endif
 % else:
@@ -265,7 +265,7 @@ ${part("copies.cl.mako", number=i, slice="(block + 1)", stage=f"({wbytes}u - win
 % endif
     copies_commit();
     next_at = next_at == ${(t.stages - 1) * stage_bytes} ? 0 : next_at + ${stage_bytes};
-% if wgmma and settled:
+% if wgmma and drained:
 ${move_sums()}\
 % for batch in batches[1:]:
 ${multiply_wgmma(batch)}\
@@ -275,7 +275,7 @@ ${move_sums()}\
     if (--left == 0) {
 ${move_sums()}\
       add = 0;
-      left = ${t.promote};
+      left = ${t.flush_every};
     } else
       WGMMA_WAIT(1);
 % elif wgmma:
@@ -292,7 +292,7 @@ ${multiply_mma()}\
 % endif
     stage_at = stage_at == ${(t.stages - 1) * stage_bytes} ? 0 : stage_at + ${stage_bytes};
   }
-% if apart and not settled:
+% if apart and not drained:
   if (add) {
 ${move_sums()}\
   }

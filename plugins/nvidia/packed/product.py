@@ -24,22 +24,23 @@ def _values(job: Job) -> dict[str, Any]:
         """A number of the work group's phase, as text: a literal where there is one phase."""
         return f"{field}_{_AXES[axis]}" if many else str(getattr(geo.phases[0], field)[axis])
 
-    def turned(row: str) -> str:
+    def swizzled(row: str) -> str:
         """What a row's chunks are exchanged by, as text."""
         return f"({row}) % 8" if rowb == 128 else f"({row}) / 2 % 4"
 
     values: dict[str, Any] = {
         "job": job, "t": t, "geo": geo, "f": f, "src": job.source, "dst": job.target if job.data else None,
         "data": job.data, "wgmma": wgmma, "many": many, "axes": range(3), "names": _AXES, "items": items,
-        "planes": planes, "rowb": rowb, "cr": cr, "c8": geo.c8, "distance": distance, "apart": wgmma and f.exact,
+        "planes": planes, "rowb": rowb, "cr": cr, "c8": geo.c8, "distance": distance,
+        "apart": wgmma and f.float32_accurate,
         "frag_m": t.frag_m, "frag_n": t.frag_n, "sums": t.frag_m * t.frag_n * 4, "a_bytes": job.a_bytes,
-        "b_bytes": job.b_bytes, "stage_bytes": job.stage_bytes, "phase": phase, "turned": turned,
+        "b_bytes": job.b_bytes, "stage_bytes": job.stage_bytes, "phase": phase, "swizzled": swizzled,
         "count": [phase("count", axis) for axis in range(3)],
         "per": "places" if many else str(geo.phases[0].places),
         "win": None, "wplane": 0, "wbytes": 0, "volume": 0, "span": 0, "rows_w": 0, "step_w": 0,
         "rows_a": t.bm * cr // items, "step_a": items // cr, "rows_k": t.bk * 8 // items, "step_k": items // 8,
-        "carry": f.exact and t.carry, "settled": job.settled,
-        "batches": [[k] for k in range(steps)] if job.settled and t.promote == 0 else [list(range(steps))],
+        "compensated": f.float32_accurate and t.compensated, "drained": job.drained,
+        "batches": [[k] for k in range(steps)] if job.drained and t.flush_every == 0 else [list(range(steps))],
         "a_base": "stage_at", "a_plane": job.a_bytes, "b_const": planes * job.a_bytes,
     }  # fmt: skip
     if t.window:

@@ -29,7 +29,7 @@ kernel void reduce(global const float *restrict partial, OUT_PARAMS) {
   const OUT_INDEX from = i / ${icg * taps} * (OUT_INDEX)${job.n} + column;
 % endif
   float v = partial[from];
-## Many loads under way at once: small outputs have too few work items to wait for one after the other.
+## Many loads in flight at once: small outputs have too few work items to wait for one after the other.
 % if job.tile.split > 1:
 #pragma unroll 16
   for (int part = 1; part < ${job.tile.split}; ++part) v += partial[from + (OUT_INDEX)part * ${job.partial_elements}];

@@ -1,6 +1,6 @@
 ## The sums' way out, a part of ``product.cl.mako``: scaled back, through local memory, to the output or its parts.
 <%def name="place_of(m)">\
-<% channels = geo.m // (geo.joined[0] * geo.joined[1] * geo.joined[2]) if geo.joined else geo.m %>\
+<% channels = geo.m // (geo.stacked[0] * geo.stacked[1] * geo.stacked[2]) if geo.stacked else geo.m %>\
 % if t.window:
     const int image = ${m} / ${win.image}, oz = ${m} / ${win.size[1] * win.size[2]} % ${win.size[0]}, oy = ${m} / ${win.size[2]} % ${win.size[1]}, ox = ${m} % ${win.size[2]};
     const int real = ${m} < m_end & oz < ${geo.phases[0].count[0]} & oy < ${geo.phases[0].count[1]} & ox < ${geo.phases[0].count[2]};
@@ -50,7 +50,7 @@
     }
 % endfor
 % endfor
-% if dst.nhwc and not geo.joined:
+% if dst.nhwc and not geo.stacked:
     // Where a row lies in the output, or -1: found once, not once for each of its channels.
     local OUT_INDEX *place_of_row = (local OUT_INDEX *)(staging + ${lines * pitch});
     for (int r = tid; r < ${t.bm}; r += ${items}) {
@@ -60,9 +60,9 @@ ${place_of("m")}\
     }
 % endif
     barrier(CLK_LOCAL_MEM_FENCE);
-% if geo.joined:
+% if geo.stacked:
 <%
-parts = geo.joined
+parts = geo.stacked
 icg = geo.m // (parts[0] * parts[1] * parts[2])
 %>\
     // Columns are (phase, channel): neighbours take neighbouring phases along w, which lie side by side.

@@ -27,11 +27,11 @@ class Tile(Configured):
     split: int = 1
     window: bool = False
     """Whether a work group keeps a window of source pixels in local memory and reads every tap out of it."""
-    joined: bool = False
+    stacked: bool = False
     """Data gradient with a stride: whether the phases are channels of one product."""
-    promote: int = 1
+    flush_every: int = 1
     """``wgmma``: slices after which exact formats move their sums to float32 registers; 0: after every 16 of k."""
-    carry: bool = False
+    compensated: bool = False
     """Exact formats: whether what such a move rounds away begins the next sums."""
 
     @property

@@ -149,7 +149,7 @@ class TmaJob(Job):
         problem, geo = self.problem, self.walk
         if problem.layout != "nhwc" or self.format.name != "native":
             return "16-bit numbers, channels last"
-        if geo.fold or geo.joined or len(geo.phases) > 1 or geo.out_step != (1, 1, 1) or problem.ndim > 2:
+        if geo.fold or geo.stacked or len(geo.phases) > 1 or geo.out_step != (1, 1, 1) or problem.ndim > 2:
             return "one phase of two axes, of eight source channels or more"
         if geo.c % 8 or geo.m % 8 or (geo.groups > 1 and geo.c % _SLICE):
             return "channels in multiples of eight, source channels of several groups in blocks of 64"

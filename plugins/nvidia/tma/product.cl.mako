@@ -6,7 +6,7 @@
 ## One warp copies and the others multiply. The copying warp tells the copy engine (TMA) boxes of two tensor maps: it
 ## gathers the places of a tap by itself, puts zeros where they lie outside, and swizzles. A slice of local memory is
 ## handed over by two barriers: ``full`` counts bytes that arrived, ``empty`` warps that have read. Work groups stay:
-## the copies of the next tile are under way while a tile's sums leave.
+## the copies of the next tile are in flight while a tile's sums leave.
 ##
 ## bm, bn   tile of a work group; each group of four warps multiplies 64 rows by all columns
 ## stages   slices in local memory

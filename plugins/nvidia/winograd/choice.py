@@ -49,7 +49,7 @@ def seconds(points: Points, units: int) -> float:
 
 def _tiles(problem: ConvProblem) -> Iterator[PointsTile]:
     for (bm, bn, wm), (bk, stages) in itertools.product(_SHAPES, _DEPTHS):
-        tile = PointsTile(bm, bn, wm, 1, _FORMAT, bk=bk, stages=stages, promote=64 // bk)
+        tile = PointsTile(bm, bn, wm, 1, _FORMAT, bk=bk, stages=stages, flush_every=64 // bk)
         points = Points(problem, tile)
         rows = points.work.rows if points.job.data else points.work.m
         if points.job.misfit is None and bn < 2 * max(64, points.job.n) and bm < 2 * max(64, rows):

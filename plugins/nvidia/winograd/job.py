@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch_winograd.gpu.walk import Walk
+from convdispatch_winograd.gpu.walk import TileWalk
 from convdispatch_winograd.gpu.work import Inverse, Work
 
 from convdispatch.api import Areas, ConvProblem
@@ -88,7 +88,7 @@ class PointsJob(Job):
         return super().misfit if self.format.planes == 2 else "formats of two planes"
 
 
-def points_job(walk: Walk, tile: PointsTile) -> PointsJob:
+def points_job(walk: TileWalk, tile: PointsTile) -> PointsJob:
     """The product's numbers."""
     work = Work(walk, tile.pieces, tile.split)
     direction = "bwd_weights" if walk.weights else "fwd"
@@ -107,7 +107,7 @@ def margin(matrices: tuple[Any, Any]) -> int:
 class PointsLayout:
     """Where planes, weights, products and scales lie: bytes into the workspace, or into the packed weights' buffer."""
 
-    def __init__(self, walk: Walk, job: PointsJob) -> None:
+    def __init__(self, walk: TileWalk, job: PointsJob) -> None:
         areas = Areas()
         self.constant = not walk.weights and walk.problem.constant_weights
         sources = (job.source,) if job.data else (job.source, job.places)
@@ -161,9 +161,9 @@ class Points:
         return cls(problem, PointsTile.of(config))
 
     @functools.cached_property
-    def walk(self) -> Walk:
+    def walk(self) -> TileWalk:
         """The problem in tiles."""
-        return Walk(self.problem, self.tile.points)
+        return TileWalk(self.problem, self.tile.points)
 
     @functools.cached_property
     def job(self) -> PointsJob:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convdispatch_winograd.gpu.error import refusal
-from convdispatch_winograd.gpu.walk import Walk
+from convdispatch_winograd.gpu.walk import TileWalk
 
 from convdispatch.api import ConvProblem, DeviceInfo
 
@@ -51,7 +51,7 @@ class Winograd(TensorCores):
         narrow = min(problem.ic, problem.oc)
         if narrow < _LEAST or problem.ic % 8 or problem.oc % 8:
             return f"{_LEAST} channels or more, in multiples of 8, got {problem.ic} and {problem.oc}"
-        return refusal(Walk(problem, _POINTS)) or (None if self._choices(problem, device) else "no tile fits")
+        return refusal(TileWalk(problem, _POINTS)) or (None if self._choices(problem, device) else "no tile fits")
 
     def _choices(self, problem: ConvProblem, device: DeviceInfo) -> tuple[Any, ...]:
         return choices(problem, device.compute_units, device.max_alloc_size or 1 << 62)

@@ -1,5 +1,5 @@
 ## Planes of (G w G^T)[point], in the slices that the product copies: [point][slice][n tile][plane][n][k], k's chunks of 8
-## exchanged as local memory wants them. The data gradient's kernel is turned round. What pads k and n is 0.
+## exchanged as local memory wants them. The data gradient's kernel is flipped. What pads k and n is 0.
 ##
 ## A work item transforms the taps of one (k, n); neighbours along k write neighbours.
 <%
@@ -7,7 +7,7 @@ a_h, a_w = walk.alpha
 k_h, k_w = walk.taps
 g_h, g_w = walk.matrices("g")
 t = job.tile
-turned = walk.problem.direction == "bwd_data"
+flipped = walk.problem.direction == "bwd_data"
 s_m, s_k, s_tap = f.strides
 slices = job.slices[0]
 def name(letter, i, j): return f"{letter}{i}_{j}"
@@ -25,7 +25,7 @@ void weights(global const REAL *restrict w, global ushort *restrict to) {
   to += ${weights_at}L + ((long)(k / ${t.bk}) * ${job.n_tiles} + n / ${t.bn}) * ${job.weight_slice} + row * ${t.bk} + (chunk << 3) + k % 8;
 % for i in range(k_h):
 % for j in range(k_w):
-<% tap = (k_h - 1 - i) * k_w + k_w - 1 - j if turned else i * k_w + j %>\
+<% tap = (k_h - 1 - i) * k_w + k_w - 1 - j if flipped else i * k_w + j %>\
   const float ${name("d", i, j)} = exists ? shifted(LOAD1(w + ${tap * s_tap}), shift) : 0.0f;
 % endfor
 % endfor

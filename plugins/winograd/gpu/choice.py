@@ -11,7 +11,7 @@ from convdispatch.api import DeviceInfo, gemm_configs, rates
 
 from .error import longest
 from .plan import work_of
-from .walk import Walk
+from .walk import TileWalk
 from .work import Work
 
 __all__ = ["COPY", "SUSTAINED", "choices", "seconds"]
@@ -40,7 +40,7 @@ def _tiles(work: Work, device: DeviceInfo) -> list[dict[str, Any]]:
     return found[:_TILES]
 
 
-def _parts(walk: Walk, tile: Mapping[str, Any], device: DeviceInfo, pieces: int) -> int:
+def _parts(walk: TileWalk, tile: Mapping[str, Any], device: DeviceInfo, pieces: int) -> int:
     """Parts of the weights' gradient's sums that fill the device with whole waves of work groups."""
     if not walk.weights:
         return 1
@@ -59,7 +59,7 @@ def _parts(walk: Walk, tile: Mapping[str, Any], device: DeviceInfo, pieces: int)
     return min(range(least, most + 1), key=waste)
 
 
-def choices(walk: Walk, device: DeviceInfo) -> Iterator[dict[str, Any]]:
+def choices(walk: TileWalk, device: DeviceInfo) -> Iterator[dict[str, Any]]:
     """Configurations: product tiles over the largest pieces that one allocation holds, then ever smaller pieces."""
     limit = min(device.max_alloc_size or 1 << 62, (device.global_mem_size or 1 << 62) // 4)
     pieces = 1
@@ -89,7 +89,7 @@ def _traffic(work: Work) -> float:
     return tensors + moved * work.accsize
 
 
-def seconds(walk: Walk, config: Mapping[str, Any], device: DeviceInfo) -> float:
+def seconds(walk: TileWalk, config: Mapping[str, Any], device: DeviceInfo) -> float:
     """The predicted time."""
     work, known = work_of(walk, config), rates(device)
     spec = work.product()

@@ -6,7 +6,7 @@ import math
 
 from convdispatch.api import ConvProblem
 
-from .walk import Walk
+from .walk import TileWalk
 
 __all__ = ["TILES", "expected", "longest", "refusal"]
 
@@ -30,17 +30,17 @@ _SHARE = (
 )
 
 
-def _rate(walk: Walk) -> float:
+def _rate(walk: TileWalk) -> float:
     r = max(walk.taps)
     return _RATE[walk.m, r][0 if min(walk.taps) > 1 else 1]
 
 
-def expected(walk: Walk, terms: int) -> float:
+def expected(walk: TileWalk, terms: int) -> float:
     """Relative error of sums of ``terms`` products: channels a group, or tiles of dy."""
     return _rate(walk) * math.sqrt(max(terms, 16))
 
 
-def longest(walk: Walk) -> int | None:
+def longest(walk: TileWalk) -> int | None:
     """Most products that one sum may add under the problem's math; None: any number."""
     problem = walk.problem
     if problem.dtype != "float32" or problem.math in ("tf32", "fast"):
@@ -48,7 +48,7 @@ def longest(walk: Walk) -> int | None:
     return int((_SHARE * _FLOAT32 / _rate(walk)) ** 2)
 
 
-def refusal(walk: Walk) -> str | None:
+def refusal(walk: TileWalk) -> str | None:
     """Why the problem's math does not admit the tile, or None."""
     problem: ConvProblem = walk.problem
     if problem.dtype == "float32" and problem.math == "ieee" and (walk.m > 2 or max(walk.taps) > 5):

@@ -1,6 +1,6 @@
 ## u[point][group][k][m] = (G w G^T)[point]: transformed weights, neighbours along the target's channels m.
 ##
-## The data gradient's kernel is turned round. Channels that pad k and m are 0.
+## The data gradient's kernel is flipped. Channels that pad k and m are 0.
 <%
 a_h, a_w = walk.alpha
 k_h, k_w = walk.taps

@@ -13,7 +13,7 @@ from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, StepPlan, 
 from .choice import COPY, SUSTAINED
 from .plan import Passes, pack_key
 from .solver import Tiles
-from .walk import Walk
+from .walk import TileWalk
 from .work import Data, Filter, Work
 
 __all__ = ["Fused", "FusedWork"]
@@ -29,7 +29,7 @@ _FLOPS = 230  # operations of a compute unit a cycle, of a unit of 60 TFLOP/s on
 class FusedWork:
     """A walk in groups of 8 ``im`` channels and 8 ``jn`` tiles, ``bk`` source channels at a time."""
 
-    walk: Walk
+    walk: TileWalk
     im: int
     jn: int
     bk: int
@@ -145,7 +145,7 @@ class Fused(Tiles):
         super().__init__(m, r, f"winograd.fused_f{m}x{r}")
 
     def _work(self, problem: ConvProblem, config: Mapping[str, Any]) -> FusedWork:
-        return FusedWork(Walk(problem, self.m), config["im"], config["jn"], config["bk"])
+        return FusedWork(TileWalk(problem, self.m), config["im"], config["jn"], config["bk"])
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What the kernels cannot do."""
@@ -153,7 +153,7 @@ class Fused(Tiles):
             return "forward and data gradient only, got bwd_weights"
         reason = super().limits(problem, device)
         if reason is None and next(iter(self.configs(problem, device)), None) is None:
-            least = FusedWork(Walk(problem, self.m), 1, 1, 1)
+            least = FusedWork(TileWalk(problem, self.m), 1, 1, 1)
             reason = f"groups of {least.items} items with {least.local * least.accsize} bytes of local memory, got "
             reason += f"{device.max_work_group_size} and {device.local_mem_size}"
         return reason

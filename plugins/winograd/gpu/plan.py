@@ -10,7 +10,7 @@ import numpy as np
 
 from convdispatch.api import OPERANDS, GemmPlan, Launch, Product, StepPlan, build, kernel_text
 
-from .walk import Walk
+from .walk import TileWalk
 from .work import Data, Filter, Work, printer
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = ["Passes", "gemm_config", "pack_key", "passes", "work_of"]
 _GEMM = ("bm", "bn", "bk", "tm", "tn", "ln", "stages", "swap")
 
 
-def work_of(walk: Walk, config: Mapping[str, Any]) -> Work:
+def work_of(walk: TileWalk, config: Mapping[str, Any]) -> Work:
     """The work that a configuration describes."""
     return Work(walk, config["pieces"], config["parts"])
 
@@ -32,7 +32,7 @@ def gemm_config(work: Work, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "gpu", **{name: config[name] for name in _GEMM}, "split": 1, "ks": spec.k}
 
 
-def passes(context: Any, walk: Walk, config: Mapping[str, Any]) -> StepPlan:
+def passes(context: Any, walk: TileWalk, config: Mapping[str, Any]) -> StepPlan:
     """Compile a configuration."""
     work = work_of(walk, config)
     maker = Passes(context, work)
@@ -61,7 +61,7 @@ def passes(context: Any, walk: Walk, config: Mapping[str, Any]) -> StepPlan:
     return StepPlan(size, steps)
 
 
-def pack_key(walk: Walk) -> str:
+def pack_key(walk: TileWalk) -> str:
     """Equal for plans that read the same transformed weights."""
     problem = walk.problem
     return repr(("winograd.gpu", walk.m, problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g))

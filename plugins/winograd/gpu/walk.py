@@ -1,6 +1,6 @@
 """From a problem and a tile size to what the kernels walk: tensors, tiles, and the transforms along each axis.
 
-Forward, and the data gradient as the same over dy with the kernel turned round:
+Forward, and the data gradient as the same over dy with the kernel flipped:
 
     target[p] = sum over t of kernel[t] source[p + origin + t]
 
@@ -22,13 +22,13 @@ from convdispatch.api import ConvProblem, TensorLayout
 
 from ..transforms import Matrix, Transform, transform
 
-__all__ = ["Pair", "Walk"]
+__all__ = ["Pair", "TileWalk"]
 
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Walk:
+class TileWalk:
     """One problem in tiles of ``m`` along each axis on which the kernel has more than one tap."""
 
     problem: ConvProblem

@@ -12,7 +12,7 @@ from convdispatch.api import DTYPES, Areas, Axis, Epilogue, GemmSpec, Matrix, Te
 
 from ..program import program
 from ..transforms import Matrix as Coefficients
-from .walk import Pair, Walk
+from .walk import Pair, TileWalk
 
 __all__ = ["Data", "Filter", "Inverse", "Work", "printer"]
 
@@ -131,7 +131,7 @@ class Work:
     Sums of the weights' gradient, over tiles, are cut in ``parts`` that run side by side.
     """
 
-    walk: Walk
+    walk: TileWalk
     pieces: int = 1
     parts: int = 1
 
