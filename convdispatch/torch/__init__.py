@@ -13,6 +13,7 @@ from .requirements import require
 require()
 
 from .counting import counters, reset_counters  # noqa: E402 (PyTorch is asked for first)
+from .device import register_device  # noqa: E402
 from .functional import (  # noqa: E402
     conv1d,
     conv2d,
@@ -35,5 +36,6 @@ __all__ = [
     "counters",
     "disable",
     "enable",
+    "register_device",
     "reset_counters",
 ]

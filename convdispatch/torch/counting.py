@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-__all__ = ["counters", "left", "ours", "reset_counters", "solved"]
+__all__ = ["counters", "fallback", "left", "ours", "reset_counters", "solved"]
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()

@@ -202,6 +202,12 @@ def _make(
 
             ranks.agree(problem, lambda: device(x), x)
             return StreamCall(problem, tuple(shape), form, x)
+        if x.device.type == "opencl":
+            from .buffers import BufferCall
+
+            return BufferCall(problem, tuple(shape), x.dtype)
+        if not x.is_cpu:
+            raise Left(f"no engine here runs on {x.device.type}")
         ranks.agree(problem, cpu)
         return HostCall(problem, tuple(shape), form, x.dtype)
 
