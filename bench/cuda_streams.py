@@ -39,6 +39,8 @@ PROBLEMS = (
     "bwd_data_f32_mb8ic64ih14iw14oc128kh1kw1",
 )
 CALLS = 10_000
+QUICK = False
+"""Nets at batch 1, without PyTorch's forms."""
 
 
 def say(*words: Any) -> None:
@@ -176,7 +178,7 @@ def overhead(queue: Any) -> None:
         prepared = dispatch.prepare(problem, stream.context)
         bound = launches_of(lambda g=given, o=out, p=problem.ph: cd.conv(g["x"], g["w"], padding=p, out=o))
 
-        def bare(bound: Any = bound, handle: Any = stream._stream) -> None:
+        def bare(bound: Any = bound, handle: Any = stream.handle) -> None:
             for function, arguments in bound:
                 function(handle, arguments)
 
@@ -270,7 +272,7 @@ def net(queue: Any) -> None:
 
     torch.backends.cuda.matmul.allow_tf32 = False
     stream = torch.cuda.current_stream().cuda_stream
-    for batch in (1, 64):
+    for batch in (1,) if QUICK else (1, 64):
         ours = catalogue.create("resnet50", queue=queue)
         ours.eval()
         x = np.random.default_rng(0).standard_normal((batch, 3, 224, 224), np.float32)
@@ -289,6 +291,8 @@ def net(queue: Any) -> None:
                 words = f"  batch {batch} {layout}, {built.queues} streams, {built.commands} commands: "
                 words += f"graph {graph / 1e3:.3f} ms (host {host:.0f} us), a call with PyTorch's tensors "
                 say(words + f"{whole / 1e3:.3f}, bits equal {same}; tried {built.tried}")
+        if QUICK:
+            continue
         peer = torchvision.models.resnet50().cuda().eval()
         for form in ("contiguous", "channels_last"):
             kind = getattr(torch, form + "_format" if form == "contiguous" else form)
@@ -348,8 +352,11 @@ PARTS = {
 @click.command()
 @click.option("--budget", default=150.0, show_default=True, help="Seconds for the comparison of bits.")
 @click.option("--only", default=",".join(PARTS), help="Parts, by comma.")
-def main(budget: float, only: str) -> None:
+@click.option("--quick", is_flag=True, help="Nets at batch 1, without PyTorch's forms.")
+def main(budget: float, only: str, quick: bool) -> None:
     """Measure."""
+    global QUICK
+    QUICK = quick
     queue = runtime.queue(runtime.find_device("nvidia"))
     torch.backends.cudnn.allow_tf32 = False
     say(runtime.device_info(queue.device), torch.__version__, torch.cuda.get_device_name())

@@ -117,8 +117,8 @@ class HostFunction:
         self.memory = [place for place, dtype in enumerate(kernel.dtypes) if dtype is None]
         self._driver, self._status, self._log = cuda.driver, cuda.driver.status, cuda.driver.log
 
-    def __call__(self, where, arguments):
-        self._log.append(("cuLaunchKernel", self.name, where.value))
+    def __call__(self, where, arguments, early=True):
+        self._log.append(("cuLaunchKernel", self.name, where))
         if "cuLaunchKernel" in self._status:
             return self._status["cuLaunchKernel"]
         given = list(arguments)
@@ -150,13 +150,13 @@ class HostLibrary(Library):
     name = "CudaArray"
 
     def __init__(self, places):
-        self.places, self.made = places, 0
+        self.devices, self.made = places, 0
 
     def device(self, array):
         return array.number
 
     def stream(self, array, number):
-        return stream.CudaStream(self.places[number], array.where)
+        return stream.CudaStream(self.devices[number], array.where)
 
     def address(self, array, where):
         return array.values.ctypes.data, array.values

@@ -66,7 +66,7 @@ def test_late_numbers_stand_between_graphs(fake, queue):
     launch(1, recording.late(lambda: next(drawn)))
     launch(2, 1)
     launch(3, 1)
-    made, stream = Program(recording), CudaStream(library.places[0], 5)
+    made, stream = Program(recording), CudaStream(library.devices[0], 5)
     assert made.replay is not None
     for number in (10, 11):
         driver.log.clear()
@@ -91,7 +91,7 @@ def test_a_plan_of_its_own_means_makes_no_graph_and_says_why(fake, queue):
     assert not program.use_graph()
     assert "onednn.forward enqueues by its own means" in program.no_graph
     with pytest.raises(InvalidArgument, match="own means"):
-        program.run_on(CudaStream(fake[1].places[0], 5))
+        program.run_on(CudaStream(fake[1].devices[0], 5))
     program.run().wait()
 
 
@@ -119,7 +119,7 @@ def test_a_captured_function_runs_beside_its_queue(fake, queue, monkeypatch):
     order = []
 
     class Across:
-        cuda, stream = library.places[0].cuda, type("Stream", (), {"value": 9})
+        cuda, stream = library.devices[0].cuda, type("Stream", (), {"value": 9})
 
         def __enter__(self):
             queue.finish()

@@ -227,7 +227,7 @@ def test_memory_is_flat_over_many_calls(fake):
 
 def test_a_tensor_on_a_stream_computes_there(fake):
     driver, library = fake
-    stream = CudaStream(library.places[0], 77)
+    stream = CudaStream(library.devices[0], 77)
     values = np.random.default_rng(0).standard_normal((1, 8, 6, 6), np.float32)
     x = Tensor(CudaMemory(values.ctypes.data, values.nbytes, values), values.shape, values.dtype, stream)
     w = Tensor.from_numpy(np.ones((8, 8, 1, 1), np.float32), stream)
@@ -246,7 +246,7 @@ def test_a_tensor_on_a_stream_computes_there(fake):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.int32])
 def test_fills_of_every_width(fake, dtype):
     _, library = fake
-    stream = CudaStream(library.places[0], 77)
+    stream = CudaStream(library.devices[0], 77)
     values = np.zeros(24, dtype)
     memory = CudaMemory(values.ctypes.data, values.nbytes, values)
     stream.fill(memory, np.dtype(dtype).type(3), 8 * values.itemsize, 8 * values.itemsize)

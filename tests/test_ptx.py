@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from convdispatch.device import modules
-from convdispatch.device.ptx import Parameter, Unlaunchable, entries, for_cuda
+from convdispatch.device.ptx import Parameter, Unlaunchable, entries, for_cuda, overlapping
 
 HEADER = """\
 //
@@ -73,6 +73,49 @@ def test_what_is_not_understood_is_refused_in_words(binary, reason):
         for_cuda(binary)
 
 
+def test_kernels_that_may_begin_early_wait_before_anything_else():
+    text = overlapping(for_cuda(ADD.encode()))
+    bodies = [body.split("}")[0] for body in text.split("{")[1:]]
+    assert len(bodies) == 2
+    for body in bodies:
+        first = [line.strip() for line in body.splitlines() if line.strip()][:2]
+        assert first == ["griddepcontrol.launch_dependents;", "griddepcontrol.wait;"]
+    assert entries(text) == entries(ADD)
+    assert overlapping(ADD.replace("sm_90", "sm_89")) is None
+    assert "griddepcontrol" in overlapping(ADD.replace("sm_90,", "sm_90a,"))
+
+
+def test_a_kernel_begins_early_where_its_text_waits():
+    driver = Driver()
+    function = modules.function_of(driver, Kernel())
+    function(7, [1, 2, 3, 0.5, 4])
+    assert driver.early == (6, 1)
+    function(7, [1, 2, 3, 0.5, 4], early=False)
+    assert not driver.early
+    old = modules.function_of(driver, Kernel(ADD.replace("sm_90", "sm_80")))
+    old(7, [1, 2, 3, 0.5, 4])
+    assert not driver.early
+    assert b"griddepcontrol" in driver.loaded[0]
+    assert b"griddepcontrol" not in driver.loaded[1]
+
+
+def test_a_driver_that_does_not_load_the_early_form_gets_the_plain_one():
+    class Plain(Driver):
+        def __call__(self, name, *arguments):
+            if name == "cuModuleLoadData" and b"griddepcontrol" in arguments[1]:
+                self.failing = (name,)
+            super_call = super().__call__
+            try:
+                super_call(name, *arguments)
+            finally:
+                self.failing = ()
+
+    driver = Plain()
+    modules.function_of(driver, Kernel())(7, [1, 2, 3, 0.5, 4])
+    assert not driver.early
+    assert b"griddepcontrol" not in driver.loaded[0]
+
+
 def test_entries_and_their_parameters():
     found = entries(for_cuda(ADD.encode()))
     pointer = Parameter(8, "global")
@@ -98,10 +141,12 @@ class Driver:
         if name == "cuModuleLoadData":
             self.loaded.append(arguments[1])
 
-    def cuLaunchKernel(self, handle, *rest):
-        sizes, (stream, _, extra) = [each.value for each in rest[:7]], rest[7:]
+    def cuLaunchKernelEx(self, at, handle, none, extra):
+        config = at._obj
+        sizes = [getattr(config, name) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")]
         length = ctypes.c_size_t.from_address(extra[3]).value
-        self.launched.append((sizes, stream, ctypes.string_at(extra[1], length), extra[0], extra[2]))
+        self.launched.append((sizes, config.stream, ctypes.string_at(extra[1], length), extra[0], extra[2]))
+        self.early = config.count and (config.attributes[0].kind, config.attributes[0].value[0])
         return 0
 
 
@@ -131,10 +176,10 @@ def test_a_launch_packs_its_arguments_as_c_does():
     driver, kernel = Driver(), Kernel()
     function = modules.function_of(driver, kernel)
     assert modules.function_of(driver, kernel) is function
-    assert function(ctypes.c_void_p(7), [0x1000, 0, np.int32(-3), np.float32(0.5), 2**40]) == 0
+    assert function(7, [0x1000, 0, np.int32(-3), np.float32(0.5), 2**40]) == 0
     ((sizes, stream, packed, pointer, length),) = driver.launched
     assert sizes == [2, 1, 1, 64, 1, 1, 0]
-    assert (stream.value, pointer, length) == (7, 1, 2)
+    assert (stream, pointer, length) == (7, 1, 2)
     assert packed == struct.pack("@QQifQ", 0x1000, 0, -3, 0.5, 2**40)
     assert b"%envreg" not in driver.loaded[0]
     assert driver.loaded[0].endswith(b"\0")
@@ -143,7 +188,7 @@ def test_a_launch_packs_its_arguments_as_c_does():
 def test_a_number_that_names_its_own_type_is_packed_by_its_bytes():
     driver = Driver()
     function = modules.function_of(driver, Kernel(dtypes=(None, None, None, None, None)))
-    function(ctypes.c_void_p(7), [1, 2, np.int32(-3), np.float32(0.5), np.int64(-1)])
+    function(7, [1, 2, np.int32(-3), np.float32(0.5), np.int64(-1)])
     assert driver.launched[0][2] == struct.pack("@QQifq", 1, 2, -3, 0.5, -1)
 
 

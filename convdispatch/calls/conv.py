@@ -234,7 +234,7 @@ def _call_foreign(
     """As ``_call`` for arrays of another library."""
     (read, other), written = _READ[direction], _WRITTEN[direction]
     lead, second, given = operands[read], operands[other], (*operands, bias, residual)
-    places = tuple(map(library.place, given))
+    places = library.places(given)
     if places[read] is None:
 
         def again(operands: Any, bias: Any, residual: Any) -> Any:

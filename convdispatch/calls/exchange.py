@@ -57,7 +57,7 @@ class Exported:
 class Exchange(Library):
     """A library whose arrays have ``__dlpack__`` and ``__array_namespace__``."""
 
-    immutable = True
+    immutable = copies = True
 
     def __init__(self, kind: type) -> None:
         self.name = f"{kind.__module__.partition('.')[0]} array"

@@ -77,6 +77,7 @@ class CudaCall:
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         self.prepared: Any = None
         self.launches: Launches | None = None
+        self._plain = False
         self.through_host: str | None = None
         if self.empty:
             return
@@ -91,6 +92,9 @@ class CudaCall:
                 self.launches = rehearse(self.prepared, stream)
             except Unlaunchable as error:
                 self._give_up(str(error))
+        self._plain = self.launches is not None and not (
+            problem.bias or problem.residual or problem.constant_weights or library.copies
+        )
 
     def _give_up(self, why: str) -> None:
         """From now on through the host."""
@@ -135,7 +139,19 @@ class CudaCall:
             library.keep(stream, (x, w, y, bias, residual, out))
         return out
 
+    def _run_plain(self, operands: list[Any], stream: CudaStream) -> bool:
+        """Whether three operands as kernels take them were given to the launches: most calls are of this kind."""
+        pointer = self.library.pointer
+        (x, held_x), (w, held_w), (y, held_y) = [pointer(array, stream) for array in operands]
+        if not (x and w and y) or (x | w | y) % _ALIGNMENT:
+            return False
+        stream.noted(self.prepared.solver.name)
+        return self._launched(stream, [x, w, y, 0, 0], (held_x, held_w, held_y))
+
     def _run(self, operands: list[Any], bias: Any, residual: Any, stream: CudaStream) -> None:
+        if self._plain and self._run_plain(operands, stream):
+            stream.check()
+            return
         promise = operands[1] if type(operands[1]) is Constant else None
         given: list[Any] = [None, None, None]
         for place, array in enumerate(operands):
@@ -156,19 +172,20 @@ class CudaCall:
             if self.problem.accumulate:
                 stream.copy(given[self.written], out, size)
         stream.noted(self.prepared.solver.name)
-        if promise is not None or not self._launched(stream, (*given, bias, residual)):
+        every = (*given, bias, residual)
+        if promise is not None or not self._launched(stream, [0 if m is None else m.address for m in every], every):
             x, w, y = given
             dispatch.run(self.problem, self.prepared, stream, x, w, y, bias, residual, None, promise)
         if out.address % _ALIGNMENT:
             stream.copy(out, given[self.written], size)
         stream.check()
 
-    def _launched(self, stream: CudaStream, memory: Sequence[CudaMemory | None]) -> bool:
+    def _launched(self, stream: CudaStream, addresses: list[int], held: Any) -> bool:
         """Whether the plan's launches were given as they were recorded; nothing is, where memory is short."""
         if self.launches is None:
             return False
         try:
-            self.launches.give(stream, [0 if each is None else each.address for each in memory])
+            self.launches.give(stream, addresses)
         except CudaError as error:
             if not out_of_memory(error):
                 raise
@@ -178,11 +195,11 @@ class CudaCall:
     def _memory(self, array: Any, stream: CudaStream, size: int, out: bool = False) -> CudaMemory:
         """An array's memory, or that of a copy in the stream's order: contiguous, and aligned as vector loads ask."""
         library = self.library
-        if not library.contiguous(array):
-            if out:
+        address, held = library.pointer(array, stream)
+        if not address:
+            if out and not library.contiguous(array):
                 raise InvalidArgument(f"out must be contiguous, got one of shape {tuple(array.shape)} with gaps")
-            array = library.compact(array)
-        address, held = library.address(array, stream)
+            address, held = library.address(array if library.contiguous(array) else library.compact(array), stream)
         found = CudaMemory(address, size, held)
         if out or address % _ALIGNMENT == 0:
             return found

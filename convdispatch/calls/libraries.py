@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,18 @@ class Torch(Library):
         if array.device.type != "cpu":
             raise InvalidArgument(f"a torch tensor must be on the CPU or a CUDA device, got {array.device}")
         return None
+
+    def places(self, given: Sequence[Any]) -> tuple[int | None, ...]:
+        """See Library."""
+        try:
+            found = tuple([None if array is None else array.get_device() for array in given])
+        except AttributeError:
+            return super().places(given)
+        return super().places(given) if -1 in found else found
+
+    def pointer(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+        """See Library."""
+        return (array.data_ptr(), array) if array.is_contiguous() else (0, None)
 
     def dtype(self, array: Any) -> str:
         """See Library."""

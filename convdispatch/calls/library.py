@@ -36,6 +36,17 @@ class Library:
             except AttributeError:
                 return None
 
+    copies = False
+    """Whether asking for an address may make a copy, so that it is asked once a call."""
+
+    def places(self, given: Sequence[Any]) -> tuple[int | None, ...]:
+        """``place`` of each."""
+        return tuple([self.place(array) for array in given])
+
+    def pointer(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+        """As ``address``; 0 where the array has gaps."""
+        return self.address(array, stream) if self.contiguous(array) else (0, None)
+
     def dtype(self, array: Any) -> str:
         """The name in NumPy's words."""
         return str(np.dtype(array.dtype).name)

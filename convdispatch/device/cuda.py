@@ -109,6 +109,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
     "cuModuleLoadData": (POINTER(c_void_p), c_char_p),
     "cuModuleGetFunction": (POINTER(c_void_p), c_void_p, c_char_p),
+    "cuLaunchKernelEx": (c_void_p, c_void_p, c_void_p, c_void_p),
     "cuMemsetD8Async": (_Address, c_uint, c_size_t, c_void_p),
     "cuMemsetD16Async": (_Address, c_uint, c_size_t, c_void_p),
     "cuMemsetD2D32Async": (_Address, c_size_t, c_uint, c_size_t, c_size_t, c_void_p),

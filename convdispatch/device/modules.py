@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import struct
 import sys
 import threading
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .cuda import Cuda, CudaError
-from .ptx import Parameter, Unlaunchable, entries, for_cuda
+from .ptx import Parameter, Unlaunchable, entries, for_cuda, overlapping
 
 if TYPE_CHECKING:
     from .commands import Kernel
@@ -30,13 +31,15 @@ _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q"}
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _WHOLE_GROUP = 256
 """Work items of a group where the kernel leaves the choice."""
+SWITCH = "CONVDISPATCH_CUDA_OVERLAP"
+_OVERLAP = os.environ.get(SWITCH, "").strip() != "0"
 _lock = threading.Lock()
 _modules: dict[tuple[int, bytes], Any] = {}
 """By device and hash of the binary: (module, entries), or why there is none. Never unloaded: a caller's CUDA graph may
 hold a kernel longer than any plan does; the same text is never loaded twice."""
 
 
-def _module(cuda: Cuda, program: Any) -> tuple[c_void_p, dict[str, list[Parameter]]]:
+def _module(cuda: Cuda, program: Any) -> tuple[c_void_p, dict[str, list[Parameter]], bool]:
     """A program in CUDA's driver. Raises Unlaunchable, the same each time."""
     import pyopencl as cl
 
@@ -52,16 +55,20 @@ def _module(cuda: Cuda, program: Any) -> tuple[c_void_p, dict[str, list[Paramete
 
 
 def _load(cuda: Cuda, binary: bytes) -> Any:
-    module = c_void_p()
     try:
         text = for_cuda(binary)
         known = entries(text)
-        cuda("cuModuleLoadData", byref(module), text.encode() + b"\0")
     except Unlaunchable as error:
         return str(error)
-    except CudaError as error:
-        return f"CUDA does not load the PTX of NVIDIA's OpenCL: {error}"
-    return module, known
+    module, refused, whole = c_void_p(), None, overlapping(text) if _OVERLAP else None
+    for each in (text,) if whole is None else (whole, text):
+        try:
+            cuda("cuModuleLoadData", byref(module), each.encode() + b"\0")
+        except CudaError as error:
+            refused = error
+        else:
+            return module, known, each is whole
+    return f"CUDA does not load the PTX of NVIDIA's OpenCL: {refused}"
 
 
 def _letter(dtype: Any) -> str:
@@ -89,11 +96,28 @@ def _sizes(kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(size // items for size, items in zip(wide, group, strict=True)), group
 
 
+class _Attribute(ctypes.Structure):
+    _fields_ = [("kind", c_uint), ("pad", c_uint), ("value", c_uint * 16)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [
+        *((name, c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", c_uint),
+    ]
+
+
+_EARLY = _Attribute(6, 0, (1,))
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed."""
+
+
 class Function:
     """One kernel in CUDA's driver; safe to launch from several threads."""
 
     def __init__(self, cuda: Cuda, kernel: Kernel) -> None:
-        module, known = _module(cuda, kernel.program)
+        module, known, overlaps = _module(cuda, kernel.program)
         parameters = known.get(kernel.name)
         if parameters is None:
             raise Unlaunchable(f"its PTX has no kernel {kernel.name}, only {', '.join(known)}")
@@ -115,8 +139,9 @@ class Function:
         )
         groups, items = _sizes(kernel)
         self.groups, self.items = groups, items
-        self._fixed = (handle, *map(c_uint, groups), *map(c_uint, items), c_uint(0))
-        self._launch, self._lock = cuda.driver.cuLaunchKernel, threading.Lock()
+        self._handle, self._config = handle, _Config(*groups, *items, 0, None, ctypes.pointer(_EARLY), 0)
+        self._launch, self._lock = cuda.driver.cuLaunchKernelEx, threading.Lock()
+        self._at, self._overlaps = byref(self._config), int(overlaps)
 
     def _check(self, kernel: Kernel, parameters: list[Parameter]) -> None:
         """Hold what the PTX says beside what the launch will give."""
@@ -133,14 +158,19 @@ class Function:
         if spaces:
             raise Unlaunchable(f"{kernel.name} takes pointers to {', '.join(sorted(spaces))} memory, not to global")
 
-    def __call__(self, stream: c_void_p, arguments: list[Any]) -> int:
-        """Launch on a stream of the current context, memory as addresses; CUDA's status."""
+    def __call__(self, stream: int, arguments: list[Any], early: bool = True) -> int:
+        """Launch on a stream of the current context, memory as addresses; CUDA's status.
+
+        ``early`` lets it be placed before the kernel before has ended, for which it waits itself.
+        """
         for place in self.memory:
             if isinstance(arguments[place], np.generic):
                 arguments[place] = int.from_bytes(arguments[place].tobytes(), sys.byteorder)
         with self._lock:  # the driver copies the arguments before it returns
             self._pack.pack_into(self._room, 0, *arguments)
-            return self._launch(*self._fixed, stream, None, self._extra)
+            config = self._config
+            config.stream, config.count = stream, self._overlaps if early else 0
+            return self._launch(self._at, self._handle, None, self._extra)
 
 
 def function_of(cuda: Cuda, kernel: Kernel) -> Function:

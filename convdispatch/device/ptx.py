@@ -12,12 +12,15 @@ from typing import NamedTuple
 
 from ..api.errors import ConvDispatchError
 
-__all__ = ["Parameter", "Unlaunchable", "entries", "for_cuda"]
+__all__ = ["Parameter", "Unlaunchable", "entries", "for_cuda", "overlapping"]
 
 _REGISTER = re.compile(r"%envreg(\d+)\b")
 _MEANING = dict.fromkeys(range(6), "0") | {6 + i: f"%nctaid.{axis}" for i, axis in enumerate("xyz")}
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?")
 _PARAMETER = re.compile(r"\.param\b(?P<kind>(?:\s+\.\w+(?:\s+\d+)?)*)\s+[\w$]+(?:\s*\[(?P<count>\d+)\])?$")
+_TARGET = re.compile(r"\.target\s+sm_(\d+)")
+_OVERLAPS_FROM = 90
+_BODY = re.compile(r"(\.entry\s+[\w$]+\s*(?:\([^)]*\))?[^{};]*\{)")
 _TYPE = re.compile(r"\.[usbf](8|16|32|64)\b")
 
 
@@ -50,6 +53,18 @@ def for_cuda(binary: bytes) -> str:
         return _MEANING[number]
 
     return _REGISTER.sub(meaning, text)
+
+
+def overlapping(text: str) -> str | None:
+    """The text with kernels that may be launched before the one before has ended; None for devices without that.
+
+    Each kernel first lets its successor's groups be placed on the multiprocessors that fall free, then waits until its
+    predecessor has ended and what it wrote is seen: so that between two kernels there is no gap, and no race.
+    """
+    target = _TARGET.search(text)
+    if target is None or int(target[1]) < _OVERLAPS_FROM:
+        return None
+    return _BODY.sub(r"\1\n\tgriddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;", text)
 
 
 def entries(text: str) -> dict[str, list[Parameter]]:
