@@ -58,13 +58,14 @@ def for_cuda(binary: bytes) -> str:
 def overlapping(text: str) -> str | None:
     """The text with kernels that may be launched before the one before has ended; None for devices without that.
 
-    Each kernel first lets its successor's groups be placed on the multiprocessors that fall free, then waits until its
-    predecessor has ended and what it wrote is seen: so that between two kernels there is no gap, and no race.
+    Each kernel begins by waiting until its predecessor has ended and what it wrote is seen, so there is no race. That it
+    may be placed meanwhile saves the launch's latency. (Placing it as early as the predecessor's groups are placed was
+    tried: waiting groups took room from working ones, ResNet-50 at batch 1 went from 0.53 to 0.78 ms.)
     """
     target = _TARGET.search(text)
     if target is None or int(target[1]) < _OVERLAPS_FROM:
         return None
-    return _BODY.sub(r"\1\n\tgriddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;", text)
+    return _BODY.sub(r"\1\n\tgriddepcontrol.wait;", text)
 
 
 def entries(text: str) -> dict[str, list[Parameter]]:
