@@ -3,7 +3,8 @@
     python bench/overhead.py [--device NAME] [--calls 5000]
 
 Prints the median microseconds of: the kernel called through pyopencl; the plan; conv() into ``out=``; conv() that
-allocates its result. One queue, finished between batches so that no call waits for room.
+allocates its result; on every kind of array that is here. One queue, finished between batches so that no call waits for
+room; calls on host memory wait for their kernel, to be compared with the kernel and its wait.
 """
 
 from __future__ import annotations
@@ -92,6 +93,23 @@ def main(device: str | None, calls: int) -> None:
             "conv(Tensor, out=)": lambda: cd.conv(tensors[0], tensors[1], out=tensors[2]),
             "conv(Tensor)": lambda: cd.conv(tensors[0], tensors[1]),
         }
+        host = [array.get() for array in (x, w, y)]
+        cases |= {
+            "conv(NumPy, out=)": lambda: cd.conv(host[0], host[1], out=host[2], queue=queue),
+            "conv(NumPy)": lambda: cd.conv(host[0], host[1], queue=queue),
+            "the kernel and its wait": lambda: kernel.bound(queue, *sizes, *buffers).wait(),
+        }
+        try:
+            import torch
+        except ImportError:
+            pass
+        else:
+            torches = [torch.from_numpy(array) for array in host]
+            cases["conv(torch), on the CPU"] = lambda: cd.conv(*torches[:2], queue=queue)
+            if runtime.device_info(queue.device).vendor == "nvidia" and torch.cuda.is_available():
+                cudas = [array.cuda() for array in torches]
+                cases["conv(torch, out=), on CUDA"] = lambda: cd.conv(*cudas[:2], out=cudas[2])
+                cases["conv(torch), on CUDA"] = lambda: cd.conv(*cudas[:2])
         table = Table("call", "median us", "above bare", title=f"Warm call on {runtime.device_info(queue.device)}")
         medians = {name: median_us(call, queue.finish, calls) for name, call in cases.items()}
     bare = medians["bare enqueue through pyopencl"]
