@@ -53,7 +53,7 @@ def test_torch_tensors_come_out_as_torch_tensors(net):
 def test_a_file_its_bytes_and_a_model_are_the_same(net, tmp_path):
     path = saved(residual(), tmp_path / "net.onnx")
     for source in (path, str(path), path.read_bytes()):
-        np.testing.assert_array_equal(load(source)(picture()), net(picture()))
+        close(load(source)(picture()), net(picture()))
 
 
 def test_convolutions_take_in_what_follows_them(net):

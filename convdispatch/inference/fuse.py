@@ -14,7 +14,7 @@ from typing import Any
 from ..api.activation import ACTIVATIONS
 from ..nn import functional
 from ..tensor import Tensor
-from .graph import Graph, Node, Ref
+from .graph import Graph, Node, Ref, Value
 from .pointwise import merge
 
 __all__ = ["fuse"]
@@ -28,7 +28,8 @@ def fuse(graph: Graph) -> Graph:
         _name_arguments(node)
         if node.name == LINEAR:
             _linear_to_convolution(node)
-    while sum([_fuse_one(graph, node) for node in list(graph.nodes)]):
+    uses = graph.uses()
+    while sum([_fuse_one(graph, node, uses) for node in list(graph.nodes)]):
         pass
     return merge(graph)
 
@@ -61,9 +62,9 @@ def _linear_to_convolution(node: Node) -> None:
     value.shape = picture(value.shape)
 
 
-def _fuse_one(graph: Graph, node: Node) -> bool:
+def _fuse_one(graph: Graph, node: Node, uses: dict[Value, int]) -> bool:
     rule = {BATCH_NORM: _fold, "apply": _add, "add": _add, "activate": _activate, "relu": _activate}.get(node.name)
-    changed = rule(graph, node) if rule else None
+    changed = rule(graph, node, uses) if rule else None
     if changed is None:
         return False
     producer, options = changed
@@ -74,12 +75,13 @@ def _fuse_one(graph: Graph, node: Node) -> bool:
     fused.result = value.whole
     graph.nodes[graph.nodes.index(node)] = fused
     graph.nodes.remove(producer)
+    uses.pop(producer.result.value)  # nobody reads what lay between; what either reads is read as often as before
     return True
 
 
-def _producer(graph: Graph, ref: Any, *, free_of: tuple[str, ...]) -> Node | None:
+def _producer(uses: dict[Value, int], ref: Any, *, free_of: tuple[str, ...]) -> Node | None:
     """The convolution whose whole result ``ref`` is and nobody else reads, if it has none of these options yet."""
-    if not isinstance(ref, Ref) or not ref.is_flat or graph.uses().get(ref.value) != 1:
+    if not isinstance(ref, Ref) or not ref.is_flat or uses.get(ref.value) != 1:
         return None
     node: Node | None = ref.value.node
     if node is None or node.name != CONVOLUTION or any(node.kwargs.get(option) is not None for option in free_of):
@@ -87,9 +89,9 @@ def _producer(graph: Graph, ref: Any, *, free_of: tuple[str, ...]) -> Node | Non
     return node
 
 
-def _fold(graph: Graph, node: Node) -> tuple[Node, dict[str, Any]] | None:
+def _fold(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
     given = node.kwargs
-    producer = _producer(graph, given["x"], free_of=("activation", "residual"))
+    producer = _producer(uses, given["x"], free_of=("activation", "residual"))
     if (
         producer is None
         or given.get("training")
@@ -108,7 +110,7 @@ def _fold(graph: Graph, node: Node) -> tuple[Node, dict[str, Any]] | None:
     return producer, options | {name: given.get(name) for name in ("activation", "residual")}
 
 
-def _add(graph: Graph, node: Node) -> tuple[Node, dict[str, Any]] | None:
+def _add(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
     given = {name: value for name, value in node.kwargs.items() if name not in ("expression", "activation")}
     activation = node.kwargs.get("activation")
     text = str(node.kwargs.get("expression", "+".join(given))).replace(" ", "")
@@ -121,15 +123,15 @@ def _add(graph: Graph, node: Node) -> tuple[Node, dict[str, Any]] | None:
     order = {id(each): place for place, each in enumerate(graph.nodes)}
     sides.sort(key=lambda side: order.get(id(side.value.node), -1))
     for mine, other in (sides[::-1], sides):
-        producer = _producer(graph, mine, free_of=("activation", "residual"))
+        producer = _producer(uses, mine, free_of=("activation", "residual"))
         if producer is not None:
             return producer, {"residual": other, "activation": activation}
     return None
 
 
-def _activate(graph: Graph, node: Node) -> tuple[Node, dict[str, Any]] | None:
+def _activate(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
     activation = node.kwargs.get("activation", "relu")
-    producer = _producer(graph, node.kwargs["x"], free_of=("activation",)) if _fusible(activation) else None
+    producer = _producer(uses, node.kwargs["x"], free_of=("activation",)) if _fusible(activation) else None
     return None if producer is None else (producer, {"activation": activation})
 
 

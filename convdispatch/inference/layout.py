@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..device.tracing import operation
+from ..elementwise import apply
 from ..tensor import Tensor
 from .graph import Graph, Node, Ref, Value, map_operands, operands
 
@@ -31,7 +32,7 @@ _POINTWISE = frozenset({"apply", "activate", "add", "dropout", "relu"})
 @operation
 def reorder(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """The axes of x in another order, copied."""
-    return x.transpose(*axes).copy()
+    return apply("x", x=x.transpose(*axes))
 
 
 def relayout(graph: Graph, layout: str) -> Graph:

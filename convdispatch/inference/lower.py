@@ -10,6 +10,7 @@ from ..calls.arguments import describe
 from ..device.recording import Recording, Slot
 from ..device.tracing import tracing
 from ..elementwise.joining import concatenation_buffer
+from ..nn.convolution import dense
 from ..selection import dispatch
 from ..selection.prepared import Prepared, constant
 from ..tensor import Tensor
@@ -133,7 +134,7 @@ class _Lowering:
     def _convolution(self, node: Node) -> LoweredNode:
         given, recording = node.kwargs, self.recording
         x = self._operand(given["x"])
-        x = x if x.contiguous else x.copy()
+        x = dense(x)
         problem = problem_of(node)
         prepared = dispatch.prepare(problem, recording.context)
         w = given["w"] if given["w"].offset == 0 and given["w"].contiguous else given["w"].copy()

@@ -54,8 +54,15 @@ def merge(graph: Graph) -> Graph:
         graph.nodes[graph.nodes.index(node)] = fused
         for producer in {id(part): part for part in parts.values()}.values():
             graph.nodes.remove(producer)
-        uses = graph.uses()
+            _count(uses, producer, -1)
+        _count(uses, node, -1)
+        _count(uses, fused, 1)
     return graph
+
+
+def _count(uses: dict[Any, int], node: Node, by: int) -> None:
+    for ref in node.refs:
+        uses[ref.value] = uses.get(ref.value, 0) + by
 
 
 def _producer(operand: Any, node: Node, uses: dict[Any, int]) -> Node | None:

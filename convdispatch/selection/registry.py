@@ -113,6 +113,7 @@ def registry_path() -> Path | None:
     return own if own.is_file() else packaged_path()
 
 
+@functools.cache
 def packaged_path() -> Path | None:
     """The packaged file: the checkout's or the installed one."""
     beside = Path(__file__).resolve().parents[2]
