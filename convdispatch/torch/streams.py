@@ -15,6 +15,8 @@ from ..api.problem import ConvProblem
 from ..calls.foreign import rehearse
 from ..calls.libraries import library_of
 from ..device import runtime
+from ..device.cuda import CudaError
+from ..device.memory import out_of_memory
 from ..device.ptx import Unlaunchable
 from ..device.stream import CudaMemory
 from ..selection import dispatch
@@ -59,6 +61,8 @@ class StreamCall:
         self.read = [place for place in range(3) if place != self.written]
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         self.prepared: Any = None
+        self.launches: Any = None
+        """The plan's, where launches are all it gives."""
         if self.empty:
             return
         with stream.current():
@@ -66,7 +70,7 @@ class StreamCall:
                 raise Left(CAPTURED, lasting=False)
             self.prepared = dispatch.prepare(problem, stream.context)
             try:
-                rehearse(self.prepared, stream)
+                self.launches = rehearse(self.prepared, stream)
             except Unlaunchable as error:
                 raise Left(f"{self.prepared.solver.name} cannot run on a CUDA stream: {error}") from None
 
@@ -93,15 +97,31 @@ class StreamCall:
             given[place] = self._ready(given[place], self.form)
         if bias is not None:
             bias = self._ready(bias, torch.contiguous_format)
-            bias = CudaMemory(bias.data_ptr(), bias.nbytes, bias)
-        memory = [CudaMemory(t.data_ptr(), size, t) for t, size in zip(given, self.sizes, strict=True)]
-        stream, prepared = self.library.stream(out, self.number), self.prepared
+        stream = self.library.stream(out, self.number)
         with stream.current():
-            stream.noted(prepared.solver.name)
-            dispatch.run(self.problem, prepared, stream, *memory, bias, None, None, constant)  # type: ignore[arg-type]
+            self._run(stream, given, bias, constant)
             stream.check()
         solved(self.solver)
         return out
+
+    def _run(self, stream: Any, given: list[torch.Tensor], bias: Any, constant: Constant | None) -> None:
+        prepared = self.prepared
+        stream.noted(prepared.solver.name)
+        if self.launches is not None:
+            addresses = [tensor.data_ptr() for tensor in given]
+            if constant is not None and prepared.packed_size:
+                memory = CudaMemory(addresses[1], self.sizes[1], given[1])
+                packed, _ = constant.packed(prepared, stream, memory)  # type: ignore[arg-type]
+                addresses[1] = packed.address  # type: ignore[attr-defined]
+            try:
+                self.launches.give(stream, [*addresses, 0 if bias is None else bias.data_ptr(), 0])
+                return
+            except CudaError as error:
+                if not out_of_memory(error):
+                    raise
+        operands = [CudaMemory(t.data_ptr(), size, t) for t, size in zip(given, self.sizes, strict=True)]
+        extra = None if bias is None else CudaMemory(bias.data_ptr(), bias.nbytes, bias)
+        dispatch.run(self.problem, prepared, stream, *operands, extra, None, None, constant)  # type: ignore[arg-type]
 
     def _ready(self, tensor: Any, form: Any) -> Any:
         if not tensor.is_contiguous(memory_format=form):

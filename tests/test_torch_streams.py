@@ -1,0 +1,140 @@
+"""PyTorch's calls on CUDA streams, with the host in the place of a GPU: launches alone, PyTorch's memory, captures."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+
+from host_cuda import install  # noqa: E402 (torch is asked for first)
+
+from convdispatch import ConvDispatchError, ConvProblem  # noqa: E402
+from convdispatch.device import host  # noqa: E402
+from convdispatch.device.stream import CudaStream  # noqa: E402
+from convdispatch.selection import dispatch  # noqa: E402
+from convdispatch.selection.prepared import Constant  # noqa: E402
+from convdispatch.torch import streams  # noqa: E402
+from convdispatch.torch.geometry import Left  # noqa: E402
+
+F = torch.nn.functional
+PROBLEM = ConvProblem.parse("mb2ic8ih9iw8oc16kh3ph1")
+
+
+class Tensors:
+    """PyTorch's library of arrays, whose stream is the fake device's; counts what its allocator gives."""
+
+    def __init__(self, places):
+        self.places, self.given = places, []
+
+    def stream(self, tensor, number):
+        def allocate(size):
+            block = torch.full((size,), 0xFF, dtype=torch.uint8)
+            self.given.append(size)
+            return block.data_ptr(), block
+
+        return CudaStream(self.places[0], 77, allocate)
+
+
+@pytest.fixture
+def fake(monkeypatch, device):
+    if not host.has_system_svm(device):
+        pytest.skip("the host stands for CUDA's memory: system SVM only")
+    dispatch.forget()
+    driver, library = install(monkeypatch, device)
+    tensors = Tensors(library.places)
+    monkeypatch.setattr(streams, "library_of", lambda kind: tensors)
+    yield driver, tensors
+    dispatch.forget()
+
+
+def operands(form=torch.contiguous_format):
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 8, 9, 8).contiguous(memory_format=form), torch.randn(16, 8, 3, 3)
+    return x, w.contiguous(memory_format=form), torch.randn(2, 16, 9, 8).contiguous(memory_format=form)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
+def test_a_call_is_launches_alone(fake, direction, layout):
+    driver, _ = fake
+    form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    given = list(operands(form))
+    problem = PROBLEM.replace(direction=direction, layout=layout)
+    place = "xwy".index(problem.written)
+    shape = tuple(given[place].shape)
+    call = streams.StreamCall(problem, shape, form, given[0])
+    given[place] = None
+    driver.log.clear()
+    got = call(*given)
+    assert set(driver.names()) - {"cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"} == {"cuLaunchKernel"}
+    x, w, y = (None if t is None else t.double().requires_grad_() for t in operands())
+    expected = F.conv2d(x, w, padding=1)
+    if place < 2:
+        expected = torch.autograd.grad(expected, (x, w)[place], y)[0]
+    assert got.shape == shape
+    assert got.is_contiguous(memory_format=form)
+    assert (got.double() - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_bias_shifted_operands_and_no_images(fake):
+    x, w, _ = operands()
+    bias = torch.randn(16)
+    call = streams.StreamCall(PROBLEM.replace(bias=True), (2, 16, 9, 8), torch.contiguous_format, x)
+    shifted = torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+    assert shifted.data_ptr() % 16
+    for each in (x, shifted, x.transpose(2, 3).contiguous().transpose(2, 3)):
+        expected = F.conv2d(x.double(), w.double(), bias.double(), padding=1)
+        assert (call(each, w, None, bias).double() - expected).norm() <= 1e-5 * expected.norm()
+    none = streams.StreamCall(PROBLEM.replace(mb=0), (0, 16, 9, 8), torch.contiguous_format, x)
+    assert none(x[:0], w, None).shape == (0, 16, 9, 8)
+
+
+def test_workspaces_come_from_pytorchs_allocator(fake):
+    driver, tensors = fake
+    x, w, _ = operands()
+    from convdispatch import policy
+
+    with policy(solver="im2col"):
+        call = streams.StreamCall(PROBLEM, (2, 16, 9, 8), torch.contiguous_format, x)
+    tensors.given.clear()
+    driver.log.clear()
+    call(x, w, None)
+    assert "cuMemAllocFromPoolAsync" not in driver.names()
+    assert tensors.given or not call.prepared.workspace_size
+
+
+def test_a_capture_takes_what_is_known_and_leaves_what_is_new(fake):
+    driver, _ = fake
+    x, w, _ = operands()
+    problem = PROBLEM.replace(constant_weights=True)
+    form = torch.contiguous_format
+    packed = Constant(None)
+    call = streams.StreamCall(problem, (2, 16, 9, 8), form, x)
+    first = call(x, w, None, None, packed)
+    driver.capturing = True
+    driver.log.clear()
+    again = call(x, w, None, None, packed)
+    assert torch.equal(first, again)
+    assert not {"cuStreamSynchronize", "cuMemcpyAsync", "cuModuleLoadData"} & set(driver.names())
+    with pytest.raises(Left, match="run the model once before") as left:
+        streams.StreamCall(problem.replace(mb=3), (3, 16, 9, 8), form, x)
+    assert not left.value.lasting
+    if call.prepared.packed_size:
+        with pytest.raises(ConvDispatchError, match="make one before"):
+            call(x, w, None, None, Constant(None))
+
+
+def test_a_program_that_cuda_does_not_load_is_left_with_its_reason(monkeypatch, device):
+    if not host.has_system_svm(device):
+        pytest.skip("the host stands for CUDA's memory: system SVM only")
+    x, _, _ = operands()
+
+    class Every(tuple):
+        def __contains__(self, name):
+            return True
+
+    _, library = install(monkeypatch, device, unlaunchable=Every())
+    monkeypatch.setattr(streams, "library_of", lambda kind: Tensors(library.places))
+    with pytest.raises(Left, match="cannot run on a CUDA stream: its PTX reads"):
+        streams.StreamCall(PROBLEM, (2, 16, 9, 8), torch.contiguous_format, x)
+    dispatch.forget()
