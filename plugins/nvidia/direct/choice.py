@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from convdispatch.api import ConvProblem
 
 from ..hopper import LOCAL_LIMIT
+from ..pace import COPY
 from .job import DirectJob, DirectTile
 
 __all__ = ["choices", "formats", "seconds"]
@@ -28,7 +29,7 @@ _READ = 1.2  # cycles of local memory for a warp's 32 numbers
 _ISSUED = 2.7  # instructions a cycle that four schedulers reach together
 _WRITTEN = 30.0  # bytes a cycle that leave a multiprocessor
 _SINGLE = 2.0  # times that results take which are written one by one with zeros between them
-_MEMORY = 4.7e12  # bytes a second
+_MEMORY = 1.11  # of a copy's bandwidth: part of what is read lies in the cache
 _SLICE, _FILL = 60, 2500  # cycles of a slice's barriers, and of a tile's beginning and end
 _ARRIVAL = 900  # cycles until the first bytes of a slice's copies arrive
 _LAUNCH = 7.0e-6  # seconds, with the pause before it
@@ -93,7 +94,7 @@ def _copied(job: DirectJob, number: int) -> float:
     return job.extent(number) * job.tile.bk * 4 * _NARROW[operand.width] * rows
 
 
-def seconds(job: DirectJob, units: int) -> float:
+def seconds(job: DirectJob, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     (work, wait, output), resident = _parallel(job), _resident(job)
 
@@ -102,10 +103,10 @@ def seconds(job: DirectJob, units: int) -> float:
 
     whole, rest = divmod(job.work_groups, units * resident)
     cycles = whole * together(resident) + (together(-(-rest // units)) if rest else 0)
-    moved = (job.problem.bytes + job.partial_bytes) / _MEMORY
+    moved = (job.problem.bytes + job.partial_bytes) / (_MEMORY * copy)
     total = math.hypot(cycles / _CLOCK, moved) + _LAUNCH
     if job.partial_bytes:
-        total += _LAUNCH + job.partial_bytes * _SUMMED / _MEMORY
+        total += _LAUNCH + job.partial_bytes * _SUMMED / (_MEMORY * copy)
     return total
 
 

@@ -10,7 +10,7 @@ from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch
 
 from .. import SHARED
 from ..instructions import Instructions
-from ..pace import pace
+from ..pace import memory, pace
 from ..probe import probe
 from .choice import choices, seconds
 from .job import DirectJob, DirectTile
@@ -110,7 +110,7 @@ class Direct(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted, as fitted on an H200."""
-        return seconds(DirectJob(problem, DirectTile.of(config)), device.compute_units) * pace(device)
+        return seconds(DirectJob(problem, DirectTile.of(config)), device.compute_units, memory(device)) * pace(device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> DirectPlan:
         """Compile a configuration."""

@@ -19,6 +19,7 @@ from convdispatch.api import ConvProblem
 
 from ..formats import FORMATS, formats
 from ..hopper import LOCAL_LIMIT
+from ..pace import COPY
 from ..walk import walk, window
 from .job import Job
 from .tile import Tile
@@ -35,7 +36,7 @@ _HALF_ROWS = 1.66  # copies of 64-byte rows, in times of those of 128 bytes
 _TURNED = 2.8  # copies of places for the weights' gradient, in times of those of a packed slice
 _ARRIVAL = 860.0  # cycles until the first bytes of a slice's copies arrive
 _WRITTEN, _SCATTERED = 21.0, 1.7  # bytes a cycle that leave a multiprocessor; times a window's, channels first
-_MEMORY, _WEIGHTS = 3.6e12, 0.65e12  # bytes a second: of device memory, and of the packing of weights
+_MEMORY, _WEIGHTS = 0.847, 0.153  # of a copy's bandwidth: what packing moves, and what the packing of weights does
 _FILL = 2700  # cycles of a tile's beginning and end
 _LAUNCH, _SHORT_LAUNCH = 6.0e-6, 5.0e-6  # seconds, with the pause before it; of one that does next to nothing
 _APART = 5.0  # times that results take in memory whose neighbours along w another phase writes
@@ -101,22 +102,22 @@ def product_cycles(job: Job, units: int) -> float:
     return cycles + (cost.together(-(-rest // units)) if rest else 0)
 
 
-def seconds(job: Job, units: int) -> float:
+def seconds(job: Job, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     cycles = product_cycles(job, units)
     itemsize, planes = job.problem.itemsize, job.format.planes
     passes = 2 if job.format.scaled else 1  # over the tensors; and two short launches between
     packed = sum(source.bytes for source in job.sources)
     written = math.prod(job.problem.out_shape) * itemsize
-    total = max(cycles / _CLOCK, (packed + job.weights_bytes + written) / _MEMORY) + _LAUNCH
+    total = max(cycles / _CLOCK, (packed + job.weights_bytes + written) / (_MEMORY * copy)) + _LAUNCH
     if packed or job.weights_bytes:
         read = itemsize / (2 * planes) * passes  # bytes read for a byte written
-        total += passes * _LAUNCH + (passes - 1) * 2 * _SHORT_LAUNCH + packed * (1 + read) / _MEMORY
-        total += job.weights_bytes * (1 + itemsize / (2 * planes)) / _WEIGHTS
+        total += passes * _LAUNCH + (passes - 1) * 2 * _SHORT_LAUNCH + packed * (1 + read) / (_MEMORY * copy)
+        total += job.weights_bytes * (1 + itemsize / (2 * planes)) / (_WEIGHTS * copy)
     if job.data and not job.target.nhwc and not job.tile.stacked and job.walk.out_step[2] > 1:
-        total += written * _APART / _MEMORY
+        total += written * _APART / (_MEMORY * copy)
     if job.partial:
-        total += _LAUNCH + job.partial_bytes * _SUMMED / _MEMORY
+        total += _LAUNCH + job.partial_bytes * _SUMMED / (_MEMORY * copy)
     return total
 
 

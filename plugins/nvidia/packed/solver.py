@@ -8,7 +8,7 @@ from typing import Any
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
 
 from ..formats import formats
-from ..pace import pace
+from ..pace import memory, pace
 from ..probe import probe
 from .choice import choices, fits, seconds
 from .job import Job
@@ -69,7 +69,7 @@ class TensorCores(Solver):
 
     def seconds(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted."""
-        return seconds(self._job(problem, config), device.compute_units)
+        return seconds(self._job(problem, config), device.compute_units, memory(device))
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> NvidiaPlan:
         """Compile a configuration."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from convdispatch.api import ConvProblem
 
 from ..hopper import LOCAL_LIMIT
+from ..pace import COPY
 from .job import TmaJob, TmaTile
 
 __all__ = ["choices", "seconds"]
@@ -22,22 +23,22 @@ _MACS = 1960.0  # multiply-adds a cycle of a multiprocessor
 _COPIED = 130.0  # bytes a cycle from the L2 cache into local memory: no timing shows more
 _SHARED = 0.36  # of a product's time, on top for each further work group beside it: fewer slices are in flight
 _TILE = 160.0  # cycles of a tile beside its products
-_MEMORY = 5.8e12  # bytes a second of the tensors, each once
+_MEMORY = 1.36  # of a copy's bandwidth: the tensors count once each, and the cache serves the rest
 _START = 5.1e-6  # seconds
-_SUM, _SUMMED = 8.3e-6, 0.65e-12  # seconds of the parts' sum, and of one of its bytes
+_SUM, _SUMMED = 8.3e-6, 0.362  # seconds of the parts' sum; of a copy's bandwidth, at which their bytes move
 _MOST = 24
 _STAGES = (7, 6, 5, 4, 3)
 
 
-def seconds(job: TmaJob, units: int) -> float:
+def seconds(job: TmaJob, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     t, problem = job.tile, job.problem
     slice_of = max(t.bm * t.bn * 64 / _MACS, (job.a_bytes + job.b_bytes) / _COPIED)
     product = job.slices[0] / t.split * slice_of * (1 + _SHARED * (t.resident - 1))
     tiles = -(-job.tiles // units)  # of the busiest multiprocessor
     moved = 2 * sum(math.prod(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
-    total = tiles * (product + _TILE / t.resident) / _CLOCK + moved / _MEMORY + _START
-    return total + (_SUM + job.partial_bytes * _SUMMED if job.partial else 0)
+    total = tiles * (product + _TILE / t.resident) / _CLOCK + moved / (_MEMORY * copy) + _START
+    return total + (_SUM + job.partial_bytes / (_SUMMED * copy) if job.partial else 0)
 
 
 def _parts(job: TmaJob, units: int) -> list[int]:

@@ -10,6 +10,7 @@ from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch, build, k
 from .. import SHARED
 from ..formats import formats
 from ..hopper import build_for_hopper
+from ..pace import memory
 from ..packed.job import Job
 from ..packed.plan import Layout, NvidiaPlan
 from ..packed.solver import TensorCores
@@ -94,7 +95,7 @@ class Tma(TensorCores):
 
     def seconds(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted."""
-        return seconds(self._job(problem, config), device.compute_units)
+        return seconds(self._job(problem, config), device.compute_units, memory(device))
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TmaPlan:
         """Compile a configuration."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from convdispatch.api import ConvProblem
 
+from ..pace import COPY
 from ..packed.choice import product_cycles
 from .job import Points, PointsTile
 
@@ -20,8 +21,8 @@ __all__ = ["choices", "seconds"]
 
 _CLOCK = 1.7e9
 _LAUNCH = 5.8e-6  # seconds, with the pause before it
-_SCALE, _SPLIT, _INVERSE = 4.0e12, 5.0e12, 2.6e12  # bytes a second: looked through, into planes, out of products
-_BUSY, _MEMORY = 0.97, 3.6e12  # of the product's modelled cycles; bytes a second of what it reads and writes
+_SCALE, _SPLIT, _INVERSE = 0.941, 1.18, 0.612  # of a copy's bandwidth: looked through, into planes, out of products
+_BUSY, _MEMORY = 0.97, 0.847  # of the product's modelled cycles; of a copy's bandwidth, what it reads and writes
 _FORMAT = "half2"
 _MOST = 16
 _SHAPES = (
@@ -31,7 +32,7 @@ _SHAPES = (
 _DEPTHS = ((64, 4), (64, 3), (32, 6), (32, 5), (32, 4), (32, 3))
 
 
-def seconds(points: Points, units: int) -> float:
+def seconds(points: Points, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     job, problem, tile = points.job, points.problem, points.tile
     read = math.prod(problem.y_shape if problem.direction == "bwd_data" else problem.x_shape) * 4
@@ -41,10 +42,15 @@ def seconds(points: Points, units: int) -> float:
         planes += job.places.image * 2
         read += math.prod(problem.y_shape) * 4
     moved = planes + job.weights_bytes + job.partial_bytes
-    product = math.hypot(_BUSY * product_cycles(job, units) / _CLOCK, moved / _MEMORY)
-    passes = planes / _SPLIT + job.partial_bytes * (1 if tile.split == 1 else 1.5) / _INVERSE
+    product = math.hypot(_BUSY * product_cycles(job, units) / _CLOCK, moved / (_MEMORY * copy))
+    passes = planes / (_SPLIT * copy) + job.partial_bytes * (1 if tile.split == 1 else 1.5) / (_INVERSE * copy)
     total = tile.pieces * (product + passes + 3 * _LAUNCH) + (4 + (not job.data) + (tile.split > 1)) * _LAUNCH
-    return total + read * (1 / _SCALE + 1 / _SPLIT) + weights * 2.5 / _SCALE + written / _INVERSE
+    return (
+        total
+        + read * (1 / (_SCALE * copy) + 1 / (_SPLIT * copy))
+        + weights * 2.5 / (_SCALE * copy)
+        + written / (_INVERSE * copy)
+    )
 
 
 def _tiles(problem: ConvProblem) -> Iterator[PointsTile]:

@@ -10,6 +10,7 @@ from convdispatch_winograd.gpu.walk import TileWalk
 
 from convdispatch.api import ConvProblem, DeviceInfo
 
+from ..pace import memory
 from ..packed.solver import TensorCores
 from .choice import choices, seconds
 from .job import Points
@@ -67,7 +68,7 @@ class Winograd(TensorCores):
 
     def seconds(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted."""
-        return seconds(Points.of(problem, config), device.compute_units)
+        return seconds(Points.of(problem, config), device.compute_units, memory(device))
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> WinogradPlan:
         """Compile a configuration."""
