@@ -215,3 +215,24 @@ def test_a_net_in_training_is_built_as_it_is_used_and_stays_in_training():
     built = inference.build(net, x.shape, layout="nchw", queues=1)
     assert net.training
     np.testing.assert_allclose(built(x), expected, rtol=2e-5, atol=1e-6)
+
+
+def test_a_choice_that_is_recalled_builds_one_form(nets, tmp_path, monkeypatch):
+    """For the same net, device and records; a file that is damaged, and a policy in force, time all forms again."""
+    from convdispatch.api import policy
+    from convdispatch.inference import remembered
+
+    monkeypatch.setattr(remembered, "_file", lambda key: tmp_path / key)
+    x = picture(1)
+    first = inference.build(nets["nchw"], x.shape, recall=True)
+    assert len(first.tried) >= 2
+    again = inference.build(nets["nchw"], x.shape, recall=True)
+    assert len(again.tried) == 1
+    assert (again.layout, again.queues) == (first.layout, first.queues)
+    np.testing.assert_array_equal(again(x), first(x))
+    assert len(inference.build(nets["nchw"], (2, 3, 16, 16), recall=True).tried) >= 2
+    with policy(deterministic=True):
+        assert len(inference.build(nets["nchw"], x.shape, recall=True).tried) >= 2
+    for file in tmp_path.iterdir():
+        file.write_text('{"layout": "sideways", "queues": 1}')
+    assert len(inference.build(nets["nchw"], x.shape, recall=True).tried) >= 2

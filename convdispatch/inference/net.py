@@ -16,6 +16,7 @@ from ..calls.library import Library
 from ..device import runtime
 from ..device.stream import CudaMemory, CudaStream
 from ..tensor import Tensor
+from . import remembered
 from .fuse import fuse
 from .graph import Graph, map_operands
 from .layout import LAYOUTS, relayout
@@ -43,13 +44,14 @@ def build(
     queue: cl.CommandQueue | None = None,
     layout: str | None = None,
     queues: int | None = None,
+    recall: bool = False,
 ) -> InferenceNet:
     """The inference form of ``net`` for inputs of ``shapes``, in the layout that the net was made with.
 
     ``dtype`` is the inputs', or a list with one each. The weights are read now: later changes do not reach the result.
     Batch norms are folded, sums and activations fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw"
     or "nhwc") and ``queues`` (at most so many, for branches that do not depend on each other) are chosen by timing
-    where they are None.
+    where they are None; with ``recall`` the choice is kept on disk, and the next process builds that form alone.
 
     Raises InvalidArgument where the net computes by anything but convdispatch's operations.
     """
@@ -59,8 +61,16 @@ def build(
     if queues is not None and queues < 1:
         raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
     graph = _fused(net, shapes, dtype, queue)
-    forms = [form for each in _layouts(graph, layout) for form in _forms(each, _counts(queues), queue, graph)]
-    return InferenceNet(_fastest(forms), [form.described for form in forms])
+    layouts, counts = _layouts(graph, layout), _counts(queues)
+    key = remembered.key_of(graph, queue) if recall and layout is None and queues is None else None
+    known = None if key is None else remembered.recall(key)
+    if known is not None and known[0] in layouts:
+        layouts, counts = (known[0],), (known[1],)
+    forms = [form for each in layouts for form in _forms(each, counts, queue, graph)]
+    best = _fastest(forms)
+    if key is not None and known is None and len(forms) > 1:
+        remembered.remember(key, best.layout, best.program.schedule.queues)
+    return InferenceNet(best, [form.described for form in forms])
 
 
 def problems(

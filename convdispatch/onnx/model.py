@@ -236,7 +236,7 @@ class OnnxNet:
             net()
             return _Form(None, places)
         shapes, dtypes = [a.shape for a, _ in fed], [p.dtype for _, p in fed]
-        built = inference.build(net, *shapes, dtype=dtypes, queue=self.queue)
+        built = inference.build(net, *shapes, dtype=dtypes, queue=self.queue, recall=True)
         return _Form(built if any(isinstance(place, int) for place in places) else None, places)
 
     def _traceable(self, arrays: Sequence[Any]) -> tuple[Callable[..., Any], list[tuple[Any, Port]], list[Any]]:
