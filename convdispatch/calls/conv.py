@@ -240,7 +240,9 @@ def _call_foreign(
         def again(operands: Any, bias: Any, residual: Any) -> Any:
             return _call(direction, operands, bias, residual, queue, options, shape, names)
 
-        _one_library(library, direction, given, places, names)
+        kind = type(lead)
+        if any(array is not None and type(array) is not kind for array in given) or any(p is not None for p in places):
+            _one_library(library, direction, given, places, names)
         return on_host(library, again, operands, bias, residual, written)
     key = None
     try:

@@ -49,7 +49,11 @@ class Torch(Library):
             found = tuple([None if array is None else array.get_device() for array in given])
         except AttributeError:
             return super().places(given)
-        return super().places(given) if -1 in found else found
+        if -1 not in found:
+            return found
+        if all(array is None or array.is_cpu for array in given):
+            return (None,) * len(found)
+        return super().places(given)
 
     def pointer(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
         """See Library."""

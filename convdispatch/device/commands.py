@@ -9,7 +9,6 @@ recording (``recording``), which is replayed on any of the others.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,7 @@ class Late:
         self.value = self.ask()
 
 
-class Commands(ABC):
+class Commands:
     """Takes commands in order. ``context`` and ``device`` are OpenCL's, which compiled the kernels.
 
     ``launch``, ``copy``, ``fill`` and ``call`` answer what stands for the command's event: something to wait for, to
@@ -84,11 +83,10 @@ class Commands(ABC):
     replayed = False
     """Whether commands are kept, and run later, perhaps many times."""
 
-    @abstractmethod
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Any:
         """Run a kernel; ``arguments`` are memory, None for a null pointer, and numbers as ``kernel.dtypes`` says."""
+        raise NotImplementedError
 
-    @abstractmethod
     def copy(
         self,
         target: Any,
@@ -99,34 +97,35 @@ class Commands(ABC):
         wait_for: Any = None,
     ) -> Any:
         """Copy ``size`` bytes, from the given bytes on."""
+        raise NotImplementedError
 
-    @abstractmethod
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> Any:
         """Make ``size`` bytes from byte ``offset`` on a NumPy number, again and again."""
+        raise NotImplementedError
 
-    @abstractmethod
     def allocate(self, size: int) -> Any:
         """Memory of at least ``size`` bytes for commands given here; it may be let go as soon as they are given."""
+        raise NotImplementedError
 
-    @abstractmethod
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
         """``work(queue, *operands, wait_for=)``, which enqueues by its own means; None among operands stays None."""
+        raise NotImplementedError
 
-    @abstractmethod
     def fresh(self, size: int) -> Any:
         """Memory that lives long and is never a part of another; not for a recording."""
+        raise NotImplementedError
 
-    @abstractmethod
     def bring(self, array: np.ndarray) -> Any:
         """Memory as ``fresh`` with a contiguous array's values, complete when this returns."""
+        raise NotImplementedError
 
-    @abstractmethod
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         """Copy from byte ``offset`` of memory into a contiguous host array, after all that was given; waits."""
+        raise NotImplementedError
 
-    @abstractmethod
     def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         """Copy a contiguous host array to byte ``offset`` of memory, after all that was given; waits."""
+        raise NotImplementedError
 
     def complete(self, event: Any) -> bool:
         """Whether a command given here, or to others of the kind, has run to its end."""
