@@ -275,3 +275,27 @@ def test_memory_that_vector_loads_cannot_take_is_copied(fake, where):
     cd.conv(CudaArray(given["x"]), CudaArray(given["w"]), out=out)
     assert np.allclose(out.values, expected, atol=1e-5)
     assert driver.names().count("cuMemcpyAsync") == 1
+
+
+def test_packing_that_does_not_load_goes_through_the_host(monkeypatch, device):
+    if not host.has_system_svm(device):
+        pytest.skip("the host stands for CUDA's memory: system SVM only")
+    problem = ConvProblem.parse("mb2ic16ih9iw9oc16kh3kw3").replace(constant_weights=True)
+    for name in _solvers(problem, device):
+        if not name.startswith("winograd.f"):
+            continue
+        prepared = dispatch.prepare(problem, runtime.context(device), Policy(solver=name))
+        if prepared.packed_size:
+            break
+    else:
+        pytest.skip("no solver here packs weights")
+    packers = {launch.kernel.name for launch in getattr(prepared.plan, "_packers", ()) if hasattr(launch, "kernel")}
+    if not packers:
+        pytest.skip(f"{name} packs by other means than launches")
+    dispatch.forget()
+    install(monkeypatch, device, unlaunchable=packers)
+    x, w = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape in ((2, 16, 9, 9), (16, 16, 3, 3)))
+    with cd.policy(solver=name), pytest.warns(ConvDispatchWarning, match="%envreg9"):
+        got = cd.conv(CudaArray(x), cd.constant(CudaArray(w)))
+    assert np.allclose(got.values, cd.conv(x, w), atol=1e-3)
+    dispatch.forget()

@@ -130,10 +130,14 @@ class CudaCall:
                 if self.problem.direction == "bwd_weights" and not self.problem.accumulate:
                     memory = self._memory(out, stream, self.sizes[written], True)
                     stream.fill(memory, np.uint8(0), 0, self.sizes[written])
-            elif self.through_host is None:
-                self._run(operands, bias, residual, stream)
             else:
-                self._run_through_host(operands, bias, residual)
+                if self.through_host is None:
+                    try:
+                        self._run(operands, bias, residual, stream)
+                    except Unlaunchable as error:  # of constant weights' packing, before anything else ran
+                        self._give_up(str(error))
+                if self.through_host is not None:
+                    self._run_through_host(operands, bias, residual)
             if new:
                 out = library.finished(out, stream)
             library.keep(stream, (x, w, y, bias, residual, out))
