@@ -222,7 +222,7 @@ def test_load_now_is_of_a_moment(tmp_path, monkeypatch):
 
 
 def training(busy_words: list[str]) -> str:
-    report = TrainingReport("lenet", "CPU", 4, "nchw", "float32", 2.0, [], 1, (2.0, 1.0), [], busy_words)
+    report = TrainingReport("lenet", "CPU", 4, "nchw", "float32", 2.0, [], 1, (2.0, 1.0), busy=busy_words)
     console = Console(width=200, record=True, file=io.StringIO(), markup=False)
     show_training(report, console)
     return " ".join(console.export_text().split())

@@ -11,7 +11,7 @@ from html import escape
 
 from .summary import Line, family
 
-__all__ = ["PALETTE", "colours", "geometry_map"]
+__all__ = ["PALETTE", "channels", "colours", "count", "geometry_map", "pixels"]
 
 PALETTE = 8
 """Colours that the page's style sheet defines: ``--c0`` and on."""
@@ -31,8 +31,8 @@ def geometry_map(every: Sequence[Line], colour: dict[str, str]) -> str:
     points = list({line.measured.problem: line for line in every if line.ms}.values())
     if not points:
         return ""
-    xs = [math.log2(_pixels(line)) for line in points]
-    ys = [math.log2(_channels(line)) for line in points]
+    xs = [math.log2(pixels(line)) for line in points]
+    ys = [math.log2(channels(line)) for line in points]
     (x0, x1), (y0, y1) = ((math.floor(min(v)) - 0.5, math.ceil(max(v)) + 0.5) for v in (xs, ys))
     span_x, span_y = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
@@ -44,11 +44,11 @@ def geometry_map(every: Sequence[Line], colour: dict[str, str]) -> str:
     for power in range(math.ceil(x0), math.floor(x1) + 1, step):
         px, _ = at(power, y0)
         parts.append(f'<line class="grid" x1="{px:.1f}" x2="{px:.1f}" y1="{TOP}" y2="{TOP + span_y}"/>')
-        parts.append(f'<text x="{px:.1f}" y="{TOP + span_y + 18}" text-anchor="middle">{_count(power)}</text>')
+        parts.append(f'<text x="{px:.1f}" y="{TOP + span_y + 18}" text-anchor="middle">{count(power)}</text>')
     for power in range(math.ceil(y0), math.floor(y1) + 1):
         _, py = at(x0, power)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + span_x}" y1="{py:.1f}" y2="{py:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{py + 4:.1f}" text-anchor="end">{_count(power)}</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{py + 4:.1f}" text-anchor="end">{count(power)}</text>')
     parts.append(f'<text x="{LEFT + span_x / 2}" y="{HEIGHT - 8}" text-anchor="middle">output pixels x batch</text>')
     middle = TOP + span_y / 2
     place = f'transform="translate(16 {middle}) rotate(-90)" text-anchor="middle"'
@@ -83,16 +83,19 @@ def _kernel(line: Line) -> str:
     return "1x1" if size == 1 else "3x3" if size <= 3 else "5x5 +"
 
 
-def _pixels(line: Line) -> int:
+def pixels(line: Line) -> int:
+    """Of all images' outputs."""
     p = line.problem
     return max(1, p.mb) * p.od * p.oh * p.ow
 
 
-def _channels(line: Line) -> float:
+def channels(line: Line) -> float:
+    """Geometric mean of those in and out, of one group."""
     return math.sqrt(line.problem.ic // line.problem.g * line.problem.oc / line.problem.g)
 
 
-def _count(power: int) -> str:
+def count(power: int) -> str:
+    """Two to that power in a few letters: ``64``, ``16k``."""
     value = 2**power if power >= 0 else 1
     for unit, size in (("M", 1 << 20), ("k", 1 << 10)):
         if value >= size:

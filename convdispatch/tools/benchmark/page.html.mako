@@ -1,6 +1,17 @@
 <%!
   WORDS = {"fwd": "forward", "bwd_data": "data gradient", "bwd_weights": "weights gradient"}
 %><%def name="bar(value, most, colour='var(--c0)')"><span class="bar"><i style="width:${"%.1f" % (100 * min(1, (value or 0) / most) if most else 0)}%;background:${colour}"></i></span></%def>\
+<%def name="times(line, most)"><span class="times">\
+% for css, timed in [(colour.get(family(line.winner), 'var(--c7)'), line.measured.best), *[('var(--c7)', line.measured.peer(p)) for p in peers]]:
+% if timed and timed.median_ms:
+<span class="${'' if timed is line.measured.best else 'peer'}" title="${number(timed.median_ms, 4)} ms, ${interval(timed)}"><i style="width:${"%.1f" % (100 * timed.median_ms / most)}%;background:${css}"></i>\
+% if timed.ci_ms:
+<u style="left:${"%.1f" % (100 * timed.ci_ms[0] / most)}%;width:${"%.1f" % max(0, min(100, 100 * timed.ci_ms[1] / most) - 100 * timed.ci_ms[0] / most)}%"></u>\
+% endif
+</span>\
+% endif
+% endfor
+</span></%def>\
 <%def name="ratio(value)"><td class="n ${'' if not value else 'good' if value >= 1 else 'bad'}">${number(value)}</td></%def>\
 <%def name="swatch(name)"><span class="name"><i class="swatch" style="background:${colour.get(family(name), 'var(--grid)')}"></i>${name}</span></%def>\
 <%def name="legend()"><p class="legend">Algorithms: \
@@ -18,35 +29,8 @@
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Convolutions on ${device["name"]}: convdispatch bench</title>
 <style>
-:root { color-scheme: light dark; --paper:#fcfcfb; --ink:#1c1d20; --soft:#62656d; --grid:#dddee2; --card:#f2f2ef;
-  --good:#12723c; --bad:#b3261e; --c0:#2f6fb7; --c1:#d9822b; --c2:#2f8f5b; --c3:#9255b0; --c4:#c2405c; --c5:#1f8a99;
-  --c6:#8a7a1e; --c7:#6b6f78; }
-@media (prefers-color-scheme: dark) { :root { --paper:#17181b; --ink:#e7e8ea; --soft:#a2a6af; --grid:#393c43;
-  --card:#202226; --good:#6fd29a; --bad:#ff8f86; --c0:#6da7e8; --c1:#f0a559; --c2:#63c48f; --c3:#c08fdb; --c4:#f07f97;
-  --c5:#5fc3d1; --c6:#cdbb52; --c7:#a7abb5; } }
-body { font:15px/1.5 system-ui,sans-serif; color:var(--ink); background:var(--paper); max-width:1180px; margin:2rem auto;
-  padding:0 1.2rem }
-h1 { font-size:1.7rem; line-height:1.2; margin-bottom:.2rem } h2 { font-size:1.2rem; margin:2.4rem 0 .4rem }
-h3 { font-size:1rem; margin:1.2rem 0 .3rem } p { max-width:95ch } .soft, caption, small { color:var(--soft) }
-code, pre { font:13px/1.45 ui-monospace,monospace } pre { background:var(--card); padding:.7rem 1rem; border-radius:6px;
-  white-space:pre-wrap; overflow-wrap:anywhere }
-.tiles { display:flex; flex-wrap:wrap; gap:.7rem; margin:1.2rem 0 } .tiles div { background:var(--card); border-radius:8px;
-  padding:.6rem 1rem; min-width:8.5rem } .tiles b { display:block; font-size:1.35rem; font-variant-numeric:tabular-nums }
-.scroll { overflow-x:auto } table { border-collapse:collapse; width:100%; font-size:13.5px }
-th, td { text-align:left; padding:.28rem .45rem; border-bottom:1px solid var(--grid); vertical-align:middle }
-th { color:var(--soft); font-weight:600; vertical-align:bottom } .n { text-align:right; font-variant-numeric:tabular-nums } td.n { white-space:nowrap }
-.good { color:var(--good) } .bad { color:var(--bad) } tr.other td { color:var(--soft); font-style:italic }
-tr.group td { background:var(--card); font-weight:600 }
-.bar { display:inline-block; width:80px; height:10px; background:var(--grid); border-radius:3px; overflow:hidden }
-.bar i { display:block; height:100% } .wide .bar { width:240px }
-.swatch { display:inline-block; width:10px; height:10px; border-radius:2px; margin-right:.4em }
-.name { white-space:nowrap } .legend span { margin-right:1rem; white-space:nowrap } .published .bar i { background-image:repeating-linear-gradient(45deg,
-  transparent 0 3px, var(--paper) 3px 5px) }
-svg { width:100%; height:auto } svg text { fill:var(--soft); font-size:12px } svg .grid { stroke:var(--grid) }
-details details { margin-left:1.2rem } details { border-bottom:1px solid var(--grid) } summary { cursor:pointer; padding:.3rem 0 }
-.tiles .doubt { outline:2px dashed var(--bad) } .tiles .doubt b { color:var(--soft) } .tiles em { color:var(--bad); font-style:normal }
-.warn { border-left:4px solid var(--bad); padding-left:.8rem }
-</style></head><body>
+${sheet | n}</style></head><body>
+<button id="theme" type="button" hidden>light or dark</button>
 
 <h1>How fast are convolutions on ${device["name"]}?</h1>
 <p class="soft">Measured with convdispatch bench, ${report.environment["created"][:10]}</p>
@@ -79,6 +63,15 @@ and how far all this is from what the device can do.</p>
 % for words in evidence:
 <p class="soft">${words[0].upper() + words[1:]}.</p>
 % endfor
+
+% if answers:
+<h2>In short</h2>
+<dl class="answers">
+% for question, words in answers:
+<dt>${question}</dt><dd>${words}</dd>
+% endfor
+</dl>
+% endif
 
 <h2>What was measured, on what</h2>
 <table>
@@ -126,6 +119,17 @@ ${ratio(theirs / ours if theirs else None)}${ratio(net.ratios[peer])}
 % endfor
 </table></div>
 
+<h3>A whole net as a timeline</h3>
+<p>Each layer's time, one after the other, all rows at one scale: a row is missing where a layer has no time. <code>--trace out.json</code>
+writes the same for chrome://tracing and ui.perfetto.dev. Point at a part for its layer.</p>
+${legend()}
+% for (name, direction), picture in timelines.items():
+% if picture:
+<p class="soft">${name}, ${WORDS[direction]}</p>
+${picture | n}
+% endif
+% endfor
+
 <h2>Algorithms, net by net</h2>
 <p>Each algorithm's best time for every layer that it can run, and the best of all. An algorithm that refuses some layers
 has a shorter sum: the layers that it ran are counted.\
@@ -165,22 +169,40 @@ exceed 100 % where an algorithm needs fewer operations, or where weights stay in
 of what the library would have chosen over the best time: 1 is a perfect choice. <i>Measured</i> says how many of the candidates
 that accept a layer have a time: with fewer than three its winner, regret and ratio are unknown. A layer has one number, the
 median of its last race with its interval (95 %), in which the best, the chosen one and the peers ran in turns on the same
-data. Open a layer for every solver, in proportion to that number.</p>
+data. Open a layer for every solver, in proportion to that number. In <i>compared</i> the upper bar is ours, peers stand below in grey, and
+the marks are the intervals. Click a heading to sort.</p>
+<dl>
+% for kind in dict.fromkeys(line.kind for line in lines):
+<dt>${kind}</dt><dd>${plain[kind]}</dd>
+% endfor
+</dl>
 ${legend()}
+<div class="tools" id="tools" hidden><input id="words" type="search" placeholder="filter layers" aria-label="filter layers">
+<select id="kind" aria-label="kind of layer"><option value="">every kind</option>
+% for kind in dict.fromkeys(line.kind for line in lines):
+<option>${kind}</option>
+% endfor
+</select>
+<select id="engine" aria-label="algorithm"><option value="">every algorithm</option>
+% for name in dict.fromkeys(family(line.fastest) for line in lines if line.fastest):
+<option>${name}</option>
+% endfor
+</select> <span class="soft" id="count"></span></div>
 % for net in nets:
 <% mine = [line for line in lines if (line.layer.net, line.problem.direction) == (net.name, net.direction)] %>\
 <h3>${net.name}, ${WORDS[net.direction]}</h3>
-<div class="scroll"><table>
-<tr><th>layer</th><th>type</th><th>fastest</th><th class="n">measured</th><th class="n">ms</th><th class="n">95 % interval</th><th class="n">GFLOP/s</th><th>roofline</th><th class="n"></th><th class="n">error</th><th class="n">chosen's error</th><th class="n">regret</th>
+<div class="scroll"><table class="layers sortable">
+<tr><th>layer</th><th>type</th><th>fastest</th><th class="n">measured</th><th class="n">ms</th><th class="n">95 % interval</th><th>compared</th><th class="n">GFLOP/s</th><th class="n">roofline</th><th class="n">error</th><th class="n">chosen's error</th><th class="n">regret</th>
 % for peer in peers:
 <th class="n">${peer} ms</th><th class="n">ratio</th><th class="n">error</th>
 % endfor
 </tr>
+<% most = max([t for line in mine for t in (line.ms, *[line.measured.peer_ms(p) for p in peers]) if t], default=1) %>\
 % for line in mine:
 <% best = line.measured.best %>\
-<tr><td title="${line.measured.problem}">${line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1]}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}${"?" if line.measured.problem in disturbed else ""}</td><td class="n">${interval(best)}</td><td class="n">${number(line.gflops)}</td><td>${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))}</td><td class="n">${share(line.fraction)}</td><td class="n">${errors(best)}</td><td class="n">${errors(line.measured.chosen)}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
+<tr data-kind="${line.kind}" data-engine="${family(line.fastest)}" title="${line.measured.problem}"><td title="${line.measured.problem}">${line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1]}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}${"?" if line.measured.problem in disturbed else ""}</td><td class="n">${interval(best)}</td><td>${times(line, most)}</td><td class="n">${number(line.gflops)}</td><td class="n" data-v="${line.fraction or ''}">${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))} ${share(line.fraction)}</td><td class="n two">${errors(best)}</td><td class="n two">${errors(line.measured.chosen)}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
 % for peer in peers:
-<td class="n">${number(line.measured.peer_ms(peer), 4)}</td>${ratio(line.ratio(peer))}<td class="n">${errors(line.measured.peer(peer))}</td>
+<td class="n">${number(line.measured.peer_ms(peer), 4)}</td>${ratio(line.ratio(peer))}<td class="n two">${errors(line.measured.peer(peer))}</td>
 % endfor
 </tr>
 % endfor
@@ -209,14 +231,14 @@ ${legend()}
 
 <h2>Types of layer</h2>
 <p>Distinct problems, geometric means.</p>
-<div class="scroll"><table>
-<tr><th>direction</th><th>type</th><th class="n">problems</th><th>roofline</th><th class="n"></th><th class="n">regret</th>
+<div class="scroll"><table class="sortable">
+<tr><th>direction</th><th>type</th><th>what it does</th><th class="n">problems</th><th>roofline</th><th class="n"></th><th class="n">regret</th>
 % for peer in peers:
 <th class="n">ratio to ${peer}</th>
 % endfor
 <th>won by</th></tr>
 % for row in types:
-<tr><td>${WORDS[row["direction"]]}</td><td>${row["type"]}</td><td class="n">${row["problems"]}</td><td>${bar(row["fraction"], 1)}</td><td class="n">${share(row["fraction"])}</td><td class="n">${number(row["regret"])}</td>
+<tr><td>${WORDS[row["direction"]]}</td><td>${row["type"]}</td><td class="soft">${plain[row["type"]]}</td><td class="n">${row["problems"]}</td><td>${bar(row["fraction"], 1)}</td><td class="n">${share(row["fraction"])}</td><td class="n">${number(row["regret"])}</td>
 % for peer in peers:
 ${ratio(row["ratios"][peer])}
 % endfor
@@ -230,10 +252,15 @@ ${", ".join(f"{name}: {shape}" for name, shape in marks.items())}. Point at a ma
 ${legend()}
 ${figure | n}
 
+<h2>Coverage: where are the gaps of this device?</h2>
+<p>${device["name"]}: each cell is a range of sizes, its number the share of the measured roofline that the fastest solver reaches there
+(geometric mean). Red is below a quarter, yellow below half; an empty cell was not measured. Point at a cell for its problems.</p>
+${coverage | n}
+
 <h2>Gaps: below ${share(gap)} of the roofline</h2>
 % if gaps:
-<p>What there is to win, the most lost time first.</p>
-<div class="scroll"><table>
+<p>What there is to win, the most lost time first: a list for whoever writes a plugin.</p>
+<div class="scroll"><table class="sortable">
 <tr><th>problem</th><th>type</th><th>fastest</th><th class="n">share</th><th class="n">ms</th><th class="n">roofline ms</th><th>bound by</th></tr>
 % for line in gaps:
 <tr><td><code>${line.measured.problem}</code></td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${share(line.fraction)}</td><td class="n">${number(line.ms, 4)}</td><td class="n">${number(line.roof_ms, 4)}</td><td>${line.bound}</td></tr>
@@ -276,4 +303,6 @@ medians, with the 20th and 80th percentile. The best solver, the chosen one and 
 which the ratios come. A peer runs in each memory format that it has, and its better one counts. The roofline of a layer is
 the larger of its operations (two a multiply-add of the direct sum) over the multiply-add ceiling and its compulsory
 traffic (each of its three tensors once) over the copy bandwidth; both ceilings were measured in the same run.</p>
+<script>
+${script | n}</script>
 </body></html>

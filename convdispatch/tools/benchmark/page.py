@@ -1,4 +1,4 @@
-"""Turns a report into one self-contained HTML page: no script, no font and no file from elsewhere."""
+"""Turns a report into one HTML page: its style and its small script stand in it, and nothing is from elsewhere."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import importlib.resources
 from pathlib import Path
 from typing import Any
 
+from .answers import answers
+from .coverage import coverage_map
 from .figures import MARKS, colours, geometry_map
 from .published import CARD, SOURCE, titanx
 from .quiet import busy, disturbed, signs
 from .report import Report
-from .summary import GAP, family, gaps, geomean, known, lines, nets, solver_times, types
+from .summary import GAP, PLAIN, family, gaps, geomean, known, lines, nets, solver_times, types
 from .terminal import errors, evidence, interval, number, share
+from .timeline import by_net, chart, rows_of
 
-__all__ = ["render", "write_html"]
+__all__ = ["packaged", "render", "write_html"]
 
 
 def write_html(report: Report, path: Path) -> None:
@@ -25,9 +28,13 @@ def render(report: Report) -> str:
     """The page's text."""
     from mako.template import Template
 
-    text = importlib.resources.files(__package__).joinpath("page.html.mako").read_text(encoding="utf-8")
-    template = Template(text, strict_undefined=True, default_filters=["h"])
+    template = Template(packaged("page.html.mako"), strict_undefined=True, default_filters=["h"])
     return template.render(**_values(report))
+
+
+def packaged(name: str) -> str:
+    """The text of a file beside this module."""
+    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _values(report: Report) -> dict[str, Any]:
@@ -52,6 +59,12 @@ def _values(report: Report) -> dict[str, Any]:
         "family": family,
         "colour": colour,
         "figure": geometry_map(every, colour),
+        "coverage": coverage_map(every),
+        "timelines": {net: chart(rows_of(group, peers), colour) for net, group in by_net(report).items()},
+        "answers": answers(report),
+        "plain": PLAIN,
+        "sheet": packaged("page.css"),
+        "script": packaged("page.js"),
         "marks": MARKS,
         "published": {net: rows for net, rows in published.items() if rows},
         "card": CARD,

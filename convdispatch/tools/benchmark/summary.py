@@ -11,6 +11,7 @@ from ...api.problem import ConvProblem
 from .report import Layer, Measured, Report
 
 __all__ = [
+    "PLAIN",
     "TYPES",
     "Line",
     "Net",
@@ -26,6 +27,16 @@ __all__ = [
 ]
 
 TYPES = ("first layer", "depthwise", "strided", "1x1", "3x3", "5x5 and more", "other")
+PLAIN = {
+    "first layer": "a picture's few channels become many",
+    "depthwise": "each channel by itself",
+    "strided": "the image shrinks on the way",
+    "1x1": "mixes the channels of single pixels: a matrix product",
+    "3x3": "a small window at each pixel",
+    "5x5 and more": "a large window at each pixel",
+    "other": "windows of other shapes, such as 1x7",
+}
+"""What a type of layer does, in plain words."""
 GAP = 0.5
 """A layer below this share of its roofline is listed as a gap."""
 

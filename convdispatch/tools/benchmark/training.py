@@ -78,6 +78,8 @@ class TrainingReport:
     loss: tuple[float, float]
     """Before the first and after the last step, on the same batch: it must have fallen."""
     bandwidth: list[Bandwidth] = field(default_factory=list)
+    spans: list[tuple[str, str, float, float]] = field(default_factory=list)
+    """Operations of the profiled steps by the device's clock: kind, part, start and length in milliseconds."""
     busy: list[str] = field(default_factory=list)
     """What says that other work was running meanwhile; empty on a quiet machine."""
 
@@ -162,6 +164,7 @@ def profile_training(
         peak,
         (before, loss()),
         bandwidth,
+        profile.spans(),
         disturbances(samples, load, info),
     )
 
@@ -250,6 +253,12 @@ class _Profile:
         for kind in found.values():
             kind.calls //= steps
         return sorted(found.values(), key=lambda kind: -kind.ms)
+
+    def spans(self) -> list[tuple[str, str, float, float]]:
+        """Each operation on the device's clock, milliseconds from the first one."""
+        ends = [(name, part, first.profile.end, last.profile.end) for name, part, first, last in self._pairs]
+        start = min((first for _, _, first, _ in ends), default=0)
+        return [(name, part, (first - start) * 1e-6, (last - first) * 1e-6) for name, part, first, last in ends]
 
 
 class _Timed:

@@ -38,6 +38,7 @@ STEP_S = 1.0
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), default=None, help="Write CSV there.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write JSON there.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write one HTML page there.")
+@click.option("--trace", "trace_path", type=click.Path(path_type=Path), default=None, help="Write a timeline there.")
 @click.option(
     "--wait-quiet",
     "wait_quiet_s",
@@ -56,6 +57,7 @@ def bench(
     csv_path: Path | None,
     json_path: Path | None,
     html_path: Path | None,
+    trace_path: Path | None,
     train: bool,
     nets: tuple[str, ...],
     render: Path | None,
@@ -85,7 +87,7 @@ def bench(
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
     names = (*nets, *names)
     if train:
-        _train(names, device, changes, json_path, wait_quiet_s)
+        _train(names, device, changes, json_path, trace_path, wait_quiet_s)
         return
     from ...device import runtime
     from ..benchmark.export import write_csv, write_json
@@ -120,6 +122,10 @@ def bench(
         write_json(report, json_path)
     if csv_path is not None:
         write_csv(report, csv_path)
+    if trace_path is not None:
+        from ..benchmark.timeline import write_trace
+
+        write_trace(report, trace_path)
     if html_path is not None:
         from ..benchmark.page import write_html
 
@@ -127,7 +133,12 @@ def bench(
 
 
 def _train(
-    names: tuple[str, ...], device: str | None, changes: dict[str, Any], json_path: Path | None, wait_s: float
+    names: tuple[str, ...],
+    device: str | None,
+    changes: dict[str, Any],
+    json_path: Path | None,
+    trace_path: Path | None,
+    wait_s: float,
 ) -> None:
     import json
 
@@ -150,6 +161,10 @@ def _train(
             show_training(reports[-1], stdout())
     if json_path is not None:
         json_path.write_text(json.dumps([report.as_dict() for report in reports], indent=1) + "\n", encoding="utf-8")
+    if trace_path is not None:
+        from ..benchmark.timeline import write_training_trace
+
+        write_training_trace(reports, trace_path)
 
 
 def _command() -> str:

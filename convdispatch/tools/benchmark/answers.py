@@ -1,0 +1,111 @@
+"""What an engineer asks of a report, answered in sentences: which engine, why, how sure, how far from the device's
+limit, and what to do about the worst layer."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Iterator
+
+from .quiet import signs, spread
+from .report import EVIDENCE, Report
+from .summary import Line, gaps, geomean, known, lines
+
+__all__ = ["answers", "to_do", "worst"]
+
+REGRET = 1.05
+"""From here on a choice costs enough to be told."""
+REFUSALS = 3
+
+
+def answers(report: Report) -> list[tuple[str, str]]:
+    """Question and answer; empty where nothing has a time."""
+    timed = [line for line in lines(report) if line.ms]
+    if not timed:
+        return []
+    found = [
+        ("Which engine?", _engines(timed)),
+        ("Why?", _why(timed)),
+        ("How sure?", _sure(report, timed)),
+        ("How far from the limit?", _far(timed)),
+    ]
+    last = worst(timed)
+    return found if last is None else [*found, ("What about the worst layer?", " ".join(to_do(last)))]
+
+
+def worst(every: list[Line]) -> Line | None:
+    """The layer below its roofline that loses most time in its net."""
+    low = gaps(every, below=1.0)
+    return max(low, key=lambda line: line.layer.count * (line.ms - line.roof_ms), default=None)
+
+
+def _engines(timed: list[Line]) -> str:
+    count: dict[str, int] = {}
+    time: dict[str, float] = {}
+    whole = sum(line.layer.count * line.ms for line in timed)
+    for line in timed:
+        count[line.fastest] = count.get(line.fastest, 0) + line.layer.count
+        time[line.fastest] = time.get(line.fastest, 0.0) + line.layer.count * line.ms
+    first = sorted(time, key=lambda solver: -time[solver])
+    told = [f"{name} is fastest in {count[name]} ({time[name] / whole:.0%} of the time)" for name in first[:4]]
+    rest = f", and {len(first) - 4} others" if len(first) > 4 else ""
+    return f"Of {sum(count.values())} layers {', '.join(told)}{rest}."
+
+
+def _why(timed: list[Line]) -> str:
+    line = max(timed, key=lambda line: line.layer.count * line.ms)
+    chosen = line.measured.chosen
+    said = f"The dearest layer is {line.layer.name}: {line.verdict}, of {line.coverage} candidates measured."
+    if chosen is None:
+        return said
+    return f"{said} Without measuring {chosen.solver} would run: {chosen.source}."
+
+
+def _sure(report: Report, timed: list[Line]) -> str:
+    sure, count = known(timed)
+    said = f"{sure} of {count} problems had {EVIDENCE} candidates measured or more"
+    widths = [width for line in timed if (width := spread(line.measured.best)) is not None]
+    if widths:
+        said += f"; intervals (95 %) are {statistics.median(widths):.1%} of a time wide at the middle one"
+    seen = signs(report)
+    return f"{said}; " + (f"the machine was busy: {'; '.join(seen)}." if seen else "nothing says that it was busy.")
+
+
+def _far(timed: list[Line]) -> str:
+    mean = geomean(line.fraction for line in timed)
+    if mean is None:
+        return "Unknown: no ceilings were measured."
+    low = len(gaps(timed))
+    whole = sum(line.layer.count * line.ms for line in timed)
+    least = sum(line.layer.count * (line.roof_ms or 0.0) for line in timed)
+    return (
+        f"{mean:.0%} of the measured roofline as a geometric mean; the ceilings would allow {least:.4g} ms where "
+        f"{whole:.4g} ms are taken; {low} problems are below half of it."
+    )
+
+
+def to_do(line: Line) -> Iterator[str]:
+    """Sentences: the layer, then what helps, the cheapest first."""
+    found = line.measured
+    lost = line.layer.count * (line.ms - line.roof_ms)
+    yield (
+        f"{line.layer.name} ({found.problem}) loses most: {lost:.3g} ms, at {line.fraction:.0%} of its roofline, "
+        f"bound by {line.bound}."
+    )
+    command = f"convdispatch find {shlex.quote(found.problem)}"
+    measured, offered = found.coverage
+    if found.regret and found.regret >= REGRET and found.chosen:
+        yield f"Without a record {found.chosen.solver} runs and takes {found.regret:.2f} times as long: {command}"
+        yield "records the faster one."
+    if measured < offered:
+        yield f"{offered - measured} candidates have no time yet: {command} --budget 60000 measures more of them."
+    for peer in sorted({time.peer for time in found.peers}):
+        ratio = line.ratio(peer)
+        if ratio and ratio < 1 / REGRET:
+            yield f"{peer} needs {ratio:.2f} of the time, so there is a faster way."
+    refused = [row for row in found.rows if row.status == "refused" and row.reason]
+    if refused:
+        told = dict.fromkeys(f"{row.solver}: {row.reason}" for row in refused)
+        yield f"Refused: {'; '.join(list(told)[:REFUSALS])}{'; and more' if len(told) > REFUSALS else ''}."
+    if (line.fraction or 0.0) < 0.5:
+        yield "A plugin for this geometry would fill the gap (docs/writing-a-plugin.md)."
