@@ -90,6 +90,7 @@ ZONES = {
     """,
     "tools": """
         benchmark*
+        page_*
         progress
         quiet
         classify

@@ -3,6 +3,7 @@ limit, and what to do about the worst layer."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import statistics
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ __all__ = ["answers", "to_do", "worst"]
 REGRET = 1.05
 """From here on a choice costs enough to be told."""
 REFUSALS = 3
+ELSEWHERE = re.compile(r"\b(GPUs?|CPUs?|nvidia|intel|amd|device)\b", re.IGNORECASE)
+"""A refusal that speaks of the device, which no geometry mends."""
 
 
 def answers(report: Report) -> list[tuple[str, str]]:
@@ -44,12 +47,13 @@ def _engines(timed: list[Line]) -> str:
     time: dict[str, float] = {}
     whole = sum(line.layer.count * line.ms for line in timed)
     for line in timed:
-        count[line.fastest] = count.get(line.fastest, 0) + line.layer.count
-        time[line.fastest] = time.get(line.fastest, 0.0) + line.layer.count * line.ms
-    first = sorted(time, key=lambda solver: -time[solver])
+        count[line.winner] = count.get(line.winner, 0) + line.layer.count
+        time[line.winner] = time.get(line.winner, 0.0) + line.layer.count * line.ms
+    first = sorted(filter(None, time), key=lambda solver: -time[solver])
     told = [f"{name} is fastest in {count[name]} ({time[name] / whole:.0%} of the time)" for name in first[:4]]
-    rest = f", and {len(first) - 4} others" if len(first) > 4 else ""
-    return f"Of {sum(count.values())} layers {', '.join(told)}{rest}."
+    told += [f"{len(first) - 4} others in the rest"] if len(first) > 4 else []
+    told += [f"too little was measured to know it in {count['']} ({time['']:.3g} ms)"] if "" in count else []
+    return f"Of {sum(count.values())} layers {', '.join(told)}."
 
 
 def _why(timed: list[Line]) -> str:
@@ -103,7 +107,7 @@ def to_do(line: Line) -> Iterator[str]:
         ratio = line.ratio(peer)
         if ratio and ratio < 1 / REGRET:
             yield f"{peer} needs {ratio:.2f} of the time, so there is a faster way."
-    refused = [row for row in found.rows if row.status == "refused" and row.reason]
+    refused = [row for row in found.rows if row.status == "refused" and row.reason and not ELSEWHERE.search(row.reason)]
     if refused:
         told = dict.fromkeys(f"{row.solver}: {row.reason}" for row in refused)
         yield f"Refused: {'; '.join(list(told)[:REFUSALS])}{'; and more' if len(told) > REFUSALS else ''}."

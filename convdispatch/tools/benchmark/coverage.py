@@ -32,7 +32,7 @@ def shares(every: Sequence[Line]) -> dict[str, Cells]:
         cells: Cells = {}
         for line in distinct:
             if line.kind == kind:
-                cells.setdefault((_place(pixels(line), PIXELS), _place(channels(line), CHANNELS)), []).append(line)
+                cells.setdefault((_place(pixels(line), PIXELS), _place(_channels(line), CHANNELS)), []).append(line)
         if cells:
             found[kind] = cells
     return found
@@ -85,6 +85,11 @@ def _cell(x: float, y: float, held: list[Line]) -> str:
         f'<g class="cell"><rect {box} style="fill:var(--{colour})"/>'
         f"<text {place}>{share:.0%}</text><title>{escape(title)}</title></g>"
     )
+
+
+def _channels(line: Line) -> float:
+    """Of one group; a depthwise layer's groups are its channels."""
+    return line.problem.ic if line.kind == "depthwise" else channels(line)
 
 
 def _place(value: float, bounds: Sequence[int]) -> int:

@@ -1,19 +1,21 @@
 <%!
   WORDS = {"fwd": "forward", "bwd_data": "data gradient", "bwd_weights": "weights gradient"}
 %><%def name="bar(value, most, colour='var(--c0)')"><span class="bar"><i style="width:${"%.1f" % (100 * min(1, (value or 0) / most) if most else 0)}%;background:${colour}"></i></span></%def>\
+<%def name="broken(name)">${name.replace("&", "&amp;").replace("<", "&lt;").replace("_", "_<wbr>").replace(".", ".<wbr>") | n}</%def>\
+<%def name="twice(words)">${words.replace(" ", "<br>") | n}</%def>\
 <%def name="times(line, most)"><span class="times">\
 % for css, timed in [(colour.get(family(line.winner), 'var(--c7)'), line.measured.best), *[('var(--c7)', line.measured.peer(p)) for p in peers]]:
 % if timed and timed.median_ms:
 <span class="${'' if timed is line.measured.best else 'peer'}" title="${number(timed.median_ms, 4)} ms, ${interval(timed)}"><i style="width:${"%.1f" % (100 * timed.median_ms / most)}%;background:${css}"></i>\
 % if timed.ci_ms:
-<u style="left:${"%.1f" % (100 * timed.ci_ms[0] / most)}%;width:${"%.1f" % max(0, min(100, 100 * timed.ci_ms[1] / most) - 100 * timed.ci_ms[0] / most)}%"></u>\
+<u style="left:${"%.1f" % (100 * timed.ci_ms[0] / most)}%;width:${"%.1f" % (100 * (timed.ci_ms[1] - timed.ci_ms[0]) / most)}%"></u>\
 % endif
 </span>\
 % endif
 % endfor
 </span></%def>\
 <%def name="ratio(value)"><td class="n ${'' if not value else 'good' if value >= 1 else 'bad'}">${number(value)}</td></%def>\
-<%def name="swatch(name)"><span class="name"><i class="swatch" style="background:${colour.get(family(name), 'var(--grid)')}"></i>${name}</span></%def>\
+<%def name="swatch(name)"><span class="name"><i class="swatch" style="background:${colour.get(family(name), 'var(--grid)')}"></i>${broken(name)}</span></%def>\
 <%def name="legend()"><p class="legend">Algorithms: \
 % for name, css in colour.items():
 <span><i class="swatch" style="background:${css}"></i>${name}</span> \
@@ -192,17 +194,20 @@ ${legend()}
 <% mine = [line for line in lines if (line.layer.net, line.problem.direction) == (net.name, net.direction)] %>\
 <h3>${net.name}, ${WORDS[net.direction]}</h3>
 <div class="scroll"><table class="layers sortable">
-<tr><th>layer</th><th>type</th><th>fastest</th><th class="n">measured</th><th class="n">ms</th><th class="n">95 % interval</th><th>compared</th><th class="n">GFLOP/s</th><th class="n">roofline</th><th class="n">error</th><th class="n">chosen's error</th><th class="n">regret</th>
+<tr><th>layer</th><th>type</th><th>fastest</th><th class="n">measured</th><th class="n">ms, 95 %</th><th>compared</th><th class="n">GFLOP/s</th><th class="n">roofline</th><th class="n">error</th><th class="n">chosen's error</th><th class="n">regret</th>
 % for peer in peers:
-<th class="n">${peer} ms</th><th class="n">ratio</th><th class="n">error</th>
+<th class="n">${peer} ms, error</th><th class="n">ratio</th>
 % endfor
 </tr>
-<% most = max([t for line in mine for t in (line.ms, *[line.measured.peer_ms(p) for p in peers]) if t], default=1) %>\
+<%
+  timed = [t for line in mine for t in (line.measured.best, *map(line.measured.peer, peers)) if t and t.median_ms]
+  most = max([max(t.median_ms, *(t.ci_ms or ())) if t.ci_ms else t.median_ms for t in timed], default=1)
+%>\
 % for line in mine:
 <% best = line.measured.best %>\
-<tr data-kind="${line.kind}" data-engine="${family(line.fastest)}" title="${line.measured.problem}"><td title="${line.measured.problem}">${line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1]}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}${"?" if line.measured.problem in disturbed else ""}</td><td class="n">${interval(best)}</td><td>${times(line, most)}</td><td class="n">${number(line.gflops)}</td><td class="n" data-v="${line.fraction or ''}">${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))} ${share(line.fraction)}</td><td class="n two">${errors(best)}</td><td class="n two">${errors(line.measured.chosen)}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
+<tr data-kind="${line.kind}" data-engine="${family(line.fastest)}" title="${line.measured.problem}"><td title="${line.measured.problem}">${broken(line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1])}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}${"?" if line.measured.problem in disturbed else ""}<br><small>${interval(best)}</small></td><td>${times(line, most)}</td><td class="n">${number(line.gflops)}</td><td class="n" data-v="${line.fraction or ''}">${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))} ${share(line.fraction)}</td><td class="n two">${twice(errors(best))}</td><td class="n two">${twice(errors(line.measured.chosen))}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
 % for peer in peers:
-<td class="n">${number(line.measured.peer_ms(peer), 4)}</td>${ratio(line.ratio(peer))}<td class="n two">${errors(line.measured.peer(peer))}</td>
+<td class="n">${number(line.measured.peer_ms(peer), 4)}<br><small>${errors(line.measured.peer(peer))}</small></td>${ratio(line.ratio(peer))}
 % endfor
 </tr>
 % endfor
@@ -240,7 +245,11 @@ ${legend()}
 % for row in types:
 <tr><td>${WORDS[row["direction"]]}</td><td>${row["type"]}</td><td class="soft">${plain[row["type"]]}</td><td class="n">${row["problems"]}</td><td>${bar(row["fraction"], 1)}</td><td class="n">${share(row["fraction"])}</td><td class="n">${number(row["regret"])}</td>
 % for peer in peers:
+% if busy:
+<td class="n soft">withheld</td>
+% else:
 ${ratio(row["ratios"][peer])}
+% endif
 % endfor
 <td>${", ".join(f"{w} {k}" for w, k in row["winners"].items())}</td></tr>
 % endfor

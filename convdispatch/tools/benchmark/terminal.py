@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .answers import answers
 from .quiet import busy, disturbed, signs
 from .report import EVIDENCE, Choice, PeerTime, Report, Row
 from .summary import Line, gaps, geomean, known, lines, nets
@@ -64,6 +65,8 @@ def show(report: Report, console: Console) -> None:
         if ratios:
             mean = WITHHELD if seen else f"{geomean(ratios):.3f}"
             console.print(f"{peer}: its time over ours, geometric mean of {len(ratios)} layers: {mean}")
+    for question, words in answers(report):
+        console.print(f"{question} {words}", highlight=False)
     for peer, reason in report.settings.get("missing_peers", {}).items():
         console.print(f"{peer} is not measured: {reason}", markup=False)
     for name, words in (("immediate", "without records"), ("neighbours", "with half of the list known")):

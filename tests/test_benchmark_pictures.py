@@ -1,0 +1,199 @@
+"""Answers in sentences, the coverage map, and a net as a timeline: on the page and as a Chrome trace."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from click.testing import CliRunner
+from test_benchmark import example
+from test_benchmark_page import KINDS
+from test_benchmark_page import report as geometries
+
+from convdispatch.tools.benchmark.answers import answers, to_do, worst
+from convdispatch.tools.benchmark.coverage import CHANNELS, PIXELS, coverage_map, shares
+from convdispatch.tools.benchmark.export import write_json
+from convdispatch.tools.benchmark.report import PeerTime
+from convdispatch.tools.benchmark.summary import lines
+from convdispatch.tools.benchmark.timeline import chart, rows_of, training_events, write_trace
+from convdispatch.tools.cli import main
+
+FAST = {"float32": {name: {"rate": 1e12, "how": "fast"} for name in ("flops", "bandwidth")}}
+
+# --- coverage ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_geometry_stands_in_the_cell_of_its_sizes():
+    panels = shares(lines(geometries()))
+    assert list(panels) == ["depthwise", "1x1", "3x3", "5x5 and more"]
+    ((place, held),) = panels["1x1"].items()
+    assert PIXELS[place[0]] <= 256 < PIXELS[place[0] + 1], "16 x 16 pixels"
+    assert CHANNELS[place[1]] <= 64 < CHANNELS[place[1] + 1]
+    assert [line.winner for line in held] == ["implicitgemm.pointwise"]
+
+
+def test_a_cell_shows_the_share_and_what_is_not_measured_is_empty():
+    svg = coverage_map(lines(geometries()))
+    cells = re.findall(r'style="fill:var\(--(\w+)\)"/><text[^>]*>(\d+%)</text><title>(.*?)</title>', svg)
+    want = {f"{fraction:.0%}": solver for _, solver, fraction in KINDS.values()}
+    assert {text for _, text, _ in cells} == set(want)
+    assert {text: colour for colour, text, _ in cells} == {
+        "90%": "high",
+        "40%": "middle",
+        "25%": "middle",
+        "10%": "low",
+    }
+    assert all(want[text] in title for _, text, title in cells)
+    empty = svg.count("nothing measured")
+    assert empty == len(KINDS) * ((len(PIXELS) - 1) * (len(CHANNELS) - 1) - 1)
+    assert coverage_map([]) == ""
+
+
+def test_problems_of_one_cell_are_one_mean():
+    report = geometries()
+    first = next(iter(report.measured.values()))
+    other = replace(first, problem=first.problem.replace("ic64", "ic65"))
+    other.best = replace(first.best, median_ms=first.best.median_ms * 9)
+    report.measured[other.problem] = other
+    report.layers.append(replace(report.layers[0], problem=other.problem))
+    ((_, held),) = shares(lines(report))["1x1"].items()
+    assert len(held) == 2
+    assert ">30%</text>" in coverage_map(lines(report)), "of 90 % and of a ninth of it, the geometric mean"
+
+
+# --- the timeline -----------------------------------------------------------------------------------------------------
+
+
+def test_layers_stand_end_to_end_as_often_as_the_net_runs_them():
+    rows = rows_of(lines(example()), ["torch"])
+    assert "torch" not in rows, "it did not run one of the layers, and would seem shorter"
+    assert [(s.layer, s.start_ms, s.ms) for s in rows["fastest"]] == [
+        ("L0", 0.0, 1.0), ("L0", 1.0, 1.0), ("L0", 2.0, 1.0), ("L1", 3.0, 2.0)]  # fmt: skip
+    assert sum(span.ms for span in rows["chosen"]) == 6.5
+    assert {span.what for span in rows["chosen"]} == {"b.one"}
+    assert all(span.what.startswith("bound by ") for span in rows["roofline"])
+
+
+def test_the_picture_has_one_scale_for_all_rows():
+    svg = chart(rows_of(lines(example()), ["torch"]), {"a": "red", "b": "blue"})
+    widths = [float(w) for w in re.findall(r'width="([\d.]+)" height', svg)]
+    assert len(widths) == 12
+    assert widths[3] == pytest.approx(2 * widths[0], rel=0.05)
+    assert widths[4] == pytest.approx(1.5 * widths[0], rel=0.05)
+    assert "5 ms</text>" in svg
+    assert "6.5 ms</text>" in svg
+    assert chart({}, {}) == ""
+
+
+def test_the_trace_is_chromes(tmp_path):
+    """What Perfetto wants of the JSON format: whole events ("X"), ts and dur in microseconds, pid and tid named."""
+    report = example()
+    for found in report.measured.values():
+        found.peers = found.peers or [PeerTime("torch", "nchw", 3.0)]
+    write_trace(report, tmp_path / "t.json")
+    found = json.loads((tmp_path / "t.json").read_text())
+    assert found["displayTimeUnit"] == "ms"
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in found["traceEvents"] if e["ph"] == "M"}
+    assert names == {(1, 0): "convnet fwd", (1, 1): "fastest", (1, 2): "chosen", (1, 3): "torch", (1, 4): "roofline"}
+    spans = [e for e in found["traceEvents"] if e["ph"] == "X"]
+    assert all({"name", "cat", "ts", "dur", "pid", "tid", "args"} <= e.keys() for e in spans)
+    for thread in range(1, 5):
+        row = [e for e in spans if e["tid"] == thread]
+        assert len(row) == 4
+        for one, following in pairwise(row):
+            assert one["ts"] + one["dur"] == pytest.approx(following["ts"])
+    assert sum(e["dur"] for e in spans if e["tid"] == 1) == 5000
+    assert spans[0]["args"]["problem"] == report.layers[0].problem
+    assert spans[0]["args"]["what"] == "a.one"
+
+
+def test_the_command_writes_a_trace(tmp_path):
+    write_json(example(), tmp_path / "r.json")
+    words = ["bench", "--render", str(tmp_path / "r.json"), "--trace", str(tmp_path / "t.json")]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+def test_a_training_steps_trace_is_by_the_devices_clock(tmp_path):
+    events = training_events(
+        "lenet", [("convolution", "forward_ms", 0.0, 2.0), ("convolution", "backward_ms", 2.5, 4.0)]
+    )
+    spans = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
+    assert spans == [("convolution", 1, 0.0, 2000.0), ("convolution", 2, 2500.0, 4000.0)]
+    path = tmp_path / "t.json"
+    done = CliRunner().invoke(main, ["bench", "--net", "lenet", "--train", "--batch", "1", "--trace", str(path)])
+    assert done.exit_code == 0, done.output
+    spans = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert {"convolution", "linear", "optimiser"} <= {e["name"] for e in spans}
+    starts = [e["ts"] for e in spans]
+    assert starts == sorted(starts)
+    assert starts[0] == 0
+    assert starts[-1] > 0
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_five_questions_are_answered():
+    report = example()
+    report.again = {"float32": {"flops": 1e9, "bandwidth": 1e9}}
+    told = dict(answers(report))
+    assert list(told) == [
+        "Which engine?", "Why?", "How sure?", "How far from the limit?", "What about the worst layer?"]  # fmt: skip
+    assert told["Which engine?"] == "Of 4 layers a.one is fastest in 4 (100% of the time)."
+    assert "L0: a.one, of 3 of 4 candidates measured. Without measuring b.one would run: predicted." in told["Why?"]
+    assert told["How sure?"].startswith("2 of 2 problems had 3 candidates measured or more")
+    assert "nothing says that it was busy" in told["How sure?"]
+    assert "where 5 ms are taken" in told["How far from the limit?"]
+
+
+def test_the_worst_layer_loses_most_in_its_net_and_is_told_what_helps():
+    report = example()
+    for found in report.measured.values():
+        found.rows[2].reason, found.rows[2].status = "3x3 only, got 1x1", "refused"
+    report.roofs = FAST
+    lost = {line.layer.name: line.layer.count * (line.ms - line.roof_ms) for line in lines(report)}
+    line = worst(lines(report))
+    assert lost[line.layer.name] == max(lost.values())
+    assert line.layer.name == "L0"
+    words = " ".join(to_do(line))
+    assert f"convdispatch find {line.measured.problem}" in words
+    assert "candidates have no time yet" in words
+    assert "Refused: b.one: 3x3 only, got 1x1." in words
+    assert "A plugin for this geometry would fill the gap" in words
+
+
+def test_a_choice_that_costs_and_a_peer_that_wins_are_told():
+    report = example()
+    report.roofs = FAST
+    line = next(line for line in lines(report) if line.layer.name == "L0")
+    words = " ".join(to_do(line))
+    assert "Without a record b.one runs and takes 1.50 times as long" in words
+    assert "torch" not in words, "it is slower"
+    line.measured.peers[1].median_ms = 0.5
+    assert "torch needs 0.50 of the time, so there is a faster way." in " ".join(to_do(line))
+
+
+def test_nothing_measured_nothing_answered():
+    report = example()
+    report.measured = {}
+    assert answers(report) == []
+
+
+def test_an_engine_is_named_only_where_enough_was_measured():
+    report = example()
+    for found in report.measured.values():
+        found.rows = found.rows[:1]
+    assert dict(answers(report))["Which engine?"] == "Of 4 layers too little was measured to know it in 4 (5 ms)."
+
+
+def test_a_refusal_that_speaks_of_the_device_is_no_hint():
+    report = example()
+    report.roofs = FAST
+    for found in report.measured.values():
+        found.rows[2].reason, found.rows[2].status = "nvidia only, got intel", "refused"
+    assert "Refused" not in " ".join(to_do(worst(lines(report))))
