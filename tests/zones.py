@@ -74,6 +74,7 @@ ZONES = {
         conv_*
         interop
         operands*
+        other_libraries
         threads
     """,
     "nets": """

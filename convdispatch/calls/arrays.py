@@ -91,6 +91,7 @@ class Call:
         self._make: Any = None if self.host else maker_of(type(lead), self.out_shape, self._out_strides, self.dtype)
         commands = self._queue(operands[self._lead], queue)
         self.context = commands.context
+        self._pointers = self.host and host.has_system_svm(commands.device)
         unsupported = runtime.device_info(commands.device).supports(problem.dtype)
         if unsupported:
             raise InvalidArgument(unsupported)
@@ -136,11 +137,10 @@ class Call:
         if out is not None and not out.flags.writeable:
             self._check_out(out)
         direct = out is not None and native(out) is out
-        if direct and any(
-            array is not None and np.may_share_memory(out, getattr(array, "array", array))
-            for array in (operands[self._lead], operands[self._other], bias, residual)
-        ):
-            direct = False  # an operand would change while it is still read
+        if direct:
+            for array in (operands[self._lead], operands[self._other], bias, residual):
+                if array is not None and np.may_share_memory(out, getattr(array, "array", array)):
+                    direct = False  # an operand would change while it is still read
         result = out if direct else host.empty(queue.device, self.out_shape, self.dtype, self._out_bytes)
         if self.problem.accumulate and not direct:
             result[...] = out
@@ -175,7 +175,7 @@ class Call:
 
     def _enqueue(self, operands: list[Any], bias: Any, residual: Any, queue: Any, shared: bool) -> Any:
         """Enqueue the call; the event of its last command. ``shared`` copies the residual first."""
-        brought, given = Operands(queue, self.context), [None, None, None]
+        brought, given = Operands(queue, self.context, self._pointers), [None, None, None]
         for place in (self._lead, self._other):
             given[place] = brought.read(operands[place], self._strides[place])
         if bias is not None:

@@ -110,7 +110,7 @@ class Torch(Library):
 
     def from_host(self, array: np.ndarray, like: Any) -> Any:
         """See Library."""
-        if array.dtype.name == "bfloat16":
+        if like.dtype is self.torch.bfloat16:
             return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
         return self.torch.from_numpy(array)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..device.host import HostMemory, HostQueue, has_system_svm
+from ..device.host import HostMemory, HostQueue
 from ..device.queues import commands_of
 from ..selection.prepared import Constant
 
@@ -30,12 +30,16 @@ class Operands:
 
     __slots__ = ("_after", "_host", "_others", "context", "events", "queue")
 
-    def __init__(self, queue: cl.CommandQueue, context: cl.Context) -> None:
+    def __init__(self, queue: cl.CommandQueue, context: cl.Context, host: bool = False) -> None:
+        """``host`` says that arrays are the host's and that the device takes its pointers."""
         self.queue, self.context = queue, context
-        self._host: Any = None
         self.events: list[Any] = []
         self._after: list[Any] = []
         """``step(event) -> event``, in order, once the call's work is enqueued."""
+        self._host: Any = None
+        if host:
+            self._host = HostQueue(queue)
+            self._after.append(self._host.finish)
         self._others: list[Any] = []
         """Queues of arrays that are not this one: their next work waits for the call's."""
 
@@ -118,7 +122,7 @@ class Operands:
         """The array's own memory on a CPU device, a copy elsewhere; it must outlive the call."""
         import pyopencl as cl
 
-        if self._on_host():
+        if self._host is not None:
             return host_memory(array)
         if runtime.device_info(self.queue.device).type == "cpu":
             return cl.Buffer(self.context, cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
@@ -126,20 +130,11 @@ class Operands:
         self.events.append(cl.enqueue_copy(self.queue, memory, array, is_blocking=False))
         return memory
 
-    def _on_host(self) -> bool:
-        """Whether the device takes the host's pointers; commands then go to a HostQueue."""
-        if self._host is None:
-            if not has_system_svm(self.queue.device):
-                return False
-            self._host = HostQueue(self.queue)
-            self._after.append(self._host.finish)
-        return True
-
     def _to_host(self, array: np.ndarray, keep: bool) -> cl.MemoryObject:
         import pyopencl as cl
 
         queue = self.queue
-        if self._on_host():
+        if self._host is not None:
             return host_memory(array)
         if runtime.device_info(queue.device).type == "cpu":
             memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
