@@ -70,7 +70,7 @@ def test_packed(queue, direction, shape, name):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_joined(queue, direction):
+def test_stacked(queue, direction):
     """Phases that are stacked, and what is folded, have their channels' scales."""
     problem = ConvProblem.parse(f"{direction}_f32_mb3ic6ih11iw10oc40kh5ph2sh2sw2")
     tile = {**TILE, "format": "half2", **({"stacked": True} if direction == "bwd_data" else {})}

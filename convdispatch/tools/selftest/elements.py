@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...elementwise import Generator, apply, concatenate, fill, reduce
-from ...measurement.search.look import PATTERN, Look
+from ...measurement.search.look import PATTERN, OutputScan
 from ...nn import functional
 from ...nn.optim import SGD, Adam
 from ...tape import Tape
@@ -185,7 +185,7 @@ def look(bench: Bench, width: int, itemsize: int) -> Found:
     mark = sum(PATTERN << 16 * place for place in range(itemsize // 2))
     b = a.copy()
     a[:: width + 2], b[:: width + 3] = mark, 1
-    look, one, other = Look(bench.queue, itemsize), bench.put(a).base_data, bench.put(b).base_data
+    look, one, other = OutputScan(bench.queue, itemsize), bench.put(a).base_data, bench.put(b).base_data
     yield "unwritten", np.array(look.unwritten(one, a.size)), np.array((a == mark).sum())
     yield "differ", np.array(look.differ(one, other, a.size)), np.array((a != b).sum())
     at = bench.rng.integers(0, a.size, width)
