@@ -298,12 +298,22 @@ def check_operators(model: Any, opsets: Mapping[str, int]) -> None:
     missing: dict[str, list[str]] = {}
     seen: set[tuple[str, str]] = set()
 
+    known = {tensor.name for tensor in model.graph.initializer} | {""}
+    """Values that the walk knows of any input's shape: what is made of them is folded, by whatever operator."""
+
     def look(nodes: Iterable[Any], versions: Mapping[str, int], depth: int = 0) -> None:
         if depth > MOST_DEPTH:
             raise InvalidArgument(f"functions or graphs lie more than {MOST_DEPTH} deep in each other: refused")
         for node in nodes:
             ours = standard(node.domain)
             key = (node.domain, node.op_type)
+            if (
+                depth == 0
+                and ours
+                and (node.op_type in _HOST or (node.op_type not in _RANDOM and known.issuperset(node.input)))
+            ):
+                known.update(node.output)
+                continue
             if key in functions:
                 if key not in seen:
                     seen.add(key)
