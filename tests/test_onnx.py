@@ -222,9 +222,9 @@ def test_the_page_runs():
 
 def test_any_operator_is_folded_where_its_operands_are_known():
     """Shapes of inputs too: what only the reference has never reaches the device."""
-    nodes = [node("Shape", "x", "s"), node("NonZero", "s", "i"), node("Squeeze", "i", "f"), node("Cast", "f", "c", to=1),
-             node("BitwiseNot", "b", "n"), node("Cast", "n", "m", to=1), node("ReduceSum", "c", "t", keepdims=0),
-             node("Add", "x t", "u"), node("Add", "u m", "y")]  # fmt: skip
+    nodes = [node("Shape", "x", "s"), node("NonZero", "s", "i"), node("Squeeze", "i", "f"),
+             node("Cast", "f", "c", to=1), node("BitwiseNot", "b", "n"), node("Cast", "n", "m", to=1),
+             node("ReduceSum", "c", "t", keepdims=0), node("Add", "x t", "u"), node("Add", "u m", "y")]  # fmt: skip
     proto = model(nodes, {"x": ["a", "b"]}, ["y"], {"b": np.array([3], np.int32)})
     x = normal(2, 4)
     close(load(proto)(x), x + 1 - 4)
