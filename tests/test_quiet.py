@@ -101,7 +101,7 @@ def test_a_disturbed_layer_is_marked_in_its_row():
     assert " 1? " in shown(report)
     assert ">1?<br>" in render(report)
     report = quiet_report()
-    assert "? " not in shown(report)
+    assert " 1? " not in shown(report)
 
 
 def test_load_does_not_disturb_a_gpu_but_its_ceilings_do():

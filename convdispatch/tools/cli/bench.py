@@ -48,6 +48,13 @@ STEP_S = 1.0
 )
 @click.option("--train", is_flag=True, help="Profile training steps of nets (see models) instead: --net vgg_a --train.")
 @click.option("--net", "nets", multiple=True, help="A net by name, as an argument would; several times for several.")
+@click.option(
+    "--compare",
+    type=(click.Path(path_type=Path), click.Path(path_type=Path)),
+    metavar="OLD NEW",
+    default=None,
+    help="Measure nothing: two JSON files beside each other.",
+)
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Measure nothing: show this JSON.")
 @DEVICE
 def bench(
@@ -61,6 +68,7 @@ def bench(
     train: bool,
     nets: tuple[str, ...],
     render: Path | None,
+    compare: tuple[Path, Path] | None,
     device: str | None,
     solver: str | None,
     search: bool,
@@ -95,6 +103,9 @@ def bench(
     from ..benchmark.run import run
     from ..benchmark.terminal import show
 
+    if compare is not None:
+        _compare(*map(load, compare), html_path)
+        return
     if render is not None:
         report = load(render)
     else:
@@ -165,6 +176,15 @@ def _train(
         from ..benchmark.timeline import write_training_trace
 
         write_training_trace(reports, trace_path)
+
+
+def _compare(old: Any, new: Any, html_path: Path | None) -> None:
+    from ..benchmark.compare import compare, show_comparison, write_comparison
+
+    compared = compare(old, new)
+    show_comparison(compared, stdout())
+    if html_path is not None:
+        write_comparison(compared, html_path)
 
 
 def _command() -> str:
