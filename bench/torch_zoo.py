@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["ZOO", "ResNet", "VGG", "resnet18", "resnet50", "vgg16"]
+__all__ = ["LARGE", "ZOO", "ResNet", "VGG", "resnet18", "resnet50", "vgg16"]
 
 
 def _conv(ic: int, oc: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
@@ -135,11 +135,14 @@ def _volume() -> nn.Module:
     )
 
 
-# Small forms for tests: (net, shape of an input).
-ZOO = {
-    "resnet18": (lambda: resnet18(base=4, classes=5), (2, 3, 48, 48)),
-    "resnet50": (lambda: resnet50(base=4, classes=5), (2, 3, 32, 32)),
+# Small forms for tests: (net, shape of an input); those of LARGE take longer.
+LARGE = {
+    "resnet18": (lambda: resnet18(base=4, classes=5), (4, 3, 96, 96)),
+    "resnet50": (lambda: resnet50(base=4, classes=5), (4, 3, 96, 96)),
     "vgg16": (lambda: vgg16(base=2, hidden=8, classes=5), (2, 3, 32, 32)),
+}
+ZOO = {
+    "bottlenecks": (lambda: ResNet((1, 1), _bottleneck, 4, base=4, classes=5), (4, 3, 32, 32)),
     "mobilenet": (
         lambda: nn.Sequential(*_conv(3, 8, 3, 2), _Inverted(8, 8, 1, 3), _Inverted(8, 12, 2, 3)),
         (2, 3, 24, 24),

@@ -14,6 +14,7 @@ require()
 
 from .counting import counters, reset_counters  # noqa: E402 (PyTorch is asked for first)
 from .device import register_device  # noqa: E402
+from .explaining import explain, report  # noqa: E402
 from .functional import (  # noqa: E402
     conv1d,
     conv2d,
@@ -36,6 +37,8 @@ __all__ = [
     "counters",
     "disable",
     "enable",
+    "explain",
     "register_device",
+    "report",
     "reset_counters",
 ]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["counters", "fallback", "left", "ours", "reset_counters", "solved"]
+__all__ = ["counters", "fallback", "left", "ours", "reset_counters", "solved", "watch_left"]
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
 _reasons: Counter[str] = Counter()
 _solvers: Counter[str] = Counter()
+_watchers: list[Callable[[str, str], None]] = []
 
 
 def ours(operator: str) -> None:
@@ -26,6 +28,14 @@ def left(operator: str, reason: str) -> None:
     with _lock:
         _counts["left"] += 1
         _reasons[f"{operator}: {reason}"] += 1
+    for watcher in _watchers:
+        watcher(operator, reason)
+
+
+def watch_left(watcher: Callable[[str, str], None]) -> Callable[[], None]:
+    """``watcher(operator, reason)`` for each call that is left, until the answer is called."""
+    _watchers.append(watcher)
+    return lambda: _watchers.remove(watcher)
 
 
 def solved(solver: str) -> None:

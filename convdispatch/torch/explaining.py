@@ -1,0 +1,224 @@
+"""explain and report: which solver runs each layer of a model, why, its error and time, PyTorch's in the same run."""
+
+from __future__ import annotations
+
+import html
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..device import runtime
+from ..selection.explanation import explain as explain_problem
+from . import counting, engine
+from .geometry import DTYPES
+from .routing import enable, original, settings_in_force
+
+__all__ = ["Explained", "Layer", "explain", "report"]
+
+_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One call of a convolution in a model's forward pass."""
+
+    name: str
+    """The module's, as ``named_modules`` has it."""
+    problem: str
+    solver: str | None
+    """None where the call is PyTorch's."""
+    why: str
+    """What put the solver first, or why the call was left."""
+    error: float | None = None
+    """Relative, by norm, against float64 on the first image."""
+    torch_error: float | None = None
+    """The same of PyTorch's own result."""
+    ms: float | None = None
+    """Median."""
+    torch_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A model's convolutions in the order of their calls."""
+
+    device: str
+    layers: tuple[Layer, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {"device": self.device, "layers": [asdict(layer) for layer in self.layers]}
+
+    def __str__(self) -> str:
+        lines = [
+            self.device,
+            f"{'layer':24} {'solver':28} {'ms':>8} {'torch':>8} {'ratio':>6} {'error':>8} {'torch':>8}",
+        ]
+        for layer in self.layers:
+            lines.append(" ".join(cell.rjust(w) if w > 0 else cell.ljust(-w) for cell, w in _cells(layer)))
+            lines.append(f"    {layer.problem}: {layer.why}")
+        mine, theirs = (sum(getattr(each, key) or 0 for each in self.layers) for key in ("ms", "torch_ms"))
+        if mine:
+            lines.append(f"{len(self.layers)} convolutions: {mine:.3f} ms, PyTorch {theirs:.3f} ms")
+        return "\n".join(lines)
+
+
+def _cells(layer: Layer) -> list[tuple[str, int]]:
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    ratio = layer.torch_ms / layer.ms if layer.ms and layer.torch_ms else None
+    return [
+        (layer.name, -24),
+        (layer.solver or "PyTorch's", -28),
+        (number(layer.ms, ".3f"), 8),
+        (number(layer.torch_ms, ".3f"), 8),
+        (number(ratio, ".2f"), 6),
+        (number(layer.error, ".1e"), 8),
+        (number(layer.torch_error, ".1e"), 8),
+    ]
+
+
+def explain(model: torch.nn.Module, *inputs: Any) -> Explained:
+    """Run ``model(*inputs)`` once without gradients, and tell of each of its convolutions.
+
+    Each is timed as the model calls it, beside PyTorch's own kernel on the same tensors, in turns. What ``enable`` was
+    given holds; without it, the defaults. Modes (train, eval) and buffers stay as they are.
+    """
+    names: list[str] = []
+    taken: list[Any] = []
+    buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
+
+    def ours(part: str, call: Any, tensors: Any, geometry: Any) -> None:
+        taken.append((_module(names), call, tensors, geometry))
+
+    def theirs(operator: str, reason: str) -> None:
+        if operator == "convolution":
+            taken.append((_module(names), None, reason, None))
+
+    stop, guard = engine.watch(ours), None if settings_in_force() is not None else enable()
+    unwatch = counting.watch_left(theirs)
+    try:
+        with torch.no_grad(), _names(model, names):
+            model(*inputs)
+    finally:
+        stop()
+        unwatch()
+        if guard is not None:
+            guard.__exit__()
+        with torch.no_grad():
+            for name, each in model.named_buffers():
+                each.copy_(buffers[name])
+    with torch.no_grad():
+        layers = tuple(_layer(*each) for each in taken)
+    where = next((str(runtime.device_info(call.device)) for _, call, _, _ in taken if call is not None), "no device")
+    return Explained(where, layers)
+
+
+def _module(names: list[str]) -> str:
+    return names[-1] if names else "(no module)"
+
+
+@contextmanager
+def _names(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
+    """While it holds, ``names`` ends with the name of the module whose forward runs."""
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: names.append(name or "(the model)")))
+        handles.append(module.register_forward_hook(lambda *_: names.pop() and None, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _layer(name: str, call: Any, tensors: Any, geometry: Any) -> Layer:
+    if call is None:
+        return Layer(name, "", None, tensors)
+    x, w, bias = tensors
+    rest = (*map(_listed, geometry[:3]), geometry.transposed, list(geometry.output_padding), geometry.groups)
+
+    def ours() -> torch.Tensor:
+        return call(None, w, x, bias) if geometry.transposed else call(x, w, None, bias)
+
+    def theirs(*given: torch.Tensor) -> torch.Tensor:
+        return original("convolution", *(given or (x, w, bias)), *rest)
+
+    on_device = x.is_cpu or x.is_cuda
+    mine, plain = (ours(), theirs()) if on_device else (ours(), None)
+    expected = _exact(x[:1], w, bias, rest) if x.shape[0] else None
+    ms, torch_ms = _timed(ours, theirs, x.is_cuda) if plain is not None else (None, None)
+    why = explain_problem(call.problem, runtime.device_info(call.device)).why if call.prepared is not None else ""
+    found = call.prepared.source if call.prepared is not None else ""
+    sentence = why if why.startswith(call.solver) else f"{call.solver} runs: {found}"
+    errors = [None if each is None or expected is None else _error(each[:1], expected) for each in (mine, plain)]
+    return Layer(name, str(call.problem), call.solver, sentence, *errors, ms, torch_ms)
+
+
+def _listed(values: Any) -> list[int]:
+    return list(values)
+
+
+def _exact(x: torch.Tensor, w: torch.Tensor, bias: Any, rest: tuple[Any, ...]) -> torch.Tensor:
+    x, w, bias = (None if each is None else each.detach().cpu().double() for each in (x, w, bias))
+    return original("convolution", x, w, bias, *rest)
+
+
+def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    assert got.dtype in DTYPES
+    return float((got.detach().cpu().double() - expected).norm() / expected.norm().clamp_min(1e-300))
+
+
+def _timed(ours: Callable[[], Any], theirs: Callable[[], Any], cuda: bool) -> tuple[float, float]:
+    """Median milliseconds of both, in turns."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(_ROUNDS):
+        for side, run in zip(times, (ours, theirs), strict=True):
+            run()
+            if cuda:
+                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                first.record()
+                run()
+                last.record()
+                last.synchronize()
+                side.append(first.elapsed_time(last))
+            else:
+                begin = time.perf_counter()
+                run()
+                side.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+_HEAD = ("layer", "solver", "ms", "PyTorch, ms", "ratio", "error", "PyTorch's error")
+_STYLE = "body{font-family:sans-serif;max-width:72em;margin:2em auto}td,th{padding:.2em .6em;text-align:right}"
+_STYLE += "td:first-child,td:nth-child(2){text-align:left}.why td{color:#666;font-size:.85em;text-align:left}"
+
+
+def report(model: torch.nn.Module, *inputs: Any, path: str | Path = "convdispatch-torch.html") -> Path:
+    """Write ``explain(model, *inputs)`` as one HTML page that needs nothing else; answers its path."""
+    found = explain(model, *inputs)
+    rows = []
+    for layer in found.layers:
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell, _ in _cells(layer))
+        words = html.escape(f"{layer.problem}: {layer.why}")
+        rows.append(f"<tr>{cells}</tr>\n<tr class=why><td colspan={len(_HEAD)}>{words}</td></tr>")
+    head = "".join(f"<th>{each}</th>" for each in _HEAD)
+    mine, theirs = (sum(getattr(each, key) or 0 for each in found.layers) for key in ("ms", "torch_ms"))
+    sums = f"{len(rows)} convolutions, {mine:.3f} ms, PyTorch {theirs:.3f} ms; medians of {_ROUNDS}, in turns"
+    title = html.escape(type(model).__name__)
+    page = (
+        f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>\n"
+        f"<h1>{title}</h1><p>{html.escape(found.device)}; PyTorch {torch.__version__}. "
+        f"{sums}. Errors: relative, against float64, first image.</p>\n"
+        f"<table><tr>{head}</tr>\n" + "\n".join(rows) + "</table>\n"
+    )
+    target = Path(path)
+    target.write_text(page, encoding="utf-8")
+    return target

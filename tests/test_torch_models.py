@@ -1,0 +1,86 @@
+"""Whole models under enable(): a zoo built by hand, trained and run, each call counted; explain and report."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+
+import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)
+
+_SPEC = importlib.util.spec_from_file_location("torch_zoo", Path(__file__).parent.parent / "bench" / "torch_zoo.py")
+zoo = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(zoo)
+
+
+@pytest.fixture(autouse=True)
+def counted():
+    torch.manual_seed(0)
+    ct.reset_counters()
+    yield
+    ct.disable()
+
+
+def convolutions(model) -> int:
+    return sum("Conv" in type(module).__name__ for module in model.modules())
+
+
+@pytest.mark.parametrize("name", [*zoo.ZOO, *zoo.LARGE])
+def test_a_net_trains_and_runs(name, full):
+    if name in zoo.LARGE and not full:
+        pytest.skip("with --full")
+    make, shape = (zoo.ZOO | zoo.LARGE)[name]
+    model, x = make(), torch.randn(shape)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+
+    def trained(model, x):
+        model.load_state_dict(state)
+        model.train().zero_grad()
+        y = model(x)
+        y.square().mean().backward()
+        model.eval()
+        with torch.inference_mode():
+            return y.detach(), model(x), *(p.grad.clone() for p in model.parameters())
+
+    double = make().double()
+    for module in double.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    expected, plain = trained(double, x.double()), trained(model, x)
+    with ct.enable(solver="im2col*"):
+        got = trained(model, x)
+    calls = convolutions(model)
+    assert (ct.counters()["ours"], ct.counters()["left"]) == (3 * calls, 0), ct.counters()
+    for mine, theirs, exact in zip(got, plain, expected):
+        scale = exact.norm().clamp_min(1e-12)
+        reference = float((theirs.double() - exact).norm() / scale)
+        assert float((mine.double() - exact).norm() / scale) <= max(1e-4, 10 * reference)
+
+
+def test_explain_tells_of_every_layer(tmp_path):
+    model, x = zoo.ZOO["unet"][0](), torch.randn(2, 3, 16, 20)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    found = ct.explain(model, x)
+    assert [layer.name for layer in found.layers] == ["first.0", "down.0", "up", "last"]
+    for layer in found.layers:
+        assert layer.solver.split(".")[0] in layer.why
+        assert layer.error < 1e-5
+        assert layer.torch_error < 1e-5
+        assert layer.ms > 0
+        assert layer.torch_ms > 0
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in state.items()), "statistics stay"
+    assert found.layers[0].solver in str(found)
+    assert len(found.to_dict()["layers"]) == 4
+    page = ct.report(model, x, path=tmp_path / "page.html").read_text()
+    assert all(layer.name in page and layer.problem in page for layer in found.layers)
+    with ct.enable(min_flops=1e5):
+        kept = ct.explain(model, x)
+    assert [layer.solver is None for layer in kept.layers] == [False, False, True, True]
+    assert "min_flops" in str(kept)
+    assert not model._forward_hooks
