@@ -86,12 +86,22 @@ def test_epilogue_out_constant_weights_and_accumulation(fake):
     assert np.allclose(total.values, y.values + plain.values, atol=1e-3)
 
 
-def test_a_residual_may_lie_in_the_result(fake):
+def test_a_residual_may_lie_in_the_result(fake, monkeypatch):
+    from convdispatch.selection.loader import plugins
+
+    loaded = plugins()
+
+    class Plain(type(loaded.solvers["im2col"])):
+        name = "test.plain"
+        fuses = frozenset()
+
+    monkeypatch.setitem(loaded.solvers, "test.plain", Plain())
+    monkeypatch.setitem(loaded.plugin_of, "test.plain", "test")
     x, w = (CudaArray(np.ones(shape, np.float32)) for shape in ((1, 8, 6, 6), (8, 8, 1, 1)))
-    out = CudaArray(np.full((1, 8, 6, 6), 5, np.float32))
-    for solver in ("im2col", "implicitgemm.direct"):
+    out = CudaArray(np.empty((1, 8, 6, 6), np.float32))
+    for solver in ("im2col", "implicitgemm.direct", "test.plain"):
         out.values[...] = 5
-        with cd.policy(solver=solver):
+        with cd.policy(solver=solver, fallback=False):
             cd.conv(x, w, residual=out, out=out)
         assert (out.values == 13).all(), solver
 
