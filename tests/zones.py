@@ -94,6 +94,7 @@ ZONES = {
         page_*
         progress
         quiet
+        replay
         classify
         cli
         interrupts

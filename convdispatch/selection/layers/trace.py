@@ -1,7 +1,9 @@
-"""Prints one line a convolution: problem, solver, plan's workspace and host time; ``bench --from`` replays them.
+"""Prints one line a convolution: problem, solver, plan's workspace and host time; ``replay`` makes the calls again, and
+``bench --from`` measures them.
 
 ``convdispatch,1,<problem>,<solver>,<device>,<workspace bytes>,<microseconds in enqueue>``. The lines go to standard
-error, or are appended to the file that ``CONVDISPATCH_TRACE`` names.
+error, or are appended to the file that ``CONVDISPATCH_TRACE`` names. With ``CONVDISPATCH_TRACE_WAIT=1`` each call is
+waited for, and one more field says after how many microseconds its result was there.
 """
 
 from __future__ import annotations
@@ -21,14 +23,19 @@ PREFIX = "convdispatch,1,"
 def convdispatch_enqueue(queue: Any, problem: Any, solver: Any, plan: Any) -> Generator[None, Any, Any]:
     """Time the call and write its line, also when it fails."""
     start = time.perf_counter_ns()
-    outcome = "failed"
+    outcome, done = "failed", ""
     try:
         event = yield
         outcome = solver.name
+        spent = (time.perf_counter_ns() - start) / 1000
+        if os.environ.get("CONVDISPATCH_TRACE_WAIT") == "1":
+            event.wait()
+            done = f",{(time.perf_counter_ns() - start) / 1000:.1f}"
         return event
     finally:
-        spent = (time.perf_counter_ns() - start) / 1000
-        write(f"{PREFIX}{problem},{outcome},{queue.device.name.strip()},{plan.workspace_size},{spent:.1f}")
+        if outcome == "failed":
+            spent = (time.perf_counter_ns() - start) / 1000
+        write(f"{PREFIX}{problem},{outcome},{queue.device.name.strip()},{plan.workspace_size},{spent:.1f}{done}")
 
 
 def write(line: str) -> None:

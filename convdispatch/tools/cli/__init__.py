@@ -22,6 +22,7 @@ COMMANDS = {
     "fit-cost": ".fit",
     "info": ".inspect",
     "run": ".model",
+    "replay": ".replay",
     "train": ".train",
     "translate": ".translate",
     "verify": ".verify",

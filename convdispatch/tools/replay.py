@@ -1,0 +1,204 @@
+"""Replays a trace on this machine and sets both beside each other: what ran there and here, and how long it took.
+
+The calls that the trace layer wrote down elsewhere run here in their order, on random data, with the same layer on; so
+both sides are in the same words, and what is written here can be replayed in turn.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..api.errors import ConvDispatchError, InvalidArgument, InvalidProblem
+from ..api.problem import ConvProblem
+from ..device import runtime
+from ..measurement.grammar.own import TRACE
+from ..measurement.search.trialdata import random_operands
+from ..selection import dispatch, loader
+
+__all__ = ["Call", "Compared", "compare", "read_trace", "replay"]
+
+_LINE = re.compile(
+    re.escape(TRACE)
+    + r"(?P<problem>(?:\([^()]*\)|[^,()])*),(?P<solver>[^,]+),(?P<device>.*),(?P<workspace>\d+)"
+    + r",(?P<host_us>\d+\.\d+)(?:,(?P<done_us>\d+\.\d+))?"
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One line of a trace: microseconds in enqueue, and until the result was there, where the trace waited for it."""
+
+    problem: str
+    solver: str
+    device: str
+    workspace: int
+    host_us: float
+    done_us: float | None = None
+
+
+def read_trace(path: Path) -> list[Call]:
+    """The calls of a trace; other lines, as of a log, are passed over. Raises InvalidArgument."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"cannot read {path}: {error}") from error
+    calls = [_call(found.groupdict()) for line in text.splitlines() if (found := _LINE.fullmatch(line.strip()))]
+    if not calls:
+        raise InvalidArgument(f"{path} holds no line of a trace: CONVDISPATCH_LAYERS=trace writes {TRACE}<problem>,...")
+    return calls
+
+
+def _call(said: dict[str, Any]) -> Call:
+    done = None if said["done_us"] is None else float(said["done_us"])
+    try:
+        problem = str(ConvProblem.parse(said["problem"]))
+    except InvalidProblem as error:
+        raise InvalidArgument(f"a trace names a problem that cannot be read: {error}") from error
+    return Call(problem, said["solver"], said["device"], int(said["workspace"]), float(said["host_us"]), done)
+
+
+def replay(
+    calls: Iterable[Call],
+    target: Path,
+    device: Any = None,
+    *,
+    most: int = 20,
+    say: Callable[[str, int], None] = lambda words, advance: None,
+) -> tuple[list[Call], dict[str, str]]:
+    """Run the calls' problems here, each at most ``most`` times, and append what the trace layer says to ``target``.
+
+    Answers the calls as they went here, and by problem why one could not run.
+    """
+    import pyopencl as cl
+
+    counts: dict[str, int] = {}
+    for call in calls:
+        counts[call.problem] = counts.get(call.problem, 0) + 1
+    failures: dict[str, str] = {}
+    before = len(_known(target))
+    with _traced() as write_to:
+        queue = cl.CommandQueue(runtime.context(runtime.find_device(device)))
+        for text, count in counts.items():
+            say(text, 0)
+            try:
+                run = _runner(ConvProblem.parse(text), queue)
+                write_to(os.devnull)
+                run()  # the first one compiles, loads and warms
+                write_to(str(target))
+                for _ in range(min(count, most)):
+                    run()
+            except (ConvDispatchError, MemoryError, cl.Error) as error:
+                failures[text] = str(error)
+            say("", 1)
+    return _known(target)[before:], failures
+
+
+def _known(path: Path) -> list[Call]:
+    return read_trace(path) if path.exists() and path.stat().st_size else []
+
+
+def _runner(problem: ConvProblem, queue: Any) -> Callable[[], None]:
+    """A function that makes the call once and waits for its result."""
+    import pyopencl as cl
+
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    host = random_operands(problem, 0)
+    held = {name: cl.Buffer(queue.context, flags, hostbuf=a) for name, a in host.items() if name != "initial"}
+    size = math.prod(problem.out_shape) * problem.itemsize
+    held[problem.written] = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size)
+    cl.enqueue_fill_buffer(queue, held[problem.written], b"\0", 0, size)
+    prepared = dispatch.prepare(problem, queue.context)
+    weights = held["w"]
+    if prepared.packed_size:
+        weights = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, prepared.packed_size)
+        prepared.plan.pack(queue, held["w"], weights).wait()
+
+    def run() -> None:
+        extras = {"bias": held.get("bias"), "residual": held.get("residual")}
+        prepared.enqueue(queue, held["x"], weights, held["y"], **extras).wait()
+
+    return run
+
+
+@contextmanager
+def _traced() -> Iterator[Callable[[str], None]]:
+    """Inside the block every call is traced and waited for; what is yielded names the file."""
+    names = ("CONVDISPATCH_LAYERS", "CONVDISPATCH_TRACE", "CONVDISPATCH_TRACE_WAIT")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(CONVDISPATCH_LAYERS="trace", CONVDISPATCH_TRACE_WAIT="1")
+    loader.reload()
+    dispatch.forget()
+    try:
+        yield lambda path: os.environ.update(CONVDISPATCH_TRACE=path)
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        loader.reload()
+        dispatch.forget()
+
+
+@dataclass(frozen=True)
+class Side:
+    """One problem's calls on one machine: medians in microseconds."""
+
+    calls: int
+    solver: str
+    workspace: int
+    host_us: float
+    done_us: float | None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Problem to both sides, None where one has not run it."""
+
+    devices: tuple[str, str]
+    problems: dict[str, tuple[Side | None, Side | None]]
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def ratio(self, problem: str) -> float | None:
+        """Time there over time here until the result is there: above 1 this machine is faster; None where a trace did
+        not wait."""
+        there, here = self.problems[problem]
+        return there.done_us / here.done_us if there and here and there.done_us and here.done_us else None
+
+    @property
+    def whole(self) -> tuple[float, float] | None:
+        """Microseconds there and here of all calls of the problems that both ran, weighed by the calls there."""
+        both = [sides for problem, sides in self.problems.items() if self.ratio(problem)]
+        if not both:
+            return None
+        sums = [sum(there.calls * (there, here)[at].done_us for there, here in both) for at in (0, 1)]  # type: ignore
+        return sums[0], sums[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self) | {"whole_us": self.whole}
+
+
+def compare(there: list[Call], here: list[Call], failures: dict[str, str] | None = None) -> Compared:
+    """Both sides by problem, in the order of the first."""
+    problems = dict.fromkeys(call.problem for call in [*there, *here])
+    sides = {problem: (_side(there, problem), _side(here, problem)) for problem in problems}
+    names = tuple(", ".join(dict.fromkeys(call.device for call in calls)) for calls in (there, here))
+    return Compared(names, sides, failures or {})  # type: ignore[arg-type]
+
+
+def _side(calls: list[Call], problem: str) -> Side | None:
+    mine = [call for call in calls if call.problem == problem]
+    if not mine:
+        return None
+    done = [call.done_us for call in mine if call.done_us is not None]
+    solvers = ", ".join(dict.fromkeys(call.solver for call in mine))
+    host = statistics.median(call.host_us for call in mine)
+    return Side(len(mine), solvers, mine[-1].workspace, host, statistics.median(done) if done else None)
