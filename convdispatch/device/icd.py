@@ -23,6 +23,7 @@ from pathlib import Path
 import platformdirs
 
 from ..api.errors import ConvDispatchWarning
+from .home import temporary
 from .vendor_trial import how_it_ends
 
 __all__ = ["Vendor", "announce", "vendors"]
@@ -125,7 +126,7 @@ def _ours(folder: str) -> bool:
 
 def _folder(digest: str) -> Path:
     name = f"convdispatch-icd-{digest}"
-    for parent in (Path(platformdirs.user_cache_dir("convdispatch")), Path(tempfile.gettempdir())):
+    for parent in (Path(platformdirs.user_cache_dir("convdispatch")), temporary()):
         try:
             (parent / name).mkdir(parents=True, exist_ok=True)
         except OSError:

@@ -92,7 +92,7 @@ def _large_are_safe(device: cl.Device) -> bool:
         answer = kept.read_text()
         if answer in _ANSWERS.values():
             return answer == "safe"
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         pass
     status, said = _tried(device)
     if status not in _ANSWERS:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..api.device import DeviceInfo
 from . import icd
+from .home import provide_cache
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -30,6 +31,7 @@ _VENDORS = (
 @functools.lru_cache(maxsize=1)
 def platforms() -> list[cl.Platform]:
     """Every OpenCL platform the loader finds, pip-installed ones included; an empty list when there is none."""
+    provide_cache()
     icd.announce()
     import pyopencl as cl
 

@@ -18,6 +18,7 @@ import platformdirs
 from ..api.device import DeviceInfo
 from ..api.errors import ConvDispatchWarning
 from ..api.rates import DeviceRates
+from . import jsontext
 
 __all__ = ["estimate", "keep", "rates"]
 
@@ -32,13 +33,13 @@ def rates(device: DeviceInfo) -> DeviceRates:
     """What was measured of a device, or the estimate. A file that cannot be read counts as none, with a warning."""
     path = _path(device)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = jsontext.loads(path.read_text(encoding="utf-8"))
         found = DeviceRates(*(float(values[name]) for name in _FIELDS), measured=True)
         if not all(math.isfinite(getattr(found, name)) and getattr(found, name) > 0 for name in _FIELDS):
             raise ValueError("a rate is a number above 0")
     except FileNotFoundError:
         return estimate(device)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         message = f"{path} is no calibration ({error}): estimates hold; convdispatch calibrate measures anew"
         warnings.warn(message, ConvDispatchWarning, stacklevel=2)
         return estimate(device)

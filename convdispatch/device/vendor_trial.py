@@ -12,10 +12,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import platformdirs
+
+from . import jsontext
+from .home import temporary
 
 __all__ = ["forget", "how_it_ends"]
 
@@ -84,14 +86,14 @@ def _files() -> list[Path]:
     name = f"vendors-{os.getuid() if hasattr(os, 'getuid') else 0}.json"
     return [
         Path(platformdirs.user_cache_dir("convdispatch")) / name,
-        Path(tempfile.gettempdir()) / f"convdispatch-{name}",
+        temporary() / name,
     ]
 
 
 def _read() -> dict[str, str]:
     for file in _files():
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            known = json.loads(file.read_text(encoding="utf-8"))
+        with contextlib.suppress(OSError, ValueError):
+            known = jsontext.loads(file.read_text(encoding="utf-8"))
             if isinstance(known, dict) and all(isinstance(value, str) for value in known.values()):
                 return known
     return {}
