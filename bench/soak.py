@@ -147,15 +147,20 @@ def _left_over(problem: ConvProblem, axis: str) -> int:
 
 
 def judge(problem: ConvProblem, got: np.ndarray, data: Data, limit: float) -> tuple[float, bool]:
-    """The relative error as a share of the limit, and whether it is of a sum that happened to cancel."""
-    error = reference.relative_error(got, data.expected)
-    if limit == 0:
-        return (0.0 if error == 0 else float("inf")), False
-    if error <= limit or data.expected.size > FEW or not np.isfinite(got.astype(np.float64)).all():
-        return error / limit, False
-    operands = {name: np.abs(array) for name, array in operands_of(problem, data.operands).items()}
-    summed = reference.compute(problem.replace(activation=None), **operands)
+    """The error as a share of the limit, and whether it is of a sum that happened to cancel.
+
+    It is held against the result before its activation, which may cut most of it away but not the sum's rounding.
+    """
     difference = np.linalg.norm(got.astype(np.float64) - data.expected)
+    if limit == 0:
+        return (0.0 if difference == 0 else float("inf")), False
+    operands = operands_of(problem, data.operands)
+    plain = problem.replace(activation=None)
+    size = max(np.linalg.norm(data.expected), np.linalg.norm(reference.compute(plain, **operands)))
+    share = float(difference / max(float(size), 1e-300) / limit) if difference else 0.0
+    if share <= 1 or data.expected.size > FEW or not np.isfinite(share):
+        return share, False
+    summed = reference.compute(plain, **{name: np.abs(array) for name, array in operands.items()})
     return float(difference / max(float(np.linalg.norm(summed)), 1e-300) / limit), True
 
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..api.errors import InvalidPolicy
+from ..api.errors import ConvDispatchError, InvalidArgument, InvalidPolicy
 from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
+from ..device import jsontext
 from .records.packs import publish
 
 __all__ = ["Decision", "agree", "in_force", "read", "write"]
@@ -38,11 +39,13 @@ class Decision:
 def read(path: str | Path) -> dict[str, Decision]:
     """The decisions of a lock file by problem text. Raises InvalidPolicy naming the file and what is wrong."""
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = jsontext.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidPolicy(f"the lock file {path} cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise InvalidPolicy(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+    except ValueError as error:  # no UTF-8, too deep, too long a number
+        raise InvalidPolicy(f"the lock file {path} cannot be read: {error}") from error
     if not isinstance(values, dict) or values.get("schema") != SCHEMA or not isinstance(values.get("problems"), dict):
         raise InvalidPolicy(f"{path} is no lock file of schema {SCHEMA}: write it with convdispatch find --lock")
     decisions = {}
@@ -52,17 +55,23 @@ def read(path: str | Path) -> dict[str, Decision]:
         config = entry.get("config", {})
         if not isinstance(config, dict):
             raise InvalidPolicy(f"{path}: the configuration of {text} is a mapping, got {config!r}")
-        decisions[str(ConvProblem.parse(text))] = Decision(entry["solver"], config)
+        try:
+            decisions[str(ConvProblem.parse(text))] = Decision(entry["solver"], config)
+        except ConvDispatchError as error:
+            raise InvalidPolicy(f"{path}: {error}") from None
     return decisions
 
 
 def write(path: str | Path, decisions: Mapping[str, Decision]) -> None:
-    """Write a lock file, whole or not at all."""
+    """Write a lock file, whole or not at all. Raises InvalidArgument where the place refuses."""
     lines = ",\n".join(
         f"{json.dumps(text)}: {json.dumps({'solver': d.solver, 'config': dict(d.config)}, sort_keys=True)}"
         for text, d in sorted(decisions.items())
     )
-    publish(Path(path), f'{{"schema": {SCHEMA}, "problems": {{\n{lines}\n}}}}\n')
+    try:
+        publish(Path(path), f'{{"schema": {SCHEMA}, "problems": {{\n{lines}\n}}}}\n')
+    except OSError as error:
+        raise InvalidArgument(f"the lock file {path} cannot be written: {error.strerror or error}") from None
 
 
 def drift(locked: Mapping[str, Decision], today: Iterable[tuple[str, Decision]]) -> list[str]:

@@ -15,12 +15,15 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..api.device import DeviceInfo
+from ..api.errors import ConvDispatchWarning
 from ..api.problem import ConvProblem
+from ..device import jsontext
 from .records.packs import publish
 from .records.perfdb import user_folder
 from .records.record import device_key
@@ -62,11 +65,26 @@ def _held() -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # a damaged file costs what it said, no call
+        values = jsontext.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("no table")
+    except OSError:
         values = {}
-    values = values if isinstance(values, dict) else {}
+    except ValueError as error:  # a damaged file costs what it said, no call
+        _set_aside(file, str(error))
+        values = {}
     return {kind: values[kind] if isinstance(values.get(kind), like) else like() for kind, like in _KINDS.items()}
+
+
+def _set_aside(file: Path, reason: str) -> None:
+    """Rename a damaged file, so that it is said once and kept for a look."""
+    target = file.with_suffix(".damaged")
+    words = f"{file} is damaged ({reason}) and moved to {target.name}: what plugins did here is forgotten"
+    try:
+        file.replace(target)
+    except OSError:
+        words = f"{file} is damaged ({reason}) and passed over"
+    warnings.warn(words, ConvDispatchWarning, stacklevel=2)
 
 
 def _change(kind: str, key: str, value: Any) -> None:
@@ -185,7 +203,7 @@ def _tag(plugin: str, version: str) -> str:
 def _left(plugin: str, version: str) -> list[Path]:
     """The notes of processes that are gone, of this one too."""
     found = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError, OverflowError):  # a name that holds no process is nobody's note
         for note in _file().parent.glob(f"importing-{_tag(plugin, version)}-*"):
             if not _alive(int(note.name.rpartition("-")[2])):
                 found.append(note)

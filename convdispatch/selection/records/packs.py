@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -14,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...api.errors import InvalidArgument
+from ...api.errors import ConvDispatchError, InvalidArgument
+from ...api.problem import ConvProblem
+from ...device import jsontext
 from .record import SCHEMA, Damaged, NewerSchema, Record
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def read_records(name: str, text: str, source: str = "") -> tuple[list[Record], 
     if _HASHED.fullmatch(name) and _hash_name(text) != name:
         raise Damaged("its content does not fit its name: truncated or altered")
     try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
+        values = jsontext.loads(text)
+    except ValueError as error:
         raise Damaged(f"not JSON: {error}") from error
     if not isinstance(values, dict) or not isinstance(values.get("records"), list):
         raise Damaged("no list of records")
@@ -89,19 +90,29 @@ def publish(path: Path, text: str) -> None:
 
 
 def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
-    """Write what a database knows, of one device's key or of all, into one file; answers how many records."""
+    """Write what a database knows, of one device's key or of all, into one file; answers how many records.
+
+    Raises InvalidArgument where the file cannot be written.
+    """
     keys = db.devices() if device is None else [device]
     records = sorted((r for key in keys for r in db.all(key)), key=lambda r: (r.device, r.choice))
-    publish(Path(path), file_text(records))
+    try:
+        publish(Path(path), file_text(records))
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {path}: {error.strerror or error}") from None
     return len(records)
 
 
 def import_pack(db: PerfDB, path: Path | str) -> int:
-    """Store a pack's records among the user's; answers how many were not there. Raises InvalidArgument."""
+    """Store a pack's records among the user's; answers how many were not there.
+
+    Raises InvalidArgument for a pack that holds anything but sound records, and where they cannot be stored.
+    """
     try:
         records, faults = read_records("", Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, Damaged, NewerSchema) as error:
+    except (OSError, ValueError) as error:  # Damaged and NewerSchema are ValueErrors
         raise InvalidArgument(f"cannot import {path}: {error}") from error
+    faults += [f"record {place}: {fault}" for place, record in enumerate(records, 1) if (fault := _no_problem(record))]
     if faults:
         raise InvalidArgument(f"cannot import {path}: {faults[0]} ({len(faults)} such)")
     count = 0
@@ -109,9 +120,21 @@ def import_pack(db: PerfDB, path: Path | str) -> int:
         known = {record.text() for record in db.read_folder(db.folder / device)}
         fresh = [record for record in records if record.device == device and record.text() not in known]
         if fresh:
-            db.record(*fresh)
+            try:
+                db.store(*fresh)
+            except OSError as error:
+                raise InvalidArgument(f"cannot import into {db.folder}: {error.strerror or error}") from None
         count += len(fresh)
     return count
+
+
+def _no_problem(record: Record) -> str | None:
+    """Why a record's problem is none, or None."""
+    try:
+        ConvProblem.parse(record.problem)
+    except ConvDispatchError as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...api.policy import Policy, forbid_when_frozen
 from ...api.problem import ConvProblem
 from .packs import file_name, file_text, publish, read_records
-from .record import Damaged, NewerSchema, Provenance, Record, choice_text, device_key, stale
+from .record import Damaged, NewerSchema, Provenance, Record, choice_text, device_key, is_device_key, stale
 from .timing import Timing, verdict
 
 __all__ = ["PerfDB", "default_folders", "perfdb", "record_packs", "scope_of", "user_folder"]
@@ -129,7 +129,7 @@ class PerfDB:
         found = set()
         for folder in self.folders.values():
             with contextlib.suppress(OSError):
-                found |= {entry.name for entry in folder.iterdir() if entry.is_dir()}
+                found |= {entry.name for entry in folder.iterdir() if is_device_key(entry.name) and entry.is_dir()}
         return sorted(found)
 
     def refresh(self, device: DeviceInfo | str | None = None) -> None:
@@ -154,19 +154,28 @@ class PerfDB:
             scoped.extend(replace(record, source="scope") for record in records)
             return None
         forbid_when_frozen("write the performance database")
-        path: Path | None = self.folder / key / file_name(records)
         try:
-            publish(path, file_text(records))
+            return self.store(*records)
         except OSError as error:
             self._say(self.folder, f"{self.folder} cannot be written ({error}): results last for this process only")
-            path = None
+            self._know(key, records)
+            return None
+
+    def store(self, *records: Record) -> Path:
+        """Write records of one device to a file, which is returned, and know them. Raises OSError."""
+        (key,) = {record.device for record in records}
+        path = self.folder / _key(key) / file_name(records)
+        publish(path, file_text(records))
+        self._know(key, records)
+        return path
+
+    def _know(self, key: str, records: Sequence[Record]) -> None:
         with self._lock:
             problems = self._load(key)
             for record in records:
                 known = problems.get(record.problem, [])
                 problems[record.problem] = self._merge([replace(record, source="user"), *known])
             self.generation += 1
-        return path
 
     # --- reading files -----------------------------------------------------------------------------------------------
 
@@ -267,7 +276,12 @@ def _order(record: Record, rank: dict[str, int]) -> tuple[int, str]:
 
 
 def _key(device: DeviceInfo | str) -> str:
-    return device if isinstance(device, str) else _cached_key(device)
+    """The name of a device's folder. Raises InvalidArgument for a text that may name another place."""
+    if not isinstance(device, str):
+        return _cached_key(device)
+    if not is_device_key(device):
+        raise InvalidArgument(f"a device's key is of small letters, digits and hyphens, got {device!r}")
+    return device
 
 
 _cached_key = functools.lru_cache(maxsize=64)(device_key)

@@ -24,12 +24,14 @@ __all__ = [
     "Record",
     "choice_text",
     "device_key",
+    "is_device_key",
     "now",
     "stale",
 ]
 
 LEAST_SAMPLES = 6
 """Samples below which there is no interval of 95 %."""
+_LONGEST_KEY, _LONGEST_TEXT = 120, 10_000
 SCHEMA = 1
 """Raised when an older convdispatch could misread a record; newer ones keep reading the older."""
 
@@ -62,7 +64,7 @@ def device_key(device: DeviceInfo) -> str:
     the database forget, only doubt.
     """
     words = f"{device.vendor}-{device.arch}-{device.name}-{device.compute_units}cu".lower()
-    return re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:120]
+    return re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:_LONGEST_KEY]
 
 
 def now() -> str:
@@ -161,13 +163,50 @@ class Record:
         return record
 
     def _check(self) -> None:
+        """Raise Damaged for a field that ``find`` cannot have written. A device's key names a folder."""
         times = (self.median_ms, *self.ci_ms, self.p20_ms, self.p80_ms)
-        if len(times) != 5 or not all(isinstance(t, int | float) and math.isfinite(t) and t > 0 for t in times):
-            raise Damaged(f"times must be positive numbers of milliseconds, got {times}")
-        if not all(isinstance(text, str) and text for text in (self.problem, self.device, self.solver)):
+        if len(times) != 5 or not all(_number(t) and t > 0 for t in times):
+            raise Damaged(f"times must be positive numbers of milliseconds, got {_short(times)}")
+        if not all(_word(text) and text for text in (self.problem, self.device, self.solver)):
             raise Damaged("problem, device and solver must be texts")
-        if not isinstance(self.config, Mapping) or not isinstance(self.count, int) or self.count < 1:
-            raise Damaged(f"config must be a mapping and count at least 1, got {self.config!r}, {self.count!r}")
+        if not is_device_key(self.device):
+            raise Damaged(f"a device's key is of small letters, digits and hyphens, got {_short(self.device)}")
+        if not isinstance(self.config, Mapping) or not _whole(self.count) or self.count < 1:
+            raise Damaged(f"config must be a mapping and count at least 1, got {_short((self.config, self.count))}")
+        then = self.provenance
+        texts = (self.device_name, self.conditions, self.created, self.version)
+        texts += (then.plugin, then.plugin_version, then.kernel_hash, then.driver)
+        if not all(_word(text) for text in texts):
+            raise Damaged("names, conditions, dates and versions must be texts of one line")
+        if not all(value is None or (_number(value) and value >= 0) for value in (self.look_ms, self.budget_ms, self.error)):
+            raise Damaged("error, budget and first look must be numbers of 0 or more, or null")
+        if not _whole(self.workspace) or not (then.workspace_limit is None or _whole(then.workspace_limit)):
+            raise Damaged("workspace and its limit must be whole numbers of bytes")
+        flags = (self.default, self.optimal, self.raced or False, self.deterministic or False)
+        if not all(isinstance(flag, bool) for flag in flags):
+            raise Damaged("raced, default, optimal and deterministic must be true or false")
+
+
+def is_device_key(text: str) -> bool:
+    """Whether a text can be a device's key, and so the name of a folder in a database."""
+    return re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)*-?", text) is not None and len(text) <= _LONGEST_KEY
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _word(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and len(value) <= _LONGEST_TEXT
+
+
+def _short(value: Any) -> str:
+    said = repr(value)
+    return said if len(said) <= 80 else said[:77] + "..."
 
 
 def stale(record: Record, current: Provenance) -> str | None:
