@@ -188,7 +188,9 @@ def soak(problem: ConvProblem, kind: str, queue: Any, on_device: bool, count: Co
             count.worst[name] = max(share, count.worst.get(name, 0.0))
         if not share <= 1:
             where = "device arrays" if on_device else "NumPy arrays"
-            count.wrong.append(f"{problem} {name} {kind}, {where}, data of seed {count.problems - 1}: {share:.3g} times")
+            count.wrong.append(
+                f"{problem} {name} {kind}, {where}, data of seed {count.problems - 1}: {share:.3g} times"
+            )
             print(f"WRONG {count.wrong[-1]} the error allowed", flush=True)
 
 
@@ -239,7 +241,9 @@ def main(
                   f"{len(count.wrong)} wrong, {len(count.failed)} failed; {now}", flush=True)  # fmt: skip
     now = held()
     early = early or now
-    grown = [f"{name} {early[name]} to {now[name]}" for name in ("descriptors", "threads") if now[name] > early[name] + 8]
+    grown = [
+        f"{name} {early[name]} to {now[name]}" for name in ("descriptors", "threads") if now[name] > early[name] + 8
+    ]
     grown += [f"MiB {most['MiB']}, above {most_mib}"] if most["MiB"] > most_mib else []
     said = {**dataclasses.asdict(count), "seconds": round(time.monotonic() - began), "seed": seed, "grown": grown}
     said |= {"device": str(runtime.device_info(queue.device)), "early": early, "last": now, "most": most}

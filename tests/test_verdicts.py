@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import convdispatch as cd
+from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.selection import dispatch, loader, verdicts
 from convdispatch.selection.records.perfdb import perfdb
 from convdispatch.tools.cli import main
@@ -184,8 +186,11 @@ def test_a_verified_plugin_needs_no_child(put, monkeypatch):
 
 def test_a_damaged_file_costs_no_call(put, tmp_path):
     put(PLUGIN.format(fault="pass"))
-    for text in ("", "[]", "{", "[" * 100_000, '{"imports": 3, "solvers": {"a": 1}}'):
+    for text in ("", "[]", "{", "[" * 100_000, "[" + "9" * 5000 + "]", '{"imports": 3, "solvers": {"a": 1}}'):
         (tmp_path / "db").mkdir(exist_ok=True)
         (tmp_path / "db" / "verdicts.json").write_text(text)
         fresh()
-        np.testing.assert_array_equal(cd.conv(X, W), np.full(PROBLEM.y_shape, 36, np.float32))
+        says = "imports" not in text  # of the last, which is JSON, only what fits is kept
+        with pytest.warns(ConvDispatchWarning, match="is damaged") if says else contextlib.nullcontext():
+            np.testing.assert_array_equal(cd.conv(X, W), np.full(PROBLEM.y_shape, 36, np.float32))
+        assert (tmp_path / "db" / "verdicts.damaged").exists()

@@ -12,6 +12,7 @@ import io
 import math
 import os
 import pickle
+import pickletools
 import sys
 import zipfile
 from collections import OrderedDict
@@ -42,17 +43,28 @@ _MALFORMED = (pickle.UnpicklingError, EOFError, ValueError, TypeError, Attribute
 _MALFORMED += (ImportError, OverflowError, MemoryError, RecursionError, zipfile.BadZipFile, NotImplementedError)
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+def read_checkpoint(
+    path: str | os.PathLike[str], *, most_description: int = 64 << 20, most_copies: int = 4
+) -> dict[str, np.ndarray]:
     """The tensors of a state dictionary, by name, in the file's order; each a new array in the machine's byte order.
 
-    Raises InvalidArgument when the file is missing or damaged, holds anything but tensors by name, or asks for a name
-    outside the allow-list (which is then named).
+    Sizes are compared with the file's before memory is taken. ``most_description``: bytes of the pickles that describe
+    the tensors; ``most_copies``: how many times the file's size all tensors may take, for several may be views of one
+    storage. Raises InvalidArgument when the file is missing or damaged, needs more than these, holds anything but
+    tensors by name, or asks for a name outside the allow-list (which is then named).
     """
     name = os.fspath(path)
     try:
         with Path(name).open("rb") as file:
-            state = _read_zip(file) if zipfile.is_zipfile(file) else _read_legacy(file)
-            return {key: value.array() for key, value in _flat(state)}
+            size = os.fstat(file.fileno()).st_size
+            read = _read_zip if zipfile.is_zipfile(file) else _read_legacy
+            tensors = _flat(read(file, most_description))
+            wanted = sum(tensor.nbytes for _, tensor in tensors)
+            if wanted > most_copies * size:
+                raise InvalidArgument(
+                    f"its tensors take {wanted} bytes, more than {most_copies} times the file's {size}"
+                )
+            return {key: value.array() for key, value in tensors}
     except InvalidArgument as error:
         raise InvalidArgument(f"checkpoint {name}: {error}") from None
     except OSError as error:
@@ -132,6 +144,10 @@ class _Tensor(_Inert):
             raise pickle.UnpicklingError(f"a tensor of shape {shape!r} is larger than its storage of {storage.numel}")
         self._set(storage=storage, offset=offset, shape=tuple(shape), strides=tuple(strides))
 
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.storage.dtype.itemsize
+
     def array(self) -> np.ndarray:
         dtype = self.storage.dtype
         if self.storage.data is None:
@@ -187,8 +203,11 @@ class _Unpickler(pickle.Unpickler):
 # --- the two containers ----------------------------------------------------------------------------------------------
 
 
-def _read_zip(file: BinaryIO) -> object:
+def _read_zip(file: BinaryIO, most: int) -> object:
     with zipfile.ZipFile(file) as archive:
+        held, there = sum(entry.file_size for entry in archive.infolist()), os.fstat(file.fileno()).st_size
+        if held > there:  # entries that overlap, or sizes that are not true
+            raise InvalidArgument(f"the archive's entries would take {held} bytes of a file of {there}")
         members = {name.partition("/")[2]: name for name in archive.namelist()}
         if "data.pkl" not in members:
             raise InvalidArgument("the archive has no data.pkl, so it is no PyTorch checkpoint")
@@ -204,27 +223,70 @@ def _read_zip(file: BinaryIO) -> object:
                 storages[key] = _Storage(dtype, numel, archive.read(members["data/" + key]))
             return storages[key]
 
-        return _Unpickler(io.BytesIO(archive.read(members["data.pkl"])), order, storage).load()
+        described = archive.getinfo(members["data.pkl"]).file_size
+        if described > most:
+            raise InvalidArgument(f"data.pkl has {described} bytes, at most {most} are read")
+        return _Unpickler(_described(io.BytesIO(archive.read(members["data.pkl"])), most), order, storage).load()
 
 
-def _read_legacy(file: BinaryIO) -> object:
+def _read_legacy(file: BinaryIO, most: int) -> object:
     file.seek(0)
-    if _Unpickler(file).load() != _LEGACY_MAGIC or _Unpickler(file).load() != _LEGACY_PROTOCOL:
+    magic, protocol = (_Unpickler(_described(file, most)).load() for _ in range(2))
+    if magic != _LEGACY_MAGIC or protocol != _LEGACY_PROTOCOL:
         raise InvalidArgument("it is neither a zip archive nor PyTorch's older format")
-    system = _Unpickler(file).load()
+    system = _Unpickler(_described(file, most)).load()
     order = "<" if system.get("little_endian", sys.byteorder == "little") else ">"
     storages: dict[str, _Storage] = {}
 
     def storage(key: str, dtype: np.dtype, numel: int) -> _Storage:
         return storages.setdefault(key, _Storage(dtype, numel))
 
-    state = _Unpickler(file, order, storage).load()
-    for key in _Unpickler(file).load():  # the raw storages follow in the order of this list
+    state = _Unpickler(_described(file, most), order, storage).load()
+    for key in _Unpickler(_described(file, most)).load():  # the raw storages follow in the order of this list
         wanted = storages[key]
         if int.from_bytes(_exactly(file, 8), "little" if order == "<" else "big") != wanted.numel:
             raise pickle.UnpicklingError(f"storage {key} differs in length from its description")
         wanted.fill(_exactly(file, wanted.numel * wanted.dtype.itemsize))
     return state
+
+
+class _Bounded:
+    """A file's next bytes, of which no more are asked for than there are."""
+
+    def __init__(self, file: Any, most: int) -> None:
+        self._file, self._most = file, most
+
+    def read(self, size: int) -> bytes:
+        if size > self._most:
+            raise InvalidArgument(f"a pickle of it asks for {size} bytes where at most {self._most} are left")
+        self._most -= size
+        return self._file.read(size)
+
+    def readline(self) -> bytes:
+        line = self._file.readline(self._most)
+        self._most -= len(line)
+        return line
+
+
+def _described(file: Any, most: int) -> io.BytesIO:
+    """The pickle at a file's place, as bytes of their own, its commands looked through; the file stands behind it.
+
+    A pickle numbers what it remembers as it likes, and its reader makes room for the largest number there is: one in
+    139 bytes asks for gigabytes. So no number may be larger than the pickle has bytes.
+    """
+    begin = file.tell()
+    file.seek(0, os.SEEK_END)
+    left = min(most, file.tell() - begin)
+    file.seek(begin)
+    largest = 0
+    for command, argument, _ in pickletools.genops(_Bounded(file, left)):
+        if "PUT" in command.name and isinstance(argument, int):
+            largest = max(largest, argument)
+    size = file.tell() - begin
+    if largest > size:
+        raise InvalidArgument(f"its pickle of {size} bytes remembers under the number {largest}")
+    file.seek(begin)
+    return io.BytesIO(file.read(size))
 
 
 def _exactly(file: BinaryIO, size: int) -> bytes:

@@ -10,24 +10,32 @@ import functools
 import importlib.util
 import json
 import os
+import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..api.errors import InvalidArgument
 
-__all__ = ["class_names", "read_picture", "sample_pictures"]
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["MOST_PIXELS", "class_names", "open_picture", "read_picture", "sample_pictures"]
 
 SAMPLES = ("chelsea.png", "coffee.png")
 MARGIN = 32
 """Of a picture scaled so that its shorter side is size + MARGIN pixels, the middle size by size is seen."""
+MOST_PIXELS = 64 << 20
+"""Of a picture file, as it is read by default: some 300 MB."""
 _EXTRA = "pip install 'convdispatch[demo]'"
 
 
-def read_picture(path: str | os.PathLike[str], size: int) -> np.ndarray:
-    """The middle of a picture as ``[size, size, 3]`` float32, RGB, 0 to 255; bicubic, turned upright as EXIF says.
+def open_picture(path: str | os.PathLike[str], most_pixels: int = MOST_PIXELS) -> Image.Image:
+    """A picture file in RGB, turned upright as EXIF says; 16-bit grey is scaled to 8 bits.
 
-    Raises InvalidArgument when the file is missing, a folder, or no picture that Pillow reads.
+    Raises InvalidArgument when the file is missing, a folder, no picture that Pillow reads, of more than
+    ``most_pixels`` (which is asked before they are read), or of numbers whose white is not known.
     """
     try:
         from PIL import Image, ImageOps
@@ -39,10 +47,38 @@ def read_picture(path: str | os.PathLike[str], size: int) -> np.ndarray:
     if not file.exists():
         raise InvalidArgument(f"{file} does not exist, expected a picture file")
     try:
-        with Image.open(file) as opened:
-            picture = ImageOps.exif_transpose(opened).convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's decoders raise all
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is asked below
+            with Image.open(file) as opened:
+                pixels = opened.size[0] * opened.size[1]
+                if pixels > most_pixels:
+                    size = "x".join(map(str, opened.size))
+                    raise InvalidArgument(f"{file} has {size} pixels, at most {most_pixels} are read: scale it down")
+                return _eight_bits(ImageOps.exif_transpose(opened), file).convert("RGB")
+    except InvalidArgument:
+        raise
+    except Exception as error:  # Pillow's decoders raise what they like, differently in each version
         raise InvalidArgument(f"{file} cannot be read as a picture: {error}") from None
+
+
+def _eight_bits(picture: Image.Image, file: Path) -> Image.Image:
+    """Pictures of wider numbers scaled to 0 to 255, where Pillow's own conversion would cut them off."""
+    from PIL import Image
+
+    mode = picture.mode
+    if mode == "F" or (mode == "I" and file.suffix.lower() in (".tif", ".tiff")):
+        raise InvalidArgument(f"{file} is of 32-bit numbers, whose white is not known: save it with 8 or 16 bits")
+    if mode == "I" or mode.startswith("I;16"):
+        wide = np.asarray(picture).astype(np.float64)
+        return Image.fromarray(np.clip(np.rint(wide / 257), 0, 255).astype(np.uint8))
+    return picture
+
+
+def read_picture(path: str | os.PathLike[str], size: int, *, most_pixels: int = MOST_PIXELS) -> np.ndarray:
+    """The middle of a picture as ``[size, size, 3]`` float32, RGB, 0 to 255; bicubic. Raises as ``open_picture``."""
+    picture = open_picture(path, most_pixels)
+    from PIL import Image  # it is there by now
+
     width, height = picture.size
     side = max(1, min(width, height) * size // (size + MARGIN))
     left, top = (width - side + 1) // 2, (height - side + 1) // 2

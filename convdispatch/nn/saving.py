@@ -7,11 +7,17 @@ whole on the disk: an interrupted save leaves the old file as it was.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import glob
 import json
 import math
 import os
+import platform
+import re
 import struct
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +25,10 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..device import jsontext
 from ..tensor import Tensor
 
-__all__ = ["load_tensors", "save_tensors"]
+__all__ = ["load_tensors", "save_tensors", "try_place"]
 
 _CODES = {
     "float64": "F64",
@@ -40,6 +47,8 @@ _CODES = {
 }
 _NAMES = {code: name for name, code in _CODES.items()}
 _LARGEST_HEADER = 100_000_000
+_ABANDONED_S = 3600.0
+"""Seconds after which a draft has no writer any more, whoever that was."""
 
 
 def save_tensors(
@@ -62,9 +71,10 @@ def save_tensors(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     temporary = ""
+    _remove_drafts(target)
     try:
         with tempfile.NamedTemporaryFile(
-            "wb", dir=target.parent, prefix=f".{target.name}.", suffix=".part", delete=False
+            "wb", dir=target.parent, prefix=f".{target.name}.{_writer()}.", suffix=".part", delete=False
         ) as file:
             temporary = file.name
             file.write(struct.pack("<Q", len(text)) + text)
@@ -80,6 +90,48 @@ def save_tensors(
     finally:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
+
+
+def try_place(path: str | os.PathLike[str]) -> None:
+    """Raise InvalidArgument where no file of this name could be written now; nothing is left behind."""
+    target = Path(path)
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.NamedTemporaryFile("wb", dir=target.parent, prefix=f".{target.name}.", suffix=".part") as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{target} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _remove_drafts(target: Path) -> None:
+    """Remove what killed processes left half written for this file; a living process's draft stays."""
+    with contextlib.suppress(OSError):
+        for draft in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
+            with contextlib.suppress(OSError):
+                if time.time() - draft.stat().st_mtime > _ABANDONED_S or _writer_is_gone(draft.name):
+                    draft.unlink()
+
+
+def _writer() -> str:
+    """What names this process in a draft's name."""
+    return f"{re.sub('[^a-zA-Z0-9]', '', platform.node())}-{os.getpid()}"
+
+
+def _writer_is_gone(name: str) -> bool:
+    """Whether a draft's name tells a process of this host that has ended."""
+    host, _, process = name.split(".")[-3].rpartition("-")
+    if os.name != "posix" or not process.isdecimal() or host != _writer().rpartition("-")[0]:
+        return False
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _array(name: Any, value: Any) -> np.ndarray:
@@ -113,7 +165,7 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], d
         raise InvalidArgument(f"checkpoint {source} cannot be read: {error.strerror or error}") from None
     try:
         return _parse(data)
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error, OverflowError) as error:
         raise InvalidArgument(f"checkpoint {source} is damaged or no safetensors file: {error}") from None
 
 
@@ -123,7 +175,7 @@ def _parse(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     (length,) = struct.unpack_from("<Q", data)
     if length > min(len(data) - 8, _LARGEST_HEADER):
         raise ValueError(f"the header should have {length} bytes, the file has {len(data) - 8}")
-    header = json.loads(data[8 : 8 + length])
+    header = jsontext.loads(data[8 : 8 + length])
     if not isinstance(header, dict):
         raise ValueError("the header is no table of tensors")
     metadata = header.pop("__metadata__", {})

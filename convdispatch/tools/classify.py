@@ -23,7 +23,7 @@ from ..calls.conv import constant, conv
 from ..device import runtime
 from ..inference import InferenceNet
 from ..models.efficientnet import CLASSES, MEAN, SCALE, SIZE, EfficientNetLite0
-from ..models.imagenet import class_names, read_picture, sample_pictures
+from ..models.imagenet import MOST_PIXELS, class_names, read_picture, sample_pictures
 from ..nn import Module, observe
 from ..nn.functional import softmax
 from ..selection import dispatch
@@ -131,6 +131,7 @@ def classify(
     device: Any = None,
     layout: str = "nchw",
     runs: int = 10,
+    most_pixels: int = MOST_PIXELS,
     report: Callable[[str], None] | None = None,
     model: str | PathLike[str] | None = None,
     mean: Sequence[float] = IMAGENET[0],
@@ -141,8 +142,8 @@ def classify(
     ``model`` is an ONNX file of ImageNet's thousand classes (or 1001, the first for none of them) to take instead of
     EfficientNet-lite0; its pictures are RGB, 0 to 255, minus ``mean``, over ``scale``; its layout is the file's, and
     its layers are those of the inference form. ``top`` names a picture; ``device`` is what ``runtime.find_device``
-    takes; ``runs`` samples a layer, 0 for no timing; ``report`` is told in words what happens next. Policies in force
-    apply.
+    takes; ``runs`` samples a layer, 0 for no timing; ``most_pixels`` of a picture are read; ``report`` is told in words
+    what happens next. Policies in force apply.
 
     Raises InvalidArgument for a path that is no readable picture or an extra that is not installed, before anything
     is computed; NoDevice; NoSolver.
@@ -155,7 +156,7 @@ def classify(
     if model is not None:
         return _classify_by(model, list(paths) or sample_pictures(), top, device, runs, tell, (mean, scale))
     files = list(paths) or sample_pictures()
-    inputs = [_input(read_picture(file, SIZE), layout) for file in files]
+    inputs = [_input(read_picture(file, SIZE, most_pixels=most_pixels), layout) for file in files]
     names = class_names()
     queue = runtime.queue(runtime.find_device(device))
     where = runtime.device_info(queue.device)

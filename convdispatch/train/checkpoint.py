@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..device import jsontext
 from ..nn import Dropout, load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def restore(path: Path, run: Run) -> None:
     if metadata.get("format") != _FORMAT:
         raise InvalidArgument(f"{path} is no checkpoint of convdispatch train, its format is {metadata.get('format')}")
     try:
-        step, settings = int(metadata["step"]), json.loads(metadata["settings"])
-        states = {str(name): int(state) for name, state in json.loads(metadata["generators"]).items()}
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        step, settings = int(metadata["step"]), dict(jsontext.loads(metadata["settings"]))
+        states = {str(name): int(state) for name, state in jsontext.loads(metadata["generators"]).items()}
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise InvalidArgument(f"checkpoint {path} is damaged: {error}") from None
     wanted = asdict(run.settings)
     other = [

@@ -7,12 +7,17 @@ import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..models.imagenet import MOST_PIXELS, open_picture
 
-__all__ = ["FASHION_FOLDERS", "Pictures", "load"]
+__all__ = ["FASHION_FOLDERS", "MOST_BYTES", "Pictures", "load"]
+
+MOST_BYTES = 4 << 30
+"""Of a data set, as it is read by default."""
 
 FASHION_FOLDERS = (Path("/usr/share/datasets/fashion-mnist"),)
 """Where Debian's package dataset-fashion-mnist puts its files."""
@@ -53,26 +58,27 @@ class Pictures:
         )
 
 
-def load(name: str) -> Pictures:
+def load(name: str, *, most_pixels: int = MOST_PIXELS, most_bytes: int = MOST_BYTES) -> Pictures:
     """``digits``, ``fashion-mnist``, or a folder's path.
 
     A folder holds Fashion-MNIST's four files (``train-images-idx3-ubyte`` and so on, with ``.gz`` or without), or one
     folder of picture files for each class; of those pictures every fifth is for testing.
-    Raises InvalidArgument for a data set that is missing, damaged or empty.
+    ``most_pixels`` of one picture file and ``most_bytes`` of a data set are compared with what the files state, before
+    memory is taken. Raises InvalidArgument for a data set that is missing, damaged, empty or larger.
     """
     if name == "digits":
         return _digits()
     if name == "fashion-mnist":
         for folder in FASHION_FOLDERS:
             if folder.is_dir():
-                return _idx_folder(folder, "fashion-mnist")
+                return _idx_folder(folder, "fashion-mnist", most_bytes)
         raise InvalidArgument(f"Fashion-MNIST is not at {', '.join(map(str, FASHION_FOLDERS))}: {_INSTALL}")
     folder = Path(name)
     if not folder.is_dir():
         raise InvalidArgument(f"{name} is neither digits, fashion-mnist nor a folder")
     if any(folder.glob("*-images-idx3-ubyte*")):
-        return _idx_folder(folder, folder.name)
-    return _class_folders(folder)
+        return _idx_folder(folder, folder.name, most_bytes)
+    return _class_folders(folder, most_pixels, most_bytes)
 
 
 def _digits() -> Pictures:
@@ -92,11 +98,11 @@ def _digits() -> Pictures:
 _FASHION = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-def _idx_folder(folder: Path, name: str) -> Pictures:
+def _idx_folder(folder: Path, name: str, most: int) -> Pictures:
     arrays = []
     for part in ("train", "t10k"):
-        images = _idx(folder, f"{part}-images-idx3-ubyte", 3)
-        labels = _idx(folder, f"{part}-labels-idx1-ubyte", 1)
+        images = _idx(folder, f"{part}-images-idx3-ubyte", 3, most)
+        labels = _idx(folder, f"{part}-labels-idx1-ubyte", 1, most)
         if len(images) != len(labels) or not len(images):
             raise InvalidArgument(f"{folder}: {len(images)} {part} pictures and {len(labels)} labels")
         arrays += [images[:, None], labels.astype(np.int32)]
@@ -105,39 +111,48 @@ def _idx_folder(folder: Path, name: str) -> Pictures:
     return Pictures(name, *arrays, classes)
 
 
-def _idx(folder: Path, name: str, axes: int) -> np.ndarray:
+def _idx(folder: Path, name: str, axes: int, most: int) -> np.ndarray:
     """An array of bytes in the IDX format: two zero bytes, 8, the number of axes, big-endian sizes, the data."""
     path = next((p for p in (folder / f"{name}.gz", folder / name) if p.exists()), None)
     if path is None:
         raise InvalidArgument(f"{folder} has no {name}(.gz): {_INSTALL}")
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            head = file.read(4 + 4 * axes)
+            sizes = tuple(int.from_bytes(head[4 + 4 * a : 8 + 4 * a], "big") for a in range(axes))
+            sound = head[:4] == bytes((0, 0, 8, axes)) and len(head) == 4 + 4 * axes
+            size = math.prod(sizes)
+            if sound and size > most:  # of a packed file a few bytes can be any number
+                raise InvalidArgument(f"{path} states {size} bytes, at most {most} are read")
+            data = _read_whole(file, size) if sound else b""
+            if not sound or len(data) != size or file.read(1):
+                raise InvalidArgument(f"{path} is damaged or no IDX file of bytes with {axes} axes")
     except (OSError, EOFError, zlib.error) as error:
         raise InvalidArgument(f"{path} cannot be read: {error}") from None
-    start = 4 + 4 * axes
-    sizes = tuple(int.from_bytes(data[4 + 4 * a : 8 + 4 * a], "big") for a in range(axes))
-    if data[:4] != bytes((0, 0, 8, axes)) or len(data) != start + math.prod(sizes):
-        raise InvalidArgument(f"{path} is damaged or no IDX file of bytes with {axes} axes")
-    return np.frombuffer(data, np.uint8, offset=start).reshape(sizes)
+    return np.frombuffer(data, np.uint8).reshape(sizes)
 
 
-def _class_folders(folder: Path) -> Pictures:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InvalidArgument("reading pictures needs Pillow: pip install 'convdispatch[demo]'") from None
+def _read_whole(file: BinaryIO, size: int) -> bytes:
+    """So many bytes, or what there is: memory is taken as they come, not as a header promises."""
+    parts, left = [], size
+    while left and (part := file.read(min(left, 1 << 20))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _class_folders(folder: Path, most_pixels: int, most_bytes: int) -> Pictures:
     classes = tuple(sorted(part.name for part in folder.iterdir() if part.is_dir() and not part.name.startswith(".")))
     images: list[np.ndarray] = []
     labels: list[int] = []
     size: tuple[int, int] | None = None
     for label, name in enumerate(classes):
         for path in sorted(p for p in (folder / name).iterdir() if p.suffix.lower() in _PICTURES):
-            try:
-                with Image.open(path) as opened:
-                    size = size or opened.size
-                    picture = opened.convert("RGB").resize(size)
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-                raise InvalidArgument(f"{path} cannot be read as a picture: {error}") from None
+            picture = open_picture(path, most_pixels)
+            size = size or picture.size
+            picture = picture.resize(size)
+            if (len(images) + 1) * size[0] * size[1] * 3 > most_bytes:
+                raise InvalidArgument(f"{folder} holds more than {most_bytes} bytes of pictures of {size[0]}x{size[1]}")
             images.append(np.asarray(picture, np.uint8).transpose(2, 0, 1))
             labels.append(label)
     if len(classes) < 2 or len(images) < 2 * _TEST_SHARE:

@@ -21,6 +21,7 @@ from ..device import runtime
 from ..elementwise import apply, full
 from ..nn import SGD, Adam, Module, Optimizer, Tape, capture
 from ..nn.functional import cross_entropy
+from ..nn.saving import try_place
 from ..tensor import Tensor
 from .batches import Batches
 from .checkpoint import restore, save
@@ -168,6 +169,8 @@ def train(
         raise InvalidArgument(f"{path} exists: go on from it with --resume, or remove it")
     if path is not None and not path.parent.is_dir():
         raise InvalidArgument(f"the checkpoint's folder {path.parent} does not exist")
+    if path is not None:
+        try_place(path)
     if every < 1:
         raise InvalidArgument(f"checkpoints come every 1 or more steps, got {every}")
     pictures = (load(settings.data) if data is None else data).first(settings.images, settings.test_images)

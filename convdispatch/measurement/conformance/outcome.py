@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...api.errors import InvalidArgument
+from ...device import jsontext
 from .levels import VERSION, held
 from .space import covered
 
@@ -133,7 +134,7 @@ class Report:
         try:
             kept = {name: value for name, value in values.items() if name not in ("verdict", "levels", "coverage")}
             return cls(**{**kept, "outcomes": [Outcome(**outcome) for outcome in values["outcomes"]]})
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise InvalidArgument(f"a damaged conformance report: {error!r}") from error
 
     def write(self, path: Path) -> None:
@@ -144,7 +145,7 @@ class Report:
 def load(path: Path) -> Report:
     """A report from a JSON file. Raises InvalidArgument."""
     try:
-        return Report.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return Report.from_json(jsontext.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         if isinstance(error, InvalidArgument):
             raise

@@ -178,7 +178,9 @@ class Record:
         texts += (then.plugin, then.plugin_version, then.kernel_hash, then.driver)
         if not all(_word(text) for text in texts):
             raise Damaged("names, conditions, dates and versions must be texts of one line")
-        if not all(value is None or (_number(value) and value >= 0) for value in (self.look_ms, self.budget_ms, self.error)):
+        if not all(
+            value is None or (_number(value) and value >= 0) for value in (self.look_ms, self.budget_ms, self.error)
+        ):
             raise Damaged("error, budget and first look must be numbers of 0 or more, or null")
         if not _whole(self.workspace) or not (then.workspace_limit is None or _whole(then.workspace_limit)):
             raise Damaged("workspace and its limit must be whole numbers of bytes")

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
+from ...device import jsontext
 
 __all__ = [
     "EVIDENCE",
@@ -220,7 +221,7 @@ class Report:
             layers = [Layer(**layer) for layer in values["layers"]]
             measured = {text: Measured.from_json(found) for text, found in values["measured"].items()}
             return cls(**{**values, "layers": layers, "measured": measured})
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidArgument(f"a damaged benchmark report: {error!r}") from error
 
 
@@ -236,9 +237,13 @@ def load(path: Path) -> Report:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"cannot read {path}: {error}") from error
     try:
-        return Report.from_json(json.loads(text))
-    except json.JSONDecodeError:
-        return _from_lines(path, text.splitlines())
+        values = jsontext.loads(text)
+    except ValueError:
+        values = None
+    try:
+        return _from_lines(path, text.splitlines()) if values is None else Report.from_json(values)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error}") from None
 
 
 def _from_lines(path: Path, lines: list[str]) -> Report:
@@ -246,16 +251,21 @@ def _from_lines(path: Path, lines: list[str]) -> Report:
     report: Report | None = None
     for line in lines:
         try:
-            values = json.loads(line)
-        except json.JSONDecodeError:  # the run was killed as it wrote: that problem is measured again
+            values = jsontext.loads(line)
+        except ValueError:  # the run was killed as it wrote: that problem is measured again
+            continue
+        if not isinstance(values, dict):
             continue
         if "schema" in values:
             earlier = report.measured if report else {}
             report = Report.from_json(values)
             report.measured = {**earlier, **report.measured}
         elif report is not None:
-            found = Measured.from_json(values)
-            report.measured[found.problem] = found
+            try:
+                found = Measured.from_json(values)
+                report.measured[found.problem] = found
+            except (KeyError, TypeError, AttributeError):  # torn, or no measurement: it is made again
+                continue
     if report is None:
         raise InvalidArgument(f"{path} holds no benchmark report")
     return report

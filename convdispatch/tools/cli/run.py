@@ -16,6 +16,7 @@ __all__ = ["classify"]
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--top", default=5, show_default=True, help="Names for each picture.")
 @click.option("--runs", default=20, show_default=True, help="Timed repetitions of each layer.")
+@click.option("--most-pixels", type=click.IntRange(min=1), help="Of a picture; larger ones are refused.")
 @click.option("--layout", type=click.Choice(["nchw", "nhwc"]), default=None, help="Layout of the activations.")
 @click.option("--model", type=click.Path(path_type=Path), default=None, help="An ONNX file of ImageNet's classes.")
 @click.option("--mean", metavar="R,G,B", default=None, help="Of its pictures, of 255. Default: ImageNet's.")
@@ -25,6 +26,7 @@ def classify(
     paths: tuple[Path, ...],
     top: int,
     runs: int,
+    most_pixels: int | None,
     layout: str | None,
     model: Path | None,
     mean: str | None,
@@ -38,6 +40,7 @@ def classify(
     options: dict[str, Any] = {} if layout is None else {"layout": layout}
     options |= {} if model is None else {"model": model}
     options |= {name: _colours(name, text) for name, text in (("mean", mean), ("scale", scale)) if text is not None}
+    options |= {} if most_pixels is None else {"most_pixels": most_pixels}
     run(list(paths), top=top, runs=runs, device=device, **options).show(stdout())
 
 

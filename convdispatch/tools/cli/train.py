@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ...api.errors import InvalidArgument
 from .options import AS_JSON, DEVICE, stderr, stdout
 
 __all__ = ["train"]
@@ -31,6 +33,7 @@ __all__ = ["train"]
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint, if there is one.")
 @click.option("--every", default=200, show_default=True, type=click.IntRange(min=1), help="Steps between checkpoints.")
 @click.option("--curve", type=click.Path(path_type=Path, dir_okay=False), help="Write the losses there as CSV.")
+@click.option("--most-pixels", type=click.IntRange(min=1), help="Of a picture file; larger ones are refused.")
 @AS_JSON
 @DEVICE
 def train(
@@ -49,13 +52,20 @@ def train(
     resume: bool,
     every: int,
     curve: Path | None,
+    most_pixels: int | None,
     as_json: bool,
     device: str | None,
 ) -> None:
     """Train a small net on DATA: digits (scikit-learn's), fashion-mnist (Debian's), or a folder of pictures."""
+    from ...nn.saving import try_place
     from ...train import Settings
     from ...train import train as run
     from ...train.curve import curve as plot
+    from ...train.data import load
+
+    if curve is not None:
+        try_place(curve)
+    more = {} if most_pixels is None else {"data": load(data, most_pixels=most_pixels)}
 
     rate = lr if lr is not None else 0.05 if optimizer == "sgd" else 0.001
     settings = Settings(
@@ -74,7 +84,7 @@ def train(
         bar.update(task, completed=done, total=total, loss=loss)
 
     try:
-        report = run(settings, device=device, checkpoint=checkpoint, resume=resume, every=every, progress=tell)
+        report = run(settings, device=device, checkpoint=checkpoint, resume=resume, every=every, progress=tell, **more)
     except KeyboardInterrupt:
         bar.stop()
         kept = f"{checkpoint} holds it: go on with --resume" if checkpoint else "no --checkpoint was named to keep it"
@@ -83,10 +93,7 @@ def train(
     finally:
         bar.stop()
     if curve is not None:
-        with curve.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["step", "loss"])
-            writer.writerows((step, f"{loss:.9g}") for step, loss in enumerate(report.losses, 1))
+        _write_curve(curve, report.losses)
     if as_json:
         click.echo(json.dumps(report.to_dict()))
         return
@@ -95,3 +102,13 @@ def train(
     console.print(
         f"accuracy {report.accuracy:.2%} on {report.device}; {report.steps} steps in {report.seconds:.1f} s{speed}"
     )
+
+
+def _write_curve(path: Path, losses: Sequence[float]) -> None:
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["step", "loss"])
+            writer.writerows((step, f"{loss:.9g}") for step, loss in enumerate(losses, 1))
+    except OSError as error:
+        raise InvalidArgument(f"the curve {path} cannot be written: {error.strerror or error}") from None
