@@ -198,7 +198,7 @@ def held() -> dict[str, int]:
     """What the process holds now: MiB of resident memory, file descriptors, threads."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
     mib = int(lines["VmRSS"].split()[0]) // 1024
-    return {"MiB": mib, "descriptors": len(os.listdir("/proc/self/fd")), "threads": int(lines["Threads"])}
+    return {"MiB": mib, "descriptors": len(list(Path("/proc/self/fd").iterdir())), "threads": int(lines["Threads"])}
 
 
 @click.command()

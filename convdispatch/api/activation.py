@@ -49,13 +49,19 @@ ACTIVATIONS: dict[str, Activation] = {
 _FORM = re.compile(r"(\w+)(?:\(([^()]*)\))?")
 
 
-@functools.cache
 def parse_activation(text: str) -> tuple[str, tuple[float, ...]]:
     """Split ``"leaky_relu(0.1)"`` into its name and numbers, defaults filled in.
 
     Raises InvalidProblem for an unknown name, a bad number or too many of them.
     """
-    match = _FORM.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
+    if not isinstance(text, str):
+        raise InvalidProblem(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {text!r}")
+    return _parse(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> tuple[str, tuple[float, ...]]:
+    match = _FORM.fullmatch(text.replace(" ", ""))
     if match is None or match[1] not in ACTIVATIONS:
         raise InvalidProblem(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {text!r}")
     defaults = ACTIVATIONS[match[1]].parameters

@@ -85,6 +85,8 @@ class ConvProblem:
                 object.__setattr__(self, name, getattr(self, name[:-2]))
             elif isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise InvalidProblem(f"{name} must be an integer, got {value!r}")
+            elif abs(int(value)) > _LARGEST:
+                raise InvalidProblem(f"{name} must be below 2**63")
             else:
                 object.__setattr__(self, name, int(value))
         self._check_numbers()
@@ -282,6 +284,7 @@ def _macros(problem: ConvProblem) -> str:
     return "\n".join(lines) + "\n" + storage_macros(problem.dtype) + activation_macro(problem.activation)
 
 
+_LARGEST = 2**63 - 1
 _LETTER = re.compile(r"([a-z]+(?:_r)?)(\d+)")
 
 
@@ -309,6 +312,8 @@ def _parse(cls: type[ConvProblem], text: str) -> ConvProblem:
             )
         if match[1] in values:
             raise InvalidProblem(f"{match[1]} stands twice in {text!r}")
+        if len(match[2]) > 19:
+            raise InvalidProblem(f"{match[1]} has {len(match[2])} digits, at most 19 are read")
         values[match[1]] = int(match[2])
         position = match.end()
     outputs = {name: values.pop(name) for name in ("od", "oh", "ow") if name in values}

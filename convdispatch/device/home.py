@@ -1,8 +1,8 @@
 """A place for caches where the user's own cannot be written: read-only systems, containers, accounts without a home.
 
 pyopencl keeps its generated calls in a folder of the user's cache and calls no kernel where that cannot be made. So
-before that part of it is imported, and where the folder refuses, the whole cache moves to a folder of the user's among the
-temporary files. What lies in it is run, so it must be the user's own and closed to others.
+before that part of it is imported, and where the folder refuses, the whole cache moves to a folder of the user's among
+the temporary files. What lies in it is run, so it must be the user's own and closed to others.
 """
 
 from __future__ import annotations

@@ -138,16 +138,27 @@ def _folder(digest: str) -> Path:
 
 def _listed_in(folder: Path) -> list[tuple[str, str]]:
     if folder.is_file():
-        return [(str(folder), folder.read_text().strip())]
+        return [(str(folder), library) for library in [_library(folder)] if library]
     if not folder.is_dir():
         return []
     listed = []
     for file in sorted(folder.glob("*.icd")):
-        try:
-            listed.append((str(file), file.read_text().strip()))
-        except OSError:
-            continue
+        listed.append((str(file), _library(file)))
     return [(source, library) for source, library in listed if library]
+
+
+def _library(file: Path) -> str:
+    """What an .icd file names; empty, with a warning, for one that no loader can read."""
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+        if "\0" in text or "\n" in text:
+            raise ValueError("one line that names a library is expected")
+    except OSError:
+        return ""
+    except ValueError as error:
+        warnings.warn(f"{file} is passed over: {error}; remove it or mend it", ConvDispatchWarning, stacklevel=3)
+        return ""
+    return text
 
 
 def _listed_by_system() -> list[tuple[str, str]]:
@@ -173,7 +184,7 @@ def _bundled() -> list[tuple[str, str]]:
     if spec is None or spec.origin is None:
         return []
     folder = Path(spec.origin).parent / ".libs"
-    return [(f"pip: pyopencl ({file.name})", str(folder / file.read_text().strip())) for file in folder.glob("*.icd")]
+    return [(f"pip: pyopencl ({file.name})", str(folder / _library(file))) for file in folder.glob("*.icd")]
 
 
 def _unlisted_nvidia() -> list[tuple[str, str]]:

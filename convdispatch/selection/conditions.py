@@ -29,6 +29,7 @@ _CHOICES = {
 }
 KEYS = _KINDS.keys() | _DEVICE
 """What a ``when`` may ask: every letter and word of a problem, and these properties of a device."""
+_WHOLE = re.compile(r"[0-9]{1,18}")
 _COMPARISON = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(.+)")
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
@@ -61,9 +62,9 @@ def mistake(key: str, value: Any) -> str | None:
     text = isinstance(value, str)
     comparison = _COMPARISON.fullmatch(value) if text else None
     if key in _NUMBERS:
-        if comparison and not comparison[2].strip().isdigit():
+        if comparison and not _WHOLE.fullmatch(comparison[2].strip()):
             return f"{key}: {value!r} must compare with a whole number"
-        whole = value.strip().isdigit() if text else type(value) is int
+        whole = bool(_WHOLE.fullmatch(value.strip())) if text else type(value) is int
         if not (whole or comparison):
             return f"{key} takes a whole number, a list of them or a comparison such as '>=32', got {value!r}"
     elif key in _FLAGS:
@@ -89,4 +90,4 @@ def _satisfies(value: Any, wanted: Any) -> bool:
 
 def _ordered(value: Any) -> tuple[int, ...]:
     """A number or a driver's version as something that compares: ``"580.159"`` is (580, 159)."""
-    return (value,) if isinstance(value, int) else tuple(int(part) for part in re.findall(r"\d+", str(value)))
+    return (value,) if isinstance(value, int) else tuple(int(part[:18]) for part in re.findall(r"[0-9]+", str(value)))

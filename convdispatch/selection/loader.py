@@ -31,7 +31,7 @@ from ..api import hookspecs
 from ..api.errors import ConvDispatchWarning, InvalidPolicy, words
 from ..api.solver import EPILOGUE, Solver
 from . import verdicts
-from .registry import FILE_NAME, Registry, parse, registry
+from .registry import FILE_NAME, Registry, parse, read_text, registry
 
 __all__ = ["LAYER_GROUP", "Loaded", "Plugins", "dropin_folder", "load_alone", "plugins", "reload", "try_each"]
 
@@ -301,8 +301,8 @@ def _take_rules(loaded: Plugins, name: str, module: Any, solvers: tuple[str, ...
     if file is None or not file.is_file():
         return ""
     try:
-        rules = parse(file.read_text(encoding="utf-8"), str(file), frozenset({"version", "rules"}))
-    except (InvalidPolicy, OSError, UnicodeDecodeError) as error:
+        rules = parse(read_text(file), str(file), frozenset({"version", "rules"}))
+    except InvalidPolicy as error:
         note = f"its rules are passed over: {error}"
     else:
         loaded.rules[name] = rules

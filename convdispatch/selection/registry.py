@@ -132,14 +132,24 @@ def _read(path: str | None, packaged: str | None) -> Registry:
     """One file; with the packaged one behind it where it is that, or includes it."""
     if path is None:
         return Registry("no registry.yaml", own=0)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidPolicy(f"the registry {path} cannot be read: {error.strerror}") from error
+    text = read_text(path)
     if path == packaged:
         return Registry(path).over(parse(text, path))
     found = parse(text, path)
     return found if found.own is None else found.over(_read(packaged, packaged))
+
+
+def read_text(path: str | Path) -> str:
+    """A registry file's text. Raises InvalidPolicy, which names the line of what is no UTF-8."""
+    try:
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # a path may hold a NUL
+        raise InvalidPolicy(f"the registry {path} cannot be read: {getattr(error, 'strerror', error)}") from error
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InvalidPolicy(f"{path}:{line}: not UTF-8: {error.reason}") from None
 
 
 def registry() -> Registry:
@@ -158,6 +168,13 @@ def parse(text: str, source: str = FILE_NAME, keys: Set[str] = KEYS_OF_A_FILE) -
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise InvalidPolicy(f"{source}:{line}: {error.problem or 'not YAML'}") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1 if isinstance(error.position, int) else 1
+        raise InvalidPolicy(f"{source}:{line}: a character that YAML does not allow: {error.reason}") from error
+    except RecursionError:
+        raise InvalidPolicy(f"{source}:1: lists or mappings stand too deep in each other") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # an escape that is no character, for one
+        raise InvalidPolicy(f"{source}:1: not YAML: {error}") from error
     if root is None:
         return Registry(source)
     return _Parser(source).registry(root, keys)
@@ -181,6 +198,8 @@ class _Parser:
             raise self.fail(node, f"{what} must be a mapping of {', '.join(sorted(keys))}")
         items = {}
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self.fail(key, f"a key of {what} is a word; known: {', '.join(sorted(keys))}")
             if key.value not in keys:
                 raise self.fail(key, f"unknown key {key.value!r} in {what}; known: {', '.join(sorted(keys))}")
             if key.value in items:
@@ -201,13 +220,18 @@ class _Parser:
                 raise self.fail(item, f"{what} must hold names")
         return tuple(item.value for item in self.sequence(node, what))
 
+    def word(self, node: yaml.Node, what: str) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            raise self.fail(node, f"{what} must be one word or sentence")
+        return str(node.value)
+
     def registry(self, root: yaml.Node, keys: Set[str]) -> Registry:
         items = self.mapping(root, "the registry", keys)
         version = items.get("version")
-        if version is not None and version.value != "1":
+        if version is not None and self.word(version, "version") != "1":
             raise self.fail(version, f"version must be 1, got {version.value}")
         include = items.get("include")
-        if include is not None and include.value != "packaged":
+        if include is not None and self.word(include, "include") != "packaged":
             raise self.fail(include, "include takes packaged and nothing else")
         rules = tuple(self.rule(node) for node in self.sequence(items.get("rules"), "rules"))
         errata = tuple(self.erratum(node) for node in self.sequence(items.get("errata"), "errata"))
@@ -232,7 +256,8 @@ class _Parser:
         for key in ("solver", "reason"):
             if key not in items:
                 raise self.fail(node, f"an erratum needs {key}")
-        return Erratum(items["solver"].value, self.when(items.get("when")), items["reason"].value, self.where(node))
+        solver, reason = self.word(items["solver"], "solver"), self.word(items["reason"], "reason")
+        return Erratum(solver, self.when(items.get("when")), reason, self.where(node))
 
     def when(self, node: yaml.Node | None) -> tuple[Condition, ...]:
         if node is None:
@@ -246,8 +271,12 @@ class _Parser:
         for item in nodes:
             if not isinstance(item, yaml.ScalarNode):
                 raise self.fail(item, f"{key} takes a value, a list of values or a comparison such as '>=32'")
-            value = self.construct(item)
-            wrong = mistake(key, value)
+            try:
+                value = self.construct(item)
+                wrong = mistake(key, value)
+            except (yaml.YAMLError, ValueError, OverflowError, TypeError, AttributeError) as error:
+                reason = getattr(error, "problem", None) or error
+                raise self.fail(item, f"{key}: {str(item.value)[:40]!r} is no value: {reason}") from None
             if wrong:
                 raise self.fail(item, wrong)
             alternatives.append(value)

@@ -154,7 +154,7 @@ def classify(
         raise InvalidArgument(f"runs must be 0 or more, got {runs}")
     tell = report or (lambda words: None)
     if model is not None:
-        return _classify_by(model, list(paths) or sample_pictures(), top, device, runs, tell, (mean, scale))
+        return _classify_by(model, list(paths) or sample_pictures(), top, device, runs, tell, (mean, scale), most_pixels)
     files = list(paths) or sample_pictures()
     inputs = [_input(read_picture(file, SIZE, most_pixels=most_pixels), layout) for file in files]
     names = class_names()
@@ -183,6 +183,7 @@ def _classify_by(
     runs: int,
     tell: Callable[[str], None],
     normalised: tuple[Sequence[float], Sequence[float]],
+    most_pixels: int,
 ) -> ClassifyReport:
     """``classify`` with an ONNX file's net."""
     from ..onnx import load
@@ -192,7 +193,7 @@ def _classify_by(
     net = load(model, device=device)
     if len(net.inputs) != 1:
         raise InvalidArgument(f"a net of pictures has one input, {model} has {', '.join(map(str, net.inputs))}")
-    inputs = [scaled_picture(file, net.inputs[0], *normalised) for file in files]
+    inputs = [scaled_picture(file, net.inputs[0], *normalised, most_pixels=most_pixels) for file in files]
     where = runtime.device_info(net.queue.device)
     tell(f"compiling for {where}")
     pictures = []

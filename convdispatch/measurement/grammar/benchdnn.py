@@ -17,7 +17,7 @@ from ...api.dtypes import DTYPES
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from ..shapes import Entry
-from .limits import check
+from .limits import check, number
 
 __all__ = ["Knobs", "read_descriptor", "read_line", "write"]
 
@@ -114,7 +114,7 @@ _SETTERS: dict[str, Callable[[str], dict[str, object]]] = {
     "cfg": lambda value: {"dtypes": _dtypes(value)},
     "stag": lambda value: {"source_layouts": _list(value, _TAGS, "layout")},
     "dtag": lambda value: {"output_layouts": _list(value, _TAGS, "layout")},
-    "mb": lambda value: {"batches": tuple(int(number) for number in value.split(","))},
+    "mb": lambda value: {"batches": tuple(number(digits) for digits in value.split(","))},
     "bia-dt": lambda value: {"bias": value != "undef"},
     "attr-fpmath": lambda value: {"math": _list(value.split(":")[0], _MATHS, "fpmath")[0]},
     "attr-post-ops": lambda value: {"epilogues": tuple(_epilogue(v) if v else () for v in value.split(","))},
@@ -185,9 +185,9 @@ def read_descriptor(text: str) -> tuple[ConvProblem, str, int]:
         elif found[1] in values:
             raise InvalidProblem(f"{found[1]} stands twice in {text!r}")
         else:
-            values[found[1]], position = int(found[2]), found.end()
+            values[found[1]], position = number(found[2]), found.end()
     counted = re.fullmatch(r"(.*)\*(\d+)", name)
-    name, count = (counted[1], int(counted[2])) if counted else (name, 1)
+    name, count = (counted[1], number(counted[2])) if counted else (name, 1)
     return _geometry(values, text), name, count
 
 

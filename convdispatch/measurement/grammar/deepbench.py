@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from ..shapes import Entry
-from .limits import check
+from .limits import check, number
 
 __all__ = ["TEXT", "read_line", "read_tuple", "write"]
 
@@ -29,7 +29,7 @@ def read_line(line: str) -> list[Entry]:
     found = TEXT.fullmatch(line)
     if found is None:
         raise InvalidProblem(f"cannot read {line!r}; expected a tuple ({', '.join(FIELDS)})")
-    problem = read_tuple([int(number) for number in re.findall(r"\d+", found[1])])
+    problem = read_tuple([number(digits) for digits in re.findall(r"\d+", found[1])])
     return [Entry(str(problem), problem)]
 
 

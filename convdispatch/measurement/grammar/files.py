@@ -72,7 +72,7 @@ def _read_text(path: Path, dialect: str | None, knobs: benchdnn.Knobs, within: t
         raise InvalidProblem(f"{path} includes itself")
     try:
         lines = [_uncomment(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
         raise InvalidProblem(f"cannot read {path}: {error}") from error
 
     def include(name: str, current: benchdnn.Knobs) -> list[Entry]:

@@ -1,14 +1,15 @@
-"""Refuses, in words, what a dialect cannot express."""
+"""Refuses, in words, what a dialect cannot express, and numbers that no problem has."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from ...api.errors import InvalidArgument
+from ...api.errors import InvalidArgument, InvalidProblem
 from ...api.problem import ConvProblem
 
-__all__ = ["check"]
+__all__ = ["check", "number"]
 
+_DIGITS = 18
 _FLAGS = {
     "bias": "a bias",
     "residual": "a residual",
@@ -16,6 +17,13 @@ _FLAGS = {
     "accumulate": "accumulation",
     "constant_weights": "constant weights",
 }
+
+
+def number(digits: str) -> int:
+    """The whole number of these digits. Raises InvalidProblem for more than a size can have."""
+    if len(digits) > _DIGITS:
+        raise InvalidProblem(f"a number has {len(digits)} digits, at most {_DIGITS} are read")
+    return int(digits)
 
 
 def check(

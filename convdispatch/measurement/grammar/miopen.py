@@ -94,9 +94,9 @@ def _options(tokens: list[str]) -> tuple[dict[str, int | None], dict[str, str]]:
             words[field] = value
         elif field:
             try:
-                numbers[field] = int(value)
+                numbers[field] = int(value) if len(value) < 20 else int("no size")
             except ValueError:
-                raise InvalidProblem(f"{token} needs a number, got {value!r}") from None
+                raise InvalidProblem(f"{token} needs a number, got {value[:40]!r}") from None
     return numbers, words
 
 

@@ -124,8 +124,11 @@ def read_line(line: str) -> list[Entry]:
     """The convolutions of a graph in ONNX's text. Raises InvalidProblem."""
     try:
         return _entries(_onnx().parser.parse_graph(line))
-    except _onnx().parser.ParseError as error:
-        raise InvalidProblem(f"ONNX cannot read {line!r}: {str(error).strip()}") from None
+    except InvalidProblem:
+        raise
+    except Exception as error:  # ParseError, and what a graph that is none makes of the parser or of its nodes
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InvalidProblem(f"ONNX cannot read {line[:200]!r}: {reason}") from None
 
 
 def read_model(path: Path) -> list[Entry]:

@@ -7,6 +7,7 @@ import re
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from ..shapes import Entry
+from .limits import number
 
 __all__ = ["TRACE", "read_line", "write"]
 
@@ -25,7 +26,7 @@ def read_line(line: str) -> list[Entry]:
     if found is None:
         raise InvalidProblem(f"cannot read {line!r}; expected `problem  name *count`")
     problem = ConvProblem.parse(found["problem"])
-    return [Entry(found["name"] or found["problem"], problem, int(found["count"] or 1))]
+    return [Entry(found["name"] or found["problem"], problem, number(found["count"] or "1"))]
 
 
 def write(problem: ConvProblem, name: str = "") -> str:

@@ -58,6 +58,8 @@ def parse(text: str, source: str = "<text>") -> list[Entry]:
             raise InvalidProblem(f"{source}:{number}: expected 'problem name *count', got {line!r}")
         try:
             problem = ConvProblem.parse(match[1])
+            if len(match[3] or "") > 18:
+                raise InvalidProblem(f"a count of {len(match[3])} digits")
         except InvalidProblem as error:
             raise InvalidProblem(f"{source}:{number}: {error}") from None
         name = match[2] or match[1]

@@ -50,6 +50,10 @@ class _Group(click.Group):
                 return super().invoke(context)
         except ConvDispatchError as error:
             raise click.ClickException(str(error)) from error
+        except OSError as error:
+            if error.filename is None:  # no file's: a pipe that was closed, a process that did not start
+                raise
+            raise click.ClickException(f"{error.filename}: {error.strerror or error}") from error
         except KeyboardInterrupt:
             click.echo("interrupted: nothing was lost that was recorded before", err=True)
             context.exit(130)
