@@ -1,8 +1,8 @@
-"""Any problem there is, for Hypothesis, and how two readings of one are compared."""
+"""Any problem there is, for Hypothesis, how two readings of one are compared, and files with bytes changed."""
 
 from __future__ import annotations
 
-from hypothesis import assume
+from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 
 from convdispatch.api.activation import parse_activation
@@ -58,3 +58,20 @@ def answer(error, call):
         return call(), ""
     except error as refusal:
         return None, str(refusal)
+
+
+FUZZ = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+"""A short profile, the same examples each time."""
+
+
+def mutated(text: bytes) -> st.SearchStrategy[bytes]:
+    """``text`` with a few bytes put in, taken out or replaced."""
+    change = st.tuples(st.integers(0, len(text)), st.integers(0, 4), st.binary(max_size=6))
+
+    def apply(changes):
+        out = text
+        for place, removed, added in changes:
+            out = out[:place] + added + out[place + removed :]
+        return out
+
+    return st.lists(change, min_size=1, max_size=4).map(apply)

@@ -20,6 +20,7 @@ ZONES = {
         commands*
         cuda_*
         gemm
+        home
         host_*
         icd
         imports
@@ -37,6 +38,7 @@ ZONES = {
         evidence
         explanation
         guard*
+        hostile_records
         injection
         layers
         loader
@@ -58,6 +60,7 @@ ZONES = {
         find
         fitting
         grammar*
+        hostile_parsers
         kit*
         measure
         mutants
@@ -78,6 +81,7 @@ ZONES = {
         threads
     """,
     "nets": """
+        hostile_nets
         inference*
         models*
         nn

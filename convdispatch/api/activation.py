@@ -63,13 +63,13 @@ def parse_activation(text: str) -> tuple[str, tuple[float, ...]]:
 def _parse(text: str) -> tuple[str, tuple[float, ...]]:
     match = _FORM.fullmatch(text.replace(" ", ""))
     if match is None or match[1] not in ACTIVATIONS:
-        raise InvalidProblem(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {text!r}")
+        raise InvalidProblem(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {text[:80]!r}")
     defaults = ACTIVATIONS[match[1]].parameters
     given = [part for part in (match[2] or "").split(",") if part]
     try:
         numbers = tuple(float(part) for part in given)
     except ValueError:
-        raise InvalidProblem(f"activation {match[1]} takes numbers in parentheses, got {text!r}") from None
+        raise InvalidProblem(f"activation {match[1]} takes numbers in parentheses, got {text[:80]!r}") from None
     if len(numbers) > len(defaults):
         raise InvalidProblem(f"activation {match[1]} takes at most {len(defaults)} numbers, got {text!r}")
     return match[1], numbers + defaults[len(numbers) :]

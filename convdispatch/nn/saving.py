@@ -85,8 +85,8 @@ def save_tensors(
         Path(temporary).replace(target)
         temporary = ""
         _sync_folder(target.parent)
-    except OSError as error:
-        raise InvalidArgument(f"{target} cannot be written: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{target} cannot be written: {_reason(error)}") from None
     finally:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
@@ -103,7 +103,11 @@ def try_place(path: str | os.PathLike[str]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"{target} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        raise InvalidArgument(f"{target} cannot be written: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _remove_drafts(target: Path) -> None:
@@ -161,8 +165,8 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], d
     source = Path(path)
     try:
         data = source.read_bytes()
-    except OSError as error:
-        raise InvalidArgument(f"checkpoint {source} cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        raise InvalidArgument(f"checkpoint {source} cannot be read: {_reason(error)}") from None
     try:
         return _parse(data)
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, OverflowError) as error:

@@ -70,8 +70,8 @@ def write(path: str | Path, decisions: Mapping[str, Decision]) -> None:
     )
     try:
         publish(Path(path), f'{{"schema": {SCHEMA}, "problems": {{\n{lines}\n}}}}\n')
-    except OSError as error:
-        raise InvalidArgument(f"the lock file {path} cannot be written: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        raise InvalidArgument(f"the lock file {path} cannot be written: {error}") from None
 
 
 def drift(locked: Mapping[str, Decision], today: Iterable[tuple[str, Decision]]) -> list[str]:

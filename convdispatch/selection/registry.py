@@ -231,7 +231,7 @@ class _Parser:
         if version is not None and self.word(version, "version") != "1":
             raise self.fail(version, f"version must be 1, got {version.value}")
         include = items.get("include")
-        if include is not None and self.word(include, "include") != "packaged":
+        if include is not None and include.value != "packaged":
             raise self.fail(include, "include takes packaged and nothing else")
         rules = tuple(self.rule(node) for node in self.sequence(items.get("rules"), "rules"))
         errata = tuple(self.erratum(node) for node in self.sequence(items.get("errata"), "errata"))

@@ -154,7 +154,9 @@ def classify(
         raise InvalidArgument(f"runs must be 0 or more, got {runs}")
     tell = report or (lambda words: None)
     if model is not None:
-        return _classify_by(model, list(paths) or sample_pictures(), top, device, runs, tell, (mean, scale), most_pixels)
+        return _classify_by(
+            model, list(paths) or sample_pictures(), top, device, runs, tell, (mean, scale), most_pixels
+        )
     files = list(paths) or sample_pictures()
     inputs = [_input(read_picture(file, SIZE, most_pixels=most_pixels), layout) for file in files]
     names = class_names()

@@ -66,12 +66,18 @@ def entries_of(
     return list(counts.values())
 
 
-def scaled_picture(path: Path | str, port: Any, mean: Sequence[float], scale: Sequence[float]) -> np.ndarray:
+def scaled_picture(
+    path: Path | str,
+    port: Any,
+    mean: Sequence[float],
+    scale: Sequence[float],
+    most_pixels: int | None = None,
+) -> np.ndarray:
     """A picture as an input of the file takes it: [1, 3, h, w] or [1, h, w, 3], ``(RGB - mean) / scale``.
 
     Raises InvalidArgument for an input that is no picture's.
     """
-    from ..models.imagenet import read_picture
+    from ..models.imagenet import MOST_PIXELS, read_picture
 
     shape = port.shape or ()
     first = len(shape) == 4 and shape[1] == 3
@@ -84,7 +90,8 @@ def scaled_picture(path: Path | str, port: Any, mean: Sequence[float], scale: Se
         raise InvalidArgument(
             f"pictures are cut square, the input is {port}: give an array by --input {port.name}=x.npy"
         )
-    picture = (read_picture(path, sides[0]) - np.float32(mean)) / np.float32(scale)
+    picture = read_picture(path, sides[0], most_pixels=most_pixels or MOST_PIXELS)
+    picture = (picture - np.float32(mean)) / np.float32(scale)
     return np.ascontiguousarray(picture.transpose(2, 0, 1) if first else picture)[None].astype(port.dtype)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -36,7 +35,7 @@ from convdispatch.api import (
 
 from .convert import NARROW, inward
 from .cost import COLUMN, LAUNCH
-from .window import PatchWindow, define
+from .window import PatchWindow, define, runs
 
 __all__ = ["Col2im", "configs", "turned_pays"]
 
@@ -73,13 +72,17 @@ class Col2im:
         images = max(1, most // window.channels)
         groups = window.groups if images > 1 else max(1, most // window.group_channels)
         channels = window.group_channels if groups > 1 else max(1, most)
-        self.pieces = [
-            (image, group, channel)
-            for image in _cut(window.images, images)
-            for group in _cut(window.groups, groups)
-            for channel in _cut(window.group_channels, channels)
-        ]
-        self.largest = tuple(piece[1] for piece in self.pieces[0])
+        self.cuts = (
+            runs(window.images, images),
+            runs(window.groups, groups),
+            runs(window.group_channels, channels),
+        )
+        self.largest = tuple(cut.largest for cut in self.cuts)
+
+    def sizes(self) -> dict[tuple[int, ...], int]:
+        """(images, groups, channels) of the pieces, and how many there are of each."""
+        each = [cut.sizes.items() for cut in self.cuts]
+        return {tuple(n for n, _ in some): math.prod(times for _, times in some) for some in itertools.product(*each)}
 
     # --- pure ------------------------------------------------------------------------------------------------------
 
@@ -111,7 +114,7 @@ class Col2im:
     def areas(self) -> tuple[int, int, int, int]:
         """Byte offsets of scratch memory, float32 dy and float32 w, and the workspace's size."""
         areas = Areas()
-        specs = {self.spec(*(size for _, size in piece)) for piece in self.pieces}
+        specs = [self.spec(*size) for size in self.sizes()]
         areas.add(max(spec.m * spec.n * spec.batch * spec.accumulator_size for spec in specs))
         scratch = areas.add(max(gemm_workspace(spec, self.gemm) for spec in specs))
         wide_y = wide_w = areas.size
@@ -128,10 +131,10 @@ class Col2im:
     @property
     def cost(self) -> float:
         """Operations of the peak, on a CPU."""
-        window, sizes = self.window, Counter(tuple(size for _, size in piece) for piece in self.pieces)
+        window, sizes = self.window, self.sizes()
         total = sum(times * gemm_cost(self.spec(*size), self.gemm) for size, times in sizes.items())
         columns = window.k * window.groups * window.images * window.pixels
-        return total + COLUMN * columns + LAUNCH * len(self.pieces)
+        return total + COLUMN * columns + LAUNCH * sum(sizes.values())
 
     # --- compiled --------------------------------------------------------------------------------------------------
 
@@ -147,7 +150,7 @@ class Col2im:
             steps.append(inward(context, problem.dtype, self.cpu, "w", wide_w, math.prod(problem.w_shape)))
         program = build(context, self.text())
         plans: dict[GemmSpec, GemmPlan] = {}
-        for (image, images), (group, groups), (channel, channels) in self.pieces:
+        for (image, images), (group, groups), (channel, channels) in itertools.product(*self.cuts):
             spec = self.spec(images, groups, channels)
             if spec not in plans:
                 plans[spec] = GemmPlan(context, spec, self.gemm)
@@ -195,9 +198,3 @@ class Col2im:
         numbers = (rows, image[0], image[1], group[0], group[1], channel[0], channel[1])
         arguments += [np.int32(number) for number in numbers]
         return Launch(program, "gather", size, local, arguments, names=OPERANDS)
-
-
-def _cut(total: int, most: int) -> list[tuple[int, int]]:
-    """(start, size) of nearly equal parts of at most ``most``."""
-    size = -(-total // -(-total // most))
-    return [(at, min(size, total - at)) for at in range(0, total, size)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from convdispatch.api import DTYPES, OPERANDS, Axis, Launch, Matrix, build, kernel_text
 
-from .window import PatchWindow, define
+from .window import PatchWindow, Runs, define
 
 __all__ = ["Lowering"]
 
@@ -79,7 +79,7 @@ class Lowering:
         text += kernel_text(__package__, "copy.cl")
         return text + kernel_text(__package__, "lower_nhwc.cl" if window.nhwc else "lower_nchw.cl")
 
-    def launches(self, context: Any, cpu: bool, source: str, chunks: list[tuple[int, int]]) -> list[Launch]:
+    def launches(self, context: Any, cpu: bool, source: str, chunks: Runs) -> list[Launch]:
         """One launch a chunk, from operand ``source`` to the start of the workspace."""
         program, window = build(context, self.text(cpu)), self.window
         result = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import Counter
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -90,7 +90,7 @@ class WindowProduct:
         if self.batched:
             most = max(window.pixels, most)
         self.chunks = window.chunks(most)
-        self.largest = max(count for _, count in self.chunks)
+        self.largest = self.chunks.largest
         self.lowering = None
         if not self.in_place:
             width = 1
@@ -158,17 +158,15 @@ class WindowProduct:
         if self.cpu:
             return 1
         window = self.window
-        offsets = [window.offset(window.targets, start) for start, _ in self.chunks]
-        if self.in_place:
-            offsets += [window.offset(window.channels, start) for start, _ in self.chunks]
-        return 1 if any(offset % 4 for offset in offsets) else 4
+        tensors = [window.targets, window.channels] if self.in_place else [window.targets]
+        return 4 if all(window.aligned(channels, self.chunks) for channels in tensors) else 1
 
     def areas(self) -> tuple[int, int, int]:
         """Byte offsets of the products' scratch memory and of the packed weights, and the workspace's size."""
         areas = Areas()
         if self.lowering is not None:
-            areas.add(max(self.lowering.size(count) for _, count in self.chunks))
-        scratch = areas.add(max(gemm_workspace(self.spec(count), self.gemm) for _, count in self.chunks))
+            areas.add(max(self.lowering.size(count) for count in self.chunks.sizes))
+        scratch = areas.add(max(gemm_workspace(self.spec(count), self.gemm) for count in self.chunks.sizes))
         packed = areas.size
         if self.packs_weights and not self.problem.constant_weights:
             packed = areas.add(packed_layout(self.spec(self.largest), self.gemm, "a").size)
@@ -182,10 +180,10 @@ class WindowProduct:
     @property
     def cost(self) -> float:
         """Operations of the peak, on a CPU."""
-        window, sizes = self.window, Counter(count for _, count in self.chunks)
+        window, sizes = self.window, self.chunks.sizes
         total = sum(times * gemm_cost(self.spec(count), self.gemm) for count, times in sizes.items())
         if self.lowering is not None:
-            total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * len(self.chunks)
+            total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * self.chunks.count
         if self.packs_weights and not self.problem.constant_weights:
             total += PACKED[self.flipped] * window.targets * window.k + LAUNCH
         return total
@@ -197,14 +195,14 @@ class WindowProduct:
         window, scratch_packed = self.window, self.areas()
         scratch, packed, workspace_size = scratch_packed
         source, target = ("y", "x") if self.flipped else ("x", "y")
-        products = {count: GemmPlan(context, self.spec(count), self.gemm) for count in {n for _, n in self.chunks}}
+        products = {count: GemmPlan(context, self.spec(count), self.gemm) for count in self.chunks.sizes}
         first = products[self.largest]
         steps: list[Any] = []
         weights, weights_offset = "w", 0
         if self.packs_weights and not self.problem.constant_weights:
             weights, weights_offset = "workspace", packed // window.accumulator_size
             steps.append(lambda queue, o, wait_for: first.pack_a(queue, o[1], o[3], wait_for, 0, weights_offset))
-        lowerings = [None] * len(self.chunks)
+        lowerings: Any = itertools.repeat(None, self.chunks.count)
         if self.lowering is not None:
             lowerings = self.lowering.launches(context, self.cpu, source, self.chunks)
         for (start, count), lowering in zip(self.chunks, lowerings, strict=True):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ from convdispatch.api import (
 from .convert import NARROW, inward, outward
 from .cost import LAUNCH, LOWERED
 from .lower import Lowering
-from .window import PatchWindow
+from .window import PatchWindow, runs
 
 __all__ = ["WeightsProduct", "configs"]
 
@@ -40,7 +41,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     kind = {"kind": "cpu" if device.type == "cpu" else "gpu"}
     for cap in caps:
         draft = WeightsProduct(problem, {"method": "weights", "cap": cap, "gemm": kind})
-        spec = draft.spec(draft.chunks[0][1], problem.accumulate)
+        spec = draft.spec(draft.chunks.largest, problem.accumulate)
         choices = list(gemm_configs(spec, device))
         if draft.cpu:
             choices.sort(key=functools.partial(gemm_cost, spec))
@@ -58,12 +59,12 @@ class WeightsProduct:
         self.window = window = PatchWindow.of(problem)
         total = window.images * window.pixels
         self.in_place = window.in_place
-        self.chunks = [(0, total)]
+        self.chunks = runs(total, total)
         self.lowering = None
         if not self.in_place:
             self.chunks = window.chunks(max(1, config["cap"] // (window.k * window.groups * window.accumulator_size)))
             form = "rows" if window.nhwc else "columns"
-            self.lowering = Lowering(window, form, most=max(count for _, count in self.chunks))
+            self.lowering = Lowering(window, form, most=self.chunks.largest)
         # One product rounds once by itself; several are summed in float32 first.
         self.widened = problem.dtype in NARROW and not self.in_place
 
@@ -93,20 +94,26 @@ class WeightsProduct:
     @property
     def _alignment(self) -> int:
         window = self.window
-        return 1 if self.cpu or any(window.offset(window.targets, start) % 4 for start, _ in self.chunks) else 4
+        return 4 if not self.cpu and window.aligned(window.targets, self.chunks) else 1
 
-    def _sums(self) -> list[tuple[int, int, bool]]:
-        """(start, count, accumulate) of each product."""
-        held = self.problem.accumulate and not self.widened
-        return [(start, count, held or start > 0) for start, count in self.chunks]
+    @property
+    def _held(self) -> bool:
+        """Whether the first product is added to what the result holds, as all others are."""
+        return self.problem.accumulate and not self.widened
+
+    def _specs(self) -> Counter[GemmSpec]:
+        """The products and how often each is made."""
+        found: Counter[GemmSpec] = Counter({self.spec(self.chunks.largest, self._held): 1})
+        for count, times in self.chunks.sizes.items():
+            found[self.spec(count, True)] += times - (count == self.chunks.largest)
+        return +found
 
     def areas(self) -> tuple[int, int, int, int]:
         """Byte offsets of scratch memory, float32 dy and float32 dw, and the workspace's size."""
         areas = Areas()
         if self.lowering is not None:
-            areas.add(max(self.lowering.size(count) for _, count in self.chunks))
-        specs = {self.spec(count, accumulate) for _, count, accumulate in self._sums()}
-        scratch = areas.add(max(gemm_workspace(spec, self.gemm_for(spec)) for spec in specs))
+            areas.add(max(self.lowering.size(count) for count in self.chunks.sizes))
+        scratch = areas.add(max(gemm_workspace(spec, self.gemm_for(spec)) for spec in self._specs()))
         wide_y = wide_w = areas.size
         if self.widened:
             wide_y = areas.add(4 * math.prod(self.problem.y_shape))
@@ -128,10 +135,10 @@ class WeightsProduct:
     @property
     def cost(self) -> float:
         """Operations of the peak, on a CPU."""
-        window, sums = self.window, Counter(self.spec(count, accumulate) for _, count, accumulate in self._sums())
-        total = sum(times * gemm_cost(spec, self.gemm_for(spec)) for spec, times in sums.items())
+        window = self.window
+        total = sum(times * gemm_cost(spec, self.gemm_for(spec)) for spec, times in self._specs().items())
         if self.lowering is not None:
-            total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * len(self.chunks)
+            total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * self.chunks.count
         return total
 
     # --- compiled --------------------------------------------------------------------------------------------------
@@ -145,12 +152,12 @@ class WeightsProduct:
         if self.widened:
             gradient, gradient_offset, result, result_offset = "workspace", wide_y // 4, "workspace", wide_w // 4
             steps.append(inward(context, problem.dtype, self.cpu, "y", wide_y, math.prod(problem.y_shape)))
-        lowerings = [None] * len(self.chunks)
+        lowerings: Any = itertools.repeat(None, self.chunks.count)
         if self.lowering is not None:
             lowerings = self.lowering.launches(context, self.cpu, "x", self.chunks)
         plans: dict[GemmSpec, GemmPlan] = {}
-        for (start, count, accumulate), lowering in zip(self._sums(), lowerings, strict=True):
-            spec = self.spec(count, accumulate)
+        for (start, count), lowering in zip(self.chunks, lowerings, strict=True):
+            spec = self.spec(count, self._held or start > 0)
             if spec not in plans:
                 plans[spec] = GemmPlan(context, spec, self.gemm_for(spec))
             steps += [] if lowering is None else [lowering]

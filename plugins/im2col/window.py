@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from convdispatch.api import DTYPES, Axis, ConvProblem, Matrix, storage_macros
 
-__all__ = ["PatchWindow", "define"]
+__all__ = ["PatchWindow", "Runs", "define", "runs"]
 
 _AXES = "dhw"
 
@@ -21,6 +23,40 @@ _AXES = "dhw"
 def define(**values: object) -> str:
     """OpenCL text: one ``#define`` a keyword."""
     return "".join(f"#define {name} {value}\n" for name, value in values.items())
+
+
+@dataclass(frozen=True)
+class Runs:
+    """``repeats`` stretches of ``total`` places, one behind the other, each in runs of ``size``, the last what is left.
+
+    A problem may have billions, so what is asked of all is answered without going through them.
+    """
+
+    repeats: int
+    total: int
+    size: int
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """(start, count) of each."""
+        for stretch in range(self.repeats):
+            for at in range(0, self.total, self.size):
+                yield stretch * self.total + at, min(self.size, self.total - at)
+
+    @property
+    def count(self) -> int:
+        """How many runs."""
+        return self.repeats * -(-self.total // self.size)
+
+    @property
+    def largest(self) -> int:
+        """Places of the first run, which none exceeds."""
+        return min(self.size, self.total)
+
+    @property
+    def sizes(self) -> Counter[int]:
+        """How many runs there are of each number of places, the largest first."""
+        whole, left = divmod(self.total, self.size)
+        return +Counter({self.size: self.repeats * whole, left: self.repeats * (left > 0)})
 
 
 @dataclass(frozen=True)
@@ -130,17 +166,25 @@ class PatchWindow:
             return start * channels
         return start // self.pixels * channels * self.pixels + start % self.pixels
 
-    def chunks(self, most: int) -> list[tuple[int, int]]:
+    def chunks(self, most: int) -> Runs:
         """Cut all places into runs (start, count) of about ``most`` or fewer, nearly equal ones.
 
         NCHW's runs are whole images or lie in one image, so that a run's tensor elements have one formula.
         """
         total = self.images * self.pixels
         if self.nhwc or self.images == 1:
-            return _runs(0, total, most, 64)
+            return runs(total, most, 64)
         if most >= self.pixels:
-            return _runs(0, total, most // self.pixels * self.pixels, self.pixels)
-        return [run for image in range(self.images) for run in _runs(image * self.pixels, self.pixels, most, 64)]
+            return runs(total, most // self.pixels * self.pixels, self.pixels)
+        return runs(self.pixels, most, 64, repeats=self.images)
+
+    def aligned(self, channels: int, chunks: Runs) -> bool:
+        """Whether every chunk begins at a multiple of four elements in a tensor of ``channels``.
+
+        A chunk's offset is a sum of those of one stretch and of one chunk, each taken so many times.
+        """
+        steps = [chunks.total] * (chunks.repeats > 1) + [chunks.size] * (chunks.size < chunks.total)
+        return not any(self.offset(channels, step) % 4 for step in steps)
 
     def macros(self, narrow_kept: bool = False) -> str:
         """The window as OpenCL text, with SRC and DST (element types) and GET(p, i), which turns one into the other.
@@ -161,9 +205,8 @@ class PatchWindow:
         return text + define(SRC=kind, DST=kind, SAME=1) + "#define GET(p, i) ((p)[i])\n"
 
 
-def _runs(start: int, total: int, most: int, unit: int) -> list[tuple[int, int]]:
+def runs(total: int, most: int, unit: int = 1, repeats: int = 1) -> Runs:
+    """``total`` places cut into nearly equal runs of ``most`` or fewer, multiples of ``unit`` but for the last."""
     most = max(unit, most // unit * unit)
-    parts = -(-total // most)
-    even = -(-total // parts)
-    size = -(-even // unit) * unit
-    return [(start + at, min(size, total - at)) for at in range(0, total, size)]
+    even = -(-total // -(-total // most))
+    return Runs(repeats, total, -(-even // unit) * unit)

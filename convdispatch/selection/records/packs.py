@@ -98,8 +98,8 @@ def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
     records = sorted((r for key in keys for r in db.all(key)), key=lambda r: (r.device, r.choice))
     try:
         publish(Path(path), file_text(records))
-    except OSError as error:
-        raise InvalidArgument(f"cannot write {path}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        raise InvalidArgument(f"cannot write {path}: {error}") from None
     return len(records)
 
 
@@ -117,7 +117,7 @@ def import_pack(db: PerfDB, path: Path | str) -> int:
         raise InvalidArgument(f"cannot import {path}: {faults[0]} ({len(faults)} such)")
     count = 0
     for device in sorted({record.device for record in records}):
-        known = {record.text() for record in db.read_folder(db.folder / device)}
+        known = {record.text() for record in db.read_folder(db.folder_of(device))}
         fresh = [record for record in records if record.device == device and record.text() not in known]
         if fresh:
             try:
@@ -183,7 +183,7 @@ def prune(db: PerfDB, device: str | None = None) -> int:
     """
     removed = 0
     for key in db.devices() if device is None else [device]:
-        folder = db.folder / key
+        folder = db.folder_of(key)
         if not folder.is_dir():
             continue
         files = {path: db.read_file(path) for path in sorted(folder.glob("*.json"))}

@@ -100,6 +100,10 @@ class PerfDB:
         """The folder that is written."""
         return next(iter(self.folders.values()))
 
+    def folder_of(self, device: DeviceInfo | str) -> Path:
+        """Where a device's records are written. Raises InvalidArgument for a text that is no device's key."""
+        return self.folder / _key(device)
+
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def lookup(self, problem: ConvProblem | str, device: DeviceInfo | str, scope: Hashable = None) -> list[Record]:
@@ -164,7 +168,7 @@ class PerfDB:
     def store(self, *records: Record) -> Path:
         """Write records of one device to a file, which is returned, and know them. Raises OSError."""
         (key,) = {record.device for record in records}
-        path = self.folder / _key(key) / file_name(records)
+        path = self.folder_of(key) / file_name(records)
         publish(path, file_text(records))
         self._know(key, records)
         return path

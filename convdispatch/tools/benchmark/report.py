@@ -234,7 +234,7 @@ def load(path: Path) -> Report:
     """A report from a JSON file or a journal. Raises InvalidArgument."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidArgument(f"cannot read {path}: {error}") from error
     try:
         values = jsontext.loads(text)
