@@ -66,7 +66,7 @@ FUZZ = settings(max_examples=60, deadline=None, derandomize=True, suppress_healt
 
 def mutated(text: bytes) -> st.SearchStrategy[bytes]:
     """``text`` with a few bytes put in, taken out or replaced."""
-    change = st.tuples(st.integers(0, len(text)), st.integers(0, 4), st.binary(max_size=6))
+    change = st.tuples(st.integers(0, len(text)), st.integers(0, 20), st.binary(max_size=6))
 
     def apply(changes):
         out = text

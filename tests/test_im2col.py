@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -193,3 +194,41 @@ def test_what_it_rejects():
     assert SOLVER.rejects(ConvProblem(mb=0), CPU) == "1 image or more, got 0"
     no_double = DeviceInfo("small", "arm", "gpu", "mali")
     assert "float64" in SOLVER.rejects(ConvProblem(dtype="float64"), no_double)
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize(("total", "most", "unit"), [(1, 1, 1), (7, 3, 1), (64, 64, 64), (1000, 130, 64), (96, 1, 64)])
+def test_what_is_said_of_all_runs_is_true_of_each(total, most, unit, repeats):
+    from convdispatch_im2col.window import runs
+
+    cut = runs(total, most, unit, repeats)
+    listed = list(cut)
+    assert cut.count == len(listed)
+    assert cut.largest == listed[0][1] == max(count for _, count in listed)
+    assert cut.sizes == Counter(count for _, count in listed)
+    places = [place for start, count in listed for place in range(start, start + count)]
+    assert places == list(range(repeats * total))
+    assert all(count <= max(most, unit) for _, count in listed)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("most", [50, 64, 999, 5000])
+@pytest.mark.parametrize(("images", "ow", "oc"), [(1, 31, 4), (3, 31, 4), (3, 31, 5), (4, 32, 5), (2, 30, 6)])
+def test_alignment_is_that_of_every_chunk(layout, most, images, ow, oc):
+    from convdispatch_im2col.window import PatchWindow
+
+    problem = ConvProblem(mb=images, ic=4, ih=33, iw=ow + 2, oc=oc, kh=3, kw=3, layout=layout)
+    window = PatchWindow.of(problem)
+    chunks = window.chunks(most)
+    assert window.aligned(oc, chunks) == all(window.offset(oc, start) % 4 == 0 for start, _ in chunks)
+
+
+@pytest.mark.parametrize("info", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
+def test_a_billion_chunks_are_explained_without_counting_them(direction, info):
+    problem = ConvProblem.parse(f"{direction}_mb1024ic4096ih999oc16kh3ph1")
+    configs = list(SOLVER.configs(problem, info))
+    assert configs
+    for config in configs:
+        assert SOLVER.workspace(problem, info, config) > 0
+        assert SOLVER.cost(problem, info, config) > 0
