@@ -34,7 +34,7 @@ from convdispatch.api.policy import current_policy
 from convdispatch.measurement import reference
 from convdispatch.measurement.conformance.data import Data, allowed, data_for
 from convdispatch.measurement.search.trialdata import operands_of
-from convdispatch.selection import dispatch
+from convdispatch.selection.ranking import contestants, refusal
 
 GUARD = 64
 """Elements before and after an output, which must stay as they are."""
@@ -169,10 +169,10 @@ def soak(problem: ConvProblem, kind: str, queue: Any, on_device: bool, count: Co
     info = runtime.device_info(queue.device)
     data = data_for(problem, kind, count.problems)
     count.problems += 1
-    for name, solver in dispatch.contestants(problem, info).items():
+    for name, solver in contestants(problem, info).items():
         try:
             with policy(solver=name, fallback=False):
-                if dispatch.refusal(solver, problem, info, current_policy()):
+                if refusal(solver, problem, info, current_policy()):
                     continue
                 got = call(problem, data, queue if on_device else None)
                 queue.finish()

@@ -18,7 +18,7 @@ class Direct1x1(Solver):
         kernel = (problem.kd, problem.kh, problem.kw)
         if kernel != (1, 1, 1):
             return f"1x1 only, got {kernel}"
-        if problem.y_shape[2:] != problem.x_shape[2:]:
+        if {problem.sd, problem.sh, problem.sw} != {1} or problem.y_shape[2:] != problem.x_shape[2:]:
             return "stride 1 and no padding only"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"

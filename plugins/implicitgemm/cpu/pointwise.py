@@ -111,8 +111,9 @@ class Pointwise(Solver):
         kernel = (problem.kd, problem.kh, problem.kw)
         if kernel != (1, 1, 1):
             return "1x1 only, got " + "x".join(map(str, kernel[3 - problem.ndim :]))
-        if (problem.od, problem.oh, problem.ow) != (problem.id, problem.ih, problem.iw):
-            return "stride 1 and no padding only"
+        same = (problem.od, problem.oh, problem.ow) == (problem.id, problem.ih, problem.iw)
+        if not same or any(getattr(problem, "s" + a) > 1 and getattr(problem, "i" + a) > 1 for a in problem.axes):
+            return "stride 1 and no padding only"  # a stride with far padding gives as many places, which lie elsewhere
         if any(getattr(problem, pad + axis) for pad in ("p",) for axis in problem.axes):
             return "no padding only"
         if problem.mb < 1:
