@@ -112,7 +112,7 @@ def test_derived_solvers_go_through_the_same(shoddy, device):
 
 def test_the_lists_are_the_ones_of_their_version():
     """Whoever changes a case raises VERSION and pins the new digest here."""
-    assert (levels.VERSION, levels.digest()) == (2, "0341e46dd9dd3c5f")
+    assert (levels.VERSION, levels.digest()) == (3, "62ea45329a107e1d")
 
 
 def test_levels_hold_each_other_and_names_are_unique():

@@ -46,9 +46,10 @@ def record_packs() -> dict[str, Path]:
     found = {}
     for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:
-            spec = importlib.util.find_spec(entry.module)
+            top, *below = entry.module.split(".")
+            spec = importlib.util.find_spec(top)  # of a module within a package it would import the package
             places = spec.submodule_search_locations if spec else None
-            folder = Path(next(iter(places or ()))) / "records"
+            folder = Path(next(iter(places or ())), *below, "records")
             if not folder.is_dir():
                 raise FileNotFoundError(f"{folder} is no folder")
         except Exception as error:  # whatever is wrong with one pack must not cost the others
