@@ -419,3 +419,19 @@ def test_numpy_views_of_results(tmp_path):
     assert np.array_equal(y.numpy(), y.clone().numpy())
     torch.save(y, tmp_path / "y.pt")
     assert torch.equal(torch.load(tmp_path / "y.pt"), y)
+
+
+def test_the_pages_snippets_run():
+    import re
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    page = (Path(__file__).parent.parent / "docs" / "torch.md").read_text()
+    snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(snippets) == 3
+    for snippet in snippets[:2]:
+        exec(compile(snippet, "docs/torch.md", "exec"), {})
+    assert ct.counters()["left"] == 0
+    done = subprocess.run([sys.executable, "-c", snippets[2]], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr  # the device stays for a whole process
