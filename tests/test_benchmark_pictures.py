@@ -176,6 +176,9 @@ def test_a_choice_that_costs_and_a_peer_that_wins_are_told():
     assert "torch" not in words, "it is slower"
     line.measured.peers[1].median_ms = 0.5
     assert "torch needs 0.50 of the time, so there is a faster way." in " ".join(to_do(line))
+    told = " ".join(to_do(line, doubtful=True))
+    assert "torch" not in told
+    assert "measure it again on a quiet machine first" in told
 
 
 def test_nothing_measured_nothing_answered():

@@ -8,7 +8,7 @@ import shlex
 import statistics
 from collections.abc import Iterator
 
-from .quiet import signs, spread
+from .quiet import disturbed, signs, spread
 from .report import EVIDENCE, Report
 from .summary import Line, gaps, geomean, known, lines
 
@@ -32,8 +32,12 @@ def answers(report: Report) -> list[tuple[str, str]]:
         ("How sure?", _sure(report, timed)),
         ("How far from the limit?", _far(timed)),
     ]
-    last = worst(timed)
-    return found if last is None else [*found, ("What about the worst layer?", " ".join(to_do(last)))]
+    last, device = worst(timed), report.environment["device"]
+    return (
+        found
+        if last is None
+        else [*found, ("What about the worst layer?", " ".join(to_do(last, disturbed(last.measured, device))))]
+    )
 
 
 def worst(every: list[Line]) -> Line | None:
@@ -88,8 +92,8 @@ def _far(timed: list[Line]) -> str:
     )
 
 
-def to_do(line: Line) -> Iterator[str]:
-    """Sentences: the layer, then what helps, the cheapest first."""
+def to_do(line: Line, doubtful: bool = False) -> Iterator[str]:
+    """Sentences: the layer, then what helps, the cheapest first; no peer of a layer that other work disturbed."""
     found = line.measured
     lost = line.layer.count * (line.ms - line.roof_ms)
     yield (
@@ -103,7 +107,9 @@ def to_do(line: Line) -> Iterator[str]:
         yield "records the faster one."
     if measured < offered:
         yield f"{offered - measured} candidates have no time yet: {command} --budget 60000 measures more of them."
-    for peer in sorted({time.peer for time in found.peers}):
+    if doubtful:
+        yield "Other work disturbed it: measure it again on a quiet machine first."
+    for peer in () if doubtful else sorted({time.peer for time in found.peers}):
         ratio = line.ratio(peer)
         if ratio and ratio < 1 / REGRET:
             yield f"{peer} needs {ratio:.2f} of the time, so there is a faster way."

@@ -3,12 +3,17 @@
 %><%def name="bar(value, most, colour='var(--c0)')"><span class="bar"><i style="width:${"%.1f" % (100 * min(1, (value or 0) / most) if most else 0)}%;background:${colour}"></i></span></%def>\
 <%def name="broken(name)">${name.replace("&", "&amp;").replace("<", "&lt;").replace("_", "_<wbr>").replace(".", ".<wbr>") | n}</%def>\
 <%def name="twice(words)">${words.replace(" ", "<br>") | n}</%def>\
-<%def name="times(line, most)"><span class="times">\
+<%def name="times(line)"><%
+  rivals = [t for t in (line.measured.best, *map(line.measured.peer, peers)) if t and t.median_ms]
+  longest = max([t.median_ms for t in rivals], default=1)
+  most = min(2 * longest, max([t.ci_ms[1] for t in rivals if t.ci_ms], default=longest) * 1.01)
+  most = max(most, longest)
+%><span class="times">\
 % for css, timed in [(colour.get(family(line.winner), 'var(--c7)'), line.measured.best), *[('var(--c7)', line.measured.peer(p)) for p in peers]]:
 % if timed and timed.median_ms:
 <span class="${'' if timed is line.measured.best else 'peer'}" title="${number(timed.median_ms, 4)} ms, ${interval(timed)}"><i style="width:${"%.1f" % (100 * timed.median_ms / most)}%;background:${css}"></i>\
 % if timed.ci_ms:
-<u style="left:${"%.1f" % (100 * timed.ci_ms[0] / most)}%;width:${"%.1f" % (100 * (timed.ci_ms[1] - timed.ci_ms[0]) / most)}%"></u>\
+<u style="left:${"%.1f" % (100 * timed.ci_ms[0] / most)}%;width:${"%.1f" % (100 * (min(most, timed.ci_ms[1]) - timed.ci_ms[0]) / most)}%"></u>\
 % endif
 </span>\
 % endif
@@ -171,8 +176,8 @@ exceed 100 % where an algorithm needs fewer operations, or where weights stay in
 of what the library would have chosen over the best time: 1 is a perfect choice. <i>Measured</i> says how many of the candidates
 that accept a layer have a time: with fewer than three its winner, regret and ratio are unknown. A layer has one number, the
 median of its last race with its interval (95 %), in which the best, the chosen one and the peers ran in turns on the same
-data. Open a layer for every solver, in proportion to that number. In <i>compared</i> the upper bar is ours, peers stand below in grey, and
-the marks are the intervals. Click a heading to sort.</p>
+data. Open a layer for every solver, in proportion to that number. In <i>compared</i> the upper bar is ours, peers stand below in grey,
+the marks are the intervals, and each layer has a scale of its own. Click a heading to sort.</p>
 <dl>
 % for kind in dict.fromkeys(line.kind for line in lines):
 <dt>${kind}</dt><dd>${plain[kind]}</dd>
@@ -199,15 +204,17 @@ ${legend()}
 <th class="n">${peer} ms, error</th><th class="n">ratio</th>
 % endfor
 </tr>
-<%
-  timed = [t for line in mine for t in (line.measured.best, *map(line.measured.peer, peers)) if t and t.median_ms]
-  most = max([max(t.median_ms, *(t.ci_ms or ())) if t.ci_ms else t.median_ms for t in timed], default=1)
-%>\
 % for line in mine:
 <% best = line.measured.best %>\
-<tr data-kind="${line.kind}" data-engine="${family(line.fastest)}" title="${line.measured.problem}"><td title="${line.measured.problem}">${broken(line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1])}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}${"?" if line.measured.problem in disturbed else ""}<br><small>${interval(best)}</small></td><td>${times(line, most)}</td><td class="n">${number(line.gflops)}</td><td class="n" data-v="${line.fraction or ''}">${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))} ${share(line.fraction)}</td><td class="n two">${twice(errors(best))}</td><td class="n two">${twice(errors(line.measured.chosen))}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
+<tr data-kind="${line.kind}" data-engine="${family(line.fastest)}" title="${line.measured.problem}"><td title="${line.measured.problem}">${broken(line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1])}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}${"?" if line.measured.problem in disturbed else ""}<br><small>${interval(best)}</small></td><td>${times(line)}</td><td class="n">${number(line.gflops)}</td><td class="n" data-v="${line.fraction or ''}">${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))} ${share(line.fraction)}</td><td class="n two">${twice(errors(best))}</td><td class="n two">${twice(errors(line.measured.chosen))}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
 % for peer in peers:
-<td class="n">${number(line.measured.peer_ms(peer), 4)}<br><small>${errors(line.measured.peer(peer))}</small></td>${ratio(line.ratio(peer))}
+<td class="n">${number(line.measured.peer_ms(peer), 4)}<br><small>${errors(line.measured.peer(peer))}</small></td>\
+% if line.measured.problem in disturbed and line.ratio(peer):
+<td class="n soft">${number(line.ratio(peer))}?</td>
+% else:
+${ratio(line.ratio(peer))}
+% endif
+
 % endfor
 </tr>
 % endfor

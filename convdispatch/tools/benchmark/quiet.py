@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .report import Measured, Report
+from .summary import Line, lines
 
 __all__ = ["LOAD", "Others", "busy", "disturbed", "load_now", "signs", "spread", "wait_quiet"]
 
@@ -126,11 +127,21 @@ def _signs(report: Report, device: Mapping[str, Any]) -> Iterator[str]:
             if abs(rate / first - 1) >= CEILING:
                 words = {"flops": "multiply-adds", "bandwidth": "a copy"}.get(name, name)
                 yield f"the ceiling of {words} ({dtype}) was {rate / first:.2f} of the first one at the end"
+    beyond = [line for line in lines(report) if (line.fraction or 0.0) > 1 + CEILING and _bound(line)]
+    if beyond:
+        most = max(line.fraction for line in beyond)
+        yield f"{len(beyond)} layers of 1x1 reach up to {most:.0%} of the ceiling, so that was measured too low"
     wide = [s for found in measured if (s := _widest(found)) is not None]
     scattered = [s for s in wide if s >= SCATTER]
     if len(scattered) > SHARE * len(wide):
         middle = statistics.median(scattered)
         yield f"repeats of {len(scattered)} of {len(wide)} problems scatter by {middle:.0%} of their median"
+
+
+def _bound(line: Line) -> bool:
+    """Whether the ceiling of multiply-adds bounds a layer that no algorithm computes with fewer of them."""
+    p = line.problem
+    return line.bound == "compute" and p.kd == p.kh == p.kw == 1
 
 
 def _widest(found: Measured) -> float | None:
