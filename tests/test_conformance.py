@@ -227,8 +227,8 @@ def test_the_list_is_printed():
     done = CliRunner().invoke(main, ["verify", "--list", "--level", "core"])
     assert done.exit_code == 0
     lines = done.output.splitlines()
-    assert len(lines) == 207 + 4 + 1
-    assert lines[207].startswith("dense_2d.fwd: 39 cases hold all 1123 pairs of ndim=2 direction=fwd ic=1,3,16,17")
+    assert len(lines) == 208 + 4 + 1
+    assert lines[208].startswith("dense_2d.fwd: 39 cases hold all 1123 pairs of ndim=2 direction=fwd ic=1,3,16,17")
     assert levels.digest() in done.output
 
 

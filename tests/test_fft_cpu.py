@@ -254,3 +254,15 @@ def test_error_by_size(device, full, sizes, direction):
     error, _ = run_between_guards(problem, device, {**configs(problem, device)[0], "tile": [1, *sizes]})
     print(f"\n{direction} {sizes}: {error:.2e}")
     assert error <= 5e-7
+
+
+@pytest.mark.parametrize("kernel", ["kh3kw3", "kh3kw5", "kh1kw15"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+def test_sums_too_short_for_ieee_are_refused(direction, kernel):
+    """A plain float32 sum of so few products errs by less than half of what transforms do."""
+    from convdispatch_fft.tiling import unsuited
+
+    short = ConvProblem.parse(f"{direction}_f32_ieee_mb1ic1ih17iw36oc1{kernel}")
+    assert "products or more for math='ieee'" in unsuited(short)
+    assert unsuited(short.replace(math="float32")) is None
+    assert unsuited(short.replace(ic=3, oc=3)) is None

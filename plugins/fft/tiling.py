@@ -25,6 +25,8 @@ from .transforms import codelet, half
 
 __all__ = ["AxisTiling", "Tiling", "axis_tiling", "tiling", "tilings", "unsuited"]
 
+_IEEE_SUM = 20
+"""Of shorter sums a plain float32 sum errs by less than half of what transforms do: up to 1.16 times the promise."""
 _AXES = "dhw"
 
 
@@ -198,7 +200,17 @@ def unsuited(problem: ConvProblem) -> str | None:
     kernel = tuple(getattr(problem, "k" + axis) for axis in problem.axes)
     if set(kernel) == {1}:
         return "more than one tap only, got " + "x".join(map(str, kernel))
+    if problem.math == "ieee" and (length := _summands(problem)) < _IEEE_SUM:
+        return f"sums of {_IEEE_SUM} products or more for math='ieee', got {length}"
     return None
+
+
+def _summands(problem: ConvProblem) -> int:
+    """Products that an output sums."""
+    if problem.direction == "bwd_weights":
+        return problem.mb * problem.od * problem.oh * problem.ow
+    channels = problem.ic if problem.direction == "fwd" else problem.oc
+    return channels // problem.g * problem.kd * problem.kh * problem.kw
 
 
 def axis_tiling(problem: ConvProblem, axis: str, n: int) -> AxisTiling:
