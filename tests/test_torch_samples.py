@@ -58,3 +58,34 @@ def test_what_pytorch_refuses_is_refused_by_its_kind_of_error(name):
             operators()[name].op(sample.input, *sample.args, **sample.kwargs)
         refused += 1
     assert refused >= 8
+
+
+MODULES = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_pytorchs_samples_of_modules(name, full):
+    """Each of PyTorch's module samples, forward and backward, beside PyTorch; by turns without --full."""
+    from torch.testing._internal.common_modules import module_db
+
+    (info,) = (each for each in module_db if each.module_cls is getattr(torch.nn, name))
+    samples = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True)
+    ran = 0
+    for sample in samples if full or len(samples) < 4 else samples[::2]:
+        torch.manual_seed(0)
+        module = info.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs)
+        x = sample.forward_input.args[0].detach().requires_grad_()
+
+        def run(module=module, x=x):
+            y = module(x)
+            return y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])
+
+        expected = run()
+        ct.reset_counters()
+        with ct.enable(solver="im2col*"):
+            got = run()
+        assert (ct.counters()["ours"], ct.counters()["left"]) == (2, 0), (sample.desc, ct.counters())
+        for mine, theirs in zip(got, expected, strict=True):
+            assert error(mine, theirs) <= 1e-5, sample.desc
+        ran += 1
+    assert ran >= 2

@@ -60,6 +60,8 @@ def math_of(settings: Settings, switched: tuple[Any, ...], dtype: str) -> str:
 def policy_of(settings: Settings, switched: tuple[Any, ...]) -> Policy:
     """The policy in force, with what ``enable`` and PyTorch ask for beside it."""
     current = current_policy()
+    if settings.solver is None and not switched[1]:
+        return current
     return replace(
         current,
         solver=settings.solver or current.solver,
