@@ -81,7 +81,8 @@ class Native(Solver):
             return f"forward only, got {problem.direction}"
         if (problem.dtype, problem.layout, problem.ndim) != ("float32", "nchw", 2):
             return f"2-D float32 in nchw only, got {problem.ndim}-D {problem.dtype} in {problem.layout}"
-        if (problem.kh, problem.kw, problem.g, problem.y_shape[2:]) != (1, 1, 1, problem.x_shape[2:]):
+        sides = problem.kh, problem.kw, problem.sh, problem.sw, problem.g
+        if set(sides) != {1} or problem.y_shape[2:] != problem.x_shape[2:]:
             return "1x1 with stride 1, no padding and one group only"
         return unavailable() if problem.mb else "1 image or more, got 0"
 
