@@ -24,14 +24,14 @@ def bridges(device, monkeypatch):
         pytest.skip("linux on a machine that CUDA's calls are written for only")
     context, fake, base = cl.Context([device]), FakeCuda(), 1 << 40
 
-    def standing(context, device, size):
+    def persistent(context, device, size):
         buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=np.zeros(size, "u1"))
         make.slabs.append(buffer)
         return buffer
 
     monkeypatch.setattr(bridge, "cuda_of", lambda device: fake)
     monkeypatch.setattr(bridge, "shared_with_cuda", lambda context, device: True)
-    monkeypatch.setattr(lanes, "standing", standing)
+    monkeypatch.setattr(lanes, "persistent", persistent)
     monkeypatch.setattr(lanes, "cuda_address", lambda memory: base + (make.slabs.index(memory) << 30))
     monkeypatch.setattr(bridge, "_bridges", {})
     monkeypatch.setattr(bridge, "_lanes", {})
@@ -217,7 +217,7 @@ def test_memory_let_go_of_inside_an_enqueue_is_given_back_later(queue, monkeypat
         each = types.SimpleNamespace(int_ptr=number, release=lambda: released.append(number))
         return sharedpool._Block(each, each, 0, 4 << 20, types.SimpleNamespace(release=lambda: None))
 
-    with cuda.prompt:
+    with cuda.no_wait:
         pool.give_up(block(1))
     assert not released
     assert not device.calls

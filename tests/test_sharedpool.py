@@ -12,7 +12,7 @@ import pytest
 import convdispatch
 from convdispatch.api.errors import Frozen, MemoryLimit
 from convdispatch.device import memory, runtime, sharedpool
-from convdispatch.device.cuda import CudaError, prompt
+from convdispatch.device.cuda import CudaError, no_wait
 
 pytestmark = pytest.mark.usefixtures("clean_memory")
 
@@ -188,10 +188,10 @@ def test_where_the_device_is_full_frozen_keeps_what_waits(full):
 
 def test_where_a_thread_must_not_wait_nothing_is_given_back(full, device):
     queue, _, live = full
-    with prompt, pytest.raises(CudaError):
+    with no_wait, pytest.raises(CudaError):
         runtime.allocate(queue, 8 * MB)
     runtime.set_memory_limit(device, 5 * MB)
-    with prompt, pytest.raises(CudaError):
+    with no_wait, pytest.raises(CudaError):
         runtime.allocate(queue, 8 * MB)
     assert live() == 10 * MB
 
@@ -205,7 +205,7 @@ def test_a_limit_where_a_call_may_have_been_put_off(shared_pool, device):
     gate = cl.UserEvent(queue.context)
     cl.enqueue_barrier(queue, wait_for=[gate])
     runtime.set_memory_limit(device, 11 * MB)
-    with prompt:
+    with no_wait:
         runtime.allocate(queue, 6 * MB)  # in place of the other queue's
         assert sum(shared.size for shared in shared_pool.imports if not shared.released) == 10 * MB
         with pytest.raises(MemoryLimit):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.errors import ConvDispatchError
-from .cuda import cuda_of, prompt, trampoline
+from .cuda import cuda_of, no_wait, trampoline
 from .lanes import Lanes
 from .memory import allocate, shared_with_cuda
 
@@ -81,11 +81,11 @@ class Bridge:
 
     def __enter__(self) -> Bridge:
         self._lock.acquire()
-        prompt.__enter__()
+        no_wait.__enter__()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        prompt.__exit__()
+        no_wait.__exit__()
         self._lock.release()
 
     def idle(self) -> bool:

@@ -22,7 +22,7 @@ from ..api.errors import ConvDispatchError
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Cuda", "CudaError", "cuda_of", "prompt", "unavailable"]
+__all__ = ["Cuda", "CudaError", "cuda_of", "no_wait", "unavailable"]
 
 SWITCH = "CONVDISPATCH_CUDA"
 _PINNED, _DEVICE, _READ_WRITE, _POSIX_FD = 1, 1, 3, 1
@@ -38,8 +38,8 @@ class CudaError(ConvDispatchError):
     """A call of CUDA's driver failed; the message names both."""
 
 
-class _Prompt(threading.local):
-    """``with prompt:`` is where this thread must not wait for the device: it puts off what would."""
+class _NoWait(threading.local):
+    """``with no_wait:`` is where this thread must not wait for the device: it puts off what would."""
 
     depth = 0
 
@@ -50,7 +50,7 @@ class _Prompt(threading.local):
         self.depth -= 1
 
 
-prompt = _Prompt()
+no_wait = _NoWait()
 
 
 class _Place(ctypes.Structure):

@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from .cuda import Cuda
-from .memory import cuda_address, standing
+from .memory import cuda_address, persistent
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -55,7 +55,7 @@ class Lanes:
 
     def _grow(self) -> None:
         """More flags, all zero: this waits for the device, so bridges find them made."""
-        memory = standing(self._context, self._device, _FLAGS * _APART)
+        memory = persistent(self._context, self._device, _FLAGS * _APART)
         stream = self.cuda.make("cuStreamCreate", _NON_BLOCKING)
         self.cuda("cuMemsetD32Async", cuda_address(memory), 0, _FLAGS * _APART // 4, stream)
         self.cuda("cuStreamSynchronize", stream)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.errors import MemoryLimit
 from ..api.policy import current_policy, forbid_when_frozen
-from .cuda import CudaError, cuda_of, prompt
+from .cuda import CudaError, cuda_of, no_wait
 from .limits import must_fit
 from .platforms import device_info
 from .sharedpool import OWN, SMALLEST, Arena, SharedPool, cuda_address, out_of_order, shared_block
@@ -40,7 +40,7 @@ __all__ = [
     "set_memory_limit",
     "shared_block",
     "shared_with_cuda",
-    "standing",
+    "persistent",
     "sub_region",
     "take",
     "with_room",
@@ -147,8 +147,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def make_room(device: cl.Device) -> bool:
-    """Give back what waits for its next use; False in ``prompt``, where a thread must not wait, and when frozen."""
-    if prompt.depth or current_policy().frozen:
+    """Give back what waits for its next use; False in ``no_wait``, where a thread must not wait, and when frozen."""
+    if no_wait.depth or current_policy().frozen:
         return False
     with contextlib.suppress(Exception):  # what could not be given back is said by the allocation that fails
         release_memory(device)
@@ -217,7 +217,7 @@ def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int, **options: An
     if pool.managed_bytes <= held:
         return memory
     # A bridge in use may have put off a call that this out-of-order queue waits for, and makes it only afterwards.
-    stuck = pool if prompt.depth and out_of_order(queue) else None
+    stuck = pool if no_wait.depth and out_of_order(queue) else None
     if frozen:
         del memory
         if pool is not stuck:
@@ -358,6 +358,6 @@ def shared_with_cuda(context: cl.Context, device: cl.Device, size: int = 1) -> b
     return arena is not None and arena.shares(size)
 
 
-def standing(context: cl.Context, device: cl.Device, size: int) -> cl.MemoryObject:
+def persistent(context: cl.Context, device: cl.Device, size: int) -> cl.MemoryObject:
     """Memory that CUDA sees too and no command has used, for as long as the process lives; see ``shared_with_cuda``."""
     return _arena(context, device).block(1 << (size - 1).bit_length()).memory

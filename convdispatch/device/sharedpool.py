@@ -14,7 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .cuda import Cuda, CudaError, Shared, prompt
+from .cuda import Cuda, CudaError, Shared, no_wait
 from .imports import import_shared, safe
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class SharedPool:
             self.active_bytes -= block.size
             self.managed_bytes -= block.size
             self.active_blocks -= 1
-        self._arena.free([block], later=prompt.depth > 0)
+        self._arena.free([block], later=no_wait.depth > 0)
 
     def _reused(self, size: int) -> _Block | None:
         import pyopencl as cl
