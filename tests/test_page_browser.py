@@ -14,6 +14,7 @@ from test_benchmark import DEVICE, ENVIRONMENT
 
 from convdispatch.measurement import shapes
 from convdispatch.measurement.peaks import traffic
+from convdispatch.tools.benchmark.compare import compare, write_comparison
 from convdispatch.tools.benchmark.page import render
 from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row
 
@@ -204,3 +205,28 @@ def test_pictures_are_drawn(page):
     assert told["spans"] == 5 * sum(layer.count for layer in report.layers), "fastest, chosen, two peers, roofline"
     assert told["cells"]
     assert all(text.endswith("%") for text in told["cells"])
+
+
+def test_the_page_of_two_runs_sorts_and_is_not_cut(tmp_path):
+    old, new = wide_report(), wide_report()
+    for place, found in enumerate(new.measured.values()):
+        found.best.median_ms *= 0.5 + 0.1 * place
+        found.best.ci_ms = (0.99 * found.best.median_ms, 1.01 * found.best.median_ms)
+    page = tmp_path / "page.html"
+    write_comparison(compare(old, new), page)
+    told = browse(
+        page,
+        """
+        const table = document.querySelector('table.sortable');
+        const place = [...table.querySelectorAll('th')].findIndex((h) => h.textContent === 'old / new');
+        table.querySelectorAll('th')[place].click();
+        told.ratios = [...table.querySelectorAll('tr')].slice(1).map((r) => r.children[place].textContent.trim());
+        told.cut = [...document.querySelectorAll('.scroll')].map((e) => e.scrollWidth - e.clientWidth);
+        told.body = document.documentElement.scrollWidth;
+        """,
+    )
+    ratios = [float(text.rstrip("?")) for text in told["ratios"]]
+    assert len(ratios) == 20
+    assert ratios == sorted(ratios)
+    assert told["cut"] == [0]
+    assert told["body"] <= 1300

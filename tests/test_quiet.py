@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 from test_benchmark import DEVICE, ENVIRONMENT, example, shown
 
+from convdispatch.api.problem import ConvProblem
+from convdispatch.measurement.shapes import Entry
 from convdispatch.tools.benchmark import quiet, run
 from convdispatch.tools.benchmark.page import render
 from convdispatch.tools.benchmark.quiet import Others, busy, load_now, signs, wait_quiet
@@ -135,6 +138,27 @@ def test_an_older_report_says_what_it_knows():
     assert signs(Report.from_json(values)) == []
 
 
+def test_a_run_watches_itself(device, monkeypatch):
+    """Ceilings at both ends, and the load of others while each problem is measured."""
+    rates = iter([1e11, 0.5e11])
+
+    def roof(self, dtype):
+        peak = {"rate": next(rates), "how": "invented", "count": 1}
+        return {"dtype": dtype, "flops": peak, "bandwidth": peak, "matrix": None}
+
+    waited = []
+    monkeypatch.setattr(run._Here, "roof", roof)
+    monkeypatch.setattr(run, "wait_quiet", lambda most, processors, say: waited.append(most) or 1.0)
+    monkeypatch.setattr(quiet.Others, "load", lambda self: 0.125)
+    entries = [Entry(text, ConvProblem.parse(text), 1) for text in ("mb1ic4ih9oc4kh3ph1", "mb1ic4ih6oc4kh1")]
+    report = run.run({"tiny": entries}, device, search=False, wait_quiet_s=60.0)
+    assert report.again == {"float32": {"flops": 0.5e11, "bandwidth": 0.5e11}}
+    assert any("the ceiling of multiply-adds (float32) was 0.50 of the first" in sign for sign in signs(report))
+    assert [found.load for found in report.measured.values()] == [0.125, 0.125]
+    assert waited == [60.0, 59.0, 58.0], "before the run and before each problem, out of one purse"
+    assert report.environment["waited_s"] == 3.0
+
+
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
@@ -253,3 +277,26 @@ def test_training_warns_too():
 
 def test_no_sign_no_words():
     assert busy([]) == ""
+
+
+def test_training_waits_and_tells_what_remains_in_a_pipe(monkeypatch, device):
+    """With a clock of its own each line comes at once: it says how many steps are left, and for how long."""
+    asked, told = [], []
+
+    def profile(net, *, say, **options):
+        for step in range(3):
+            say(f"{net}: step {step}", 0)
+            told.append(say.line("training"))
+            say("", 1)
+        return TrainingReport(net, "CPU", 4, "nchw", "float32", 2.0, [], 1, (2.0, 1.0), busy=["a load"])
+
+    monkeypatch.setattr(quiet, "wait_quiet", lambda most, processors, say: asked.append(most) or 0.0)
+    monkeypatch.setattr("convdispatch.tools.benchmark.training.profile_training", profile)
+    monkeypatch.setattr("convdispatch.tools.benchmark.training.turns", lambda: 3)
+    done = CliRunner().invoke(bench, ["lenet", "alexnet", "--train", "--wait-quiet", "30"])
+    assert done.exit_code == 0, done.output
+    assert asked == [30.0]
+    assert len(told) == 6
+    assert told[0].startswith("training: 0 of 6, 0 s, about 6 s left: lenet: step 0")
+    assert all(re.search(r"about [\d:]+( s)? left", line) for line in told)
+    assert "Other work was running: a load" in done.output
