@@ -41,7 +41,7 @@ def fake(monkeypatch, device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
     dispatch.forget()
     driver, library = install(monkeypatch, device)
-    tensors = Tensors(library.places)
+    tensors = Tensors(library.devices)
     monkeypatch.setattr(streams, "library_of", lambda kind: tensors)
     yield driver, tensors
     dispatch.forget()
@@ -134,7 +134,7 @@ def test_a_program_that_cuda_does_not_load_is_left_with_its_reason(monkeypatch, 
             return True
 
     _, library = install(monkeypatch, device, unlaunchable=Every())
-    monkeypatch.setattr(streams, "library_of", lambda kind: Tensors(library.places))
+    monkeypatch.setattr(streams, "library_of", lambda kind: Tensors(library.devices))
     with pytest.raises(Left, match="cannot run on a CUDA stream: its PTX reads"):
         streams.StreamCall(PROBLEM, (2, 16, 9, 8), torch.contiguous_format, x)
     dispatch.forget()

@@ -99,7 +99,10 @@ class StreamCall:
             bias = self._ready(bias, torch.contiguous_format)
         stream = self.library.stream(out, self.number)
         with stream.current():
-            self._run(stream, given, bias, constant)
+            try:
+                self._run(stream, given, bias, constant)
+            except Unlaunchable as error:  # of constant weights' packing, before anything else ran
+                raise Left(f"{self.solver} cannot run on a CUDA stream: {error}") from None
             stream.check()
         solved(self.solver)
         return out
