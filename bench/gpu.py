@@ -114,8 +114,8 @@ def registers(ours: Ours, plan) -> str:
     words = []
     for step in plan._steps:
         if isinstance(step, Launch):
-            program = cl.Program(ours.context, step._program.source).build(["-cl-nv-verbose"], cache_dir=False)
-            if os.environ.get("OUT") and os.environ.get("DUMP_PTX") and step._name == "product":
+            program = cl.Program(ours.context, step.kernel.program.source).build(["-cl-nv-verbose"], cache_dir=False)
+            if os.environ.get("OUT") and os.environ.get("DUMP_PTX") and step.kernel.name == "product":
                 Path(os.environ["OUT"], os.environ["DUMP_PTX"]).write_bytes(program.binaries[0])
             log = program.get_build_info(ours.device, cl.program_build_info.LOG)
             used, spills = re.search(r"Used (\d+) registers", log), re.findall(r"(\d+) bytes spill stores", log)

@@ -20,7 +20,7 @@ def launched(monkeypatch):
     real = kernels.Launch.__call__
 
     def call(launch, *args, **kwargs):
-        count[launch._name] += 1
+        count[launch.kernel.name] += 1
         return real(launch, *args, **kwargs)
 
     monkeypatch.setattr(kernels.Launch, "__call__", call)
