@@ -29,7 +29,7 @@ class Deadly(Im2col):
         self.name = name
 
     def rejects(self, problem, device):
-        if self.name == "deadly.a" and problem.kh == 1 and problem.sh == 2:
+        if self.name == "deadly.a" and problem.kh == 1 and problem.sh == 2 and problem.ih == 7:
             os.abort()
         if self.name == "deadly.a" and problem.kh == 1 and problem.dh == 2:
             time.sleep(100)
