@@ -77,6 +77,8 @@ def start(tmp_path):
         job = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "convdispatch", *map(str, words)],
             env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            # Where this run is a background job, SIGINT is ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         jobs.append(job)
         return job
