@@ -13,6 +13,7 @@ from convdispatch import runtime
 from convdispatch.measurement import reference
 from convdispatch.selection import dispatch, loader
 from convdispatch.selection.asking import MOST_CONFIGS, ask
+from convdispatch.selection.records import perfdb
 
 PLUGIN = """
 import itertools, os
@@ -115,6 +116,8 @@ def sabotage(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(folder))
     monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(registry))
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col,bad")
+    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))  # what other tests measured would decide
+    perfdb.perfdb.cache_clear()
 
     def put(text, preferred=True):
         if not preferred:  # a rule that names no solver is said too
@@ -125,6 +128,7 @@ def sabotage(tmp_path, monkeypatch):
 
     yield put
     monkeypatch.undo()
+    perfdb.perfdb.cache_clear()
     loader.reload()
     dispatch.forget()
 

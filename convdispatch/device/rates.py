@@ -1,6 +1,7 @@
 """The rates of a device: those kept from its calibration, else an estimate by its size.
 
-Kept in one JSON file a device, in the folder that ``CONVDISPATCH_RATES`` names, else in the user's data folder.
+Kept in one JSON file a device, in the folder that ``CONVDISPATCH_RATES`` names, else in the user's data folder;
+``off`` measures and keeps nothing: estimates hold.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..api.errors import ConvDispatchWarning
 from ..api.rates import DeviceRates
 from . import jsontext
 
-__all__ = ["estimate", "keep", "rates"]
+__all__ = ["estimate", "keep", "rates", "switched_off"]
 
 _FIELDS = ("flops", "bandwidth", "launch")
 # An H200 with 132 compute units, and two cores with AVX-512 under Intel's runtime, both measured.
@@ -31,6 +32,8 @@ _CPU_LANE, _CPU_BANDWIDTH, _CPU_LAUNCH = 340e9 / 32, 28e9, 8.5e-6
 @functools.lru_cache(maxsize=64)
 def rates(device: DeviceInfo) -> DeviceRates:
     """What was measured of a device, or the estimate. A file that cannot be read counts as none, with a warning."""
+    if switched_off():
+        return estimate(device)
     path = _path(device)
     try:
         values = jsontext.loads(path.read_text(encoding="utf-8"))
@@ -46,6 +49,11 @@ def rates(device: DeviceInfo) -> DeviceRates:
     return found
 
 
+def switched_off() -> bool:
+    """Whether the user wants estimates."""
+    return os.environ.get("CONVDISPATCH_RATES") == "off"
+
+
 def estimate(device: DeviceInfo) -> DeviceRates:
     """Rates in proportion to compute units, and on CPUs to the width of their vectors."""
     units = max(1, device.compute_units)
@@ -56,6 +64,8 @@ def estimate(device: DeviceInfo) -> DeviceRates:
 
 def keep(device: DeviceInfo, found: DeviceRates) -> Path:
     """Write what was measured, in force from now on. Raises OSError where the folder cannot be written."""
+    if switched_off():
+        raise OSError("CONVDISPATCH_RATES=off keeps no rates")
     path = _path(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")

@@ -122,7 +122,7 @@ def _search(
     problems: list[ConvProblem], device: str | None, again: bool, jobs: int | None, quiet: bool, **limits: Any
 ) -> list[Any]:
     from ...device import runtime
-    from ...device.rates import rates
+    from ...device.rates import rates, switched_off
     from ...measurement.find import find as measure
     from ...measurement.find import why_find
     from ...measurement.search.ahead import ahead_s, compile_ahead
@@ -139,7 +139,7 @@ def _search(
     known = len(problems) - len(new)
     with progress(None if quiet else console, "find", len(new), limits["budget_ms"] / 1e3) as step:
         try:
-            if new and not rates(info).measured and info.vendor != "oclgrind":  # a simulator's rates are nobody's
+            if new and not rates(info).measured and not switched_off() and info.vendor != "oclgrind":  # a simulator's
                 step("calibrating", 0)
                 _calibrate(chosen)
             if (compilers := processes(jobs, info)) and new:
