@@ -220,9 +220,11 @@ def test_a_net_in_training_is_built_as_it_is_used_and_stays_in_training():
 def test_a_choice_that_is_recalled_builds_one_form(nets, tmp_path, monkeypatch):
     """For the same net, device and records; a file that is damaged, and a policy in force, time all forms again."""
     from convdispatch.api import policy
-    from convdispatch.inference import remembered
+    from convdispatch.inference import judging, remembered
 
     monkeypatch.setattr(remembered, "_file", lambda key: tmp_path / key)
+    monkeypatch.setattr(judging, "_alone", lambda form, n: [1.0 if form.layout == "nhwc" else 2.0] * n)
+    monkeypatch.setattr(judging, "_in_a_row", judging._alone)
     x = picture(1)
     first = inference.build(nets["nchw"], x.shape, recall=True)
     assert len(first.tried) >= 2
@@ -231,8 +233,57 @@ def test_a_choice_that_is_recalled_builds_one_form(nets, tmp_path, monkeypatch):
     assert (again.layout, again.queues) == (first.layout, first.queues)
     np.testing.assert_array_equal(again(x), first(x))
     assert len(inference.build(nets["nchw"], (2, 3, 16, 16), recall=True).tried) >= 2
+    assert len(inference.build(nets["nchw"], x.shape, recall=True, for_="throughput").tried) >= 2
     with policy(deterministic=True):
         assert len(inference.build(nets["nchw"], x.shape, recall=True).tried) >= 2
+    for text in (
+        '{"layout": "sideways", "queues": 1, "votes": 2}',
+        '{"layout": "nhwc", "queues": 1.5, "votes": 2}',
+        "[",
+    ):
+        for file in tmp_path.iterdir():
+            file.write_text(text)
+        assert len(inference.build(nets["nchw"], x.shape, recall=True).tried) >= 2
+
+
+def test_what_was_measured_under_load_does_not_stay(nets, tmp_path, monkeypatch):
+    """One noisy measurement settles nothing, two that agree do for a while, two that differ do not; a calm one does."""
+    from convdispatch.inference import judging, remembered
+
+    monkeypatch.setattr(remembered, "_file", lambda key: tmp_path / key)
+    ms = {"nchw": [1.0, 9.0, 9.0], "nhwc": [2.0, 9.0, 9.0]}
+    monkeypatch.setattr(judging, "_alone", lambda form, n: ms[form.layout])
+    shape = (1, 3, 16, 16)
+
+    def built():
+        net = inference.build(nets["nchw"], shape, recall=True)
+        return net.layout, len(net.tried) > 1
+
+    assert [built() for _ in range(2)] == [("nchw", True)] * 2
+    assert [built() for _ in range(remembered.NOISY_RECALLS)] == [("nchw", False)] * remembered.NOISY_RECALLS
+    ms["nchw"][0] = 4.0  # it was wrong
+    assert [built() for _ in range(2)] == [("nhwc", True)] * 2
+    assert built() == ("nhwc", False)
+    ms["nchw"], ms["nhwc"] = [1.0] * 3, [2.0] * 3
     for file in tmp_path.iterdir():
-        file.write_text('{"layout": "sideways", "queues": 1}')
-    assert len(inference.build(nets["nchw"], x.shape, recall=True).tried) >= 2
+        file.unlink()
+    assert [built() for _ in range(20)] == [("nchw", True)] + [("nchw", False)] * 19
+
+
+@pytest.mark.parametrize(
+    ("series", "best", "agreed"),
+    [
+        ([[1.0, 2.0], [1.0, 2.0]], 0, True),
+        ([[1.0, 2.0], [1.9, 1.5]], 0, False),
+        ([[1.0, 1.01], [1.02, 1.01]], 1, True),  # as good as one: the favourite stays
+        ([[1.0, 1.1], [1.0, 1.1]], 0, True),
+    ],
+)
+def test_two_series_agree_or_not(monkeypatch, series, best, agreed):
+    from convdispatch.inference import judging
+
+    taken = iter(series)
+    monkeypatch.setattr(judging, "_alone", lambda form, n: [1.0])
+    monkeypatch.setattr(judging, "_series", lambda *_: [[ms] for ms in next(taken)])
+    verdict = judging.judge(["a", "b"], "latency", favourite=1)
+    assert (verdict.best, verdict.agreed) == (best, agreed)

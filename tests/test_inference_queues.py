@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from convdispatch import inference, nn
+from convdispatch.api import InvalidArgument
+from convdispatch.inference import judging
 from convdispatch.inference import net as building
 from convdispatch.models.googlenet import Inception
 
@@ -64,8 +66,45 @@ def test_nothing_is_overtaken(two, queue, layout, queues):
 def test_the_clock_decides(two, queue, monkeypatch, overlap):
     """Where a device overlaps queues the form on several is faster when timed, elsewhere slower: events cost."""
     several = 0.5 if overlap else 1.5
-    monkeypatch.setattr(building, "_seconds", lambda form, repeat: several if form.program.schedule.queues > 1 else 1.0)
+    monkeypatch.setattr(judging, "_alone", lambda form, n: [several if form.program.schedule.queues > 1 else 1.0] * n)
     built = inference.build(two, (2, 12, 9, 9), queue=queue)
     assert built.queues == (4 if overlap else 1)
     assert len(built.tried) == 4
     assert sum("4 queues" in line for line in built.tried) == 2
+
+
+@pytest.mark.parametrize("said", [{}, {"for_": "latency"}, {"for": "latency"}, {"for": "throughput"}])
+def test_a_form_is_judged_by_what_it_is_for(two, queue, monkeypatch, said):
+    """Several queues that are fast while calls follow each other, and slow for one that is waited for."""
+    clock = Clock(monkeypatch)
+    built = inference.build(two, (2, 12, 9, 9), queue=queue, layout="nchw", **said)
+    assert built.queues == (4 if said.get("for") == "throughput" else 1)
+    assert clock.waits
+
+
+@pytest.mark.parametrize(("said", "error"), [({"for": "speed"}, InvalidArgument), ({"fore": "latency"}, TypeError)])
+def test_a_purpose_that_there_is_not(two, queue, said, error):
+    with pytest.raises(error, match=r"latency|fore"):
+        inference.build(two, (2, 12, 9, 9), queue=queue, **said)
+
+
+class Clock:
+    """Time as programs pass it: a run on one queue costs 1 s when it is waited for, one on several 0.5 s when it
+    follows another, and 1 s more at each wait."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.waits = 0.0, 0
+        monkeypatch.setattr(judging.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(building._Form, "run", lambda form: self.pass_on(0.5 if self.several(form) else 1.0))
+        monkeypatch.setattr(building._Form, "finish", lambda form: self.wait(form))
+
+    @staticmethod
+    def several(form):
+        return form.program.schedule.queues > 1
+
+    def wait(self, form):
+        self.waits += 1
+        self.pass_on(1.0 if self.several(form) else 0.0)
+
+    def pass_on(self, seconds):
+        self.now += seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from ..tensor import Tensor
 from . import remembered
 from .fuse import fuse
 from .graph import Graph, map_operands
+from .judging import check_purpose, judge
 from .layout import LAYOUTS, relayout
 from .lower import Lowered, is_planned, lower, problem_of
 from .program import Program
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["InferenceNet", "build", "problems"]
 
-ROUNDS = 5
-SAMPLE_S = 0.02
-"""Each form of a net is replayed for about so long, in turns, before one is chosen."""
-
 
 def build(
     net: Callable[..., Any],
@@ -43,17 +39,27 @@ def build(
     queue: cl.CommandQueue | None = None,
     layout: str | None = None,
     queues: int | None = None,
+    for_: str = "latency",
     recall: bool = False,
+    **options: Any,
 ) -> InferenceNet:
     """The inference form of ``net`` for inputs of ``shapes``, in the layout that the net was made with.
 
     ``dtype`` is the inputs', or a list with one each. The weights are read now: later changes do not reach the result.
     Batch norms are folded, sums and activations fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw"
     or "nhwc") and ``queues`` (at most so many, for branches that do not depend on each other) are chosen by timing
-    where they are None; with ``recall`` the choice is kept on disk, and the next process builds that form alone.
+    where they are None; with ``recall`` a choice on which two measurements agree is kept on disk, and the next process
+    builds that form alone.
+
+    ``for_`` says what forms are timed at: ``"latency"``, one call that is waited for, or ``"throughput"``, calls that
+    follow each other. Its name is ``for``, which Python lets nobody write as a keyword: ``for_="throughput"`` and
+    ``**{"for": "throughput"}`` say the same.
 
     Raises InvalidArgument where the net computes by anything but convdispatch's operations.
     """
+    purpose = check_purpose(options.pop("for", for_))
+    if options:
+        raise TypeError(f"build() got unexpected keyword arguments: {', '.join(sorted(options))}")
     queue = queue or runtime.queue()
     if layout not in (None, *LAYOUTS):
         raise InvalidArgument(f"layout must be None or one of {', '.join(LAYOUTS)}, got {layout!r}")
@@ -61,14 +67,12 @@ def build(
         raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
     graph = _fused(net, shapes, dtype, queue)
     layouts, counts = _layouts(graph, layout), _counts(queues)
-    key = remembered.key_of(graph, queue) if recall and layout is None and queues is None else None
+    key = remembered.key_of(graph, queue, purpose) if recall and layout is None and queues is None else None
     known = None if key is None else remembered.recall(key)
-    if known is not None and known[0] in layouts:
-        layouts, counts = (known[0],), (known[1],)
+    if known is not None and known.is_settled and known.layout in layouts:
+        layouts, counts = (known.layout,), (known.queues,)
     forms = [form for each in layouts for form in _forms(each, counts, queue, graph)]
-    best = _fastest(forms)
-    if key is not None and known is None and len(forms) > 1:
-        remembered.remember(key, best.layout, best.program.schedule.queues)
+    best = _fastest(forms, purpose, key, known)
     return InferenceNet(best, [form.described for form in forms])
 
 
@@ -128,34 +132,32 @@ class _Form:
         self.layout, self.ms = layout, float("nan")
         self.lowered, self.program = lowered, Program(lowered.recording, schedule)
 
+    def run(self) -> None:
+        """Enqueue a run."""
+        self.program.run()
+
+    def finish(self) -> None:
+        """Wait for all runs."""
+        self.program.queue.finish()
+
     @property
     def described(self) -> str:
         """Layout, queues and time."""
         return f"{self.layout or 'as traced'}, {self.program.schedule.queues} queues: {self.ms:.3f} ms"
 
 
-def _fastest(forms: list[_Form]) -> _Form:
+def _fastest(forms: list[_Form], purpose: str, key: str | None, known: remembered.Choice | None) -> _Form:
+    """The form that is fastest at its purpose; what was found is noted under ``key``."""
     if len(forms) == 1:
         return forms[0]
-    samples: dict[int, list[float]] = {i: [] for i in range(len(forms))}
-    repeats = {}
-    for i, form in enumerate(forms):
-        _seconds(form, 1)
-        repeats[i] = max(1, round(SAMPLE_S / max(_seconds(form, 1), 1e-5)))
-    for _ in range(ROUNDS):
-        for i, form in enumerate(forms):
-            samples[i].append(_seconds(form, repeats[i]))
-    for i, form in enumerate(forms):
-        form.ms = min(samples[i]) * 1e3  # other work on the machine only adds, and to some more than to others
-    return min(forms, key=lambda form: form.ms)
-
-
-def _seconds(form: _Form, repeat: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeat):
-        form.program.run()
-    form.program.queue.finish()
-    return (time.perf_counter() - start) / repeat
+    names = [(form.layout, form.program.schedule.queues) for form in forms]
+    before = None if known is None else (known.layout, known.queues)
+    verdict = judge(forms, purpose, names.index(before) if before in names else None)
+    for form, ms in zip(forms, verdict.ms, strict=True):
+        form.ms = ms
+    if key is not None:
+        remembered.note(key, *names[verdict.best], verdict, known)
+    return forms[verdict.best]
 
 
 @dataclass(frozen=True)
