@@ -23,6 +23,7 @@ COMMANDS = {
     "info": ".inspect",
     "run": ".model",
     "replay": ".replay",
+    "trace": ".first",
     "train": ".train",
     "translate": ".translate",
     "verify": ".verify",
