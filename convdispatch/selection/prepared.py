@@ -36,11 +36,13 @@ class Constant:
     that nothing detects.
     """
 
-    __slots__ = ("_device_copies", "_lock", "_packed", "_seen", "array")
+    __slots__ = ("_device_copies", "_lock", "_packed", "_seen", "addresses", "array")
 
     def __init__(self, array: Any) -> None:
         self.array = array
         self._packed: dict[Any, Any] = {}
+        self.addresses: dict[Any, int] = {}
+        """Where packed forms lie, once they are there, by whatever their reader looks them up by."""
         self._device_copies: dict[Any, Any] = {}
         self._seen: dict[str, Constant] = {}
         self._lock = threading.Lock()
