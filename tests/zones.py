@@ -37,7 +37,6 @@ ZONES = {
         dispatch
         evidence
         explanation
-        first_call
         guard*
         hostile_records
         injection
@@ -95,6 +94,7 @@ ZONES = {
         train
     """,
     "tools": """
+        cluster
         benchmark*
         page_*
         progress

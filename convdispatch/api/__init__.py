@@ -1,9 +1,8 @@
 """The header: all that a caller or a plugin may import. Names load when first used.
 
 Callers: ``conv`` and its relatives, ``constant``, ``policy``, ``frozen``, ``explain``, ``ConvProblem``, the errors.
-Plugins: ``Solver``, ``Declared``, ``Plan``, ``DeviceInfo``, ``hookimpl``, ``KernelPlan``, ``StepPlan``, and the shared
-kernel text and matrix product that plans are made of. ``convdispatch.api.cuda`` has what plugins over CUDA's libraries
-need.
+Plugins: ``Solver``, ``Plan``, ``DeviceInfo``, ``hookimpl``, ``KernelPlan``, ``StepPlan``, and the shared kernel text
+and matrix product that plans are made of. What plugins over CUDA's libraries need is ``convdispatch.api.cuda``.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..calls.conv import constant, conv, conv_backward_data, conv_backward_weights, conv_transpose
+    from ..cluster.finding import find_many
     from ..device.gemm import LAUNCH as GEMM_LAUNCH
     from ..device.gemm import PACKED as GEMM_PACKED
     from ..device.gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, packed_layout
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..measurement.find import find
     from ..selection.explanation import Explanation, explain
     from .activation import activation_macro
-    from .declared import Declared, cpus_only, gpus_only
     from .device import DeviceInfo
     from .dtypes import DTYPES, storage_macros
     from .errors import (
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
 _HOME = {
     ".activation": ["activation_macro"],
     "..calls.conv": ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"],
-    ".declared": ["Declared", "cpus_only", "gpus_only"],
     ".device": ["DeviceInfo"],
     ".dtypes": ["DTYPES", "storage_macros"],
     ".errors": [
@@ -74,6 +72,7 @@ _HOME = {
     ],
     ".results": ["Result", "Results"],
     "..measurement.find": ["find"],
+    "..cluster.finding": ["find_many"],
     ".hookspecs": ["API_VERSION", "hookimpl"],
     ".policy": ["Policy", "frozen", "policy"],
     ".problem": ["ConvProblem"],

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 
 from ..api.errors import BuildFailed
-from .phases import phase
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["compiled", "folder", "read_file", "write_file"]
+__all__ = ["compiled"]
 
 _FORM = b"convdispatch kernel 1\n"
 _MOST = 1 << 30
@@ -44,27 +43,25 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
 
     if isinstance(text, bytes):
         try:
-            with phase("load"):
-                return _built(context, options, context.devices, [text])
+            return _built(context, options, context.devices, [text])
         except cl.LogicError as error:
             raise BuildFailed(f"a binary is none that the device takes: {error}", str(error)) from error
-    place = folder()
-    if place is None or len(context.devices) != 1 or has_src_build_cache(context.devices[0]):
+    folder = _folder()
+    if folder is None or len(context.devices) != 1 or has_src_build_cache(context.devices[0]):
         return _from_text(context, text, options)
-    path = place / _name(context.devices[0], text, options)
-    binary = read_file(path, _FORM)
+    path = folder / _name(context.devices[0], text, options)
+    binary = _read(path)
     if binary is not None:
-        with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
+        with contextlib.suppress(BuildFailed, cl.Error):
             return _built(context, options, context.devices, [binary])
     program = _from_text(context, text, options)
     with contextlib.suppress(cl.Error):
-        write_file(path, _FORM, program.get_info(cl.program_info.BINARIES)[0])
+        _write(path, program.get_info(cl.program_info.BINARIES)[0])
     return program
 
 
 def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
-    with phase("compile"):
-        return _built(context, options, text)
+    return _built(context, options, text)
 
 
 def _built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Program:
@@ -91,8 +88,7 @@ def _built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Prog
     return program
 
 
-def folder() -> Path | None:
-    """Where files are kept; None where none are."""
+def _folder() -> Path | None:
     chosen = os.environ.get("CONVDISPATCH_KERNEL_CACHE")
     if chosen == "off":
         return None
@@ -111,29 +107,28 @@ def _name(device: cl.Device, text: str, options: Sequence[str]) -> str:
     return digest.hexdigest()[:40] + ".bin"
 
 
-def read_file(path: Path, form: bytes) -> bytes | None:
-    """The content of a file that ``write_file`` wrote; None where there is none, or none of this form that is whole."""
+def _read(path: Path) -> bytes | None:
     try:
         content = path.read_bytes()
     except OSError:
         return None
-    head = len(form)
-    found = content[head + 32 :]
-    if content[:head] != form or hashlib.sha256(found).digest() != content[head : head + 32]:
+    head = len(_FORM)
+    binary = content[head + 32 :]
+    if content[:head] != _FORM or hashlib.sha256(binary).digest() != content[head : head + 32]:
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # used now
-    return found
+    return binary
 
 
-def write_file(path: Path, form: bytes, content: bytes) -> None:
-    """Put a file in its place; a folder that cannot be written, or a full disk, only costs the next making."""
+def _write(path: Path, binary: bytes) -> None:
+    """Put the file in its place; a folder that cannot be written, or a full disk, only costs the next compilation."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         number, beside = tempfile.mkstemp(suffix=".part", dir=path.parent)
         try:
             with os.fdopen(number, "wb") as file:
-                file.write(form + hashlib.sha256(content).digest() + content)
+                file.write(_FORM + hashlib.sha256(binary).digest() + binary)
             Path(beside).replace(path)
         except BaseException:
             Path(beside).unlink()
@@ -142,9 +137,9 @@ def write_file(path: Path, form: bytes, content: bytes) -> None:
             _sweep(path.parent)
 
 
-def _sweep(where: Path) -> None:
+def _sweep(folder: Path) -> None:
     files = []
-    for path in where.iterdir():
+    for path in folder.iterdir():
         with contextlib.suppress(OSError):
             found = path.stat()
             files.append((found.st_mtime, found.st_size, path))

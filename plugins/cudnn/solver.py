@@ -56,7 +56,9 @@ class Convolution(Solver):
     deterministic = False
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """No library, padding of two kinds, tensors that CUDA cannot see, or no engine."""
+        """Another vendor's device, no library, padding of two kinds, tensors that CUDA cannot see, or no engine."""
+        if device.vendor != "nvidia":
+            return f"nvidia only, got {device.vendor}"
         if problem.dtype not in DTYPES:
             return f"{', '.join(DTYPES)} only, got {problem.dtype}"
         if problem.mb == 0:

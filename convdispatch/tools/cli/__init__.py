@@ -15,6 +15,7 @@ COMMANDS = {
     "bench": ".bench",
     "calibrate": ".calibrate",
     "classify": ".run",
+    "cluster": ".cluster",
     "db": ".database",
     "doctor": ".inspect",
     "explain": ".inspect",
@@ -23,10 +24,10 @@ COMMANDS = {
     "info": ".inspect",
     "run": ".model",
     "replay": ".replay",
-    "trace": ".first",
     "train": ".train",
     "translate": ".translate",
     "verify": ".verify",
+    "worker": ".cluster",
 }
 """Where each subcommand lives; a module is imported when its command is asked for."""
 
