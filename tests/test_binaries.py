@@ -70,10 +70,10 @@ def test_damaged_files_are_compiled_anew(queue, folder, compilations, damage):
     path.write_bytes({"empty": b"", "short": content[:-1], "changed": bytes(changed), "other form": b"x" + content,
                       "no binary": b""}[damage])  # fmt: skip
     if damage == "no binary":  # whole, but nothing that the driver reads
-        binaries._write(path, b"not a program")
+        binaries.write_file(path, binaries._FORM, b"not a program")
     assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
     assert len(compilations) == 2
-    assert binaries._read(path) not in (None, b"not a program")
+    assert binaries.read_file(path, binaries._FORM) not in (None, b"not a program")
     assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
     assert len(compilations) == 2
 
@@ -120,7 +120,7 @@ def test_the_oldest_go_first(folder, queue, monkeypatch):
     monkeypatch.setattr(binaries, "_MOST", 350)
     for age in range(5):
         path = folder / f"{age}.bin"
-        binaries._write(path, b"x" * 64)
+        binaries.write_file(path, binaries._FORM, b"x" * 64)
         os.utime(path, (1000 + age, 1000 + age))
     binaries._sweep(folder)
     size = len(binaries._FORM) + 32 + 64

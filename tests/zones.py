@@ -37,6 +37,7 @@ ZONES = {
         dispatch
         evidence
         explanation
+        first_call
         guard*
         hostile_records
         injection

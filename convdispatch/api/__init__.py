@@ -1,8 +1,9 @@
 """The header: all that a caller or a plugin may import. Names load when first used.
 
 Callers: ``conv`` and its relatives, ``constant``, ``policy``, ``frozen``, ``explain``, ``ConvProblem``, the errors.
-Plugins: ``Solver``, ``Plan``, ``DeviceInfo``, ``hookimpl``, ``KernelPlan``, ``StepPlan``, and the shared kernel text
-and matrix product that plans are made of. What plugins over CUDA's libraries need is ``convdispatch.api.cuda``.
+Plugins: ``Solver``, ``Declared``, ``Plan``, ``DeviceInfo``, ``hookimpl``, ``KernelPlan``, ``StepPlan``, and the shared
+kernel text and matrix product that plans are made of. ``convdispatch.api.cuda`` has what plugins over CUDA's libraries
+need.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..measurement.find import find
     from ..selection.explanation import Explanation, explain
     from .activation import activation_macro
+    from .declared import Declared, cpus_only, gpus_only
     from .device import DeviceInfo
     from .dtypes import DTYPES, storage_macros
     from .errors import (
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 _HOME = {
     ".activation": ["activation_macro"],
     "..calls.conv": ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"],
+    ".declared": ["Declared", "cpus_only", "gpus_only"],
     ".device": ["DeviceInfo"],
     ".dtypes": ["DTYPES", "storage_macros"],
     ".errors": [

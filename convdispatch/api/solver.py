@@ -68,6 +68,13 @@ class Solver(ABC):
     fuses: frozenset[str] = frozenset()
     """The parts of EPILOGUE that the solver's plans compute; dispatch adds what is missing in a pass of its own."""
 
+    def serves(self, device: DeviceInfo) -> str | None:
+        """Why this solver computes nothing on the device, whatever the problem, or None; ``rejects`` says it first.
+
+        Spares the question what might become of a problem for it by rewriting.
+        """
+        return None
+
     @abstractmethod
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """The first reason why this solver cannot compute the problem on the device, or None.

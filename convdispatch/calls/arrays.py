@@ -16,7 +16,7 @@ from ..device import host, memory, runtime
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from .libraries import library_of
-from .operands import Operands, contiguous_strides, native
+from .operands import Operands, contiguous_strides, native, overlaps
 
 __all__ = ["Call", "Kind"]
 
@@ -70,11 +70,19 @@ class Call:
         return Kind(host, dtype)
 
     def __init__(
-        self, problem: ConvProblem, kind: Kind, bias: Any, residual: Any, queue: Any, operands: Sequence[Any]
+        self,
+        problem: ConvProblem,
+        kind: Kind,
+        bias: Any,
+        residual: Any,
+        queue: Any,
+        operands: Sequence[Any],
+        names: Sequence[str] = ("x", "w", "y"),
     ) -> None:
         self.problem, self.host = problem, kind.host
         self._lead, self._other = _READ[problem.direction]
         self._out = _WRITTEN[problem.direction]
+        self._names = ["dy" if name == "y" else name for name in names]
         self.out_shape, self.dtype = problem.out_shape, operands[self._lead].dtype.newbyteorder("=")
         self._shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
         self._strides = tuple(contiguous_strides(shape, problem.itemsize) for shape in self._shapes)
@@ -164,6 +172,13 @@ class Call:
         if out is None:
             forbid_when_frozen("allocate the result (pass out=)")
             out = operands[self._out] = self._make(queue, operands[self._lead])
+        else:
+            for place in (self._lead, self._other):
+                if overlaps(out, operands[place]):
+                    raise InvalidArgument(
+                        f"out shares memory with {self._names[place]}, which would change while it is read: pass an "
+                        "out of its own"
+                    )
         if self.empty:
             return self._zero(out, queue)
         # The convolution would overwrite a residual that lies in the result before the epilogue's own pass reads it.

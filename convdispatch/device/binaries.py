@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 
 from ..api.errors import BuildFailed
+from .phases import phase
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "folder", "read_file", "write_file"]
 
 _FORM = b"convdispatch kernel 1\n"
 _MOST = 1 << 30
@@ -43,25 +44,27 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
 
     if isinstance(text, bytes):
         try:
-            return _built(context, options, context.devices, [text])
+            with phase("load"):
+                return _built(context, options, context.devices, [text])
         except cl.LogicError as error:
             raise BuildFailed(f"a binary is none that the device takes: {error}", str(error)) from error
-    folder = _folder()
-    if folder is None or len(context.devices) != 1 or has_src_build_cache(context.devices[0]):
+    place = folder()
+    if place is None or len(context.devices) != 1 or has_src_build_cache(context.devices[0]):
         return _from_text(context, text, options)
-    path = folder / _name(context.devices[0], text, options)
-    binary = _read(path)
+    path = place / _name(context.devices[0], text, options)
+    binary = read_file(path, _FORM)
     if binary is not None:
-        with contextlib.suppress(BuildFailed, cl.Error):
+        with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
             return _built(context, options, context.devices, [binary])
     program = _from_text(context, text, options)
     with contextlib.suppress(cl.Error):
-        _write(path, program.get_info(cl.program_info.BINARIES)[0])
+        write_file(path, _FORM, program.get_info(cl.program_info.BINARIES)[0])
     return program
 
 
 def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
-    return _built(context, options, text)
+    with phase("compile"):
+        return _built(context, options, text)
 
 
 def _built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Program:
@@ -88,7 +91,8 @@ def _built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Prog
     return program
 
 
-def _folder() -> Path | None:
+def folder() -> Path | None:
+    """Where files are kept; None where none are."""
     chosen = os.environ.get("CONVDISPATCH_KERNEL_CACHE")
     if chosen == "off":
         return None
@@ -107,28 +111,29 @@ def _name(device: cl.Device, text: str, options: Sequence[str]) -> str:
     return digest.hexdigest()[:40] + ".bin"
 
 
-def _read(path: Path) -> bytes | None:
+def read_file(path: Path, form: bytes) -> bytes | None:
+    """The content of a file that ``write_file`` wrote; None where there is none, or none of this form that is whole."""
     try:
         content = path.read_bytes()
     except OSError:
         return None
-    head = len(_FORM)
-    binary = content[head + 32 :]
-    if content[:head] != _FORM or hashlib.sha256(binary).digest() != content[head : head + 32]:
+    head = len(form)
+    found = content[head + 32 :]
+    if content[:head] != form or hashlib.sha256(found).digest() != content[head : head + 32]:
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # used now
-    return binary
+    return found
 
 
-def _write(path: Path, binary: bytes) -> None:
-    """Put the file in its place; a folder that cannot be written, or a full disk, only costs the next compilation."""
+def write_file(path: Path, form: bytes, content: bytes) -> None:
+    """Put a file in its place; a folder that cannot be written, or a full disk, only costs the next making."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         number, beside = tempfile.mkstemp(suffix=".part", dir=path.parent)
         try:
             with os.fdopen(number, "wb") as file:
-                file.write(_FORM + hashlib.sha256(binary).digest() + binary)
+                file.write(form + hashlib.sha256(content).digest() + content)
             Path(beside).replace(path)
         except BaseException:
             Path(beside).unlink()
@@ -137,9 +142,9 @@ def _write(path: Path, binary: bytes) -> None:
             _sweep(path.parent)
 
 
-def _sweep(folder: Path) -> None:
+def _sweep(where: Path) -> None:
     files = []
-    for path in folder.iterdir():
+    for path in where.iterdir():
         with contextlib.suppress(OSError):
             found = path.stat()
             files.append((found.st_mtime, found.st_size, path))

@@ -8,6 +8,7 @@ recording (``recording``), which is replayed on any of the others.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,20 @@ if TYPE_CHECKING:
 __all__ = ["Commands", "Kernel", "Late"]
 
 
+@functools.cache
+def _kernel_names() -> Any:
+    import pyopencl as cl
+
+    return cl.program_info.KERNEL_NAMES
+
+
 class Kernel:
     """A kernel of a built program, its sizes and its arguments' types; safe to launch from several threads.
 
     ``dtypes`` has None for memory, else NumPy's type of a number.
     """
 
-    __slots__ = ("bound", "dtypes", "global_size", "local_size", "lock", "name", "program", "streams")
+    __slots__ = ("_bound", "dtypes", "global_size", "local_size", "lock", "name", "program", "streams")
 
     def __init__(
         self,
@@ -40,10 +48,19 @@ class Kernel:
         self.global_size = tuple(map(int, global_size))
         self.local_size = None if local_size is None else tuple(map(int, local_size))
         self.dtypes = [None if dtype is None else np.dtype(dtype) for dtype in dtypes]
-        self.bound = self.make()
+        self._bound: Any = None
+        if name not in program.get_info(_kernel_names()).split(";"):
+            self.make()  # raises the driver's own words
         self.lock = threading.Lock()  # a cl.Kernel holds the arguments it was given last
         self.streams: Any = None
         """What launches it on CUDA's streams, once it has been asked for."""
+
+    @property
+    def bound(self) -> cl.Kernel:
+        """The kernel that launches on OpenCL's queues set arguments of, one at a time; made when first launched."""
+        if self._bound is None:
+            self._bound = self.make()
+        return self._bound
 
     def make(self) -> cl.Kernel:
         """A pyopencl kernel with arguments of its own."""

@@ -18,8 +18,10 @@ import numpy as np
 
 from ..api.errors import PluginError
 from ..api.problem import ConvProblem
+from . import rendered
 from .bounded import KB, MB, Bounded, Bounds
 from .commands import Kernel, thread
+from .phases import phase
 from .queues import commands_of
 
 if TYPE_CHECKING:
@@ -50,13 +52,27 @@ def _template(package: str, file: str) -> Any:
     return Template(_read(package, file), strict_undefined=True)
 
 
+def _rendered(package: str, file: str, values: Mapping[str, Any]) -> str:
+    key = rendered.text_key(package, _read(package, file), values)
+    text = None if key is None else rendered.recall(key)
+    if text is None:
+        text = _template(package, file).render(**values)
+        if key is not None:
+            rendered.remember(key, text)
+    return text
+
+
 def kernel_text(package: str, file: str, **values: Any) -> str:
     """The text of a kernel file beside ``package``'s modules; ``.cl.mako`` is rendered with ``values``.
 
     ``#include <convdispatch/NAME>`` becomes the header's file of that name (``output.cl``, ``vectors.cl``); raises
     FileNotFoundError where it has none. ``#line`` directives make the compiler's messages name the file.
     """
-    text = _template(package, file).render(**values) if file.endswith(".mako") else _read(package, file)
+    if file.endswith(".mako"):
+        with phase("template"):
+            text = _rendered(package, file, values)
+    else:
+        text = _read(package, file)
 
     def header(found: re.Match[str]) -> str:
         after = text.count("\n", 0, found.start()) + 2

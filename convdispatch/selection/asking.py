@@ -58,12 +58,15 @@ class Asked:
         """The solver's own reason why it cannot compute the problem; None where it accepts, or has a fault."""
         self.fault: str | None = None
         """What it did that no solver may; it is set aside then."""
+        self.elsewhere: str | None = None
+        """Its reason to refuse everything on this device."""
         self.configs: tuple[Mapping[str, Any], ...] = ()
         """What it offers, the one to use unmeasured first; at least one where it accepts."""
         self._texts: frozenset[str] = frozenset()
         self._costs: dict[str, float | None] = {}
         self._sizes: dict[str, int | None] = {}
         try:
+            self.elsewhere = self._answer("serves", _reason)
             self.refused = self._answer("rejects", _reason)
             if self.refused is None:
                 self.configs = self._answer("configs", _configs)
@@ -109,8 +112,9 @@ class Asked:
     def _answer(self, method: str, check: Callable[[Any], Any], *more: Any) -> Any:
         if self.fault is not None:
             raise Fault(self.fault)
+        asked = (self.device,) if method == "serves" else (self.problem, self.device, *more)
         try:
-            return check(getattr(self.solver, method)(self.problem, self.device, *more))
+            return check(getattr(self.solver, method)(*asked))
         except (KeyboardInterrupt, Frozen):
             raise
         except _Wrong as wrong:
@@ -138,7 +142,7 @@ class Asked:
 def ask(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> Asked:
     """What ``solver`` answers for what it is shown of ``problem``, asked now or kept. Never raises for its sake."""
     seen = visible_problem(solver, problem)
-    chain = getattr(solver, "chain", ())  # a derived solver is made anew for each call
+    chain = vars(solver).get("chain", ())  # a derived solver is made anew for each call
     key = (id(solver.root) if chain else id(solver), chain), seen, device  # type: ignore[attr-defined]
     with _lock:
         found = _answers.get(key)

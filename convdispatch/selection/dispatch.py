@@ -31,6 +31,7 @@ from ..device.commands import thread
 from ..device.kernels import Programs
 from ..device.limits import problem_must_fit
 from ..device.memory import full, make_room, out_of_memory, with_room
+from ..device.phases import layer, phase
 from ..device.sharedpool import out_of_order
 from . import asking, verdicts
 from .asking import checked_plan, guarded
@@ -61,14 +62,17 @@ def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = N
     if prepared is None:
         forbid_when_frozen(f"plan {problem}")
         problem_must_fit(problem, runtime.device_info(context.devices[0]))
-        return _plans.make(key, lambda: _first_that_plans(problem, context, policy))
+        with layer(str(problem)):
+            return _plans.make(key, lambda: _first_that_plans(problem, context, policy))
     thread.built += prepared.nbytes
     return prepared
 
 
 def _first_that_plans(problem: ConvProblem, context: cl.Context, policy: Policy) -> Prepared:
     before, device = thread.built, runtime.device_info(context.devices[0])
-    for candidate in rank(problem, device, policy):
+    with phase("selection"):
+        candidates = rank(problem, device, policy)
+    for candidate in candidates:
         try:
             plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
             made = with_room(context.devices[0], lambda plan=plan, source=candidate.source: plan(source=source))
@@ -94,7 +98,8 @@ def make(
     Raises what the solver raises, and PluginError if the plan breaks the contract or the workspace limit.
     """
     seen = visible_problem(solver, problem)
-    plan = checked_plan(solver, guarded(f"{solver.name}.plan()", solver.plan, context, seen, config))
+    with phase("plan"):
+        plan = checked_plan(solver, guarded(f"{solver.name}.plan()", solver.plan, context, seen, config))
     size = plan.workspace_size
     limit = policy.workspace_limit if policy else None
     if limit is not None and size > limit:

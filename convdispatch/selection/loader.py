@@ -30,6 +30,7 @@ import pluggy
 from ..api import hookspecs
 from ..api.errors import ConvDispatchWarning, InvalidPolicy, words
 from ..api.solver import EPILOGUE, Solver
+from ..device.phases import phase
 from . import verdicts
 from .registry import FILE_NAME, Registry, parse, read_text, registry
 
@@ -125,9 +126,10 @@ def plugins() -> Plugins:
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     loaded = Plugins(manager)
-    for found in _candidates():
-        loaded.report.append(_load_plugin(loaded, found))
-    _load_layers(loaded)
+    with phase("plugins"):
+        for found in _candidates():
+            loaded.report.append(_load_plugin(loaded, found))
+        _load_layers(loaded)
     for entry in loaded.report:
         if entry.status in ("failed", "duplicate"):
             warnings.warn(f"plugin {entry.name} was set aside: {entry.reason}", ConvDispatchWarning, stacklevel=2)

@@ -16,6 +16,7 @@ from ..device import runtime
 from ..device.commands import Commands
 from ..device.kernels import KernelPlan, Launch, build, kernel_text
 from ..device.memory import same_memory
+from ..device.phases import layer, phase
 from ..device.ptx import Unlaunchable
 from ..device.queues import OpenCLQueue, commands_of
 from ..device.steps import StepPlan
@@ -35,11 +36,13 @@ class Constant:
     that nothing detects.
     """
 
-    __slots__ = ("_device_copies", "_lock", "_packed", "_seen", "array")
+    __slots__ = ("_device_copies", "_lock", "_packed", "_seen", "addresses", "array")
 
     def __init__(self, array: Any) -> None:
         self.array = array
         self._packed: dict[Any, Any] = {}
+        self.addresses: dict[Any, int] = {}
+        """Where packed forms lie, once they are there, by whatever their reader looks them up by."""
         self._device_copies: dict[Any, Any] = {}
         self._seen: dict[str, Constant] = {}
         self._lock = threading.Lock()
@@ -89,12 +92,8 @@ class Constant:
             with self._lock:
                 found = self._packed.get(key)
                 if found is None:
-                    memory = commands.fresh(prepared.packed_size)
-                    if prepared.recordable:
-                        event = prepared.plan.pack(queue, w, memory, wait_for)  # type: ignore[attr-defined]
-                    else:
-                        event = commands.call(prepared.plan.pack, (w, memory), "pack", wait_for)  # type: ignore[attr-defined]
-                    found = memory, event
+                    with layer(str(prepared.problem)), phase("packing"):
+                        found = _pack(prepared, commands, queue, w, wait_for)
                     commands.flush()  # other queues may wait for it
                     self._packed[key] = found
         memory, event = found
@@ -102,6 +101,15 @@ class Constant:
             self._packed[key] = memory, None
             event = None
         return memory, event
+
+
+def _pack(prepared: Prepared, commands: Commands, queue: Any, w: Any, wait_for: Any) -> tuple[Any, Any]:
+    """New memory with the packed form of ``w``, and the event after which it holds it."""
+    memory = commands.fresh(prepared.packed_size)
+    pack = prepared.plan.pack  # type: ignore[attr-defined]
+    if prepared.recordable:
+        return memory, pack(queue, w, memory, wait_for)
+    return memory, commands.call(pack, (w, memory), "pack", wait_for)
 
 
 def constant(w: Any) -> Constant:

@@ -104,13 +104,22 @@ class Registry:
         return None
 
 
+_HOMES = ("XDG_CONFIG_HOME", "HOME", "APPDATA", "LOCALAPPDATA", "USERPROFILE")
+
+
 def registry_path() -> Path | None:
     """The file in force: ``$CONVDISPATCH_REGISTRY``, the user's, or the packaged one."""
     chosen = os.environ.get("CONVDISPATCH_REGISTRY")
     if chosen:
         return Path(chosen)
-    own = Path(platformdirs.user_config_dir("convdispatch")) / FILE_NAME
+    own = _own_path(*(os.environ.get(name) for name in _HOMES))
     return own if own.is_file() else packaged_path()
+
+
+@functools.lru_cache(maxsize=8)
+def _own_path(*homes: str | None) -> Path:
+    """The user's file, where these variables, of which the folder's place follows, have these values."""
+    return Path(platformdirs.user_config_dir("convdispatch")) / FILE_NAME
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from convdispatch.api import Solver, hookimpl
+from convdispatch.api import Declared, DeviceInfo, Solver, hookimpl
 
 __all__ = ["convdispatch_solvers", "unavailable"]
 
@@ -10,9 +10,15 @@ __all__ = ["convdispatch_solvers", "unavailable"]
 @hookimpl
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; without CUDA or cuDNN they refuse every problem and say what is missing."""
-    from .solver import Convolution, Deterministic
+    where = f"{__name__}.solver"
+    return (
+        Declared(where, "Convolution", name="cudnn.convolution", serves=_serves, deterministic=False),
+        Declared(where, "Deterministic", name="cudnn.deterministic", serves=_serves),
+    )
 
-    return Convolution(), Deterministic()
+
+def _serves(device: DeviceInfo) -> str | None:
+    return None if device.vendor == "nvidia" else f"nvidia only, got {device.vendor}"
 
 
 def unavailable() -> str | None:

@@ -56,9 +56,7 @@ class Convolution(Solver):
     deterministic = False
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Another vendor's device, no library, padding of two kinds, tensors that CUDA cannot see, or no engine."""
-        if device.vendor != "nvidia":
-            return f"nvidia only, got {device.vendor}"
+        """No library, padding of two kinds, tensors that CUDA cannot see, or no engine."""
         if problem.dtype not in DTYPES:
             return f"{', '.join(DTYPES)} only, got {problem.dtype}"
         if problem.mb == 0:

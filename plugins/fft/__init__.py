@@ -8,9 +8,7 @@ Each kind of device has a room of its own: ``cpu``, ``gpu``; the straight-line t
 
 from __future__ import annotations
 
-from convdispatch.api import Solver, hookimpl
-
-from . import cpu, gpu
+from convdispatch.api import EPILOGUE, Declared, Solver, cpus_only, gpus_only, hookimpl
 
 __all__ = ["convdispatch_solvers"]
 
@@ -18,4 +16,7 @@ __all__ = ["convdispatch_solvers"]
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
     """The solvers of every room."""
-    return [*cpu.solvers(), *gpu.gpu_solvers()]
+    return [
+        Declared(f"{__name__}.cpu.solver", "Tiled", name="fft.tiled", serves=cpus_only, fuses=EPILOGUE),
+        Declared(f"{__name__}.gpu.solver", "Spectra", name="fft.gpu", serves=gpus_only, fuses=EPILOGUE),
+    ]

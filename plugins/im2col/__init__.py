@@ -8,14 +8,22 @@ stride 1 with the taps flipped), ``col2im`` is the data gradient in general, ``w
 
 from __future__ import annotations
 
-from convdispatch.api import hookimpl
+from typing import Any
 
-from .solver import Im2col
+from convdispatch.api import EPILOGUE, Declared, Solver, hookimpl
 
 __all__ = ["Im2col", "convdispatch_solvers"]
 
 
 @hookimpl
-def convdispatch_solvers() -> list[Im2col]:
+def convdispatch_solvers() -> list[Solver]:
     """The one solver of this plugin."""
-    return [Im2col()]
+    return [Declared(f"{__name__}.solver", "Im2col", name="im2col", fuses=EPILOGUE, exact=True)]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Im2col":
+        raise AttributeError(name)
+    from .solver import Im2col
+
+    return Im2col

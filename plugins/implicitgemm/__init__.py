@@ -8,9 +8,9 @@ copy of a few of its rows that stays in the cache. Each kind of device has a roo
 
 from __future__ import annotations
 
-from convdispatch.api import Solver, hookimpl
+import functools
 
-from . import cpu, gpu
+from convdispatch.api import EPILOGUE, Declared, Solver, cpus_only, gpus_only, hookimpl
 
 __all__ = ["convdispatch_solvers"]
 
@@ -18,4 +18,18 @@ __all__ = ["convdispatch_solvers"]
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
     """The solvers of every room."""
-    return [*cpu.solvers(), *gpu.gpu_solvers()]
+    own = functools.partial(Declared, deterministic=True, exact=True)
+    cpu, gpu = (f"{__name__}.{room}" for room in ("cpu", "gpu"))
+    whole, sum_only = EPILOGUE, {"accumulate"}
+    return [
+        own(f"{cpu}.depthwise", "Depthwise", name="implicitgemm.depthwise", serves=cpus_only, fuses=whole),
+        own(f"{cpu}.depthwise_weights", "DepthwiseWeights", name="implicitgemm.depthwise_weights", serves=cpus_only,
+            fuses=sum_only),
+        own(f"{cpu}.direct", "Direct", name="implicitgemm.direct", serves=cpus_only, fuses=whole),
+        own(f"{cpu}.pointwise", "Pointwise", name="implicitgemm.pointwise", serves=cpus_only, fuses=whole),
+        own(f"{cpu}.weights", "Weights", name="implicitgemm.weights", serves=cpus_only, fuses=sum_only),
+        own(f"{gpu}.solver", "Tiled", name="implicitgemm.tiled", serves=gpus_only, fuses=whole),
+        own(f"{gpu}.narrow", "Narrow", name="implicitgemm.tiled_narrow", serves=gpus_only, fuses=whole),
+        own(f"{gpu}.depthwise_weights", "DepthwiseWeights", name="implicitgemm.tiled_depthwise_weights",
+            serves=gpus_only, fuses=sum_only),
+    ]  # fmt: skip

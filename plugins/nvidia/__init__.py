@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convdispatch.api import Solver, hookimpl
+from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, hookimpl
 
 __all__ = ["SHARED", "convdispatch_solvers"]
 
@@ -26,9 +26,20 @@ SHARED = __name__
 @hookimpl
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers, in the order in which equal costs choose."""
-    from .direct.solver import Direct
-    from .packed.solver import TensorCores
-    from .tma.solver import Tma
-    from .winograd.solver import Winograd
+    found = (
+        ("tma", "Tma", "tma", (), True),
+        ("packed", "TensorCores", "wgmma", ("wgmma",), True),
+        ("direct", "Direct", "direct", (), True),
+        ("winograd", "Winograd", "winograd", (), False),
+        ("packed", "TensorCores", "mma", ("mma",), True),
+    )
+    return [
+        Declared(f"{__name__}.{room}.solver", kind, *arguments, name=f"nvidia.{name}", serves=_gpus_only,
+                 fuses=EPILOGUE, exact=exact)
+        for room, kind, name, arguments, exact in found
+    ]  # fmt: skip
 
-    return [Tma(), TensorCores("wgmma"), Direct(), Winograd(), TensorCores("mma")]
+
+def _gpus_only(device: DeviceInfo) -> str | None:
+    served = device.vendor == "nvidia" and device.type == "gpu"
+    return None if served else f"nvidia gpus only, got {device.vendor} {device.type}"

@@ -2,17 +2,27 @@
 
 from collections.abc import Sequence
 
-from convdispatch.api import Solver, hookimpl
+from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, cpus_only, hookimpl
 
 __all__ = ["convdispatch_solvers", "unavailable"]
+
+_NO_NATIVE_KERNELS = {"oclgrind": "a simulator whose kernels are not the machine's code"}
 
 
 @hookimpl
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; without the library they refuse every problem and say what to install."""
-    from .solver import Forward, Gradient
+    where = f"{__name__}.solver"
+    return (
+        Declared(where, "Forward", name="onednn.forward", serves=_serves, fuses=EPILOGUE, exact=True),
+        Declared(where, "Gradient", name="onednn.gradient", serves=_serves, exact=True),
+    )
 
-    return Forward(), Gradient()
+
+def _serves(device: DeviceInfo) -> str | None:
+    if device.vendor in _NO_NATIVE_KERNELS:
+        return f"native kernels only, got {device.vendor}, {_NO_NATIVE_KERNELS[device.vendor]}"
+    return cpus_only(device)
 
 
 def unavailable() -> str | None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["Forward", "Gradient"]
 
 _LAYOUTS = ("any", "plain", "nhwc", "blocked")
-_NO_NATIVE_KERNELS = {"oclgrind": "a simulator whose kernels are not the machine's code"}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -51,13 +50,9 @@ class _OneDNN(Solver):
     directions: tuple[str, ...] = ()
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Another direction, a device that is no CPU, no library, or nothing in it but reference code."""
+        """Another direction, no library, or nothing in it but reference code."""
         if problem.direction not in self.directions:
             return f"{' or '.join(self.directions)} only, got {problem.direction}"
-        if device.type != "cpu":
-            return f"cpu only, got {device.type}"
-        if device.vendor in _NO_NATIVE_KERNELS:
-            return f"native kernels only, got {device.vendor}, {_NO_NATIVE_KERNELS[device.vendor]}"
         if problem.dtype not in DTYPES:
             return f"{', '.join(DTYPES)} only, got {problem.dtype}"
         if problem.mb == 0:

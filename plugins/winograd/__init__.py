@@ -12,14 +12,25 @@ products with them.
 
 from __future__ import annotations
 
-from convdispatch.api import Solver, hookimpl
-
-from . import cpu, gpu
+from convdispatch.api import EPILOGUE, Declared, Solver, cpus_only, gpus_only, hookimpl
 
 __all__ = ["convdispatch_solvers"]
+
+_TILES = ((2, 3), (4, 3), (5, 3), (6, 3), (2, 5), (4, 5), (2, 7), (4, 7))
+"""Outputs and taps of the tiles whose error is of use."""
 
 
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
     """The solvers of every room."""
-    return [*cpu.solvers(), *gpu.solvers()]
+    cpu, gpu = (f"{__name__}.{room}" for room in ("cpu", "gpu"))
+    made: list[Solver] = []
+    for where, kind, name, serves in (
+        (f"{cpu}.solver", "Winograd", "winograd.f", cpus_only),
+        (f"{gpu}.solver", "Batched", "winograd.tiled_f", gpus_only),
+        (f"{gpu}.fused", "Fused", "winograd.fused_f", gpus_only),
+    ):
+        for m, r in _TILES:
+            if kind != "Fused" or m + r - 1 <= 6:
+                made.append(Declared(where, kind, m, r, name=f"{name}{m}x{r}", serves=serves, fuses=EPILOGUE))
+    return made

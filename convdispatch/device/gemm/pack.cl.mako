@@ -1,6 +1,7 @@
 ## packed[((z * PANELS + i / W) * K + k) * W + i % W] = X[z, i, k]: an operand's panels (see layout.py).
 //
 // I, K        sizes of the operand
+// SIZES       where sizes are arguments, their declarations: one program packs operands of all sizes
 // W           panel width; PANELS = ceil(I / W)
 // KCHUNK      k's of one panel that a work item packs (CPU form)
 // X_BATCH(z), X_I(i), X_K(k)  element offsets in the source
@@ -18,7 +19,7 @@ typedef V __attribute__((aligned(${accsize}))) vec_acc;
 #define BLOCK ${lanes}
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
-void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed, long packed_off) {
+void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed, long packed_off SIZES) {
   const int k0 = get_global_id(0) * KCHUNK, panel = get_global_id(1), z = get_global_id(2);
   const int k1 = min(K, k0 + KCHUNK), i0 = panel * W, count = min(W, I - i0);
   x += x_off + X_BATCH(Z(z));

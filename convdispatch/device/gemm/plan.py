@@ -145,8 +145,8 @@ class GemmPlan:
                 else:
                     sizes = (-(-layout.k // pack_chunk(layout.width)), layout.panels, layout.batches)
                     local = (1, 1, 1)
-                program = build(self._context, pack_text(self._inner, self.config, theirs))
-                self._packers[letter] = _Kernel(program, "pack", sizes, local, 2)
+                text, numbers = pack_text(self._inner, self.config, theirs)
+                self._packers[letter] = _Kernel(build(self._context, text), "pack", sizes, local, 2, numbers)
             return self._packers[letter]
 
 
@@ -174,15 +174,23 @@ def _workspace_areas(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[dict[st
 
 
 class _Kernel:
-    """One kernel whose arguments are (memory, element offset) pairs."""
+    """One kernel whose arguments are (memory, element offset) pairs, and perhaps numbers that stay."""
 
     def __init__(
-        self, program: cl.Program, name: str, sizes: tuple[int, ...], local: tuple[int, ...] | None, pairs: int
+        self,
+        program: cl.Program,
+        name: str,
+        sizes: tuple[int, ...],
+        local: tuple[int, ...] | None,
+        pairs: int,
+        numbers: Sequence[Any] = (),
     ) -> None:
-        self._kernel = Kernel(program, name, sizes, local, [None, np.int64] * pairs)
+        self._numbers = tuple(numbers)
+        dtypes = [None, np.int64] * pairs + [type(number) for number in numbers]
+        self._kernel = Kernel(program, name, sizes, local, dtypes)
 
     def __call__(self, queue: cl.CommandQueue, arguments: tuple[Any, ...], wait_for: Any) -> cl.Event:
-        return commands_of(queue).launch(self._kernel, arguments, wait_for)
+        return commands_of(queue).launch(self._kernel, arguments + self._numbers, wait_for)
 
 
 def _replace(spec: GemmSpec, packed: Mapping[str, bool]) -> GemmSpec:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ...api.activation import activation_macro
 from ...api.dtypes import DTYPES, storage_macros
 from ..kernels import kernel_text
@@ -179,29 +181,40 @@ def _gpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
     )
 
 
-def pack_text(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> str:
-    """The program that packs operand ``letter`` of ``spec`` (simplified, swapped where the configuration says so)."""
+def pack_text(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> tuple[str, list[Any]]:
+    """The program that packs operand ``letter`` of ``spec`` (simplified, swapped where the configuration says so).
+
+    And the numbers that follow the kernel's other arguments: sizes, where they cost nothing as arguments, so that the
+    many operands of a net share a program.
+    """
     config = {**config, "swap": False}
     matrix, layout = getattr(spec, letter), packed_layout(spec, config, letter)
     i, k = (matrix.row, matrix.col) if letter == "a" else (matrix.col, matrix.row)
     lanes = config.get("lanes", 4)
     axis = layout.batch  # the first batch that uses distinct operand z
     first = f"((z) * {axis.inner})" if not axis.plain and axis.outer else "(z)"
-    text = _types(spec, lanes) + _define(I=spec.m if letter == "a" else spec.n, K=spec.k, W=layout.width)
-    text += _define(PANELS=layout.panels, KCHUNK=pack_chunk(layout.width))
-    text += f"#define X_BATCH(z) {matrix.batch.text('z')}\n#define X_I(i) {i.text('i')}\n#define X_K(k) {k.text('k')}\n"
-    text += f"#define Z(z) {first}\n"
-    return text + kernel_text(
+    text = _types(spec, lanes) + _define(W=layout.width, KCHUNK=pack_chunk(layout.width))
+    text += f"#define X_BATCH(z) {matrix.batch.text('z')}\n#define X_K(k) {k.text('k')}\n#define Z(z) {first}\n"
+    size = spec.m if letter == "a" else spec.n
+    k_unit = k.plain and k.stride == 1 and i.stride != 1
+    if k_unit and i.plain and config["kind"] == "cpu":  # reads run along k: the distance of rows bears on no loop
+        text += "#define SIZES , int I, int K, int PANELS, long I_STEP\n#define X_I(i) ((long)(i) * I_STEP)\n"
+        numbers = [np.int32(size), np.int32(spec.k), np.int32(layout.panels), np.int64(i.stride)]
+    else:
+        text += _define(I=size, K=spec.k, PANELS=layout.panels, SIZES="") + f"#define X_I(i) {i.text('i')}\n"
+        numbers = []
+    text += kernel_text(
         __package__,
         "pack.cl.mako",
         elementwise=config["kind"] == "gpu",
         lanes=lanes,
         width=layout.width,
         accsize=spec.accumulator_size,
-        k_unit=k.plain and k.stride == 1 and i.stride != 1,
+        k_unit=k_unit,
         vectors=i.stride == 1 and layout.width % lanes == 0 and spec.dtype in ("float32", "float64"),
         run=0 if i.plain else i.inner,
     )
+    return text, numbers
 
 
 def pack_chunk(width: int) -> int:

@@ -130,7 +130,7 @@ def derived(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[
         answers = [ask(solver, problem, device) for solver in solvers.values()]
         if any(answer.accepts for answer in answers):
             continue
-        sound = [answer.solver for answer in answers if answer.fault is None]
+        sound = [answer.solver for answer in answers if answer.fault is None and answer.elsewhere is None]
         made = [one for solver in sound if (one := _shortest(solver, problem, device)) is not None]
         made.sort(key=lambda one: (len(one.chain), *_cost(one, problem, device), one.name))
         found |= {one.name: one for one in made[:MOST]}

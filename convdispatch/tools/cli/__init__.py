@@ -24,6 +24,7 @@ COMMANDS = {
     "info": ".inspect",
     "run": ".model",
     "replay": ".replay",
+    "trace": ".first",
     "train": ".train",
     "translate": ".translate",
     "verify": ".verify",

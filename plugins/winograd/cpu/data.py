@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -58,6 +59,7 @@ def pitch(elements: int, size: int) -> int:
     return (ceil(elements, line) | 1) * line
 
 
+@functools.lru_cache(maxsize=64)
 def printed(matrix: Matrix, dtype: str) -> str:
     """``o = M d`` over vectors V."""
     inputs, outputs = [f"d{i}" for i in range(len(matrix[0]))], [f"o{i}" for i in range(len(matrix))]
@@ -96,6 +98,7 @@ class DataKernel:
         """Bytes of V and M, and of the packed weights unless they are constant."""
         return self.slots_size + (0 if self.case.problem.constant_weights else self.packed_size)
 
+    @functools.cached_property
     def text(self) -> str:
         """The program: packing and convolution."""
         case, config, p = self.case, self.config, self.case.problem
@@ -147,11 +150,11 @@ class DataKernel:
         blocks = min(self.packed_blocks, self.blocks - block)
         sizes = (ceil(self.case.c, self.pack_c), blocks, groups)
         arguments = ["w", "workspace", np.int64(offset // self.case.size), np.int32(g or 0), np.int32(block)]
-        return Launch(build(context, self.text()), "pack", sizes, (1, 1, 1), arguments, names=OPERANDS)
+        return Launch(build(context, self.text), "pack", sizes, (1, 1, 1), arguments, names=OPERANDS)
 
     def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
         """The convolution; packed weights lie in operand ``weights`` from byte ``offset`` on."""
-        program_, case, p = build(context, self.text()), self.case, self.case.problem
+        program_, case, p = build(context, self.text), self.case, self.case.problem
         source, target = ("y", "x") if case.rotated else ("x", "y")
         extras = [name for name in ("bias", "residual") if getattr(p, name)]
         at = np.int64(offset // case.size)

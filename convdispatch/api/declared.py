@@ -1,0 +1,90 @@
+"""Solvers that are declared by name and imported when a device that they serve is first asked about."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .device import DeviceInfo
+from .problem import ConvProblem
+from .solver import Plan, Solver
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Declared", "cpus_only", "gpus_only"]
+
+
+def cpus_only(device: DeviceInfo) -> str | None:
+    """Why a CPU's solver does not serve a device, or None."""
+    return None if device.type == "cpu" else f"cpu only, got {device.type}"
+
+
+def gpus_only(device: DeviceInfo) -> str | None:
+    """Why a GPU's solver does not serve a device, or None."""
+    return "GPUs and accelerators only, got a CPU" if device.type == "cpu" else None
+
+
+class Declared(Solver):
+    """The solver ``make`` of module ``where``, known by what is said here until more is asked.
+
+    ``serves(device)`` is the solver's own first answer: a reason that holds for every problem there, or None. On a
+    device that it does not serve, the module is never imported.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        make: str,
+        *arguments: Any,
+        name: str,
+        serves: Callable[[DeviceInfo], str | None] | None = None,
+        fuses: Iterable[str] = (),
+        deterministic: bool = True,
+        exact: bool = False,
+    ) -> None:
+        self.name, self.fuses = name, frozenset(fuses)
+        self.deterministic, self.exact = deterministic, exact
+        self._where, self._make, self._arguments, self._serves = where, make, arguments, serves
+        self._made: Solver | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def solver(self) -> Solver:
+        """The solver itself, imported now or before. Raises what its import raises."""
+        if self._made is None:
+            with self._lock:
+                if self._made is None:
+                    self._made = getattr(importlib.import_module(self._where), self._make)(*self._arguments)
+        return self._made
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.solver, name)
+
+    def serves(self, device: DeviceInfo) -> str | None:
+        """As declared."""
+        return None if self._serves is None else self._serves(device)
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Where the device is served, the solver's own answer."""
+        return self.serves(device) or self.solver.rejects(problem, device)
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
+        """The solver's own."""
+        return self.solver.configs(problem, device)
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
+        """The solver's own."""
+        return self.solver.cost(problem, device, config)
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
+        """The solver's own."""
+        return self.solver.workspace(problem, device, config)
+
+    def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
+        """The solver's own."""
+        return self.solver.plan(context, problem, config)

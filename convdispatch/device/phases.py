@@ -1,0 +1,109 @@
+"""Where the time of a first call goes: compile, load, template, selection, packing, by layer.
+
+Code that does such work says so by ``phase``, and for whom by ``layer``; ``noting`` collects both, in all threads.
+Nested phases count once: the time of an inner one is taken out of the outer one. Without ``noting`` nothing is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+__all__ = ["PHASES", "Notes", "Spent", "current_layer", "layer", "noting", "phase"]
+
+PHASES = {
+    "plugins": "find and import plugins",
+    "selection": "ask solvers, rank them",
+    "template": "render kernel text",
+    "compile": "compile kernel text",
+    "load": "load compiled kernels",
+    "plan": "make plans of programs",
+    "packing": "pack constant weights",
+}
+"""Names of phases, and what each does."""
+
+
+@dataclass
+class Spent:
+    """How often a phase ran for a layer, and its own seconds in all."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Notes:
+    """What was spent, by (layer, phase); a layer is a problem's text, an operation's name, or empty."""
+
+    spent: dict[tuple[str, str], Spent] = field(default_factory=dict)
+
+    def of(self, phase: str) -> Spent:
+        """A phase over all layers."""
+        found = [spent for (_, name), spent in self.spent.items() if name == phase]
+        return Spent(sum(one.count for one in found), sum(one.seconds for one in found))
+
+    @property
+    def layers(self) -> list[str]:
+        """Layers in the order in which they were first met."""
+        return list(dict.fromkeys(name for name, _ in self.spent))
+
+
+class _Thread(threading.local):
+    layer = ""
+    inner = 0.0
+    """Seconds of the phases that ended inside the present one."""
+
+
+_thread = _Thread()
+_noting: list[Notes] = []
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """The block is work of a phase, one of PHASES."""
+    if not _noting:
+        yield
+        return
+    outer, _thread.inner, start = _thread.inner, 0.0, time.perf_counter()
+    try:
+        yield
+    finally:
+        whole = time.perf_counter() - start
+        own, _thread.inner = whole - _thread.inner, outer + whole
+        with _lock:
+            for notes in _noting:
+                spent = notes.spent.setdefault((_thread.layer, name), Spent())
+                spent.count, spent.seconds = spent.count + 1, spent.seconds + own
+
+
+@contextlib.contextmanager
+def layer(name: str) -> Iterator[None]:
+    """What this thread does in the block is done for a layer; an outer layer's name wins."""
+    outer = _thread.layer
+    _thread.layer = outer or name
+    try:
+        yield
+    finally:
+        _thread.layer = outer
+
+
+def current_layer() -> str:
+    """For whom this thread works; to be handed to a thread that works for it."""
+    return _thread.layer
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[Notes]:
+    """Collect what all threads spend inside the block."""
+    notes = Notes()
+    with _lock:
+        _noting.append(notes)
+    try:
+        yield notes
+    finally:
+        with _lock:
+            _noting[:] = [other for other in _noting if other is not notes]

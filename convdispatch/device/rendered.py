@@ -1,0 +1,101 @@
+"""Rendered templates on disk, so that a second process renders none and imports no template engine.
+
+A file is named by what the text follows from: the template, the values it is given, and the sources of the packages
+whose functions and classes are among these values. Values that cannot be pickled are rendered each time. The files lie
+beside the compiled kernels (``binaries``) and are bounded with them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import os
+import pickle
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import binaries
+
+__all__ = ["recall", "remember", "text_key"]
+
+_FORM = b"convdispatch text 1\n"
+_SOURCES = (".py", ".mako")
+_VERSIONED = ("numpy", "ml_dtypes")
+"""Packages of many files, of which a version says enough."""
+
+
+class _Pickler(pickle.Pickler):
+    """Notes the modules that values refer to."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.fast = True  # equal values give equal bytes, whichever objects they share
+        self.modules: set[str] = set()
+
+    def reducer_override(self, value: Any) -> Any:
+        module = value.__module__ if isinstance(value, type) else type(value).__module__
+        self.modules.update((module, getattr(value, "__module__", None) or module))
+        return NotImplemented
+
+
+def text_key(package: str, template: str, values: Mapping[str, Any]) -> str | None:
+    """What a rendered text is kept under; None where it cannot be told what it follows from."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump(dict(values))
+    except Exception:  # a local function, a device's object, a cycle
+        return None
+    digest = hashlib.sha256(f"{len(template)}:{template}".encode())
+    digest.update(file.getvalue())
+    for home in sorted({_home(module) for module in {package, __name__, *pickler.modules}}):
+        digest.update(_stamp(home).encode())
+    return digest.hexdigest()[:40]
+
+
+def _home(module: str) -> str:
+    """The package, zones of this one apart, whose sources decide what a module's functions do."""
+    parts = module.split(".")
+    return ".".join(parts[:2] if parts[0] == __name__.partition(".")[0] else parts[:1])
+
+
+@functools.lru_cache(maxsize=64)
+def _stamp(home: str) -> str:
+    """The sources of a package, as they were last written."""
+    module = sys.modules.get(home)
+    if home.partition(".")[0] in sys.stdlib_module_names or home in _VERSIONED:
+        return f"{home} {getattr(module, '__version__', '')}"
+    file = getattr(module, "__file__", None)
+    folders = list(getattr(module, "__path__", ())) or ([str(Path(file).parent)] if file else [])
+    return f"{home} " + ";".join(line for folder in folders for line in sorted(_lines(folder)))
+
+
+def _lines(folder: str) -> list[str]:
+    found = []
+    for place, _, files in os.walk(folder):
+        for name in files:
+            if name.endswith(_SOURCES):
+                known = os.stat(os.path.join(place, name))  # noqa: PTH116, PTH118 (hundreds of files)
+                found.append(f"{name} {known.st_mtime_ns} {known.st_size}")
+    return found
+
+
+def recall(key: str) -> str | None:
+    """The text kept under a key; None where there is none, or a damaged one."""
+    folder = binaries.folder()
+    content = None if folder is None else binaries.read_file(folder / f"{key}.txt", _FORM)
+    try:
+        return None if content is None else zlib.decompress(content).decode()
+    except (zlib.error, UnicodeDecodeError):
+        return None
+
+
+def remember(key: str, text: str) -> None:
+    """Keep a text; a folder that cannot be written keeps none."""
+    folder = binaries.folder()
+    if folder is not None:
+        binaries.write_file(folder / f"{key}.txt", _FORM, zlib.compress(text.encode(), 1))

@@ -1,0 +1,97 @@
+"""Makes ready what a command names: a net, a model file, a lock file or a problem, as its first call would."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..api.errors import InvalidArgument, InvalidProblem
+from ..api.problem import ConvProblem
+from ..device import phases
+from ..device.runtime import context, device_info, find_device, queue
+from ..models import catalogue
+from ..selection import dispatch, lockfile
+from .model_file import input_shapes, is_model
+
+__all__ = ["Ready", "make_ready"]
+
+
+@dataclass
+class Ready:
+    """What was made ready, and what was spent on it."""
+
+    name: str
+    device: str
+    notes: phases.Notes
+    seconds: float
+    held: Any = None
+    """The form or the plans, kept alive."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: seconds and counts by layer and phase."""
+        spent = [
+            {"layer": layer, "phase": phase, "count": one.count, "seconds": one.seconds}
+            for (layer, phase), one in self.notes.spent.items()
+        ]
+        return {"name": self.name, "device": self.device, "seconds": self.seconds, "spent": spent}
+
+    def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
+        from rich.table import Table
+
+        names = [name for name in phases.PHASES if self.notes.of(name).count]
+        table = Table("layer", *(f"{name}, ms" for name in names), box=None)
+        for layer in self.notes.layers:
+            spent = [self.notes.spent.get((layer, name)) for name in names]
+            table.add_row(layer or "(before and between)", *map(_ms, spent))
+        table.add_row("all", *(_ms(self.notes.of(name)) for name in names), style="bold")
+        yield f"{self.name} on {self.device}: ready after {self.seconds:.2f} s"
+        yield table
+        told = sum(self.notes.of(name).seconds for name in names)
+        compiled, loaded = self.notes.of("compile").count, self.notes.of("load").count
+        yield f"{compiled} programs compiled, {loaded} loaded; {max(0.0, self.seconds - told):.2f} s elsewhere"
+
+
+def _ms(spent: phases.Spent | None) -> str:
+    return "" if spent is None else f"{spent.seconds * 1e3:.1f} ({spent.count})"
+
+
+def make_ready(what: str, device: str | None = None, batch: int | None = None) -> Ready:
+    """Make ready a net of the catalogue, an ONNX file, a lock file's problems, or one problem.
+
+    Raises InvalidArgument where nothing of that name is known, and what the first call would raise.
+    """
+    chosen = find_device(device)
+    with phases.noting() as notes:
+        start = time.perf_counter()
+        held = _held(what, chosen, batch)
+        seconds = time.perf_counter() - start
+    return Ready(str(what), str(device_info(chosen)), notes, seconds, held)
+
+
+def _held(what: str, device: Any, batch: int | None) -> Any:
+    if is_model(what):
+        from ..onnx import load
+
+        net = load(what, device=device)
+        return net.build(*input_shapes(net, batch))
+    if what in catalogue.names():
+        from ..inference import build
+
+        commands = queue(device)
+        net = catalogue.create(what, queue=commands)
+        return build(net, (batch or 1, net.CHANNELS, net.SIZE, net.SIZE), queue=commands, recall=True)
+    if Path(what).is_file():
+        decisions = lockfile.read(what)
+        lockfile.agree(decisions)  # a command's process does nothing else
+        return [dispatch.prepare(ConvProblem.parse(text), context(device)) for text in decisions]
+    from ..measurement.grammar import read_all
+
+    try:
+        problems = read_all(what)
+    except InvalidProblem as error:
+        named = ", ".join(catalogue.names())
+        raise InvalidArgument(f"{what!r} is no net ({named}), no file and no problem: {error}") from error
+    return [dispatch.prepare(problem, context(device)) for problem in problems]

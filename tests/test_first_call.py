@@ -1,0 +1,165 @@
+"""What a first call does: which modules it imports, what it renders and compiles, and that it says where time goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from convdispatch import inference
+from convdispatch.api import Declared, kernel_text
+from convdispatch.device import binaries, kernels, phases, rendered, runtime
+from convdispatch.models import catalogue
+from convdispatch.selection import dispatch
+from convdispatch.selection.loader import plugins
+
+_CHILD = """
+import json, sys
+import numpy as np
+import convdispatch
+x, w = np.ones((1, 8, 12, 12), np.float32), np.ones((16, 8, 3, 3), np.float32)
+convdispatch.conv(x, w, padding=1)
+from convdispatch.device import runtime
+names = [name for name in sys.modules if name.startswith(("convdispatch_", "mako"))]
+print(json.dumps([runtime.default_device().type == 2, names]))
+"""
+
+
+def child(folder) -> tuple[bool, set[str]]:
+    environment = {**os.environ, "CONVDISPATCH_KERNEL_CACHE": str(folder)}
+    done = subprocess.run([sys.executable, "-c", _CHILD], env=environment, capture_output=True, text=True, check=True)
+    is_cpu, names = json.loads(done.stdout.splitlines()[-1])
+    return is_cpu, set(names)
+
+
+def test_a_first_call_imports_what_the_device_needs_and_a_second_process_renders_nothing(tmp_path, queue):
+    first, (is_cpu, second) = child(tmp_path)[1], child(tmp_path)
+    assert "mako.template" in first, "the first process has nothing to read"
+    assert "mako.template" not in second
+    if is_cpu:
+        assert not {name for name in second if ".gpu" in name or "nvidia." in name or "cudnn." in name}
+
+
+def test_a_declaration_says_what_the_solver_says(device):
+    info, declared = runtime.device_info(device), 0
+    for solver in plugins().solvers.values():
+        if not isinstance(solver, Declared):
+            continue
+        declared += 1
+        for attribute in ("name", "fuses", "deterministic", "exact"):
+            assert getattr(solver, attribute) == getattr(solver.solver, attribute), (solver.name, attribute)
+    assert declared > 20
+    assert {s.name for s in plugins().solvers.values() if s.serves(info) is not None}, "some serve other devices only"
+
+
+def test_a_device_that_is_not_served_imports_nothing(device):
+    made = Declared("no.such.module", "Nothing", name="nothing", serves=lambda device: "another device only")
+    info = runtime.device_info(device)
+    assert made.rejects(None, info) == "another device only"
+    with pytest.raises(ModuleNotFoundError):
+        Declared("no.such.module", "Nothing", name="nothing").rejects(None, info)
+
+
+# --- rendered text ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def renderings(monkeypatch):
+    """Templates that were rendered."""
+    seen, real = [], kernels._template
+
+    def template(package, file):
+        seen.append(file)
+        return real(package, file)
+
+    monkeypatch.setattr(kernels, "_template", template)
+    return seen
+
+
+PACK = {"elementwise": False, "lanes": 8, "width": 8, "accsize": 4, "k_unit": True, "vectors": False, "run": 0}
+
+
+def test_text_is_rendered_once_for_its_values(folder, renderings):
+    texts = [kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK) for _ in range(3)]
+    assert len(renderings) == 1
+    assert len(set(texts)) == 1
+    other = kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK | {"lanes": 16})
+    assert len(renderings) == 2
+    assert other != texts[0]
+
+
+def test_changed_sources_render_anew(folder, renderings, monkeypatch):
+    kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
+    monkeypatch.setattr(rendered, "_stamp", lambda home: f"{home} as edited")
+    kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
+    assert len(renderings) == 2
+
+
+def test_damaged_text_is_rendered_anew(folder, renderings):
+    whole = kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
+    (file,) = folder.glob("*.txt")
+    for content in (b"", file.read_bytes()[:-1], b"x" + file.read_bytes()):
+        file.write_bytes(content)
+        assert kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK) == whole
+    binaries.write_file(file, rendered._FORM, b"no zlib")
+    assert kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK) == whole
+    assert len(renderings) == 5
+
+
+def test_values_that_cannot_be_told_are_rendered_each_time(folder, renderings):
+    assert rendered.text_key("p", "template", {"f": lambda: 1}) is None
+    cycle = []
+    cycle.append(cycle)
+    assert rendered.text_key("p", "template", {"c": cycle}) is None
+    assert rendered.text_key("p", "template", {"c": 1}) != rendered.text_key("p", "template", {"c": 2})
+
+
+# --- where time goes -------------------------------------------------------------------------------------------------
+
+
+def test_phases_count_once_and_by_layer():
+    with phases.noting() as notes, phases.layer("outer"):
+        with phases.phase("plan"):
+            time.sleep(0.02)
+            with phases.layer("inner"), phases.phase("compile"):
+                time.sleep(0.05)
+        with phases.phase("plan"):
+            pass
+    assert set(notes.spent) == {("outer", "plan"), ("outer", "compile")}
+    plan, compiled = notes.of("plan"), notes.of("compile")
+    assert (plan.count, compiled.count) == (2, 1)
+    assert compiled.seconds >= 0.05
+    assert 0.02 <= plan.seconds < 0.05 + 0.02, "the compiler's time is not the plan's too"
+    with phases.phase("plan"):
+        pass
+    assert notes.of("plan").count == 2, "nothing is noted after the block"
+
+
+def test_a_net_compiles_few_programs(queue, monkeypatch):
+    """ResNet-50 in one layout: 54 convolutions of 25 kinds, and packing of weights, whose sizes are arguments."""
+    if runtime.device_info(queue.device).type != "cpu":
+        pytest.skip("counted for CPUs")
+    asked, real = set(), kernels._compile
+    monkeypatch.setattr(kernels, "_compile", lambda c, text, o: asked.add(text) or real(c, text, o))
+    dispatch.forget()
+    kernels._programs.drop()
+    with phases.noting() as notes:
+        net = catalogue.create("resnet50", queue=queue)
+        net = inference.build(net, (1, 3, 64, 64), layout="nchw", queues=1, queue=queue)
+    assert len(net.layers) > 50
+    assert len(asked) <= 40, "one program for each kind of convolution, and few for what is packed"
+    assert notes.of("compile").count + notes.of("load").count == len(asked)
+    assert notes.of("selection").count == len({layer.problem for layer in net.layers if layer.problem})
+    assert notes.of("packing").count >= 53
+    np.testing.assert_array_less(0, notes.of("packing").seconds)
