@@ -104,6 +104,9 @@ class Call:
         if unsupported:
             raise InvalidArgument(unsupported)
         self.prepared: Any = None if self.empty else dispatch.prepare(problem, self.context)
+        self._known: Any = None
+        """The queue that was last seen to be of the context."""
+        self._plain = not (self.empty or problem.bias or problem.residual)
 
     def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
         """Run; returns the array that was written."""
@@ -166,8 +169,10 @@ class Call:
     # --- arrays on a device ------------------------------------------------------------------------------------------
 
     def _run_device(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> Any:
-        if queue.context != self.context:
-            raise InvalidArgument("queue belongs to another context than the arrays")
+        if queue is not self._known:
+            if queue.context != self.context:
+                raise InvalidArgument("queue belongs to another context than the arrays")
+            self._known = queue
         out = operands[self._out]
         if out is None:
             forbid_when_frozen("allocate the result (pass out=)")
@@ -181,12 +186,30 @@ class Call:
                     )
         if self.empty:
             return self._zero(out, queue)
+        if self._plain:
+            event = self._enqueue_plain(operands, queue)
+            if event is not None:
+                if hasattr(out, "events"):
+                    out.events[:] = (event,)
+                return out
         # The convolution would overwrite a residual that lies in the result before the epilogue's own pass reads it.
         shared = residual is not None and residual.base_data == out.base_data and not self.prepared.fuses_residual
         event = self._enqueue(operands, bias, residual, queue, shared)
         if hasattr(out, "events"):
             out.events[:] = (event,)
         return out
+
+    def _enqueue_plain(self, operands: list[Any], queue: Any) -> Any:
+        """The event of a call whose arrays are whole buffers of its queue, with nothing beside; None otherwise."""
+        given, events = [], []
+        for array, strides in zip(operands, self._strides, strict=True):
+            if type(array) is Constant or array.queue is not queue or array.offset or array.strides != strides:
+                return None
+            given.append(array.base_data)
+            before = getattr(array, "events", None)
+            if before:
+                events += before
+        return dispatch.run(self.problem, self.prepared, queue, *given, wait_for=events or None)
 
     def _enqueue(self, operands: list[Any], bias: Any, residual: Any, queue: Any, shared: bool) -> Any:
         """Enqueue the call; the event of its last command. ``shared`` copies the residual first."""

@@ -75,7 +75,8 @@ class CudaCall:
         self.shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
         self.sizes = tuple(math.prod(shape) * problem.itemsize for shape in self.shapes)
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
-        self._read, self._name = [place for place in range(3) if place != written], ""
+        self.out_shape, self._name = problem.out_shape, ""
+        self._read = [(place, size) for place, size in enumerate(self.sizes) if place != written]
         self.prepared: Any = None
         self.launches: Launches | None = None
         self._plain = False
@@ -123,12 +124,12 @@ class CudaCall:
         stream, new = library.stream(lead, self.number), out is None
         if new:
             forbid_when_frozen("allocate the result (pass out=)")
-            out = operands[written] = library.empty(self.problem.out_shape, lead, stream)
+            out = operands[written] = library.empty(self.out_shape, lead, stream)
         elif library.immutable:
             raise InvalidArgument(f"a {library.name} cannot be written to: pass no out")
-        elif tuple(out.shape) != self.problem.out_shape or library.dtype(out) != self.problem.dtype:
+        elif tuple(out.shape) != self.out_shape or library.dtype(out) != self.problem.dtype:
             raise InvalidArgument(
-                f"out must have shape {self.problem.out_shape} and be {self.problem.dtype}, got {tuple(out.shape)} and "
+                f"out must have shape {self.out_shape} and be {self.problem.dtype}, got {tuple(out.shape)} and "
                 f"{library.dtype(out)}"
             )
         with stream.current():
@@ -151,34 +152,41 @@ class CudaCall:
 
     def _at_once(self, x: Any, w: Any, y: Any) -> Any:
         """The written array of operands that lie as kernels take them, with nothing beside; None for other calls."""
-        library, written, operands = self.library, self.written, [x, w, y]
-        lead, out = x if written else y, operands[written]
-        if out is not None and (out.shape != self.problem.out_shape or out.dtype != lead.dtype or library.immutable):
+        library, written = self.library, self.written
+        lead, out = x if written else y, (x, w, y)[written]
+        if out is not None and (out.shape != self.out_shape or out.dtype != lead.dtype or library.immutable):
             return None
         stream = library.stream(lead, self.number)
         place = stream.place
         if not place.cuda.is_current():
             return None
+        operands = [x, w, y]
         if out is None:
             forbid_when_frozen("allocate the result (pass out=)")
-            out = operands[written] = library.empty(self.problem.out_shape, lead, stream)
+            out = operands[written] = library.empty(self.out_shape, lead, stream)
         addresses = library.pointers(operands, stream)
-        if not all(addresses) or (addresses[0] | addresses[1] | addresses[2]) % _ALIGNMENT:
+        x, w, y = addresses
+        if not (x and w and y) or (x | w | y) % _ALIGNMENT:
             return None
-        self._apart(addresses)
+        begin = addresses[written]
+        end, (first, first_size), (second, second_size) = begin + self.sizes[written], *self._read
+        if (addresses[first] < end and begin < addresses[first] + first_size) or (
+            addresses[second] < end and begin < addresses[second] + second_size
+        ):
+            self._apart(addresses)
         place.recent.append(self._name)
-        if not self._launched(stream, [*addresses, 0, 0]):
+        addresses += (0, 0)
+        if not self._launched(stream, addresses):
             return None
         stream.check()
         return out
 
     def _apart(self, addresses: Sequence[int]) -> None:
         """Raises InvalidArgument where the result would lie over an operand that is still read."""
-        written, sizes = self.written, self.sizes
-        begin = addresses[written]
-        end = begin + sizes[written]
-        for place in self._read:
-            if addresses[place] < end and begin < addresses[place] + sizes[place]:
+        begin = addresses[self.written]
+        end = begin + self.sizes[self.written]
+        for place, size in self._read:
+            if addresses[place] < end and begin < addresses[place] + size:
                 raise InvalidArgument(
                     f"out shares memory with {self.roles[place]}, which would change while it is read: pass an out of "
                     "its own"

@@ -13,7 +13,7 @@ from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.solver import Plan, Solver
 from ..device import runtime
-from ..device.commands import Commands
+from ..device.commands import Commands, thread
 from ..device.kernels import KernelPlan, Launch, build, kernel_text
 from ..device.memory import same_memory
 from ..device.phases import layer, phase
@@ -172,6 +172,8 @@ class Prepared:
         wait_for: Sequence[cl.Event] | None = None,
     ) -> cl.Event:
         """Enqueue convolution and epilogue; never waits. ``w`` is the packed form where ``packed_size`` is not 0."""
+        if thread.capturing is None and not isinstance(queue, Commands):
+            return self._enqueue(queue, x, w, y, bias, residual, wait_for)
         commands = commands_of(queue)
         if type(commands) is OpenCLQueue:
             return self._enqueue(queue, x, w, y, bias, residual, wait_for)
