@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from .hookspecs import API_VERSION, hookimpl
     from .policy import Policy, frozen, policy
-    from .problem import ConvProblem
+    from .problem import ConvProblem, epilogue_macros
     from .rates import DeviceRates
     from .results import Result, Results
     from .solver import EPILOGUE, Plan, Solver
@@ -78,7 +78,7 @@ _HOME = {
     "..cluster.finding": ["find_many"],
     ".hookspecs": ["API_VERSION", "hookimpl"],
     ".policy": ["Policy", "frozen", "policy"],
-    ".problem": ["ConvProblem"],
+    ".problem": ["ConvProblem", "epilogue_macros"],
     "..device.rates": ["rates"],
     ".rates": ["DeviceRates"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],

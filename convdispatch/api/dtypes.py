@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.resources
 from typing import NamedTuple
 
-__all__ = ["DTYPES", "DType", "storage_macros"]
+__all__ = ["DTYPES", "DType", "bfloat16_conversions", "storage_macros"]
 
 
 class DType(NamedTuple):
@@ -30,7 +32,7 @@ DTYPES: dict[str, DType] = {
 }
 
 # half is only loaded and stored through vload_half and vstore_half, which OpenCL C has without cl_khr_fp16.
-# bfloat16 is the upper half of a float; it is rounded to nearest even, and a NaN stays a NaN.
+# What bfloat16 takes is bfloat16.cl.
 _STORAGE = {
     "float32": """\
 #define REAL float
@@ -54,13 +56,8 @@ _STORAGE = {
     "bfloat16": """\
 #define REAL ushort
 #define ACC float
-inline float load_bfloat16(global const ushort *p, long i) { return as_float((uint)p[i] << 16); }
-inline void store_bfloat16(global ushort *p, long i, float v) {
-  uint u = as_uint(v);
-  p[i] = isnan(v) ? (ushort)((u >> 16) | 64u) : (ushort)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
-#define LOAD(p, i) load_bfloat16(p, i)
-#define STORE(p, i, v) store_bfloat16(p, i, v)
+#define LOAD(p, i) convert_as_bfloat16_float((p)[i])
+#define STORE(p, i, v) ((p)[i] = convert_bfloat16_as_ushort(v))
 """,
 }
 
@@ -70,4 +67,11 @@ def storage_macros(dtype: str) -> str:
 
     The dtype's own name in capitals (``FLOAT16``) is 1.
     """
-    return f"#define {dtype.upper()} 1\n{_STORAGE[dtype]}"
+    head = bfloat16_conversions() if dtype == "bfloat16" else ""
+    return f"{head}#define {dtype.upper()} 1\n{_STORAGE[dtype]}"
+
+
+@functools.cache
+def bfloat16_conversions() -> str:
+    """OpenCL text of ``convert_bfloat16_as_ushort`` and ``convert_as_bfloat16_float``, for numbers and vectors."""
+    return importlib.resources.files(__package__).joinpath("bfloat16.cl").read_text(encoding="utf-8")

@@ -7,6 +7,7 @@
 // OUT_INDEX   type of element offsets; long unless defined
 // PARTIAL     1: put leaves the sum in the workspace as it is, for a kernel that adds the parts of sums
 // PARTIAL_AT  elements of the workspace before out[0]
+#include <convdispatch/epilogue.cl>
 #ifndef OUT_PARAMS
 #ifndef OUT_INDEX
 #define OUT_INDEX long
@@ -30,16 +31,7 @@ inline void put(OUT_PARAMS, ACC v, OUT_INDEX at, int row) { (out + PARTIAL_AT)[a
 #define OUT_ARGS out
 #endif
 inline ACC finished(OUT_PARAMS, ACC v, OUT_INDEX at, int row) {
-#if BIAS
-  v += LOAD(bias, row);
-#endif
-#if RESIDUAL
-  v += LOAD(residual, at);
-#endif
-  v = ACTIVATION(ACC, v);
-#if ACCUMULATE
-  v += LOAD(out, at);
-#endif
+  EPILOGUE(ACC, v, LOAD(bias, row), LOAD(residual, at), LOAD(out, at))
   return v;
 }
 inline void put(OUT_PARAMS, ACC v, OUT_INDEX at, int row) { STORE(out, at, finished(OUT_ARGS, v, at, row)); }

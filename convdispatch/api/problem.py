@@ -18,7 +18,7 @@ from .activation import activation_macro, parse_activation
 from .dtypes import DTYPES, storage_macros
 from .errors import InvalidProblem
 
-__all__ = ["DIRECTIONS", "LAYOUTS", "MATHS", "ConvProblem"]
+__all__ = ["DIRECTIONS", "LAYOUTS", "MATHS", "ConvProblem", "epilogue_macros"]
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
 LAYOUTS = ("nchw", "nhwc")
@@ -280,8 +280,14 @@ def _macros(problem: ConvProblem) -> str:
     lines += [f"#define ICG {problem.ic // problem.g}", f"#define OCG {problem.oc // problem.g}"]
     lines += [f"#define NDIM {problem.ndim}", f"#define NHWC {int(problem.layout == 'nhwc')}"]
     lines += [f"#define {problem.direction.upper()} 1"]
-    lines += [f"#define {name.upper()} {int(getattr(problem, name))}" for name in ("bias", "residual", "accumulate")]
-    return "\n".join(lines) + "\n" + storage_macros(problem.dtype) + activation_macro(problem.activation)
+    return "\n".join(lines) + "\n" + storage_macros(problem.dtype) + epilogue_macros(problem)
+
+
+def epilogue_macros(problem: ConvProblem) -> str:
+    """OpenCL text of what follows a sum: ``BIAS``, ``RESIDUAL``, ``ACCUMULATE``, each 1 or 0, ``ACTIVATION(T, v)``."""
+    parts = ("bias", "residual", "accumulate")
+    text = "".join(f"#define {part.upper()} {int(getattr(problem, part))}\n" for part in parts)
+    return text + activation_macro(problem.activation)
 
 
 _LARGEST = 2**63 - 1

@@ -15,14 +15,10 @@
 #define STORE2(p, v) vstore_half2_rte(v, 0, p)
 #define STORE4(p, v) vstore_half4_rte(v, 0, p)
 #elif BFLOAT16
-#define LOAD2(p) as_float2(convert_uint2(*(global const ushort2 *)(p)) << 16)
-#define LOAD4(p) as_float4(convert_uint4(*(global const ushort4 *)(p)) << 16)
-inline ushort4 round_bfloat16(float4 v) {
-  const uint4 u = as_uint4(v);
-  return convert_ushort4(v != v ? (u >> 16) | 64u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
-#define STORE2(p, v) (*(global ushort2 *)(p) = round_bfloat16((float4)(v, v)).lo)
-#define STORE4(p, v) (*(global ushort4 *)(p) = round_bfloat16(v))
+#define LOAD2(p) convert_as_bfloat16_float2(*(global const ushort2 *)(p))
+#define LOAD4(p) convert_as_bfloat16_float4(*(global const ushort4 *)(p))
+#define STORE2(p, v) (*(global ushort2 *)(p) = convert_bfloat16_as_ushort2(v))
+#define STORE4(p, v) (*(global ushort4 *)(p) = convert_bfloat16_as_ushort4(v))
 #else
 #define LOAD2(p) (*(global const ACC2 *)(p))
 #define LOAD4(p) (*(global const ACC4 *)(p))

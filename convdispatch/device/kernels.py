@@ -74,11 +74,17 @@ def kernel_text(package: str, file: str, **values: Any) -> str:
     else:
         text = _read(package, file)
 
+    return _included(text, f"{package}/{file}")
+
+
+def _included(text: str, name: str) -> str:
+    """The text with the header's files in it, and theirs in them."""
+
     def header(found: re.Match[str]) -> str:
         after = text.count("\n", 0, found.start()) + 2
-        return f'#line 1 "convdispatch/{found[1]}"\n{_read(_HEADER, found[1])}#line {after} "{package}/{file}"'
+        return f'{_included(_read(_HEADER, found[1]), f"convdispatch/{found[1]}")}#line {after} "{name}"'
 
-    return f'#line 1 "{package}/{file}"\n{_INCLUDE.sub(header, text)}'
+    return f'#line 1 "{name}"\n{_INCLUDE.sub(header, text)}'
 
 
 def config_macros(config: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..api.dtypes import bfloat16_conversions
 from ..api.errors import InvalidArgument
 
 __all__ = ["Element", "element", "kind_of", "prelude"]
@@ -30,16 +31,10 @@ _ELEMENTS = {
     "int64": Element("long"),
     "uint64": Element("ulong"),
     "float16": Element("half", "vload_half({i}, {p})", "vstore_half_rte({v}, {i}, {p})"),
-    "bfloat16": Element("ushort", "as_float((uint){p}[{i}] << 16)", "{p}[{i}] = to_bfloat16({v})"),
+    "bfloat16": Element("ushort", "convert_as_bfloat16_float({p}[{i}])", "{p}[{i}] = convert_bfloat16_as_ushort({v})"),
     "float32": Element("float"),
     "float64": Element("double"),
 }
-_BFLOAT16 = """\
-inline ushort to_bfloat16(float v) {
-  const uint u = as_uint(v);
-  return isnan(v) ? (ushort)((u >> 16) | 64u) : (ushort)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
-"""
 _FLOORDIV = """\
 inline long floordiv(long a, long b) {
   const long q = b ? a / b : 0;
@@ -71,5 +66,5 @@ def prelude(dtypes: list[np.dtype], kind: str) -> str:
     if kind == "double" or any(dtype.name == "float64" for dtype in dtypes):
         text += "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
     if any(dtype.name == "bfloat16" for dtype in dtypes):
-        text += _BFLOAT16
+        text += bfloat16_conversions()
     return text + (_FLOORDIV if kind == "long" else "")

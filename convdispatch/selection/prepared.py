@@ -230,11 +230,9 @@ class _Epilogue:
         size = int(np.prod(shape))
         inner = 1 if problem.layout == "nhwc" else size // max(1, shape[0] * shape[1])
         rest = {part: getattr(problem, part) and not getattr(seen, part) for part in ("bias", "residual")}
-        text = problem.replace(
-            bias=rest["bias"], residual=rest["residual"], activation=None if seen.activation else problem.activation
-        ).macros()
+        activation = None if seen.activation else problem.activation
+        text = problem.replace(**rest, accumulate=self.accumulates, activation=activation).macros()
         text += f"#define SIZE {size}\n#define INNER {inner}\n#define CHANNELS {problem.channels_out}\n"
-        text += f"#define ADD_OLD {int(self.accumulates)}\n"
         arguments = ["out", "fresh" if self.accumulates else "out"]
         arguments += ["bias" if rest["bias"] else "out", "residual" if rest["residual"] else "out"]
         chunk = 1024 if runtime.device_info(context.devices[0]).type == "cpu" else 1

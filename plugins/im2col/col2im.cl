@@ -5,37 +5,10 @@
 // CPU, TILE a work item sums rows of x, TILE elements at a time; otherwise one element
 // rows      rows of a CPU work item
 // image0, images, group0, groups, channel0, channels: the piece of x; channels are counted within a group
+#include <convdispatch/output.cl>
 typedef V16 __attribute__((aligned(ACCSIZE))) run16;
-
-#if BIAS
-#define BIAS_PARAM , global const REAL *restrict bias
-#define ADD_BIAS(v, channel) v += LOAD(bias, channel);
-#else
-#define BIAS_PARAM
-#define ADD_BIAS(v, channel)
-#endif
-#if RESIDUAL
-#define RESIDUAL_PARAM , global const REAL *restrict residual
-#define ADD_RESIDUAL(v, at) v += LOAD(residual, at);
-#else
-#define RESIDUAL_PARAM
-#define ADD_RESIDUAL(v, at)
-#endif
-#if ACCUMULATE
-#define ADD_OLD(v, at) v += LOAD(x, at);
-#else
-#define ADD_OLD(v, at)
-#endif
-#define FINISH(sum, at, channel) { \
-    ACC v = sum; \
-    ADD_BIAS(v, channel) \
-    ADD_RESIDUAL(v, at) \
-    v = ACTIVATION(ACC, v); \
-    ADD_OLD(v, at) \
-    STORE(x, at, v); \
-  }
 #define PLACES ((long)YD * YH * YW)
-#define PARAMS global const ACC *restrict columns, global REAL *restrict x BIAS_PARAM RESIDUAL_PARAM, \
+#define PARAMS global const ACC *restrict columns, OUT_PARAMS, \
     int rows, int image0, int images, int group0, int groups, int channel0, int channels
 
 // The place whose tap reads position i, or -1.
@@ -86,7 +59,7 @@ kernel void gather(PARAMS) {
 #else
   const long at = ((((long)(image0 + image) * C + channel) * XD + iz) * XH + iy) * XW + ix;
 #endif
-  FINISH(sum, at, channel)
+  put(OUT_ARGS, sum, at, channel);
 }
 #elif NHWC
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
@@ -120,7 +93,7 @@ void gather(PARAMS) {
           }
           const int channel = (group0 + group) * CG + channel0 + c;
           const long at = ((((long)(image0 + image) * XD + iz) * XH + iy) * XW + ix) * C + channel;
-          for (int j = 0; j < n; ++j) FINISH(sum[j], at + j, channel + j)
+          for (int j = 0; j < n; ++j) put(OUT_ARGS, sum[j], at + j, channel + j);
         }
 }
 #else
@@ -156,7 +129,7 @@ void gather(PARAMS) {
         }
       }
       const long at = ((((long)(image0 + image) * C + channel) * XD + iz) * XH + iy) * XW + x0;
-      for (int j = 0; j < n; ++j) FINISH(sum[j], at + j, channel)
+      for (int j = 0; j < n; ++j) put(OUT_ARGS, sum[j], at + j, channel);
     }
 }
 #endif

@@ -25,8 +25,8 @@ from convdispatch.api import (
     Matrix,
     Product,
     StepPlan,
-    activation_macro,
     build,
+    epilogue_macros,
     gemm_configs,
     gemm_cost,
     gemm_workspace,
@@ -174,10 +174,9 @@ class Col2im:
         """The gather's program."""
         window, problem = self.window, self.problem
         kind = DTYPES[window.dtype].accumulator
-        text = window.macros() + activation_macro(problem.activation)
+        text = window.macros() + epilogue_macros(problem)
         text += define(NHWC=int(window.nhwc), CPU=int(self.cpu), TILE=_TILE, V16=f"{kind}16")
         text += define(ACCSIZE=window.accumulator_size)
-        text += define(**{part.upper(): int(getattr(problem, part)) for part in ("bias", "residual", "accumulate")})
         return text + kernel_text(__package__, "col2im.cl")
 
     def _gather(self, program: Any, image: Any, group: Any, channel: Any) -> Launch:

@@ -19,8 +19,8 @@ from convdispatch.api import (
     DeviceInfo,
     Launch,
     StepPlan,
-    activation_macro,
     build,
+    epilogue_macros,
     kernel_text,
 )
 
@@ -110,20 +110,21 @@ class Depthwise:
         extras = [part for part in ("bias", "residual") if getattr(problem, part)]
         steps: list[Any] = []
         local: tuple[int, ...] | None = (1, 1, 1)
-        arguments: list[Any] = [source, "w", target]
+        written, scratch = [target, *extras], []
+        arguments: list[Any] = [source, "w"]
         if not self.config["cpu"]:
             size: tuple[int, ...] = (_up(window.images * window.targets * window.pixels, 128),)
             local = (128,)
         elif window.nhwc:
             size = (-(-window.places[1] // self.config["rows"]), window.places[0], window.images)
-            arguments = [source, "w", np.int64(0), target]
+            arguments.append(np.int64(0))
             if not problem.constant_weights:
                 arguments[1] = "workspace"
                 steps.append(self._packer(program))
         else:
             size = (self.config["items"], 1, 1)
-            arguments.append("workspace")
-        steps.append(Launch(program, "depthwise", size, local, arguments + extras, names=OPERANDS))
+            scratch.append("workspace")
+        steps.append(Launch(program, "depthwise", size, local, [*arguments, *written, *scratch], names=OPERANDS))
         if not (self.packs and problem.constant_weights):
             return StepPlan(self.workspace_size, steps)
         packer = self._packer(program)
@@ -143,18 +144,13 @@ class Depthwise:
     def text(self) -> str:
         """The program."""
         window, problem = self.window, self.problem
-        text = window.macros() + activation_macro(problem.activation)
+        text = window.macros() + epilogue_macros(problem)
         text += define(ACCSIZE=window.accumulator_size, IMAGES=window.images, M=window.group_targets)
-        text += define(NHWC=int(window.nhwc), ACCUMULATE=int(problem.accumulate))
-        for part in ("bias", "residual"):
-            has = getattr(problem, part)
-            text += define(**{part.upper(): int(has)})
-            text += f"#define {part.upper()}_PARAM {f', global const REAL *restrict {part}' if has else ''}\n"
-            text += f"#define {part.upper()}_ARG {f', {part}' if has else ''}\n"
+        text += define(NHWC=int(window.nhwc))
         if not self.config["cpu"]:
             return text + kernel_text(__package__, "depthwise_gpu.cl")
-        kind = DTYPES[window.dtype].accumulator
-        text += define(**{f"ACC{self.lanes}": f"{kind}{self.lanes}"})
+        text += define(LANES=self.lanes, V=f"{DTYPES[window.dtype].accumulator}{self.lanes}")
+        text += kernel_text(__package__, "first.cl")
         plain = window.dtype in ("float32", "float64")
         if window.nhwc:
             low, high = self._inside()
@@ -162,7 +158,6 @@ class Depthwise:
             return text + kernel_text(
                 __package__,
                 "depthwise_nhwc.cl.mako",
-                lanes=self.lanes,
                 plain=plain,
                 gradient=self.gradient,
                 volume=window.volume,
@@ -178,7 +173,6 @@ class Depthwise:
         return text + kernel_text(
             __package__,
             "depthwise_nchw.cl.mako",
-            lanes=self.lanes,
             plain=plain,
             gradient=self.gradient,
             volume=window.volume,

@@ -11,10 +11,7 @@
 // EZ EY        rows of a padded plane along d and h; PITCH: elements of one phase of a row
 // ZERO_Z ZERO_Y ZERO_X  positions of the padded plane's first element in x
 // W_STEP       elements from one output channel's weights to the next one's; TAP(t): place of a tap among them
-#define LANES ${lanes}
-typedef ACC${lanes} V;
-typedef V __attribute__((aligned(ACCSIZE))) vec;
-
+#include <convdispatch/output_lanes.cl>
 inline void fill(global const REAL *restrict x, global ACC *restrict plane) {
   for (int ez = 0; ez < EZ; ++ez)
     for (int ey = 0; ey < EY; ++ey) {
@@ -38,17 +35,6 @@ inline void fill(global const REAL *restrict x, global ACC *restrict plane) {
 }
 
 % if gradient:
-// n elements from p on, then zeros.
-inline V get(global const REAL *p, int n) {
-% if plain:
-  if (n == LANES) return *(global const vec *)p;
-% endif
-  union { V v; ACC s[LANES]; } u;
-  u.v = 0;
-  for (int j = 0; j < n; ++j) u.s[j] = LOAD(p, j);
-  return u.v;
-}
-
 inline void put_sum(global REAL *restrict w, long at, V sum) {
   union { V v; ACC s[LANES]; } u;
   u.v = sum;
@@ -75,7 +61,7 @@ void gradient(global const REAL *restrict x, global const REAL *restrict y, glob
         for (int oy = 0; oy < YH; ++oy, dy += YW) {
           global const ACC *from = plane + (oz * SD * EY + oy * SH) * (SW * PITCH);
           for (int ox = 0; ox < YW; ox += LANES) {
-            const V d = get(dy + ox, min(LANES, YW - ox));
+            const V d = load_first(dy + ox, YW - ox);
 % for t, at in enumerate(offsets):
             sum${t} = d * *(global const vec *)(from + ox + ${at}) + sum${t};
 % endfor
@@ -88,42 +74,26 @@ void gradient(global const REAL *restrict x, global const REAL *restrict y, glob
   }
 }
 % else:
-inline void put(global REAL *restrict y, long at, V sum, int n, int channel
-    BIAS_PARAM RESIDUAL_PARAM) {
+inline void put_first(OUT_PARAMS, long at, V sum, int n, int channel) {
 #if BIAS
-  sum += LOAD(bias, channel);
+  const ACC b = LOAD(bias, channel);
+#else
+  const ACC b = 0;
 #endif
 % if plain:
   if (n == LANES) {
-#if RESIDUAL
-    sum += *(global const vec *)(residual + at);
-#endif
-    sum = ACTIVATION(V, sum);
-#if ACCUMULATE
-    sum += *(global const vec *)(y + at);
-#endif
-    *(global vec *)(y + at) = sum;
+    put_vector(OUT_ARGS, at, sum, b);
     return;
   }
 % endif
   union { V v; ACC s[LANES]; } u;
   u.v = sum;
-  for (int j = 0; j < n; ++j) {
-    ACC v = u.s[j];
-#if RESIDUAL
-    v += LOAD(residual, at + j);
-#endif
-    v = ACTIVATION(ACC, v);
-#if ACCUMULATE
-    v += LOAD(y, at + j);
-#endif
-    STORE(y, at + j, v);
-  }
+  for (int j = 0; j < n; ++j) put_one(OUT_ARGS, at + j, u.s[j], b);
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
-void depthwise(global const REAL *restrict x, global const REAL *restrict w, global REAL *restrict y,
-    global ACC *restrict workspace BIAS_PARAM RESIDUAL_PARAM) {
+void depthwise(global const REAL *restrict x, global const REAL *restrict w, OUT_PARAMS,
+    global ACC *restrict workspace) {
   global ACC *plane = workspace + (long)get_global_id(0) * (EZ * EY * SW * PITCH);
   for (int job = get_global_id(0); job < IMAGES * G; job += ITEMS) {
     const int g = job % G;
@@ -143,7 +113,7 @@ void depthwise(global const REAL *restrict x, global const REAL *restrict w, glo
 % for t, at in enumerate(offsets):
             sum = w${t} * *(global const vec *)(from + ox + ${at}) + sum;
 % endfor
-            put(y, to + ((long)oz * YH + oy) * YW + ox, sum, min(LANES, YW - ox), channel BIAS_ARG RESIDUAL_ARG);
+            put_first(OUT_ARGS, to + ((long)oz * YH + oy) * YW + ox, sum, min(LANES, YW - ox), channel);
           }
         }
     }

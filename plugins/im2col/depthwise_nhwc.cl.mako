@@ -3,21 +3,7 @@
 //
 // ROWS     rows of y that a work item computes; XLO, XHI: places of a row between which no tap leaves x
 // CP       channels, rounded up to vectors
-#define LANES ${lanes}
-typedef ACC${lanes} V;
-typedef V __attribute__((aligned(ACCSIZE))) vec;
-
-// LANES channels from p on, of which n exist.
-inline V get(global const REAL *p, int n) {
-% if plain:
-  if (n >= LANES) return *(global const vec *)p;
-% endif
-  union { V v; ACC s[LANES]; } u;
-  u.v = 0;
-  for (int j = 0; j < min(n, LANES); ++j) u.s[j] = LOAD(p, j);
-  return u.v;
-}
-
+#include <convdispatch/output_lanes.cl>
 % if gradient:
 // The weights' gradient: w[c, t] = sum over image, o of y[image, o, c] x[image, o S + t D - P, c].
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
@@ -30,7 +16,7 @@ void gradient(global const REAL *restrict x, global const REAL *restrict y, glob
     for (int oz = 0; oz < YD; ++oz)
       for (int oy = 0; oy < YH; ++oy)
         for (int ox = 0; ox < YW; ++ox) {
-          const V d = get(y + ((((long)image * YD + oz) * YH + oy) * YW + ox) * C + c, n);
+          const V d = load_first(y + ((((long)image * YD + oz) * YH + oy) * YW + ox) * C + c, n);
           const int iz = oz * SD - PD, iy = oy * SH - PH, ix = ox * SW - PW;
           const int inside = ox >= XLO && ox < XHI;
 % for tz in range(taps[0]):
@@ -40,7 +26,7 @@ void gradient(global const REAL *restrict x, global const REAL *restrict y, glob
                 + ((((long)image * XD + iz + ${tz} * DD) * XH + (iy + ${ty} * DH)) * XW + ix) * C + c;
 % for tx in range(taps[2]):
             if (inside || (uint)(ix + ${tx} * DW) < XW)
-              sum${(tz * taps[1] + ty) * taps[2] + tx} += d * get(p + ${tx} * DW * C, n);
+              sum${(tz * taps[1] + ty) * taps[2] + tx} += d * load_first(p + ${tx} * DW * C, n);
 % endfor
           }
 % endfor
@@ -66,31 +52,21 @@ kernel void pack(global const REAL *restrict w, global ACC *restrict packed, lon
   packed[packed_off + (long)t * CP + c] = c < C ? v : (ACC)0;
 }
 
-inline void put(global REAL *restrict y, long at, V sum, int n, int channel BIAS_PARAM RESIDUAL_PARAM) {
-#if BIAS
-  sum += get(bias + channel, n);
-#endif
-#if RESIDUAL
-  sum += get(residual + at, n);
-#endif
-  sum = ACTIVATION(V, sum);
-#if ACCUMULATE
-  sum += get(y + at, n);
-#endif
+inline void put_first(OUT_PARAMS, long at, V sum, int n, int channel) {
+  EPILOGUE(V, sum, load_first(bias + channel, n), load_first(residual + at, n), load_first(out + at, n))
 % if plain:
   if (n >= LANES) {
-    *(global vec *)(y + at) = sum;
+    STOREV(out + at, sum);
     return;
   }
 % endif
   union { V v; ACC s[LANES]; } u;
   u.v = sum;
-  for (int j = 0; j < min(n, LANES); ++j) STORE(y, at + j, u.s[j]);
+  for (int j = 0; j < min(n, LANES); ++j) STORE(out, at + j, u.s[j]);
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
-void depthwise(global const REAL *restrict x, global const ACC *restrict packed, long packed_off,
-    global REAL *restrict y BIAS_PARAM RESIDUAL_PARAM) {
+void depthwise(global const REAL *restrict x, global const ACC *restrict packed, long packed_off, OUT_PARAMS) {
   const int y0 = get_global_id(0) * ROWS, y1 = min(YH, y0 + ROWS);
   const int oz = get_global_id(1), image = get_global_id(2);
   x += (long)image * ((long)XD * XH * XW * C);
@@ -111,7 +87,7 @@ void depthwise(global const REAL *restrict x, global const ACC *restrict packed,
           if ((uint)(iz + ${tz} * DD) < XD && (uint)(iy + ${ty} * DH) < XH) {
             global const REAL *p = x + (((long)(iz + ${tz} * DD) * XH + (iy + ${ty} * DH)) * XW + ix) * C + c;
 % for tx in range(taps[2]):
-            sum += w${(tz * taps[1] + ty) * taps[2] + tx} * get(p + ${tx} * DW * C, n);
+            sum += w${(tz * taps[1] + ty) * taps[2] + tx} * load_first(p + ${tx} * DW * C, n);
 % endfor
           }
 % endfor
@@ -123,13 +99,13 @@ void depthwise(global const REAL *restrict x, global const ACC *restrict packed,
             global const REAL *p = x + (((long)(iz + ${tz} * DD) * XH + (iy + ${ty} * DH)) * XW + ix) * C + c;
 % for tx in range(taps[2]):
             if ((uint)(ix + ${tx} * DW) < XW)
-              sum += w${(tz * taps[1] + ty) * taps[2] + tx} * get(p + ${tx} * DW * C, n);
+              sum += w${(tz * taps[1] + ty) * taps[2] + tx} * load_first(p + ${tx} * DW * C, n);
 % endfor
           }
 % endfor
 % endfor
         }
-        put(y, to + (long)ox * C, sum, n, c BIAS_ARG RESIDUAL_ARG);
+        put_first(OUT_ARGS, to + (long)ox * C, sum, n, c);
       }
     }
   }

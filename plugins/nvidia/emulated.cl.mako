@@ -23,10 +23,8 @@ inline ushort cvt_f16_f32(float v) {
 }
 inline WIDE value_of(uint u, int upper) { return cvt_f32_f16((ushort)(upper ? u >> 16 : u)); }
 % elif type == "bf16":
-inline uint cvt_bf16_f32(float v) {
-  const uint u = as_uint(v);
-  return v != v ? u >> 16 | 64u : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
-}
+#include <convdispatch/bfloat16.cl>
+inline uint cvt_bf16_f32(float v) { return convert_bfloat16_as_ushort(v); }
 inline uint cvt_bf16x2_f32(float v0, float v1) { return cvt_bf16_f32(v0) | cvt_bf16_f32(v1) << 16; }
 inline WIDE value_of(uint u, int upper) { return as_float(upper ? u & 0xffff0000u : u << 16); }
 % else:

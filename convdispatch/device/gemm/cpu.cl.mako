@@ -48,7 +48,7 @@ steps = range(ku)
       for (; k + ${width} <= kb; k += ${width}) {
 % for u in range(width):
 % for j in range(vectors):
-        const V b${u}_${j} = *(${'local' if b_local else 'global'} const vec_element *)(pb + ${u * b_step + start[j]});
+        const V b${u}_${j} = ${'LOADL' if b_local else 'LOADW'}(pb + ${u * b_step + start[j]});
 % endfor
 % for i in range(rows):
         const ACC a${u}_${i} = ${f"pa[{u * mr + i}]" if a_packed else f"pa{i}[{u * a_step}]"};
@@ -97,7 +97,7 @@ steps = range(ku)
         // block[k, lane] = B[k0 + k, panel's column lane]
 % if rest:
         for (int k = 0; k < kb; ++k)
-          *(local vec_element *)(block + k * ${nr} + ${whole * lanes}) = (V)(0);
+          STOREL(block + k * ${nr} + ${whole * lanes}, (V)(0));
 % endif
 % if b_run and whole:
 % if b_run < n:
@@ -109,7 +109,7 @@ steps = range(ku)
           for (int k = 0; k < kb; ++k) {
             const long row = B_ROW(k0 + k);
 % for v in range(whole):
-            *(local vec_element *)(block + k * ${nr} + ${v * lanes}) = LOADV(from + row + ${v * lanes});
+            STOREL(block + k * ${nr} + ${v * lanes}, LOADV(from + row + ${v * lanes}));
 % endfor
 % for lane in range(whole * lanes, columns):
             block[k * ${nr} + ${lane}] = LOAD(from, row + ${lane});

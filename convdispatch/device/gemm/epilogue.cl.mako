@@ -1,40 +1,31 @@
 ## C = activation(sum + bias + residual [+ C]), for LANES neighbouring columns of one row, or for some of them.
 //
 // V, LANES     vector type of LANES sums (ACC); CREAL is what C stores: REAL, or ACC while it holds partial sums
+// aligned      C and residual are float32 or float64, and their vectors lie at multiples of their size
 // C_ROW, C_COL element offset of a row or column of C, residual likewise
 // ADD, LAST    flags of a call: add what C holds; this is the last part of the sum, so bias and activation follow
 #define ADD 1
 #define LAST 2
-typedef V __attribute__((aligned(${align}))) vec_acc;      // alignment that C promises
-typedef V __attribute__((aligned(${accsize}))) vec_element;  // alignment of any element
-% if dtype in ("float32", "float64"):
-#define LOADV(p) (*(global const vec_acc *)(p))
-#define STOREV(p, v) (*(global vec_acc *)(p) = (v))
-% elif dtype == "float16":
-#define LOADV(p) vload_half${lanes}(0, p)
-#define STOREV(p, v) vstore_half${lanes}_rte(v, 0, p)
-% else:
-typedef ushort${lanes} __attribute__((aligned(2))) vec_real;
-#define LOADV(p) as_float${lanes}(convert_uint${lanes}(*(global const vec_real *)(p)) << 16)
-inline void store_bfloat16s(global ushort *p, V v) {
-  const uint${lanes} u = as_uint${lanes}(v);
-  const uint${lanes} rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, quiet = (u >> 16) | 64u;
-  *(global vec_real *)p = convert_ushort${lanes}(v != v ? quiet : rounded);
-}
-#define STOREV(p, v) store_bfloat16s(p, v)
-% endif
+#include <convdispatch/lanes.cl>
+#include <convdispatch/epilogue.cl>
 % if partial:
 #define CREAL ACC
 #define CLOAD(p, i) ((p)[i])
 #define CSTORE(p, i, v) ((p)[i] = (v))
-#define CLOADV(p) (*(global const vec_acc *)(p))
-#define CSTOREV(p, v) (*(global vec_acc *)(p) = (v))
+#define CLOADV LOADW
+#define CSTOREV STOREW
 % else:
 #define CREAL REAL
 #define CLOAD LOAD
 #define CSTORE STORE
+% if aligned:
+typedef V __attribute__((aligned(LANES * sizeof(ACC)))) vec_c;
+#define CLOADV(p) (*(global const vec_c *)(p))
+#define CSTOREV(p, v) (*(global vec_c *)(p) = (v))
+% else:
 #define CLOADV LOADV
 #define CSTOREV STOREV
+% endif
 % endif
 <%
 bias = None if partial else epilogue.bias
@@ -61,17 +52,9 @@ unit = c_col.stride == 1
 inline void put_one(OUT_PARAMS, ACC v, int m, int n, int flags) {
   const long p = C_ROW(m) + C_COL(n);
   if (flags & ADD) v += CLOAD(c, p);
-  if (flags & LAST) {
-% if bias:
-    v += LOAD(bias, ${bias});
-% endif
-% if residual:
-    v += LOAD(residual, p);
-% endif
 % if not partial:
-    v = ACTIVATION(ACC, v);
+  if (flags & LAST) EPILOGUE(ACC, v, LOAD(bias, ${bias}), LOAD(residual, p), )
 % endif
-  }
   CSTORE(c, p, v);
 }
 
@@ -113,23 +96,9 @@ void put_vector(OUT_PARAMS, V v, int m, int n, int flags) {
 % endif
   const long p = C_ROW(m) + C_COL(n);
   if (flags & ADD) v += CLOADV(c + p);
-  if (flags & LAST) {
-% if bias == "m":
-    v += LOAD(bias, m);
-% elif bias == "n":
-% if dtype in ("float32", "float64"):
-    v += *(global const vec_element *)(bias + n);
-% else:
-    v += LOADV(bias + n);
-% endif
-% endif
-% if residual:
-    v += LOADV(residual + p);
-% endif
 % if not partial:
-    v = ACTIVATION(V, v);
+  if (flags & LAST) EPILOGUE(V, v, ${"LOAD(bias, m)" if bias == "m" else "LOADV(bias + n)"}, CLOADV(residual + p), )
 % endif
-  }
   CSTOREV(c + p, v);
 % endif
 }

@@ -14,13 +14,10 @@ warp_m = max(1, min(32 // warp_n, rows))
 quads_m, quads_n = tm // 4, tn // 4
 pitch = {"a": bm + pad["a"], "b": bn + pad["b"]}
 %>\
-typedef ACC4 __attribute__((aligned(${4 * accsize if wide else accsize}))) quad;
-% if dtype in ("float32", "float64"):
-#define LOAD4(p) (*(global const quad *)(p))
-% elif dtype == "float16":
-#define LOAD4(p) vload_half4(0, p)
+% if wide and dtype in ("float32", "float64"):
+#define LOAD4(p) (*(global const ACC4 *)(p))
 % else:
-#define LOAD4(p) as_float4(convert_uint4(vload4(0, p)) << 16)
+#define LOAD4 LOADV
 % endif
 <%def name="position(x)"><% o = x.letter %>\
   // This item's first place in a slice of ${o.upper()}; its other slots lie literal steps further.

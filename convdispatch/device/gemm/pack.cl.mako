@@ -15,7 +15,7 @@ kernel void pack(global const REAL *restrict x, long x_off, global ACC *restrict
   packed[packed_off + (((long)z * PANELS + panel) * K + k) * W + lane] = i < I ? LOAD(x, X_I(i) + X_K(k)) : (ACC)0;
 }
 % else:
-typedef V __attribute__((aligned(${accsize}))) vec_acc;
+#include <convdispatch/lanes.cl>
 #define BLOCK ${lanes}
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
@@ -33,7 +33,7 @@ void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed
     for (int k = k0; k < k1; ++k) {
       const long row = X_K(k);
 % for v in range(width // lanes):
-      *(global vec_acc *)(packed + (long)k * W + ${v * lanes}) = *(global const vec_acc *)(p + row + ${v * lanes});
+      STOREW(packed + (long)k * W + ${v * lanes}, LOADW(p + row + ${v * lanes}));
 % endfor
     }
     return;

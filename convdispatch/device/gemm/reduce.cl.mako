@@ -7,8 +7,8 @@ kernel void reduce(global const ACC *restrict partial, long partial_off, OUT_KER
   OUT_POINTERS(z, 0)
   partial += partial_off + ((long)z * M + m) * N + n;
   if (n + LANES <= N) {
-    V v = *(global const vec_element *)partial;
-    for (int s = 1; s < SPLIT; ++s) v += *(global const vec_element *)(partial + s * ((long)BATCH * M * N));
+    V v = LOADW(partial);
+    for (int s = 1; s < SPLIT; ++s) v += LOADW(partial + s * ((long)BATCH * M * N));
     put_vector(OUT_ARGS, v, m, n, FLAGS | LAST);
   } else {
     for (int lane = 0; lane < N - n; ++lane) {

@@ -34,13 +34,14 @@ def _epilogue(spec: GemmSpec, config: Mapping[str, Any], lanes: int, partial: bo
     """Macros and functions that write C, or partial sums of it into dense ``[part, batch, m, n]``."""
     split, ks = _split_k(spec, config)
     text = _types(spec, lanes) + activation_macro(spec.epilogue.activation)
+    # What C held is no part of it here: the flag ADD says when it is added.
+    text += _define(BIAS=int(spec.epilogue.bias is not None), RESIDUAL=int(spec.epilogue.residual), ACCUMULATE=0)
     text += _define(M=spec.m, N=spec.n, K=spec.k, BATCH=spec.batch, SPLIT=split, KS=ks)
     text += _define(FLAGS="ADD" if spec.epilogue.accumulate and not partial else 0)
     row, col, batch = (Axis(spec.n), Axis(1), Axis(0)) if partial else (spec.c.row, spec.c.col, spec.c.batch)
     text += f"#define C_ROW(m) {row.text('m')}\n#define C_COL(n) {col.text('n')}\n"
     text += f"#define C_BATCH(z) {batch.text('z')}\n"
     text += f"#define BIAS_BATCH(z) {spec.epilogue.bias_batch.text('z')}\n"
-    size = spec.accumulator_size
     return text + kernel_text(
         __package__,
         "epilogue.cl.mako",
@@ -50,8 +51,7 @@ def _epilogue(spec: GemmSpec, config: Mapping[str, Any], lanes: int, partial: bo
         epilogue=spec.epilogue,
         c_col=col,
         unroll=config["kind"] == "gpu",
-        accsize=size,
-        align=size * (lanes if _wide_c(spec, lanes, partial) else 1),
+        aligned=spec.dtype in ("float32", "float64") and _wide_c(spec, lanes, partial),
     )
 
 

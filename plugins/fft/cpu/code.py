@@ -35,7 +35,7 @@ class _Place:
         return f"LOAD{'L' if self.pointer == 't' else 'G'}({self.at(name)})"
 
     def write(self, name: str, value: str) -> str:
-        store = "STREAM" if self.stream else "STOREL" if self.pointer == "t" else "STOREG"
+        store = "STREAM" if self.stream else "STOREL" if self.pointer == "t" else "STOREW"
         return f"{store}({self.at(name)}, {value});"
 
 

@@ -1,26 +1,21 @@
-## Vectors, their unaligned loads and stores, and a square of them transposed in registers.
+## Vectors, what writes them past the caches, and a square of them transposed in registers.
 //
 // LANES, V  elements of a vector, its type
-typedef V __attribute__((aligned(4))) vec;
-#define LOADG(p) (*(global const vec *)(p))
-#define LOADL(p) (*(local const vec *)(p))
-#define STOREG(p, v) (*(global vec *)(p) = (v))
-#define STOREL(p, v) (*(local vec *)(p) = (v))
+#include <convdispatch/lanes.cl>
 // Past the caches: a kernel's spectrum is larger than they are, and is read only when all of it is there.
-#define STREAM(p, v) STOREG(p, v)
+#define STREAM(p, v) STOREW(p, v)
 #ifdef __has_builtin
 #if __has_builtin(__builtin_nontemporal_store)
 #undef STREAM
 #define STREAM(p, v) __builtin_nontemporal_store(v, (global vec *)(p))
 #endif
 #endif
-#define ONCE __attribute__((opencl_unroll_hint(1)))
 <%
 stages = lanes.bit_length() - 1
 mid = lanes // 2
 %>
 // to[i][j] = from[j][i] + add[i]: even elements, then odd ones, ${stages} times. Not inlined: it compiles once.
-__attribute__((noinline)) void turn(const V *restrict from, V *restrict to, V add) {
+__attribute__((noinline)) void transpose(const V *restrict from, V *restrict to, V add) {
 % for i in range(lanes):
   const V r0_${i} = from[${i}] + add;
 % endfor

@@ -17,17 +17,17 @@ __attribute__((noinline)) void ${name}_stage(V *restrict line, global const floa
     V square[LANES];
     // A vector may reach beyond the row, for what it reads there is dropped, but not beyond the tensor.
     if (at + p >= 0 && at + (channels - 1) * (long)CHANNEL + p + LANES <= TOTAL)
-      ONCE for (int l = 0; l < LANES; ++l) square[l] = LOADG(from + at + min(l, channels - 1) * (long)CHANNEL + p);
+      ONCE for (int l = 0; l < LANES; ++l) square[l] = LOADW(from + at + min(l, channels - 1) * (long)CHANNEL + p);
     else
       ONCE for (int l = 0; l < LANES; ++l)
         ONCE for (int j = max(begin - p, 0); j < min(end - p, LANES); ++j)
           ((float *)(square + l))[j] = from[at + min(l, channels - 1) * (long)CHANNEL + p + j];
-    turn(square, line + p, (V)(0.0f));
+    transpose(square, line + p, (V)(0.0f));
   }
 % elif inter:
   ONCE for (int j = begin; j < end; ++j) {
     const long p = at + (long)j * A0;
-    if (p + LANES <= TOTAL) line[j] = LOADG(from + p);
+    if (p + LANES <= TOTAL) line[j] = LOADW(from + p);
     else
       ONCE for (int l = 0; l < LANES; ++l) ((float *)(line + j))[l] = from[p + min(l, channels - 1)];
   }

@@ -7,62 +7,38 @@
 // C, G      channels a group, groups; PLANE elements of a channel; CHANNEL elements between channels
 // BLOCKS, ROWS, STRIDE, SLOT_, LINES  as in the forward transforms
 ${macros}
-<%
-extra = (", global const float *restrict residual" if residual else "")
-given = (", residual" if residual else "")
-%>
-inline void put_one(global float *restrict y${extra}, long p, float v) {
-% if residual:
-  v += residual[p];
-% endif
-% if accumulate:
-  v += y[p];
-% endif
-  y[p] = ACTIVATION(float, v);
-}
-
-inline void put_vector(global float *restrict y${extra}, long p, V v) {
-% if residual:
-  v += LOADG(residual + p);
-% endif
-% if accumulate:
-  v += LOADG(y + p);
-% endif
-  v = ACTIVATION(V, v);
-  STOREG(y + p, v);
-}
-
+#include <convdispatch/output_lanes.cl>
 // count elements of the line, LANES channels of which the first channels are real.
-__attribute__((noinline)) void put_line(global float *restrict y${extra}, const V *restrict line, V bias, long at, int channels, int count) {
+__attribute__((noinline)) void put_line(OUT_PARAMS, const V *restrict line, V bias, long at, int channels, int count) {
 % if unit:
   ONCE for (int p = 0; p < count; p += LANES) {
     V square[LANES];
-    turn(line + p, square, bias);
+    transpose(line + p, square, bias);
     ONCE for (int l = 0; l < channels; ++l) {
       const long to = at + l * (long)CHANNEL + p;
-      if (count - p >= LANES) put_vector(y${given}, to, square[l]);
+      if (count - p >= LANES) put_vector(OUT_ARGS, to, square[l], 0);
       else
-        ONCE for (int j = 0; j < count - p; ++j) put_one(y${given}, to + j, ((const float *)(square + l))[j]);
+        ONCE for (int j = 0; j < count - p; ++j) put_one(OUT_ARGS, to + j, ((const float *)(square + l))[j], 0);
     }
   }
 % elif inter:
   ONCE for (int j = 0; j < count; ++j) {
     const V v = line[j] + bias;
-    if (channels == LANES) put_vector(y${given}, at + (long)j * A0, v);
+    if (channels == LANES) put_vector(OUT_ARGS, at + (long)j * A0, v, 0);
     else
-      ONCE for (int l = 0; l < channels; ++l) put_one(y${given}, at + (long)j * A0 + l, ((const float *)&v)[l]);
+      ONCE for (int l = 0; l < channels; ++l) put_one(OUT_ARGS, at + (long)j * A0 + l, ((const float *)&v)[l], 0);
   }
 % else:
   ONCE for (int j = 0; j < count; ++j) {
     const V v = line[j] + bias;
     ONCE for (int l = 0; l < channels; ++l)
-      put_one(y${given}, at + l * (long)CHANNEL + (long)j * A0, ((const float *)&v)[l]);
+      put_one(OUT_ARGS, at + l * (long)CHANNEL + (long)j * A0, ((const float *)&v)[l], 0);
   }
 % endif
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
-void inverse(global float *restrict y, global const float *restrict panels${", global const float *restrict biases" if bias else ""}${extra},
+void inverse(OUT_PARAMS, global const float *restrict panels${", global const float *restrict biases" if bias else ""},
              long off, int items, int g0, int groups, int b0, int blocks, int r0, int rows) {
   local float slot[SLOT_];
   V line[LINE];
@@ -83,7 +59,7 @@ ${passes}
     ONCE for (int j2 = 0; j2 < count2; ++j2)
       ONCE for (int j1 = 0; j1 < count1; ++j1) {
         inverse_line(${"s" if depth == 1 else "slot + (j2 * N1 + j1) * (2 * LANES)" if depth == 3 else "slot + j1 * (2 * LANES)"}, line);
-        put_line(y${given}, line, b, base + (long)s0 * A0 + (long)(s1 + j1) * A1 + (long)(s2 + j2) * A2, channels, count0);
+        put_line(OUT_ARGS, line, b, base + (long)s0 * A0 + (long)(s1 + j1) * A1 + (long)(s2 + j2) * A2, channels, count0);
       }
   }
 }

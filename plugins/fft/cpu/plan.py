@@ -61,8 +61,7 @@ class _Launches:
     def inverse(self, piece: Piece) -> Launch:
         """Inverse transforms to the target."""
         p = self.g.problem
-        operands = ["x" if p.direction == "bwd_data" else "y", "workspace"]
-        operands += [name for name in ("bias", "residual") if getattr(p, name)]
+        operands = [p.written, *["residual"][: p.residual], "workspace", *["bias"][: p.bias]]
         return self._shared(
             "inverse", piece.groups * piece.blocks * piece.rows, operands, self.areas["result"],
             piece.group, piece.groups, piece.block, piece.blocks, piece.row, piece.rows,

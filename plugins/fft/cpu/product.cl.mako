@@ -21,7 +21,7 @@ inline void tile_${mr}_${nv}(global const float *restrict a, global const float 
   if (!first) {
 % for i in range(mr):
 % for v in range(nv):
-    r${i}_${v} = LOADG(c + (${v} * C_ROWS + ${i}) * (2 * LANES)); i${i}_${v} = LOADG(c + (${v} * C_ROWS + ${i}) * (2 * LANES) + LANES);
+    r${i}_${v} = LOADW(c + (${v} * C_ROWS + ${i}) * (2 * LANES)); i${i}_${v} = LOADW(c + (${v} * C_ROWS + ${i}) * (2 * LANES) + LANES);
 % endfor
 % endfor
   }
@@ -35,7 +35,7 @@ inline void tile_${mr}_${nv}(global const float *restrict a, global const float 
     ONCE for (int k = 0; k < sum; ++k, a += 2 * LANES, b += 2 * LANES) {
 % endif
 % for v in range(nv):
-      const V br${v} = LOADG(b + ${v} * B_ROWS * (2 * LANES)), bi${v} = LOADG(b + ${v} * B_ROWS * (2 * LANES) + LANES);
+      const V br${v} = LOADW(b + ${v} * B_ROWS * (2 * LANES)), bi${v} = LOADW(b + ${v} * B_ROWS * (2 * LANES) + LANES);
 % endfor
 % for i in range(mr):
       const float ar${i} = a[${f"{i} * 2 * LANES + k" if along else i}], ai${i} = a[${f"{i} * 2 * LANES + LANES + k" if along else f"{i} + LANES"}];
@@ -50,7 +50,7 @@ inline void tile_${mr}_${nv}(global const float *restrict a, global const float 
   }
 % for i in range(mr):
 % for v in range(nv):
-  STOREG(c + (${v} * C_ROWS + ${i}) * (2 * LANES), r${i}_${v}); STOREG(c + (${v} * C_ROWS + ${i}) * (2 * LANES) + LANES, i${i}_${v});
+  STOREW(c + (${v} * C_ROWS + ${i}) * (2 * LANES), r${i}_${v}); STOREW(c + (${v} * C_ROWS + ${i}) * (2 * LANES) + LANES, i${i}_${v});
 % endfor
 % endfor
 }

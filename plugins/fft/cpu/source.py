@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from convdispatch.api import ConvProblem, activation_macro, kernel_text
+from convdispatch.api import ConvProblem, epilogue_macros, kernel_text, storage_macros
 
 from ..transforms import half
 from .code import forward_functions, inverse_functions
@@ -20,7 +20,8 @@ _STREAM = 24e6  # bytes of a kernel's spectrum that is written past the caches: 
 def program_text(g: Geometry) -> str:
     """Forward transforms, the product and the inverse transform of a geometry; the kernel's where it has one."""
     p, lanes = g.problem, g.lanes
-    text = f"#define LANES {lanes}\n#define V float{lanes}\n" + activation_macro(p.activation)
+    text = f"#define LANES {lanes}\n#define V float{lanes}\n" + storage_macros(p.dtype)
+    text += epilogue_macros(p.replace(bias=False))  # the bias is added on the way, to a line's vectors
     text += kernel_text(__package__, "common.cl.mako", lanes=lanes)
     x_side = "y" if p.direction == "bwd_data" else "x"
     text += _forward(g, "source", x_side, g.whole, g.source_blocks, g.source_stride, False)
@@ -195,8 +196,6 @@ def _inverse(g: Geometry) -> str:
         "depth": len(g.order),
         "passes": _passes(g, "inverse", g.steps, True),
         "bias": p.bias,
-        "residual": p.residual,
-        "accumulate": p.accumulate,
     }
     wanted = tuple(tuple(range(step)) for step in g.steps)
     return inverse_functions(g, "inverse", wanted, g.result_stride) + kernel_text(

@@ -12,11 +12,12 @@
 // P          places of a tile (NHWC), vectors of a tile (NCHW)
 // ITEMS      work items; the bands and channels are dealt to them in runs
 // X? Y? Z? T? S? D? U?  source, places, target, taps, step, spread, stride in the target; G channels
+#include <convdispatch/output_lanes.cl>
 % if inter:
 
 // P neighbouring places of one row, LANES channels.
 % for cols in widths:
-inline void tile_${cols}(global const ACC *restrict xs, global const ACC *restrict ws, OUT_PARAMS_, long p, int c, int count) {
+inline void tile_${cols}(global const ACC *restrict xs, global const ACC *restrict ws, OUT_PARAMS, long p, int c, int count) {
   V ${", ".join(f"a{i} = 0" for i in range(cols))};
   ONCE for (int tz = 0; tz < TD; ++tz)
     ONCE for (int ty = 0; ty < TH; ++ty, ws += TW * CT) {
@@ -68,7 +69,7 @@ inline void tile_${cols}(global const ACC *restrict xs, global const ACC *restri
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void depthwise(global const REAL *restrict x, global const ACC *restrict packed, long packed_off, global ACC *workspace,
-               long slots_off, OUT_KERNEL_PARAMS, int pd, int ph, int pw, int ud, int uh, int uw) {
+               long slots_off, OUT_PARAMS, int pd, int ph, int pw, int ud, int uh, int uw) {
   const int item = get_global_id(0);
   const int work = IMAGES * YD * BANDS * CHUNKS;
   global ACC *slot = workspace + slots_off + (long)item * SLOT;
@@ -99,7 +100,7 @@ void depthwise(global const REAL *restrict x, global const ACC *restrict packed,
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void depthwise(global const REAL *restrict x, global const ACC *restrict packed, long packed_off, global ACC *workspace,
-               long slots_off, OUT_KERNEL_PARAMS, int pd, int ph, int pw, int ud, int uh, int uw) {
+               long slots_off, OUT_PARAMS, int pd, int ph, int pw, int ud, int uh, int uw) {
   const int item = get_global_id(0);
   const int work = IMAGES * G * YD * BANDS;
   global ACC *slot = workspace + slots_off + (long)item * SLOT;

@@ -19,8 +19,8 @@ from convdispatch.api import (
     Launch,
     Solver,
     StepPlan,
-    activation_macro,
     build,
+    epilogue_macros,
     kernel_text,
     rates,
     storage_macros,
@@ -32,7 +32,7 @@ from .passes import Pass, define, passes
 
 __all__ = ["Depthwise"]
 
-FILES = ("put.cl.mako", "planes.cl.mako", "depthwise.cl.mako")
+FILES = ("planes.cl.mako", "depthwise.cl.mako")
 _SLOT = 96 * 1024  # bytes of a band's source rows
 _VECTORS = 4  # vectors of places that NCHW computes at a time
 
@@ -81,7 +81,7 @@ class DepthwiseKernel:
     def text(self) -> str:
         """The program: packing and convolution."""
         p, config, acc = self.p, self.config, DTYPES[self.p.dtype].accumulator
-        text = storage_macros(p.dtype) + activation_macro(self.problem.activation)
+        text = storage_macros(p.dtype) + epilogue_macros(self.problem)
         text += define(V=f"{acc}{self.lanes}", LANES=self.lanes)
         for prefix, triple in (
             ("X", p.source), ("Y", p.places), ("Z", p.target), ("T", p.taps), ("S", p.step), ("D", p.spread),
@@ -97,11 +97,10 @@ class DepthwiseKernel:
         rest = p.places[2] % places
         flat = (self.rows - 1) * self.wp + p.places[2]
         values = {
-            "dtype": p.dtype, "narrow": p.dtype in ("float16", "bfloat16"), "accsize": self.size, "lanes": self.lanes,
-            "inter": p.nhwc, "widths": [places, rest] if rest else [places], "taps_w": p.taps[2], "taps_h": p.taps[1],
+            "narrow": p.dtype in ("float16", "bfloat16"), "inter": p.nhwc,
+            "widths": [places, rest] if rest else [places], "taps_w": p.taps[2], "taps_h": p.taps[1],
             "step_w": p.step[2], "step_h": p.step[1], "spread_w": p.spread[2], "spread_h": p.spread[1],
             "vectors": min(_VECTORS, _ceil(flat, self.lanes)), "dense": p.stride[2] == 1, "bias": self.problem.bias,
-            "residual": self.problem.residual, "accumulate": self.problem.accumulate,
         }  # fmt: skip
         return text + "".join(kernel_text(__package__, f, **values) for f in FILES)
 

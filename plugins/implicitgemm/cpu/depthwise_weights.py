@@ -74,7 +74,7 @@ class _Kernel:
         text += define(SLOT=f"{self.slot}L", SLOT_X=f.slot_x, GRADIENT=self.gradient, WP=f.wp, PART=f.part)
         text += define(PROWS=f.prows, ADD=int(self.problem.accumulate))
         values = {
-            "narrow": p.dtype in ("float16", "bfloat16"), "accsize": f.size, "lanes": f.lanes, "inter": p.nhwc,
+            "narrow": p.dtype in ("float16", "bfloat16"), "lanes": f.lanes, "inter": p.nhwc,
             "taps_w": p.taps[2], "step_w": p.step[2], "step_h": p.step[1], "spread_w": p.spread[2],
             "spread_h": p.spread[1], "tile_rows": self.tile_rows,
         }  # fmt: skip

@@ -91,7 +91,7 @@ inline int taps_to(int first, int spread, int size, int taps) {
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void conv(global const REAL *restrict x, global const ACC *restrict packed, long packed_off, global ACC *workspace,
-          long slots_off, OUT_KERNEL_PARAMS, int pd, int ph, int pw, int ud, int uh, int uw) {
+          long slots_off, OUT_PARAMS, int pd, int ph, int pw, int ud, int uh, int uw) {
   const int item = get_global_id(0), part = get_global_id(1);
   const int bands = IMAGES * G * YD * BANDS;
   const int block0 = part * NB / PARTS, block1 = (part + 1) * NB / PARTS;

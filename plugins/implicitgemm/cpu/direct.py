@@ -18,8 +18,8 @@ from convdispatch.api import (
     Launch,
     Solver,
     StepPlan,
-    activation_macro,
     build,
+    epilogue_macros,
     kernel_text,
     rates,
     storage_macros,
@@ -66,7 +66,7 @@ class PassKernel:
     def text(self) -> str:
         """The program: packing and convolution."""
         p, config, acc = self.p, self.config, DTYPES[self.p.dtype].accumulator
-        text = storage_macros(p.dtype) + activation_macro(self.problem.activation)
+        text = storage_macros(p.dtype) + epilogue_macros(self.problem)
         text += define(V=f"{acc}{self.lanes}", LANES=self.lanes, NVL=self.nvl, NV=config["nv"])
         for prefix, triple in (
             ("X", p.source), ("Y", p.places), ("Z", p.target), ("T", p.taps), ("S", p.step), ("D", p.spread),
@@ -84,14 +84,13 @@ class PassKernel:
         text += define(**{f"KS{axis}": f"({step})" for axis, step in zip("DHW", p.w_step, strict=True)})
         whole, rest = config["pc"], p.places[2] % config["pc"]
         values = {
-            "dtype": p.dtype, "narrow": p.dtype in ("float16", "bfloat16"), "accsize": self.size, "lanes": self.lanes,
+            "narrow": p.dtype in ("float16", "bfloat16"), "lanes": self.lanes,
             "nv": config["nv"], "pr": config["pr"], "widths": [whole, rest] if rest else [whole],
             "inter": self.inter, "c": p.c, "cp": self.cp, "groups": p.groups,
             "runs": p.spread[2] == 1 and self.cp == p.c, "dense": p.dense, "fold": p.fold, "bias": self.problem.bias,
-            "residual": self.problem.residual, "accumulate": self.problem.accumulate,
         }  # fmt: skip
         text += kernel_text(__package__, "pack.cl")
-        for file in ("stage.cl.mako", "put.cl.mako", "finish.cl.mako"):
+        for file in ("stage.cl.mako", "finish.cl.mako"):
             text += kernel_text(__package__, file, **values)
         return text + kernel_text(__package__, "direct.cl.mako", **values)
 

@@ -2,14 +2,11 @@
 //
 // The sums lie in the slot as [place][NVL]. NHWC writes a place's vectors as they are; NCHW turns LANES x LANES blocks
 // in registers, so that neighbours along w are written together.
-<%
-extra = (", global const REAL *bias" if bias else "") + (", global const REAL *residual" if residual else "")
-%>
-typedef V __attribute__((aligned(${accsize}))) vec_sum;
+#include <convdispatch/output_lanes.cl>
 #define PLANE ((long)ZD * ZH * ZW)
 
 __attribute__((noinline))
-void finish(global REAL *y${extra}, global const ACC *sums, int image, int g, int n0, int z, int y0, int rows,
+void finish(OUT_PARAMS, global const ACC *sums, int image, int g, int n0, int z, int y0, int rows,
             int ud, int uh, int uw) {
   const int count = min(NVL, N - n0);
 % if fold > 1:
@@ -34,7 +31,7 @@ void finish(global REAL *y${extra}, global const ACC *sums, int image, int g, in
     ONCE for (int column = 0; column < YW; ++column, p += UW * N * G, sums += NVL) {
       int n = 0;
       ONCE for (; n + LANES <= count; n += LANES)
-        put_vector(OUT_ARGS, p + n, *(global const vec_sum *)(sums + n), ${"LOADV(bias + g * N + n0 + n)" if bias else "0"});
+        put_vector(OUT_ARGS, p + n, LOADW(sums + n), ${"LOADV(bias + g * N + n0 + n)" if bias else "0"});
       ONCE for (; n < count; ++n) put_one(OUT_ARGS, p + n, sums[n], ${"LOAD(bias, g * N + n0 + n)" if bias else "0"});
     }
   }
@@ -48,7 +45,7 @@ void finish(global REAL *y${extra}, global const ACC *sums, int image, int g, in
   ONCE for (; q + LANES <= places; q += LANES, s += LANES * NVL, p += LANES)
     ONCE for (int n = 0; n < count; n += LANES) {
 % for i in range(lanes):
-      const V t0_${i} = *(global const vec_sum *)(s + ${i} * NVL + n);
+      const V t0_${i} = LOADW(s + ${i} * NVL + n);
 % endfor
 <%
 stages = lanes.bit_length() - 1

@@ -4,7 +4,7 @@
 // WN WC WT  elements of w from n to n, c to c, tap to tap; F? kernel position of tap 0 (arguments), K? its step
 // EMPTY   1: all weights are 0
 // FOLD    n counts (j, channel): FOLD neighbouring places of a row as channels, whose taps are shifted by j
-#define ONCE __attribute__((opencl_unroll_hint(1)))
+#include <convdispatch/lanes.cl>
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void pack(global const REAL *restrict w, global ACC *restrict packed, long packed_off, int fd, int fh, int fw) {
   const int block = get_global_id(1) % NB, g = get_global_id(1) / NB;

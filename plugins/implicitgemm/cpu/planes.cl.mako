@@ -8,10 +8,7 @@
 // R         rows of a band; ROWS source rows of WIDTH columns belong to it
 // CB        channels of a slot (NHWC); WP, PROWS, PART  columns, rows and elements of one part of a slot (NCHW)
 // X? source, YW YH places, T? taps, S? step, D? spread
-typedef V __attribute__((aligned(${accsize}))) vec;
-#define LOADW(p) (*(global const vec *)(p))
-#define STOREW(p, v) (*(global vec *)(p) = (v))
-#define ONCE __attribute__((opencl_unroll_hint(1)))
+#include <convdispatch/lanes.cl>
 #define ROWS ((R - 1) * SH + (TH - 1) * DH + 1)
 #define WIDTH ((YW - 1) * SW + (TW - 1) * DW + 1)
 #define BANDS ((YH + R - 1) / R)

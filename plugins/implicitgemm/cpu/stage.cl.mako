@@ -5,12 +5,7 @@
 // CB, NCB   source channels of a block, blocks
 // INTER     0: slot [block][c][tz][row][WP] from NCHW; 1: [block][tz][row][column][CP] from NHWC
 // XD XH XW, YW  source, width of the places; TD TH TW taps; S? step; D? spread; C, G channels a group, groups
-typedef V __attribute__((aligned(${accsize}))) vec;
-#define LOADW(p) (*(global const vec *)(p))
-#define STOREW(p, v) (*(global vec *)(p) = (v))
-// Unrolled, neighbouring taps share values, and a compiler that keeps them in registers spills sums.
-#undef ONCE
-#define ONCE __attribute__((opencl_unroll_hint(1)))
+#include <convdispatch/lanes.cl>
 #define ROWS ((R - 1) * SH + (TH - 1) * DH + 1)
 #define WIDTH ((YW - 1) * SW + (TW - 1) * DW + 1)
 #define BANDS ((YH + R - 1) / R)

@@ -73,7 +73,7 @@ class WeightsKernel:
         text += define(W_GROUP=p.n * p.c * p.volume)
         rest = p.c % config["jc"]
         values = {
-            "accsize": self.size, "narrow": p.dtype in ("float16", "bfloat16"), "inter": p.nhwc, "cp": self.cp,
+            "narrow": p.dtype in ("float16", "bfloat16"), "inter": p.nhwc, "cp": self.cp,
             "c": p.c, "groups": p.groups, "lanes": self.lanes, "nv": config["nv"], "jw": config["jw"],
             "heights": [config["jc"], rest] if rest else [config["jc"]],
         }  # fmt: skip

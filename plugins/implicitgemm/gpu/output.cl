@@ -5,17 +5,10 @@
 inline void put4(OUT_PARAMS, ACC4 v, OUT_INDEX at, int row) { *(global ACC4 *)(out + PARTIAL_AT + at) = v; }
 #else
 inline void put4(OUT_PARAMS, ACC4 v, OUT_INDEX at, int row) {
-#if BIAS && NHWC
-  v += LOAD4(bias + row);
-#elif BIAS
-  v += LOAD(bias, row);
-#endif
-#if RESIDUAL
-  v += LOAD4(residual + at);
-#endif
-  v = ACTIVATION(ACC4, v);
-#if ACCUMULATE
-  v += LOAD4(out + at);
+#if NHWC
+  EPILOGUE(ACC4, v, LOAD4(bias + row), LOAD4(residual + at), LOAD4(out + at))
+#else
+  EPILOGUE(ACC4, v, LOAD(bias, row), LOAD4(residual + at), LOAD4(out + at))
 #endif
   STORE4(out + at, v);
 }

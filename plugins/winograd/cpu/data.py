@@ -17,8 +17,8 @@ from convdispatch.api import (
     Launch,
     Step,
     StepPlan,
-    activation_macro,
     build,
+    epilogue_macros,
     kernel_text,
     storage_macros,
 )
@@ -103,21 +103,20 @@ class DataKernel:
         """The program: packing and convolution."""
         case, config, p = self.case, self.config, self.case.problem
         th, tw = case.transforms
-        text = storage_macros(p.dtype) + activation_macro(p.activation)
+        text = storage_macros(p.dtype) + epilogue_macros(p)
         text += define(V=f"{DTYPES[p.dtype].accumulator}{case.lanes}", LANES=case.lanes, NVL=self.nvl, MR=config["mr"])
         text += define(ACROSS=case.across, TILES_H=case.tiles[0], STRIPS=case.strips, S=self.s, XS=case.strip)
         text += define(CHUNKS=self.chunks, ITEMS=self.items, PASS=self.within, NB=self.blocks, E=case.products)
         text += define(C=case.c, N=case.n, G=p.g, LOCAL=case.local, SLOT=f"{self.slot}L", SLOT_M=f"{self.slot_m}L")
         text += define(VT=self.vt, VE=f"{self.ve}L", MT=self.mt, ME=f"{self.me}L", UE=f"{self.ue}L", SPREAD_C=SPREAD)
         common = {
-            "dtype": p.dtype, "accsize": case.size, "lanes": case.lanes, "nhwc": case.nhwc, "groups": p.g,
+            "lanes": case.lanes, "nhwc": case.nhwc, "groups": p.g,
             "images": p.mb, "strip": case.strip, "across": case.across, "c": case.c, "n_": case.n,
             "patch_h": th.alpha, "patch_w": tw.alpha, "tile_h": th.m, "tile_w": tw.m,
         }  # fmt: skip
         kb = even(case.c, SUMMED)
-        flags = {name: getattr(p, name) for name in ("bias", "residual", "accumulate")}
         parts: list[tuple[str, dict[str, Any]]] = [
-            ("vectors.cl.mako", flags),
+            ("transpose.cl.mako", {}),
             ("spread.cl.mako", {
                 "name": "x", "out_h": th.alpha, "out_w": tw.alpha, "step_h": th.m, "step_w": tw.m,
                 "h": case.source[0], "w": case.source[1], "pad_h": case.pad[0], "pad_w": case.pad[1],
@@ -126,7 +125,8 @@ class DataKernel:
             ("multiply.cl.mako", {
                 "mr": config["mr"], "nv": config["nv"], "a_row": self.vt, "a_k": 1, "adds": case.c > kb,
             }),
-            ("gather.cl.mako", flags | {
+            ("gather.cl.mako", {
+                "bias": p.bias,
                 "h": case.target[0], "w": case.target[1],
                 "program_h": printed(th.at, p.dtype), "program_w": printed(tw.at, p.dtype),
             }),

@@ -5,6 +5,7 @@
 <%
 whole = across == 1
 %>\
+#include <convdispatch/output_lanes.cl>
 // Element e of tile i lies at m[e * e_step + i * tile_step].
 __attribute__((noinline))
 void gather(OUT_PARAMS, global const ACC *restrict m, long e_step, int tile_step, local ACC *restrict copy, int strip, int g, int n) {
@@ -53,7 +54,7 @@ ${program_w}\
     const long p = (((long)image * ${groups} + g) * ${n_} + n) * ${h * w}L + (long)(y0 + row) * ${w} + x0;
     int i = 0;
     ONCE for (; i + LANES <= run; i += LANES, copy += LANES * LANES) {
-      turn(copy);
+      transpose(copy);
       ONCE for (int k = 0; k < min(LANES, ${n_} - n); ++k)
         put_vector(OUT_ARGS, p + k * ${h * w}L + i, LOADL(copy + k * LANES), ${f"LOAD(bias, g * {n_} + n + k)" if bias else "0"});
     }

@@ -40,7 +40,7 @@ inline void copy_${name}(local ACC *restrict to, global const REAL *restrict x, 
         // Columns from last on are written over by what follows.
         ONCE for (int k = 0; k < LANES; ++k)
           STOREL(to + (i + k) * LANES, LOADV(x + (plane + ${f"min(c0 + k, {c - 1})" if ragged else "c0 + k"}) * ${h * w}L + at + i));
-        turn(to + i * LANES);
+        transpose(to + i * LANES);
       } else {  // the tensor's last elements
         ONCE for (int q = i; q < min(i + LANES, last); ++q)
           ONCE for (int k = 0; k < LANES; ++k)

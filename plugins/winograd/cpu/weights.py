@@ -41,7 +41,7 @@ class WeightsKernel:
         """The program."""
         case, config, p = self.case, self.config, self.case.problem
         th, tw = case.transforms
-        text = storage_macros(p.dtype) + "#define ACTIVATION(T, v) (v)\n"
+        text = storage_macros(p.dtype)
         text += define(V=f"{DTYPES[p.dtype].accumulator}{case.lanes}", LANES=case.lanes, NVL=self.nvl, MR=config["mr"])
         text += define(ACROSS=case.across, TILES_H=case.tiles[0], XS=case.strip, NB=self.blocks, E=case.products)
         text += define(C=case.c, N=case.n, CM=self.cm, LOCAL=case.local, VT=self.vt, VE=f"{self.ve}L", DB=self.db)
@@ -49,11 +49,11 @@ class WeightsKernel:
         text += define(TB=even(self.s * case.strip, SUMMED))
         step = {"step_h": case.tile[0], "step_w": case.tile[1], "out_h": th.alpha, "out_w": tw.alpha}
         common = {
-            "dtype": p.dtype, "accsize": case.size, "lanes": case.lanes, "nhwc": case.nhwc, "groups": p.g,
+            "lanes": case.lanes, "nhwc": case.nhwc, "groups": p.g,
             "images": p.mb, "strip": case.strip,
         }  # fmt: skip
         parts: list[tuple[str, dict[str, Any]]] = [
-            ("vectors.cl.mako", {"bias": False, "residual": False, "accumulate": False}),
+            ("transpose.cl.mako", {}),
             ("spread.cl.mako", step | {
                 "name": "x", "patch_h": th.alpha, "patch_w": tw.alpha, "c": case.c,
                 "h": case.source[0], "w": case.source[1], "pad_h": case.pad[0], "pad_w": case.pad[1],

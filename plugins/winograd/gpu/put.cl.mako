@@ -9,19 +9,11 @@ s_h, s_w = tensor.axes
 T = f"ACC{o.width}"
 extras = (f", {T} shift" if problem.bias else "") + (", global const REAL *residual" if problem.residual else "")
 %>\
+#include <convdispatch/epilogue.cl>
 #include <convdispatch/vectors.cl>
 % for n in sorted({1, o.width, o.width * o.run}):
 inline void put${n}(global REAL *out, ACC${n} v${f", {f'ACC{n}' if wide else 'ACC'} shift" if problem.bias else ""}${", global const REAL *residual" if problem.residual else ""}) {
-% if problem.bias:
-  v += shift;
-% endif
-% if problem.residual:
-  v += LOAD${n}(residual);
-% endif
-  v = ACTIVATION(ACC${n}, v);
-% if problem.accumulate:
-  v += LOAD${n}(out);
-% endif
+  EPILOGUE(ACC${n}, v, shift, LOAD${n}(residual), LOAD${n}(out))
   STORE${n}(out, v);
 }
 % endfor

@@ -1,0 +1,23 @@
+// v = activation(v + bias + residual) + old: what follows a sum, as far as the problem has it.
+//
+// BIAS, RESIDUAL, ACCUMULATE  1: there is this part; the argument of another is not read, nor need it compile
+// T                           type of v: ACC, or a vector of it
+#ifndef EPILOGUE
+#if BIAS
+#define ADD_BIAS_(v, bias) v += bias;
+#else
+#define ADD_BIAS_(v, bias)
+#endif
+#if RESIDUAL
+#define ADD_RESIDUAL_(v, residual) v += residual;
+#else
+#define ADD_RESIDUAL_(v, residual)
+#endif
+#if ACCUMULATE
+#define ADD_OLD_(v, old) v += old;
+#else
+#define ADD_OLD_(v, old)
+#endif
+#define EPILOGUE(T, v, bias, residual, old) \
+  { ADD_BIAS_(v, bias) ADD_RESIDUAL_(v, residual) v = ACTIVATION(T, v); ADD_OLD_(v, old) }
+#endif

@@ -1,0 +1,28 @@
+// A vector V of LANES neighbouring elements as sums are held, at the address of any element.
+//
+// LANES      4, 8 or 16; V  type of as many ACC
+//
+// LOADV(p) reads one from REALs, STOREV(p, v) rounds and writes one; LOADW and STOREW the same of ACCs, LOADL and STOREL
+// of ACCs in local memory
+#ifndef LOADV
+typedef V __attribute__((aligned(sizeof(ACC)))) vec;
+#define LOADW(p) (*(global const vec *)(p))
+#define STOREW(p, v) (*(global vec *)(p) = (v))
+#define LOADL(p) (*(local const vec *)(p))
+#define STOREL(p, v) (*(local vec *)(p) = (v))
+#define WITH_LANES_(before, n, after) before##n##after
+#define WITH_LANES(before, n, after) WITH_LANES_(before, n, after)
+#if FLOAT16
+#define LOADV(p) WITH_LANES(vload_half, LANES, )(0, p)
+#define STOREV(p, v) WITH_LANES(vstore_half, LANES, _rte)(v, 0, p)
+#elif BFLOAT16
+typedef WITH_LANES(ushort, LANES, ) __attribute__((aligned(2))) vec_real;
+#define LOADV(p) WITH_LANES(convert_as_bfloat16_float, LANES, )(*(global const vec_real *)(p))
+#define STOREV(p, v) (*(global vec_real *)(p) = WITH_LANES(convert_bfloat16_as_ushort, LANES, )(v))
+#else
+#define LOADV LOADW
+#define STOREV STOREW
+#endif
+// Before a loop: compilers unroll what they can count and spill what they unrolled.
+#define ONCE __attribute__((opencl_unroll_hint(1)))
+#endif
