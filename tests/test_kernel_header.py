@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from importlib import resources
 
 import numpy as np
 import pyopencl as cl
@@ -33,6 +34,9 @@ def test_an_include_keeps_the_lines_of_both_files(tmp_path, monkeypatch):
     text = package(tmp_path, monkeypatch, "// first\n#include <convdispatch/output.cl>\n// third\n", "including")
     lines = text.splitlines()
     assert lines[:3] == ['#line 1 "including/kernel.cl"', "// first", '#line 1 "convdispatch/output.cl"']
+    own = (resources.files("convdispatch.api") / "output.cl").read_text().splitlines()
+    after = own.index("#include <convdispatch/epilogue.cl>") + 2
+    assert lines[lines.index(f'#line {after} "convdispatch/output.cl"') + 1] == own[after - 1]
     assert lines[-2:] == ['#line 3 "including/kernel.cl"', "// third"]
     assert "#include" not in text
 
@@ -59,11 +63,23 @@ def dtypes(device):
     return [dtype for dtype in DTYPES if info.supports(dtype) is None]
 
 
+ELEMENTS = ("output.cl", 1, "put(OUT_ARGS, sums[i], i, i % OC);")
+ONES = ("output_lanes.cl", 1, "put_one(OUT_ARGS, i, sums[i], B);")
+VECTORS = ("output_lanes.cl", 4, "if (i < 120) put_vector(OUT_ARGS, i, LOADW(sums + i), B);")
+"""A header's file, the elements that a work item of a kernel writes, and what it says."""
+
+
+@pytest.mark.parametrize("form", [ELEMENTS, ONES, VECTORS], ids=["put", "put_one", "put_vector"])
 @pytest.mark.parametrize("parts", ["", "bias", "residual", "bias residual", "bias accumulate", "residual accumulate"])
-def test_output(queue, dtypes, parts):
+def test_output(queue, dtypes, parts, form):
     """Each part of the epilogue in its order, for elements of six channels; long offsets and int ones."""
-    kernel = "kernel void run(OUT_PARAMS, global const ACC *sums) {\n  const int i = get_global_id(0);\n"
-    kernel += "  put(OUT_ARGS, sums[i], i, i % OC);\n}\n"
+    file, width, body = form
+    kernel = f"#define LANES 4\n#define V {{}}4\n#define B {'LOAD(bias, i % OC)' if 'bias' in parts else '0'}\n"
+    if width > 1:
+        kernel = kernel.replace("LOAD(bias, i % OC)", "(V)(LOAD(bias, i % OC), LOAD(bias, (i + 1) % OC), "
+                                                      "LOAD(bias, (i + 2) % OC), LOAD(bias, (i + 3) % OC))")  # fmt: skip
+    tail = "kernel void run(OUT_PARAMS, global const ACC *sums) {\n"
+    tail += f"  const int i = get_global_id(0) * {width};\n  {body}\n}}\n"
     has = dict.fromkeys(parts.split(), True)
     activation = None if "accumulate" in has else "relu"
     random = np.random.default_rng(0)
@@ -74,8 +90,9 @@ def test_output(queue, dtypes, parts):
         sums, bias = sums.astype(kind), random.standard_normal(6).astype(numpy_dtype(dtype))
         old, residual = (array.astype(numpy_dtype(dtype)) for array in (old, residual))
         given = (bias if problem.bias else None, residual if problem.residual else None, sums)
-        text = problem.macros() + index + kernel_text("convdispatch.api", "output.cl") + kernel
-        got = ran(queue, text, "run", sums.size, old, *given)
+        text = problem.macros() + index + kernel.format(DTYPES[dtype].accumulator)
+        text += kernel_text("convdispatch.api", file) + tail
+        got = ran(queue, text, "run", sums.size // width, old, *given)
         wanted = sums.astype(float) + problem.bias * bias.astype(float) + problem.residual * residual.astype(float)
         wanted = apply_activation(activation, wanted) + problem.accumulate * old.astype(float)
         assert relative_error(got.astype(float), wanted) <= TOLERANCE[dtype], (dtype, parts)
@@ -92,19 +109,23 @@ def test_partial_sums_go_to_the_workspace_as_they_are(queue):
     assert got.tolist() == [0, 0, 0, -1, 2, -3, 0, 0]
 
 
-@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("width", [1, 2, 4, "4 at any element", "16 at any element"])
 def test_vectors_are_loaded_and_rounded_as_elements_are(queue, dtypes, width):
     """The same bits as LOAD and STORE: ties, infinities, values beyond the range, numbers below the normal ones."""
     exact = [0.0, -0.0, 1.0, -2.5, np.inf, -np.inf, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-11, 1 + 3 * 2.0**-11]
+    file, name = "vectors.cl", width
+    if isinstance(width, str):
+        file, name, width = "lanes.cl", "V", int(width.split()[0])
     values = np.array([*exact, 65520.0, 3.3895e38, -1e-7, 3e-5, np.nan, 7.0], np.float64)
     for dtype in dtypes:
         kind = np.float64 if dtype == "float64" else np.float32
-        text = storage_macros(dtype) + kernel_text("convdispatch.api", "vectors.cl") * 2  # a second time is no harm
+        text = storage_macros(dtype) + f"#define LANES {width}\n#define V {DTYPES[dtype].accumulator}{width}\n"
+        text += kernel_text("convdispatch.api", file) * 2  # a second time is no harm
         text += f"""
 kernel void wide(global REAL *to, global REAL *again, global const ACC *from) {{
   const int i = get_global_id(0) * {width};
-  STORE{width}(to + i, *(global const ACC{width} *)(from + i));
-  STORE{width}(again + i, LOAD{width}(to + i));
+  STORE{name}(to + i, *(global const {"V" if name == "V" else f"ACC{width}"} *)(from + i));
+  STORE{name}(again + i, LOAD{name}(to + i));
 }}
 kernel void plain(global REAL *to, global REAL *again, global const ACC *from) {{
   const int i = get_global_id(0);

@@ -65,7 +65,8 @@ def _rendered(package: str, file: str, values: Mapping[str, Any]) -> str:
 def kernel_text(package: str, file: str, **values: Any) -> str:
     """The text of a kernel file beside ``package``'s modules; ``.cl.mako`` is rendered with ``values``.
 
-    ``#include <convdispatch/NAME>`` becomes the header's file of that name (``output.cl``, ``vectors.cl``); raises
+    ``#include <convdispatch/NAME>`` becomes the header's file of that name (``output.cl``, ``lanes.cl``), and what that
+    includes in turn; raises
     FileNotFoundError where it has none. ``#line`` directives make the compiler's messages name the file.
     """
     if file.endswith(".mako"):
@@ -73,7 +74,6 @@ def kernel_text(package: str, file: str, **values: Any) -> str:
             text = _rendered(package, file, values)
     else:
         text = _read(package, file)
-
     return _included(text, f"{package}/{file}")
 
 
