@@ -32,7 +32,7 @@ class _Place:
         return f"{self.pointer} + {offset}{'L' if offset > 0x7FFFFFFF else ''}"
 
     def read(self, name: str) -> str:
-        return f"LOAD{'L' if self.pointer == 't' else 'G'}({self.at(name)})"
+        return f"LOAD{'L' if self.pointer == 't' else 'W'}({self.at(name)})"
 
     def write(self, name: str, value: str) -> str:
         store = "STREAM" if self.stream else "STOREL" if self.pointer == "t" else "STOREW"
