@@ -76,8 +76,8 @@ def test_output(queue, dtypes, parts, form):
     file, width, body = form
     kernel = f"#define LANES 4\n#define V {{}}4\n#define B {'LOAD(bias, i % OC)' if 'bias' in parts else '0'}\n"
     if width > 1:
-        kernel = kernel.replace("LOAD(bias, i % OC)", "(V)(LOAD(bias, i % OC), LOAD(bias, (i + 1) % OC), "
-                                                      "LOAD(bias, (i + 2) % OC), LOAD(bias, (i + 3) % OC))")  # fmt: skip
+        four = ", ".join(f"LOAD(bias, (i + {lane}) % OC)" for lane in range(4))
+        kernel = kernel.replace("LOAD(bias, i % OC)", f"(V)({four})")
     tail = "kernel void run(OUT_PARAMS, global const ACC *sums) {\n"
     tail += f"  const int i = get_global_id(0) * {width};\n  {body}\n}}\n"
     has = dict.fromkeys(parts.split(), True)

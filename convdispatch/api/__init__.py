@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..device.gemm import configs as gemm_configs
     from ..device.gemm import product_cost as gemm_cost
     from ..device.gemm import workspace_size as gemm_workspace
-    from ..device.kernels import OPERANDS, KernelPlan, Launch, build, config_macros, kernel_text
+    from ..device.kernels import OPERANDS, KernelPlan, Launch, build, config_macros, define, kernel_text
     from ..device.rates import rates
     from ..device.steps import Areas, Product, Step, StepPlan
     from ..measurement.find import find
@@ -97,7 +97,7 @@ _HOME = {
         "gemm_workspace",
         "packed_layout",
     ],
-    "..device.kernels": ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "kernel_text"],
+    "..device.kernels": ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "define", "kernel_text"],
     "..measurement.sampled": ["sampled_fault"],
     "..device.steps": ["Areas", "Product", "Step", "StepPlan"],
 }

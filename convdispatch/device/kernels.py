@@ -27,7 +27,17 @@ from .queues import commands_of
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["OPERANDS", "KernelPlan", "Launch", "Programs", "build", "config_macros", "keeps_programs", "kernel_text"]
+__all__ = [
+    "OPERANDS",
+    "KernelPlan",
+    "Launch",
+    "Programs",
+    "build",
+    "config_macros",
+    "define",
+    "keeps_programs",
+    "kernel_text",
+]
 
 _HEADER = "convdispatch.api"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -94,6 +104,11 @@ def config_macros(config: Mapping[str, Any]) -> str:
     other text would be code, and a configuration may come from a file.
     """
     return "".join(f"#define {_macro_name(name)} {_macro_value(name, value)}\n" for name, value in config.items())
+
+
+def define(**values: object) -> str:
+    """OpenCL text: one ``#define`` a keyword, of this code's own values; a configuration has ``config_macros``."""
+    return "".join(f"#define {name} {value}\n" for name, value in values.items())
 
 
 def _macro_name(name: Any) -> str:

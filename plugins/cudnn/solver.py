@@ -90,4 +90,3 @@ class Deterministic(Convolution):
     """Engines that give the same bits every time."""
 
     name = "cudnn.deterministic"
-    deterministic = True

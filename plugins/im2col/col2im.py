@@ -26,6 +26,7 @@ from convdispatch.api import (
     Product,
     StepPlan,
     build,
+    define,
     epilogue_macros,
     gemm_configs,
     gemm_cost,
@@ -35,7 +36,7 @@ from convdispatch.api import (
 
 from .convert import NARROW, inward
 from .cost import COLUMN, LAUNCH
-from .window import PatchWindow, define, runs
+from .window import PatchWindow, runs
 
 __all__ = ["Col2im", "configs", "turned_pays"]
 

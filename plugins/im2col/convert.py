@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import OPERANDS, Launch, build, kernel_text, storage_macros
-
-from .window import define
+from convdispatch.api import OPERANDS, Launch, build, define, kernel_text, storage_macros
 
 __all__ = ["NARROW", "inward", "outward"]
 

@@ -20,11 +20,12 @@ from convdispatch.api import (
     Launch,
     StepPlan,
     build,
+    define,
     epilogue_macros,
     kernel_text,
 )
 
-from .window import PatchWindow, define
+from .window import PatchWindow
 
 __all__ = ["Depthwise", "configs"]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import DTYPES, OPERANDS, Axis, Launch, Matrix, build, kernel_text
+from convdispatch.api import DTYPES, OPERANDS, Axis, Launch, Matrix, build, define, kernel_text
 
-from .window import PatchWindow, Runs, define
+from .window import PatchWindow, Runs
 
 __all__ = ["Lowering"]
 

@@ -34,7 +34,6 @@ class Im2col(Solver):
     """Lowering to a matrix product: every direction, rank, group, stride, dilation, padding, layout and dtype."""
 
     name = "im2col"
-    deterministic = True
     exact = True
     fuses = EPILOGUE
 

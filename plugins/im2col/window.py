@@ -13,16 +13,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from convdispatch.api import DTYPES, Axis, ConvProblem, Matrix, storage_macros
+from convdispatch.api import DTYPES, Axis, ConvProblem, Matrix, define, storage_macros
 
-__all__ = ["PatchWindow", "Runs", "define", "runs"]
+__all__ = ["PatchWindow", "Runs", "runs"]
 
 _AXES = "dhw"
-
-
-def define(**values: object) -> str:
-    """OpenCL text: one ``#define`` a keyword."""
-    return "".join(f"#define {name} {value}\n" for name, value in values.items())
 
 
 @dataclass(frozen=True)

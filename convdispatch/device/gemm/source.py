@@ -9,15 +9,11 @@ import numpy as np
 
 from ...api.activation import activation_macro
 from ...api.dtypes import DTYPES, storage_macros
-from ..kernels import kernel_text
+from ..kernels import define, kernel_text
 from .layout import packed_layout
 from .spec import Axis, GemmSpec
 
 __all__ = ["gemm_text", "pack_text", "reduce_text"]
-
-
-def _define(**values: Any) -> str:
-    return "".join(f"#define {name} {value}\n" for name, value in values.items())
 
 
 def _split_k(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[int, int]:
@@ -27,7 +23,7 @@ def _split_k(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[int, int]:
 
 def _types(spec: GemmSpec, lanes: int) -> str:
     acc = DTYPES[spec.dtype].accumulator
-    return storage_macros(spec.dtype) + _define(V=f"{acc}{lanes}", ACC4=f"{acc}4", LANES=lanes)
+    return storage_macros(spec.dtype) + define(V=f"{acc}{lanes}", ACC4=f"{acc}4", LANES=lanes)
 
 
 def _epilogue(spec: GemmSpec, config: Mapping[str, Any], lanes: int, partial: bool) -> str:
@@ -35,9 +31,9 @@ def _epilogue(spec: GemmSpec, config: Mapping[str, Any], lanes: int, partial: bo
     split, ks = _split_k(spec, config)
     text = _types(spec, lanes) + activation_macro(spec.epilogue.activation)
     # What C held is no part of it here: the flag ADD says when it is added.
-    text += _define(BIAS=int(spec.epilogue.bias is not None), RESIDUAL=int(spec.epilogue.residual), ACCUMULATE=0)
-    text += _define(M=spec.m, N=spec.n, K=spec.k, BATCH=spec.batch, SPLIT=split, KS=ks)
-    text += _define(FLAGS="ADD" if spec.epilogue.accumulate and not partial else 0)
+    text += define(BIAS=int(spec.epilogue.bias is not None), RESIDUAL=int(spec.epilogue.residual), ACCUMULATE=0)
+    text += define(M=spec.m, N=spec.n, K=spec.k, BATCH=spec.batch, SPLIT=split, KS=ks)
+    text += define(FLAGS="ADD" if spec.epilogue.accumulate and not partial else 0)
     row, col, batch = (Axis(spec.n), Axis(1), Axis(0)) if partial else (spec.c.row, spec.c.col, spec.c.batch)
     text += f"#define C_ROW(m) {row.text('m')}\n#define C_COL(n) {col.text('n')}\n"
     text += f"#define C_BATCH(z) {batch.text('z')}\n"
@@ -83,7 +79,7 @@ def _batches(spec: GemmSpec, config: Mapping[str, Any]) -> str:
 def _cpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
     lanes, split = config["lanes"], config["split"]
     text = _epilogue(spec, config, lanes, partial=split > 1)
-    text += _define(MR=config["mr"], KC=config["kc"], MT=config["mt"], NP=config["np"], BT=config["bt"])
+    text += define(MR=config["mr"], KC=config["kc"], MT=config["mt"], NP=config["np"], BT=config["bt"])
     text += _batches(spec, config)
     text += f"#define A_ROW(m) {spec.a.row.text('m')}\n#define A_COL(k) {spec.a.col.text('k')}\n"
     text += f"#define B_ROW(k) {spec.b.row.text('k')}\n#define B_COL(n) {spec.b.col.text('n')}\n"
@@ -193,7 +189,7 @@ def pack_text(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> tuple[s
     lanes = config.get("lanes", 4)
     axis = layout.batch  # the first batch that uses distinct operand z
     first = f"((z) * {axis.inner})" if not axis.plain and axis.outer else "(z)"
-    text = _types(spec, lanes) + _define(W=layout.width, KCHUNK=pack_chunk(layout.width))
+    text = _types(spec, lanes) + define(W=layout.width, KCHUNK=pack_chunk(layout.width))
     text += f"#define X_BATCH(z) {matrix.batch.text('z')}\n#define X_K(k) {k.text('k')}\n#define Z(z) {first}\n"
     size = spec.m if letter == "a" else spec.n
     k_unit = k.plain and k.stride == 1 and i.stride != 1
@@ -201,7 +197,7 @@ def pack_text(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> tuple[s
         text += "#define SIZES , int I, int K, int PANELS, long I_STEP\n#define X_I(i) ((long)(i) * I_STEP)\n"
         numbers = [np.int32(size), np.int32(spec.k), np.int32(layout.panels), np.int64(i.stride)]
     else:
-        text += _define(I=size, K=spec.k, PANELS=layout.panels, SIZES="") + f"#define X_I(i) {i.text('i')}\n"
+        text += define(I=size, K=spec.k, PANELS=layout.panels, SIZES="") + f"#define X_I(i) {i.text('i')}\n"
         numbers = []
     text += kernel_text(
         __package__,

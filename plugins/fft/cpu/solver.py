@@ -19,8 +19,6 @@ class Tiled(Solver):
     """Stride 1, float32, all directions, 1-D to 3-D, on a CPU."""
 
     name = "fft.tiled"
-    deterministic = True
-    exact = False
     fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:

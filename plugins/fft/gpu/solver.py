@@ -18,8 +18,6 @@ class Spectra(Solver):
     """Stride 1, 1-D and 2-D, every direction, group, dilation and padding, on devices with local memory."""
 
     name = "fft.gpu"
-    deterministic = True
-    exact = False
     fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:

@@ -18,6 +18,7 @@ from convdispatch.api import (
     Solver,
     StepPlan,
     build,
+    define,
     kernel_text,
     rates,
     storage_macros,
@@ -26,7 +27,7 @@ from convdispatch.api import (
 from .depthwise import DepthwiseKernel
 from .device import PAGE
 from .device import lanes as lanes_of
-from .passes import Pass, define, passes
+from .passes import Pass, passes
 
 __all__ = ["DepthwiseWeights"]
 
@@ -96,7 +97,6 @@ class DepthwiseWeights(Solver):
     """One input and one output channel a group, on a CPU: the weights' gradient."""
 
     name = "implicitgemm.depthwise_weights"
-    deterministic = True
     exact = True
     fuses = frozenset({"accumulate"})
 

@@ -19,6 +19,7 @@ from convdispatch.api import (
     Solver,
     StepPlan,
     build,
+    define,
     epilogue_macros,
     kernel_text,
     rates,
@@ -27,7 +28,7 @@ from convdispatch.api import (
 
 from .device import PAGE
 from .device import lanes as lanes_of
-from .passes import Pass, define, passes
+from .passes import Pass, passes
 from .tiles import default, predicted, spaces
 
 __all__ = ["Direct", "PassKernel"]
@@ -131,7 +132,6 @@ class Direct(Solver):
     """Register tiles over bands of rows: any rank, group, stride, dilation, padding, layout and dtype."""
 
     name = "implicitgemm.direct"
-    deterministic = True
     exact = True
     fuses = EPILOGUE
 

@@ -11,20 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem
+from convdispatch.api import ConvProblem, TensorLayout, walk_of
 
-__all__ = ["Pass", "define", "passes"]
-
-_AXES = "dhw"
-
-
-def define(**values: object) -> str:
-    """OpenCL text: one ``#define`` a keyword."""
-    return "".join(f"#define {name} {value}\n" for name, value in values.items())
+__all__ = ["Pass", "passes"]
 
 
 @dataclass(frozen=True)
@@ -107,53 +99,28 @@ class Pass:
         )
 
 
-def _along(problem: ConvProblem, letter: str) -> tuple[int, ...]:
-    return tuple(getattr(problem, letter + axis) for axis in _AXES)
-
-
 def passes(problem: ConvProblem) -> list[Pass]:
     """The passes of a forward convolution or a data gradient; together they write every element once."""
-    icg, ocg, volume = problem.ic // problem.g, problem.oc // problem.g, problem.kd * problem.kh * problem.kw
-    per_oc = icg * volume
-    per_ic, per_tap = (1, icg) if problem.layout == "nhwc" else (volume, 1)
-    kernel, inputs, outputs = _along(problem, "k"), _along(problem, "i"), _along(problem, "o")
-    tail = {"nhwc": problem.layout == "nhwc", "dtype": problem.dtype, "kernel": kernel}
-    tail |= {"images": problem.mb, "groups": problem.g}
-    if problem.direction == "fwd":
-        zero, one = (0, 0, 0), (1, 1, 1)
-        return [
-            Pass(
-                c=icg, n=ocg, source=inputs, places=outputs, target=outputs, start=zero, stride=one, taps=kernel,
-                step=_along(problem, "s"), spread=_along(problem, "d"), pad=_along(problem, "p"), w_first=zero,
-                w_step=one, w_strides=(per_oc, per_ic, per_tap), **tail,
-            )
-        ]  # fmt: skip
+    walk, w = walk_of(problem), TensorLayout.of(problem, "w")
+    w_strides = (w.image, w.channel, w.axes[2])
+    if problem.direction == "bwd_data":
+        w_strides = (w.channel, w.image, w.axes[2])
+    # A data gradient's later taps read earlier places: it takes its taps from the last to the first.
+    back = tuple(spread < 0 for spread in walk.spread)
     result = []
-    axes = [_phases(problem, axis) for axis in _AXES]
-    for phase in itertools.product(*axes):
-        start, places, taps, spread, pad, first, step = zip(*phase, strict=True)
-        empty = 0 in taps
+    for phase in walk.phases:
+        empty = not phase.volume
+        first = tuple(max(0, taps - 1) * b for taps, b in zip(phase.taps, back, strict=True))
+        origin = tuple(o + t * s for o, t, s in zip(phase.origin, first, walk.spread, strict=True))
         result.append(
             Pass(
-                c=1 if empty else ocg, n=icg, source=outputs, places=places, target=inputs, start=start,
-                stride=_along(problem, "s"), taps=(1, 1, 1) if empty else taps, step=(1, 1, 1), spread=spread,
-                pad=(0, 0, 0) if empty else pad, w_first=first, w_step=step, w_strides=(per_ic, per_oc, per_tap),
-                empty=empty, **tail,
+                images=walk.images, groups=walk.groups, c=1 if empty else walk.c, n=walk.m, source=walk.source.size,
+                places=phase.count, target=walk.target.size, start=phase.first, stride=walk.out_step,
+                taps=(1, 1, 1) if empty else phase.taps, step=walk.step, spread=tuple(map(abs, walk.spread)),
+                pad=(0, 0, 0) if empty else tuple(-o for o in origin), empty=empty,
+                w_first=tuple(t0 + t * s for t0, t, s in zip(phase.tap0, first, walk.tap_step, strict=True)),
+                w_step=tuple(-s if b else s for s, b in zip(walk.tap_step, back, strict=True)),
+                kernel=walk.kernel, w_strides=w_strides, nhwc=problem.layout == "nhwc", dtype=problem.dtype,
             )
         )  # fmt: skip
     return result
-
-
-def _phases(problem: ConvProblem, axis: str) -> list[tuple[int, ...]]:
-    """(start, places, taps, spread, pad, first, step) of each residue of one axis of dx."""
-    size, kernel, stride, pad, dilation = (getattr(problem, letter + axis) for letter in "ikspd")
-    apart = stride // math.gcd(stride, dilation)  # taps of one phase are so many kernel positions apart
-    phases = []
-    for start in range(min(stride, size)):
-        taps = [k for k in range(kernel) if (start + pad - k * dilation) % stride == 0]
-        last = taps[-1] if taps else 0
-        # From the last tap to the first the position in dy rises.
-        before = -((start + pad - last * dilation) // stride)
-        places = -(-(size - start) // stride)
-        phases.append((start, places, len(taps), max(1, apart * dilation // stride), before, last, -apart))
-    return phases

@@ -100,7 +100,6 @@ class Pointwise(Solver):
     """1x1 convolutions of stride 1 without padding, all directions, on a CPU."""
 
     name = "implicitgemm.pointwise"
-    deterministic = True
     exact = True
     fuses = EPILOGUE
 

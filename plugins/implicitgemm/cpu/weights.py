@@ -17,6 +17,7 @@ from convdispatch.api import (
     Solver,
     StepPlan,
     build,
+    define,
     kernel_text,
     rates,
     storage_macros,
@@ -24,7 +25,7 @@ from convdispatch.api import (
 
 from .device import PAGE, registers
 from .device import lanes as lanes_of
-from .passes import Pass, define, passes
+from .passes import Pass, passes
 
 __all__ = ["Weights"]
 
@@ -139,7 +140,6 @@ class Weights(Solver):
     """Register tiles of dw over bands of rows: any rank, group, stride, dilation, padding, layout and dtype."""
 
     name = "implicitgemm.weights"
-    deterministic = True
     exact = True
     fuses = frozenset({"accumulate"})
 

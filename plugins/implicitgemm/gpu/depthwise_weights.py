@@ -100,7 +100,6 @@ class DepthwiseWeights(Solver):
     """The weights' gradient of depthwise layers, with any number of filters a channel that registers hold."""
 
     name = "implicitgemm.tiled_depthwise_weights"
-    deterministic = True
     exact = True
     fuses = frozenset({"accumulate"})
 

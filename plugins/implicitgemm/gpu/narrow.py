@@ -176,7 +176,6 @@ class Narrow(Solver):
     """Forward and data gradient of groups with few output channels: depthwise layers, gradients of pictures."""
 
     name = "implicitgemm.tiled_narrow"
-    deterministic = True
     exact = True
     fuses = EPILOGUE
 

@@ -19,7 +19,6 @@ class Tiled(Solver):
     """Every direction, rank, group, stride, dilation, padding, layout and dtype, on devices with local memory."""
 
     name = "implicitgemm.tiled"
-    deterministic = True
     exact = True
     fuses = EPILOGUE
 

@@ -70,7 +70,6 @@ class Direct(Solver):
     """Products of float32 matrices where they lie, all directions of convolutions with 1x1 kernels."""
 
     name = "nvidia.direct"
-    deterministic = True
     exact = True
     fuses = EPILOGUE
 

@@ -23,7 +23,6 @@ _LEAST = 4  # channels of a group
 class TensorCores(Solver):
     """Implicit GEMM on tensor cores, all directions; ``engine`` is the instruction that multiplies."""
 
-    deterministic = True
     exact = True
     fuses = EPILOGUE
 

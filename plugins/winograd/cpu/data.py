@@ -18,6 +18,7 @@ from convdispatch.api import (
     Step,
     StepPlan,
     build,
+    define,
     epilogue_macros,
     kernel_text,
     storage_macros,
@@ -28,7 +29,7 @@ from ..transforms import Matrix
 from .case import Case
 from .device import LINE, PAGE
 
-__all__ = ["SUMMED", "DataKernel", "ceil", "define", "even", "pitch", "printed"]
+__all__ = ["SUMMED", "DataKernel", "ceil", "even", "pitch", "printed"]
 
 SPREAD = 128
 """Channels of a work item that transforms."""
@@ -46,11 +47,6 @@ def ceil(a: int, b: int) -> int:
 def even(size: int, most: int) -> int:
     """Size of the parts of ``size`` of at most ``most`` elements, as even as can be."""
     return ceil(size, ceil(size, most))
-
-
-def define(**values: object) -> str:
-    """OpenCL text: one ``#define`` a keyword."""
-    return "".join(f"#define {name} {value}\n" for name, value in values.items())
 
 
 def pitch(elements: int, size: int) -> int:

@@ -23,8 +23,6 @@ _SAVING = 1.2  # multiplications of the direct sum for one of this, below which 
 class Winograd(Solver):
     """Tiles of m along every axis with r taps: stride 1, 1-D and 2-D, groups, any padding, layout and dtype."""
 
-    deterministic = True
-    exact = False
     fuses = EPILOGUE
 
     def __init__(self, m: int, r: int) -> None:

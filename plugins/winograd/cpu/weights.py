@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import DTYPES, OPERANDS, Areas, Launch, Step, StepPlan, build, kernel_text, storage_macros
+from convdispatch.api import DTYPES, OPERANDS, Areas, Launch, Step, StepPlan, build, define, kernel_text, storage_macros
 
 from .case import Case
-from .data import SPREAD, SUMMED, ceil, define, even, pitch, printed
+from .data import SPREAD, SUMMED, ceil, even, pitch, printed
 from .device import LINE, PAGE
 
 __all__ = ["WeightsKernel"]

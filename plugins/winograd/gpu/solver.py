@@ -18,8 +18,6 @@ __all__ = ["Batched", "Tiles"]
 class Tiles(Solver):
     """F(m, r) along every axis with r taps: stride 1, 1-D and 2-D, groups, any padding, every dtype."""
 
-    deterministic = True
-    exact = False
     fuses = EPILOGUE
     narrowest = 16
     """Channels of a group below which the transforms cost more than the products that they spare."""
