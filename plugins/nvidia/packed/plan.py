@@ -9,12 +9,11 @@ from typing import Any
 from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, build, kernel_text
 
 from .. import SHARED
-from ..hopper import build_for_hopper
 from ..instructions import Instructions
 from ..scales import Scales
 from ..walk import along
 from .job import Job
-from .product import product_text
+from .launch import ProductLaunch, common_macros, written
 from .source import Source
 from .tile import Tile
 
@@ -55,7 +54,7 @@ class NvidiaPlan(StepPlan):
     ) -> None:
         job = self.job = self._job_of(problem, {**config, "engine": engine})
         where = self._where = Layout(job)
-        self._common = problem.macros() + f"#define OUT_INDEX {job.out_index}\n"
+        self._common = common_macros(job)
         self._emulate = emulate
         pieces = [(source.name, source) for source in job.sources]
         weights = [("w", None)] if job.data and not job.direct_weights else []
@@ -107,20 +106,10 @@ class NvidiaPlan(StepPlan):
 
     def product_text(self) -> str:
         """The product's program."""
-        job, where = self.job, self._where
-        places = (job.source.name, "w") if job.data else ("y", "x")
-        text = self._common + f"#define PARTIAL {int(job.partial)}\n#define PARTIAL_AT {where.partial // 4}L\n"
-        last = job.problem.layout == "nhwc" and not job.tile.stacked
-        text += f"#define PAIRS {int(last and job.walk.m % 2 == 0)}\n"
-        text += f"#define OCTETS {int(last and job.walk.m % 8 == 0)}\n"
-        for letter, name in zip("AB", places):
-            text += f"#define {letter}_AT {where.at.get(name, 0) // 2}L\n"
-            if where.scales:
-                text += f"#define MARKS_{letter}_AT {where.marks_at(letter)}L\n"
-        text += job.instructions.text(self._emulate)
-        for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "shifted.cl"):
-            text += kernel_text(SHARED, file, job=job)
-        return text + product_text(job)
+        return self._launch().text()
+
+    def _launch(self) -> ProductLaunch:
+        return ProductLaunch(self.job, self._where, self._given(), emulate=self._emulate)
 
     def _given(self) -> list[str]:
         """The product's A and B."""
@@ -132,15 +121,7 @@ class NvidiaPlan(StepPlan):
         return [a, "w" if job.direct_weights or self._where.constant else "workspace"]
 
     def _product(self, context: Any) -> Launch:
-        job, given = self.job, self._given()
-        if job.format.scaled:
-            given += given
-        given += ["workspace"] if job.partial else [job.problem.written, *self._extras()]
-        text = self.product_text()
-        hopper = job.tile.engine == "wgmma" and not self._emulate
-        program = build_for_hopper(context, text) if hopper else build(context, text)
-        items = job.tile.items
-        return Launch(program, "product", (job.work_groups * items,), (items,), given, names=OPERANDS)
+        return self._launch().launch(context)
 
     def _reduce(self, context: Any) -> Launch:
         job = self.job
@@ -148,8 +129,5 @@ class NvidiaPlan(StepPlan):
         text += kernel_text(SHARED, "finish.cl")
         text += kernel_text(__package__, "reduce.cl.mako", job=job, partial_at=self._where.partial // 4)
         size = math.prod(job.problem.out_shape)
-        given = ["workspace", job.problem.written, *self._extras()]
+        given = ["workspace", *written(job.problem)]
         return Launch(build(context, text), "reduce", (-(-size // 256) * 256,), (256,), given, names=OPERANDS)
-
-    def _extras(self) -> list[str]:
-        return [name for name in ("bias", "residual") if getattr(self.job.problem, name)]

@@ -12,6 +12,7 @@ from ..formats import formats
 from ..hopper import build_for_hopper
 from ..pace import memory
 from ..packed.job import Job
+from ..packed.launch import written
 from ..packed.plan import Layout, NvidiaPlan
 from ..packed.solver import TensorCores
 from ..probe import probe
@@ -49,7 +50,7 @@ class TmaPlan(NvidiaPlan):
         t = job.tile
         a, b = ("y", "x") if not job.data else (job.source.name, "w")
         given = [a, b, "workspace"]
-        given += ["workspace"] if job.partial else [job.problem.written, *self._extras()]
+        given += ["workspace"] if job.partial else written(job.problem)
         program = build(context, text) if self._emulate else build_for_hopper(context, text)
         items = t.items if self._emulate else t.items + 32
         groups = job.groups(context.devices[0].max_compute_units)

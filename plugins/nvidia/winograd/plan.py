@@ -13,7 +13,7 @@ from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, ker
 
 from .. import SHARED
 from ..instructions import Instructions
-from ..packed.plan import NvidiaPlan
+from ..packed.launch import ProductLaunch
 from .job import Points, margin
 
 __all__ = ["WinogradPlan"]
@@ -22,18 +22,16 @@ _TILES, _CHANNELS = 8, 32
 """A work group of the transform of tiles, which has 256 work items."""
 
 
-class WinogradPlan(NvidiaPlan):
+class WinogradPlan(StepPlan):
     """A Plan. ``emulate`` builds plain C (tests)."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
         points = self._points = Points.of(problem, config)
-        self.job, where, self._emulate = points.job, points.layout, emulate
-        self._where = where  # type: ignore[assignment]
-        self._common = self.job.problem.macros() + f"#define OUT_INDEX {self.job.out_index}\n"
+        self.job, self._where, self._emulate = points.job, points.layout, emulate
         self._context, self._passes, self._products = context, Passes(context, points.work), self._product(context)
         steps, packers = self._data() if self.job.data else (self._gradient(), [])
-        key = self._key() if where.packed_size else None
-        StepPlan.__init__(self, where.size, steps, where.packed_size, packers, key)
+        packed_size = self._where.packed_size
+        super().__init__(self._where.size, steps, packed_size, packers, self._key() if packed_size else None)
 
     def _data(self) -> tuple[list[Launch], list[Launch]]:
         """Weights into planes; then, a piece of the tiles after the other, tiles, products and the way out. And what
@@ -61,8 +59,9 @@ class WinogradPlan(NvidiaPlan):
         problem, tile = self._points.problem, self._points.tile
         return repr(("nvidia.winograd", tile.points, problem.direction, problem.w_shape, tile.bn, tile.bk, tile.format))
 
-    def _given(self) -> list[str]:
-        return ["workspace", "w" if self._where.constant else "workspace"]
+    def _product(self, context: Any) -> Launch:
+        given = ["workspace", "w" if self._where.constant else "workspace"]
+        return ProductLaunch(self.job, self._where, given, emulate=self._emulate).launch(context)
 
     def _text(self, file: str, **values: Any) -> str:
         job = self.job
