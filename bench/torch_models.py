@@ -136,7 +136,7 @@ def switches(tf32: bool) -> None:
 
 
 def infer(row: str, name: str, batch: int, device: str = "cuda", tf32: bool = False, last: bool = True) -> None:
-    """Inference, eager, on both sides; PyTorch with its own search too, and, without TF32, compiled."""
+    """Inference, eager, on both sides; PyTorch with its own search too, and compiled."""
     import torch
 
     import convdispatch.torch as ct
@@ -163,7 +163,7 @@ def infer(row: str, name: str, batch: int, device: str = "cuda", tf32: bool = Fa
     error = difference(ours(), eager())
     sides = {"ours": ours, "torch": eager} | ({"torch, benchmark": searched} if cuda else {})
     compare(row, sides, cuda, 0.4 if cuda else 1.0, difference=error, channels_last=last, **left())
-    if cuda and not tf32:
+    if cuda:
         compiled = torch.compile(model)
 
         def fused() -> Any:

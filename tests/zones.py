@@ -47,6 +47,7 @@ ZONES = {
         neighbours
         packs
         perfdb
+        planpack
         preference*
         record
         registry
@@ -95,7 +96,6 @@ ZONES = {
         train
     """,
     "tools": """
-        cluster
         benchmark*
         page_*
         progress

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..calls.conv import constant, conv, conv_backward_data, conv_backward_weights, conv_transpose
-    from ..cluster.finding import find_many
     from ..device.gemm import LAUNCH as GEMM_LAUNCH
     from ..device.gemm import PACKED as GEMM_PACKED
     from ..device.gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, packed_layout
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from ..device.steps import Areas, Product, Step, StepPlan
     from ..measurement.find import find
     from ..selection.explanation import Explanation, explain
+    from ..selection.planpack import LoadedPack, load_pack
     from .activation import activation_macro
     from .declared import Declared, cpus_only, gpus_only
     from .device import DeviceInfo
@@ -75,7 +75,6 @@ _HOME = {
     ],
     ".results": ["Result", "Results"],
     "..measurement.find": ["find"],
-    "..cluster.finding": ["find_many"],
     ".hookspecs": ["API_VERSION", "hookimpl"],
     ".policy": ["Policy", "frozen", "policy"],
     ".problem": ["ConvProblem", "epilogue_macros"],
@@ -84,6 +83,7 @@ _HOME = {
     ".solver": ["EPILOGUE", "Plan", "Solver"],
     ".walk": ["Phase", "TensorLayout", "Walk", "walk_of"],
     "..selection.explanation": ["Explanation", "explain"],
+    "..selection.planpack": ["LoadedPack", "load_pack"],
     "..device.gemm": [
         "Axis",
         "Epilogue",

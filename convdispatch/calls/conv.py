@@ -234,8 +234,7 @@ def _call_foreign(
     """As ``_call`` for arrays of another library."""
     (read, other), written = _READ[direction], _WRITTEN[direction]
     lead, second, given = operands[read], operands[other], (*operands, bias, residual)
-    looked = library.places(given)
-    places = looked[: len(given)]
+    places = library.places(given)
     if places[read] is None:
 
         def again(operands: Any, bias: Any, residual: Any) -> Any:
@@ -248,9 +247,9 @@ def _call_foreign(
     key = None
     try:
         key = (
-            direction, lead.shape, second.shape, shape, lead.dtype, second.dtype, options, looked, library, queue,
-            None if bias is None else (bias.shape, bias.dtype),
-            None if residual is None else (residual.shape, residual.dtype), current_policy(),
+            direction, lead.shape, second.shape, shape, lead.dtype, second.dtype, options, places, library, queue,
+            tuple(map(type, given)), None if bias is None else bias.shape, None if residual is None else residual.shape,
+            current_policy(),
         )  # fmt: skip
         call = _calls.get(key)
     except (TypeError, AttributeError):  # a list among the options, or something that is no array
@@ -352,7 +351,7 @@ def _describe_call(
             _shape(array, "dy" if name == "y" and direction != "fwd" else name)
     kind = Call.kind_of(operands, bias, residual, direction, names)
     problem = _problem(direction, operands, bias, residual, kind.dtype, options, shape, names)
-    return Call(problem, kind, bias, residual, queue, operands, names)
+    return Call(problem, kind, bias, residual, queue, operands)
 
 
 def _shape(array: Any, name: str) -> tuple[int, ...]:

@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 
 from ..api.errors import BuildFailed
+from ..api.policy import forbid_when_frozen
+from . import carried
+from .commands import thread
 from .phases import phase
 
 if TYPE_CHECKING:
@@ -31,23 +34,44 @@ __all__ = ["compiled", "folder", "read_file", "write_file"]
 _FORM = b"convdispatch kernel 1\n"
 _MOST = 1 << 30
 """Bytes of all files; beyond, those that were not used for longest are removed."""
-_COMPILERS = ("CL_CONFIG_", "POCL_", "IGC_")
-"""How the variables begin that make a driver compile otherwise, for another target too."""
 _SWEEP = 1 / 64
 """How often a new file is a reason to look at the others."""
 
 
 def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> cl.Program:
-    """The program of a text, from its file or compiled, or of a binary. Raises BuildFailed with the compiler's log."""
+    """The program of a text, carried, from its file or compiled; or of a binary.
+
+    Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()`` for what is not carried.
+    """
     import pyopencl as cl
-    from pyopencl.characterize import has_src_build_cache
 
     if isinstance(text, bytes):
+        carried.forbid_uncarried("load a kernel", context.devices[0])
         try:
             with phase("load"):
                 return _built(context, options, context.devices, [text])
         except cl.LogicError as error:
             raise BuildFailed(f"a binary is none that the device takes: {error}", str(error)) from error
+    if len(context.devices) != 1 or not carried.wanted(context.devices[0]):
+        forbid_when_frozen("compile a kernel")
+        return _compiled(context, text, options)
+    device, key = context.devices[0], carried.key_of(text, *options)
+    found = carried.find("programs", key, device)
+    if found is not None:
+        with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
+            return _built(context, options, context.devices, [found[0]])
+    forbid_when_frozen("compile a kernel")
+    program = _compiled(context, text, options)
+    with contextlib.suppress(cl.Error):
+        carried.note("programs", key, lambda: program.get_info(cl.program_info.BINARIES)[0], device)
+    return program
+
+
+def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
+    """From its file, or compiled."""
+    import pyopencl as cl
+    from pyopencl.characterize import has_src_build_cache
+
     place = folder()
     if place is None or len(context.devices) != 1 or has_src_build_cache(context.devices[0]):
         return _from_text(context, text, options)
@@ -63,6 +87,7 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
 
 
 def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
+    thread.compiled += 1
     with phase("compile"):
         return _built(context, options, text)
 
@@ -100,15 +125,7 @@ def folder() -> Path | None:
 
 
 def _name(device: cl.Device, text: str, options: Sequence[str]) -> str:
-    platform = device.platform
-    parts = [text, *options, device.name, device.version, device.driver_version, platform.name, platform.version]
-    parts += [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_COMPILERS)]
-    # The same text, variables and name may stand for another processor: of a folder that machines share, say.
-    parts += [str(device.native_vector_width_float), device.extensions]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(f"{len(part)}:{part};".encode())
-    return digest.hexdigest()[:40] + ".bin"
+    return carried.key_of(text, *options, *carried.identity(device).values())[:40] + ".bin"
 
 
 def read_file(path: Path, form: bytes) -> bytes | None:

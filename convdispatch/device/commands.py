@@ -171,9 +171,9 @@ class Commands:
 
 class _Thread(threading.local):
     capturing: Any = None
-    given = built = 0
+    given = built = compiled = 0
 
 
 thread = _Thread()
 """``capturing`` is the recording that takes what this thread gives to a queue; ``given`` counts its commands,
-``built`` the bytes of memory that the programs it asked for take."""
+``built`` the bytes of memory that the programs it asked for take, ``compiled`` the texts that it had compiled."""

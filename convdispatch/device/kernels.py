@@ -11,6 +11,7 @@ import importlib.resources
 import math
 import numbers
 import re
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,9 @@ import numpy as np
 
 from ..api.errors import PluginError
 from ..api.problem import ConvProblem
-from . import rendered
+from . import carried, rendered
 from .bounded import KB, MB, Bounded, Bounds
-from .commands import Commands, Kernel, thread
+from .commands import Kernel, thread
 from .phases import phase
 from .queues import commands_of
 
@@ -35,6 +36,7 @@ __all__ = [
     "build",
     "config_macros",
     "define",
+    "forget",
     "keeps_programs",
     "kernel_text",
 ]
@@ -63,12 +65,19 @@ def _template(package: str, file: str) -> Any:
 
 
 def _rendered(package: str, file: str, values: Mapping[str, Any]) -> str:
-    key = rendered.text_key(package, _read(package, file), values)
+    template = _read(package, file)
+    carries = rendered.carried_key(package, template, values) if carried.wanted() else None
+    found = None if carries is None else carried.find("texts", carries)
+    if found is not None:
+        return found[0]
+    key = rendered.text_key(package, template, values)
     text = None if key is None else rendered.recall(key)
     if text is None:
         text = _template(package, file).render(**values)
         if key is not None:
             rendered.remember(key, text)
+    if carries is not None:
+        carried.note("texts", carries, lambda: text)
     return text
 
 
@@ -139,13 +148,21 @@ def build(context: cl.Context, text: str | bytes, options: Sequence[str] = ()) -
     return program
 
 
+_holders: weakref.WeakSet[Programs] = weakref.WeakSet()
+
+
+def forget() -> None:
+    """Drop every program that is kept, and what holds programs."""
+    for holder in list(_holders):
+        holder.drop()
+    _programs.drop()
+
+
 def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[tuple[cl.Program, int], int]:
     import pyopencl as cl
 
-    from ..api.policy import forbid_when_frozen
     from .binaries import compiled  # keeps binaries itself: pyopencl's cache waits for locks that the dead left
 
-    forbid_when_frozen("compile a kernel")
     program = compiled(context, text, options)
     nbytes = _PROGRAM + _TIMES * sum(program.get_info(cl.program_info.BINARY_SIZES))
     return (program, nbytes), nbytes
@@ -156,6 +173,7 @@ class Programs(Bounded):
 
     def __init__(self) -> None:
         super().__init__(_ONCE, _KEPT)
+        _holders.add(self)
 
     def make(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The value for a key, or else what ``make()`` answers; its bytes are those of the programs it asked for."""
@@ -266,11 +284,6 @@ class Launch:
                 scalar if place is None else operands[place]
                 for place, scalar in zip(self._places, self._scalars, strict=True)
             ]
-        if thread.capturing is None and not isinstance(queue, Commands):  # a queue of OpenCL's: as OpenCLQueue.launch
-            kernel = self.kernel
-            with kernel.lock:
-                event = kernel.bound(queue, kernel.global_size, kernel.local_size, *arguments, wait_for=wait_for)
-        else:
-            event = commands_of(queue).launch(self.kernel, arguments, wait_for)
+        event = commands_of(queue).launch(self.kernel, arguments, wait_for)
         thread.given += 1
         return event

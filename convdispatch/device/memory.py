@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.errors import MemoryLimit
 from ..api.policy import current_policy, forbid_when_frozen
+from . import carried
 from .cuda import CudaError, cuda_of, no_wait
 from .limits import must_fit
 from .platforms import device_info
@@ -209,7 +210,8 @@ def _counted(callers: dict[Any, Any]) -> list[tuple[Any, int]]:
 
 def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
     """Allocate, and give back at once what the policy or the limit does not allow."""
-    frozen, limit = current_policy().frozen, _limits.get(queue.device)
+    # What a plan pack brings up takes memory; it may, as long as it compiles nothing.
+    frozen, limit = current_policy().frozen and not carried.in_force(queue.device), _limits.get(queue.device)
     if frozen and type(pool) is _NoPool:
         forbid_when_frozen(f"allocate {size} bytes: an out-of-order queue has no pool")
     held = pool.managed_bytes

@@ -14,13 +14,13 @@ import os
 import pickle
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from . import binaries
 
-__all__ = ["recall", "remember", "text_key"]
+__all__ = ["carried_key", "recall", "remember", "text_key"]
 
 _FORM = b"convdispatch text 1\n"
 _SOURCES = (".py", ".mako")
@@ -43,7 +43,16 @@ class _Pickler(pickle.Pickler):
 
 
 def text_key(package: str, template: str, values: Mapping[str, Any]) -> str | None:
-    """What a rendered text is kept under; None where it cannot be told what it follows from."""
+    """What a rendered text is kept under here; None where it cannot be told what it follows from."""
+    return _key(package, template, values, _stamp)
+
+
+def carried_key(package: str, template: str, values: Mapping[str, Any]) -> str | None:
+    """The same for other machines: sources count by their content, not by when they were written."""
+    return _key(package, template, values, _content)
+
+
+def _key(package: str, template: str, values: Mapping[str, Any], stamp: Callable[[str], str]) -> str | None:
     file = io.BytesIO()
     pickler = _Pickler(file)
     try:
@@ -53,7 +62,7 @@ def text_key(package: str, template: str, values: Mapping[str, Any]) -> str | No
     digest = hashlib.sha256(f"{len(template)}:{template}".encode())
     digest.update(file.getvalue())
     for home in sorted({_home(module) for module in {package, __name__, *pickler.modules}}):
-        digest.update(_stamp(home).encode())
+        digest.update(stamp(home).encode())
     return digest.hexdigest()[:40]
 
 
@@ -66,22 +75,36 @@ def _home(module: str) -> str:
 @functools.lru_cache(maxsize=64)
 def _stamp(home: str) -> str:
     """The sources of a package, as they were last written."""
-    module = sys.modules.get(home)
+    known = ((name, os.stat(path)) for name, path in _sources(home))  # noqa: PTH116 (hundreds of files)
+    return f"{home} {_version(home)} " + ";".join(f"{name} {one.st_mtime_ns} {one.st_size}" for name, one in known)
+
+
+@functools.lru_cache(maxsize=64)
+def _content(home: str) -> str:
+    """The sources of a package, as they read."""
+    digest = hashlib.sha256()
+    for name, path in _sources(home):
+        digest.update(f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()};".encode())
+    return f"{home} {_version(home)} {digest.hexdigest()}"
+
+
+def _version(home: str) -> str:
+    return getattr(sys.modules.get(home), "__version__", "")
+
+
+def _sources(home: str) -> list[tuple[str, str]]:
+    """Name and path of each source file, sorted; none where a version says enough."""
     if home.partition(".")[0] in sys.stdlib_module_names or home in _VERSIONED:
-        return f"{home} {getattr(module, '__version__', '')}"
+        return []
+    module = sys.modules.get(home)
     file = getattr(module, "__file__", None)
     folders = list(getattr(module, "__path__", ())) or ([str(Path(file).parent)] if file else [])
-    return f"{home} " + ";".join(line for folder in folders for line in sorted(_lines(folder)))
-
-
-def _lines(folder: str) -> list[str]:
     found = []
-    for place, _, files in os.walk(folder):
-        for name in files:
-            if name.endswith(_SOURCES):
-                known = os.stat(os.path.join(place, name))  # noqa: PTH116, PTH118 (hundreds of files)
-                found.append(f"{name} {known.st_mtime_ns} {known.st_size}")
-    return found
+    for folder in folders:
+        for place, _, files in os.walk(folder):
+            relative = os.path.relpath(place, folder)
+            found += [(f"{relative}/{n}", os.path.join(place, n)) for n in files if n.endswith(_SOURCES)]  # noqa: PTH118
+    return sorted(found)
 
 
 def recall(key: str) -> str | None:

@@ -11,8 +11,9 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..calls.libraries import library_of
 from ..calls.library import Library
-from ..device import runtime
+from ..device import carried, runtime
 from ..device.stream import CudaMemory, CudaStream
+from ..selection.planpack import from_environment
 from ..tensor import Tensor
 from . import remembered
 from .fuse import fuse
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
     from ..api.problem import ConvProblem
-    from .everywhere import InferenceNets
 
 __all__ = ["InferenceNet", "build", "problems"]
 
@@ -42,9 +42,8 @@ def build(
     queues: int | None = None,
     for_: str = "latency",
     recall: bool = False,
-    devices: Any = None,
     **options: Any,
-) -> InferenceNet | InferenceNets:
+) -> InferenceNet:
     """The inference form of ``net`` for inputs of ``shapes``, in the layout that the net was made with.
 
     ``dtype`` is the inputs', or a list with one each. The weights are read now: later changes do not reach the result.
@@ -57,34 +56,33 @@ def build(
     follow each other. Its name is ``for``, which Python lets nobody write as a keyword: ``for_="throughput"`` and
     ``**{"for": "throughput"}`` say the same.
 
-    ``devices``, ``"all"`` or a list, builds the net on each of several devices: an ``InferenceNets``, to which any
-    number of batches may be given. The net's own weights may lie on any device.
-
     Raises InvalidArgument where the net computes by anything but convdispatch's operations.
     """
     purpose = check_purpose(options.pop("for", for_))
     if options:
         raise TypeError(f"build() got unexpected keyword arguments: {', '.join(sorted(options))}")
-    if devices is not None:
-        if queue is not None:
-            raise InvalidArgument("build takes a queue of one device, or devices, not both")
-        from .everywhere import build_on
-
-        more = {"dtype": dtype, "layout": layout, "queues": queues, "for_": purpose, "recall": recall}
-        return build_on(build, devices, net, *shapes, **more)
     queue = queue or runtime.queue()
     if layout not in (None, *LAYOUTS):
         raise InvalidArgument(f"layout must be None or one of {', '.join(LAYOUTS)}, got {layout!r}")
     if queues is not None and queues < 1:
         raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
+    from_environment()
     graph = _fused(net, shapes, dtype, queue)
     layouts, counts = _layouts(graph, layout), _counts(queues)
-    key = remembered.key_of(graph, queue, purpose) if recall and layout is None and queues is None else None
+    free = layout is None and queues is None
+    key = remembered.key_of(graph, queue, purpose) if recall and free else None
     known = None if key is None else remembered.recall(key)
     if known is not None and known.is_settled and known.layout in layouts:
         layouts, counts = (known.layout,), (known.queues,)
+    net_key = carried.key_of(purpose, *remembered.described(graph)) if free and carried.wanted(queue.device) else ""
+    packed = carried.find("forms", net_key, queue.device) if net_key else None
+    if packed is not None and packed[0]["layout"] in _layouts(graph, layout):
+        layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)
     forms = [form for each in layouts for form in _forms(each, counts, queue, graph)]
     best = _fastest(forms, purpose, key, known)
+    if net_key:
+        chosen = {"layout": best.layout, "queues": best.program.schedule.queues}
+        carried.note("forms", net_key, lambda: chosen, queue.device)
     return InferenceNet(best, [form.described for form in forms])
 
 
@@ -108,9 +106,7 @@ def _fused(net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any,
     if training:
         net.eval()  # type: ignore[attr-defined]
     try:
-        graph = fuse(trace(net, shapes, dtype, queue))
-        graph.move(queue)
-        return graph
+        return fuse(trace(net, shapes, dtype, queue))
     finally:
         if training:
             net.train()  # type: ignore[attr-defined]

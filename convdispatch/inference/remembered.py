@@ -32,7 +32,7 @@ from .lower import is_planned, problem_of
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Choice", "key_of", "note", "recall"]
+__all__ = ["Choice", "described", "key_of", "note", "recall"]
 
 ENOUGH = 2
 """Measurements in a row that must name the same form."""
@@ -50,13 +50,20 @@ def key_of(graph: Graph, queue: cl.CommandQueue, purpose: str) -> str | None:
     parts = [purpose, str(info), info.driver, str(info.compute_units), *sorted(plugins().solvers)]
     parts += [f"{loaded.name} {loaded.version}" for loaded in plugins().report]
     parts += [_stamp(registry_path()), _stamp(user_folder()), _stamp(os.environ.get("CONVDISPATCH_LOCK"))]
-    for node in graph.nodes:
-        shapes = [ref.shape for ref in operands(node.result) if isinstance(ref, Ref)]
-        parts.append(str(problem_of(node)) if is_planned(node) else f"{node.name}{shapes}")
+    parts += described(graph)
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{len(part)}:{part};".encode())
     return digest.hexdigest()[:40]
+
+
+def described(graph: Graph) -> list[str]:
+    """What a net computes, an operation a text."""
+    found = []
+    for node in graph.nodes:
+        shapes = [ref.shape for ref in operands(node.result) if isinstance(ref, Ref)]
+        found.append(str(problem_of(node)) if is_planned(node) else f"{node.name}{shapes}")
+    return found
 
 
 def _stamp(path: Path | str | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import reprlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..api.device import DeviceInfo
@@ -26,18 +26,20 @@ from ..api.errors import (
 from ..api.policy import Policy, current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
-from ..device import runtime
+from ..device import carried, runtime
+from ..device.carried import forbid_uncarried
 from ..device.commands import thread
 from ..device.kernels import Programs
 from ..device.limits import problem_must_fit
 from ..device.memory import full, make_room, out_of_memory, with_room
 from ..device.phases import layer, phase
 from ..device.sharedpool import out_of_order
-from . import asking, verdicts
+from . import asking, carrying, verdicts
 from .asking import checked_plan, guarded
 from .layered import brought
+from .planpack import from_environment
 from .prepared import Constant, Prepared
-from .ranking import forgive, rank, reasons, set_aside
+from .ranking import Candidate, forgive, rank, reasons, set_aside
 from .visible import visible_problem
 
 if TYPE_CHECKING:
@@ -60,7 +62,8 @@ def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = N
     key = (context, problem, policy.selection)
     prepared = _plans.get(key)
     if prepared is None:
-        forbid_when_frozen(f"plan {problem}")
+        from_environment()
+        forbid_uncarried(f"plan {problem}", context.devices[0])
         problem_must_fit(problem, runtime.device_info(context.devices[0]))
         with layer(str(problem)):
             return _plans.make(key, lambda: _first_that_plans(problem, context, policy))
@@ -70,19 +73,33 @@ def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = N
 
 def _first_that_plans(problem: ConvProblem, context: cl.Context, policy: Policy) -> Prepared:
     before, device = thread.built, runtime.device_info(context.devices[0])
-    with phase("selection"):
-        candidates = rank(problem, device, policy)
-    for candidate in candidates:
+    for candidate in _candidates(problem, context.devices[0], device, policy):
+        compiled = thread.compiled
         try:
             plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
             made = with_room(context.devices[0], lambda plan=plan, source=candidate.source: plan(source=source))
             made.nbytes = thread.built - before
+            carrying.note(made, context.devices[0], policy, thread.compiled - compiled)
             return made
         except (Frozen, PlanFailed, MemoryLimit):
             raise
         except Exception as error:
             quarantine(problem, device, candidate.solver.name, f"its plan() raised {words(error)}", policy, error)
     raise NoSolver(problem, str(device), reasons(problem, device, policy))
+
+
+def _candidates(problem: ConvProblem, device: cl.Device, info: DeviceInfo, policy: Policy) -> Iterator[Candidate]:
+    """A plan pack's decision, then the others, who are ranked only when they are wanted."""
+    first = None
+    if carried.in_force():
+        with phase("selection"):
+            first = carrying.decided(problem, device, info, policy)
+        if first is not None:
+            yield first
+    forbid_when_frozen(f"plan {problem}")
+    with phase("selection"):
+        ranked = rank(problem, info, policy)
+    yield from (one for one in ranked if first is None or one.solver.name != first.solver.name)
 
 
 def make(
@@ -149,7 +166,7 @@ def run(
 
     Raises PlanFailed, MemoryLimit.
     """
-    room = False
+    wrote, room = {"x": x, "w": w, "y": y}[problem.written], False
     while True:
         before: int | None = None
         try:
@@ -167,7 +184,6 @@ def run(
         except (Frozen, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit too: a plugin must not end its caller's process
-            wrote = {"x": x, "w": w, "y": y}[problem.written]
             begun = before is not None and prepared.begun(thread.given - before, wrote, residual)
             if out_of_memory(error):
                 if room or begun or not make_room(queue.device):

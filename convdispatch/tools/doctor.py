@@ -22,6 +22,7 @@ VARIABLES = {
     "CONVDISPATCH_BLOCK": "never load these plugins (names, comma-separated)",
     "CONVDISPATCH_PLUGIN_DIR": "folder whose .py files and packages are plugins",
     "CONVDISPATCH_LAYERS": "layers to switch on, outermost last: trace, validation",
+    "CONVDISPATCH_PACK": "plan packs to put in force",
     "CONVDISPATCH_REGISTRY": "the registry.yaml to read",
     "CONVDISPATCH_DB": "folder of measured records",
     "CONVDISPATCH_RATES": "folder of measured rates of devices; off: estimates hold",

@@ -15,7 +15,6 @@ COMMANDS = {
     "bench": ".bench",
     "calibrate": ".calibrate",
     "classify": ".run",
-    "cluster": ".cluster",
     "db": ".database",
     "doctor": ".inspect",
     "explain": ".inspect",
@@ -23,12 +22,12 @@ COMMANDS = {
     "fit-cost": ".fit",
     "info": ".inspect",
     "run": ".model",
+    "pack": ".first",
     "replay": ".replay",
     "trace": ".first",
     "train": ".train",
     "translate": ".translate",
     "verify": ".verify",
-    "worker": ".cluster",
 }
 """Where each subcommand lives; a module is imported when its command is asked for."""
 

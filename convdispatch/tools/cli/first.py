@@ -1,14 +1,15 @@
-"""``trace``: where the time of a first call goes."""
+"""``trace`` and ``pack``: where the time of a first call goes, and a file that spares it."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
 from .options import AS_JSON, DEVICE, stdout
 
-__all__ = ["trace"]
+__all__ = ["pack", "trace"]
 
 
 @click.command()
@@ -26,3 +27,19 @@ def trace(what: str, batch: int | None, device: str | None, as_json: bool) -> No
         click.echo(json.dumps(ready.to_dict(), indent=2))
     else:
         stdout().print(ready)
+
+
+@click.command()
+@click.argument("what", metavar="NET|MODEL|LOCKFILE|PROBLEM")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The pack, such as net.cdpack.")
+@click.option("--batch", type=click.IntRange(min=1), default=None, help="Pictures at once, of a net.")
+@click.option("--all-weights", is_flag=True, help="Also packed weights that take longer to read than to make.")
+@DEVICE
+def pack(what: str, output: Path, batch: int | None, all_weights: bool, device: str | None) -> None:
+    """Write decisions, configurations, compiled kernels and packed constant weights for a device into one file.
+
+    ``convdispatch.load_pack(FILE)`` or CONVDISPATCH_PACK=FILE puts it in force, here and on machines of the same kind.
+    """
+    from ..packing import make_pack
+
+    click.echo(make_pack(what, output, device, batch, all_weights))

@@ -1,0 +1,98 @@
+"""Puts a pack in force: what fits the devices and plugins that are here answers; what does not is said once."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import warnings
+from pathlib import Path
+from types import TracebackType
+
+from ...api.errors import ConvDispatchWarning
+from ...device import carried, runtime
+from ..loader import plugins
+from .reading import PackFile, read
+
+__all__ = ["LoadedPack", "from_environment", "load_pack"]
+
+
+class LoadedPack:
+    """A pack in force until ``close()``, or the end of a ``with`` block; what was made of it stays."""
+
+    def __init__(self, file: PackFile, misfits: tuple[str, ...]) -> None:
+        self.name, self.misfits = file.name, misfits
+        """Its path, and a sentence for each thing that does not fit here."""
+        self._file = file
+        carried.put_in_force(file)
+
+    def close(self) -> None:
+        """Take it out of force."""
+        carried.take_out_of_force(self._file)
+
+    def __enter__(self) -> LoadedPack:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def load_pack(path: str | Path) -> LoadedPack:
+    """Put a plan pack (``convdispatch pack``) in force: its problems are planned as it says, without ranking or
+    compiling, also inside ``frozen()``.
+
+    What does not fit (the device, its driver, a plugin's version) is chosen and compiled anew, with one warning that
+    says what and why. Raises InvalidArgument for a file that is no pack.
+    """
+    file = read(path)
+    misfits = _misfits(file)
+    if misfits:
+        words = (
+            f"the plan pack {path} does not fit: {'; '.join(misfits)}. What does not fit is chosen and compiled anew"
+        )
+        warnings.warn(words, ConvDispatchWarning, stacklevel=2)
+    if file.weights:
+        threading.Thread(target=_check, args=(file,), name="convdispatch-pack", daemon=True).start()
+    return LoadedPack(file, tuple(misfits))
+
+
+@functools.cache
+def from_environment() -> None:
+    """Put in force, once a process, what ``CONVDISPATCH_PACK`` names: one pack, or several with the path separator."""
+    for path in filter(None, os.environ.get("CONVDISPATCH_PACK", "").split(os.pathsep)):
+        load_pack(path)
+
+
+def _misfits(file: PackFile) -> list[str]:
+    """What does not fit, in words; decisions and weights of plugins that changed are taken out of the pack."""
+    found = []
+    here = [carried.identity(device) for device in runtime.devices()]
+    if file.identity not in here:
+        name = file.identity.get("device")
+        like = next((one for one in here if one["device"] == name), None)
+        if like is None:
+            found.append(f"it is for {name}, the devices here are {', '.join(one['device'] for one in here)}")
+        else:
+            other = [what for what in like if like[what] != file.identity.get(what)]
+            found.append(
+                "; ".join(f"the {what} of {name} was {file.identity.get(what)}, is {like[what]}" for what in other)
+            )
+    loaded = plugins()
+    changed = {}
+    for plugin, version in file.plugins.items():
+        today = loaded.fingerprints.get(plugin)
+        if today != version:
+            changed[plugin] = "is not here" if today is None else f"was {version}, is {today}"
+    found += [f"plugin {plugin} {how}" for plugin, how in changed.items()]
+    if changed:
+        file.without("decisions", lambda key: loaded.provider(file.decisions[key]["solver"]) not in changed)
+        file.without("weights", lambda key: loaded.provider(key.partition(" ")[0]) not in changed)
+    return found
+
+
+def _check(file: PackFile) -> None:
+    """Compare packed weights with their checksums while other things are made ready."""
+    for member in file.weights:
+        file.content(member)

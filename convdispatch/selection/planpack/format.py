@@ -1,0 +1,22 @@
+"""The form of a plan pack: a zip archive with ``manifest.json`` and members named by what they are.
+
+``manifest.json``: ``{"plan pack": 1, "device": {...}, "plugins": {...}, "decisions": {...}, "forms": {...},
+"programs": {key: member}, "texts": member, "weights": {key: member}}``. Texts are one JSON member, keys to texts.
+Members of compiled code are deflated; packed weights are stored as they lie in memory, so that they are read in place.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["FORM", "MANIFEST", "MEMBER", "MOST_JSON", "MOST_MEMBERS", "TEXTS", "WORD"]
+
+FORM = 1
+MANIFEST, TEXTS = "manifest.json", "texts.json"
+MEMBER = re.compile(r"(programs|weights)/[0-9]{1,6}\.bin")
+"""Members beside the two of JSON."""
+WORD = re.compile(r"[ -~]{1,4096}")
+"""Keys: printable, not endless."""
+MOST_JSON = 256 << 20
+"""Bytes of a JSON member, unpacked."""
+MOST_MEMBERS = 200_000

@@ -1,0 +1,198 @@
+"""A file that may come from anywhere to a collection: every size is checked before memory is taken for it.
+
+Nothing is unpacked to a folder, and nothing is looked up by a name from the file. Whatever is wrong with a file is one
+InvalidArgument that names it. What is stored is read in place, and compared with its checksum when it is first wanted.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...api.errors import ConvDispatchError, InvalidArgument
+from ...api.problem import ConvProblem
+from ...device import jsontext
+from .format import FORM, MANIFEST, MEMBER, MOST_JSON, MOST_MEMBERS, TEXTS, WORD
+
+__all__ = ["PackFile", "read"]
+
+_HEADER = 30
+"""Bytes of a member's own header, before its name."""
+_RATIO = 200
+"""A deflated member is at most so many times as large as it lies in the file; compiled code is some 3 times."""
+_LAYOUTS = (None, "nchw", "nhwc")
+
+
+class _Wrong(Exception):
+    """What is wrong with a file, in words."""
+
+
+class PackFile:
+    """A pack that was read: decisions, forms, programs and texts at once, packed weights as they are wanted."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.name = str(path)
+        self._lock = threading.Lock()
+        self._checked: dict[str, memoryview | None] = {}
+        with Path(path).open("rb") as file:
+            if not file.seek(0, 2):
+                raise _Wrong("it is empty")
+            self._map = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            with zipfile.ZipFile(file) as archive:
+                self._members = _checked_members(archive, len(self._map))
+                manifest = _json(archive, MANIFEST)
+                self._texts = _texts(_json(archive, TEXTS))
+                self._read_manifest(manifest)
+                self._programs = {
+                    key: archive.read(member) for key, member in self._table(manifest, "programs").items()
+                }
+        self._weights = self._table(manifest, "weights")
+        for member in self.weights:
+            self._place(self._members[member])
+
+    def get(self, table: str, key: str) -> Any:
+        """The value, or None; see ``device.carried``."""
+        if table == "weights":
+            member = self._weights.get(key)
+            return member if not member else self.content(member)
+        return getattr(self, f"_{table}" if table in ("texts", "programs") else table).get(key)
+
+    def without(self, table: str, wanted: Any) -> None:
+        """Forget what ``wanted(key)`` does not want of a table."""
+        kept = getattr(self, f"_{table}" if table == "weights" else table)
+        for key in [key for key in kept if not wanted(key)]:
+            del kept[key]
+
+    def content(self, member: str) -> memoryview | None:
+        """The bytes of a stored member; None where they are damaged."""
+        with self._lock:
+            if member not in self._checked:
+                info = self._members[member]
+                start = self._place(info)
+                found = self._map[start : start + info.file_size]
+                self._checked[member] = found if zlib.crc32(found) == info.CRC else None
+            return self._checked[member]
+
+    @property
+    def weights(self) -> list[str]:
+        """Members of packed weights."""
+        return [member for member in self._weights.values() if member]
+
+    def _place(self, info: zipfile.ZipInfo) -> int:
+        """Where a stored member's bytes begin."""
+        head = self._map[info.header_offset : info.header_offset + _HEADER]
+        if len(head) < _HEADER or bytes(head[:4]) != b"PK\x03\x04" or info.compress_type != zipfile.ZIP_STORED:
+            raise _Wrong(f"{info.filename} is not stored as it is")
+        start = (
+            info.header_offset + _HEADER + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+        )
+        if info.file_size != info.compress_size or start + info.file_size > len(self._map):
+            raise _Wrong(f"{info.filename} does not end within the file")
+        return start
+
+    def _read_manifest(self, manifest: Any) -> None:
+        if not isinstance(manifest, dict) or manifest.get("plan pack") != FORM:
+            raise _Wrong(f"it is of another form than {FORM}: write it anew with convdispatch pack")
+        self.identity = _words(manifest.get("device"), "device")
+        self.plugins = _words(manifest.get("plugins"), "plugins")
+        self.decisions = {}
+        for text, decision in _mapping(manifest.get("decisions"), "decisions").items():
+            decision = _mapping(decision, f"the decision for {text[:200]}")
+            if not isinstance(decision.get("solver"), str):
+                raise _Wrong(f"the decision for {text[:200]} names no solver")
+            config = _mapping(decision.get("config"), f"the configuration for {text[:200]}")
+            self.decisions[str(ConvProblem.parse(text))] = {"solver": decision["solver"], "config": config}
+        self.forms = {}
+        for key, form in _mapping(manifest.get("forms"), "forms").items():
+            form = _mapping(form, "a form")
+            layout, queues = form.get("layout"), form.get("queues")
+            if layout not in _LAYOUTS or type(queues) is not int or not 1 <= queues <= 64:
+                raise _Wrong(f"a form has a layout and 1 to 64 queues, got {str(layout)[:40]!r} and {str(queues)[:40]}")
+            self.forms[key] = {"layout": layout, "queues": queues}
+
+    def _table(self, manifest: Mapping[str, Any], table: str) -> dict[str, str]:
+        members = _words(manifest.get(table), table)
+        kinds = [] if table == "programs" else [""]
+        missing = next((name for name in members.values() if name not in kinds and name not in self._members), None)
+        if missing is not None:
+            raise _Wrong(f"it names the member {missing[:80]!r}, which it does not have")
+        return members
+
+
+def read(path: str | Path) -> PackFile:
+    """Read a pack. Raises InvalidArgument, one sentence, for anything that is none."""
+    try:
+        return PackFile(path)
+    except _Wrong as error:
+        why = str(error)
+    except FileNotFoundError:
+        why = "there is no such file"
+    except MemoryError:
+        raise
+    except ConvDispatchError as error:
+        why = str(error)
+    except Exception as error:  # zipfile has many ways to say it: BadZipFile, struct.error, NotImplementedError, ...
+        why = f"{error or type(error).__name__}"
+    raise InvalidArgument(f"{path} is no plan pack that can be read: {' '.join(why.split())}")
+
+
+def _checked_members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
+    """The archive's members by name, none of which is larger than its file can mean."""
+    infos = archive.infolist()
+    if len(infos) > MOST_MEMBERS:
+        raise _Wrong(f"it has {len(infos)} members, at most {MOST_MEMBERS} are read")
+    found: dict[str, zipfile.ZipInfo] = {}
+    for info in infos:
+        name = info.filename
+        if name not in (MANIFEST, TEXTS) and MEMBER.fullmatch(name) is None:
+            raise _Wrong(f"it has a member {name[:80]!r}, which a plan pack has not")
+        if name in found:
+            raise _Wrong(f"it has two members {name!r}")
+        if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _Wrong(f"{name} is neither stored nor deflated")
+        if info.file_size > max(4096, _RATIO * info.compress_size) or info.compress_size > size:
+            raise _Wrong(f"{name} claims {info.file_size} bytes of {info.compress_size} in the file")
+        found[name] = info
+    packed = sum(info.compress_size for info in infos)
+    if packed > size:
+        raise _Wrong(f"its members claim {packed} bytes of a file of {size}: they lie over each other")
+    for name in (MANIFEST, TEXTS):
+        if name not in found:
+            raise _Wrong(f"it has no {name}")
+        if found[name].file_size > MOST_JSON:
+            raise _Wrong(f"{name} has {found[name].file_size} bytes, at most {MOST_JSON} are read")
+    return found
+
+
+def _json(archive: zipfile.ZipFile, name: str) -> Any:
+    try:
+        return jsontext.loads(archive.read(name))
+    except ValueError as error:
+        raise _Wrong(f"{name} is not JSON: {error}") from None
+
+
+def _mapping(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _Wrong(f"{what} is a mapping, got {str(value)[:80]!r}")
+    return value
+
+
+def _words(value: Any, what: str) -> dict[str, str]:
+    found = _mapping(value, what)
+    for key, word in found.items():
+        if WORD.fullmatch(key) is None or not isinstance(word, str) or len(word) > 4096:
+            raise _Wrong(f"{what} maps words to words, got {key[:80]!r}: {str(word)[:80]!r}")
+    return found
+
+
+def _texts(value: Any) -> dict[str, str]:
+    found = _mapping(value, TEXTS)
+    wrong = next((key for key, text in found.items() if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise _Wrong(f"{TEXTS} maps keys to texts, got {str(found[wrong])[:80]!r}")
+    return found

@@ -1,0 +1,56 @@
+"""A gathered collection to a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from ...api.errors import InvalidArgument
+from ...device.carried import Gathered
+from ..loader import plugins
+from .format import FORM, MANIFEST, TEXTS
+
+__all__ = ["write"]
+
+
+def write(path: str | Path, gathered: Gathered) -> int:
+    """Write a pack, whole or not at all; its bytes. Raises InvalidArgument where the place refuses."""
+    target = Path(path)
+    loaded = plugins()
+    used = {decision["solver"] for decision in gathered.tables["decisions"].values()}
+    manifest: dict[str, Any] = {
+        "plan pack": FORM,
+        "device": gathered.identity,
+        "plugins": {loaded.provider(solver): loaded.fingerprint(solver) for solver in sorted(used)},
+        "decisions": gathered.tables["decisions"],
+        "forms": gathered.tables["forms"],
+        "programs": {},
+        "weights": {},
+    }
+    try:
+        number, beside = tempfile.mkstemp(suffix=".part", dir=target.resolve().parent)
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"the plan pack {path} cannot be written: {error}") from None
+    try:
+        with os.fdopen(number, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out:
+            for table, method in (("programs", zipfile.ZIP_DEFLATED), ("weights", zipfile.ZIP_STORED)):
+                for place, (key, content) in enumerate(sorted(gathered.tables[table].items())):
+                    member = f"{table}/{place}.bin"
+                    manifest[table][key] = member
+                    if not len(content):  # says that there are packed forms of a kind
+                        manifest[table][key] = ""
+                        continue
+                    out.writestr(zipfile.ZipInfo(member), memoryview(content).cast("B"), method)
+            for name, value in ((TEXTS, gathered.tables["texts"]), (MANIFEST, manifest)):
+                out.writestr(zipfile.ZipInfo(name), json.dumps(value, sort_keys=True), zipfile.ZIP_DEFLATED)
+        Path(beside).replace(target)
+    except BaseException as error:
+        Path(beside).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise InvalidArgument(f"the plan pack {path} cannot be written: {error}") from None
+        raise
+    return target.stat().st_size

@@ -1,0 +1,60 @@
+"""Makes a plan pack of what a command names: chosen first, then made once more so that only what is used goes in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..device import carried, kernels
+from ..device.runtime import find_device
+from ..selection import dispatch, planpack
+from .ready import make_ready
+
+__all__ = ["make_pack"]
+
+
+class _Forms:
+    """The forms that were chosen, for the second making."""
+
+    def __init__(self, gathered: carried.Gathered) -> None:
+        self.name, self.identity, self._forms = "the first making", gathered.identity, gathered.tables["forms"]
+
+    def get(self, table: str, key: str) -> Any:
+        """A form."""
+        return self._forms.get(key) if table == "forms" else None
+
+
+def make_pack(
+    what: str,
+    target: str | Path,
+    device: str | None = None,
+    batch: int | None = None,
+    all_weights: bool = False,
+) -> str:
+    """Write a plan pack of a net by name, an ONNX file, a lock file or a problem; a sentence about it.
+
+    Packed weights go in where they take longer to make than to read, or all of them.
+    """
+    chosen = find_device(device)
+    with carried.gathering(chosen) as first:
+        make_ready(what, device, batch)
+    forms = _Forms(first)
+    carried.put_in_force(forms)
+    try:
+        _forget()
+        with carried.gathering(chosen, all_weights) as gathered:
+            ready = make_ready(what, device, batch)
+    finally:
+        carried.take_out_of_force(forms)
+    size = planpack.write(target, gathered)
+    tables = gathered.tables
+    packed = sum(len(content) for content in tables["weights"].values())
+    counts = f"{len(tables['decisions'])} decisions, {len(tables['programs'])} programs"
+    sizes = f"{packed / 1e6:.1f} MB of packed weights, {size / 1e6:.1f} MB in all"
+    return f"{target}: {ready.name} on {ready.device}, {counts}, {sizes}"
+
+
+def _forget() -> None:
+    """Drop plans and programs, so that those that are used are made, and noted, again."""
+    dispatch.forget()
+    kernels.forget()
