@@ -66,7 +66,7 @@ def test_nothing_is_overtaken(two, queue, layout, queues):
 def test_the_clock_decides(two, queue, monkeypatch, overlap):
     """Where a device overlaps queues the form on several is faster when timed, elsewhere slower: events cost."""
     several = 0.5 if overlap else 1.5
-    monkeypatch.setattr(judging, "_alone", lambda form, n: [several if form.program.schedule.queues > 1 else 1.0] * n)
+    monkeypatch.setattr(judging, "_alone", lambda form, n: [several if form.queues > 1 else 1.0] * n)
     built = inference.build(two, (2, 12, 9, 9), queue=queue)
     assert built.queues == (4 if overlap else 1)
     assert len(built.tried) == 4
@@ -89,22 +89,28 @@ def test_a_purpose_that_there_is_not(two, queue, said, error):
 
 
 class Clock:
-    """Time as programs pass it: a run on one queue costs 1 s when it is waited for, one on several 0.5 s when it
-    follows another, and 1 s more at each wait."""
+    """Time as programs pass it: a run on one queue takes 1 s, one on several 0.5 s; a wait costs these 1 s more."""
 
     def __init__(self, monkeypatch):
         self.now, self.waits = 0.0, 0
         monkeypatch.setattr(judging.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(building._Form, "run", lambda form: self.pass_on(0.5 if self.several(form) else 1.0))
-        monkeypatch.setattr(building._Form, "finish", lambda form: self.wait(form))
+        monkeypatch.setattr(building.InferenceNet, "run", lambda form: self.pass_on(0.5 if form.queues > 1 else 1.0))
+        monkeypatch.setattr(building.InferenceNet, "queue", property(lambda form: self))
+        monkeypatch.setattr(building.InferenceNet, "__call__", self.call())
 
-    @staticmethod
-    def several(form):
-        return form.program.schedule.queues > 1
-
-    def wait(self, form):
+    def finish(self):
+        """The end of calls in a row."""
         self.waits += 1
-        self.pass_on(1.0 if self.several(form) else 0.0)
+
+    def call(self):
+        """A call that is waited for."""
+
+        def call(form, *given):
+            assert [x.shape for x in given] == [(2, 12, 9, 9)]
+            self.waits += 1
+            self.pass_on(1.5 if form.queues > 1 else 1.0)
+
+        return call
 
     def pass_on(self, seconds):
         self.now += seconds

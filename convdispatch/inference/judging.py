@@ -11,9 +11,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..api.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from .net import InferenceNet
 
 __all__ = ["PURPOSES", "Verdict", "check_purpose", "judge"]
 
@@ -46,8 +51,8 @@ def check_purpose(given: Any) -> str:
     return str(given)
 
 
-def judge(forms: Sequence[Any], purpose: str, favourite: int | None = None) -> Verdict:
-    """Time ``forms`` (``run()`` enqueues, ``finish()`` waits); ``favourite`` wins ties."""
+def judge(forms: Sequence[InferenceNet], purpose: str, favourite: int | None = None) -> Verdict:
+    """Time ``forms``, nets that are ready to run; ``favourite`` wins ties."""
     takes, least = (_alone, 1) if purpose == "latency" else (_in_a_row, 3)
     first = []
     for form in forms:
@@ -68,7 +73,7 @@ def judge(forms: Sequence[Any], purpose: str, favourite: int | None = None) -> V
 
 
 def _series(
-    forms: Sequence[Any], takes: Callable[[Any, int], list[float]], calls: Sequence[int], rounds: int
+    forms: Sequence[InferenceNet], takes: Callable[[InferenceNet, int], list[float]], calls: Sequence[int], rounds: int
 ) -> list[list[float]]:
     samples: list[list[float]] = [[] for _ in forms]
     for turn in range(rounds):
@@ -78,21 +83,21 @@ def _series(
     return samples
 
 
-def _alone(form: Any, calls: int) -> list[float]:
-    """Seconds of each of ``calls`` runs, each waited for."""
+def _alone(form: InferenceNet, calls: int) -> list[float]:
+    """Seconds of each of ``calls`` calls with NumPy arrays: how the result is waited for is part of it."""
+    given = [np.zeros(x.shape, x.dtype) for x in form.inputs]
     found = []
     for _ in range(calls):
         start = time.perf_counter()
-        form.run()
-        form.finish()
+        form(*given)
         found.append(time.perf_counter() - start)
     return found
 
 
-def _in_a_row(form: Any, calls: int) -> list[float]:
+def _in_a_row(form: InferenceNet, calls: int) -> list[float]:
     """Seconds a run of ``calls`` that follow each other without waiting."""
     start = time.perf_counter()
     for _ in range(calls):
         form.run()
-    form.finish()
+    form.queue.finish()
     return [(time.perf_counter() - start) / calls]

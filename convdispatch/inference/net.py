@@ -81,9 +81,10 @@ def build(
     forms = [form for each in layouts for form in _forms(each, counts, queue, graph)]
     best = _fastest(forms, purpose, key, known)
     if net_key:
-        chosen = {"layout": best.layout, "queues": best.program.schedule.queues}
+        chosen = {"layout": best.layout, "queues": best.queues}
         carried.note("forms", net_key, lambda: chosen, queue.device)
-    return InferenceNet(best, [form.described for form in forms])
+    best.tried = [form.described for form in forms]
+    return best
 
 
 def problems(
@@ -124,43 +125,22 @@ def _counts(wanted: int | None) -> tuple[int, ...]:
     return (1, 4) if wanted is None else (wanted,)
 
 
-def _forms(layout: str | None, counts: Sequence[int], queue: cl.CommandQueue, graph: Graph) -> list[_Form]:
+def _forms(layout: str | None, counts: Sequence[int], queue: cl.CommandQueue, graph: Graph) -> list[InferenceNet]:
     """The graph in one layout, lowered once, on each number of queues on which it is another program."""
     lowered = lower(graph if layout is None else relayout(graph, layout), queue)
     commands, forms = lowered.recording.commands, []
     for count in counts:
         schedule = Schedule.single(commands) if count == 1 else Schedule.branches(commands, lowered.needs, count)
         if schedule.queues > 1 or not forms:  # more queues are no other form where nothing can overlap
-            forms.append(_Form(layout, lowered, schedule))
+            forms.append(InferenceNet(lowered, Program(lowered.recording, schedule), layout))
     return forms
 
 
-class _Form:
-    """One way to run the net."""
-
-    def __init__(self, layout: str | None, lowered: Lowered, schedule: Schedule) -> None:
-        self.layout, self.ms = layout, float("nan")
-        self.lowered, self.program = lowered, Program(lowered.recording, schedule)
-
-    def run(self) -> None:
-        """Enqueue a run."""
-        self.program.run()
-
-    def finish(self) -> None:
-        """Wait for all runs."""
-        self.program.queue.finish()
-
-    @property
-    def described(self) -> str:
-        """Layout, queues and time."""
-        return f"{self.layout or 'as traced'}, {self.program.schedule.queues} queues: {self.ms:.3f} ms"
-
-
-def _fastest(forms: list[_Form], purpose: str, key: str | None, known: remembered.Choice | None) -> _Form:
+def _fastest(forms: list[InferenceNet], purpose: str, key: str | None, known: remembered.Choice | None) -> InferenceNet:
     """The form that is fastest at its purpose; what was found is noted under ``key``."""
     if len(forms) == 1:
         return forms[0]
-    names = [(form.layout, form.program.schedule.queues) for form in forms]
+    names = [(form.layout, form.queues) for form in forms]
     before = None if known is None else (known.layout, known.queues)
     verdict = judge(forms, purpose, names.index(before) if before in names else None)
     for form, ms in zip(forms, verdict.ms, strict=True):
@@ -186,11 +166,18 @@ class InferenceNet:
     Calls are enqueued in order on one queue and do not wait for each other; NumPy arrays come back as NumPy arrays.
     """
 
-    def __init__(self, form: _Form, tried: list[str]) -> None:
-        self._lowered, self._program = form.lowered, form.program
-        self.layout, self.queues = form.layout, form.program.schedule.queues
-        self.tried = tried
+    def __init__(self, lowered: Lowered, program: Program, layout: str | None) -> None:
+        self._lowered, self._program = lowered, program
+        self.layout, self.queues = layout, program.schedule.queues
+        self.ms = float("nan")
+        """What a call took when forms were compared; NaN where there was one form."""
+        self.tried: list[str] = []
         """Every form that was built and its milliseconds, for the record."""
+
+    @property
+    def described(self) -> str:
+        """Layout, queues and time."""
+        return f"{self.layout or 'as traced'}, {self.queues} queues: {self.ms:.3f} ms"
 
     @property
     def nbytes(self) -> int:
