@@ -93,22 +93,38 @@
 #define COUNT(begin, k, d, low, high) \
   ((min((begin) + ((k) - 1) * (d) + 1, high) - (begin) + (d) - 1) / (d) - (max((low) - (begin), 0) + (d) - 1) / (d))
 
-inline ACC count_of(int oy, int ox) {
+// How many rows, columns and values of its window a mean is over.
+inline int rows_of(int oy) {
 #if SUM
   return 1;
 #elif ADAPTIVE
-  int top = BEGIN(oy, IH, OH, KH, SH, PH), bottom = END(oy, IH, OH, KH, SH, PH, DH);
-  int left = BEGIN(ox, IW, OW, KW, SW, PW), right = END(ox, IW, OW, KW, SW, PW, DW);
-  return (ACC)((bottom - top) * (right - left));
+  return END(oy, IH, OH, KH, SH, PH, DH) - BEGIN(oy, IH, OH, KH, SH, PH);
 #else
-  const int top = BEGIN(oy, IH, OH, KH, SH, PH), left = BEGIN(ox, IW, OW, KW, SW, PW);
+  const int top = BEGIN(oy, IH, OH, KH, SH, PH);
 #if COUNT_PAD
-  return (ACC)(COUNT(top, KH, DH, -PH, IH + PH_R) * COUNT(left, KW, DW, -PW, IW + PW_R));
+  return COUNT(top, KH, DH, -PH, IH + PH_R);
 #else
-  return (ACC)(COUNT(top, KH, DH, 0, IH) * COUNT(left, KW, DW, 0, IW));
+  return COUNT(top, KH, DH, 0, IH);
 #endif
 #endif
 }
+
+inline int columns_of(int ox) {
+#if SUM
+  return 1;
+#elif ADAPTIVE
+  return END(ox, IW, OW, KW, SW, PW, DW) - BEGIN(ox, IW, OW, KW, SW, PW);
+#else
+  const int left = BEGIN(ox, IW, OW, KW, SW, PW);
+#if COUNT_PAD
+  return COUNT(left, KW, DW, -PW, IW + PW_R);
+#else
+  return COUNT(left, KW, DW, 0, IW);
+#endif
+#endif
+}
+
+inline ACC count_of(int oy, int ox) { return (ACC)(rows_of(oy) * columns_of(ox)); }
 
 // Runs over the window's values, each at pixel `at`; a note calls it `number`. `within` says whether it lies inside the
 // input. Windows of one size run a constant number of times, and compare only where a window can leave the input.

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "global_average_pool", "lp_pool", "max_pool"]
 
 _GROUP = 256
+_REALS = ("float32", "float64")
+_WIDEST = 1 << 14
+"""Columns of a row that a CPU's work item holds."""
 _RUN, _WINDOW = 2, 16
 """Neighbours in a row that a GPU's work item takes at most (2 or 4), and the largest window for which it does."""
 
@@ -243,7 +246,7 @@ def _launches(
     """``aligned``: what is read (x, going back dy) begins at a multiple of 16 bytes."""
     values = dict(items)
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
-    planes = not gpu and not nhwc and dtype in ("float32", "float64")
+    planes = not gpu and not nhwc and dtype in _REALS
     apart = not planes and _apart(values)
     small = kind == "max" and not planes and not values["adaptive"] and values["kh"] * values["kw"] < 128
     h, w = (values["ih"], values["iw"]) if not apart else (-(-values[f"i{a}"] // values[f"s{a}"]) for a in "hw")
@@ -251,7 +254,9 @@ def _launches(
     pairs = apart and not nhwc and dtype == "float32" and values["sw"] == 2 and values["iw"] % 2 == 0
     run = _run(values) if gpu and not nhwc and dtype == "float32" else 1
     back_run = run if apart and values["iw"] == values["ow"] * values["sw"] else 1
-    lanes = _lanes(values, 64 // (4 if dtype == "float32" else 8)) if planes else {}
+    most_lanes = 64 // (4 if dtype == "float32" else 8)
+    lanes = _lanes(values, most_lanes) if planes else {}
+    row_lanes = _row_lanes(values, channels if nhwc else None, most_lanes) if not gpu and dtype in _REALS else 1
     macros = {
         "mb": mb,
         "channels": channels,
@@ -287,7 +292,14 @@ def _launches(
     fours = aligned and not values.get("pw") and values["iw"] % 4 == 0 and run * values.get("sw", 0) % 4 == 0
     ahead = {"vectors": fours, "blocks": False}
     behind = {"vectors": aligned, "blocks": True}
-    forward = Launch(program(run, **ahead), "pool", *out, "x offset y", names=names[:3])
+    if row_lanes > 1:
+        options = macros | {"lanes": row_lanes, "note": False, "gated": False}
+        files = (kernel_text("convdispatch.nn", file) for file in ("pool_windows.cl", "pool_rows.cl"))
+        text = "".join([storage_macros(dtype), config_macros(options), *files])
+        out_rows = (mb * values["oh"] if nhwc else mb * channels,), (1,)
+        forward = Launch(build(context, text), "pool", *out_rows, "x offset y", names=names[:3])
+    else:
+        forward = Launch(program(run, **ahead), "pool", *out, "x offset y", names=names[:3])
     backward = Launch(program(back_run, **behind), "pool_backward", *into, " ".join(back), names=back)
     if kind != "max":
         return _Launches(forward, forward, np.int32, backward, None)
@@ -312,6 +324,16 @@ def _lanes(values: dict[str, int], most: int) -> dict[str, int]:
     end = max(first, min(values["ow"], -(-reach // values["sw"])))
     lanes = next((n for n in (16, 8, 4) if n <= min(most, end - first)), 1)
     return {"safe_first": first, "safe_end": end, "lanes": lanes}
+
+
+def _row_lanes(values: dict[str, int], channels: int | None, most: int) -> int:
+    """How many windows of a row, or channels where they are last, a CPU takes at once; 1 where it cannot."""
+    if values["adaptive"]:
+        return 1
+    if channels is None and (values["sw"] > 2 or values["iw"] + values["pw"] + values["pw_r"] > _WIDEST):
+        return 1
+    room = min(values["ow"], values["iw"]) if channels is None else channels
+    return next((n for n in (16, 8, 4) if n <= min(most, room)), 1)
 
 
 def _apart(values: dict[str, int]) -> bool:
