@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import fnmatch
 import json
 import os
 import random
@@ -164,12 +165,15 @@ def judge(problem: ConvProblem, got: np.ndarray, data: Data, limit: float) -> tu
     return float(difference / max(float(np.linalg.norm(summed)), 1e-300) / limit), True
 
 
-def soak(problem: ConvProblem, kind: str, queue: Any, on_device: bool, count: Count) -> None:
-    """Every solver that takes the problem, pinned in turn."""
+def soak(problem: ConvProblem, kind: str, queue: Any, on_device: bool, only: str, count: Count) -> None:
+    """Every solver that takes the problem and whose name fits ``only``, pinned in turn."""
     info = runtime.device_info(queue.device)
+    solvers = {name: it for name, it in contestants(problem, info).items() if fnmatch.fnmatchcase(name, only)}
+    if not solvers:
+        return
     data = data_for(problem, kind, count.problems)
     count.problems += 1
-    for name, solver in contestants(problem, info).items():
+    for name, solver in solvers.items():
         try:
             with policy(solver=name, fallback=False):
                 if refusal(solver, problem, info, current_policy()):
@@ -206,10 +210,11 @@ def held() -> dict[str, int]:
 @click.option("--device", help="As CONVDISPATCH_DEVICE names it.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--problem", "texts", multiple=True, help="Only this one; may repeat.")
+@click.option("--solver", default="*", show_default=True, help="Only solvers of this name; a glob.")
 @click.option("--most-mib", default=2048, show_default=True, help="Resident memory that counts as a leak.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write what it came to there, as JSON.")
 def main(
-    minutes: float, device: str | None, seed: int, texts: tuple[str, ...], most_mib: int, out: Path | None
+    minutes: float, device: str | None, seed: int, texts: tuple[str, ...], solver: str, most_mib: int, out: Path | None
 ) -> None:
     """Run for so many minutes, or once over the problems named; see the module's text."""
     faulthandler.enable()
@@ -222,14 +227,14 @@ def main(
     for text in texts:
         for kind in ("integer", "real"):
             for on_device in (False, True):
-                soak(ConvProblem.parse(text), kind, queue, on_device, count)
+                soak(ConvProblem.parse(text), kind, queue, on_device, solver, count)
     while not texts and (spent := time.monotonic() - began) < 60 * minutes:
         problem = draw(source)
         kind, on_device = source.choice(("integer", "real")), source.random() < 0.5
         faulthandler.dump_traceback_later(600, exit=True)  # a call that hangs is named by the last line
         if os.environ.get("SOAK_NAMES"):
             print(problem, kind, flush=True)
-        soak(problem, kind, queue, on_device, count)
+        soak(problem, kind, queue, on_device, solver, count)
         faulthandler.cancel_dump_traceback_later()
         now = held()
         most = {name: max(most[name], now[name]) for name in now}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from convdispatch.api import Areas, ConvDispatchError, ConvProblem
 
+from .errata import reads_scratch
 from .library import library
 from .native import Call, Script, apart, mixes_buffers, wholes
 from .primitive import Convolution, Descriptor
@@ -179,6 +180,11 @@ class OneDNNPlan:
         for move in after:
             work.reorder(*move)
         self.implementation = found.implementation
+        self._cleared = (
+            (starts["scratch"], found.scratch.size)
+            if found.scratch.size and reads_scratch(problem, found.implementation)
+            else None
+        )
         self._runner = _Runner(work)
 
     def enqueue(
@@ -194,6 +200,12 @@ class OneDNNPlan:
     ) -> cl.Event:
         """Enqueue reorders and convolution as one native command; never waits."""
         buffers = {"x": x, "w": w, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
+        if self._cleared:
+            import numpy as np
+            import pyopencl as cl
+
+            begin, size = self._cleared
+            wait_for = [cl.enqueue_fill_buffer(queue, workspace, np.uint8(0), begin, size, wait_for=wait_for or None)]
         return self._runner.enqueue(queue, buffers, wait_for)
 
     def pack(

@@ -13,6 +13,7 @@ from typing import Any
 from convdispatch.api import ConvProblem
 from convdispatch.api.activation import parse_activation
 
+from .errata import wrong
 from .library import library
 
 __all__ = ["DTYPES", "Convolution", "Descriptor", "dims_of"]
@@ -98,22 +99,24 @@ class Convolution:
     """The primitive descriptor of one problem in one configuration, with the layouts it settled on.
 
     ``config["data"]``: ``any`` leaves the layouts of images to the library, ``plain`` keeps the caller's, ``nhwc`` and
-    ``blocked`` (sixteen channels together) ask for one; weights are always the library's choice. ``config["skip"]``
-    passes over so many implementations. Raises OneDNNError when there is none.
+    ``blocked`` (sixteen channels together) ask for one; weights are always the library's choice. Implementations that
+    are known to be wrong are passed over. Raises OneDNNError when there is none.
     """
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.lib = problem, library()
         self.user = {name: Descriptor.strided(*dims_of(problem, name), problem.dtype) for name in "xwy"}
-        self.handle = c_void_p()
+        self.handle = self._hint = c_void_p()
         wanted = {name: self._wanted(name, config["data"]) for name in "xwy"}
         attributes = self._attributes()
         try:
             self.handle = self._create(wanted, attributes)
-            for _ in range(config.get("skip", 0)):
+            while wrong(problem, self.implementation):
                 self.lib.call("primitive_desc_next_impl", self.handle)
         finally:
             self.lib.call("primitive_attr_destroy", attributes)
+            if self._hint:  # the next implementation is made with it, so it lives until one is chosen
+                self.lib.call("primitive_desc_destroy", self._hint)
         direction = {"fwd": ("x", "w", "y"), "bwd_data": ("dx", "w", "dy"), "bwd_weights": ("x", "dw", "dy")}
         self.roles = dict(zip("xwy", direction[problem.direction], strict=True))
         self.chosen = {name: self._queried(role) for name, role in self.roles.items()}
@@ -191,26 +194,23 @@ class Convolution:
             )
         anything = [Descriptor.tagged(dims_of(problem, name)[0], problem.dtype, _TAG_ANY) for name in "xwy"]
         any_x, any_w, any_y = (descriptor.handle for descriptor in anything)
-        hint = lib.make(
+        self._hint = lib.make(
             "convolution_forward_primitive_desc_create",
             *(engine, _TRAINING, _DIRECT, any_x, any_w, None, any_y),
             *geometry,
             None,
         )
-        try:
-            if problem.direction == "bwd_data":
-                return lib.make(
-                    "convolution_backward_data_primitive_desc_create",
-                    *(engine, _DIRECT, x, w, y),
-                    *(*geometry, hint, attributes),
-                )
+        if problem.direction == "bwd_data":
             return lib.make(
-                "convolution_backward_weights_primitive_desc_create",
-                *(engine, _DIRECT, x, w, None, y),
-                *(*geometry, hint, attributes),
+                "convolution_backward_data_primitive_desc_create",
+                *(engine, _DIRECT, x, w, y),
+                *(*geometry, self._hint, attributes),
             )
-        finally:
-            lib.call("primitive_desc_destroy", hint)
+        return lib.make(
+            "convolution_backward_weights_primitive_desc_create",
+            *(engine, _DIRECT, x, w, None, y),
+            *(*geometry, self._hint, attributes),
+        )
 
     def _queried(self, role: str) -> Descriptor:
         found = self.lib.handle.dnnl_primitive_desc_query_md(self.handle, _QUERY[role], 0)
