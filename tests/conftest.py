@@ -140,6 +140,41 @@ def naive(monkeypatch):
 
 
 @pytest.fixture
+def faults(monkeypatch, tmp_path, device):
+    """``faults("lies", ...)`` makes these solvers the only ones; records go to a folder of the test."""
+    from convdispatch.selection import dispatch, loader
+    from convdispatch.selection.records import perfdb
+
+    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
+    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(HERE / "faulty_plugin"))
+    monkeypatch.setenv("CONVDISPATCH_PLUGINS", "faulty")
+
+    def load(*names):
+        monkeypatch.setenv("FAULTS", ",".join(names))
+        perfdb.perfdb.cache_clear()
+        dispatch.forget()
+        loader.reload()
+
+    yield load
+    monkeypatch.undo()
+    perfdb.perfdb.cache_clear()
+    loader.reload()
+    dispatch.forget()
+
+
+@pytest.fixture
+def counted():
+    """PyTorch's calls, counted from zero under a seed; routing ends with the test."""
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+    import convdispatch.torch as ct
+
+    torch.manual_seed(0)
+    ct.reset_counters()
+    yield
+    ct.disable()
+
+
+@pytest.fixture
 def cudnn(device):
     """The device, where cuDNN can use it."""
     from convdispatch import ConvProblem

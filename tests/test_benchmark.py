@@ -1,4 +1,4 @@
-"""The benchmark: figures worked out by hand, runs cut short and resumed, peers against the reference, the page."""
+"""The benchmark: figures worked out by hand, what is written and read again, what the page and the terminal show."""
 
 from __future__ import annotations
 
@@ -8,42 +8,22 @@ import json
 import re
 from dataclasses import asdict, replace
 
-import numpy as np
 import pytest
-from click.testing import CliRunner
+from reports import DEVICE, ENVIRONMENT, ROOFS
 from rich.console import Console
 
 from convdispatch.api import ConvProblem
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.device import runtime
-from convdispatch.measurement import reference
-from convdispatch.measurement.peaks import measure_roof, traffic
-from convdispatch.measurement.search.trialdata import operands_of, random_operands
-from convdispatch.measurement.shapes import Entry
-from convdispatch.selection.records.perfdb import perfdb
-from convdispatch.tools.benchmark import peers, run, session
+from convdispatch.measurement.peaks import traffic
+from convdispatch.tools.benchmark import session
 from convdispatch.tools.benchmark.export import write_csv, write_json
 from convdispatch.tools.benchmark.page import render
 from convdispatch.tools.benchmark.published import titanx
 from convdispatch.tools.benchmark.report import Choice, Journal, Layer, Measured, PeerTime, Report, Row, load
 from convdispatch.tools.benchmark.summary import gaps, geomean, layer_type, lines, nets, solver_times, types
 from convdispatch.tools.benchmark.terminal import show
-from convdispatch.tools.cli.bench import bench
 
 TINY = "fwd_f32_mb1ic4ih6iw6oc4kh3kw3"
-DEVICE = {
-    "title": "Simulated: <b>card</b>", "name": "<b>card</b>", "type": "gpu", "arch": "sim", "compute_units": 4,
-    "global_mem_size": 1 << 30, "driver": "1", "key": "sim",
-}  # fmt: skip
-ENVIRONMENT = {
-    "created": "2026-01-02T03:04:05Z",
-    "device": DEVICE,
-    "python": "3",
-    "system": "x",
-    "packages": {},
-    "plugins": {},
-}
-ROOFS = {"float32": {"flops": {"rate": 1e9, "how": "a"}, "bandwidth": {"rate": 1e9, "how": "b"}, "matrix": None}}
 
 
 def measured(text: str, best: float, chosen: float, peer: float | None = None) -> Measured:
@@ -271,152 +251,3 @@ def test_page_of_a_run_that_measured_nothing():
     report = example()
     report.measured, report.interrupted = {}, True
     assert "2 problems that were asked for are not measured" in render(report)
-
-
-# --- running ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Ceilings cost a second: invented here, measured in a test of their own."""
-    roof = type("Roof", (), {})
-    monkeypatch.setattr(run, "measure_roof", lambda device, dtype: roof)
-    monkeypatch.setattr(run, "asdict", lambda value: ROOFS["float32"])
-    monkeypatch.setattr(session, "ROUNDS", (5, 5))
-
-
-def entries(*texts):
-    return {"net": [Entry(text, ConvProblem.parse(text), 1) for text in texts]}
-
-
-def test_command_measures_and_writes_everything(device, quick, tmp_path):
-    paths = {name: tmp_path / f"r.{name}" for name in ("json", "csv", "html")}
-    options = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
-    asked = [TINY, "mb1ic4ih6oc4kh1", "--budget", "2000", "--regret", "--no-isolate"]
-    done = CliRunner().invoke(bench, [*asked, *options])
-    assert done.exit_code == 0, done.output
-    report = load(paths["json"])
-    assert len(report.measured) == 2
-    for found in report.measured.values():
-        assert found.best_ms > 0
-        assert found.regret >= 1
-        for choice in (found.best, found.chosen):
-            assert 0 < choice.error < 1e-5
-            assert 0 < choice.error_scaled < 1e-5
-        assert all(row.error_scaled is not None for row in found.rows if row.error is not None)
-    assert report.regret["immediate"]["geomean"] >= 1
-    again = CliRunner().invoke(bench, ["--render", str(paths["json"]), "--html", str(tmp_path / "again.html")])
-    assert again.exit_code == 0, again.output
-    assert (tmp_path / "again.html").read_text() == paths["html"].read_text()
-    assert str(tmp_path) not in paths["html"].read_text(), "a page names no folder of the machine it was made on"
-
-
-def test_interrupt_keeps_what_was_measured_and_a_rerun_goes_on(device, quick, tmp_path, monkeypatch):
-    asked, true = [], session.Session.measure
-
-    def measure(self, problem, without=None):
-        asked.append(str(problem))
-        if len(asked) == 2:
-            raise KeyboardInterrupt
-        return true(self, problem)
-
-    monkeypatch.setattr(session.Session, "measure", measure)
-    problems = entries(TINY, "mb1ic4ih6oc4kh1")
-    options = {"search": False, "resume": tmp_path / "j"}
-    first = run.run(problems, device, **options)
-    assert first.interrupted
-    assert list(first.measured) == [str(ConvProblem.parse(TINY))]
-    second = run.run(problems, device, **options)
-    assert not second.interrupted
-    assert len(second.measured) == 2
-    assert asked.count(str(ConvProblem.parse(TINY))) == 1, "what was measured is not measured again"
-
-
-def test_resume_measures_again_what_another_search_measured(device, quick, tmp_path):
-    first = run.run(entries(TINY), device, search=False, resume=tmp_path / "j")
-    path = tmp_path / "j"
-    path.write_text(path.read_text().replace('"search": false', '"search": true'))
-    second = run.run(entries(TINY), device, search=False, resume=path)
-    assert second.measured != first.measured
-
-
-def test_resume_refuses_another_device(device, quick, tmp_path):
-    run.run(entries(TINY), device, search=False, resume=tmp_path / "j")
-    path = tmp_path / "j"
-    path.write_text(re.sub(r'"key": "[^"]*"', '"key": "elsewhere"', path.read_text()))
-    with pytest.raises(InvalidArgument, match="elsewhere"):
-        run.run(entries(TINY), device, resume=path)
-
-
-def test_no_solver_is_said_and_ends_nothing(device, quick):
-    report = run.run(entries(TINY), device, solver="nobody.*", search=False)
-    (found,) = report.measured.values()
-    assert "no solver" in found.failure
-    render(report)
-
-
-def test_dispatch_knows_only_the_given_measurements_inside(device):
-    db = perfdb()
-    folders, info = dict(db.folders), runtime.device_info(device)
-    problem = ConvProblem.parse(TINY)
-    found = session.Session(device, budget_ms=2000).measure(problem)
-    with session.knowing(device, [found]):
-        assert {record.problem for record in db.all(info)} == {str(problem)}
-    with session.knowing(device, []):
-        assert db.all(info) == []
-    assert db.folders == folders
-
-
-def test_ceilings_are_measured(device):
-    roof = measure_roof(device, "float32")
-    assert 1e8 < roof.flops.rate < 1e15
-    assert 1e8 < roof.bandwidth.rate < 1e14
-
-
-# --- peers ------------------------------------------------------------------------------------------------------------
-
-PEER_PROBLEMS = [
-    "mb2ic6ih9iw7oc4kh3kw2sh2sw1ph1pw0",
-    "g2mb2ic6ih9oc4kh3ph1dh2",
-    "g4mb1ic4ih9oc4kh3sh2ph1",
-    "mb1ic4ih9oc6kh1+bias+relu",
-    "mb1ic4ih9iw9oc6kh3kw3ph0pw1ph_r1pw_r2",
-]
-CPU = type("Info", (), {"type": "cpu", "vendor": "intel", "compute_units": 1})()
-
-
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
-@pytest.mark.parametrize("text", PEER_PROBLEMS)
-@pytest.mark.parametrize("name", ["torch", "onnxruntime"])
-def test_peers_compute_the_same_convolution(name, text, direction, layout):
-    pytest.importorskip(name)
-    pytest.importorskip("onnx")
-    problem = ConvProblem.parse(text)
-    if direction != "fwd":
-        problem = problem.replace(direction=direction, bias=False, activation=None)
-    problem = problem.replace(layout=layout)
-    host = random_operands(problem, 0)
-    (peer,), _ = peers.load([name], CPU)
-    one_sided = (problem.ph, problem.pw) != (problem.ph_r, problem.pw_r)
-    if direction != "fwd" and (name == "onnxruntime" or one_sided):
-        with pytest.raises(peers.Unable):
-            peer.variants(problem, host, 2)
-        return
-    variants = peer.variants(problem, host, 2)
-    expected = reference.compute(problem, **operands_of(problem, host))
-    for variant in variants:
-        variant.run(3)
-        got = np.asarray(variant.result())
-        assert got.shape == expected.shape
-        assert reference.relative_error(got, expected) < 1e-5, variant.name
-
-
-def test_unknown_peers_are_refused_and_missing_ones_said():
-    with pytest.raises(InvalidArgument, match="torch, onnxruntime"):
-        peers.load(["cutlass"], CPU)
-    tpu = type("Info", (), {"type": "accelerator", "vendor": "x", "compute_units": 1, "__str__": lambda self: "TPU"})()
-    pytest.importorskip("torch")
-    found, missing = peers.load(["torch"], tpu)
-    assert not found
-    assert "TPU" in missing["torch"]

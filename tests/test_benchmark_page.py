@@ -6,6 +6,7 @@ import re
 from html import unescape
 
 import pytest
+from reports import ENVIRONMENT
 
 from convdispatch.api.problem import ConvProblem
 from convdispatch.tools.benchmark.figures import colours, geometry_map
@@ -14,18 +15,6 @@ from convdispatch.tools.benchmark.published import CARD, titanx
 from convdispatch.tools.benchmark.report import Choice, Layer, Measured, Report, Row, placeless
 from convdispatch.tools.benchmark.summary import gaps, lines
 
-DEVICE = {
-    "title": "Card", "name": "Card", "type": "gpu", "arch": "sim", "compute_units": 4,
-    "global_mem_size": 1 << 30, "driver": "1", "key": "sim",
-}  # fmt: skip
-ENVIRONMENT = {
-    "created": "2026-01-02T03:04:05Z",
-    "device": DEVICE,
-    "python": "3",
-    "system": "x",
-    "packages": {},
-    "plugins": {},
-}
 ROOFS = {"float32": {"flops": {"rate": 1e12, "how": "a"}, "bandwidth": {"rate": 1e15, "how": "b"}, "matrix": None}}
 KINDS = {
     "mb1ic64ih16oc64kh1": ("circle", "implicitgemm.pointwise", 0.9),

@@ -9,38 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-import convdispatch as cd  # noqa: E402 (torch is asked for first)
+from torch_checks import LIMIT, error, gradients, total  # noqa: E402 (torch is asked for first)
+
+import convdispatch as cd  # noqa: E402
 import convdispatch.torch as ct  # noqa: E402
-from convdispatch.api.policy import current_policy  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("counted")
 F = torch.nn.functional
-LIMIT = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-
-
-@pytest.fixture(autouse=True)
-def counted():
-    torch.manual_seed(0)
-    ct.reset_counters()
-    yield
-    ct.disable()
-
-
-def error(got, expected) -> float:
-    got, expected = got.detach().double(), expected.detach().double()
-    return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
-
-
-def total() -> tuple[int, int]:
-    return ct.counters()["ours"], ct.counters()["left"]
-
-
-def gradients(function, *tensors):
-    """The result and all gradients, by a fixed gradient of the result."""
-    leaves = [tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_() for tensor in tensors]
-    y = function(*leaves)
-    torch.manual_seed(1)
-    grad = torch.randn(y.shape).to(tensors[0].dtype if tensors[0].dtype.itemsize == 2 else y.dtype)
-    return y, *torch.autograd.grad(y, leaves, grad)
 
 
 # A shape and its near misses: (function, input, weight, options).
@@ -256,129 +231,6 @@ def test_threads_and_a_backward_in_another():
     (4 * net(x).square().mean()).backward()
     assert all(error(mine, p.grad) < 1e-5 for mine, p in zip(got, net.parameters()))
     assert total() == (16, 0), ct.counters()
-
-
-def test_constant_weights_are_packed_once_and_again_when_they_change(monkeypatch):
-    packed = []
-    from convdispatch.selection.prepared import Constant
-
-    own = Constant.packed
-    monkeypatch.setattr(Constant, "packed", lambda self, *rest: packed.append(self) or own(self, *rest))
-    x, layer = torch.randn(2, 32, 16, 16), torch.nn.Conv2d(32, 32, 3, padding=1)
-    with ct.enable(), torch.inference_mode():
-        for change in (None, lambda w: w.mul_(2), lambda w: w.copy_(torch.randn_like(w))):
-            if change:
-                with torch.inference_mode(False), torch.no_grad():
-                    change(layer.weight)
-            for _ in range(3):
-                y = layer(x)
-            assert error(y, F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)) < 1e-5
-        assert y.is_inference()
-        with torch.inference_mode(False), torch.no_grad():
-            layer.weight.data = torch.randn_like(layer.weight)
-        assert error(layer(x), F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)) < 1e-5
-    assert len({id(each) for each in packed}) == 4, "packed by version and address"
-    packed.clear()
-    with ct.enable(), torch.no_grad():
-        layer(x)
-        layer.weight.data.mul_(2)
-        assert error(layer(x), F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)) < 1e-5
-    assert not packed
-    with ct.enable():
-        layer.requires_grad_(False)(x)
-    assert packed
-    assert ct.counters()["left"] == 0
-
-
-def test_weights_that_go_take_their_packed_forms_along():
-    import gc
-    import weakref
-
-    from convdispatch.torch import weights
-
-    layer = torch.nn.Conv2d(8, 8, 3).requires_grad_(False)
-    with ct.enable():
-        layer(torch.randn(1, 8, 8, 8))
-    key, held = id(layer.weight), weakref.ref(weights._seen[id(layer.weight)].packed.__class__)
-    del layer
-    gc.collect()
-    assert key not in weights._seen
-    assert held
-
-
-def test_weights_made_anew_each_time_are_not_constant():
-    x, scale = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
-    with ct.enable(), torch.inference_mode():
-        for factor in range(1, 5):
-            w = scale * factor
-            assert error(F.conv2d(x, w), F.conv2d(x.double(), w.double())) < 1e-5
-
-
-def test_pytorchs_switches_are_obeyed(monkeypatch):
-    from convdispatch.torch import engine
-
-    seen = []
-    stop = engine.watch(lambda part, call, tensors, geometry: seen.append(call.problem))
-    x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
-    try:
-        with ct.enable():
-            F.conv2d(x, w)
-            torch.set_float32_matmul_precision("high")
-            F.conv2d(x, w)
-            F.conv2d(x.double(), w.double())
-        with ct.enable(math="ieee"):
-            F.conv2d(x, w)
-    finally:
-        stop()
-        torch.set_float32_matmul_precision("highest")
-    assert [problem.math for problem in seen] == ["float32", "tf32", "float32", "ieee"]
-
-
-def test_cudas_switch_is_its_own(monkeypatch):
-    from convdispatch.torch.settings import switches
-
-    for allowed in (True, False):
-        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-        assert switches(True)[0] is allowed
-
-
-def test_deterministic_algorithms_are_asked_for(monkeypatch):
-    from convdispatch.selection import dispatch
-
-    asked = []
-    own = dispatch.prepare
-    monkeypatch.setattr(dispatch, "prepare", lambda p, c: asked.append(current_policy().deterministic) or own(p, c))
-    x, w = torch.randn(1, 4, 6, 5), torch.randn(4, 4, 3, 3)
-    torch.use_deterministic_algorithms(True)
-    try:
-        with ct.enable():
-            F.conv2d(x, w)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    with ct.enable():
-        F.conv2d(x, w)
-    assert asked == [True, False]
-
-
-def test_benchmark_measures_in_the_background(monkeypatch):
-    from convdispatch.selection.records.perfdb import perfdb
-    from convdispatch.torch import background, engine
-
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    problems = []
-    stop = engine.watch(lambda part, call, tensors, geometry: problems.append((call.problem, call.device)))
-    try:
-        with ct.enable():
-            y = F.conv2d(torch.ones(1, 5, 11, 13), torch.ones(7, 5, 3, 3))
-            assert background.drain(60)
-            assert torch.equal(F.conv2d(torch.ones(1, 5, 11, 13), torch.ones(7, 5, 3, 3)), y)
-    finally:
-        stop()
-    from convdispatch.device import runtime
-    from convdispatch.selection.records.perfdb import scope_of
-
-    problem, device = problems[0]
-    assert perfdb().lookup(problem, runtime.device_info(device), scope_of(current_policy()))
 
 
 def test_a_default_device_changes_nothing():

@@ -14,14 +14,7 @@ import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)
 _SPEC = importlib.util.spec_from_file_location("torch_zoo", Path(__file__).parent.parent / "bench" / "torch_zoo.py")
 zoo = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(zoo)
-
-
-@pytest.fixture(autouse=True)
-def counted():
-    torch.manual_seed(0)
-    ct.reset_counters()
-    yield
-    ct.disable()
+pytestmark = pytest.mark.usefixtures("counted")
 
 
 def convolutions(model) -> int:

@@ -59,7 +59,7 @@ ZONES = {
     "measurement": """
         conformance*
         families
-        find
+        find*
         fitting
         grammar*
         hostile_parsers
