@@ -121,7 +121,7 @@ _WORKER: dict[str, Any] = {}
 def begin(tries: int, profile: int) -> None:
     """A worker process: its own context, and the lock of those that use the device."""
     faulthandler.enable()
-    _WORKER.update(rig=Pair(), tries=tries, profile=profile, lock=Path("/tmp/vendors.lock").open("w"))  # noqa: SIM115
+    _WORKER.update(pair=Pair(), tries=tries, profile=profile, lock=Path("/tmp/vendors.lock").open("w"))  # noqa: SIM115
 
 
 def compare(given: tuple[int, dict[str, Any], ConvProblem]) -> dict[str, Any]:
@@ -131,35 +131,35 @@ def compare(given: tuple[int, dict[str, Any], ConvProblem]) -> dict[str, Any]:
         row = row | _compare(problem, profile=bool(_WORKER["profile"]) and number % _WORKER["profile"] == 0)
     except Exception as error:  # one case must not end the run: it is reported
         row["failed"] = f"{type(error).__name__}: {error}"
-    _WORKER["rig"].release()
+    _WORKER["pair"].release()
     return row
 
 
 def _compare(problem: ConvProblem, profile: bool) -> dict[str, Any]:
-    rig, lock = _WORKER["rig"], _WORKER["lock"]
+    pair, lock = _WORKER["pair"], _WORKER["lock"]
     solver = plugins().solvers["cudnn.convolution"]
-    reason = solver.rejects(problem, rig.info)
+    reason = solver.rejects(problem, pair.info)
     if reason:
         raise RuntimeError(reason)
-    rig.load(problem)
+    pair.load(problem)
     runs, found = [], []
-    for config in list(solver.configs(problem, rig.info))[: _WORKER["tries"]]:
+    for config in list(solver.configs(problem, pair.info))[: _WORKER["tries"]]:
         try:
-            runs.append((solver.plan(rig.queue.context, problem, config), config))
+            runs.append((solver.plan(pair.queue.context, problem, config), config))
         except Exception:  # an engine that the heuristics name may still not serve: PyTorch passes over it too
             continue
-    rig.scratch = runtime.workspace(rig.queue, max((plan.workspace_size for plan, _ in runs), default=0))
+    pair.scratch = runtime.workspace(pair.queue, max((plan.workspace_size for plan, _ in runs), default=0))
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         for _ in range(2):  # PyTorch chooses, by timings of its own
-            with rig.torch.cuda.stream(rig.own):
-                rig.theirs()
-        rig.torch.cuda.synchronize()
+            with pair.torch.cuda.stream(pair.own):
+                pair.theirs()
+        pair.torch.cuda.synchronize()
         for plan, config in runs:
-            run = rig.runner(plan)
+            run = pair.runner(plan)
             try:
-                rig.time(run, rig.stream, 1)
-                found.append((rig.time(run, rig.stream, 2), len(found), run, config))
+                pair.time(run, pair.stream, 1)
+                found.append((pair.time(run, pair.stream, 2), len(found), run, config))
             except Exception:
                 continue
         if not found:
@@ -170,13 +170,13 @@ def _compare(problem: ConvProblem, profile: bool) -> dict[str, Any]:
         times: list[list[float]] = [[] for _ in finalists]
         for _ in range(5):
             for place, (_, _, run, _) in enumerate(finalists):
-                times[place].append(rig.time(run, rig.stream, repeat))
-            theirs.append(rig.time(rig.theirs, rig.own, repeat))
+                times[place].append(pair.time(run, pair.stream, repeat))
+            theirs.append(pair.time(pair.theirs, pair.own, repeat))
         ours, place = min((statistics.median(samples), place) for place, samples in enumerate(times))
         run, config = finalists[place][2:]
-        row = {"difference": rig.difference(run)}
+        row = {"difference": pair.difference(run)}
         if profile:
-            sides = {"ours": rig.commands(run, rig.stream), "torch": rig.commands(rig.theirs, rig.own)}
+            sides = {"ours": pair.commands(run, pair.stream), "torch": pair.commands(pair.theirs, pair.own)}
             row["commands"] = {
                 side: [name for name in names if "vectorized_gather" not in name] for side, names in sides.items()
             }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 
-from convdispatch.device import bridge, cuda, lanes, sharedpool
+from convdispatch.device import bridge, cuda, sharedpool, streampool
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ def bridges(device, monkeypatch):
 
     monkeypatch.setattr(bridge, "cuda_of", lambda device: fake)
     monkeypatch.setattr(bridge, "shared_with_cuda", lambda context, device: True)
-    monkeypatch.setattr(lanes, "persistent", persistent)
-    monkeypatch.setattr(lanes, "cuda_address", lambda memory: base + (make.slabs.index(memory) << 30))
+    monkeypatch.setattr(streampool, "persistent", persistent)
+    monkeypatch.setattr(streampool, "cuda_address", lambda memory: base + (make.slabs.index(memory) << 30))
     monkeypatch.setattr(bridge, "_bridges", {})
-    monkeypatch.setattr(bridge, "_lanes", {})
+    monkeypatch.setattr(bridge, "_pools", {})
 
     def make(out_of_order=False):
         flags = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE if out_of_order else 0
@@ -52,15 +52,15 @@ def test_making_a_bridge_waits_for_nothing(bridges, device):
     made = [bridges() for _ in range(12)]
     assert all(bridge.bridge_of(queue) is across for queue, across in made)
     assert set(bridges.cuda.names()) == {"cuStreamCreate", "cuEventCreate"}
-    places = sorted(across._lane.address for _, across in made)
+    places = sorted(across._streams.address for _, across in made)
     assert all(second - first >= 4 for first, second in itertools.pairwise(places))
     bridge.Bridge.prepare(bridges.context, device)
     assert len(bridges.slabs) == 1  # there are flags enough
 
 
 def test_unprepared_bridges_and_more_than_a_slab(bridges, monkeypatch, device):
-    monkeypatch.setattr(lanes, "_FLAGS", 4)
-    places = {bridges()[1]._lane.address for _ in range(6)}
+    monkeypatch.setattr(streampool, "_FLAGS", 4)
+    places = {bridges()[1]._streams.address for _ in range(6)}
     assert len(places) == 6
     assert len(bridges.slabs) == 2
 
@@ -72,19 +72,19 @@ def test_streams_go_from_bridge_to_bridge_when_their_work_is_done(bridges):
         across.enter()
         across.leave()
     queue.finish()
-    first, address = across.stream.value, across._lane.address
+    first, address = across.stream.value, across._streams.address
     bridge._bridges.clear()
     del across
     _, other = bridges()
     assert other.stream.value != first  # the work may still be running
     bridges.cuda.done = True
     again, across = bridges()
-    assert (across.stream.value, across._lane.address) == (first, address)
+    assert (across.stream.value, across._streams.address) == (first, address)
     with across:
         across.enter()
         across.leave()
     again.finish()
-    assert across._lane.count == 2  # a flag only rises
+    assert across._streams.count == 2  # a flag only rises
 
 
 def test_bridges_are_bounded(bridges, monkeypatch):
@@ -109,7 +109,7 @@ def test_flags_rise_in_order(out_of_order, bridges):
 
     def flag():
         aside = cl.CommandQueue(bridges.context)
-        cl.enqueue_copy(aside, got, bridges.slabs[0], src_offset=across._lane.offset)
+        cl.enqueue_copy(aside, got, bridges.slabs[0], src_offset=across._streams.offset)
         return int(got[0])
 
     with across:

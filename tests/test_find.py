@@ -84,7 +84,7 @@ def test_a_suspect_runs_a_smaller_problem_first(faults, device, monkeypatch):
     monkeypatch.setattr("convdispatch.measurement.search.session.Search._predict", lambda *_: None)
     found, _ = searched(device, said=False)
     assert (found["slow"].status, found["slow"].count) == ("cut", 0)
-    assert "a smaller problem foretells" in found["slow"].reason
+    assert "a smaller problem predicts" in found["slow"].reason
 
 
 def test_a_smaller_problem_is_tried_only_with_what_is_offered_for_it(faults, device, monkeypatch):

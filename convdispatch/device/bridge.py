@@ -27,8 +27,8 @@ import numpy as np
 
 from ..api.errors import ConvDispatchError
 from .cuda import cuda_of, no_wait, trampoline
-from .lanes import Lanes
 from .memory import allocate, shared_with_cuda
+from .streampool import StreamPool
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -45,17 +45,17 @@ _TOGETHER = 8
 _LOOK, _SELDOM = 2e-5, 1e-3
 """Seconds between two looks whether a call that was put off is due; ever more where none is, at most the second."""
 _bridges: dict[Any, Bridge] = {}
-_lanes: dict[Any, Lanes] = {}
+_pools: dict[Any, StreamPool] = {}
 _lock = threading.Lock()
 
 
 class Bridge:
     """A CUDA stream beside one OpenCL queue. Use: ``with bridge: enter(...); CUDA work on stream; event = leave()``."""
 
-    def __init__(self, queue: cl.CommandQueue, lanes: Lanes) -> None:
+    def __init__(self, queue: cl.CommandQueue, pool: StreamPool) -> None:
         import pyopencl as cl
 
-        self.queue, self.cuda = queue, lanes.cuda
+        self.queue, self.cuda = queue, pool.cuda
         self.in_order = not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
         self._written: Any = None  # the event of the flag's last number, on an out-of-order queue
         self._lock = threading.RLock()
@@ -65,19 +65,19 @@ class Bridge:
         self._put_off: tuple[Any, Any, int] | None = None  # user event, words and pieces of work of a call to be made
         complete = ctypes.CDLL(cl._cl.__file__).clSetUserEventStatus  # of the loader that pyopencl is linked with
         self._complete = ctypes.cast(complete, c_void_p).value
-        self._lane, self._lanes = lanes.take(), lanes
-        self.stream = self._lane.stream
+        self._streams, self._pool = pool.take(), pool
+        self.stream = self._streams.stream
 
     @staticmethod
     def prepare(context: cl.Context, device: cl.Device) -> None:
         """Make what the bridges of a context's queues share, so that none of them waits for the device later."""
-        lanes = _lanes_of(context, device)
-        if lanes is not None:
-            lanes.prepare()
+        pool = _pool_of(context, device)
+        if pool is not None:
+            pool.prepare()
 
     def __del__(self) -> None:
-        if hasattr(self, "_lanes") and not sys.is_finalizing():
-            self._lanes.give_back(self._lane, self._own)
+        if hasattr(self, "_pool") and not sys.is_finalizing():
+            self._pool.give_back(self._streams, self._own)
 
     def __enter__(self) -> Bridge:
         self._lock.acquire()
@@ -90,7 +90,7 @@ class Bridge:
 
     def idle(self) -> bool:
         """Whether no work is in flight, and no call is to be made."""
-        return self._put_off is None and self._lane.idle()
+        return self._put_off is None and self._streams.idle()
 
     def enter(self, wait_for: Sequence[cl.Event] | None = None) -> None:
         """The stream's next work begins after ``wait_for``, and on an in-order queue after all enqueued so far."""
@@ -99,16 +99,16 @@ class Bridge:
             return
         import pyopencl as cl
 
-        lane, waits = self._lane, list(wait_for or ())
-        lane.count = (lane.count + 1) & 0xFFFFFFFF  # CUDA compares in a circle
+        streams, waits = self._streams, list(wait_for or ())
+        streams.count = (streams.count + 1) & 0xFFFFFFFF  # CUDA compares in a circle
         if self._written is not None:
             waits.append(self._written)  # else a later number might let earlier work begin
-        number = np.uint32(lane.count)
-        written = cl.enqueue_fill_buffer(self.queue, lane.memory, number, lane.offset, 4, wait_for=waits or None)
+        number = np.uint32(streams.count)
+        written = cl.enqueue_fill_buffer(self.queue, streams.memory, number, streams.offset, 4, wait_for=waits or None)
         if not self.in_order:
             self._written = written
         self.queue.flush()
-        self.cuda("cuStreamWaitValue32_v2", self.stream, lane.address, lane.count, _AT_LEAST)
+        self.cuda("cuStreamWaitValue32_v2", self.stream, streams.address, streams.count, _AT_LEAST)
 
     def leave(self, brief: bool = False) -> cl.Event:
         """An OpenCL event that completes with the stream's work so far; in an in-order queue all later work waits.
@@ -138,10 +138,10 @@ class Bridge:
 
     def _call(self, finished: cl.UserEvent, words: Any) -> None:
         """Complete ``finished`` when the stream's work so far is done."""
-        lane = self._lane
-        self.cuda("cuEventRecord", lane.done, self.stream)
-        self.cuda("cuStreamWaitEvent", lane.aside, lane.done, 0)
-        self.cuda("cuLaunchHostFunc", lane.aside, trampoline(), words)
+        streams = self._streams
+        self.cuda("cuEventRecord", streams.done, self.stream)
+        self.cuda("cuStreamWaitEvent", streams.aside, streams.done, 0)
+        self.cuda("cuLaunchHostFunc", streams.aside, trampoline(), words)
         self._called, self._put_off = finished, None
 
     def _call_to_come(self) -> bool:
@@ -237,13 +237,13 @@ def _settle() -> None:
         bridge.catch_up(now=True)
 
 
-def _lanes_of(context: cl.Context, device: cl.Device) -> Lanes | None:
-    found = _lanes.get(context)
+def _pool_of(context: cl.Context, device: cl.Device) -> StreamPool | None:
+    found = _pools.get(context)
     if found is None:
         cuda = cuda_of(device)
         if cuda is None or not shared_with_cuda(context, device):
             return None
-        found = _lanes.setdefault(context, Lanes(context, device, cuda))
+        found = _pools.setdefault(context, StreamPool(context, device, cuda))
     return found
 
 
@@ -251,22 +251,22 @@ def bridge_of(queue: cl.CommandQueue) -> Bridge | None:
     """The bridge of a queue, made once; None where the device is not CUDA's or shares no memory with it."""
     found = _bridges.get(queue)
     if found is None:
-        lanes = _lanes_of(queue.context, queue.device)
-        if lanes is None:
+        pool = _pool_of(queue.context, queue.device)
+        if pool is None:
             return None
         with _lock:
             found = _bridges.get(queue)
             if found is None:
                 if len(_bridges) >= _MOST:
                     _make_room()
-                found = _bridges[queue] = Bridge(queue, lanes)
+                found = _bridges[queue] = Bridge(queue, pool)
     return found
 
 
 def _make_room() -> None:
     """Let the oldest bridges without work go: a queue's Python object cannot tell that it has gone (no weak reference).
 
-    Whoever holds one may still use it: its lane is not used again before.
+    Whoever holds one may still use it: its streams are not used again before.
     """
     for queue, bridge in list(_bridges.items()):
         if len(_bridges) < _MOST:

@@ -46,7 +46,7 @@ class _Relayout:
         self.order = _ORDER[layout]
         self.back = _ORDER[LAYOUTS[1 - LAYOUTS.index(layout)]]
         self.new = Graph(list(graph.inputs))
-        self._turned: dict[Value, Value] = {}
+        self._other: dict[Value, Value] = {}
         """Pictures of the old graph in the new layout."""
         self._plain: dict[Value, Value] = {value: value for value in graph.inputs}
         """Values in the old layout."""
@@ -56,7 +56,7 @@ class _Relayout:
         """The whole graph."""
         for node in self.old.nodes:
             turns = self._turns(node)
-            change = self._turned_operand if turns else self._plain_operand
+            change = self._other_operand if turns else self._plain_operand
             args, kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
             if turns and node.name in _AWARE:
                 kwargs["layout"] = self.layout
@@ -76,7 +76,7 @@ class _Relayout:
             return False
         if node.name in _AWARE:
             return node.kwargs.get("layout", "nchw") != self.layout
-        if not any(ref.value in self._turned for ref in pictures):  # nothing is won by turning what lies as it should
+        if not any(ref.value in self._other for ref in pictures):  # nothing is won by turning what lies as it should
             return False
         if node.name in _POINTWISE:  # operands that broadcast do so along the same axes
             return all(len(operand.shape) == 4 for operand in operands((node.args, node.kwargs)))
@@ -89,33 +89,33 @@ class _Relayout:
             picture = turns and len(value.shape) == 4
             shape = tuple(value.shape[a] for a in self.order) if picture else value.shape
             made = Value(shape, value.dtype, new)
-            (self._turned if picture else self._plain)[value] = made
+            (self._other if picture else self._plain)[value] = made
 
         def result(ref: Ref) -> Ref:
-            made = (self._turned if ref.value in self._turned else self._plain)[ref.value]
+            made = (self._other if ref.value in self._other else self._plain)[ref.value]
             return made.whole if ref.is_whole else replace(ref, value=made)
 
         new.result = map_operands(result, old.result)
         self.new.nodes.append(new)
 
-    def _turned_operand(self, operand: Any) -> Any:
+    def _other_operand(self, operand: Any) -> Any:
         if isinstance(operand, Tensor):
-            return self._turned_weights(operand) if len(operand.shape) == 4 else operand
+            return self._other_weights(operand) if len(operand.shape) == 4 else operand
         if len(operand.shape) != 4:
             return self._plain_operand(operand)
         value = operand.value
         if not operand.is_whole:  # a vector looked at as a picture of one pixel lies alike in both layouts
             return replace(self._plain_operand(operand), shape=tuple(operand.shape[a] for a in self.order))
-        if value not in self._turned:
-            self._turned[value] = self._reordered(self._plain[value], self.order)
-        return self._turned[value].whole
+        if value not in self._other:
+            self._other[value] = self._reordered(self._plain[value], self.order)
+        return self._other[value].whole
 
     def _plain_operand(self, operand: Any) -> Any:
         if isinstance(operand, Tensor):
             return operand
         value = operand.value
         if value not in self._plain:
-            transposed = self._turned[value]
+            transposed = self._other[value]
             if np.prod(value.shape[2:] if self.layout == "nhwc" else value.shape[1:3]) == 1:
                 return replace(operand, value=transposed)  # one pixel: the bytes are the same
             self._plain[value] = self._reordered(transposed, self.back)
@@ -128,7 +128,7 @@ class _Relayout:
         self.new.nodes.append(node)
         return made
 
-    def _turned_weights(self, w: Tensor) -> Tensor:
+    def _other_weights(self, w: Tensor) -> Tensor:
         if id(w) not in self._weights:
             self._weights[id(w)] = w.transpose(*self.order).copy()
         return self._weights[id(w)]

@@ -72,7 +72,7 @@ def build(
     free = layout is None and queues is None
     key = remembered.key_of(graph, queue, purpose) if recall and free else None
     known = None if key is None else remembered.recall(key)
-    if known is not None and known.is_settled and known.layout in layouts:
+    if known is not None and known.is_final and known.layout in layouts:
         layouts, counts = (known.layout,), (known.queues,)
     net_key = carried.key_of(purpose, *remembered.described(graph)) if free and carried.wanted(queue.device) else ""
     packed = carried.find("forms", net_key, queue.device) if net_key else None

@@ -93,13 +93,13 @@ class Choice:
     """How often it was built unmeasured since the last measurement."""
 
     @property
-    def is_settled(self) -> bool:
+    def is_final(self) -> bool:
         """Whether it may be built alone: two measurements agree, and if they were noisy, not too long ago."""
         return self.votes >= ENOUGH and (self.noise <= CALM or self.recalls < NOISY_RECALLS)
 
 
 def recall(key: str) -> Choice | None:
-    """What is known of a net's forms; None for nothing. A settled choice of a noisy machine counts its uses."""
+    """What is known of a net's forms; None for nothing. A final choice of a noisy machine counts its uses."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         held = Choice(**json.loads(_file(key).read_text(encoding="utf-8")))
         numbers = (held.queues, held.votes, held.recalls)
@@ -107,7 +107,7 @@ def recall(key: str) -> Choice | None:
             return None
         if held.layout not in (None, *LAYOUTS) or not 0 <= float(held.noise) < float("inf"):
             return None
-        if held.is_settled and held.noise > CALM:
+        if held.is_final and held.noise > CALM:
             _write(key, replace(held, recalls=held.recalls + 1))
         return held
     return None

@@ -114,7 +114,7 @@ class _Ranking:
         self.accepted, self.reasons = accepted, reasons
 
     def candidates(self) -> list[Candidate]:
-        """Locked, measured, borrowed, then by registry, predicted cost and name; each solver once."""
+        """Locked, measured, by neighbours, then by registry, predicted cost and name; each solver once."""
         ordered = []
         known = measured(self.problem, self.device, self.policy, self.accepted, self.configs)
         offers = self._offers()

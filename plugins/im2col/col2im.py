@@ -38,7 +38,7 @@ from .convert import NARROW, inward
 from .cost import COLUMN, LAUNCH
 from .window import PatchWindow, runs
 
-__all__ = ["Col2im", "configs", "turned_pays"]
+__all__ = ["Col2im", "configs", "flipped_pays"]
 
 _TILE = 256  # elements of x that a CPU work item sums at once
 
@@ -53,7 +53,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
             yield {"method": "col2im", "cap": cap, "gemm": gemm}
 
 
-def turned_pays(problem: ConvProblem) -> bool:
+def flipped_pays(problem: ConvProblem) -> bool:
     """Whether the flipped product is expected to beat columns: by multiply-adds and what is lowered or summed."""
     flipped, plain = PatchWindow.of(problem, flipped=True), PatchWindow.of(problem)
     lowered, columns = flipped.k * flipped.pixels, plain.k * plain.pixels

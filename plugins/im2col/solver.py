@@ -56,7 +56,7 @@ class Im2col(Solver):
             methods = [col2im.configs(problem, device, caps)]
             if {problem.sd, problem.sh, problem.sw} == {1}:
                 yield from depthwise.configs(problem, device, caps)
-                place = 1 if col2im.turned_pays(problem) else 0
+                place = 1 if col2im.flipped_pays(problem) else 0
                 methods.insert(1 - place, product.configs(problem, device, caps))
             yield from itertools.chain(*methods)
 

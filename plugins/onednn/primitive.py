@@ -96,7 +96,7 @@ def dims_of(problem: ConvProblem, name: str, layout: str | None = None) -> tuple
 
 
 class Convolution:
-    """The primitive descriptor of one problem in one configuration, with the layouts it settled on.
+    """The primitive descriptor of one problem in one configuration, with the layouts it chose.
 
     ``config["data"]``: ``any`` leaves the layouts of images to the library, ``plain`` keeps the caller's, ``nhwc`` and
     ``blocked`` (sixteen channels together) ask for one; weights are always the library's choice. Implementations that

@@ -114,9 +114,9 @@ class _Writer:
                 if len(even) + len(odd) < len(first) or not even or not odd:
                     continue
                 shared, factor = self._scaled(even)
-                turned = self._scaled(odd)
+                scaled = self._scaled(odd)
                 for k, sign in ((i, 1), (j, -1)):
-                    result[k] = {shared: factor}, turned, sign
+                    result[k] = {shared: factor}, scaled, sign
         return [found or (form, None, 1) for found, form in zip(result, forms, strict=True)]
 
     def _scaled(self, form: Form) -> tuple[str, Fraction]:

@@ -25,13 +25,13 @@ _READ, _WRITTEN, _SCATTERED = 19.0, 25.0, 300.0  # of an element of A or B; of C
 
 
 @functools.lru_cache(maxsize=256)
-def _turned(spec: GemmSpec, swap: bool) -> GemmSpec:
+def _swapped(spec: GemmSpec, swap: bool) -> GemmSpec:
     return (spec.swapped if swap else spec).simplified
 
 
 def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
     """A product under one of its choices."""
-    spec = _turned(spec, gemm["swap"])
+    spec = _swapped(spec, gemm["swap"])
     a, b, c = spec.m * spec.k * spec.batch, spec.k * spec.n * spec.batch, spec.m * spec.n * spec.batch
     cost = _WORK * 2 * a * spec.n + _READ * (a + b) + _WRITTEN * c * gemm["split"] + LAUNCH * (1 + (gemm["split"] > 1))
     if spec.c.col.stride > 1:

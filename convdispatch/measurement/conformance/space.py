@@ -105,12 +105,12 @@ def blocks() -> tuple[Block, ...]:
     typed = [{"dtype": dtype} for dtype in dtypes]
     for form in FORMS:
         strata = _strata(form)
-        turned = [{**stratum, "direction": direction} for direction in back for stratum in strata]
+        backward = [{**stratum, "direction": direction} for direction in back for stratum in strata]
         last = [{**stratum, "direction": "fwd"} for stratum in strata]
         last += [{**strata[0], "direction": direction} for direction in back]
         made += [
             _block(f"{form}_2d.fwd", "core", form, 2, strata, direction=["fwd"]),
-            _block(f"{form}_2d.bwd", "training", form, 2, turned, direction=back),
+            _block(f"{form}_2d.bwd", "training", form, 2, backward, direction=back),
             _block(f"{form}_2d.nhwc", "full", form, 2, last, direction=_DIRECTIONS, layout=["nhwc"]),
             _block(f"{form}_2d.dtypes", "full", form, 2, [*typed, _BARE], **both, dtype=dtypes),
             _block(f"{form}_1d", "full", form, 1, (), **both),

@@ -239,11 +239,11 @@ class Search:
         estimate = self._harness(small).verify(prepared).run_ms * self.problem.flops / small.flops
         if best is not None and estimate > SUSPECT * best:
             entry.ends(
-                "cut", f"a smaller problem foretells {estimate:.3g} ms, {estimate / best:.0f} times the best so far"
+                "cut", f"a smaller problem predicts {estimate:.3g} ms, {estimate / best:.0f} times the best so far"
             )
             return True
         if not self._has_time((2 + LOOKS) * estimate, best):
-            entry.ends("not tried", f"a smaller problem foretells {estimate:.3g} ms, more than the budget leaves")
+            entry.ends("not tried", f"a smaller problem predicts {estimate:.3g} ms, more than the budget leaves")
             return True
         return False
 

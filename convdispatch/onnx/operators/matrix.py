@@ -29,9 +29,9 @@ def _gemm(call: Call) -> Tensor:
         a = functional.view(a, (a.shape[0], -1))
     c = call.raw(2) if call.has(2) and beta != 0 else None
     if isinstance(b, np.ndarray) and b.dtype.kind == "f" and a.size and b.size:
-        turned, derive = bool(call.get("transB", 0)), call.walk.derive
+        transposed, derive = bool(call.get("transB", 0)), call.walk.derive
         rows = derive(
-            ("rows", turned, alpha), b, lambda: np.ascontiguousarray(b if turned else b.T) * b.dtype.type(alpha)
+            ("rows", transposed, alpha), b, lambda: np.ascontiguousarray(b if transposed else b.T) * b.dtype.type(alpha)
         )
         n = len(rows)
         if isinstance(c, np.ndarray) and c.size in (1, n) and (not c.shape or c.shape[-1] in (1, n)):

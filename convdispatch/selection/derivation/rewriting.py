@@ -85,7 +85,7 @@ def rotated(problem: ConvProblem) -> Rewritten | str:
         changes |= {f"i{axis}": extent, f"s{axis}": 1, f"p{axis}": pads[0], f"p{axis}_r": pads[1]}
         spatial[axis] = (extent, low, s)
     inner = problem.replace(direction="fwd", ic=problem.oc, oc=problem.ic, constant_weights=False, **changes)
-    weights = _turned(problem, inner)
+    weights = _rotated(problem, inner)
     words = "data gradient as forward with rotated weights"
     if not copies:
         return Rewritten(inner, words, (weights,), through={"x": "y", "y": "x"})
@@ -98,7 +98,7 @@ def rotated(problem: ConvProblem) -> Rewritten | str:
     return Rewritten(inner, words, (weights, Copy("y", "x", _six(axes))), through={"y": "x"})
 
 
-def _turned(problem: ConvProblem, inner: ConvProblem) -> Copy:
+def _rotated(problem: ConvProblem, inner: ConvProblem) -> Copy:
     """The rotated weights: within each group channels exchanged, each kernel axis flipped."""
     into, source = axes_of(inner, "w"), axes_of(problem, "w")
     icg, ocg = problem.ic // problem.g, problem.oc // problem.g

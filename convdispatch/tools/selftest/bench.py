@@ -10,7 +10,7 @@ import numpy as np
 from ...tape import Tape
 from ...tensor import Tensor
 
-__all__ = ["Bench", "Found", "turned"]
+__all__ = ["Bench", "Found", "in_layout"]
 
 Found = Iterator[tuple[str, np.ndarray, np.ndarray]]
 """What it is, what the device gave, what is right."""
@@ -27,8 +27,8 @@ class Bench:
         return self.rng.standard_normal(shape).astype(dtype)
 
     def put(self, array: np.ndarray, layout: str = "nchw") -> Tensor:
-        """A tensor, an array of images turned to the layout."""
-        return Tensor.from_numpy(np.ascontiguousarray(turned(array, layout)), self.queue)
+        """A tensor, an array of images moved to the layout."""
+        return Tensor.from_numpy(np.ascontiguousarray(in_layout(array, layout)), self.queue)
 
     def gradients(
         self, of: Callable[..., Tensor], inputs: list[Tensor], dy: Callable[[tuple[int, ...]], Tensor]
@@ -42,6 +42,6 @@ class Bench:
         return y, tape.backward(y, given, keep=inputs)
 
 
-def turned(array: np.ndarray, layout: str) -> np.ndarray:
+def in_layout(array: np.ndarray, layout: str) -> np.ndarray:
     """Images ``[mb, c, h, w]`` as the layout has them."""
     return np.moveaxis(array, 1, -1) if layout == "nhwc" else array

@@ -9,7 +9,7 @@ import numpy as np
 from ...nn import functional
 from ...tensor import Tensor
 from . import oracle
-from .bench import Bench, Found, turned
+from .bench import Bench, Found, in_layout
 
 __all__ = ["batch_norm", "gated_pooling", "lrn", "pooling"]
 
@@ -37,12 +37,12 @@ def pooling(bench: Bench, width: int, kind: str, layout: str, dtype: str, **wind
 
     y, dx = oracle.pool("max" if kind == "max" else "average", x.astype(np.float64), found, dy)
     given = bench.put(x, layout)
-    yield "y", operation(given, layout=layout, **window).numpy(), turned(y, layout)
+    yield "y", operation(given, layout=layout, **window).numpy(), in_layout(y, layout)
     got, (back,) = bench.gradients(
         lambda t: operation(t, layout=layout, **window), [given], lambda _: bench.put(slopes["dy"], layout)
     )
-    yield "y with notes", got.numpy(), turned(y, layout)
-    yield "dx", back.numpy(), turned(dx, layout)
+    yield "y with notes", got.numpy(), in_layout(y, layout)
+    yield "dx", back.numpy(), in_layout(dx, layout)
 
 
 def gated_pooling(bench: Bench, width: int, layout: str, kernel: int, stride: int, padding: int) -> Found:
@@ -61,8 +61,8 @@ def gated_pooling(bench: Bench, width: int, layout: str, kernel: int, stride: in
         return functional.max_pool(normal, kernel, stride, padding, layout=layout)
 
     got, (dx,) = bench.gradients(net, [bench.put(x, layout)], lambda _: bench.put(slope, layout))
-    yield "y", got.numpy(), turned(y, layout)
-    yield "dx", dx.numpy(), turned(expected["dx"], layout)
+    yield "y", got.numpy(), in_layout(y, layout)
+    yield "dx", dx.numpy(), in_layout(expected["dx"], layout)
 
 
 def lrn(bench: Bench, width: int, layout: str, size: int, beta: float, dtype: str, across: str) -> Found:
@@ -75,8 +75,8 @@ def lrn(bench: Bench, width: int, layout: str, size: int, beta: float, dtype: st
         return functional.local_response_norm(t, size, 0.5, beta, 1.5, layout=layout)
 
     got, (back,) = bench.gradients(operation, [bench.put(x, layout)], lambda _: bench.put(dy, layout))
-    yield "y", got.numpy(), turned(y, layout)
-    yield "dx", back.numpy(), turned(dx, layout)
+    yield "y", got.numpy(), in_layout(y, layout)
+    yield "dx", back.numpy(), in_layout(dx, layout)
 
 
 def batch_norm(bench: Bench, width: int, layout: str, relu: bool, plus: bool, across: str) -> Found:
@@ -96,9 +96,9 @@ def batch_norm(bench: Bench, width: int, layout: str, relu: bool, plus: bool, ac
     names = {"y": y, "mean": mean, "variance": variance, "dx": dx, "dscale": dscale, "dshift": dshift}
     names |= dict(zip(["dresidual"], rest, strict=False))
     for name, got in names.items():
-        yield name, got.numpy(), turned(expected[name], layout) if expected[name].ndim == 4 else expected[name]
+        yield name, got.numpy(), in_layout(expected[name], layout) if expected[name].ndim == 4 else expected[name]
     still = functional.batch_norm(*inputs[:3], mean, variance, training=False, **options).numpy()
     wide = (1, -1, 1, 1)
     factor = scale / np.sqrt(expected["variance"] + 1e-5)
     right = (x - expected["mean"].reshape(wide)) * factor.reshape(wide) + shift.reshape(wide)
-    yield "y of inference", still, turned(np.maximum(right, 0) if relu else right, layout)
+    yield "y of inference", still, in_layout(np.maximum(right, 0) if relu else right, layout)

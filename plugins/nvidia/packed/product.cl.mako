@@ -55,12 +55,12 @@ constant int PHASES[${len(geo.phases)}][14] = {
 <% at = (i * frag_n + j) * 4 %>\
 % if f.float32_accurate:
         {
-          float part4[4] = {${", ".join(f"carried[{at + e}]" if t.compensated else "0" for e in range(4))}};
+          float part4[4] = {${", ".join(f"lost[{at + e}]" if t.compensated else "0" for e in range(4))}};
 % for pa, pb in f.products:
           MMA(part4, fa[${pa}][${i}], fb[${pb}][${j // 2}] + ${j % 2 * 2});
 % endfor
 % for e in range(4):
-          ${f"carried[{at + e}] = add_part(sum + {at + e}, part4[{e}])" if t.compensated else f"sum[{at + e}] += part4[{e}]"};
+          ${f"lost[{at + e}] = add_part(sum + {at + e}, part4[{e}])" if t.compensated else f"sum[{at + e}] += part4[{e}]"};
 % endfor
         }
 % else:
@@ -205,9 +205,9 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
 #pragma unroll
   for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
 % if not wgmma and compensated:
-  float carried[${sums}];
+  float lost[${sums}];
 #pragma unroll
-  for (int i = 0; i < ${sums}; ++i) carried[i] = 0;
+  for (int i = 0; i < ${sums}; ++i) lost[i] = 0;
 % endif
 % if apart:
   float fresh[${sums}];

@@ -21,7 +21,7 @@ _SMALLEST = 64  # tiles of a piece below which cutting further would only add la
 # Of SUSTAINED times the device's rate, what a long product reaches, by the products of a work item; fitted on an H200.
 _SHARES = {128: 0.76, 64: 0.82, 32: 0.65, 16: 0.49}
 _START = (24, 50)  # steps of k that a work group's first loads and last stores cost, for tiles up to 64x128 and larger
-_START_WEIGHTS = 55  # the same where both operands are turned on their way into local memory
+_START_WEIGHTS = 55  # the same where both operands are transposed on their way into local memory
 SUSTAINED = 0.92
 """Of the device's rate of multiply-adds: 60 of an H200's 65 TFLOP/s, which the model's shares are shares of."""
 COPY = 0.94

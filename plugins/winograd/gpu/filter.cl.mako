@@ -6,7 +6,7 @@ a_h, a_w = walk.alpha
 k_h, k_w = walk.taps
 g_h, g_w = walk.matrices("g")
 def name(letter, i, j): return f"{letter}{i}_{j}"
-turned = walk.problem.direction == "bwd_data"
+flipped = walk.problem.direction == "bwd_data"
 s_m, s_k, s_tap = f.strides
 %>\
 #include <convdispatch/vectors.cl>
@@ -19,7 +19,7 @@ kernel void transform_weights(global const REAL *restrict w, global ACC *restric
   u += ${f.at}L + ((long)group * ${f.kp} + k) * ${f.mp} + m;
 % for i in range(k_h):
 % for j in range(k_w):
-<% tap = (k_h - 1 - i) * k_w + k_w - 1 - j if turned else i * k_w + j %>\
+<% tap = (k_h - 1 - i) * k_w + k_w - 1 - j if flipped else i * k_w + j %>\
   const ACC ${name("d", i, j)} = exists ? LOAD1(w + ${tap * s_tap}) : (ACC)0;
 % endfor
 % endfor

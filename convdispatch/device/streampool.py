@@ -1,7 +1,7 @@
 """What bridges between OpenCL queues and CUDA stand on: streams, events and flags that both worlds see.
 
-Flags are words of shared memory, made many at a time because making them waits for the device. A lane whose bridge has
-gone serves the next one, once its work is done.
+Flags are words of shared memory, made many at a time because making them waits for the device. Streams whose
+bridge has gone serve the next one, once their work is done.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .memory import cuda_address, persistent
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Lane", "Lanes"]
+__all__ = ["StreamPool", "Streams"]
 
 _NON_BLOCKING, _NO_TIMING = 1, 2
 _FLAGS, _APART = 1024, 64
 """Flags made at a time, and the bytes from one to the next: a cache line's, since each has a writer of its own."""
 
 
-class Lane:
+class Streams:
     """The device's share of a bridge: two streams, an event and a flag, a word of memory that only rises."""
 
     def __init__(self, cuda: Cuda, memory: Any, offset: int) -> None:
@@ -39,13 +39,13 @@ class Lane:
         return self.cuda.idle(self.stream) and self.cuda.idle(self.aside)
 
 
-class Lanes:
-    """A context's lanes: flags for new ones, and those whose bridges have gone, for use again."""
+class StreamPool:
+    """A context's Streams: flags for new ones, and those whose bridges have gone, for use again."""
 
     def __init__(self, context: cl.Context, device: cl.Device, cuda: Cuda) -> None:
         self.cuda, self._context, self._device = cuda, context, device
         self._flags: list[tuple[Any, int]] = []
-        self._returned: deque[Lane] = deque()
+        self._returned: deque[Streams] = deque()
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -62,20 +62,20 @@ class Lanes:
         self.cuda("cuStreamDestroy_v2", stream)
         self._flags.extend((memory, number * _APART) for number in range(_FLAGS))
 
-    def take(self) -> Lane:
-        """A lane without work."""
+    def take(self) -> Streams:
+        """Streams without work."""
         with self._lock:
             for _ in range(len(self._returned)):
-                lane = self._returned.popleft()
-                if lane.idle():
-                    lane.held = None
-                    return lane
-                self._returned.append(lane)
+                streams = self._returned.popleft()
+                if streams.idle():
+                    streams.held = None
+                    return streams
+                self._returned.append(streams)
             if not self._flags:
                 self._grow()
-            return Lane(self.cuda, *self._flags.pop())
+            return Streams(self.cuda, *self._flags.pop())
 
-    def give_back(self, lane: Lane, held: Any) -> None:
+    def give_back(self, streams: Streams, held: Any) -> None:
         """A bridge has gone, its work perhaps not; takes no lock, since garbage may be collected anywhere."""
-        lane.held = held
-        self._returned.append(lane)
+        streams.held = held
+        self._returned.append(streams)
