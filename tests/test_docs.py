@@ -129,3 +129,32 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_table_of_new_things_is_true():
+    """Files that CONTRIBUTING.md's table names exist, and names that it says stand in the files named beside them."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.partition("## Where a new thing goes")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:4] for line in table.splitlines() if line.startswith("| ") and "goes to" not in line]
+    assert [row[0].strip() for row in rows] == ["solver", "refusal", "dialect", "peer", "array type", "queue kind"]
+    for path in re.findall(r"`((?:convdispatch|plugins)/[\w/.]*)`", table):
+        assert (ROOT / path).exists() or "NAME" in path, path
+    for name, path in [
+        ("convdispatch_solvers", "plugins/im2col/__init__.py"),
+        ("def rejects", "plugins/nvidia/direct/solver.py"),
+        ("errata", "registry.yaml"),
+        ("def refusal", "convdispatch/selection/ranking.py"),
+        ("_WRITERS", "convdispatch/measurement/grammar/__init__.py"),
+        ("_READERS", "convdispatch/measurement/grammar/files.py"),
+        ("def _kind", "convdispatch/measurement/grammar/files.py"),
+        ("def read_line", "convdispatch/measurement/grammar/deepbench.py"),
+        ("PEERS", "convdispatch/tools/benchmark/peers.py"),
+        ("class Peer", "convdispatch/tools/benchmark/onnx_peer.py"),
+        ("class Library", "convdispatch/calls/library.py"),
+        ("def _find", "convdispatch/calls/libraries.py"),
+        ("class Numba", "convdispatch/calls/libraries.py"),
+        ("class Commands", "convdispatch/device/commands.py"),
+        ("(Commands)", "convdispatch/device/stream.py"),
+    ]:
+        assert name in (ROOT / path).read_text(), f"{path} has no {name}"
+        assert name.split()[-1].strip("()") in table, name
