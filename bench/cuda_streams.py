@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -21,6 +21,7 @@ import torch
 import convdispatch as cd
 from convdispatch import ConvProblem
 from convdispatch.api.policy import Policy
+from convdispatch.calls.foreign import rehearse
 from convdispatch.calls.libraries import library_of
 from convdispatch.device import runtime
 from convdispatch.device.stream import CudaStream, place_of
@@ -40,6 +41,7 @@ PROBLEMS = (
 )
 CALLS = 10_000
 QUICK = False
+HELD: list[Any] = []
 """Nets at batch 1, without PyTorch's forms."""
 
 
@@ -149,20 +151,23 @@ def libraries(queue: Any) -> None:
     say("  Tensor over PyTorch's memory:", torch.equal(back.cpu(), torch.from_numpy(2 * arrays["x"])))
 
 
-def launches_of(run: Callable[[], Any]) -> list[tuple[Any, list[Any]]]:
-    """The kernels that a call launches and their arguments; memory stays where it is while nothing else allocates."""
-    found: list[tuple[Any, list[Any]]] = []
-    first = CudaStream.launch_function
-
-    def launch(self: Any, function: Any, arguments: list[Any]) -> None:
-        found.append((function, list(arguments)))
-        first(self, function, arguments)
-
-    CudaStream.launch_function = launch  # type: ignore[method-assign]
-    try:
-        run()
-    finally:
-        CudaStream.launch_function = first  # type: ignore[method-assign]
+def launches_of(prepared: Any, stream: CudaStream, tensors: Sequence[torch.Tensor]) -> list[tuple[Any, list[Any]]]:
+    """The kernels that a call launches and their arguments, on memory that stays."""
+    addresses, found = [tensor.data_ptr() for tensor in tensors], []
+    launches = rehearse(prepared, stream)
+    assert launches is not None
+    scratch: dict[int, torch.Tensor] = {}
+    for function, arguments, places in launches.given:
+        given = list(arguments)
+        for at, operand, offset in places:
+            if operand >= len(addresses):
+                size = prepared.workspace_size
+                given[at] = scratch.setdefault(operand, torch.empty(size, dtype=torch.uint8, device="cuda")).data_ptr()
+            else:
+                given[at] = addresses[operand]
+            given[at] += offset
+        found.append((function, given))
+    HELD.append(scratch)
     return found
 
 
@@ -176,7 +181,7 @@ def overhead(queue: Any) -> None:
         out, y = call(problem, given), call(problem, on_queue)
         stream = library_of(torch.Tensor).stream(out, 0)
         prepared = dispatch.prepare(problem, stream.context)
-        bound = launches_of(lambda g=given, o=out, p=problem.ph: cd.conv(g["x"], g["w"], padding=p, out=o))
+        bound = launches_of(prepared, stream, (given["x"], given["w"], out))
 
         def bare(bound: Any = bound, handle: Any = stream.handle) -> None:
             for function, arguments in bound:

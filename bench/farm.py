@@ -1,16 +1,26 @@
-"""Tasks over several processes, of which any may die or hang: what is lost is said, and the rest goes on.
+"""Tasks of a script over several processes, of which any may die or hang: what is lost is said, and the rest goes on.
 
-A kernel that faults or never ends takes its process with it; ``multiprocessing.Pool`` then waits for ever.
+The processes and their deaths are ``convdispatch.measurement.farm``'s; what a script computes and answers is Python's
+objects, so they travel as pickles between a script and its own children.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
-import time
+import base64
+import importlib
+import inspect
+import os
+import pickle
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from convdispatch.measurement.child import answer, questions
+from convdispatch.measurement.farm import Died, NotStarted, RestartingChild
+from convdispatch.measurement.farm import farm as spread
 
 __all__ = ["Lost", "farm"]
 
@@ -21,28 +31,6 @@ class Lost:
 
     task: Any
     why: str
-
-
-def _serve(pipe: Any, begin: Callable[..., None], given: tuple, work: Callable[[Any], Any]) -> None:
-    begin(*given)
-    pipe.send(None)
-    while True:
-        pipe.send(work(pipe.recv()))
-
-
-class _Worker:
-    def __init__(self, target: tuple) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self.pipe, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=_serve, args=(theirs, *target), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.task: Any = None
-        self.ready, self.since = False, time.monotonic()
-
-    def give(self, task: Any) -> None:
-        self.task, self.since = task, time.monotonic()
-        self.pipe.send(task)
 
 
 def farm(
@@ -57,39 +45,62 @@ def farm(
 ) -> Iterator[Any]:
     """Results of ``work(task)`` as they come, a ``Lost`` for each task without one.
 
-    ``begin(*given)`` runs once in each process. After ``until`` (``time.monotonic``) no result is awaited; a task of
-    more than ``task_s`` seconds is given up with its process.
+    ``begin(*given)`` runs once in each process; it and ``work`` are functions of one script or module. After ``until``
+    (``time.monotonic``) no result is awaited; a task of more than ``task_s`` seconds is given up with its process.
     """
-    target, waiting = (begin, given, work), list(reversed(tasks))
-    workers = [_Worker(target) for _ in range(min(jobs, len(tasks)))]
+    source = Path(inspect.getfile(work)).resolve()
+    setup = {"module": str(source), "begin": begin.__name__, "given": _text(given), "work": work.__name__}
+    todo, left = deque(enumerate(tasks)), dict(enumerate(tasks))
+
+    def one(child: RestartingChild, task: tuple[int, Any]) -> Any:
+        try:
+            return _value(child.answer({"task": _text(task[1])}, task_s)["made"])
+        except NotStarted:
+            raise
+        except Died as died:
+            return Lost(task[1], str(died))
+
+    why = "out of time"
     try:
-        while workers and time.monotonic() < until:
-            multiprocessing.connection.wait([worker.pipe for worker in workers], timeout=1.0)
-            for place, worker in enumerate(list(workers)):
-                why = None
-                try:
-                    if worker.pipe.poll():
-                        result = worker.pipe.recv()
-                        if worker.task is not None:
-                            yield result
-                        worker.ready, worker.task = True, None
-                except (EOFError, ConnectionError):
-                    worker.process.join(5.0)
-                    why = f"its process died, exit code {worker.process.exitcode}"
-                if why is None and time.monotonic() - worker.since > task_s and not (worker.ready and not worker.task):
-                    worker.process.kill()
-                    why = f"no result within {task_s:.0f} s"
-                if why is not None:
-                    yield Lost(worker.task, why)
-                    worker = workers[place] = _Worker(target)
-                if worker.ready and worker.task is None and waiting:
-                    worker.give(waiting.pop())
-            if not waiting:
-                for worker in [w for w in workers if w.task is None]:
-                    worker.process.kill()
-                    workers.remove(worker)
-        for task in [w.task for w in workers if w.task is not None] + waiting[::-1]:
-            yield Lost(task, "out of time")
-    finally:
-        for worker in workers:
-            worker.process.kill()
+        for (place, _), made in spread(todo, jobs, lambda: RestartingChild(_module(), setup), one, until):
+            del left[place]
+            yield made
+    except NotStarted as died:
+        why = str(died)
+    for task in left.values():
+        yield Lost(task, why)
+
+
+def _module() -> str:
+    """This file, importable from a child, whose path begins with the parent's."""
+    here = str(Path(__file__).resolve().parent)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if here not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, *paths]))
+    return "farm"
+
+
+def _text(value: Any) -> str:
+    return base64.b64encode(pickle.dumps(value)).decode()
+
+
+def _value(text: str) -> Any:
+    return pickle.loads(base64.b64decode(text))
+
+
+def _serve() -> None:
+    """The child: where the functions are, then a task a line."""
+    lines = questions()
+    setup = next(lines)
+    path = Path(setup["module"])
+    sys.path.insert(0, str(path.parent))
+    module = importlib.import_module(path.stem)
+    getattr(module, setup["begin"])(*_value(setup["given"]))
+    answer({"ready": True})
+    work = getattr(module, setup["work"])
+    for asked in lines:
+        answer({"made": _text(work(_value(asked["task"])))})
+
+
+if __name__ == "__main__":
+    _serve()

@@ -4,14 +4,16 @@
 
 Prints the median microseconds of: the kernel called through pyopencl; the plan; conv() into ``out=``; conv() that
 allocates its result; on every kind of array that is here. One queue, finished between batches so that no call waits for
-room; calls on host memory wait for their kernel, to be compared with the kernel and its wait.
+room. Each is compared with the bare launch of its road: an enqueue; an enqueue and its wait, for host memory; a launch
+by CUDA's driver.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 import numpy as np
@@ -21,9 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 import convdispatch as cd
+from convdispatch.calls.foreign import rehearse
+from convdispatch.calls.libraries import library_of
 from convdispatch.device import kernels, runtime
 from convdispatch.selection import dispatch
 
+BARE = ("bare enqueue through pyopencl", "the kernel and its wait", "bare launch by CUDA's driver")
 NOTHING = "kernel void nothing(global const float *x, global const float *w, global float *y) { y[0] = x[0] * w[0]; }"
 
 
@@ -85,37 +90,53 @@ def main(device: str | None, calls: int) -> None:
         buffers = (x.base_data, w.base_data, y.base_data)
         tensors = [cd.Tensor.from_numpy(array.get(), queue) for array in (x, w, y)]
         sizes = kernel.global_size, kernel.local_size
-        cases = {
-            "bare enqueue through pyopencl": lambda: kernel.bound(queue, *sizes, *buffers),
-            "plan.enqueue": lambda: prepared.plan.enqueue(queue, *buffers, None),
-            "conv(Array, out=)": lambda: cd.conv(x, w, out=y),
-            "conv(Array)": lambda: cd.conv(x, w),
-            "conv(Tensor, out=)": lambda: cd.conv(tensors[0], tensors[1], out=tensors[2]),
-            "conv(Tensor)": lambda: cd.conv(tensors[0], tensors[1]),
-        }
         host = [array.get() for array in (x, w, y)]
-        cases |= {
-            "conv(NumPy, out=)": lambda: cd.conv(host[0], host[1], out=host[2], queue=queue),
-            "conv(NumPy)": lambda: cd.conv(host[0], host[1], queue=queue),
-            "the kernel and its wait": lambda: kernel.bound(queue, *sizes, *buffers).wait(),
+        enqueue, wait = BARE[:2]
+        cases: dict[str, tuple[str, Callable[[], object]]] = {
+            enqueue: (enqueue, lambda: kernel.bound(queue, *sizes, *buffers)),
+            "plan.enqueue": (enqueue, lambda: prepared.plan.enqueue(queue, *buffers, None)),
+            "conv(Array, out=)": (enqueue, lambda: cd.conv(x, w, out=y)),
+            "conv(Array)": (enqueue, lambda: cd.conv(x, w)),
+            "conv(Tensor, out=)": (enqueue, lambda: cd.conv(tensors[0], tensors[1], out=tensors[2])),
+            "conv(Tensor)": (enqueue, lambda: cd.conv(tensors[0], tensors[1])),
+            wait: (wait, lambda: kernel.bound(queue, *sizes, *buffers).wait()),
+            "conv(NumPy, out=)": (wait, lambda: cd.conv(host[0], host[1], out=host[2], queue=queue)),
+            "conv(NumPy)": (wait, lambda: cd.conv(host[0], host[1], queue=queue)),
         }
+        finish: Callable[[], object] = queue.finish
         try:
             import torch
         except ImportError:
             pass
         else:
             torches = [torch.from_numpy(array) for array in host]
-            cases["conv(torch), on the CPU"] = lambda: cd.conv(*torches[:2], queue=queue)
+            cases["conv(torch), on the CPU"] = wait, lambda: cd.conv(*torches[:2], queue=queue)
             if runtime.device_info(queue.device).vendor == "nvidia" and torch.cuda.is_available():
                 cudas = [array.cuda() for array in torches]
-                cases["conv(torch, out=), on CUDA"] = lambda: cd.conv(*cudas[:2], out=cudas[2])
-                cases["conv(torch), on CUDA"] = lambda: cd.conv(*cudas[:2])
+                cases |= on_cuda(prepared, torch, cudas)
+                finish = torch.cuda.synchronize
         table = Table("call", "median us", "above bare", title=f"Warm call on {runtime.device_info(queue.device)}")
-        medians = {name: median_us(call, queue.finish, calls) for name, call in cases.items()}
-    bare = medians["bare enqueue through pyopencl"]
+        medians = {name: median_us(call, finish, calls) for name, (_, call) in cases.items()}
     for name, value in medians.items():
-        table.add_row(name, f"{value:.2f}", f"{value - bare:.2f}")
+        table.add_row(name, f"{value:.2f}", f"{value - medians[cases[name][0]]:.2f}")
     Console().print(table)
+
+
+def on_cuda(prepared: Any, torch: Any, tensors: Sequence[Any]) -> dict[str, tuple[str, Callable[[], object]]]:
+    """Calls on PyTorch's CUDA tensors, beside ``cuLaunchKernelEx`` with arguments that are packed."""
+    launch = BARE[-1]
+    stream = library_of(torch.Tensor).stream(tensors[0], 0)
+    with stream.current():
+        launches = rehearse(prepared, stream)
+    assert launches is not None
+    ((function, arguments, places),) = launches.given
+    ready, addresses = function.ready(arguments, places), [tensor.data_ptr() for tensor in tensors]
+    return {
+        launch: (launch, lambda: ready(stream.handle, addresses, True)),
+        "conv(torch, out=), on CUDA": (launch, lambda: cd.conv(*tensors[:2], out=tensors[2])),
+        "conv(torch), on CUDA": (launch, lambda: cd.conv(*tensors[:2])),
+        "torch.empty of the result": (launch, lambda: torch.empty((1, 2, 2, 2), dtype=torch.float32, device="cuda")),
+    }
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def switches(tf32: bool) -> None:
 
 
 def infer(row: str, name: str, batch: int, device: str = "cuda", tf32: bool = False, last: bool = True) -> None:
-    """Inference, eager, on both sides; PyTorch with its own search too, and compiled."""
+    """Inference, eager, on both sides; PyTorch with its own search too, and, without TF32, compiled."""
     import torch
 
     import convdispatch.torch as ct
@@ -146,7 +146,7 @@ def infer(row: str, name: str, batch: int, device: str = "cuda", tf32: bool = Fa
     error = difference(ours(), eager())
     sides = {"ours": ours, "torch": eager} | ({"torch, benchmark": searched} if cuda else {})
     compare(row, sides, cuda, 0.4 if cuda else 1.0, difference=error, channels_last=last, **left())
-    if cuda:
+    if cuda and not tf32:
         compiled = torch.compile(model)
 
         def fused() -> Any:

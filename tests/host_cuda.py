@@ -135,6 +135,15 @@ class HostFunction:
         run() if self._driver.graph is None else self._driver.graph.append(run)
         return 0
 
+    def ready(self, arguments, places):
+        def launch(where, operands, early):
+            given = list(arguments)
+            for at, operand, offset in places:
+                given[at] = operands[operand] + offset
+            return self(where, given, early)
+
+        return launch
+
 
 class CudaArray:
     """An array "on CUDA's device" ``number``, on stream ``where``."""

@@ -103,6 +103,21 @@ def test_device_out_may_be_the_residual(queue, naive, offset):
         np.testing.assert_array_equal(out.get(), expected)
 
 
+@pytest.mark.parametrize(
+    "make", [cl_array.to_device, lambda queue, array: convdispatch.Tensor.from_numpy(array, queue)]
+)
+def test_a_device_result_over_an_operand_is_refused(queue, make):
+    memory, w = make(queue, np.ones((4, 2, 8, 8), np.float32)), make(queue, np.ones((2, 2, 1, 1), np.float32))
+    for x, out in ((memory[:2], memory[:2]), (memory[:2], memory[1:3]), (memory[1:3], memory[:2])):
+        with pytest.raises(InvalidArgument, match="out shares memory with x, which would change while it is read"):
+            convdispatch.conv(x, w, out=out)
+        with pytest.raises(InvalidArgument, match="out shares memory with dy"):
+            convdispatch.conv_backward_data(x, w, (2, 2, 8, 8), out=out)
+    np.testing.assert_array_equal(memory.get() if hasattr(memory, "get") else memory.numpy(), 1)
+    convdispatch.conv(memory[:2], w, out=memory[2:])
+    np.testing.assert_array_equal((memory.get() if hasattr(memory, "get") else memory.numpy())[2:], 2)
+
+
 def test_constant_weights_of_any_kind():
     operands, expected = make_operands(PROBLEM)
     for kind, change in ODD_NUMPY.items():

@@ -65,6 +65,19 @@ def test_every_solver_gives_the_bits_of_the_queue(fake, device, shape, direction
     assert not driver.blocks, "workspaces go back"
 
 
+@pytest.mark.parametrize("bias", [False, True], ids=["alone", "with a bias"])
+def test_a_result_over_an_operand_is_refused(fake, bias):
+    memory = np.ones(3 * 64, np.float32)
+    x, w = CudaArray(memory[:128].reshape(1, 2, 8, 8)), CudaArray(np.ones((2, 2, 1, 1), np.float32))
+    beside = CudaArray(np.ones(2, np.float32)) if bias else None
+    over, apart = CudaArray(memory[64:].reshape(1, 2, 8, 8)), CudaArray(np.zeros((1, 2, 8, 8), np.float32))
+    cd.conv(x, w, beside, out=apart)
+    for out in (x, over):
+        with pytest.raises(InvalidArgument, match="out shares memory with x, which would change while it is read"):
+            cd.conv(x, w, beside, out=out)
+    assert (memory == 1).all()
+
+
 def test_epilogue_out_constant_weights_and_accumulation(fake):
     _, library = fake
     problem = ConvProblem.parse("mb2ic16ih9oc32kh3ph1").replace(bias=True, residual=True, activation="relu")

@@ -21,7 +21,7 @@ ZONES = [
     ["selection"],
     ["measurement"],
     ["calls"],
-    ["runtime", "tensor", "tape", "elementwise", "nn", "inference", "models", "train", "conformance"],
+    ["runtime", "tensor", "tape", "elementwise", "nn", "inference", "models", "train", "conformance", "cluster"],
     ["onnx", "torch"],
     ["tools"],
     ["__main__"],

@@ -96,6 +96,7 @@ ZONES = {
         train
     """,
     "tools": """
+        cluster
         benchmark*
         page_*
         progress

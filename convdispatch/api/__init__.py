@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..calls.conv import constant, conv, conv_backward_data, conv_backward_weights, conv_transpose
+    from ..cluster.finding import find_many
     from ..device.gemm import LAUNCH as GEMM_LAUNCH
     from ..device.gemm import PACKED as GEMM_PACKED
     from ..device.gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, packed_layout
@@ -75,6 +76,7 @@ _HOME = {
     ],
     ".results": ["Result", "Results"],
     "..measurement.find": ["find"],
+    "..cluster.finding": ["find_many"],
     ".hookspecs": ["API_VERSION", "hookimpl"],
     ".policy": ["Policy", "frozen", "policy"],
     ".problem": ["ConvProblem", "epilogue_macros"],

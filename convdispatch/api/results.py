@@ -68,6 +68,9 @@ class Results(list[Result]):
     lost: str = ""
     """The solver that left a device on which nothing runs in this process any more; empty when none did."""
 
+    worker: str = ""
+    """The device that measured, where a cluster's worker did: its machine and its address there."""
+
     def __init__(self, results: Iterable[Result] = ()) -> None:
         super().__init__(results)
 

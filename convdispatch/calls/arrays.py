@@ -16,7 +16,7 @@ from ..device import host, memory, runtime
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from .libraries import library_of
-from .operands import Operands, contiguous_strides, native
+from .operands import Operands, contiguous_strides, native, overlaps
 
 __all__ = ["Call", "Kind"]
 
@@ -70,11 +70,19 @@ class Call:
         return Kind(host, dtype)
 
     def __init__(
-        self, problem: ConvProblem, kind: Kind, bias: Any, residual: Any, queue: Any, operands: Sequence[Any]
+        self,
+        problem: ConvProblem,
+        kind: Kind,
+        bias: Any,
+        residual: Any,
+        queue: Any,
+        operands: Sequence[Any],
+        names: Sequence[str] = ("x", "w", "y"),
     ) -> None:
         self.problem, self.host = problem, kind.host
         self._lead, self._other = _READ[problem.direction]
         self._out = _WRITTEN[problem.direction]
+        self._names = ["dy" if name == "y" else name for name in names]
         self.out_shape, self.dtype = problem.out_shape, operands[self._lead].dtype.newbyteorder("=")
         self._shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
         self._strides = tuple(contiguous_strides(shape, problem.itemsize) for shape in self._shapes)
@@ -96,6 +104,9 @@ class Call:
         if unsupported:
             raise InvalidArgument(unsupported)
         self.prepared: Any = None if self.empty else dispatch.prepare(problem, self.context)
+        self._known: Any = None
+        """The queue that was last seen to be of the context."""
+        self._plain = not (self.empty or problem.bias or problem.residual)
 
     def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
         """Run; returns the array that was written."""
@@ -158,20 +169,47 @@ class Call:
     # --- arrays on a device ------------------------------------------------------------------------------------------
 
     def _run_device(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> Any:
-        if queue.context != self.context:
-            raise InvalidArgument("queue belongs to another context than the arrays")
+        if queue is not self._known:
+            if queue.context != self.context:
+                raise InvalidArgument("queue belongs to another context than the arrays")
+            self._known = queue
         out = operands[self._out]
         if out is None:
             forbid_when_frozen("allocate the result (pass out=)")
             out = operands[self._out] = self._make(queue, operands[self._lead])
+        else:
+            for place in (self._lead, self._other):
+                if overlaps(out, operands[place]):
+                    raise InvalidArgument(
+                        f"out shares memory with {self._names[place]}, which would change while it is read: pass an "
+                        "out of its own"
+                    )
         if self.empty:
             return self._zero(out, queue)
+        if self._plain:
+            event = self._enqueue_plain(operands, queue)
+            if event is not None:
+                if hasattr(out, "events"):
+                    out.events[:] = (event,)
+                return out
         # The convolution would overwrite a residual that lies in the result before the epilogue's own pass reads it.
         shared = residual is not None and residual.base_data == out.base_data and not self.prepared.fuses_residual
         event = self._enqueue(operands, bias, residual, queue, shared)
         if hasattr(out, "events"):
             out.events[:] = (event,)
         return out
+
+    def _enqueue_plain(self, operands: list[Any], queue: Any) -> Any:
+        """The event of a call whose arrays are whole buffers of its queue, with nothing beside; None otherwise."""
+        given, events = [], []
+        for array, strides in zip(operands, self._strides, strict=True):
+            if type(array) is Constant or array.queue is not queue or array.offset or array.strides != strides:
+                return None
+            given.append(array.base_data)
+            before = getattr(array, "events", None)
+            if before:
+                events += before
+        return dispatch.run(self.problem, self.prepared, queue, *given, wait_for=events or None)
 
     def _enqueue(self, operands: list[Any], bias: Any, residual: Any, queue: Any, shared: bool) -> Any:
         """Enqueue the call; the event of its last command. ``shared`` copies the residual first."""

@@ -234,7 +234,8 @@ def _call_foreign(
     """As ``_call`` for arrays of another library."""
     (read, other), written = _READ[direction], _WRITTEN[direction]
     lead, second, given = operands[read], operands[other], (*operands, bias, residual)
-    places = library.places(given)
+    looked = library.places(given)
+    places = looked[: len(given)]
     if places[read] is None:
 
         def again(operands: Any, bias: Any, residual: Any) -> Any:
@@ -247,9 +248,9 @@ def _call_foreign(
     key = None
     try:
         key = (
-            direction, lead.shape, second.shape, shape, lead.dtype, second.dtype, options, places, library, queue,
-            tuple(map(type, given)), None if bias is None else bias.shape, None if residual is None else residual.shape,
-            current_policy(),
+            direction, lead.shape, second.shape, shape, lead.dtype, second.dtype, options, looked, library, queue,
+            None if bias is None else (bias.shape, bias.dtype),
+            None if residual is None else (residual.shape, residual.dtype), current_policy(),
         )  # fmt: skip
         call = _calls.get(key)
     except (TypeError, AttributeError):  # a list among the options, or something that is no array
@@ -351,7 +352,7 @@ def _describe_call(
             _shape(array, "dy" if name == "y" and direction != "fwd" else name)
     kind = Call.kind_of(operands, bias, residual, direction, names)
     problem = _problem(direction, operands, bias, residual, kind.dtype, options, shape, names)
-    return Call(problem, kind, bias, residual, queue, operands)
+    return Call(problem, kind, bias, residual, queue, operands, names)
 
 
 def _shape(array: Any, name: str) -> tuple[int, ...]:

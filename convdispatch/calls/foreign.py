@@ -75,6 +75,8 @@ class CudaCall:
         self.shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
         self.sizes = tuple(math.prod(shape) * problem.itemsize for shape in self.shapes)
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
+        self.out_shape, self._name = problem.out_shape, ""
+        self._read = [(place, size) for place, size in enumerate(self.sizes) if place != written]
         self.prepared: Any = None
         self.launches: Launches | None = None
         self._plain = False
@@ -88,6 +90,7 @@ class CudaCall:
                     "cannot capture; make one call before the capture"
                 )
             self.prepared = dispatch.prepare(problem, self.place.context)
+            self._name = self.prepared.solver.name
             try:
                 self.launches = rehearse(self.prepared, stream)
             except Unlaunchable as error:
@@ -111,18 +114,22 @@ class CudaCall:
 
     def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any) -> Any:
         """Give the call to the caller's stream; the array that will be written."""
+        if self._plain:
+            done = self._at_once(x, w, y)
+            if done is not None:
+                return done
         library, written, operands = self.library, self.written, [x, w, y]
         lead = x if written else y
         out = operands[written]
         stream, new = library.stream(lead, self.number), out is None
         if new:
             forbid_when_frozen("allocate the result (pass out=)")
-            out = operands[written] = library.empty(self.problem.out_shape, lead, stream)
+            out = operands[written] = library.empty(self.out_shape, lead, stream)
         elif library.immutable:
             raise InvalidArgument(f"a {library.name} cannot be written to: pass no out")
-        elif tuple(out.shape) != self.problem.out_shape or library.dtype(out) != self.problem.dtype:
+        elif tuple(out.shape) != self.out_shape or library.dtype(out) != self.problem.dtype:
             raise InvalidArgument(
-                f"out must have shape {self.problem.out_shape} and be {self.problem.dtype}, got {tuple(out.shape)} and "
+                f"out must have shape {self.out_shape} and be {self.problem.dtype}, got {tuple(out.shape)} and "
                 f"{library.dtype(out)}"
             )
         with stream.current():
@@ -143,19 +150,49 @@ class CudaCall:
             library.keep(stream, (x, w, y, bias, residual, out))
         return out
 
-    def _run_plain(self, operands: list[Any], stream: CudaStream) -> bool:
-        """Whether three operands as kernels take them were given to the launches: most calls are of this kind."""
-        pointer = self.library.pointer
-        (x, held_x), (w, held_w), (y, held_y) = [pointer(array, stream) for array in operands]
+    def _at_once(self, x: Any, w: Any, y: Any) -> Any:
+        """The written array of operands that lie as kernels take them, with nothing beside; None for other calls."""
+        library, written = self.library, self.written
+        lead, out = x if written else y, (x, w, y)[written]
+        if out is not None and (out.shape != self.out_shape or out.dtype != lead.dtype or library.immutable):
+            return None
+        stream = library.stream(lead, self.number)
+        place = stream.place
+        if not place.cuda.is_current():
+            return None
+        operands = [x, w, y]
+        if out is None:
+            forbid_when_frozen("allocate the result (pass out=)")
+            out = operands[written] = library.empty(self.out_shape, lead, stream)
+        addresses = library.pointers(operands, stream)
+        x, w, y = addresses
         if not (x and w and y) or (x | w | y) % _ALIGNMENT:
-            return False
-        stream.noted(self.prepared.solver.name)
-        return self._launched(stream, [x, w, y, 0, 0], (held_x, held_w, held_y))
+            return None
+        begin = addresses[written]
+        end, (first, first_size), (second, second_size) = begin + self.sizes[written], *self._read
+        if (addresses[first] < end and begin < addresses[first] + first_size) or (
+            addresses[second] < end and begin < addresses[second] + second_size
+        ):
+            self._apart(addresses)
+        place.recent.append(self._name)
+        addresses += (0, 0)
+        if not self._launched(stream, addresses):
+            return None
+        stream.check()
+        return out
+
+    def _apart(self, addresses: Sequence[int]) -> None:
+        """Raises InvalidArgument where the result would lie over an operand that is still read."""
+        begin = addresses[self.written]
+        end = begin + self.sizes[self.written]
+        for place, size in self._read:
+            if addresses[place] < end and begin < addresses[place] + size:
+                raise InvalidArgument(
+                    f"out shares memory with {self.roles[place]}, which would change while it is read: pass an out of "
+                    "its own"
+                )
 
     def _run(self, operands: list[Any], bias: Any, residual: Any, stream: CudaStream) -> None:
-        if self._plain and self._run_plain(operands, stream):
-            stream.check()
-            return
         promise = operands[1] if type(operands[1]) is Constant else None
         given: list[Any] = [None, None, None]
         for place, array in enumerate(operands):
@@ -164,6 +201,7 @@ class CudaCall:
             else:
                 given[place] = self._memory(array, stream, self.sizes[place], place == self.written)
         size, out = self.sizes[self.written], given[self.written]
+        self._apart([memory.address for memory in given])
         if bias is not None:
             bias = self._memory(bias, stream, self.problem.channels_out * self.problem.itemsize)
         if residual is not None:
@@ -176,15 +214,15 @@ class CudaCall:
             if self.problem.accumulate:
                 stream.copy(given[self.written], out, size)
         stream.noted(self.prepared.solver.name)
-        every = (*given, bias, residual)
-        if promise is not None or not self._launched(stream, [0 if m is None else m.address for m in every], every):
+        addresses = [0 if m is None else m.address for m in (*given, bias, residual)]
+        if promise is not None or not self._launched(stream, addresses):
             x, w, y = given
             dispatch.run(self.problem, self.prepared, stream, x, w, y, bias, residual, None, promise)
         if out.address % _ALIGNMENT:
             stream.copy(out, given[self.written], size)
         stream.check()
 
-    def _launched(self, stream: CudaStream, addresses: list[int], held: Any) -> bool:
+    def _launched(self, stream: CudaStream, addresses: list[int]) -> bool:
         """Whether the plan's launches were given as they were recorded; nothing is, where memory is short."""
         if self.launches is None:
             return False

@@ -43,8 +43,8 @@ class Torch(Library):
             raise InvalidArgument(f"a torch tensor must be on the CPU or a CUDA device, got {array.device}")
         return None
 
-    def places(self, given: Sequence[Any]) -> tuple[int | None, ...]:
-        """See Library."""
+    def places(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """See Library; only tensors have what is asked first."""
         try:
             found = tuple([None if array is None else array.get_device() for array in given])
         except AttributeError:
@@ -58,6 +58,10 @@ class Torch(Library):
     def pointer(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
         """See Library."""
         return (array.data_ptr(), array) if array.is_contiguous() else (0, None)
+
+    def pointers(self, arrays: Sequence[Any], stream: CudaStream) -> list[int]:
+        """See Library."""
+        return [array.data_ptr() if array.is_contiguous() else 0 for array in arrays]
 
     def dtype(self, array: Any) -> str:
         """See Library."""

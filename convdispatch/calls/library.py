@@ -39,13 +39,17 @@ class Library:
     copies = False
     """Whether asking for an address may make a copy, so that it is asked once a call."""
 
-    def places(self, given: Sequence[Any]) -> tuple[int | None, ...]:
-        """``place`` of each."""
-        return tuple([self.place(array) for array in given])
+    def places(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """``place`` of each; beyond these, whatever else tells such operands from others."""
+        return (*[self.place(array) for array in given], *map(type, given))
 
     def pointer(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
         """As ``address``; 0 where the array has gaps."""
         return self.address(array, stream) if self.contiguous(array) else (0, None)
+
+    def pointers(self, arrays: Sequence[Any], stream: CudaStream) -> list[int]:
+        """Addresses of arrays that live until the work is given; 0 of one with gaps."""
+        return [self.pointer(array, stream)[0] for array in arrays]
 
     def dtype(self, array: Any) -> str:
         """The name in NumPy's words."""

@@ -22,7 +22,7 @@ from ..selection.prepared import Constant
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Operands", "contiguous_strides", "native"]
+__all__ = ["Operands", "contiguous_strides", "native", "overlaps"]
 
 
 class Operands:
@@ -211,6 +211,18 @@ def host_memory(array: np.ndarray) -> HostMemory:
         return HostMemory(array)
     except (ValueError, TypeError):  # read-only, or of a dtype that buffers have no letter for
         return HostMemory.at(array.__array_interface__["data"][0], array.nbytes, array)
+
+
+def overlaps(out: Any, array: Any) -> bool:
+    """Whether two arrays on a device lie over common bytes of one buffer."""
+    if type(array) is Constant:
+        array = array.array
+    if isinstance(array, np.ndarray):
+        return False
+    one, other = out.base_data, array.base_data
+    if one is not other and getattr(one, "int_ptr", 1) != getattr(other, "int_ptr", 2):
+        return False
+    return out.offset < array.offset + array.nbytes and array.offset < out.offset + out.nbytes
 
 
 def _contiguous(array: Any) -> bool:

@@ -22,7 +22,7 @@ from ..api.errors import ConvDispatchError
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Cuda", "CudaError", "cuda_of", "no_wait", "unavailable"]
+__all__ = ["Cuda", "CudaError", "cuda_call", "cuda_of", "no_wait", "unavailable"]
 
 SWITCH = "CONVDISPATCH_CUDA"
 _PINNED, _DEVICE, _READ_WRITE, _POSIX_FD = 1, 1, 3, 1
@@ -147,8 +147,15 @@ def _driver() -> tuple[ctypes.CDLL | None, str | None]:
             function.restype, function.argtypes = c_int, arguments
     except AttributeError as error:
         return None, f"the CUDA driver is too old: {error}"
+    # Asked before every launch, and answered at once: Python's lock is kept meanwhile.
+    driver.cuCtxGetCurrent = ctypes.PyDLL(None, handle=driver._handle)["cuCtxGetCurrent"]
     status = driver.cuInit(0)
     return (driver, None) if status == 0 else (None, f"cuInit failed with error {status}")
+
+
+def cuda_call(driver: Any, name: str) -> Any:
+    """A function of the driver that takes ctypes' own objects as they are, which costs a third of a checked call."""
+    return driver[name] if isinstance(driver, ctypes.CDLL) else getattr(driver, name)
 
 
 def unavailable() -> str | None:
@@ -202,10 +209,8 @@ class _Current:
         self._cuda, self._pushed = cuda, False
 
     def __enter__(self) -> None:
-        found, driver = c_void_p(), self._cuda.driver
-        driver.cuCtxGetCurrent(byref(found))
-        if found.value != self._cuda.context.value:
-            self._pushed = driver.cuCtxPushCurrent_v2(self._cuda.context) == 0
+        if not self._cuda.is_current():
+            self._pushed = self._cuda.driver.cuCtxPushCurrent_v2(self._cuda.context) == 0
 
     def __exit__(self, *_: Any) -> None:
         if self._pushed:
@@ -232,6 +237,12 @@ class Cuda:
     def enter(self) -> None:
         """Make the device's context this thread's."""
         self._check("cuCtxSetCurrent", self.driver.cuCtxSetCurrent(self.context))
+
+    def is_current(self) -> bool:
+        """Whether the device's context is this thread's."""
+        found = c_void_p()
+        self.driver.cuCtxGetCurrent(byref(found))
+        return found.value == self.context.value
 
     def current(self) -> _Current:
         """A context manager: the device's context is this thread's meanwhile, and then what it was before."""

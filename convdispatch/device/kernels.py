@@ -21,7 +21,7 @@ from ..api.errors import PluginError
 from ..api.problem import ConvProblem
 from . import carried, rendered
 from .bounded import KB, MB, Bounded, Bounds
-from .commands import Kernel, thread
+from .commands import Commands, Kernel, thread
 from .phases import phase
 from .queues import commands_of
 
@@ -284,6 +284,11 @@ class Launch:
                 scalar if place is None else operands[place]
                 for place, scalar in zip(self._places, self._scalars, strict=True)
             ]
-        event = commands_of(queue).launch(self.kernel, arguments, wait_for)
+        if thread.capturing is None and not isinstance(queue, Commands):  # a queue of OpenCL's: as OpenCLQueue.launch
+            kernel = self.kernel
+            with kernel.lock:
+                event = kernel.bound(queue, kernel.global_size, kernel.local_size, *arguments, wait_for=wait_for)
+        else:
+            event = commands_of(queue).launch(self.kernel, arguments, wait_for)
         thread.given += 1
         return event

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from .modules import Function, function_of
@@ -14,25 +16,30 @@ if TYPE_CHECKING:
 __all__ = ["Launches"]
 
 
-_Launch = tuple[Function, list[Any], list[tuple[int, int, int]]]
-"""A kernel, its arguments, and (place, operand, offset) of those that are memory."""
+_ALIGN = 256
+"""Bytes to which each area of the scratch memory is rounded."""
 
 
 class Launches:
-    """The launches of a recording whose slots are ``given`` operands and memory that it asked for meanwhile."""
+    """The launches of a recording whose slots are ``given`` operands and memory that it asked for meanwhile.
 
-    __slots__ = ("_launches", "sizes")
+    Safe from several threads.
+    """
 
-    def __init__(
-        self, launches: list[tuple[Function, list[Any], list[tuple[int, int, int]]]], sizes: list[int]
-    ) -> None:
-        self._launches, self.sizes = launches, sizes
+    __slots__ = ("_launches", "_lock", "_offsets", "_size", "given")
+
+    def __init__(self, given: list[tuple[Function, list[Any], list[tuple[int, int, int]]]], sizes: list[int]) -> None:
+        """``given`` has kernels, their arguments, and (place, operand, offset) of those that are memory."""
+        self.given, self._lock = given, threading.Lock()
+        self._launches = [(function.ready(arguments, places), function.name) for function, arguments, places in given]
+        rounded = [-(-size // _ALIGN) * _ALIGN for size in sizes]
+        self._offsets, self._size = list(accumulate(rounded, initial=0))[:-1], sum(rounded)
 
     @classmethod
     def of(cls, recording: Recording, given: Sequence[Slot | None], stream: CudaStream) -> Launches | None:
         """None where it holds anything but launches on these slots. Raises Unlaunchable."""
         roots = [slot.root if slot is not None else None for slot in given]
-        found: list[_Launch] = []
+        found: list[tuple[Function, list[Any], list[tuple[int, int, int]]]] = []
         for command in recording.commands:
             if command.kernel is None or command.late:
                 return None
@@ -42,6 +49,7 @@ class Launches:
                     if argument.root not in roots:
                         roots.append(argument.root)
                     places.append((at, roots.index(argument.root), argument.offset))
+                    base[at] = 0
                 elif argument is None:
                     base[at] = 0
                 elif command.kernel.dtypes[at] is None and hasattr(argument, "int_ptr"):
@@ -51,10 +59,14 @@ class Launches:
 
     def give(self, stream: CudaStream, addresses: list[int]) -> None:
         """Launch everything on ``addresses`` of the operands; scratch memory comes from the stream."""
-        held = [stream.allocate(size) for size in self.sizes]
-        addresses += [memory.address for memory in held]
-        for function, base, places in self._launches:
-            arguments = base.copy()
-            for at, root, offset in places:
-                arguments[at] = addresses[root] + offset
-            stream.launch_function(function, arguments)
+        if self._size:
+            scratch = stream.allocate(self._size)
+            addresses += [scratch.address + offset for offset in self._offsets]
+        handle, early = stream.handle, stream.early
+        with self._lock:  # the driver copies arguments before it returns
+            for launch, name in self._launches:
+                status = launch(handle, addresses, early)
+                if status:
+                    stream.fail("cuLaunchKernel", status, name)
+                early = True
+        stream.early = True

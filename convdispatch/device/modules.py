@@ -12,18 +12,19 @@ import os
 import struct
 import sys
 import threading
+from collections.abc import Sequence
 from ctypes import byref, c_size_t, c_uint, c_void_p
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .cuda import Cuda, CudaError
+from .cuda import Cuda, CudaError, cuda_call
 from .ptx import Parameter, Unlaunchable, entries, for_cuda, overlapping
 
 if TYPE_CHECKING:
     from .commands import Kernel
 
-__all__ = ["Function", "function_of"]
+__all__ = ["Function", "Ready", "function_of"]
 
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 _LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bool": "?"}
@@ -113,6 +114,43 @@ _EARLY = _Attribute(6, 0, (1,))
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed."""
 
 
+class Ready:
+    """One launch with its arguments packed: a call writes addresses among them and launches. For one thread at a time.
+
+    ``places`` are (argument, operand, offset) of those that are memory: a call's operands are addresses.
+    """
+
+    __slots__ = (
+        *("_at", "_config", "_early", "_extra", "_handle", "_launch"),
+        *("_length", "_overlaps", "_places", "_stream", "_words"),
+    )
+
+    def __init__(self, function: Function, arguments: Sequence[Any], places: Sequence[tuple[int, int, int]]) -> None:
+        pack = function.pack
+        room = bytearray(-(-max(pack.size, 1) // 8) * 8)
+        pack.pack_into(room, 0, *function.numbers(list(arguments)))
+        self._length, self._words = c_size_t(pack.size), memoryview(room).cast("Q")
+        self._extra = (c_void_p * 5)(
+            *(_BUFFER_POINTER, ctypes.addressof(ctypes.c_char.from_buffer(room))),
+            *(_BUFFER_SIZE, ctypes.addressof(self._length), 0),
+        )
+        self._places = tuple((function.offsets[at] // 8, operand, offset) for at, operand, offset in places)
+        self._config = _Config(*function.groups, *function.items, 0, None, ctypes.pointer(_EARLY), 0)
+        self._at, self._handle, self._launch = byref(self._config), function.handle, function.launch
+        self._overlaps, self._stream, self._early = function.overlaps, None, False
+
+    def __call__(self, stream: int, operands: Sequence[int], early: bool) -> int:
+        """As ``Function``'s, with the operands' addresses."""
+        words = self._words
+        for at, operand, offset in self._places:
+            words[at] = operands[operand] + offset
+        if stream != self._stream:
+            self._config.stream = self._stream = stream
+        if early != self._early:
+            self._config.count, self._early = self._overlaps if early else 0, early
+        return self._launch(self._at, self._handle, None, self._extra)
+
+
 class Function:
     """One kernel in CUDA's driver; safe to launch from several threads."""
 
@@ -121,9 +159,9 @@ class Function:
         parameters = known.get(kernel.name)
         if parameters is None:
             raise Unlaunchable(f"its PTX has no kernel {kernel.name}, only {', '.join(known)}")
-        handle = c_void_p()
+        self.handle = c_void_p()
         try:
-            cuda("cuModuleGetFunction", byref(handle), module, kernel.name.encode())
+            cuda("cuModuleGetFunction", byref(self.handle), module, kernel.name.encode())
         except CudaError as error:
             raise Unlaunchable(f"CUDA does not find the kernel {kernel.name}: {error}") from None
         self._check(kernel, parameters)
@@ -131,17 +169,22 @@ class Function:
         self.memory = [place for place, dtype in enumerate(kernel.dtypes) if dtype is None]
         both = zip(kernel.dtypes, parameters, strict=True)
         letters = [_letter(dtype) if dtype is not None else _UNSIGNED[parameter.size] for dtype, parameter in both]
-        self._pack = struct.Struct("@" + "".join(letters))
-        self._room = ctypes.create_string_buffer(max(self._pack.size, 1))
-        self._length = c_size_t(self._pack.size)
+        self.pack = struct.Struct("@" + "".join(letters))
+        self.offsets = [
+            struct.calcsize("@" + "".join(letters[: at + 1])) - struct.calcsize(letters[at])
+            for at in range(len(letters))
+        ]
+        """Bytes from the first argument to each."""
+        self.groups, self.items = _sizes(kernel)
+        self.launch, self.overlaps = cuda_call(cuda.driver, "cuLaunchKernelEx"), int(overlaps)
+        self._lock = threading.Lock()
+        self._room = ctypes.create_string_buffer(max(self.pack.size, 1))
+        self._length = c_size_t(self.pack.size)
         self._extra = (c_void_p * 5)(
             *(_BUFFER_POINTER, ctypes.addressof(self._room), _BUFFER_SIZE, ctypes.addressof(self._length), 0)
         )
-        groups, items = _sizes(kernel)
-        self.groups, self.items = groups, items
-        self._handle, self._config = handle, _Config(*groups, *items, 0, None, ctypes.pointer(_EARLY), 0)
-        self._launch, self._lock = cuda.driver.cuLaunchKernelEx, threading.Lock()
-        self._at, self._overlaps = byref(self._config), int(overlaps)
+        self._config = _Config(*self.groups, *self.items, 0, None, ctypes.pointer(_EARLY), 0)
+        self._at = byref(self._config)
 
     def _check(self, kernel: Kernel, parameters: list[Parameter]) -> None:
         """Hold what the PTX says beside what the launch will give."""
@@ -158,19 +201,28 @@ class Function:
         if spaces:
             raise Unlaunchable(f"{kernel.name} takes pointers to {', '.join(sorted(spaces))} memory, not to global")
 
+    def numbers(self, arguments: list[Any]) -> list[Any]:
+        """The arguments as ``pack`` takes them: NumPy numbers that name their own type by their bytes."""
+        for place in self.memory:
+            if isinstance(arguments[place], np.generic):
+                arguments[place] = int.from_bytes(arguments[place].tobytes(), sys.byteorder)
+        return arguments
+
+    def ready(self, arguments: Sequence[Any], places: Sequence[tuple[int, int, int]]) -> Ready:
+        """A launch of its own with these arguments, for many calls with other memory."""
+        return Ready(self, arguments, places)
+
     def __call__(self, stream: int, arguments: list[Any], early: bool = True) -> int:
         """Launch on a stream of the current context, memory as addresses; CUDA's status.
 
         ``early`` lets it be placed before the kernel before has ended, for which it waits itself.
         """
-        for place in self.memory:
-            if isinstance(arguments[place], np.generic):
-                arguments[place] = int.from_bytes(arguments[place].tobytes(), sys.byteorder)
+        self.numbers(arguments)
         with self._lock:  # the driver copies the arguments before it returns
-            self._pack.pack_into(self._room, 0, *arguments)
+            self.pack.pack_into(self._room, 0, *arguments)
             config = self._config
-            config.stream, config.count = stream, self._overlaps if early else 0
-            return self._launch(self._at, self._handle, None, self._extra)
+            config.stream, config.count = stream, self.overlaps if early else 0
+            return self.launch(self._at, self.handle, None, self._extra)
 
 
 def function_of(cuda: Cuda, kernel: Kernel) -> Function:

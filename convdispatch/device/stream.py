@@ -93,14 +93,16 @@ class CudaStream(Commands):
     events itself: ``wait`` waits for all of them.
     """
 
-    __slots__ = ("_allocate", "_early", "_stream", "handle", "place")
+    __slots__ = ("_allocate", "_stream", "early", "handle", "place")
     kind = "cuda"
     properties = 0
     """Of a queue in order."""
+    early: bool
+    """Whether what was given last was a kernel: the next may be placed before it has ended."""
 
     def __init__(self, place: CudaPlace, handle: int, allocate: Allocate | None = None) -> None:
         self.place, self.handle, self._allocate = place, handle, allocate
-        self._stream, self._early = c_void_p(handle), False
+        self._stream, self.early = c_void_p(handle), False
 
     @property
     def context(self) -> cl.Context:  # type: ignore[override]
@@ -138,8 +140,8 @@ class CudaStream(Commands):
 
     def launch_function(self, function: Function, arguments: list[Any]) -> None:
         """Launch what is loaded, memory as addresses."""
-        status = function(self.handle, arguments, self._early)
-        self._early = True
+        status = function(self.handle, arguments, self.early)
+        self.early = True
         if status:
             self.fail("cuLaunchKernel", status, function.name)
 
@@ -158,14 +160,14 @@ class CudaStream(Commands):
         wait_for: Any = None,
     ) -> CudaStream:
         """See Commands."""
-        self._early = False  # a kernel after what is no kernel waits for its end
+        self.early = False  # a kernel after what is no kernel waits for its end
         to, of = address_of(target) + target_offset, address_of(source) + source_offset
         self._call("cuMemcpyAsync", to, of, size, self._stream)
         return self
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> CudaStream:
         """See Commands."""
-        self._early = False
+        self.early = False
         at, raw = address_of(target) + offset, np.asarray(number).tobytes()
         if len(raw) > 4 and raw == raw[:4] * (len(raw) // 4):
             raw = raw[:4]
@@ -218,12 +220,12 @@ class CudaStream(Commands):
 
     def wait_for(self, event: c_void_p) -> None:
         """What is given from now on begins after an event."""
-        self._early = False
+        self.early = False
         self._call("cuStreamWaitEvent", self._stream, event, 0)
 
     def launch_graph(self, graph: c_void_p) -> None:
         """Give an instantiated graph."""
-        self._early = False
+        self.early = False
         self._call("cuGraphLaunch", graph, self._stream)
 
     def before(self, handle: int) -> None:

@@ -106,6 +106,21 @@ class Graph:
             node.args, node.kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
         self.output = map_operands(change, self.output)
 
+    def move(self, queue: Any) -> None:
+        """Copy the tensors (weights) that lie in another context than ``queue``'s to its device."""
+        moved: dict[int, Tensor] = {}
+
+        def change(operand: Any) -> Any:
+            if not isinstance(operand, Tensor) or operand.queue.context == queue.context:
+                return operand
+            if id(operand) not in moved:
+                moved[id(operand)] = Tensor.from_numpy(operand.numpy(), queue)
+            return moved[id(operand)]
+
+        for node in self.nodes:
+            node.args, node.kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
+        self.output = map_operands(change, self.output)
+
     def prune(self) -> None:
         """Drop the nodes whose results nobody uses."""
         needed = {ref.value for ref in operands(self.output) if isinstance(ref, Ref)}

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
     from ..api.problem import ConvProblem
+    from .everywhere import InferenceNets
 
 __all__ = ["InferenceNet", "build", "problems"]
 
@@ -42,8 +43,9 @@ def build(
     queues: int | None = None,
     for_: str = "latency",
     recall: bool = False,
+    devices: Any = None,
     **options: Any,
-) -> InferenceNet:
+) -> InferenceNet | InferenceNets:
     """The inference form of ``net`` for inputs of ``shapes``, in the layout that the net was made with.
 
     ``dtype`` is the inputs', or a list with one each. The weights are read now: later changes do not reach the result.
@@ -56,11 +58,21 @@ def build(
     follow each other. Its name is ``for``, which Python lets nobody write as a keyword: ``for_="throughput"`` and
     ``**{"for": "throughput"}`` say the same.
 
+    ``devices``, ``"all"`` or a list, builds the net on each of several devices: an ``InferenceNets``, to which any
+    number of batches may be given. The net's own weights may lie on any device.
+
     Raises InvalidArgument where the net computes by anything but convdispatch's operations.
     """
     purpose = check_purpose(options.pop("for", for_))
     if options:
         raise TypeError(f"build() got unexpected keyword arguments: {', '.join(sorted(options))}")
+    if devices is not None:
+        if queue is not None:
+            raise InvalidArgument("build takes a queue of one device, or devices, not both")
+        from .everywhere import build_on
+
+        more = {"dtype": dtype, "layout": layout, "queues": queues, "for_": purpose, "recall": recall}
+        return build_on(build, devices, net, *shapes, **more)
     queue = queue or runtime.queue()
     if layout not in (None, *LAYOUTS):
         raise InvalidArgument(f"layout must be None or one of {', '.join(LAYOUTS)}, got {layout!r}")
@@ -107,7 +119,9 @@ def _fused(net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any,
     if training:
         net.eval()  # type: ignore[attr-defined]
     try:
-        return fuse(trace(net, shapes, dtype, queue))
+        graph = fuse(trace(net, shapes, dtype, queue))
+        graph.move(queue)
+        return graph
     finally:
         if training:
             net.train()  # type: ignore[attr-defined]

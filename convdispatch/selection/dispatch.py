@@ -166,7 +166,7 @@ def run(
 
     Raises PlanFailed, MemoryLimit.
     """
-    wrote, room = {"x": x, "w": w, "y": y}[problem.written], False
+    room = False
     while True:
         before: int | None = None
         try:
@@ -184,6 +184,7 @@ def run(
         except (Frozen, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit too: a plugin must not end its caller's process
+            wrote = {"x": x, "w": w, "y": y}[problem.written]
             begun = before is not None and prepared.begun(thread.given - before, wrote, residual)
             if out_of_memory(error):
                 if room or begun or not make_room(queue.device):

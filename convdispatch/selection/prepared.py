@@ -15,7 +15,7 @@ from ..api.problem import ConvProblem
 from ..api.solver import Plan, Solver
 from ..device import carried, runtime
 from ..device.carried import forbid_uncarried
-from ..device.commands import Commands
+from ..device.commands import Commands, thread
 from ..device.kernels import KernelPlan, Launch, build, kernel_text
 from ..device.memory import same_memory
 from ..device.phases import layer, phase
@@ -38,11 +38,13 @@ class Constant:
     that nothing detects.
     """
 
-    __slots__ = ("_device_copies", "_lock", "_packed", "_seen", "array")
+    __slots__ = ("_device_copies", "_lock", "_packed", "_seen", "addresses", "array")
 
     def __init__(self, array: Any) -> None:
         self.array = array
         self._packed: dict[Any, Any] = {}
+        self.addresses: dict[Any, int] = {}
+        """Where packed forms lie, once they are there, by whatever their reader looks them up by."""
         self._device_copies: dict[Any, Any] = {}
         self._seen: dict[str, Constant] = {}
         self._lock = threading.Lock()
@@ -215,6 +217,8 @@ class Prepared:
         wait_for: Sequence[cl.Event] | None = None,
     ) -> cl.Event:
         """Enqueue convolution and epilogue; never waits. ``w`` is the packed form where ``packed_size`` is not 0."""
+        if thread.capturing is None and not isinstance(queue, Commands):
+            return self._enqueue(queue, x, w, y, bias, residual, wait_for)
         commands = commands_of(queue)
         if type(commands) is OpenCLQueue:
             return self._enqueue(queue, x, w, y, bias, residual, wait_for)

@@ -49,6 +49,11 @@ class Progress:
         self.done = self._given = self.done + done
         self._changed()
 
+    def resize(self, total: int) -> None:
+        """There are so many steps, which was not known at the beginning."""
+        self.total = total
+        self._changed()
+
     @property
     def elapsed_s(self) -> float:
         """Seconds since the command began."""
@@ -103,7 +108,9 @@ def progress(console: Console | None, title: str, total: int, expected_s: float 
             task = shown.add_task(title, total=total)
 
             def change() -> None:
-                shown.update(task, completed=counted.done, description=(counted.words or title)[:60])
+                shown.update(
+                    task, total=counted.total, completed=counted.done, description=(counted.words or title)[:60]
+                )
 
             counted._changed = change
             yield counted

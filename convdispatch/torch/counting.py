@@ -19,7 +19,6 @@ _watchers: list[Callable[[str, str], None]] = []
 def ours(operator: str) -> None:
     """A call of ``operator`` was computed here."""
     with _lock:
-        _counts["ours"] += 1
         _counts[operator] += 1
 
 
@@ -50,9 +49,10 @@ def counters() -> dict[str, Any]:
     were, ``fallback`` counts other operators that ran on the CPU for the device "opencl". ``reasons`` maps a sentence
     to how many calls were left for it, ``solvers`` a solver's name to how often it ran.
     """
-    names = ("ours", "left", "convolution", "convolution_backward", "fallback")
+    names = ("left", "convolution", "convolution_backward", "fallback")
     with _lock:
-        counts: dict[str, Any] = {name: _counts[name] for name in names}
+        ours = _counts["convolution"] + _counts["convolution_backward"]
+        counts: dict[str, Any] = {"ours": ours} | {name: _counts[name] for name in names}
         return counts | {"reasons": dict(_reasons), "solvers": dict(_solvers)}
 
 

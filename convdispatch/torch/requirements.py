@@ -15,6 +15,16 @@ _CORE = {
     "torch.library.register_autograd": "operators cannot have gradients",
     "torch._C._select_conv_backend": "the layout of a convolution's result cannot be known",
     "torch._C._conv_determine_backend_memory_format": "the layout of a convolution's result cannot be known",
+    **{
+        f"torch._C.{name}": "PyTorch's switches cannot be read"
+        for name in (
+            "_get_cudnn_allow_tf32",
+            "_get_cudnn_benchmark",
+            "_get_cudnn_deterministic",
+            "_get_deterministic_algorithms",
+            "_get_float32_matmul_precision",
+        )
+    },
 }
 
 

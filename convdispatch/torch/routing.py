@@ -87,7 +87,12 @@ def _kernel(operator: str, key: str, compute: Callable[..., Any]) -> Callable[..
     original = _originals[operator, key]
 
     def kernel(keys: Any, *arguments: Any) -> Any:
-        return routed(operator, compute, lambda: original.call_boxed(keys, *arguments), arguments, _in_force)
+        try:
+            result = compute(*arguments, _in_force or DEFAULT)
+        except Exception as error:
+            return _declined(error, operator, lambda: original.call_boxed(keys, *arguments))
+        counting.ours(operator)
+        return result
 
     return kernel
 
@@ -123,8 +128,16 @@ def routed(
     For arguments that PyTorch refuses too, raises PyTorch's kind of error with our sentence.
     """
     try:
-        result = compute(*arguments, settings=settings or DEFAULT)
-    except (InvalidArgument, InvalidProblem) as error:
+        result = compute(*arguments, settings or DEFAULT)
+    except Exception as error:
+        return _declined(error, operator, theirs)
+    counting.ours(operator)
+    return result
+
+
+def _declined(error: Exception, operator: str, theirs: Callable[[], Any]) -> Any:
+    """What ``theirs()`` answers instead, the reason counted; raises what is no reason to leave a call."""
+    if isinstance(error, InvalidArgument | InvalidProblem):
         try:
             result = theirs()
         except Exception as refused:
@@ -132,10 +145,7 @@ def routed(
             raise kind(str(error)) from refused
         counting.left(operator, str(error))
         return result
-    except (Frozen, InvalidPolicy):
-        raise
-    except (Left, ConvDispatchError) as error:
-        counting.left(operator, str(error).splitlines()[0])
-        return theirs()
-    counting.ours(operator)
-    return result
+    if isinstance(error, Frozen | InvalidPolicy) or not isinstance(error, Left | ConvDispatchError):
+        raise error
+    counting.left(operator, str(error).splitlines()[0])
+    return theirs()

@@ -11,6 +11,8 @@ from ..api.errors import InvalidArgument
 from ..api.policy import Policy, current_policy
 from ..api.problem import MATHS
 
+_C: Any = torch._C
+
 __all__ = ["DEFAULT", "Settings", "checked", "math_of", "policy_of", "switches"]
 
 
@@ -38,16 +40,20 @@ def checked(math: Any, solver: Any, min_flops: Any) -> Settings:
 
 def _tf32_by_cudnn() -> bool:
     try:
-        return bool(torch.backends.cudnn.allow_tf32)
+        return _C._get_cudnn_allow_tf32()
     except RuntimeError:  # the newer switch was set beside the older one, and PyTorch refuses to read that
         return torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
 
 
 def switches(on_cuda: bool) -> tuple[Any, ...]:
-    """PyTorch's switches that bear on a call, to be part of what calls are kept by."""
-    tf32 = _tf32_by_cudnn() if on_cuda else torch.get_float32_matmul_precision() != "highest"
-    deterministic = torch.are_deterministic_algorithms_enabled() or (on_cuda and torch.backends.cudnn.deterministic)
-    return tf32, deterministic, torch.backends.cudnn.benchmark
+    """PyTorch's switches that bear on a call, to be part of what calls are kept by.
+
+    Read where ``torch.backends`` reads them: its properties take longer than all the rest of a call's look-up.
+    """
+    deterministic, benchmark = _C._get_deterministic_algorithms(), _C._get_cudnn_benchmark()
+    if on_cuda:
+        return _tf32_by_cudnn(), deterministic or _C._get_cudnn_deterministic(), benchmark
+    return _C._get_float32_matmul_precision() != "highest", deterministic, benchmark
 
 
 def math_of(settings: Settings, switched: tuple[Any, ...], dtype: str) -> str:

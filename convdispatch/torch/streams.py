@@ -5,6 +5,7 @@ Workspaces come from PyTorch's caching allocator, so a CUDA graph takes them int
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -28,6 +29,7 @@ __all__ = ["CAPTURED", "StreamCall", "device"]
 
 _ALIGNMENT = 16
 """Bytes that kernels load and copy at once, at most."""
+_numbers = itertools.count()
 CAPTURED = "new while a CUDA graph was captured: run the model once before, so that its programs are there"
 
 
@@ -50,6 +52,7 @@ class StreamCall:
     def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, like: torch.Tensor) -> None:
         self.problem, self.shape, self.form = problem, shape, form
         self.dtype, self.where, self.number = like.dtype, like.device, like.get_device()
+        self.strides = torch.empty(shape, device="meta", memory_format=form).stride()
         self.library: Any = library_of(torch.Tensor)
         stream = _stream(like)
         self.device = stream.device
@@ -63,12 +66,14 @@ class StreamCall:
         self.prepared: Any = None
         self.launches: Any = None
         """The plan's, where launches are all it gives."""
+        self.packs, self.key, self.name = False, next(_numbers), self.solver
         if self.empty:
             return
         with stream.current():
             if stream.capturing():
                 raise Left(CAPTURED, lasting=False)
             self.prepared = dispatch.prepare(problem, stream.context)
+            self.packs, self.name = bool(self.prepared.packed_size), self.solver
             try:
                 self.launches = rehearse(self.prepared, stream)
             except Unlaunchable as error:
@@ -88,24 +93,60 @@ class StreamCall:
         constant: Constant | None = None,
     ) -> torch.Tensor:
         """Give the call to the stream; the tensor that will be written."""
-        out = torch.empty(self.shape, dtype=self.dtype, device=self.where, memory_format=self.form)
+        out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.where)
         if self.empty:
             return out.zero_()
         given: list[Any] = [x, w, y]
         given[self.written] = out
+        if self.launches is None or not self._launched(given, bias, constant):
+            self._take(given, bias, constant)
+        solved(self.name)
+        return out
+
+    def _launched(self, given: list[torch.Tensor], bias: torch.Tensor | None, constant: Constant | None) -> bool:
+        """Whether the operands lay as kernels take them, and the plan's launches were given: most calls are so."""
+        form = self.form
+        for place in self.read:
+            if not given[place].is_contiguous(memory_format=form):
+                return False
+        addresses = [tensor.data_ptr() for tensor in given]
+        if constant is not None and self.packs:
+            addresses[1] = constant.addresses.get(self.key, 1)
+        beside = 0
+        if bias is not None:
+            if not bias.is_contiguous():
+                return False
+            beside = bias.data_ptr()
+        if (addresses[0] | addresses[1] | addresses[2] | beside) % _ALIGNMENT:
+            return False
+        stream = self.library.stream(given[self.written], self.number)
+        place = stream.place
+        if not place.cuda.is_current():
+            return False
+        place.recent.append(self.name)
+        addresses += (beside, 0)
+        try:
+            self.launches.give(stream, addresses)
+        except CudaError as error:
+            if not out_of_memory(error):
+                raise
+            return False
+        stream.check()
+        return True
+
+    def _take(self, given: list[Any], bias: Any, constant: Constant | None) -> None:
+        """Give the call to the stream, whatever its operands' memory is like."""
         for place in self.read:
             given[place] = self._ready(given[place], self.form)
         if bias is not None:
             bias = self._ready(bias, torch.contiguous_format)
-        stream = self.library.stream(out, self.number)
+        stream = self.library.stream(given[self.written], self.number)
         with stream.current():
             try:
                 self._run(stream, given, bias, constant)
             except Unlaunchable as error:  # of constant weights' packing, before anything else ran
                 raise Left(f"{self.solver} cannot run on a CUDA stream: {error}") from None
             stream.check()
-        solved(self.solver)
-        return out
 
     def _run(self, stream: Any, given: list[torch.Tensor], bias: Any, constant: Constant | None) -> None:
         prepared = self.prepared
@@ -115,7 +156,7 @@ class StreamCall:
             if constant is not None and prepared.packed_size:
                 memory = CudaMemory(addresses[1], self.sizes[1], given[1])
                 packed, _ = constant.packed(prepared, stream, memory)  # type: ignore[arg-type]
-                addresses[1] = packed.address  # type: ignore[attr-defined]
+                addresses[1] = constant.addresses[self.key] = packed.address  # type: ignore[attr-defined]
             try:
                 self.launches.give(stream, [*addresses, 0 if bias is None else bias.data_ptr(), 0])
                 return

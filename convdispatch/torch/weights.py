@@ -34,8 +34,11 @@ def promise(weight: torch.Tensor) -> Constant | None:
     what writes past both (``weight.data.mul_()``, a NumPy view) must be followed by an operation on the tensor itself.
     Under ``no_grad`` alone nothing is taken for constant: that is where such writes are made.
     """
-    frozen = isinstance(weight, torch.nn.Parameter) and not weight.requires_grad
-    if weight.is_inference() or not (frozen or torch.is_inference_mode_enabled()):
+    if not torch.is_inference_mode_enabled() and (
+        weight.requires_grad or type(weight) is torch.Tensor or not isinstance(weight, torch.nn.Parameter)
+    ):
+        return None
+    if weight.is_inference():
         return None
     key = id(weight)
     seen = _seen.get(key)

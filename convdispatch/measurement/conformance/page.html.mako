@@ -3,7 +3,7 @@
 %>\
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>${report.plugin["name"]} on ${device["name"]}: convdispatch verify</title>
+<title>${sections[0]["report"].plugin["name"]} on ${", ".join(one["device"]["name"] for one in sections)}: convdispatch verify</title>
 <style>
 :root { color-scheme: light dark; --paper:#fcfcfb; --ink:#1c1d20; --soft:#62656d; --grid:#dddee2; --card:#f2f2ef;
   --good:#12723c; --bad:#b3261e }
@@ -22,6 +22,24 @@ th, td { text-align:left; padding:.28rem .45rem; border-bottom:1px solid var(--g
 th { color:var(--soft); font-weight:600 } .n { text-align:right; font-variant-numeric:tabular-nums }
 details { border-bottom:1px solid var(--grid) } summary { cursor:pointer; padding:.3rem 0 }
 </style></head><body>
+
+% if len(sections) > 1:
+<h1>Does ${sections[0]["report"].plugin["name"]} compute convolutions right on ${len(sections)} kinds of device?</h1>
+<div class="scroll"><table>
+<tr><th>device</th><th>verdict</th><th class="n">computed</th><th class="n">refused</th><th class="n">failed</th><th class="n">seconds</th></tr>
+% for number, one in enumerate(sections):
+<tr><td><a href="#kind${number}">${one["device"]["title"]}</a></td><td class="${COLOUR.get(one["verdict"], "soft")}">${one["verdict"]}</td>
+<td class="n">${len(one["passed"])}</td><td class="n">${len(one["refused"])}</td><td class="n">${len(one["failed"])}</td><td class="n">${"%.0f" % one["report"].seconds}</td></tr>
+% endfor
+</table></div>
+% endif
+% for number, one in enumerate(sections):
+<div id="kind${number}">
+${section(**one)}
+</div>
+% endfor
+</body></html>
+<%def name="section(report, device, levels, verdict, failed, passed, refused, reasons, checks, long, coverage, families, worst, cases)">
 
 <h1>Does ${report.plugin["name"]} compute convolutions right on ${device["name"]}?</h1>
 <p class="soft">Verified with convdispatch verify, ${report.environment["created"][:10]}</p>
@@ -136,4 +154,4 @@ ${words} <span class="soft">(${count})</span><br>\
 % endfor
 </table></div></details>
 % endfor
-</body></html>
+</%def>

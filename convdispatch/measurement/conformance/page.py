@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.resources
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..search.families import FAMILIES
 from .checks import CHECKS, LONG
@@ -12,36 +14,40 @@ from .outcome import Report, reasons
 __all__ = ["render", "write_html"]
 
 
-def write_html(report: Report, path: Path) -> None:
+def write_html(reports: Report | Sequence[Report], path: Path) -> None:
     """Write the page."""
-    path.write_text(render(report), encoding="utf-8")
+    path.write_text(render(*([reports] if isinstance(reports, Report) else reports)), encoding="utf-8")
 
 
-def render(report: Report) -> str:
-    """The page's text."""
+def render(*reports: Report) -> str:
+    """The page's text; several reports are of one plugin on several kinds of device."""
     from mako.template import Template
 
     text = importlib.resources.files(__package__).joinpath("page.html.mako").read_text(encoding="utf-8")
     template = Template(text, strict_undefined=True, default_filters=["h"])
-    return template.render(
-        report=report,
-        device=report.environment["device"],
-        levels=report.levels(),
-        verdict=report.verdict(),
-        failed=report.of(status="failed"),
-        passed=report.of(status="passed"),
-        refused=report.of(status="refused"),
-        reasons=reasons,
-        checks=CHECKS,
-        long=LONG,
-        coverage=report.coverage(),
-        families=[name for name in FAMILIES if any(name in outcome.errors for outcome in report.outcomes)],
-        worst={
+    return template.render(sections=[_section(report) for report in reports])
+
+
+def _section(report: Report) -> dict[str, Any]:
+    return {
+        "report": report,
+        "device": report.environment["device"],
+        "levels": report.levels(),
+        "verdict": report.verdict(),
+        "failed": report.of(status="failed"),
+        "passed": report.of(status="passed"),
+        "refused": report.of(status="refused"),
+        "reasons": reasons,
+        "checks": CHECKS,
+        "long": LONG,
+        "coverage": report.coverage(),
+        "families": [name for name in FAMILIES if any(name in outcome.errors for outcome in report.outcomes)],
+        "worst": {
             solver: {
                 kind: max((o.errors[kind] for o in report.of(solver=solver) if kind in o.errors), default=None)
                 for kind in ("integer", "real", *FAMILIES)
             }
             for solver in report.solvers
         },
-        cases=list(dict.fromkeys((o.level, o.case, o.problem) for o in report.outcomes)),
-    )
+        "cases": list(dict.fromkeys((o.level, o.case, o.problem) for o in report.outcomes)),
+    }

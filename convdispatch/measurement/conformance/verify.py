@@ -6,7 +6,7 @@ import fnmatch
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ def verify(
     solver: str | None = None,
     case: str | None = None,
     own: Sequence[shapes.Entry] = (),
+    only: Collection[str] | None = None,
     derived: bool = False,
     jobs: int = 0,
     first: bool = False,
@@ -54,7 +55,8 @@ def verify(
 ) -> Report:
     """Run a plugin's solvers through the cases of ``level``; ``report`` is told of each case as it ends.
 
-    ``solver`` and ``case`` are globs that choose some; ``own`` are further problems. With ``jobs`` the cases run in so
+    ``solver`` and ``case`` are globs that choose some; ``own`` are further problems; ``only`` names cases of these
+    that are a part of a whole. With ``jobs`` the cases run in so
     many child processes, each of which may die without harm, and is killed when a solver takes longer than
     ``timeout_s`` (TIMEOUT_S) for a case; with 0 in this process. With ``first`` the run ends at the first case that
     fails, and no level is judged. What ``until`` (``time.monotonic``) or an interrupt leaves over is ``unasked``.
@@ -62,7 +64,7 @@ def verify(
     """
     began = time.perf_counter()
     entry, chosen = find_plugin(plugin), runtime.find_device(device)
-    asked = select(level, case, own)
+    asked = [one for one in select(level, case, own) if only is None or one.name in only]
     made = Report(
         plugin={"name": entry.name, "version": entry.version, "solvers": list(entry.solvers)},
         environment=_environment(chosen),

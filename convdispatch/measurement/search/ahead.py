@@ -7,16 +7,18 @@ or hangs costs the candidate that it was at; nothing is concluded from that here
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...api.problem import ConvProblem
-from ..child import Child, Silent, answer, questions
+from ..child import answer, questions
+from ..farm import Died, NotStarted, RestartingChild, farm
 
-__all__ = ["MOST", "ahead_s", "compile_ahead"]
+__all__ = ["MOST", "ahead_s", "compile_ahead", "compile_one", "compiler"]
 
 MOST = 40
 """Candidates of a problem that are compiled; a search within a few seconds gets no further."""
@@ -44,67 +46,41 @@ def compile_ahead(
     Ends after ``seconds``. ``solver`` is a glob that admits some. ``say`` hears of the progress. Answers the number of
     candidates that were compiled.
     """
-    pool = _Pool(problems, {"device": device, "solver": solver}, time.monotonic() + seconds)
-    threads = [threading.Thread(target=pool.feed, daemon=True) for _ in range(max(1, min(jobs, len(problems))))]
-    for thread in threads:
-        thread.start()
+    todo = deque((str(problem), 0) for problem in problems)
+    until, compiled = time.monotonic() + seconds, 0
+
+    def work(child: RestartingChild, task: tuple[str, int]) -> bool:
+        problem, place = task
+        made, last = compile_one(child, problem, place)
+        if place + 1 < MOST and not last:
+            todo.append((problem, place + 1))
+        return made
+
+    setup = {"device": device, "solver": solver}
+    with contextlib.suppress(NotStarted):  # the search will not start either, and says why
+        for _, made in farm(todo, jobs, lambda: compiler(setup), work, until):
+            compiled += made
+            say(f"compiling ahead, {compiled} candidates", 0)
+    return compiled
+
+
+def compiler(setup: dict[str, Any]) -> RestartingChild:
+    """A child for ``compile_one``; ``setup`` names the ``device`` and perhaps the ``solver``, a glob.
+
+    With ``cores``, a list of processors, it works on these alone, and gives way to other work.
+    """
+    return RestartingChild(__name__, setup, start_s=START_S)
+
+
+def compile_one(child: RestartingChild, problem: str, place: int) -> tuple[bool, bool]:
+    """Compile a problem's candidate at ``place``: whether it did, and whether it was the last that there is."""
     try:
-        while any(thread.is_alive() for thread in threads) and time.monotonic() < pool.until:
-            next((thread for thread in threads if thread.is_alive()), threads[0]).join(0.2)
-            say(f"compiling ahead, {pool.compiled} candidates", 0)
-    finally:
-        pool.end()
-    return pool.compiled
-
-
-class _Pool:
-    """The problems, each with the number of its next candidate: a process takes the next one of the next problem."""
-
-    def __init__(self, problems: Sequence[ConvProblem], setup: dict[str, Any], until: float) -> None:
-        self.todo = deque((str(problem), 0) for problem in problems)
-        self.setup, self.until = setup, until
-        self.compiled = 0
-        self._lock = threading.Lock()
-        self._children: set[Child] = set()
-        self._ended = False
-
-    def feed(self) -> None:
-        child: Child | None = None
-        while not self._ended and time.monotonic() < self.until:
-            try:
-                problem, place = self.todo.popleft()
-            except IndexError:
-                return
-            first = child is None
-            child = child or self._start()
-            child.say({"problem": problem, "place": place})
-            try:
-                said = child.hear(COMPILE_S + (START_S if first else 0.0))
-            except Silent:
-                said = None
-            if said is None:  # dead or hanging: the next candidate in a new process
-                child.close()
-                child = None
-                if first and place == 0:  # perhaps no process can be started at all
-                    return
-            with self._lock:
-                self.compiled += bool(said and said["compiled"])
-                if place + 1 < MOST and not (said and said["last"]):
-                    self.todo.append((problem, place + 1))
-
-    def end(self) -> None:
-        """Kill every process that is still at work."""
-        self._ended = True
-        with self._lock:
-            children = list(self._children)
-        for child in children:
-            child.close()
-
-    def _start(self) -> Child:
-        child = Child("convdispatch.measurement.search.ahead", self.setup)
-        with self._lock:
-            self._children.add(child)
-        return child
+        said = child.answer({"problem": problem, "place": place}, COMPILE_S)
+    except NotStarted:
+        raise
+    except Died:  # the next candidate in a new process
+        return False, False
+    return said["compiled"], said["last"]
 
 
 def _serve() -> None:
@@ -116,14 +92,18 @@ def _serve() -> None:
 
     lines = questions()
     setup = next(lines)
+    if setup.get("cores") and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, setup["cores"])
+        os.nice(5)
     device = runtime.find_device(setup["device"])
     info, context = runtime.device_info(device), runtime.context(device)
+    answer({"ready": True})
     known: dict[str, tuple[ConvProblem, list[Entry]]] = {}
     for asked in lines:
         text, place = asked["problem"], asked["place"]
         if text not in known:
             problem = ConvProblem.parse(text)
-            found = candidates(problem, info, Policy(solver=setup["solver"]))[0]
+            found = candidates(problem, info, Policy(solver=setup.get("solver")))[0]
             # Who predicts nothing calls a library: loading it in each process takes long, and nothing of it would stay.
             known[text] = problem, [entry for entry in found if entry.cost is not None]
         problem, entries = known[text]

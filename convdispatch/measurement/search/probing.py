@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..child import Child, Silent, answer, questions
+from ..child import answer, questions
+from ..farm import Died, NotStarted, RestartingChild
 
 __all__ = ["Prober"]
 
@@ -28,37 +29,22 @@ class Prober:
     def __init__(self, problem: Any, device: Any) -> None:
         from ...device import runtime
 
-        self._setup = {"problem": str(problem), "device": runtime.address(device)}
-        self._child: Child | None = None
+        setup = {"problem": str(problem), "device": runtime.address(device)}
+        self._child = RestartingChild(__name__, setup, start_s=START_S)
 
     def ask(self, solver: str, config: Mapping[str, Any], timeout_s: float = RUN_S) -> tuple[str, str]:
         """Try a candidate: ``("right", "")``, or ``wrong``, ``failed`` or ``refused`` with the reason."""
-        if self._child is None:
-            self._child = Child("convdispatch.measurement.search.probing", self._setup)
-            started = self._hear(START_S)
-            if isinstance(started, str):
-                return "failed", f"the child process did not start: {started}"
-        self._child.say({"solver": solver, "config": dict(config)})
-        said = self._hear(timeout_s)
-        return ("failed", f"{LOST}{said}") if isinstance(said, str) else (said["status"], said["reason"])
+        try:
+            said = self._child.answer({"solver": solver, "config": dict(config)}, timeout_s)
+        except NotStarted as died:
+            return "failed", f"the child process did not start: {died}"
+        except Died as died:
+            return "failed", f"{LOST}{died}"
+        return said["status"], said["reason"]
 
     def close(self) -> None:
         """End the child."""
-        if self._child is not None:
-            self._child.close()
-            self._child = None
-
-    def _hear(self, timeout_s: float) -> dict[str, Any] | str:
-        """The answer, or in words how the child ended; it is killed where it gives none."""
-        try:
-            said = self._child.hear(timeout_s)  # type: ignore[union-attr]
-            if said is not None:
-                return said
-            words = self._child.how_it_ended()  # type: ignore[union-attr]
-        except Silent as silent:
-            words = str(silent)
-        self.close()
-        return words
+        self._child.close()
 
 
 def _serve() -> None:

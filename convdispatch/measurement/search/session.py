@@ -24,7 +24,7 @@ from ...selection.asking import ask
 from ...selection.loader import plugins
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
-from ...selection.records.record import LEAST_SAMPLES
+from ...selection.records.record import LEAST_SAMPLES, Record
 from ...selection.records.timing import BadTiming, Timing, summarise
 from ..compiling import StillCompiling, compiled_within
 from ..measure import CUT_FACTOR, Candidate, Outcome, race
@@ -85,7 +85,8 @@ class Search:
         self._prober: Prober | None = None
         self._compile_ms: list[float] = []
         self._looked = False
-        self._unsound: dict[str, str] = {}
+        self.unsound: dict[str, str] = {}
+        """By solver, how it was wrong, crashed or hung."""
         self._ms_per_cost: float | None = None
         self._harnesses: dict[ConvProblem, Harness] = {}
 
@@ -102,7 +103,7 @@ class Search:
                 self._prober.close()
         if not self._lost:
             self._race([entry for entry in entries if entry.prepared is not None])
-        self._unsound = set_aside(entries, self.problem, self.info)
+        self.unsound = set_aside(entries, self.problem, self.info)
         results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
         results.peak_bytes = sum(harness.memory.peak for harness in self._harnesses.values())
@@ -114,16 +115,16 @@ class Search:
 
     def record(self, results: Results) -> None:
         """Store every time that the search took, and who was unsound; let the next call choose anew."""
-        for solver, what in self._unsound.items():
+        for solver, what in self.unsound.items():
             verdicts.note(self.problem, self.info, solver, plugins().fingerprint(solver), what)
-        made = [
-            record_of(result, results, self.workspace_limit, self.budget_ms)
-            for result in results
-            if result.median_ms is not None
-        ]
-        if made:
+        if made := self.records(results):
             perfdb().record(*made, scope=scope_of(self.policy))
             dispatch.forget(self.problem)
+
+    def records(self, results: Results) -> list[Record]:
+        """Every time that the search took, with its provenance."""
+        timed = [result for result in results if result.median_ms is not None]
+        return [record_of(result, results, self.workspace_limit, self.budget_ms) for result in timed]
 
     # --- one candidate -----------------------------------------------------------------------------------------------
 

@@ -116,6 +116,10 @@ class Record:
     """UTC, ISO 8601."""
     version: str = ""
     """Of convdispatch."""
+    worker: str = ""
+    """The machine and its device that measured, where a cluster's worker did."""
+    doubt: str = ""
+    """Why the times are not to be trusted, in words: two devices of the kind disagree on them."""
     source: str = field(default="", compare=False)
     """Where this copy was read from: ``user``, ``shipped`` or a pack's name. Not stored."""
 
@@ -174,7 +178,7 @@ class Record:
         if not isinstance(self.config, Mapping) or not _whole(self.count) or self.count < 1:
             raise Damaged(f"config must be a mapping and count at least 1, got {_short((self.config, self.count))}")
         then = self.provenance
-        texts = (self.device_name, self.conditions, self.created, self.version)
+        texts = (self.device_name, self.conditions, self.created, self.version, self.worker, self.doubt)
         texts += (then.plugin, then.plugin_version, then.kernel_hash, then.driver)
         if not all(_word(text) for text in texts):
             raise Damaged("names, conditions, dates and versions must be texts of one line")
@@ -213,6 +217,8 @@ def _short(value: Any) -> str:
 
 def stale(record: Record, current: Provenance) -> str | None:
     """Why a record should be raced again before it is trusted, or None. An empty field on either side is unknown."""
+    if record.doubt:
+        return f"measured, but {record.doubt}"
     then = record.provenance
     for name, words in (
         ("plugin", "plugin"),

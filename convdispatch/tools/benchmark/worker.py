@@ -14,28 +14,12 @@ from typing import Any
 
 from ...api.errors import ConvDispatchError
 from ...api.problem import ConvProblem
-from ...measurement.child import Child, Silent, answer, questions
+from ...measurement.child import answer, questions
+from ...measurement.farm import Died, NotStarted, OutOfTime, RestartingChild, outlive
 from ...measurement.peaks import traffic
 from .report import Choice, Measured, placeless
 
 __all__ = ["OutOfTime", "Worker"]
-
-START_S = 180.0
-"""Seconds that a child may take to load plugins and peers and to open the device."""
-DEATHS = 6
-"""Children that one problem may cost."""
-
-
-class OutOfTime(Exception):
-    """The time for the whole benchmark has ended."""
-
-
-class _Died(Exception):
-    """The child is gone: the message says how; ``at`` names the candidate, the peer, or nothing."""
-
-    def __init__(self, how: str, at: str) -> None:
-        super().__init__(how)
-        self.at = at
 
 
 class Worker:
@@ -47,9 +31,12 @@ class Worker:
     """
 
     def __init__(self, setup: Mapping[str, Any], silent_s: float, until: float | None = None) -> None:
-        self._setup, self._silent_s, self._until = dict(setup), silent_s, until
-        self._child: Child | None = None
-        hello = self._start()
+        self._silent_s = silent_s
+        self._child = RestartingChild(__name__, setup, until=until)
+        try:
+            hello = self._child.start()
+        except NotStarted as died:
+            raise ConvDispatchError(f"no process to measure in could be started: {died}") from died
         self.settings: dict[str, Any] = hello["settings"]
         self.missing: dict[str, str] = hello["missing"]
 
@@ -57,26 +44,21 @@ class Worker:
         """The ceilings of a dtype. Raises ConvDispatchError when they cannot be measured."""
         try:
             return self._ask({"ask": "roof", "dtype": dtype})
-        except _Died as died:
+        except Died as died:
             raise ConvDispatchError(f"the ceilings could not be measured: {died}") from died
 
     def measure(self, problem: ConvProblem, say: Callable[[str], None] = lambda words: None) -> Measured:
         """All there is to know of a problem; ``say`` is told what is tried."""
-        without: dict[str, str] = {}
-        began = time.monotonic()
-        for turn in range(DEATHS):
-            try:
-                found = self._ask({"ask": "measure", "problem": str(problem), "without": without}, say)
-                return Measured.from_json(found)
-            except _Died as died:
-                reason = placeless(str(died))
-                if not died.at and turn:
-                    break
-                if died.at:
-                    without[died.at] = f"a process was lost: {reason}"
-            except ConvDispatchError as error:
-                reason = placeless(str(error))
-                break
+        began, without = time.monotonic(), dict[str, str]()
+
+        def ask(died: dict[str, str]) -> dict[str, Any]:
+            without.update({name: placeless(reason) for name, reason in died.items()})
+            return self._ask({"ask": "measure", "problem": str(problem), "without": without}, say)
+
+        try:
+            return Measured.from_json(outlive(ask))
+        except (Died, ConvDispatchError) as error:
+            reason = placeless(str(error))
         said = f"{len(without)} candidates took their process with them: {', '.join(without)}; " if without else ""
         lost = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)
         lost.failure, lost.spent_ms = f"{said}the last process: {reason}", (time.monotonic() - began) * 1e3
@@ -87,60 +69,28 @@ class Worker:
         asked = {"ask": "choices", "problems": list(problems), "known": [asdict(found) for found in known]}
         try:
             return {problem: Choice(**choice) for problem, choice in self._ask(asked).items()}
-        except _Died as died:
+        except Died as died:
             raise ConvDispatchError(f"the process that ranked the solvers was lost: {died}") from died
 
     def cost(self, found: Measured, choice: Choice) -> float | None:
         """As Session's; None also when the process is lost."""
         try:
             return self._ask({"ask": "cost", "found": asdict(found), "choice": asdict(choice)})["cost"]
-        except _Died:
+        except Died:
             return None
 
     def close(self) -> None:
         """End the child."""
-        if self._child is not None:
-            self._child.close()
-            self._child = None
-
-    def _start(self) -> dict[str, Any]:
-        self._child = Child("convdispatch.tools.benchmark.worker", self._setup)
-        try:
-            return self._hear(START_S)
-        except _Died as died:
-            raise ConvDispatchError(f"no process to measure in could be started: {died}") from died
+        self._child.close()
 
     def _ask(self, question: dict[str, Any], say: Callable[[str], None] = lambda words: None) -> Any:
-        if self._child is None:
-            self._start()
-        self._child.say(question)  # type: ignore[union-attr]
-        return self._hear(self._silent_s, say)["answer"]
-
-    def _hear(self, limit_s: float, say: Callable[[str], None] = lambda words: None) -> dict[str, Any]:
-        at = ""
-        while True:
-            left = limit_s if self._until is None else min(limit_s, self._until - time.monotonic())
-            try:
-                said = self._child.hear(left)  # type: ignore[union-attr]
-            except Silent as silent:
-                self.close()
-                if left < limit_s:
-                    raise OutOfTime from None
-                raise _Died(str(silent), at) from None
-            if said is None:
-                how = self._child.how_it_ended()  # type: ignore[union-attr]
-                self.close()
-                raise _Died(how, at)
-            if "at" in said:
-                at = said["at"]
-                say(at)
-            elif "lost" in said:
-                self.close()
-                raise _Died(f"it left a device that nothing runs on: {said['lost']}", at)
-            elif "error" in said:
-                raise ConvDispatchError(said["error"])
-            else:
-                return said
+        try:
+            said = self._child.answer(question, self._silent_s, say)
+        except NotStarted as died:
+            raise ConvDispatchError(f"no process to measure in could be started: {died}") from died
+        if "error" in said:
+            raise ConvDispatchError(said["error"])
+        return said["answer"]
 
 
 # --- in the child ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ COMMANDS = {
     "bench": ".bench",
     "calibrate": ".calibrate",
     "classify": ".run",
+    "cluster": ".cluster",
     "db": ".database",
     "doctor": ".inspect",
     "explain": ".inspect",
@@ -28,6 +29,7 @@ COMMANDS = {
     "train": ".train",
     "translate": ".translate",
     "verify": ".verify",
+    "worker": ".cluster",
 }
 """Where each subcommand lives; a module is imported when its command is asked for."""
 

@@ -12,6 +12,7 @@ import click
 
 from ..model_file import is_model
 from ..progress import progress
+from .cluster import CLUSTER, security_of
 from .options import CONFIGURE, DEVICE, JOBS, configure, processes, read_entries, stderr, stdout
 
 __all__ = ["bench"]
@@ -56,6 +57,7 @@ STEP_S = 1.0
     help="Measure nothing: two JSON files beside each other.",
 )
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Measure nothing: show this JSON.")
+@CLUSTER
 @DEVICE
 def bench(
     names: tuple[str, ...],
@@ -81,6 +83,7 @@ def bench(
     within_s: float | None,
     jobs: int | None,
     wait_quiet_s: float,
+    cluster: str | None,
     **changes: Any,
 ) -> None:
     """Time every solver on each layer, with the device's measured ceilings and other libraries in the same run.
@@ -90,7 +93,11 @@ def bench(
     Nets: convnet, alexnet, overfeat, vgg_a, googlenet, resnet50 (distinct layers), resnet50_full, mobilenet,
     mobilenet_v3, efficientnet_b0, convnext_t, densenet121, inception_v3, unet, wavenet, unet3d; cpu10. Problems in any
     dialect. Files: MODEL.onnx, its convolutions as they run.
+
+    With --cluster the workers of a Dask scheduler measure, on every kind of device that they offer; with several kinds
+    the files are one each, with the kind's name in theirs.
     """
+    security = security_of(changes)
     if within_s is not None and not isolate:
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
     names = (*nets, *names)
@@ -98,49 +105,85 @@ def bench(
         _train(names, device, changes, json_path, trace_path, wait_quiet_s)
         return
     from ...device import runtime
-    from ..benchmark.export import write_csv, write_json
+    from ..benchmark.export import write_json
     from ..benchmark.report import load
     from ..benchmark.run import run
-    from ..benchmark.terminal import show
 
     if compare is not None:
         _compare(*map(load, compare), html_path)
         return
+    options = {
+        "against": [peer.strip() for peer in against.split(",") if peer.strip()],
+        "solver": solver,
+        "search": search,
+        "budget_ms": budget_ms,
+        "command": _command(),
+        "timeout_s": timeout_s,
+        "wait_quiet_s": wait_quiet_s,
+    }
+    if cluster is not None and render is None:
+        if record or regret or resume or trace_path or within_s is not None or not isolate:
+            raise click.UsageError(
+                "--record, --regret, --resume, --trace, --within and --no-isolate are for one device here; "
+                "`find --cluster` records"
+            )
+        reports = _there(_nets(names, files, changes), cluster, device, security, **options)
+        for report in reports:
+            kind = None if len(reports) < 2 else report.environment["device"]["key"]
+            _write(report, *(path and (path if kind is None else path.with_stem(f"{path.stem}-{kind}")) for path in
+                             (json_path, csv_path, html_path)))  # fmt: skip
+        sys.exit(0 if reports else 1)
     if render is not None:
         report = load(render)
     else:
         report = run(
             _nets(names, files, changes),
             device,
-            against=[peer.strip() for peer in against.split(",") if peer.strip()],
-            solver=solver,
-            search=search,
-            budget_ms=budget_ms,
+            **options,
             record=record,
             regret=regret,
             resume=resume,
-            command=_command(),
             console=stderr(),
             isolate=isolate,
-            timeout_s=timeout_s,
             within_s=within_s,
-            wait_quiet_s=wait_quiet_s,
             jobs=processes(jobs, runtime.device_info(runtime.find_device(device))),
             keep=lambda report: None if json_path is None else write_json(replace(report, interrupted=True), json_path),
         )
+    _write(report, json_path, csv_path, html_path)
+    if trace_path is not None:
+        from ..benchmark.timeline import write_trace
+
+        write_trace(report, trace_path)
+
+
+def _write(report: Any, json_path: Path | None, csv_path: Path | None, html_path: Path | None) -> None:
+    """Show a report, and write it where it was asked for."""
+    from ..benchmark.export import write_csv, write_json
+    from ..benchmark.terminal import show
+
     show(report, stdout())
     if json_path is not None:
         write_json(report, json_path)
     if csv_path is not None:
         write_csv(report, csv_path)
-    if trace_path is not None:
-        from ..benchmark.timeline import write_trace
-
-        write_trace(report, trace_path)
     if html_path is not None:
         from ..benchmark.page import write_html
 
         write_html(report, html_path)
+
+
+def _there(nets: dict[str, Any], cluster: str, device: str | None, security: Any, **options: Any) -> Any:
+    """By a cluster's workers, a report a kind of device."""
+    from ..benchmark.there import bench_many
+
+    console = stderr()
+    with progress(console, "bench", 0) as step:
+
+        def say(words: str, done: int, total: int) -> None:
+            step.resize(total)
+            step(words, done)
+
+        return bench_many(nets, cluster, device, security=security, say=say, tell=console.print, **options)
 
 
 def _train(

@@ -14,6 +14,7 @@ from rich.table import Table
 from ...api.errors import ConvDispatchError, ConvDispatchWarning
 from ...api.problem import ConvProblem
 from ..progress import progress
+from .cluster import CLUSTER, security_of
 from .options import (
     AS_JSON,
     CONFIGURE,
@@ -52,6 +53,14 @@ BEST = 5
 @click.option("--lock", type=click.Path(path_type=Path), default=None, help="Write the decisions to this lock file.")
 @click.option("--check", is_flag=True, help="Measure nothing: exit 1 if today's decisions differ from --lock.")
 @click.option("--verbose", "-v", is_flag=True, help="Print every candidate.")
+@CLUSTER
+@click.option(
+    "--agree",
+    type=click.FloatRange(0, 1),
+    default=0.05,
+    show_default=True,
+    help="With --cluster: share of the problems that is measured on two devices of a kind.",
+)
 @DEVICE
 @AS_JSON
 def find(
@@ -68,28 +77,29 @@ def find(
     memory_limit: int | None,
     isolate: bool | None,
     jobs: int | None,
+    cluster: str | None,
+    agree: float,
     **changes: Any,
 ) -> None:
     """Measure the solvers for problems or whole nets and record the results, so that later calls choose by them.
 
-    What is known and not in doubt is skipped, so an interrupted search goes on where it was.
+    What is known and not in doubt is skipped, so an interrupted search goes on where it was. With --cluster the workers
+    of a Dask scheduler measure, on every kind of device that they offer, or those that --device names.
     """
+    security = security_of(changes)
     entries = configure(read_entries(names, files, changes.get("batch"), changes.get("layout")), **changes)
     problems = list(dict.fromkeys(entry.problem for entry in entries if entry.problem.mb))
     if check:
         _check(problems, device, lock)
         return
-    found = _search(
-        problems,
-        device,
-        again,
-        jobs,
-        quiet=as_json,
-        budget_ms=budget_ms,
-        workspace_limit=workspace_limit,
-        memory_limit=memory_limit,
-        isolate=isolate,
-    )
+    limits = {"budget_ms": budget_ms, "workspace_limit": workspace_limit, "memory_limit": memory_limit}
+    if cluster is not None:
+        if lock is not None:
+            raise click.UsageError("--lock writes one device's decisions: run it there, where the records are known")
+        more = {"client": cluster, "devices": device, "again": again, "agree": agree, "security": security}
+        found = _search_there(problems, quiet=as_json, **more, **limits)
+    else:
+        found = _search(problems, device, again, jobs, quiet=as_json, isolate=isolate, **limits)
     if as_json:
         click.echo(json.dumps([_to_dict(results) for results in found], indent=1))
     else:
@@ -162,11 +172,36 @@ def _search(
     return found
 
 
+def _search_there(problems: list[ConvProblem], client: str, quiet: bool, **options: Any) -> list[Any]:
+    """By a cluster's workers; what was measured until an interrupt is kept and answered."""
+    from ...cluster.finding import find_many
+
+    console, found = stderr(), list[Any]()
+    with progress(None if quiet else console, "find", 0) as step:
+
+        def start(total: int, known: int, devices: int) -> None:
+            step.resize(total)
+            step.begin(options["budget_ms"] / 1e3 / max(1, devices))
+            if known and not quiet:
+                console.print(f"{known} searches are recorded already and not in doubt (--again makes them again)")
+
+        def each(results: Any) -> None:
+            found.append(results)
+            step(f"{results.problem} on {results.worker}", 1)
+
+        try:
+            find_many(problems, client, each=each, start=start, tell=console.print, **options)
+        except KeyboardInterrupt:
+            console.print(f"interrupted: {len(found)} searches are measured and recorded; run again to go on")
+    return found
+
+
 def _show(results: Any, verbose: bool) -> None:
     console = stdout()
     winner = results.winner
+    where = f" on {results.device} at {results.worker}" if results.worker else ""
     console.print(
-        f"{results.problem}: {winner.solver if winner else 'nothing could be measured'} "
+        f"{results.problem}{where}: {winner.solver if winner else 'nothing could be measured'} "
         f"({results.verdict}) in {results.spent_ms / 1e3:.1f} s, at most {results.peak_bytes / 2**20:.0f} MiB",
         highlight=False,
     )
@@ -207,6 +242,7 @@ def _to_dict(results: Any) -> dict[str, Any]:
     return {
         "problem": str(results.problem),
         "device": str(results.device),
+        "worker": results.worker,
         "winner": results.winner.solver if results.winner else None,
         "verdict": results.verdict,
         "spent_ms": results.spent_ms,

@@ -15,6 +15,7 @@ from rich.table import Table
 from ...measurement.conformance.levels import LEVELS, VERSION, cases, digest
 from ...measurement.conformance.space import describe
 from ..progress import progress
+from .cluster import CLUSTER, security_of
 from .options import DEVICE, stderr, stdout
 
 __all__ = ["verify"]
@@ -44,6 +45,7 @@ __all__ = ["verify"]
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Verify nothing: show this JSON.")
 @click.option("--list", "listing", is_flag=True, help="List the level's cases and run none.")
 @click.option("--verbose", "-v", is_flag=True, help="Print every outcome.")
+@CLUSTER
 @DEVICE
 def verify(
     plugins: tuple[str, ...],
@@ -54,14 +56,17 @@ def verify(
     listing: bool,
     jobs: int | None,
     within_s: float | None,
+    cluster: str | None,
     **options: Any,
 ) -> None:
     """Verify each PLUGIN: its solvers refuse every case in words or compute it right. Exit status 1 if not.
 
     Core is the forward convolution in 2-D, training adds the gradients, full the ranks, layouts, dtypes, epilogues.
     Accuracy, a level of its own, is every family of data that scaling makes harder, judged plane by plane.
-    With several plugins the files of --json and --html are one each, with the plugin's name in theirs.
+    With several plugins the files of --json and --html are one each, with the plugin's name in theirs. With --cluster
+    the workers of a Dask scheduler verify, on every kind of device that they offer, and the page is one of all kinds.
     """
+    security = security_of(options)
     from ...measurement.conformance.outcome import load
 
     if listing:
@@ -73,9 +78,15 @@ def verify(
         return
     if render is None and not plugins:
         raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
+    if cluster is not None and (options["first"] or within_s is not None):
+        raise click.UsageError("--first and --within end a run on one machine; with --cluster, Ctrl-C does")
     began, verdicts, good = time.monotonic(), [], True
     options["until"] = None if within_s is None else began + within_s
     options["jobs"] = min(2, os.cpu_count() or 1) if jobs is None else jobs
+    if cluster is not None and render is None:
+        paths = (json_path, html_path, len(plugins))
+        passed = [_run_there(plugin, level, cluster, security, *paths, **options) for plugin in plugins]
+        sys.exit(0 if all(passed) else 1)
     for plugin in plugins if render is None else ("",):
         report = _run(plugin, level, **options) if render is None else load(render)
         _show(report)
@@ -98,16 +109,70 @@ def _run(plugin: str, level: str, device: str | None, files: tuple[Path, ...], v
 
     own, console = own_cases(files), stderr()
     with progress(console, f"verify {plugin}", len(cases(level)) + len(own)) as step:
+        heard = _heard(console, step, verbose)
+        return examine(plugin, level, device, own=own, command=_command(), report=heard, **options)
 
-        def heard(done: Any, outcomes: list[Any], total: int) -> None:
-            step(done.name, 1)
-            for outcome in outcomes:
-                if outcome.status == "failed" or verbose:
-                    words = f"{outcome.check}: {outcome.reason}" if outcome.check else outcome.reason
-                    console.print(f"{outcome.status} {outcome.solver} {done.name}: {words}")
 
-        command = "convdispatch " + " ".join(shlex.quote(_bare(word)) for word in sys.argv[1:])
-        return examine(plugin, level, device, own=own, command=command, report=heard, **options)
+def _heard(console: Any, step: Any, verbose: bool) -> Any:
+    """Says each case that failed, or each, as it ends."""
+
+    def heard(done: Any, outcomes: list[Any], total: int) -> None:
+        step.resize(total)
+        step(done.name, 1)
+        for outcome in outcomes:
+            if outcome.status == "failed" or verbose:
+                words = f"{outcome.check}: {outcome.reason}" if outcome.check else outcome.reason
+                console.print(f"{outcome.status} {outcome.solver} {done.name}: {words}")
+
+    return heard
+
+
+def _command() -> str:
+    return "convdispatch " + " ".join(shlex.quote(_bare(word)) for word in sys.argv[1:])
+
+
+def _run_there(
+    plugin: str,
+    level: str,
+    cluster: str,
+    security: Any,
+    json_path: Path | None,
+    html_path: Path | None,
+    plugins: int,
+    device: str | None,
+    files: tuple[Path, ...],
+    verbose: bool,
+    first: bool,
+    until: None,
+    **options: Any,
+) -> bool:
+    """By a cluster's workers, shown and written, the page one of all kinds of device; whether all of them passed."""
+    import json
+
+    from ...cluster.verifying import verify_many
+    from ...measurement.conformance.verify import own_cases
+
+    own, console, faults = own_cases(files), stderr(), list[str]()
+
+    def tell(words: str) -> None:
+        faults.append(words)
+        console.print(words)
+
+    with progress(console, f"verify {plugin}", len(cases(level)) + len(own)) as step:
+        heard = _heard(console, step, verbose)
+        reports = verify_many(
+            plugin, level, cluster, device, own=own, security=security, command=_command(), report=heard,
+            tell=tell, **options,
+        )  # fmt: skip
+    for report in reports:
+        _show(report)
+    name = (lambda path: path) if plugins < 2 else (lambda path: path.with_stem(f"{path.stem}-{plugin}"))
+    if json_path is not None:
+        text = json.dumps([report.to_json() for report in reports], indent=1) + "\n"
+        name(json_path).write_text(text, encoding="utf-8")
+    if html_path is not None and reports:
+        _page(reports, name(html_path))
+    return bool(reports) and not faults and all(report.passed for report in reports)
 
 
 def _page(report: Any, path: Path) -> None:

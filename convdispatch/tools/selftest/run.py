@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...measurement.child import Child, Silent, answer, questions
+from ...measurement.child import answer, questions
+from ...measurement.farm import Died, NotStarted, RestartingChild
 
 __all__ = ["CASE_S", "Result", "named", "run"]
 
 CASE_S = 60.0
 """Most seconds of one question; its compilations are the most of it."""
-START_S = 120.0
 
 
 @dataclass
@@ -57,28 +57,22 @@ def run(
     A child that ends or hangs costs the question it was at, and another takes its place. None begins after ``until``
     (``time.monotonic``). ``step(words, 1)`` is told of each.
     """
-    result, began, child = Result(), time.monotonic(), None
+    result, began = Result(), time.monotonic()
+    child = RestartingChild(__name__, {"device": device})
     try:
         for number, case in enumerate(cases):
             if until is not None and time.monotonic() > until:
                 result.left = len(cases) - number
                 break
             step(named(case), 1)
-            if child is None:
-                child, why = _start(device)
-                if child is None:
-                    result.wrong.append(f"no process could use the device: {why}")
-                    result.left = len(cases) - number
-                    break
-            child.say(case)
             try:
-                said = child.hear(CASE_S)
-                ended = child.how_it_ended() if said is None else ""
-            except Silent as silent:
-                said, ended = None, str(silent)
-            if said is None:
-                child.close()
-                child, said = None, {"wrong": [ended]}
+                said = child.answer(case, CASE_S)
+            except NotStarted as died:
+                result.wrong.append(f"no process could use the device: {died}")
+                result.left = len(cases) - number
+                break
+            except Died as died:
+                said = {"wrong": [str(died)]}
             result.kinds[case.get("family") or case["solver"]] += "refused" not in said
             if "refused" in said:
                 result.refused += 1
@@ -87,23 +81,9 @@ def run(
             else:
                 result.right += 1
     finally:
-        if child is not None:
-            child.close()
+        child.close()
     result.seconds = time.monotonic() - began
     return result
-
-
-def _start(device: str) -> tuple[Child | None, str]:
-    child = Child(__name__, {"device": device})
-    try:
-        ready = child.hear(START_S)
-        why = child.how_it_ended() if ready is None else ready.get("error", "")
-    except Silent as silent:
-        why = str(silent)
-    if why:
-        child.close()
-        return None, why
-    return child, ""
 
 
 def _serve() -> None:

@@ -1,0 +1,33 @@
+"""The child process in which a worker runs longer commands, such as the kit or the benchmark, on its device.
+
+A function takes the device's address, ``say`` for where it is, and JSON values; it answers JSON values.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ..api.errors import ConvDispatchError
+from ..measurement.child import answer, questions
+
+__all__: list[str] = []
+
+
+def _serve() -> None:
+    """The child: the device, then a function's ``module:name`` a line with its arguments."""
+    lines = questions()
+    address = next(lines)["device"]
+    answer({"ready": True})
+    for asked in lines:
+        module, _, name = asked["function"].partition(":")
+        try:
+            function = getattr(importlib.import_module(module), name)
+            made: Any = {"made": function(address, lambda at: answer({"at": at}), **asked["given"])}
+        except (ConvDispatchError, MemoryError, OSError) as error:
+            made = {"failure": str(error) or type(error).__name__}
+        answer(made)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,111 @@
+"""A client of a scheduler, and which kinds of device its workers offer just now."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..api.device import DeviceInfo
+from ..api.errors import ConvDispatchError, NoDevice
+from .offers import Offer, offer_of
+from .requirements import distributed
+from .serving import local_cluster
+
+__all__ = ["Kind", "Workers", "connected"]
+
+CONNECT_S = 20.0
+
+
+@dataclass
+class Kind:
+    """One kind of device, and the workers that offer it: Dask's address to what each offers."""
+
+    key: str
+    device: DeviceInfo
+    workers: dict[str, Offer] = field(default_factory=dict)
+
+    @property
+    def places(self) -> set[str]:
+        """The devices, for two workers may offer the same."""
+        return {offer.place for offer in self.workers.values()}
+
+    @property
+    def compilers(self) -> int:
+        """Processors that compile for one device while it is measured."""
+        return max((offer.compilers for offer in self.workers.values()), default=0)
+
+
+@contextlib.contextmanager
+def connected(client: Any = None, security: Any = None) -> Iterator[Any]:
+    """A ``distributed.Client``: the given one, one for the address of a scheduler, or for None one of workers that are
+    started for this machine's devices and end with the block. Raises ConvDispatchError."""
+    package = distributed()
+    if isinstance(client, package.Client):
+        yield client
+        return
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(local_cluster()) if client is None else str(client)
+        try:
+            made = package.Client(address, security=security, timeout=CONNECT_S, set_as_default=False)
+        except (OSError, ValueError, TypeError) as error:
+            words = (str(error) or type(error).__name__).splitlines()[0]
+            hint = "`convdispatch cluster --local` starts one"
+            raise ConvDispatchError(f"no scheduler can be used at {address} ({words}); {hint}") from error
+        stack.callback(made.close, timeout=2)
+        yield made
+
+
+class Workers:
+    """The workers of a client that offer devices; ``look`` sees who came and who went."""
+
+    def __init__(self, client: Any, devices: Sequence[str] | str | None = None) -> None:
+        self._client = client
+        self._chosen = None if devices in (None, "all") else [devices] if isinstance(devices, str) else list(devices)
+        self._offers: dict[str, Offer | None] = {}
+        self.other_versions: set[str] = set()
+
+    def look(self) -> dict[str, Kind]:
+        """The kinds of device that are offered now and asked for, by key."""
+        from .. import __version__
+
+        there = list(self._client.scheduler_info(n_workers=-1)["workers"])
+        new = [address for address in there if address not in self._offers]
+        if new:
+            said = self._client.run(offer_of, workers=new, on_error="ignore")
+            self._offers |= {a: Offer(**{**v, "cores": tuple(v["cores"])}) if v else None for a, v in said.items()}
+        self._offers = {address: offer for address, offer in self._offers.items() if address in set(there)}
+        kinds: dict[str, Kind] = {}
+        for address, offer in self._offers.items():
+            if offer is None or not self._wanted(offer):
+                continue
+            if offer.version != __version__:
+                self.other_versions.add(f"{offer.place} runs convdispatch {offer.version}, this is {__version__}")
+                continue
+            kinds.setdefault(offer.key, Kind(offer.key, offer.device)).workers[address] = offer
+        return kinds
+
+    def first(self) -> dict[str, Kind]:
+        """What ``look`` answers. Raises NoDevice where that is nothing."""
+        kinds = self.look()
+        if not kinds:
+            others = sorted({offer.key for offer in self._offers.values() if offer is not None})
+            why = "; ".join(sorted(self.other_versions)) or (f"offered are {', '.join(others)}" if others else "")
+            wanted = f" that {self._chosen} names" if self._chosen else ""
+            raise NoDevice(
+                f"no worker of the cluster offers a device{wanted}{f': {why}' if why else ''}; `convdispatch worker "
+                "ADDRESS` offers a machine's"
+            )
+        return kinds
+
+    def _wanted(self, offer: Offer) -> bool:
+        if self._chosen is None:
+            return True
+        said = (offer.key, offer.info["vendor"], offer.info["type"], offer.info["name"].lower())
+        return any(
+            fnmatch.fnmatchcase(word, choice.lower()) or choice.lower() in word
+            for choice in self._chosen
+            for word in said
+        )

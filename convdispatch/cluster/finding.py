@@ -1,0 +1,162 @@
+"""find_many: problems × kinds of device, searched by a cluster's workers, recorded here as they come."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..api.device import DeviceInfo
+from ..api.errors import ConvDispatchWarning, InvalidArgument
+from ..api.policy import Policy, current_policy, forbid_when_frozen
+from ..api.problem import ConvProblem
+from ..api.results import Results
+from ..measurement.find import why_find
+from ..selection import dispatch, verdicts
+from ..selection.records.perfdb import perfdb, scope_of
+from ..selection.records.record import Record
+from .agreement import compare, is_checked
+from .connecting import Workers, connected
+from .measuring import from_json
+from .running import Failed, Job, Run
+from .tasks import measure
+
+__all__ = ["AGREE", "find_many"]
+
+AGREE = 0.05
+"""Share of the problems that is measured on two devices of a kind, where there are two."""
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, ConvDispatchWarning, stacklevel=4)
+
+
+def find_many(
+    problems: Iterable[ConvProblem | str],
+    client: Any = None,
+    devices: Sequence[str] | str | None = None,
+    *,
+    budget_ms: float | None = 5000.0,
+    workspace_limit: int | None = None,
+    memory_limit: int | None = None,
+    again: bool = False,
+    agree: float = AGREE,
+    store: bool = True,
+    security: Any = None,
+    each: Callable[[Results], None] = lambda results: None,
+    start: Callable[[int, int, int], None] = lambda total, known, devices: None,
+    tell: Callable[[str], None] = _warn,
+) -> list[Results]:
+    """``find`` for every problem on every kind of device that a cluster's workers offer; what each search found.
+
+    ``client`` is a ``distributed.Client``, a scheduler's address, or None for this machine's devices. ``devices`` are
+    globs or parts of kinds' names, vendors or types; None for all. What is known here of a kind of device and not in
+    doubt is left out unless ``again``, so a call that was interrupted goes on when it is made again: each search is
+    recorded as it comes, with its worker's provenance and device. A share ``agree`` of the problems is measured on two
+    devices of a kind; where these disagree, both records are in doubt and say why.
+
+    ``start`` hears, once, of how many searches there are, how many are known already, and on how many devices; ``each``
+    of every search as it ends; ``tell`` of what went wrong: unsteady workers, problems that could not be searched.
+
+    Raises InvalidArgument, NoDevice where no worker offers a device that is asked for, ConvDispatchError where no
+    scheduler can be used or it goes away, and Frozen inside ``frozen()``.
+    """
+    listed = [ConvProblem.parse(each) if isinstance(each, str) else each for each in problems]
+    listed = list(dict.fromkeys(problem for problem in listed if problem.mb))
+    if budget_ms is not None and not budget_ms > 0:
+        raise InvalidArgument(f"budget_ms must be above 0, got {budget_ms!r}")
+    if not 0 <= agree <= 1:
+        raise InvalidArgument(f"agree is a share from 0 to 1, got {agree!r}")
+    if scope_of(current_policy()) is not None:
+        raise InvalidArgument("find_many measures for everybody: under a policy use find on the device itself")
+    forbid_when_frozen("measure")
+    limits = {"budget_ms": budget_ms, "workspace_limit": workspace_limit, "memory_limit": memory_limit}
+    with connected(client, security) as found:
+        finding = _Finding(found, Workers(found, devices), limits, again, agree, store, tell)
+        return finding.run(listed, each, start)
+
+
+class _Finding:
+    def __init__(
+        self, client: Any, workers: Workers, limits: dict[str, Any], again: bool, agree: float, store: bool, tell: Any
+    ) -> None:
+        self._limits, self._again, self._agree, self._store, self._tell = limits, again, agree, store, tell
+        compile_s = (limits["budget_ms"] or 10_000.0) / 1e3
+        self._run = Run(client, workers, compile_s=compile_s, tell=tell)
+        for words in sorted(workers.other_versions):
+            tell(f"{words}: it gets no tasks")
+        self._kinds = dict(self._run.kinds)
+        self._unsteady: dict[str, str] = {}
+        for kind in self._kinds.values():
+            drivers = {offer.info["driver"] for offer in kind.workers.values()}
+            if len(drivers) > 1:
+                tell(f"devices of one kind, {kind.key}, have different drivers: {', '.join(sorted(drivers))}")
+
+    def run(self, problems: list[ConvProblem], each: Any, start: Any) -> list[Results]:
+        known_limits = {name: self._limits[name] for name in ("budget_ms", "workspace_limit")}
+        found: list[Results] = []
+        jobs = [
+            self._job(problem, key)
+            for problem in problems  # every kind gets the first problem, then the second
+            for key, kind in self._kinds.items()
+            if self._again or not self._store or why_find(problem, kind.device, Policy(), **known_limits)
+        ]
+        known = len(problems) * len(self._kinds) - len(jobs)
+        start(len(jobs), known, sum(len(kind.workers) for kind in self._kinds.values()))
+        self._run.add(*jobs)
+        for job, answer in self._run.answers():
+            results = self._heard(job, answer)
+            if results is not None:
+                found.append(results)
+                each(results)
+        return found
+
+    def _job(self, problem: ConvProblem, key: str, **more: Any) -> Job:
+        text = str(problem)
+        return Job(text, key, measure, (text, self._limits, self._again), compiles=text, **more)
+
+    def _heard(self, job: Job, answer: Any) -> Results | None:
+        """Record what a search found; None for a second search, and for one that failed, which is said."""
+        if isinstance(answer, Failed) or "failure" in answer:
+            why = answer if isinstance(answer, Failed) else f"{answer['failure']} (on {answer['place']})"
+            self._tell(f"{job.words} was not measured on {job.kind}: {why}")
+            return None
+        place, unsteady = answer["place"], answer["unsteady"]
+        if unsteady and place not in self._unsteady:
+            self._tell(f"{place}: {unsteady}")
+            self._unsteady[place] = unsteady
+        records = [replace(Record.from_json(each), worker=place) for each in answer["records"]]
+        results = from_json(answer["results"])
+        results.device, results.worker = self._kinds[job.kind].device, place
+        if self._store:
+            self._record(results.problem, results.device, records, answer["unsound"])
+        if job.about is not None:
+            self._agree_on(job.words, job.about, records)
+            return None
+        kind = self._run.kinds.get(job.kind)
+        others = kind.places - {place} if kind is not None else set()
+        if others and records and self._is_checked(job.words):
+            self._run.add(self._job(results.problem, job.kind, places=others, about=records))
+        return results
+
+    def _is_checked(self, problem: str) -> bool:
+        return self._agree > 0 and is_checked(problem, self._agree)
+
+    def _record(
+        self, problem: ConvProblem, device: DeviceInfo, records: list[Record], unsound: dict[str, list[str]]
+    ) -> None:
+        for solver, (fingerprint, what) in unsound.items():
+            verdicts.note(problem, device, solver, fingerprint, what)
+        if records:
+            perfdb().record(*records)
+            dispatch.forget(problem)
+
+    def _agree_on(self, words: str, first: list[Record], second: list[Record]) -> None:
+        doubted = [record for side in compare(first, second) for record in side]
+        if not doubted:
+            return
+        self._tell(f"{words}: {doubted[0].solver}: {doubted[0].doubt}; both records are in doubt")
+        if self._store:
+            perfdb().record(*doubted)
+            dispatch.forget(ConvProblem.parse(words))

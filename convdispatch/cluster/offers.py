@@ -1,0 +1,132 @@
+"""What a worker offers: one device of this machine, its kind as Dask's resource, and processors to compile on.
+
+A worker serves one device and offers 1 of the resource that is named after the device's kind (``device_key``). Every
+task that measures needs that 1, so a device is never measured by two tasks at once. Tasks that only compile need 1 of
+another resource, of which there is one for each processor that may compile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+from ..api.device import DeviceInfo
+from ..api.errors import NoDevice
+
+__all__ = ["Offer", "dask_setup", "offer_of", "offers_here", "to_compile"]
+
+COMPILERS = 3
+"""Most processors a device that compile while it is measured: what a search of some seconds uses up."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One device that a worker offers. In JSON values, for it travels from process to process."""
+
+    key: str
+    """The kind of device."""
+    address: str
+    """By which ``find_device`` finds it on its machine."""
+    place: str
+    """Machine and address, in one word: no two devices have the same."""
+    info: dict[str, Any]
+    """DeviceInfo's fields."""
+    compilers: int
+    cores: tuple[int, ...]
+    """Processors for what is compiled meanwhile; empty for any."""
+    version: str
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device in a solver's words."""
+        tuples = {"max_work_item_sizes": tuple(self.info["max_work_item_sizes"])}
+        return DeviceInfo(**{**self.info, **tuples, "extensions": frozenset(self.info["extensions"])})
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Dask's resources of the worker."""
+        return {self.key: 1, **({to_compile(self.key): self.compilers} if self.compilers else {})}
+
+    @property
+    def silicon(self) -> str:
+        """What the device's work runs on: all CPU runtimes of a machine share its processors."""
+        return "cpu" if self.info["type"] == "cpu" else f"{self.info['platform']} {self.address}"
+
+    def text(self) -> str:
+        """JSON, which ``Offer(**json.loads(text))`` reads."""
+        return json.dumps(asdict(self))
+
+
+def to_compile(key: str) -> str:
+    """The resource that compiling for a kind of device needs."""
+    return f"compile {key}"
+
+
+def offers_here(choices: Sequence[str] = (), compilers: int | None = None, machine: str = "") -> list[Offer]:
+    """The devices of this machine that work and that ``choices`` name, all but simulators where nothing is named.
+
+    ``compilers`` is the number of processors a GPU to compile on while it is measured; for a CPU none, whose processors
+    measure. ``machine`` names the machine, by default as the network does. Raises NoDevice where none works.
+    """
+    from .. import __version__
+    from ..device import runtime
+    from ..selection.records.record import device_key
+
+    if choices:
+        found = list(dict.fromkeys(runtime.find_device(choice) for choice in choices))
+    else:
+        found = [d for d in runtime.devices() if runtime.device_info(d).vendor != "oclgrind" and not runtime.probe(d)]
+    if not found:
+        runtime.default_device()  # says what is wrong with those there are
+        raise NoDevice("only a simulator works here, which is offered where --device names it")
+    machine = machine or platform.node() or "localhost"
+    gpus = sum(runtime.device_info(device).type != "cpu" for device in found)
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    free = cores[gpus:]  # each GPU's measuring process keeps one to itself
+    offers = []
+    for device in found:
+        info = runtime.device_info(device)
+        share = 0 if info.type == "cpu" else min(COMPILERS, len(free) // max(1, gpus))
+        address = runtime.address(device)
+        offers.append(
+            Offer(
+                key=device_key(info),
+                address=address,
+                place=f"{machine}/{address}",
+                info={**asdict(info), "extensions": sorted(info.extensions)},
+                compilers=share if compilers is None or info.type == "cpu" else compilers,
+                cores=tuple(free),
+                version=__version__,
+            )
+        )
+    return offers
+
+
+# --- in the worker ---------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("offer")
+def dask_setup(worker: Any, offer: str) -> None:
+    """Dask calls this as a worker starts that preloads this module: the worker learns what it offers.
+
+    Ctrl-C in a terminal reaches all processes; the command that started the worker ends it in good order.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    values = json.loads(offer)
+    worker.convdispatch_offer = Offer(**{**values, "cores": tuple(values["cores"])})
+
+
+def offer_of(dask_worker: Any = None) -> dict[str, Any] | None:
+    """What the worker that runs this offers; None where it is another's worker."""
+    offer = getattr(dask_worker, "convdispatch_offer", None)
+    return None if offer is None else asdict(offer)

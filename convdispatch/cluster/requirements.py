@@ -1,0 +1,39 @@
+"""Dask's distributed, asked for where it is needed."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+from ..api.errors import ConvDispatchError, InvalidArgument
+
+__all__ = ["distributed", "security"]
+
+
+def distributed() -> Any:
+    """The package ``distributed``, which then says on standard error only what went wrong.
+
+    Raises ConvDispatchError where it is not installed.
+    """
+    try:
+        package = importlib.import_module("distributed")
+    except ImportError as error:
+        raise ConvDispatchError(f"a cluster needs Dask: pip install 'convdispatch[cluster]' ({error})") from error
+    for name in ("distributed", "distributed.core", "distributed.nanny", "distributed.scheduler", "distributed.worker"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return package
+
+
+def security(ca_file: str | None = None, cert: str | None = None, key: str | None = None) -> Any:
+    """Dask's Security with these files (PEM) for scheduler, workers and clients alike; None without any of them.
+
+    Raises InvalidArgument where one of the three is missing.
+    """
+    if not (ca_file or cert or key):
+        return None
+    if not (ca_file and cert and key):
+        raise InvalidArgument("TLS needs all three: --tls-ca-file, --tls-cert and --tls-key")
+    names = {f"tls_{role}_{what}": file for role in ("scheduler", "worker", "client")
+             for what, file in (("cert", cert), ("key", key))}  # fmt: skip
+    return distributed().Security(tls_ca_file=ca_file, require_encryption=True, **names)

@@ -1,0 +1,144 @@
+"""Schedulers and workers: started here, as processes of Dask, until they are told to end.
+
+A worker is a process a device, watched by Dask's nanny, which starts it again when it dies. Everything listens on
+127.0.0.1 alone unless another address is asked for: who reaches a scheduler may run code on all its workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..api.errors import ConvDispatchError
+from .offers import Offer
+from .requirements import distributed
+
+__all__ = ["LOOPBACK", "local_cluster", "serve"]
+
+LOOPBACK = "127.0.0.1"
+CLOSE_S = 6.0
+CONNECT_S = 60.0
+"""Seconds in which a worker must reach its scheduler, and for which it stays when the scheduler has gone."""
+
+
+def serve(
+    *,
+    address: str | None = None,
+    offers: Sequence[Offer] = (),
+    host: str = LOOPBACK,
+    port: int = 8786,
+    security: Any = None,
+    ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Run workers for ``offers`` at the scheduler of an address, or a scheduler of our own and its workers.
+
+    ``ready`` is told the scheduler's address once all have registered. Ends by SIGINT, SIGTERM, or when all workers
+    have ended. Raises ConvDispatchError where a port is taken or no scheduler answers.
+    """
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")  # for the workers' processes
+    package = distributed()
+    try:
+        asyncio.run(_serve(package, address, offers, host, port, security, ready))
+    except (OSError, RuntimeError, TimeoutError) as error:
+        where = f"the scheduler at {address}" if address else f"a scheduler on {host}:{port}"
+        raise ConvDispatchError(f"{where} could not be used: {_first(error)}") from error
+
+
+def _first(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]
+
+
+async def _serve(
+    package: Any, address: str | None, offers: Sequence[Offer], host: str, port: int, security: Any, ready: Any
+) -> None:
+    stop = asyncio.Event()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        if address is None:
+            protocol = "tls" if security is not None else "tcp"
+            scheduler = package.Scheduler(
+                host=host, port=port, protocol=protocol, security=security, dashboard_address=f"{LOOPBACK}:0"
+            )
+            stack.push_async_callback(_within, scheduler.close)
+            await scheduler
+            address = scheduler.address
+        nannies = [_nanny(package, address, offer, security) for offer in offers]
+        for nanny in nannies:
+            stack.push_async_callback(_within, nanny.close)
+        starting = asyncio.gather(*nannies)
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            starting.cancel()
+            return
+        starting.result()
+        ready(address)
+        ended = [asyncio.ensure_future(_ended(nanny)) for nanny in nannies]
+        watched = {stopping, asyncio.gather(*ended)} if ended else {stopping}
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _within(close: Callable[[], Any]) -> None:
+    """Close in good order, if that ends: two sides that close at once may wait for each other."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(close(), CLOSE_S)
+
+
+async def _ended(nanny: Any) -> None:
+    await nanny.finished()
+
+
+def _nanny(package: Any, address: str, offer: Offer, security: Any) -> Any:
+    scheduler = urlsplit(address).hostname or LOOPBACK
+    local = scheduler in (LOOPBACK, "localhost", "::1")
+    # Not on all interfaces: on the one by which the scheduler is reached.
+    host = LOOPBACK if local else package.utils.get_ip(scheduler, urlsplit(address).port or 8786)
+    return package.Nanny(
+        address,
+        host=host,
+        nthreads=1 + offer.compilers,
+        resources=offer.resources,
+        name=f"{offer.place}#{os.getpid()}",
+        memory_limit=0,
+        security=security,
+        death_timeout=CONNECT_S,
+        preload=["convdispatch.cluster.offers"],
+        preload_argv=[offer.text()],
+        dashboard_address=f"{LOOPBACK}:0",
+        local_directory=None,
+    )
+
+
+@contextlib.contextmanager
+def local_cluster(devices: Sequence[str] = ()) -> Iterator[str]:
+    """Inside the block a scheduler on a free port and a worker for each device of this machine; its address.
+
+    ``devices`` are what ``runtime.find_device`` takes; all that work, where there is none. Raises ConvDispatchError.
+    """
+    chosen = [word for device in devices for word in ("--device", device)]
+    command = [sys.executable, "-m", "convdispatch", "cluster", "--local", "--port", "0", "--json", *chosen]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    try:
+        line = process.stdout.readline()  # type: ignore[union-attr]
+        if not line:
+            raise ConvDispatchError(f"no cluster could be started here: it ended with status {process.wait()}")
+        yield json.loads(line)["address"]
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
