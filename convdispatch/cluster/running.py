@@ -50,6 +50,7 @@ class Job:
     about: Any = None
     """For the caller."""
     futures: list[Any] = field(default_factory=list)
+    ended: bool = False
 
 
 class Run:
@@ -68,6 +69,7 @@ class Run:
         self._compile_s = compile_s
         self._todo: dict[str, deque[Job]] = {}
         self._flying: dict[str, Job] = {}
+        self._choosy: list[Job] = []
         self._ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._given: dict[str, int] = {}
         self._absent: dict[str, float] = {}
@@ -76,6 +78,7 @@ class Run:
 
     def add(self, *jobs: Job) -> None:
         """Add jobs, also while others run."""
+        self._choosy += [job for job in jobs if job.places is not None]
         for job in jobs:
             self._todo.setdefault(job.kind, deque()).append(job)
 
@@ -89,14 +92,12 @@ class Run:
                 if time.monotonic() - self._looked > LOOK_S:
                     yield from self._look()
                 self._submit()
-                try:
-                    future = self._ended.get(timeout=LOOK_S)
-                except queue.Empty:
-                    continue
-                job = self._flying.pop(future.key, None)
-                if job is not None:
-                    yield job, self._answer(future)
+                ended = [(self._flying.pop(f.key), f) for f in self._just_ended() if f.key in self._flying]
+                self._submit()  # before the answers are looked at, which may take a while
+                for (job, _), answer in zip(ended, self._answers([future for _, future in ended])):
+                    job.ended = True
                     job.futures.clear()
+                    yield job, answer
         finally:
             futures = [future for job in self._flying.values() for future in job.futures]
             self._flying.clear()
@@ -104,9 +105,25 @@ class Run:
                 with contextlib.suppress(Exception):  # a scheduler that is gone holds none of them
                     self._client.cancel(futures, force=True)
 
-    def _answer(self, future: Any) -> Any:
+    def _just_ended(self) -> list[Any]:
+        """The tasks that ended; waits for one, but not for ever."""
+        ended = []
+        with contextlib.suppress(queue.Empty):
+            ended.append(self._ended.get(timeout=LOOK_S))
+            while True:
+                ended.append(self._ended.get_nowait())
+        return ended
+
+    def _answers(self, futures: list[Any]) -> list[Any]:
+        """What tasks that ended have answered, fetched at once, or Failed."""
+        made = dict(zip((f.key for f in futures), map(self._fault, futures)))
+        good = [future for future in futures if made[future.key] is None]
+        made |= zip((future.key for future in good), self._client.gather(good) if good else ())
+        return [made[future.key] for future in futures]
+
+    def _fault(self, future: Any) -> Failed | None:
         if future.status == "finished":
-            return future.result()
+            return None
         if future.status == "error":
             error = future.exception()
             if type(error).__name__ == "KilledWorker":
@@ -122,9 +139,10 @@ class Run:
             raise ConvDispatchError(f"the scheduler is gone ({error}); run again to go on") from error
         self._looked = time.monotonic()
         lost: list[tuple[Job, Failed]] = []
-        for job in [*self._flying.values(), *(job for jobs in self._todo.values() for job in jobs)]:
+        self._choosy = [job for job in self._choosy if not job.ended]
+        for job in self._choosy:
             kind = self.kinds.get(job.kind)
-            if job.places is not None and not (kind and kind.places & set(job.places)):
+            if not (kind and kind.places & set(job.places or ())):
                 lost.append((job, Failed("the other devices of its kind are gone")))
         for key in set(self._todo) | {job.kind for job in self._flying.values()}:
             if key in self.kinds:
@@ -141,6 +159,7 @@ class Run:
         return lost
 
     def _drop(self, job: Job) -> None:
+        job.ended = True
         for name in [name for name, each in self._flying.items() if each is job]:
             del self._flying[name]
         with contextlib.suppress(ValueError):

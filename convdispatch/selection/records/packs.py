@@ -21,7 +21,18 @@ from .record import SCHEMA, Damaged, NewerSchema, Record
 if TYPE_CHECKING:
     from .perfdb import PerfDB
 
-__all__ = ["Change", "diff", "export_pack", "import_pack", "file_name", "file_text", "prune", "publish", "read_records"]
+__all__ = [
+    "Change",
+    "diff",
+    "export_pack",
+    "import_pack",
+    "file_name",
+    "file_text",
+    "prune",
+    "publish",
+    "read_records",
+    "text_name",
+]
 
 _HASHED = re.compile(r"[0-9a-f]{32}\.json")
 _ABANDONED = 3600.0
@@ -36,10 +47,11 @@ def file_text(records: Iterable[Record]) -> str:
 
 def file_name(records: Iterable[Record]) -> str:
     """The name that fits a file of these records and no other: the hash of its text."""
-    return _hash_name(file_text(records))
+    return text_name(file_text(records))
 
 
-def _hash_name(text: str) -> str:
+def text_name(text: str) -> str:
+    """The name that fits a file's text and no other: its hash."""
     return hashlib.sha256(text.encode()).hexdigest()[:32] + ".json"
 
 
@@ -48,7 +60,7 @@ def read_records(name: str, text: str, source: str = "") -> tuple[list[Record], 
 
     A name of 32 hexadecimal digits must be the text's hash. Other names are packs that people may edit.
     """
-    if _HASHED.fullmatch(name) and _hash_name(text) != name:
+    if _HASHED.fullmatch(name) and text_name(text) != name:
         raise Damaged("its content does not fit its name: truncated or altered")
     try:
         values = jsontext.loads(text)
@@ -112,7 +124,8 @@ def import_pack(db: PerfDB, path: Path | str) -> int:
         records, faults = read_records("", Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:  # Damaged and NewerSchema are ValueErrors
         raise InvalidArgument(f"cannot import {path}: {error}") from error
-    faults += [f"record {place}: {fault}" for place, record in enumerate(records, 1) if (fault := _no_problem(record))]
+    bad = {problem: fault for problem in {record.problem for record in records} if (fault := _no_problem(problem))}
+    faults += [f"record {place}: {bad[each.problem]}" for place, each in enumerate(records, 1) if each.problem in bad]
     if faults:
         raise InvalidArgument(f"cannot import {path}: {faults[0]} ({len(faults)} such)")
     count = 0
@@ -128,10 +141,10 @@ def import_pack(db: PerfDB, path: Path | str) -> int:
     return count
 
 
-def _no_problem(record: Record) -> str | None:
+def _no_problem(problem: str) -> str | None:
     """Why a record's problem is none, or None."""
     try:
-        ConvProblem.parse(record.problem)
+        ConvProblem.parse(problem)
     except ConvDispatchError as error:
         return str(error)
     return None

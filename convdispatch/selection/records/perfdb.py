@@ -25,7 +25,7 @@ from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...api.policy import Policy, forbid_when_frozen
 from ...api.problem import ConvProblem
-from .packs import file_name, file_text, publish, read_records
+from .packs import file_text, publish, read_records, text_name
 from .record import Damaged, NewerSchema, Provenance, Record, choice_text, device_key, is_device_key, stale
 from .timing import Timing, verdict
 
@@ -169,17 +169,20 @@ class PerfDB:
     def store(self, *records: Record) -> Path:
         """Write records of one device to a file, which is returned, and know them. Raises OSError."""
         (key,) = {record.device for record in records}
-        path = self.folder_of(key) / file_name(records)
-        publish(path, file_text(records))
+        text = file_text(records)
+        path = self.folder_of(key) / text_name(text)
+        publish(path, text)
         self._know(key, records)
         return path
 
     def _know(self, key: str, records: Sequence[Record]) -> None:
         with self._lock:
             problems = self._load(key)
+            new: dict[str, list[Record]] = {}
             for record in records:
-                known = problems.get(record.problem, [])
-                problems[record.problem] = self._merge([replace(record, source="user"), *known])
+                new.setdefault(record.problem, []).append(replace(record, source="user"))
+            for problem, mine in new.items():  # the last of equals counts, as when they came one by one
+                problems[problem] = self._merge([*reversed(mine), *problems.get(problem, [])])
             self.generation += 1
 
     # --- reading files -----------------------------------------------------------------------------------------------
