@@ -88,20 +88,20 @@ def main(device: str | None, calls: int) -> None:
         prepared = dispatch.prepare(problem, queue.context)
         kernel = prepared.plan.launch.kernel
         buffers = (x.base_data, w.base_data, y.base_data)
-        tensors = [cd.Tensor.from_numpy(array.get(), queue) for array in (x, w, y)]
+        tx, tw, ty = (cd.Tensor.from_numpy(array.get(), queue) for array in (x, w, y))
         sizes = kernel.global_size, kernel.local_size
-        host = [array.get() for array in (x, w, y)]
+        host = nx, nw, ny = [array.get() for array in (x, w, y)]
         enqueue, wait = BARE[:2]
         cases: dict[str, tuple[str, Callable[[], object]]] = {
             enqueue: (enqueue, lambda: kernel.bound(queue, *sizes, *buffers)),
             "plan.enqueue": (enqueue, lambda: prepared.plan.enqueue(queue, *buffers, None)),
             "conv(Array, out=)": (enqueue, lambda: cd.conv(x, w, out=y)),
             "conv(Array)": (enqueue, lambda: cd.conv(x, w)),
-            "conv(Tensor, out=)": (enqueue, lambda: cd.conv(tensors[0], tensors[1], out=tensors[2])),
-            "conv(Tensor)": (enqueue, lambda: cd.conv(tensors[0], tensors[1])),
+            "conv(Tensor, out=)": (enqueue, lambda: cd.conv(tx, tw, out=ty)),
+            "conv(Tensor)": (enqueue, lambda: cd.conv(tx, tw)),
             wait: (wait, lambda: kernel.bound(queue, *sizes, *buffers).wait()),
-            "conv(NumPy, out=)": (wait, lambda: cd.conv(host[0], host[1], out=host[2], queue=queue)),
-            "conv(NumPy)": (wait, lambda: cd.conv(host[0], host[1], queue=queue)),
+            "conv(NumPy, out=)": (wait, lambda: cd.conv(nx, nw, out=ny, queue=queue)),
+            "conv(NumPy)": (wait, lambda: cd.conv(nx, nw, queue=queue)),
         }
         finish: Callable[[], object] = queue.finish
         try:
@@ -109,8 +109,8 @@ def main(device: str | None, calls: int) -> None:
         except ImportError:
             pass
         else:
-            torches = [torch.from_numpy(array) for array in host]
-            cases["conv(torch), on the CPU"] = wait, lambda: cd.conv(*torches[:2], queue=queue)
+            torches = px, pw, _ = [torch.from_numpy(array) for array in host]
+            cases["conv(torch), on the CPU"] = wait, lambda: cd.conv(px, pw, queue=queue)
             if runtime.device_info(queue.device).vendor == "nvidia" and torch.cuda.is_available():
                 cudas = [array.cuda() for array in torches]
                 cases |= on_cuda(prepared, torch, cudas)
@@ -131,10 +131,11 @@ def on_cuda(prepared: Any, torch: Any, tensors: Sequence[Any]) -> dict[str, tupl
     assert launches is not None
     ((function, arguments, places),) = launches.given
     ready, addresses = function.ready(arguments, places), [tensor.data_ptr() for tensor in tensors]
+    x, w, y = tensors
     return {
         launch: (launch, lambda: ready(stream.handle, addresses, True)),
-        "conv(torch, out=), on CUDA": (launch, lambda: cd.conv(*tensors[:2], out=tensors[2])),
-        "conv(torch), on CUDA": (launch, lambda: cd.conv(*tensors[:2])),
+        "conv(torch, out=), on CUDA": (launch, lambda: cd.conv(x, w, out=y)),
+        "conv(torch), on CUDA": (launch, lambda: cd.conv(x, w)),
         "torch.empty of the result": (launch, lambda: torch.empty((1, 2, 2, 2), dtype=torch.float32, device="cuda")),
     }
 

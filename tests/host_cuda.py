@@ -115,12 +115,12 @@ class HostFunction:
     def __init__(self, cuda, kernel, queue):
         self.kernel, self.queue, self.name = kernel, queue, kernel.name
         self.memory = [place for place, dtype in enumerate(kernel.dtypes) if dtype is None]
-        self._driver, self._status, self._log = cuda.driver, cuda.driver.status, cuda.driver.log
+        self._driver, self._log = cuda.driver, cuda.driver.log
 
     def __call__(self, where, arguments, early=True):
         self._log.append(("cuLaunchKernel", self.name, where))
-        if "cuLaunchKernel" in self._status:
-            return self._status["cuLaunchKernel"]
+        if "cuLaunchKernel" in self._driver.status:
+            return self._driver.status["cuLaunchKernel"]
         given = list(arguments)
         for place in self.memory:
             if isinstance(given[place], np.generic):

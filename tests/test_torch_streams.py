@@ -24,7 +24,7 @@ class Tensors:
     """PyTorch's library of arrays, whose stream is the fake device's; counts what its allocator gives."""
 
     def __init__(self, places):
-        self.places, self.given = places, []
+        self.places, self.given, self.current = places, [], True
 
     def stream(self, tensor, number):
         def allocate(size):
@@ -33,6 +33,9 @@ class Tensors:
             return block.data_ptr(), block
 
         return CudaStream(self.places[0], 77, allocate)
+
+    def is_current(self, stream):
+        return self.current
 
 
 @pytest.fixture
@@ -74,6 +77,30 @@ def test_a_call_is_launches_alone(fake, direction, layout):
     assert got.shape == shape
     assert got.is_contiguous(memory_format=form)
     assert (got.double() - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_another_device_or_none_is_this_threads(fake):
+    driver, tensors = fake
+    x, w, _ = operands()
+    call = streams.StreamCall(PROBLEM, (2, 16, 9, 8), torch.contiguous_format, x)
+    expected, pushes = call(x, w, None), driver.names().count("cuCtxPushCurrent_v2")
+    tensors.current = False
+    assert torch.equal(call(x, w, None), expected)
+    assert driver.names().count("cuCtxPushCurrent_v2") == pushes + 1
+    tensors.current = True  # as PyTorch believes; the driver knows of no context here
+    refused = []
+
+    class Contextless(dict):
+        def __contains__(self, name):
+            return name == "cuLaunchKernel" and not driver.current
+
+        def __getitem__(self, name):
+            refused.append(name)
+            return 201
+
+    driver.status = Contextless()
+    assert torch.equal(call(x, w, None), expected)
+    assert refused == ["cuLaunchKernel"]
 
 
 def test_bias_shifted_operands_and_no_images(fake):

@@ -13,10 +13,11 @@ from ..api.errors import InvalidArgument, MemoryLimit
 from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import host, memory, runtime
+from ..device.host import HostQueue
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from .libraries import library_of
-from .operands import Operands, contiguous_strides, native, overlaps
+from .operands import Operands, contiguous_strides, host_memory, native, overlaps
 
 __all__ = ["Call", "Kind"]
 
@@ -96,6 +97,9 @@ class Call:
             raise InvalidArgument(f"residual must have the result's shape {self.out_shape}, got {shape}")
         self._check_out(operands[self._out])
         lead = operands[self._lead]
+        self._known: Any = None
+        """The queue that was last seen to be of the context."""
+        self._native = lead.dtype.isnative and operands[self._other].dtype.isnative
         self._make: Any = None if self.host else maker_of(type(lead), self.out_shape, self._out_strides, self.dtype)
         commands = self._queue(operands[self._lead], queue)
         self.context = commands.context
@@ -104,9 +108,8 @@ class Call:
         if unsupported:
             raise InvalidArgument(unsupported)
         self.prepared: Any = None if self.empty else dispatch.prepare(problem, self.context)
-        self._known: Any = None
-        """The queue that was last seen to be of the context."""
-        self._plain = not (self.empty or problem.bias or problem.residual)
+        self._plain = not (self.empty or problem.bias or problem.residual or problem.constant_weights)
+        """Whether two arrays come in, one goes out, and no more."""
 
     def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
         """Run; returns the array that was written."""
@@ -125,6 +128,8 @@ class Call:
 
     def _queue(self, lead: Any, queue: Any) -> Any:
         queue = queue if queue is not None else runtime.queue() if self.host else lead.queue
+        if queue is self._known:
+            return queue
         if not hasattr(queue, "context"):
             if queue is not None:
                 raise InvalidArgument(f"queue must be a pyopencl.CommandQueue, got {queue!r}")
@@ -143,7 +148,30 @@ class Call:
 
     # --- NumPy -------------------------------------------------------------------------------------------------------
 
+    def _run_host_plain(self, operands: list[Any], queue: Any) -> np.ndarray | None:
+        """The result of arrays whose memory kernels take as it is, with nothing beside; None for other calls."""
+        lead, other, out = operands[self._lead], operands[self._other], operands[self._out]
+        if not (lead.flags.carray and other.flags.carray):
+            return None
+        if out is None:
+            out = operands[self._out] = host.empty(queue.device, self.out_shape, self.dtype, self._out_bytes)
+        elif not out.flags.carray or out.dtype != self.dtype or _shared(out, lead) or _shared(out, other):
+            return None
+        self._known, commands = queue, HostQueue(queue)
+        x, w, y = operands
+        try:
+            given = host_memory(x), host_memory(w), host_memory(y)
+            commands.finish(dispatch.run(self.problem, self.prepared, commands, *given))
+        except BaseException:
+            queue.finish()  # no command may use the host's memory any longer
+            raise
+        return out
+
     def _run_host(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> np.ndarray:
+        if self._plain and self._pointers and self._native:
+            done = self._run_host_plain(operands, queue)
+            if done is not None:
+                return done
         out = operands[self._out]
         if out is not None and not out.flags.writeable:
             self._check_out(out)
@@ -203,7 +231,7 @@ class Call:
         """The event of a call whose arrays are whole buffers of its queue, with nothing beside; None otherwise."""
         given, events = [], []
         for array, strides in zip(operands, self._strides, strict=True):
-            if type(array) is Constant or array.queue is not queue or array.offset or array.strides != strides:
+            if array.queue is not queue or array.offset or array.strides != strides:
                 return None
             given.append(array.base_data)
             before = getattr(array, "events", None)
@@ -244,6 +272,9 @@ class Call:
         return out
 
 
+_shared = np.may_share_memory
+
+
 def is_array(value: Any) -> bool:
     """Whether ``value`` is one of the arrays that the calls take, or constant weights."""
     return (
@@ -253,9 +284,10 @@ def is_array(value: Any) -> bool:
 
 def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> Any:
     """``make(queue, like)``: an uninitialised C-contiguous array of class ``kind``; sizes are worked out once."""
-    if hasattr(kind, "empty"):  # Tensor
-        return lambda queue, like: kind.empty(shape, dtype, queue)
     count = math.prod(shape)
+    if hasattr(kind, "empty"):  # Tensor, also of a subclass: a result is no parameter
+        base, nbytes = next(each for each in kind.__mro__ if "empty" in vars(each)), count * dtype.itemsize
+        return lambda queue, like: base(runtime.allocate(queue, nbytes), shape, dtype, queue, strides)
     size, allocate = max(1, count * dtype.itemsize), memory.allocate
 
     def make(queue: Any, like: Any) -> Any:

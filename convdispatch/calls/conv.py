@@ -235,8 +235,8 @@ def _call_foreign(
     (read, other), written = _READ[direction], _WRITTEN[direction]
     lead, second, given = operands[read], operands[other], (*operands, bias, residual)
     looked = library.places(given)
-    places = looked[: len(given)]
-    if places[read] is None:
+    if looked[read] is None:
+        places = looked[: len(given)]
 
         def again(operands: Any, bias: Any, residual: Any) -> Any:
             return _call(direction, operands, bias, residual, queue, options, shape, names)
@@ -260,9 +260,9 @@ def _call_foreign(
             raise InvalidArgument("arrays on a CUDA device go to their library's current stream: pass no queue")
 
         def describe_call() -> CudaCall:
-            roles, dtype = _one_library(library, direction, given, places, names)
+            roles, dtype = _one_library(library, direction, given, looked[: len(given)], names)
             problem = _problem(direction, operands, bias, residual, dtype, options, shape, names)
-            return CudaCall(problem, library, places[read], written, roles, library.stream(lead, places[read]))
+            return CudaCall(problem, library, looked[read], written, roles, library.stream(lead, looked[read]))
 
         call = describe_call() if key is None else _calls.make(key, describe_call)
     return call(*given)

@@ -18,12 +18,12 @@ from ..api.errors import ConvDispatchError, ConvDispatchWarning, InvalidArgument
 from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import runtime
-from ..device.cuda import CudaError
+from ..device.cuda import NO_CONTEXT, CudaError
 from ..device.launches import Launches
 from ..device.memory import out_of_memory
 from ..device.ptx import Unlaunchable
 from ..device.recording import Recording
-from ..device.stream import CudaMemory, CudaStream
+from ..device.stream import BLOCKED, CudaMemory, CudaStream
 from ..selection import dispatch
 from ..selection.prepared import Constant, Prepared
 from .library import Library
@@ -32,6 +32,8 @@ __all__ = ["CudaCall", "on_host"]
 
 _ALIGNMENT = 16
 """Bytes that kernels load and copy at once, at most."""
+_NOTHING = (0, 0)
+"""The addresses of no bias and no residual."""
 _warned: set[tuple[str, str]] = set()
 
 
@@ -76,6 +78,7 @@ class CudaCall:
         self.sizes = tuple(math.prod(shape) * problem.itemsize for shape in self.shapes)
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         self.out_shape, self._name = problem.out_shape, ""
+        self._out_size = self.sizes[written]
         self._read = [(place, size) for place, size in enumerate(self.sizes) if place != written]
         self.prepared: Any = None
         self.launches: Launches | None = None
@@ -157,36 +160,36 @@ class CudaCall:
         if out is not None and (out.shape != self.out_shape or out.dtype != lead.dtype or library.immutable):
             return None
         stream = library.stream(lead, self.number)
-        place = stream.place
-        if not place.cuda.is_current():
+        if not library.is_current(stream):
             return None
         operands = [x, w, y]
         if out is None:
             forbid_when_frozen("allocate the result (pass out=)")
             out = operands[written] = library.empty(self.out_shape, lead, stream)
         addresses = library.pointers(operands, stream)
-        x, w, y = addresses
-        if not (x and w and y) or (x | w | y) % _ALIGNMENT:
+        first, second, third = addresses
+        if not (first and second and third) or (first | second | third) % _ALIGNMENT:
             return None
-        begin = addresses[written]
-        end, (first, first_size), (second, second_size) = begin + self.sizes[written], *self._read
-        if (addresses[first] < end and begin < addresses[first] + first_size) or (
-            addresses[second] < end and begin < addresses[second] + second_size
-        ):
-            self._apart(addresses)
-        place.recent.append(self._name)
-        addresses += (0, 0)
-        if not self._launched(stream, addresses):
+        self._apart(addresses)
+        stream.place.recent.append(self._name)
+        addresses += _NOTHING
+        try:
+            self.launches.give(stream, addresses)  # type: ignore[union-attr]
+        except CudaError as error:
+            if not (out_of_memory(error) or error.status == NO_CONTEXT):
+                raise
             return None
-        stream.check()
+        if BLOCKED:
+            stream.check()
         return out
 
     def _apart(self, addresses: Sequence[int]) -> None:
         """Raises InvalidArgument where the result would lie over an operand that is still read."""
         begin = addresses[self.written]
-        end = begin + self.sizes[self.written]
+        end = begin + self._out_size
         for place, size in self._read:
-            if addresses[place] < end and begin < addresses[place] + size:
+            at = addresses[place]
+            if at < end and begin < at + size:
                 raise InvalidArgument(
                     f"out shares memory with {self.roles[place]}, which would change while it is read: pass an out of "
                     "its own"

@@ -34,6 +34,7 @@ class Torch(Library):
         self._names = {getattr(torch, name): name for name in ("float16", "float32", "float64", "bfloat16")}
         self._streams: dict[tuple[int, int], CudaStream] = {}
         self._raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        self._number = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 
     def device(self, array: Any) -> int | None:
         """See Library."""
@@ -75,6 +76,10 @@ class Torch(Library):
             allocate = functools.partial(self._allocate, self.torch.device("cuda", number))
             found = self._streams[number, raw] = CudaStream(place_of(number), raw, allocate)
         return found
+
+    def is_current(self, stream: CudaStream) -> bool:
+        """See Library. By PyTorch's word: a thread whose context it has not made yet learns so from the launch."""
+        return self._number() == stream.place.number
 
     def _allocate(self, device: Any, size: int) -> tuple[int, Any]:
         try:

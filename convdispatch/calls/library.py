@@ -59,6 +59,10 @@ class Library:
         """The caller's current stream on the array's device."""
         raise NotImplementedError
 
+    def is_current(self, stream: CudaStream) -> bool:
+        """Whether the device of a stream is this thread's."""
+        return stream.place.cuda.is_current()
+
     def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
         """(address of the first element, what must live until the work is given to the stream)."""
         return array.__cuda_array_interface__["data"][0], array

@@ -22,7 +22,7 @@ from ..selection.prepared import Constant
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Operands", "contiguous_strides", "native", "overlaps"]
+__all__ = ["Operands", "contiguous_strides", "host_memory", "native", "overlaps"]
 
 
 class Operands:

@@ -22,7 +22,7 @@ from ..api.errors import ConvDispatchError
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Cuda", "CudaError", "cuda_call", "cuda_of", "no_wait", "unavailable"]
+__all__ = ["NO_CONTEXT", "Cuda", "CudaError", "cuda_call", "cuda_of", "no_wait", "unavailable"]
 
 SWITCH = "CONVDISPATCH_CUDA"
 _PINNED, _DEVICE, _READ_WRITE, _POSIX_FD = 1, 1, 3, 1
@@ -34,8 +34,14 @@ _TRAMPOLINES = {
 }
 
 
+NO_CONTEXT = 201
+"""The status of a call in a thread that has no device's context."""
+
+
 class CudaError(ConvDispatchError):
     """A call of CUDA's driver failed; the message names both."""
+
+    status = 0
 
 
 class _NoWait(threading.local):

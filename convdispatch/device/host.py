@@ -33,17 +33,19 @@ class Place(NamedTuple):
 
 
 class HostMemory(cl.SVM):
-    """Bytes of the host as a kernel's argument. ``held`` is what must live as long."""
+    """Bytes of the host as a kernel's argument: of an object with the buffer protocol, contiguous and writeable.
 
-    def __init__(self, view: Any, held: Any = None) -> None:
-        """Over an object with the buffer protocol, contiguous and writeable."""
-        super().__init__(view)
-        self.held = held if held is not None else view
+    Holds that object; ``held`` is what else must live as long.
+    """
+
+    held: Any = None
 
     @classmethod
     def at(cls, address: int, size: int, held: Any = None) -> HostMemory:
         """Over ``size`` bytes at an address, which ``held`` keeps."""
-        return cls((ctypes.c_ubyte * max(size, 1)).from_address(address), held)
+        made = cls((ctypes.c_ubyte * max(size, 1)).from_address(address))
+        made.held = held
+        return made
 
     def get_sub_region(self, offset: int, size: int) -> HostMemory:
         """``size`` bytes from byte ``offset`` on; holds the whole."""

@@ -10,6 +10,7 @@ import functools
 import importlib.resources
 import math
 import numbers
+import operator
 import re
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -269,7 +270,7 @@ class Launch:
         given = arguments.split() if isinstance(arguments, str) else list(arguments)
         self._scalars = [None if isinstance(argument, str) else argument for argument in given]
         self._places = [names.index(argument) if isinstance(argument, str) else None for argument in given]
-        self._named = tuple(self._places) if None not in self._places else None
+        self._named = operator.itemgetter(*self._places) if len(given) > 1 and None not in self._places else None
         types = dtypes or [None if isinstance(a, str) else np.asarray(a).dtype for a in given]
         self.kernel = Kernel(program, kernel, global_size, local_size, types)
 
@@ -278,7 +279,7 @@ class Launch:
     ) -> cl.Event:
         """Enqueue on ``queue``, ``operands`` in the order of ``names``."""
         if self._named is not None:
-            arguments = [operands[place] for place in self._named]
+            arguments: Sequence[Any] = self._named(operands)
         else:
             arguments = [
                 scalar if place is None else operands[place]

@@ -60,8 +60,8 @@ class Launches:
     def give(self, stream: CudaStream, addresses: list[int]) -> None:
         """Launch everything on ``addresses`` of the operands; scratch memory comes from the stream."""
         if self._size:
-            scratch = stream.allocate(self._size)
-            addresses += [scratch.address + offset for offset in self._offsets]
+            begin, _owner = stream.scratch(self._size)  # lives until the launches are given
+            addresses += [begin + offset for offset in self._offsets]
         handle, early = stream.handle, stream.early
         with self._lock:  # the driver copies arguments before it returns
             for launch, name in self._launches:

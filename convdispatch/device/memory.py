@@ -91,7 +91,13 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
 
 def take(pool: Any, place: Any, size: int, **options: Any) -> Any:
     """A block of a pool, within the limit of ``place``'s device and what the policy allows; options are the pool's."""
-    if not current_policy().frozen and not _limits:
+    if not _limits and not current_policy().frozen:
+        if size <= _LARGE:
+            try:
+                return pool.allocate(size or 1, **options)
+            except Exception as error:
+                if not (out_of_memory(error) or type(error) is MemoryError):
+                    raise
         return _take(pool, place, size or 1, **options)
     return _allocate_within(pool, place, size or 1, **options)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
-from . import icd
+from . import icd, memory
 from .commands import Commands, thread
 from .cuda import unavailable as cuda_unavailable
 from .memory import (  # part of this module's interface, where callers look for it
@@ -191,6 +191,8 @@ def queue(device: cl.Device | None = None) -> cl.CommandQueue:
 
 def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     """Memory of at least ``size`` bytes for work on ``queue``, from the queue's pool; see ``memory.allocate``."""
+    if thread.capturing is None and not isinstance(queue, Commands):
+        return memory.allocate(queue, size)
     return commands_of(queue).allocate(size)
 
 

@@ -26,7 +26,7 @@ from .modules import Function, function_of
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["CudaMemory", "CudaPlace", "CudaStream", "place_of"]
+__all__ = ["BLOCKED", "CudaMemory", "CudaPlace", "CudaStream", "place_of"]
 
 Allocate = Callable[[int], tuple[int, Any]]
 """``allocate(size) -> (address, owner)``: memory for work on the stream, which the owner's end gives back."""
@@ -34,7 +34,7 @@ _LATER = {700, 710, 713, 714, 715, 716, 717, 718, 719}
 """CUDA's errors of a kernel that ran before the call that answers them; the context is lost with each."""
 _NO_TIMING = 2
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
-_BLOCKING = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA reads it once a process too
+BLOCKED = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA reads it once a process too
 
 
 class CudaMemory:
@@ -182,11 +182,15 @@ class CudaStream(Commands):
 
     def allocate(self, size: int) -> CudaMemory:
         """From the caller's allocator, else from the pool; given back in the stream's order."""
+        address, owner = self.scratch(size or 1)
+        return CudaMemory(address, size, owner)
+
+    def scratch(self, size: int) -> tuple[int, Any]:
+        """(address, owner) of memory as ``allocate`` gives it."""
         if self._allocate is not None:
-            address, owner = self._allocate(max(size, 1))
-            return CudaMemory(address, size, owner)
+            return self._allocate(size)
         lease = memory.take(self.place.pool, PoolPlace(self.place.device), size, stream=self.handle)
-        return CudaMemory(lease.address, size, lease)
+        return lease.address, lease
 
     def fresh(self, size: int) -> CudaMemory:
         """The same, for what lives long. Raises ConvDispatchError while a graph is captured, whose memory it were."""
@@ -277,7 +281,7 @@ class CudaStream(Commands):
 
     def check(self) -> None:
         """Wait for what was given, if CUDA_LAUNCH_BLOCKING says so: a fault is then told here, by its solver's name."""
-        if _BLOCKING:
+        if BLOCKED:
             self.wait()
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -289,7 +293,9 @@ class CudaStream(Commands):
         """Say which solver's kernel failed. Raises ConvDispatchError or CudaError."""
         error = self.place.cuda.error(name, status)
         if status not in _LATER:
-            raise CudaError(f"{error}{f' (kernel {kernel})' if kernel else ''}")
+            failed = CudaError(f"{error}{f' (kernel {kernel})' if kernel else ''}")
+            failed.status = status
+            raise failed
         last = ", ".join(reversed(self.place.recent)) or "nothing of convdispatch's"
         raise ConvDispatchError(
             f"{error}: a kernel that ran before failed, and CUDA's context is lost with it. Of convdispatch's on "

@@ -16,10 +16,10 @@ from ..api.problem import ConvProblem
 from ..calls.foreign import rehearse
 from ..calls.libraries import library_of
 from ..device import runtime
-from ..device.cuda import CudaError
+from ..device.cuda import NO_CONTEXT, CudaError
 from ..device.memory import out_of_memory
 from ..device.ptx import Unlaunchable
-from ..device.stream import CudaMemory
+from ..device.stream import BLOCKED, CudaMemory
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from .counting import solved
@@ -120,18 +120,18 @@ class StreamCall:
         if (addresses[0] | addresses[1] | addresses[2] | beside) % _ALIGNMENT:
             return False
         stream = self.library.stream(given[self.written], self.number)
-        place = stream.place
-        if not place.cuda.is_current():
+        if not self.library.is_current(stream):
             return False
-        place.recent.append(self.name)
+        stream.place.recent.append(self.name)
         addresses += (beside, 0)
         try:
             self.launches.give(stream, addresses)
         except CudaError as error:
-            if not out_of_memory(error):
+            if not (out_of_memory(error) or error.status == NO_CONTEXT):
                 raise
             return False
-        stream.check()
+        if BLOCKED:
+            stream.check()
         return True
 
     def _take(self, given: list[Any], bias: Any, constant: Constant | None) -> None:
