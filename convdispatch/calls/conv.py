@@ -23,7 +23,7 @@ from ..selection.prepared import Constant, constant
 from .arguments import describe, transposed_shape
 from .arrays import Call, is_array
 from .extending import extended
-from .foreign import CudaCall, on_host
+from .foreign import CudaCall, OnHost
 from .libraries import library_of
 from .library import Library
 
@@ -235,16 +235,6 @@ def _call_foreign(
     (read, other), written = _READ[direction], _WRITTEN[direction]
     lead, second, given = operands[read], operands[other], (*operands, bias, residual)
     looked = library.places(given)
-    if looked[read] is None:
-        places = looked[: len(given)]
-
-        def again(operands: Any, bias: Any, residual: Any) -> Any:
-            return _call(direction, operands, bias, residual, queue, options, shape, names)
-
-        kind = type(lead)
-        if any(array is not None and type(array) is not kind for array in given) or any(p is not None for p in places):
-            _one_library(library, direction, given, places, names)
-        return on_host(library, again, operands, bias, residual, written)
     key = None
     try:
         key = (
@@ -255,6 +245,23 @@ def _call_foreign(
         call = _calls.get(key)
     except (TypeError, AttributeError):  # a list among the options, or something that is no array
         key = call = None
+    if looked[read] is None:
+        if call is None:
+
+            def on_host() -> OnHost:
+                kind, places = type(lead), looked[: len(given)]
+                if any(each is not None and type(each) is not kind for each in given) or any(
+                    place is not None for place in places
+                ):
+                    _one_library(library, direction, given, places, names)
+
+                def describe(operands: Any, bias: Any, residual: Any) -> Call:
+                    return _describe_call(direction, operands, bias, residual, queue, options, shape, names)
+
+                return OnHost(library, written, describe, given)
+
+            call = on_host() if key is None else _calls.make(key, on_host)
+        return call(given, queue)
     if call is None:
         if queue is not None:
             raise InvalidArgument("arrays on a CUDA device go to their library's current stream: pass no queue")

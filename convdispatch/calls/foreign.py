@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from ..selection import dispatch
 from ..selection.prepared import Constant, Prepared
 from .library import Library
 
-__all__ = ["CudaCall", "on_host"]
+__all__ = ["CudaCall", "OnHost"]
 
 _ALIGNMENT = 16
 """Bytes that kernels load and copy at once, at most."""
@@ -37,19 +37,39 @@ _NOTHING = (0, 0)
 _warned: set[tuple[str, str]] = set()
 
 
-def on_host(library: Library, again: Any, operands: Sequence[Any], bias: Any, residual: Any, written: int) -> Any:
-    """``again(operands, bias, residual)`` on NumPy's views of host arrays; the result as the library's own."""
+class OnHost:
+    """A call on NumPy's views of another library's host arrays; the result as the library's own."""
 
-    def view(array: Any) -> Any:
+    def __init__(self, library: Library, written: int, describe: Callable[..., Any], given: Sequence[Any]) -> None:
+        """``describe(operands, bias, residual)`` answers the call that takes such views."""
+        self._host, self._from_host, self._written = library.host, library.from_host, written
+        self._lead = next(
+            place for place, each in enumerate(given[:3]) if place != written and not isinstance(each, Constant)
+        )
+        x, w, y, bias, residual = map(self._view, given)
+        self._call = describe((x, w, y), bias, residual)
+
+    def _view(self, array: Any) -> Any:
         if array is None or isinstance(array, np.ndarray):
             return array
         if isinstance(array, Constant):
-            return array.seen_as("host", lambda: view(array.array))
-        return library.host(array)
+            return array.seen_as("host", lambda: self._view(array.array))
+        return self._host(array)
 
-    lead = next(array for place, array in enumerate(operands) if place != written and not isinstance(array, Constant))
-    result = again([view(array) for array in operands], view(bias), view(residual))
-    return library.from_host(result, lead) if operands[written] is None else operands[written]
+    def __call__(self, given: Sequence[Any], queue: Any) -> Any:
+        """Run; waits."""
+        view = self._view
+        x, w, y, bias, residual = given
+        result = self._call(
+            view(x),
+            view(w),
+            None if y is None else view(y),
+            None if bias is None else view(bias),
+            None if residual is None else view(residual),
+            queue,
+        )
+        out = given[self._written]
+        return self._from_host(result, given[self._lead]) if out is None else out
 
 
 class CudaCall:

@@ -110,8 +110,9 @@ class Torch(Library):
 
     def host(self, array: Any) -> np.ndarray:
         """See Library."""
-        array = array.detach()
-        if array.dtype == self.torch.bfloat16:  # NumPy has it by ml_dtypes alone
+        if array.requires_grad:
+            array = array.detach()
+        if array.dtype is self.torch.bfloat16:  # NumPy has it by ml_dtypes alone
             import ml_dtypes
 
             return array.view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
