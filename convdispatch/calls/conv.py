@@ -187,6 +187,7 @@ def _call(
 ) -> Any:
     x, w, y = operands
     read = y if direction == "bwd_data" else x
+    options = tuple(_hashable(o) if type(o) is list else o for o in options) if list in map(type, options) else options
     library = library_of(type(read))
     if library is not None:
         return _call_foreign(library, direction, operands, bias, residual, queue, options, shape, names)
@@ -218,6 +219,11 @@ def _call(
 
         call = describe_call() if key is None else _calls.make(key, describe_call)
     return call(x, w, y, bias, residual, queue)
+
+
+def _hashable(option: Any) -> Any:
+    """An option's lists as tuples, so that a call with lists is found again too."""
+    return tuple(map(_hashable, option)) if type(option) in (list, tuple) else option
 
 
 def _call_foreign(

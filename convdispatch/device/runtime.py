@@ -151,7 +151,12 @@ def _ranked() -> cl.Device:
 def default_device() -> cl.Device:
     """``CONVDISPATCH_DEVICE``, else a GPU that works, else a CPU that works. Raises NoDevice."""
     chosen = os.environ.get("CONVDISPATCH_DEVICE")
-    return find_device(chosen) if chosen else _ranked()
+    return _named(chosen) if chosen else _ranked()
+
+
+@functools.lru_cache(maxsize=16)
+def _named(choice: str) -> cl.Device:
+    return find_device(choice)
 
 
 def cuda_devices(info: DeviceInfo, size: int = 1) -> list[cl.Device]:

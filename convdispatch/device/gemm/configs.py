@@ -14,6 +14,7 @@ __all__ = ["configs", "cpu_configs", "gpu_configs"]
 _L2 = 512 * 1024  # bytes of B that one pass over the rows may keep in a core's second-level cache
 _LOCAL = 128 * 1024  # bytes of local memory for a block of B that a work item packs itself
 _ITEM_FLOPS = 1_000_000  # a CPU work item should do so much, for starting one costs some hundred nanoseconds
+_SPLIT_FLOPS = 1_000_000  # below, adding up the parts of a split sum costs more than other cores save
 _GPU_TILES = (  # bm, bn, bk, tm, tn, ln, stages, percent of the multiply-add peak at 4096 cubed on one H200
     (64, 128, 16, 8, 8, 8, 2, 70),
     (128, 128, 8, 8, 8, 8, 2, 69),
@@ -66,7 +67,8 @@ def cpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
             if nv > 1 and (nv - 1) * lanes >= inner.n:
                 break
             for mr in sorted({*range(1, 9), 10, 12, 14, 24, inner.m}):
-                if mr > inner.m or mr * nv + nv + 1 > registers:
+                # Several vectors with more sums than three quarters of the registers spill.
+                if mr > inner.m or mr * nv + nv + 1 > registers or (nv > 1 and mr * nv > registers * 3 // 4):
                     continue
                 cost = _tile_cost(inner, mr, nv, lanes, scatter)
                 choices.append((cost, swap, mr, nv))
@@ -108,7 +110,8 @@ def _cpu_blocks(
     direct_a, direct_b = direct(spec, "a", lanes), direct(spec, "b", lanes)
     want = 8 * device.compute_units
     split = 1
-    if tiles * panels * spec.batch < 4 * device.compute_units and spec.k >= 1024:
+    work = 2 * spec.m * spec.n * spec.k * spec.batch
+    if tiles * panels * spec.batch < 4 * device.compute_units and spec.k >= 1024 and work >= _SPLIT_FLOPS:
         split = min(_ceil(want, tiles * panels * spec.batch), _ceil(spec.k, 512))
     ks = _ceil(_ceil(spec.k, split), 16) * 16
     split = _ceil(spec.k, ks)

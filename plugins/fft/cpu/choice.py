@@ -20,10 +20,10 @@ _SIZES = (4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48,
 _DEEP = (4, 5, 6, 8, 9, 10, 12, 16)  # of three axes: the slot holds their product
 _TRIED = 4  # tilings offered besides their smaller workspaces
 _CACHE = 12e6  # bytes of spectra that stay in the last cache between passes
-_SHARE, _NARROW = 0.8, 0.5  # of the multiply-add peak, in products; in those of one block, which leave registers empty
-_VECTOR = 4.0  # operations of the peak in the time of one operation of a transform: it waits for loads and stores
-_NEAR, _FAR = 8.0, 18.0  # operations in the time of a byte of a spectrum in the last cache, and beyond it
-_LAUNCH = 3e6  # operations in the time of a launch
+_SHARE, _NARROW = 1.0, 0.62  # of the multiply-add peak, in products; in those of one block, which leave registers empty
+_VECTOR = 3.2  # operations of the peak in the time of one operation of a transform: it waits for loads and stores
+_NEAR, _FAR = 6.4, 14.4  # operations in the time of a byte of a spectrum in the last cache, and beyond it
+_LAUNCH = 2.5e6  # operations in the time of a launch
 _ROUNDS = 512  # pieces of a call at most: more would spend the time on launches
 
 

@@ -23,8 +23,9 @@ _FUSED = 800 << 10  # bytes of V and M of a work item: the second-level cache ho
 _APART = (2 << 20, 24 << 20)  # bytes of V and M of a chunk: as many as the weights or dw, which pass once a chunk
 _NEAR, _FAR = 16.0, 5.0  # bytes a cycle and core from the third-level cache, from memory
 _L3 = 16 << 20
+_KEPT = 6 << 20  # bytes of weights that caches keep between calls
 _LAUNCH = 20_000.0  # cycles
-_FLOPS = 3.1  # of the peak in the time of a lane's cycle, as counted here: 1.5 times its multiply-add
+_FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
 
 
 @functools.lru_cache(maxsize=256)
@@ -81,7 +82,9 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
             moved += 2 * (bytes_v + bytes_m) / (_NEAR if kernel.slots_size < _L3 else _FAR)
         back = 0.0
         if not case.problem.constant_weights:
-            back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * 3)
+            weights = case.c * case.n * groups * math.prod(case.taps) * case.size
+            far = case.problem.direction == "bwd_data" and weights > _KEPT  # read across, a row of w for each channel
+            back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * (10 if far else 3))
         launches = 3 * kernel.chunks * groups if kernel.apart else 1
     outside = case.problem.bytes / _FAR * 0.7
     cores = 2
