@@ -1,7 +1,7 @@
-"""Layers of 18 families that no cost was fitted to, without records: what is chosen beside torch, and beside its rivals.
+"""Layers of 18 families that nobody tuned for, without records: what is chosen beside torch, and beside its rivals.
 
-    python bench/untuned.py prepare --count 100                 # compile everything, and compare the results with torch's
-    python bench/untuned.py torch --count 100 --seconds 100     # again and again until it says "done"; then
+    python bench/untuned.py prepare --count 100                      # compile, and compare the results with torch's
+    python bench/untuned.py torch --count 100 --seconds 100          # again and again until it says "done"; then
     python bench/untuned.py report --count 100
     python bench/untuned.py candidates --count 100 --seconds 100     # the same of all solvers that predict a time
 
@@ -21,7 +21,6 @@ import collections
 import hashlib
 import json
 import math
-import os
 import statistics
 import sys
 import time
@@ -244,9 +243,7 @@ WORK = {"prepare": prepare, "torch": beside_torch, "candidates": beside_rivals}
 @click.option("--every", is_flag=True, help="prepare what candidates needs")
 @click.option("--seconds", default=math.inf, help="begin nothing after so long")
 @click.option("--into", type=click.Path(path_type=Path), default=Path("untuned"), help="the files' common beginning")
-def main(
-    what: str, half: str, count: int, changing: bool, only: str, every: bool, seconds: float, into: Path
-) -> None:
+def main(what: str, half: str, count: int, changing: bool, only: str, every: bool, seconds: float, into: Path) -> None:
     end, kind = time.monotonic() + seconds, "changing" if changing else "constant"
     journals = {step: Journal(Path(f"{into}-{step}-{kind}.jsonl")) for step in WORK}
     wanted = list(problems(half, count, changing, only))

@@ -58,6 +58,25 @@ SHAPES = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("g144mb8ic144ih56oc144kh3ph1", {"blocked", "blocked8"}),  # plain takes three to ten times as long
+        ("bwd_data_g144mb8ic144ih56oc144kh3ph1", {"any"}),
+        ("bwd_weights_g144mb8ic144ih56oc144kh3ph1", {"any"}),
+        ("mb8ic256ih56oc64kh1", {"plain"}),
+        ("bwd_weights_mb8ic512ih14oc512kh3ph1", {"plain"}),
+        ("mb8ic512ih14oc512kh3ph1", {"any"}),
+    ],
+)
+def test_the_best_guess_comes_first(device, text, first):
+    """Unmeasured, a pinned oneDNN runs its first configuration."""
+    problem = ConvProblem.parse(text)
+    configs = list(plugins().solvers[solver_of(problem)].configs(problem, runtime.device_info(device)))
+    assert configs[0]["data"] in first
+    assert len({config["data"] for config in configs}) == len(configs) > 1
+
+
 @pytest.mark.parametrize("data", ["integer", "real"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])

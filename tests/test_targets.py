@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from convdispatch.api.errors import NoDevice
-from convdispatch.device import runtime
+from convdispatch.api.errors import InvalidArgument, NoDevice
+from convdispatch.device import platforms, runtime
 from convdispatch.nn import pooling
 from convdispatch.tools.cli import main
 from convdispatch.tools.selftest import cases, families
@@ -150,3 +150,27 @@ def test_a_pooling_has_what_pytorch_gives_at_googlenets_widths(queue):
         wide = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
         right = np.lib.stride_tricks.sliding_window_view(wide, (3, 3), (2, 3)).max((-1, -2))
         assert np.array_equal(functional.max_pool(Tensor.from_numpy(x, queue), 3, 1, 1).numpy(), right), width
+
+
+def test_vectors_are_as_wide_as_the_target(device, monkeypatch):
+    """Intel's runtime names the processor's own width; kernels are written for what it is told to compile for."""
+    info = runtime.device_info(device)
+    if info.type != "cpu":
+        pytest.skip("vectors are a CPU's")
+
+    def seen() -> tuple[int, str]:
+        found = platforms.device_info.__wrapped__(device)
+        return found.simd_width, found.arch
+
+    monkeypatch.delenv("CL_CONFIG_CPU_TARGET_ARCH", raising=False)
+    monkeypatch.delenv("CONVDISPATCH_SIMD_WIDTH", raising=False)
+    own = seen()[0]
+    for target, width in (("corei7", 4), ("core-avx2", 8), ("skx", own), ("unknown", own)):
+        monkeypatch.setenv("CL_CONFIG_CPU_TARGET_ARCH", target)
+        assert seen()[0] == (min(own, width) if info.vendor == "intel" else own)
+    for width in (4, 8, 16):
+        monkeypatch.setenv("CONVDISPATCH_SIMD_WIDTH", str(width))
+        assert seen() == (width, f"simd{32 * width}")
+    monkeypatch.setenv("CONVDISPATCH_SIMD_WIDTH", "5")
+    with pytest.raises(InvalidArgument, match="4, 8 or 16"):
+        seen()

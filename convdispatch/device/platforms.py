@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING
 
 from ..api.device import DeviceInfo
+from ..api.errors import InvalidArgument
 from . import icd
 from .home import provide_cache
 
@@ -26,6 +28,10 @@ _VENDORS = (
     ("qualcomm", "qualcomm"),
     ("apple", "apple"),
 )
+
+
+_TARGETS = {"corei7": 4, "corei7-avx": 8, "core-avx2": 8}
+"""Floats of a vector of those targets of Intel's compiler that are narrower than AVX-512."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -64,7 +70,7 @@ def device_info(device: cl.Device) -> DeviceInfo:
     extensions = frozenset(device.extensions.split())
     kind = "gpu" if device.type & cl.device_type.GPU else "cpu" if device.type & cl.device_type.CPU else "accelerator"
     vendor = _vendor(platform.name + " " + platform.vendor, device.vendor)
-    simd = max(1, device.native_vector_width_float)
+    simd = _simd_width(device, vendor, kind)
     return DeviceInfo(
         name=device.name.strip(),
         vendor=vendor,
@@ -84,6 +90,23 @@ def device_info(device: cl.Device) -> DeviceInfo:
         fp64="cl_khr_fp64" in extensions or bool(device.double_fp_config),
         extensions=extensions,
     )
+
+
+def _simd_width(device: cl.Device, vendor: str, kind: str) -> int:
+    """Floats of a vector: ``CONVDISPATCH_SIMD_WIDTH`` for CPUs, else the device's own, or its compiler's target's.
+
+    Intel's runtime names the processor's width even where it was told to compile for an older one.
+    """
+    native = max(1, device.native_vector_width_float)
+    if kind != "cpu":
+        return native
+    chosen = os.environ.get("CONVDISPATCH_SIMD_WIDTH", "").strip()
+    if chosen:
+        if chosen not in ("4", "8", "16"):
+            raise InvalidArgument(f"CONVDISPATCH_SIMD_WIDTH is 4, 8 or 16 floats, got {chosen!r}")
+        return int(chosen)
+    target = os.environ.get("CL_CONFIG_CPU_TARGET_ARCH", "") if vendor == "intel" else ""
+    return min(native, _TARGETS.get(target, native))
 
 
 def _vendor(platform: str, vendor: str) -> str:

@@ -26,6 +26,7 @@ VARIABLES = {
     "CONVDISPATCH_REGISTRY": "the registry.yaml to read",
     "CONVDISPATCH_DB": "folder of measured records",
     "CONVDISPATCH_RATES": "folder of measured rates of devices; off: estimates hold",
+    "CONVDISPATCH_SIMD_WIDTH": "4, 8 or 16: floats of a vector that kernels for CPUs are written in",
     "CONVDISPATCH_LOCK": "lock file that fixes the choice of solvers",
     "CONVDISPATCH_CUDA": "0: memory of NVIDIA devices is OpenCL's alone, not shared with CUDA",
     "CONVDISPATCH_TRACE": "file that the trace layer appends to, instead of standard error",

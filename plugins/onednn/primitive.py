@@ -21,8 +21,8 @@ __all__ = ["DTYPES", "Convolution", "Descriptor", "dims_of"]
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 """Numbers of ``dnnl_data_type_t``."""
 _TAG_ANY, _USER_SCRATCHPAD, _DIRECT, _IMPLEMENTATION = 1, 1, 1, 8
-_BLOCKED = {3: 56, 4: 78, 5: 121}
-"""``dnnl_aBc16b`` and its kin by number of axes: channels in blocks of sixteen."""
+_BLOCKED = {"blocked": (16, {3: 56, 4: 78, 5: 121}), "blocked8": (8, {3: 69, 4: 102, 5: 142})}
+"""Channels of a block, and ``dnnl_aBc16b``, ``dnnl_aBc8b`` and their kin by number of axes."""
 _INFERENCE, _TRAINING = 96, 64
 _ELTWISE = {
     "relu": (32, lambda p: (0.0, 0.0)),
@@ -98,9 +98,9 @@ def dims_of(problem: ConvProblem, name: str, layout: str | None = None) -> tuple
 class Convolution:
     """The primitive descriptor of one problem in one configuration, with the layouts it chose.
 
-    ``config["data"]``: ``any`` leaves the layouts of images to the library, ``plain`` keeps the caller's, ``nhwc`` and
-    ``blocked`` (sixteen channels together) ask for one; weights are always the library's choice. Implementations that
-    are known to be wrong are passed over. Raises OneDNNError when there is none.
+    ``config["data"]``: ``any`` leaves the layouts of images to the library, ``plain`` keeps the caller's, ``nhwc``,
+    ``blocked`` and ``blocked8`` (sixteen and eight channels together) ask for one; weights are always the library's
+    choice. Implementations that are known to be wrong are passed over. Raises OneDNNError when there is none.
     """
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
@@ -142,10 +142,11 @@ class Convolution:
         dtype = self.problem.dtype
         if name == "w" or data == "any":
             return Descriptor.tagged(sizes, dtype, _TAG_ANY)
-        if data == "blocked":
+        if data in _BLOCKED:
+            block, tags = _BLOCKED[data]
             channels = self.problem.ic if name == "x" else self.problem.oc
-            if channels >= 16:
-                return Descriptor.tagged(sizes, dtype, _BLOCKED[len(sizes)])
+            if channels >= block:
+                return Descriptor.tagged(sizes, dtype, tags[len(sizes)])
             return Descriptor.strided(*dims_of(self.problem, name, "nchw"), dtype)
         return Descriptor.strided(*dims_of(self.problem, name, None if data == "plain" else data), dtype)
 
