@@ -5,9 +5,15 @@ from __future__ import annotations
 from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api import GEMM_PACKED as PACKED
 
-__all__ = ["COLUMN", "LAUNCH", "LOWERED", "PACKED"]
+__all__ = ["COLUMN", "KEPT", "LAUNCH", "LOWERED", "PACKED", "PACKED_FAR", "PACKED_WIDE"]
 
 LOWERED = 110.0
 """Of an element of the lowered matrix: read, placed, written."""
+KEPT = 6 << 20
+"""Bytes of weights that caches keep between calls."""
+PACKED_FAR = 240.0
+"""Of an element of more weights than that, which is packed across rows."""
+PACKED_WIDE = 250.0, 650.0
+"""Of an element of weights that is packed in panels of whole vectors, and of more weights than caches keep."""
 COLUMN = 75.0
 """Of an element of columns: read and added to what it goes into."""

@@ -31,7 +31,7 @@ from convdispatch.api import (
     packed_layout,
 )
 
-from .cost import LAUNCH, LOWERED, PACKED
+from .cost import KEPT, LAUNCH, LOWERED, PACKED, PACKED_FAR, PACKED_WIDE
 from .lower import Lowering
 from .window import PatchWindow
 
@@ -58,6 +58,8 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
             choices = [each for each in gemm_configs(spec, device) if draft.suits(each)]
             if draft.in_place and draft.cpu:
                 choices.sort(key=functools.partial(gemm_cost, spec))
+            elif draft.cpu and not problem.constant_weights:
+                choices.sort(key=draft.packing_cost)
             for gemm in choices[: 1 if cap != caps[0] else None]:
                 config = {"method": method, "form": form, "cap": cap, "gemm": gemm}
                 seen.append((caps.index(cap) > 0, config))
@@ -105,6 +107,17 @@ class WindowProduct:
         """Whether the product reads the weights packed: by choice, and always where they are packed only once."""
         theirs = "pack_b" if self.gemm.get("swap") else "pack_a"
         return self.cpu and (self.problem.constant_weights or bool(self.gemm.get(theirs)))
+
+    def packing_cost(self, gemm: Mapping[str, Any]) -> float:
+        """Operations that packing weights, which change at every call, takes under a choice of the product.
+
+        A swapped product packs them in wide panels, from as many rows, which lie in few sets of a cache.
+        """
+        window = self.window
+        count, far = window.targets * window.k, window.targets * window.k * window.accumulator_size > KEPT
+        if gemm["swap"]:
+            return PACKED_WIDE[far] * count + LAUNCH
+        return (PACKED_FAR if far and self.flipped else PACKED[self.flipped]) * count + LAUNCH
 
     def suits(self, gemm: Mapping[str, Any]) -> bool:
         """Whether a choice of the product fits the form: rows are read as they lie, or not at all."""
@@ -185,7 +198,7 @@ class WindowProduct:
         if self.lowering is not None:
             total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * self.chunks.count
         if self.packs_weights and not self.problem.constant_weights:
-            total += PACKED[self.flipped] * window.targets * window.k + LAUNCH
+            total += self.packing_cost(self.gemm)
         return total
 
     # --- compiled --------------------------------------------------------------------------------------------------
