@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 
 import pytest
@@ -262,11 +263,14 @@ def test_what_is_wrong_with_a_plugin_s_rules_costs_only_them(shipped, text, word
     [
         ("bwd_data_mb1ic64ih28oc64kh3ph1", "[fiw]*"),
         ("bwd_weights_mb1ic192ih28oc64kh1", "[fiw]*"),
-        ("bwd_data_mb1ic192ih28oc64kh1", "implicitgemm.pointwise"),
+        ("bwd_data_mb1ic192ih28oc64kh1", "[fiw]*"),
+        ("mb1ic480ih1oc20kh1", "implicitgemm.pointwise"),
+        ("fwd_f16_mb1ic192ih28oc64kh1", "implicitgemm.pointwise"),
         ("bwd_weights_g64mb1ic64ih28oc64kh3ph1", "im2col*"),
         ("bwd_data_g64mb1ic64ih28oc64kh3ph1sh2", "implicitgemm.depthwise*"),
         ("fwd_f32_nhwc_g64mb1ic64ih28oc64kh3ph1", "implicitgemm.depthwise*"),
-        ("mb1ic64ih28oc64kh3ph1", "[fiw]*.*"),
+        ("mb1ic64ih28oc64kh3ph1", "[fiw]*"),
+        ("fwd_f16_mb1ic64ih28oc64kh3ph1", "[fiw]*.*"),
     ],
 )
 def test_what_a_cpu_prefers(text, preferred):
@@ -274,6 +278,23 @@ def test_what_a_cpu_prefers(text, preferred):
     globs, line = registry().preference(ConvProblem.parse(text), CPU)
     assert globs[0] == preferred, line
     assert not any(fnmatch.fnmatchcase("onednn.gradient", glob) for glob in globs)
+
+
+@pytest.mark.parametrize(
+    ("text", "glob"),
+    [
+        ("mb4ic64iw4000oc128kw2dw128", "im2col"),  # two taps: transforms save nothing
+        ("mb4ic512ih4oc512kh3ph1", "im2col"),  # weights of 9 MB, which a transform makes 16 or 36
+        ("mb4ic512ih4oc512kh3ph1+constant", "winograd.*"),
+        ("bwd_data_mb4ic512ih4oc512kh3ph1", "implicitgemm.direct"),
+        ("mb4ic256ih14oc256kh3ph1", "winograd.*"),  # large enough that it pays
+    ],
+)
+def test_what_a_cpu_chooses_unmeasured(text, glob):
+    """Weights that change at every call count what packing or transforming them takes."""
+    device = dataclasses.replace(CPU, compute_units=2, simd_width=16, local_mem_size=1 << 18)
+    first = rank(ConvProblem.parse(text), device)[0]
+    assert fnmatch.fnmatchcase(first.solver.name, glob), first
 
 
 def test_a_missing_or_broken_file_is_the_callers_error(monkeypatch, tmp_path):
