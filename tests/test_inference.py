@@ -69,7 +69,7 @@ def nets():
 @pytest.mark.parametrize("traced", ["nchw", "nhwc"])
 @pytest.mark.parametrize("mb", [1, 3])
 @pytest.mark.parametrize(("layout", "queues"), [("nchw", 1), ("nhwc", 1), ("nchw", 3), ("nhwc", 3), (None, None)])
-def test_same_result_as_the_net(nets, traced, mb, layout, queues):
+def test_same_result_as_the_net(nets, all_forms, traced, mb, layout, queues):
     net = nets[traced]
     built = inference.build(net, picture(mb, traced).shape, layout=layout, queues=queues)
     for seed in (1, 2):  # a second run finds its memory used
@@ -217,6 +217,7 @@ def test_a_net_in_training_is_built_as_it_is_used_and_stays_in_training():
     np.testing.assert_allclose(built(x), expected, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("all_forms")
 def test_a_choice_that_is_recalled_builds_one_form(nets, tmp_path, monkeypatch):
     """For the same net, device and records; a file that is damaged, and a policy in force, time all forms again."""
     from convdispatch.api import policy
@@ -246,6 +247,7 @@ def test_a_choice_that_is_recalled_builds_one_form(nets, tmp_path, monkeypatch):
         assert len(inference.build(nets["nchw"], x.shape, recall=True).tried) >= 2
 
 
+@pytest.mark.usefixtures("all_forms")
 def test_what_was_measured_under_load_does_not_stay(nets, tmp_path, monkeypatch):
     """One noisy measurement settles nothing, two that agree do for a while, two that differ do not; a calm one does."""
     from convdispatch.inference import judging, remembered

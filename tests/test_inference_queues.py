@@ -11,6 +11,8 @@ from convdispatch.inference import judging
 from convdispatch.inference import net as building
 from convdispatch.models.googlenet import Inception
 
+pytestmark = pytest.mark.usefixtures("all_forms")
+
 
 class Two(nn.Module):
     """Two Inception modules in a row: branches, where they meet, and branches again."""

@@ -18,6 +18,7 @@ ZONES = {
         bounded*
         bridge
         commands*
+        compiling
         cuda_*
         gemm
         home
@@ -46,6 +47,7 @@ ZONES = {
         lockfile*
         neighbours
         packs
+        patience
         perfdb
         planpack
         preference*

@@ -27,18 +27,25 @@ class Policy:
     """Only solvers whose results repeat bit for bit."""
     fallback: bool = True
     """When a plan fails as it runs, quarantine it and run the next candidate."""
+    patience: float | None = None
+    """Seconds that a first call waits for its plan; then it computes by a plan that is ready, until the other is
+    compiled. None waits for the plan. Of no effect inside ``frozen()``, where determinism is asked for, or for a pin."""
+    tune: str | None = None
+    """``"online"``: real calls try other candidates on the caller's data; None: nothing is tried."""
+    share: float = 0.05
+    """Most of the calls' time that trials may take."""
     frozen: bool = False
     """No compilation, timing, file access or allocation: raise Frozen instead."""
 
     def __post_init__(self) -> None:
         # A policy is in the key of every warm call, so its hash is computed once.
-        values = (self.solver, self.max_error, self.workspace_limit, self.deterministic, self.fallback, self.frozen)
-        object.__setattr__(self, "_hash", hash(values))
+        object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in self.__dataclass_fields__)))
 
     @property
     def selection(self) -> Policy:
         """This policy without what does not bear on the choice of a plan."""
-        return self if not self.frozen and self.fallback else replace(self, frozen=False, fallback=True)
+        plain = self.fallback and not self.frozen and self.patience is None and self.tune is None and self.share == 0.05
+        return self if plain else replace(self, frozen=False, fallback=True, patience=None, tune=None, share=0.05)
 
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined]
@@ -86,6 +93,9 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "deterministic": (bool,),
     "fallback": (bool,),
     "frozen": (bool,),
+    "patience": (int, float, type(None)),
+    "tune": (str, type(None)),
+    "share": (int, float),
 }
 
 
@@ -96,5 +106,9 @@ def _check(choices: dict[str, Any]) -> None:
         if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and bool not in _KINDS[name]):
             kinds = " or ".join(kind.__name__ for kind in _KINDS[name])
             raise InvalidPolicy(f"policy({name}=...) takes {kinds}, got {value!r}")
-        if name in ("max_error", "workspace_limit") and value is not None and cast(float, value) < 0:
+        if name == "tune" and value not in (None, "online"):
+            raise InvalidPolicy(f'policy(tune=...) takes None or "online", got {value!r}')
+        if name == "share" and not 0 <= value <= 1:
+            raise InvalidPolicy(f"policy(share=...) takes 0 to 1, got {value!r}")
+        if name in ("max_error", "workspace_limit", "patience") and value is not None and cast(float, value) < 0:
             raise InvalidPolicy(f"policy({name}=...) takes 0 or more, got {value!r}")

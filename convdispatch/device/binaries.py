@@ -24,12 +24,13 @@ from ..api.errors import BuildFailed
 from ..api.policy import forbid_when_frozen
 from . import carried
 from .commands import thread
+from .compiling import compiled_aside
 from .phases import phase
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["compiled", "folder", "read_file", "write_file"]
+__all__ = ["built", "compiled", "folder", "read_file", "write_file"]
 
 _FORM = b"convdispatch kernel 1\n"
 _MOST = 1 << 30
@@ -49,7 +50,7 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
         carried.forbid_uncarried("load a kernel", context.devices[0])
         try:
             with phase("load"):
-                return _built(context, options, context.devices, [text])
+                return built(context, options, context.devices, [text])
         except cl.LogicError as error:
             raise BuildFailed(f"a binary is none that the device takes: {error}", str(error)) from error
     if len(context.devices) != 1 or not carried.wanted(context.devices[0]):
@@ -59,7 +60,7 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
     found = carried.find("programs", key, device)
     if found is not None:
         with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
-            return _built(context, options, context.devices, [found[0]])
+            return built(context, options, context.devices, [found[0]])
     forbid_when_frozen("compile a kernel")
     program = _compiled(context, text, options)
     with contextlib.suppress(cl.Error):
@@ -79,7 +80,7 @@ def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Prog
     binary = read_file(path, _FORM)
     if binary is not None:
         with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
-            return _built(context, options, context.devices, [binary])
+            return built(context, options, context.devices, [binary])
     program = _from_text(context, text, options)
     with contextlib.suppress(cl.Error):
         write_file(path, _FORM, program.get_info(cl.program_info.BINARIES)[0])
@@ -88,11 +89,14 @@ def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Prog
 
 def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
     thread.compiled += 1
-    with phase("compile"):
-        return _built(context, options, text)
+    program = compiled_aside(context, text, options, built)
+    if program is None:
+        with phase("compile"):
+            return built(context, options, text)
+    return program
 
 
-def _built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Program:
+def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Program:
     """Built from a text, or from devices and binaries, without a word.
 
     pyopencl's own ``build`` warns of all that a compiler says; to silence it would take the process' warning filters,

@@ -19,6 +19,7 @@ PHASES = {
     "selection": "ask solvers, rank them",
     "template": "render kernel text",
     "compile": "compile kernel text",
+    "waiting": "wait for compilers that work for several layers",
     "load": "load compiled kernels",
     "plan": "make plans of programs",
     "packing": "pack constant weights",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..calls.arguments import describe
 from ..device.recording import Recording, Slot
@@ -42,10 +44,10 @@ class Lowered:
     needs: dict[int, tuple[int, ...]]
 
 
-def lower(graph: Graph, queue: cl.CommandQueue) -> Lowered:
-    """Record every node of ``graph`` once; plans are made and constant weights packed now."""
+def lower(graph: Graph, queue: cl.CommandQueue, ready: Mapping[ConvProblem, Prepared] | None = None) -> Lowered:
+    """Record every node of ``graph`` once; plans that are not ``ready`` are made, and constant weights packed, now."""
     with tracing(None):
-        return _Lowering(graph, queue).run()
+        return _Lowering(graph, queue, ready or {}).run()
 
 
 def is_planned(node: Node) -> bool:
@@ -75,7 +77,8 @@ def problem_of(node: Node) -> ConvProblem:
 
 
 class _Lowering:
-    def __init__(self, graph: Graph, queue: cl.CommandQueue) -> None:
+    def __init__(self, graph: Graph, queue: cl.CommandQueue, ready: Mapping[ConvProblem, Prepared]) -> None:
+        self._ready = ready
         self.graph, self.recording = graph, Recording(queue)
         self._memory: dict[Value, Tensor] = {}
         self._align = self.recording.device.mem_base_addr_align // 8
@@ -136,7 +139,9 @@ class _Lowering:
         x = self._operand(given["x"])
         x = dense(x)
         problem = problem_of(node)
-        prepared = dispatch.prepare(problem, recording.context)
+        prepared = self._ready.get(problem) or dispatch.prepare(
+            problem, recording.context, replace(current_policy(), patience=None)
+        )
         w = given["w"] if given["w"].offset == 0 and given["w"].contiguous else given["w"].copy()
         weights = w.base_data
         if prepared.packed_size:

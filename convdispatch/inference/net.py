@@ -12,10 +12,13 @@ from ..api.errors import InvalidArgument
 from ..calls.libraries import library_of
 from ..calls.library import Library
 from ..device import carried, runtime
+from ..device.compiling import side_by_side
 from ..device.stream import CudaMemory, CudaStream
+from ..selection import dispatch
 from ..selection.planpack import from_environment
 from ..tensor import Tensor
 from . import remembered
+from .foretold import foretold
 from .fuse import fuse
 from .graph import Graph, map_operands
 from .judging import check_purpose, judge
@@ -90,7 +93,11 @@ def build(
     packed = carried.find("forms", net_key, queue.device) if net_key else None
     if packed is not None and packed[0]["layout"] in _layouts(graph, layout):
         layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)
-    forms = [form for each in layouts for form in _forms(each, counts, queue, graph)]
+    graphs, counts = foretold(_shaped(graph, layouts), counts, queue)
+    with side_by_side(queue.device):
+        ready = dispatch.prepare_all([problem for each in graphs.values() for problem in _asked(each)], queue.context)
+        lowered = {each: lower(shaped, queue, ready) for each, shaped in graphs.items()}
+    forms = [form for each in graphs for form in _forms(each, counts, lowered[each])]
     best = _fastest(forms, purpose, key, known)
     if net_key:
         chosen = {"layout": best.layout, "queues": best.queues}
@@ -109,8 +116,15 @@ def problems(
     """The convolutions that ``build`` would ask for, in order, with what is fused into them; for both layouts, the one
     after the other, where ``layout`` is None. Nothing is planned or computed."""
     graph = _fused(net, shapes, dtype, queue or runtime.queue())
-    shaped = [graph if each is None else relayout(graph, each) for each in _layouts(graph, layout)]
-    return [problem_of(node) for each in shaped for node in each.nodes if is_planned(node)]
+    return [problem for each in _shaped(graph, _layouts(graph, layout)).values() for problem in _asked(each)]
+
+
+def _shaped(graph: Graph, layouts: Sequence[str | None]) -> dict[str | None, Graph]:
+    return {layout: graph if layout is None else relayout(graph, layout) for layout in layouts}
+
+
+def _asked(graph: Graph) -> list[ConvProblem]:
+    return [problem_of(node) for node in graph.nodes if is_planned(node)]
 
 
 def _fused(net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, queue: cl.CommandQueue) -> Graph:
@@ -139,9 +153,8 @@ def _counts(wanted: int | None) -> tuple[int, ...]:
     return (1, 4) if wanted is None else (wanted,)
 
 
-def _forms(layout: str | None, counts: Sequence[int], queue: cl.CommandQueue, graph: Graph) -> list[InferenceNet]:
-    """The graph in one layout, lowered once, on each number of queues on which it is another program."""
-    lowered = lower(graph if layout is None else relayout(graph, layout), queue)
+def _forms(layout: str | None, counts: Sequence[int], lowered: Lowered) -> list[InferenceNet]:
+    """A graph that was lowered, on each number of queues on which it is another program."""
     commands, forms = lowered.recording.commands, []
     for count in counts:
         schedule = Schedule.single(commands) if count == 1 else Schedule.branches(commands, lowered.needs, count)

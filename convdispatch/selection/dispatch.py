@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import reprlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..api.device import DeviceInfo
@@ -29,14 +30,16 @@ from ..api.solver import Solver
 from ..device import carried, runtime
 from ..device.carried import forbid_uncarried
 from ..device.commands import thread
+from ..device.compiling import run as run_side_by_side
 from ..device.kernels import Programs
 from ..device.limits import problem_must_fit
 from ..device.memory import full, make_room, out_of_memory, with_room
 from ..device.phases import layer, phase
 from ..device.sharedpool import out_of_order
-from . import asking, carrying, verdicts
+from . import asking, carrying, patient, verdicts
 from .asking import checked_plan, guarded
 from .layered import brought
+from .loader import plugins
 from .planpack import from_environment
 from .prepared import Constant, Prepared
 from .ranking import Candidate, forgive, rank, reasons, set_aside
@@ -45,7 +48,7 @@ from .visible import visible_problem
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["forget", "make", "on_forget", "prepare", "quarantine", "run"]
+__all__ = ["forget", "make", "on_forget", "prepare", "prepare_all", "quarantine", "run"]
 
 _plans = Programs()
 """Prepared by (context, problem, what a policy selects)."""
@@ -66,9 +69,31 @@ def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = N
         forbid_uncarried(f"plan {problem}", context.devices[0])
         problem_must_fit(problem, runtime.device_info(context.devices[0]))
         with layer(str(problem)):
-            return _plans.make(key, lambda: _first_that_plans(problem, context, policy))
+
+            def chosen() -> Prepared:
+                return _plans.make(key, lambda: _first_that_plans(problem, context, policy))
+
+            if patient.has_patience(policy):
+                return patient.ready_first(problem, context, policy.patience or 0.0, key, chosen, _look_anew)
+            return chosen()
     thread.built += prepared.nbytes
     return prepared
+
+
+def prepare_all(problems: Sequence[ConvProblem], context: cl.Context) -> dict[ConvProblem, Prepared]:
+    """The plans of several problems, side by side where ``compiling.side_by_side`` is in force; elsewhere none.
+
+    Those that cannot be planned are left out: ``prepare`` says why.
+    """
+    policy, found = replace(current_policy(), patience=None), {}
+
+    def one(problem: ConvProblem) -> None:
+        found[problem] = prepare(problem, context, policy)
+
+    if not policy.frozen:
+        plugins()  # once, before threads ask
+        run_side_by_side([functools.partial(one, problem) for problem in dict.fromkeys(problems)])
+    return found
 
 
 def _first_that_plans(problem: ConvProblem, context: cl.Context, policy: Policy) -> Prepared:
@@ -205,6 +230,12 @@ def run(
             prepared = prepare(problem, prepared.context, policy)
 
 
+def _look_anew() -> None:
+    """Kept calls ask for their plan again; plans stay."""
+    for forgetter in _forgetters:
+        forgetter()
+
+
 def forget(problem: ConvProblem | None = None) -> None:
     """Drop kept plans, of one problem or all, so that the next call chooses anew; for new records or plugins."""
     _plans.drop(lambda key: problem is None or key[1] == problem)
@@ -212,8 +243,8 @@ def forget(problem: ConvProblem | None = None) -> None:
         forgive()
         asking.forget()
         verdicts.refresh()
-    for forgetter in _forgetters:
-        forgetter()
+        patient.forget()
+    _look_anew()
 
 
 def on_forget(callback: Any) -> None:

@@ -19,7 +19,7 @@ from .records.perfdb import perfdb, scope_of
 from .records.provenance import current
 from .records.record import Record, stale
 
-__all__ = ["Evidence", "from_neighbours", "error_reason", "measured"]
+__all__ = ["Evidence", "from_neighbours", "error_reason", "measured", "measured_s"]
 
 Configs = Callable[[str], list[Mapping[str, Any]]]
 """The configurations that a solver offers for the problem in question."""
@@ -177,3 +177,9 @@ def _apart(one: Any, other: Any) -> float:
 def _offered(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> bool:
     wanted = json.dumps(dict(config), sort_keys=True)
     return any(json.dumps(dict(choice), sort_keys=True) == wanted for choice in offered)
+
+
+def measured_s(problem: ConvProblem, device: DeviceInfo, solver: str) -> float | None:
+    """Seconds of a solver's fastest record for a problem under no policy; None where there is none."""
+    found = [r.median_ms for r in perfdb().lookup(problem, device, scope_of(Policy())) if r.solver == solver]
+    return min(found) / 1e3 if found else None

@@ -90,3 +90,4 @@ class Deterministic(Convolution):
     """Engines that give the same bits every time."""
 
     name = "cudnn.deterministic"
+    deterministic = True  # Convolution is not

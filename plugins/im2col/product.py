@@ -234,6 +234,7 @@ class WindowProduct:
         if not (self.packs_weights and self.problem.constant_weights):
             return StepPlan(workspace_size, steps)
         layout = packed_layout(first.spec, self.gemm, "a")
+        first.compile_packer("a")
         key = f"im2col {self.problem.layout} {self.problem.dtype} {self.problem.w_shape} g{window.groups} "
         key += f"{self.config['method']} width {layout.width}"
         return StepPlan(workspace_size, steps, layout.size, [_packer(first)], key)

@@ -135,6 +135,10 @@ class GemmPlan:
         first, second = self._order
         return self._gemm(queue, given[first] + given[second] + out, wait_for)
 
+    def compile_packer(self, letter: str) -> None:
+        """Compile what ``pack_a`` or ``pack_b`` launches, so that the first of them does not."""
+        self._packer(letter)
+
     def _packer(self, letter: str) -> _Kernel:
         with self._pack_lock:
             if letter not in self._packers:

@@ -72,6 +72,8 @@ class PointwisePlan:
         self.workspace_size = self._gemm.workspace_size
         self._order = {"fwd": (1, 0, 2), "bwd_data": (1, 2, 0), "bwd_weights": (2, 0, 1)}[problem.direction]
         self.packed_size = self._gemm.packed_a_size if problem.constant_weights else 0
+        if self.packed_size:
+            self._gemm.compile_packer("a")
         self.pack_key = key
 
     def pack(self, queue: Any, w: Any, packed: Any, wait_for: Any = None) -> Any:

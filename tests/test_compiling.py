@@ -1,0 +1,137 @@
+"""Compilers side by side: the same programs, the longest texts first, and whatever happens to a child."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+
+import numpy as np
+import pyopencl as cl
+import pytest
+
+from convdispatch import inference
+from convdispatch.api import BuildFailed, build
+from convdispatch.device import binaries, compiling, kernels
+from convdispatch.selection import dispatch
+
+TEXT = "kernel void k(global int *x) { x[get_global_id(0)] = %d; }\n"
+
+
+@pytest.fixture(autouse=True)
+def two(monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", "off")
+    monkeypatch.setattr(compiling, "processors", lambda: 2)
+
+
+def answer(queue, program) -> int:
+    memory, found = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 4), np.zeros(1, np.int32)
+    program.k(queue, (1,), None, memory)
+    cl.enqueue_copy(queue, found, memory)
+    return int(found[0])
+
+
+def make_all(queue, numbers, padding=lambda number: ""):
+    """The programs of ``numbers``, and where each was compiled: None here, else the child's."""
+    found, places = {}, {}
+    real = compiling._Child.compile
+
+    def compile_(self, text, options):
+        places[text] = self
+        return real(self, text, options)
+
+    def one(number):
+        found[number] = build(queue.context, TEXT % number + padding(number))
+
+    kernels.forget()
+    with pytest.MonkeyPatch.context() as patch, compiling.side_by_side(queue.device):
+        patch.setattr(compiling._Child, "compile", compile_)
+        compiling.run([functools.partial(one, number) for number in numbers])
+    return found, places
+
+
+def test_programs_are_the_same(queue):
+    found, places = make_all(queue, range(100, 160))
+    assert {number: answer(queue, program) for number, program in found.items()} == {n: n for n in range(100, 160)}
+    assert places, "a child compiled some"
+    assert len(places) < 60, "and this process others"
+
+
+def test_outside_of_the_block_nothing_is_done(queue):
+    compiling.run([lambda: pytest.fail("not now")] * 3)
+
+
+def test_what_only_loads_stays_in_one_thread(queue):
+    seen = set()
+    with compiling.side_by_side(queue.device):
+        compiling.run([lambda: seen.add(threading.get_ident())] * 20)
+    assert seen == {threading.get_ident()}
+
+
+def test_a_compilers_refusal_reaches_who_asked(queue):
+    errors = []
+
+    def wrong(number):
+        with contextlib.suppress(cl.Error):
+            try:
+                build(queue.context, f"kernel void k(global int *x) {{ x[0] = unknown_{number:02}; }}")
+            except BuildFailed as error:
+                errors.append(error.log)
+
+    with compiling.side_by_side(queue.device):
+        compiling.run([functools.partial(wrong, number) for number in range(12)])
+    assert [sum(f"unknown_{number:02}" in log for log in errors) for number in range(12)] == [1] * 12
+
+
+def test_a_child_that_dies_costs_only_its_help(queue, monkeypatch):
+    monkeypatch.setattr(compiling._Child, "compile", lambda self, text, options: self._process.kill() or 1 / 0)
+    found, _ = make_all(queue, range(200, 230))
+    assert {number: answer(queue, program) for number, program in found.items()} == {n: n for n in range(200, 230)}
+
+
+def test_a_child_that_cannot_start_costs_nothing(queue, monkeypatch):
+    monkeypatch.setattr(compiling.sys, "executable", "/no/such/python")
+    found, places = make_all(queue, range(300, 310))
+    assert len(found) == 10
+    assert not places
+
+
+def test_the_longest_text_is_taken_first(queue, monkeypatch):
+    """One compiler, held until all texts wait."""
+    order, waiting, real = [], threading.Event(), binaries.built
+
+    class Slow(compiling._Pool):
+        def put(self, asked):
+            super().put(asked)
+            if self._queue.qsize() >= 4:
+                waiting.set()
+
+    def built(context, options, *source):
+        if isinstance(source[0], str):
+            if order:
+                waiting.wait(20)
+            order.append(len(source[0]))
+        return real(context, options, *source)
+
+    monkeypatch.setattr(compiling, "_Pool", Slow)
+    monkeypatch.setattr(compiling._Pool, "_child", lambda self: None)
+    monkeypatch.setattr(binaries, "built", built)
+    make_all(queue, range(400, 406), lambda number: "//" + "x" * (100 * (number % 100)))
+    assert order[2:] == sorted(order[2:], reverse=True)
+
+
+def test_a_net_is_planned_side_by_side(queue):
+    import small_net
+
+    shape = (1, 3, 13, 13)
+    dispatch.forget()
+    kernels.forget()
+    net = inference.build(small_net.net(queue), shape, layout="nchw", queues=1, queue=queue)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "processors", lambda: 1)
+        dispatch.forget()
+        kernels.forget()
+        alone = inference.build(small_net.net(queue), shape, layout="nchw", queues=1, queue=queue)
+    assert [layer.solver for layer in net.layers] == [layer.solver for layer in alone.layers]
+    x = small_net.normal(*shape)
+    np.testing.assert_array_equal(net(x), alone(x))
