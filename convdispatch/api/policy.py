@@ -29,7 +29,7 @@ class Policy:
     """When a plan fails as it runs, quarantine it and run the next candidate."""
     patience: float | None = None
     """Seconds that a first call waits for its plan; then it computes by a plan that is ready, until the other is
-    compiled. None waits for the plan. Of no effect inside ``frozen()``, where determinism is asked for, or for a pin."""
+    compiled. None waits for the plan; so do ``frozen()``, ``deterministic`` and a pinned solver."""
     tune: str | None = None
     """``"online"``: real calls try other candidates on the caller's data; None: nothing is tried."""
     share: float = 0.05

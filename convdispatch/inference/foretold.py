@@ -34,7 +34,7 @@ a ninth of the measured one for four nets (docs/measurements.md)."""
 def foretold(
     graphs: Mapping[str | None, Graph], counts: Sequence[int], queue: cl.CommandQueue
 ) -> tuple[dict[str | None, Graph], Sequence[int]]:
-    """Those of ``graphs``, by layout, and of the numbers of queues ``counts``, that are worth building; at least one."""
+    """Those of ``graphs``, by layout, and of the numbers of queues ``counts``, that need be built; at least one."""
     device = device_info(queue.device)
     counts = counts[:1] if device.type == "cpu" else counts
     if len(graphs) < 2:

@@ -1,0 +1,157 @@
+"""What a first call takes: each figure from processes of its own, medians and spreads.
+
+    python bench/first_call.py [--device NAME] [--runs 3] [--only first,net,pack,cli] [--net resnet50] [--json FILE]
+
+``first``: seconds of a process' first ``conv()`` beyond imports, with an empty and with a full kernel cache. ``net``:
+``inference.build`` of a net with random weights, the same. ``pack``: ``load_pack`` and ``build``, no kernel cache.
+``cli``: ``convdispatch info`` and ``explain``, whole processes. A full cache is what a run before left, with bytecode.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+_BEGIN = """
+import json, sys, time
+import numpy as np
+import pyopencl
+import convdispatch
+from convdispatch import conv, inference, policy
+from convdispatch.device import phases
+from convdispatch.models import catalogue
+real = np.random.default_rng
+np.random.default_rng = lambda *seed: real(*(seed or (0,)))  # the pack's weights again
+device, net, pack = sys.argv[1:4]
+"""
+_END = """
+said = {name: round(notes.of(name).seconds, 3) for name in phases.PHASES if notes.of(name).count}
+counts = {name: notes.of(name).count for name in ("compile", "load")}
+print("\\n" + json.dumps({"seconds": seconds, "phases": said, "counts": counts}))
+"""
+_FIRST = """
+x = np.random.default_rng(0).standard_normal((1, 64, 56, 56), np.float32)
+w = np.random.default_rng(1).standard_normal((64, 64, 3, 3), np.float32)
+with phases.noting() as notes:
+    start = time.perf_counter()
+    conv(x, w, padding=1)
+    seconds = time.perf_counter() - start
+"""
+_NET = """
+from convdispatch import runtime
+queue = runtime.queue()
+made = catalogue.create(net, queue=queue)
+queue.finish()
+shape = (1, 3, made.SIZE, made.SIZE)
+with phases.noting() as notes:
+    start = time.perf_counter()
+    if pack:
+        convdispatch.load_pack(pack)
+    form = inference.build(made, shape, queue=queue, recall=True)
+    seconds = time.perf_counter() - start
+start = time.perf_counter()
+form(np.zeros(shape, np.float32))
+seconds_of_a_call = time.perf_counter() - start
+"""
+_PACK = """
+from convdispatch.tools.packing import make_pack
+with phases.noting() as notes:
+    start = time.perf_counter()
+    print(make_pack(net, pack, device or None))
+    seconds = time.perf_counter() - start
+"""
+
+
+class Processes:
+    """Runs children that share one set of caches, or have empty ones."""
+
+    def __init__(self, device: str | None, net: str, full: Path) -> None:
+        self.device, self.net, self.full = device, net, full
+
+    def run(self, code: str, cache: str = "full", pack: str = "") -> dict:
+        """What a child says; ``cache`` is full, empty or off."""
+        with tempfile.TemporaryDirectory() as empty:
+            home = Path(empty) if cache == "empty" else self.full
+            given = {
+                "XDG_CACHE_HOME": str(home),
+                "CUDA_CACHE_PATH": str(home / "cuda"),
+                "CONVDISPATCH_KERNEL_CACHE": "off" if cache == "off" else str(home / "kernels"),
+            }
+            given |= {"CONVDISPATCH_DEVICE": self.device} if self.device else {}
+            environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | given
+            arguments = [sys.executable, "-c", _BEGIN + code + _END, self.device or "", self.net, pack]
+            done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+            if done.returncode:
+                raise click.ClickException(done.stderr.strip()[-2000:])
+            return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def command(self, *words: str) -> float:
+        """Seconds of a whole ``convdispatch`` process."""
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        environment["XDG_CACHE_HOME"] = str(self.full)
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "convdispatch", *words], env=environment, check=True, capture_output=True)
+        return time.perf_counter() - start
+
+
+@click.command()
+@click.option("--device", default=None)
+@click.option("--runs", default=3, show_default=True)
+@click.option("--only", default="first,net,pack,cli", show_default=True)
+@click.option("--net", default="resnet50", show_default=True)
+@click.option("--json", "json_path", type=click.Path(path_type=Path), default=None)
+def main(device: str | None, runs: int, only: str, net: str, json_path: Path | None) -> None:
+    """Print a table."""
+    wanted, found = only.split(","), {}
+    with tempfile.TemporaryDirectory() as folder:
+        children, pack = Processes(device, net, Path(folder)), str(Path(folder) / "net.cdpack")
+        plans = {
+            "first": [
+                ("first conv(), empty cache", _FIRST, "empty", ""),
+                ("first conv(), full cache", _FIRST, "full", ""),
+            ],
+            "net": [(f"{net}, {cache} cache", _NET, cache, "") for cache in ("empty", "full")],
+            "pack": [(f"{net} from a pack", _NET, "off", pack)],
+        }
+        for part in (each for each in wanted if each in plans):
+            if part == "pack":
+                found[f"{net}, writing the pack"] = [children.run(_PACK, "full", pack)]
+            for name, code, cache, given in plans[part]:
+                if cache == "full":
+                    children.run(code, cache, given)
+                    children.run(code, cache, given)  # the second time settles the form
+                found[name] = [children.run(code, cache, given) for _ in range(runs)]
+                _show(name, found[name])
+        if "cli" in wanted:
+            for words in (("info",), ("explain", "mb1ic64ih56oc64kh3ph1")):
+                children.command(*words)
+                name = f"convdispatch {words[0]}"
+                found[name] = [{"seconds": children.command(*words)} for _ in range(runs)]
+                _show(name, found[name])
+    table = Table("", "median, s", "least, s", "most, s", "compiled", "loaded")
+    for name, each in found.items():
+        times, counts = [one["seconds"] for one in each], each[-1].get("counts", {})
+        row = [f"{value:.3f}" for value in (statistics.median(times), min(times), max(times))]
+        table.add_row(name, *row, *(str(counts.get(kind, "")) for kind in ("compile", "load")))
+    Console(width=120).print(table)
+    if json_path is not None:
+        json_path.write_text(json.dumps(found, indent=1))
+
+
+def _show(name: str, found: list[dict]) -> None:
+    times = ", ".join(f"{one['seconds']:.3f}" for one in found)
+    click.echo(f"{name}: {times} s {found[-1].get('phases', '')}", err=True)
+
+
+if __name__ == "__main__":
+    main()
