@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
-from torch_rows import ROUNDS, graph, images, infer, left, net, overhead, say, switches, timed, train
+from torch_rows import AHEAD, ROUNDS, graph, images, infer, left, net, overhead, say, switches, timed, train
 
 HERE = Path(__file__).resolve()
 
@@ -103,13 +103,28 @@ def devices() -> int:
     return int(found.stdout or 0) if found.returncode == 0 else 0
 
 
+def first_runs(names: list[str], seconds: float) -> None:
+    """Rows side by side, untimed."""
+    begin = time.monotonic()
+    more = os.environ | {AHEAD: "1"}
+    commands = [[sys.executable, str(HERE), "--row", name] for name in names]
+    children = [subprocess.Popen(each, start_new_session=True, env=more) for each in commands]
+    for child in children:
+        try:
+            child.wait(max(1.0, begin + seconds - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, 9)
+    say(first_runs=names, seconds=round(time.monotonic() - begin, 1))
+
+
 @click.command(help=__doc__)
 @click.option("--rows", help="Names, separated by commas; a trailing * stands for anything.")
 @click.option("--budget", default=1500.0, show_default=True, help="Seconds for everything.")
+@click.option("--ahead", is_flag=True, help="First run all rows once, side by side: their programs are then on disk.")
 @click.option("--list", "listing", is_flag=True, help="Name the rows.")
 @click.option("--row", hidden=True)
 @click.option("--rank-of", hidden=True)
-def main(rows: str | None, budget: float, listing: bool, row: str | None, rank_of: str | None) -> None:
+def main(rows: str | None, budget: float, ahead: bool, listing: bool, row: str | None, rank_of: str | None) -> None:
     """Run rows, each in a child."""
     if rank_of:
         one_rank(rank_of)
@@ -124,6 +139,8 @@ def main(rows: str | None, budget: float, listing: bool, row: str | None, rank_o
         print("\n".join(wanted))
         return
     gpus, end = devices(), time.monotonic() + budget
+    if ahead:
+        first_runs([name for name in wanted if ROWS[name][0] == "cuda" and gpus], budget)
     for name in wanted:
         needs, _, limit = ROWS[name]
         enough = needs.startswith("cpu") or gpus >= int(needs.removeprefix("cuda") or 1)
