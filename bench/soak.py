@@ -2,6 +2,7 @@
 
     python bench/soak.py --minutes 60                      # the default device
     python bench/soak.py --minutes 60 --device pocl --seed 7
+    python bench/soak.py --minutes 10 --jobs 14 --device nvidia   # fourteen processes on one device, seeds 0 to 13
     python bench/soak.py --problem fwd_f32_mb1ic3ih8iw8oc4kh3kw3   # one problem again, as a failure names it
 
 Ranks, groups, strides, dilations, paddings by side, dtypes, layouts, ``math``, epilogues and directions are drawn at
@@ -12,12 +13,14 @@ The exit status is 1 where a result was wrong, a call failed, or one of the thre
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import faulthandler
 import fnmatch
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -205,18 +208,52 @@ def held() -> dict[str, int]:
     return {"MiB": mib, "descriptors": len(list(Path("/proc/self/fd").iterdir())), "threads": int(lines["Threads"])}
 
 
+def together(jobs: int, seed: int, options: list[str], out: Path | None) -> int:
+    """Run so many processes of seeds that follow each other; prints their sum. Returns 1 where one of them does."""
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        files = [Path(folder, f"{number}.json") for number in range(jobs)]
+        command = [sys.executable, __file__, *options]
+        running = [
+            subprocess.Popen([*command, "--seed", str(seed + number), "--out", str(file)])
+            for number, file in enumerate(files)
+        ]
+        codes = [each.wait() for each in running]
+        reports = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+    solvers = collections.Counter()
+    for report in reports:
+        solvers.update(report["solvers"])
+    said = {name: sum(report[name] for report in reports) for name in ("problems", "results", "cancelled")}
+    said |= {name: [line for report in reports for line in report[name]] for name in ("wrong", "failed", "grown")}
+    said |= {"solvers": dict(solvers), "codes": codes, "most": [report["most"] for report in reports]}
+    print(json.dumps(said, indent=1), flush=True)
+    if out is not None:
+        out.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    return int(any(codes))
+
+
 @click.command()
 @click.option("--minutes", default=60.0, show_default=True)
 @click.option("--device", help="As CONVDISPATCH_DEVICE names it.")
 @click.option("--seed", default=0, show_default=True)
+@click.option("--jobs", default=1, show_default=True, help="Processes; what takes long is mostly the compiler.")
 @click.option("--problem", "texts", multiple=True, help="Only this one; may repeat.")
 @click.option("--solver", default="*", show_default=True, help="Only solvers of this name; a glob.")
 @click.option("--most-mib", default=2048, show_default=True, help="Resident memory that counts as a leak.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write what it came to there, as JSON.")
 def main(
-    minutes: float, device: str | None, seed: int, texts: tuple[str, ...], solver: str, most_mib: int, out: Path | None
+    minutes: float,
+    device: str | None,
+    seed: int,
+    jobs: int,
+    texts: tuple[str, ...],
+    solver: str,
+    most_mib: int,
+    out: Path | None,
 ) -> None:
     """Run for so many minutes, or once over the problems named; see the module's text."""
+    if jobs > 1:
+        sys.exit(together(jobs, seed, ["--minutes", str(minutes), "--solver", solver, "--most-mib", str(most_mib)]
+                          + (["--device", device] if device else []), out))  # fmt: skip
     faulthandler.enable()
     warnings.simplefilter("error", ConvDispatchWarning)
     warnings.filterwarnings("ignore", message="performance database")
