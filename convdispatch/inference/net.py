@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..api.problem import MATHS
 from ..calls.libraries import library_of
 from ..calls.library import Library
 from ..device import carried, runtime
@@ -24,6 +25,7 @@ from .graph import Graph, map_operands
 from .judging import check_purpose, judge
 from .layout import LAYOUTS, relayout
 from .lower import Lowered, is_planned, lower, problem_of
+from .precision import dtype_of, traced_in, with_dtype, with_math
 from .program import Program
 from .schedule import Schedule
 from .trace import trace
@@ -44,6 +46,7 @@ def build(
     queue: cl.CommandQueue | None = None,
     layout: str | None = None,
     queues: int | None = None,
+    math: str | None = None,
     for_: str = "latency",
     recall: bool = False,
     devices: Any = None,
@@ -51,7 +54,11 @@ def build(
 ) -> InferenceNet | InferenceNets:
     """The inference form of ``net`` for inputs of ``shapes``, in the layout that the net was made with.
 
-    ``dtype`` is the inputs', or a list with one each. The weights are read now: later changes do not reach the result.
+    ``dtype`` is what inputs and results are and what lies between them, or a list with one for each input. A net of
+    float32 weights is rounded to "float16" or "bfloat16" where that is asked, after batch norms are folded. ``math``
+    is ``conv()``'s, for float32 data; None leaves what the net says. The weights are read now: later changes do not
+    reach the result.
+
     Batch norms are folded, sums and activations fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw"
     or "nhwc") and ``queues`` (at most so many, for branches that do not depend on each other) are chosen by timing
     where they are None; with ``recall`` a choice on which two measurements agree is kept on disk, and the next process
@@ -74,7 +81,7 @@ def build(
             raise InvalidArgument("build takes a queue of one device, or devices, not both")
         from .everywhere import build_on
 
-        more = {"dtype": dtype, "layout": layout, "queues": queues, "for_": purpose, "recall": recall}
+        more = {"dtype": dtype, "layout": layout, "queues": queues, "math": math, "for_": purpose, "recall": recall}
         return build_on(build, devices, net, *shapes, **more)
     queue = queue or runtime.queue()
     if layout not in (None, *LAYOUTS):
@@ -82,7 +89,7 @@ def build(
     if queues is not None and queues < 1:
         raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
     from_environment()
-    graph = _fused(net, shapes, dtype, queue)
+    graph = _fused(net, shapes, dtype, queue, math)
     layouts, counts = _layouts(graph, layout), _counts(queues)
     free = layout is None and queues is None
     key = remembered.key_of(graph, queue, purpose) if recall and free else None
@@ -112,10 +119,11 @@ def problems(
     dtype: Any = np.float32,
     queue: cl.CommandQueue | None = None,
     layout: str | None = None,
+    math: str | None = None,
 ) -> list[ConvProblem]:
     """The convolutions that ``build`` would ask for, in order, with what is fused into them; for both layouts, the one
     after the other, where ``layout`` is None. Nothing is planned or computed."""
-    graph = _fused(net, shapes, dtype, queue or runtime.queue())
+    graph = _fused(net, shapes, dtype, queue or runtime.queue(), math)
     return [problem for each in _shaped(graph, _layouts(graph, layout)).values() for problem in _asked(each)]
 
 
@@ -127,13 +135,24 @@ def _asked(graph: Graph) -> list[ConvProblem]:
     return [problem_of(node) for node in graph.nodes if is_planned(node)]
 
 
-def _fused(net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, queue: cl.CommandQueue) -> Graph:
+def _fused(
+    net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, queue: cl.CommandQueue, math: str | None
+) -> Graph:
+    if math is not None and math not in MATHS:
+        raise InvalidArgument(f"math must be None or one of {', '.join(MATHS)}, got {math!r}")
+    each = isinstance(dtype, list | tuple)
+    wanted = dtype if each else dtype_of(dtype)
+    traced = wanted if each else traced_in(net, wanted)
     # A module in training would update its statistics and drop activations.
     training = getattr(net, "training", False)
     if training:
         net.eval()  # type: ignore[attr-defined]
     try:
-        graph = fuse(trace(net, shapes, dtype, queue))
+        graph = fuse(trace(net, shapes, traced, queue))
+        if traced != wanted:
+            graph = with_dtype(graph, wanted)
+        if math is not None:
+            graph = with_math(graph, math)
         graph.move(queue)
         return graph
     finally:
