@@ -49,7 +49,7 @@ def test_the_sentence_names_the_rule_its_line_the_prediction_and_the_next(db):
     assert first.predicted_ms == pytest.approx(first.predicted * 1e3)
     line = found.source.rpartition(":")[2]
     assert found.why == (
-        f"{first.solver} runs: registry.yaml:{line} prefers [fiw]*.* for type cpu, sh 1, sw 1, ic >=16, oc >=16; "
+        f"{first.solver} runs: registry.yaml:{line} prefers [fiw]* for type cpu, dtype float32 or float64; "
         f"predicted {first.predicted_ms:.3g} ms, next {second.solver} predicted {second.predicted_ms:.3g} ms"
     )
     assert found.predicted_by == "at estimated rates: convdispatch calibrate measures them"
@@ -57,9 +57,10 @@ def test_the_sentence_names_the_rule_its_line_the_prediction_and_the_next(db):
 
 
 def test_a_rule_with_alternatives_and_one_for_everything(db):
-    assert "registry.yaml:19 prefers implicitgemm.pointwise for" in explain(POINTWISE, CPU).why
-    assert "direction fwd or bwd_data" in explain(POINTWISE, CPU).why
-    few = explain(ConvProblem.parse("mb1ic4ih9oc4kh3"), CPU)
+    narrow = explain(POINTWISE.replace(dtype="float16"), CPU)
+    assert "registry.yaml:29 prefers implicitgemm.pointwise for" in narrow.why
+    assert "direction fwd or bwd_data" in narrow.why
+    few = explain(ConvProblem.parse("fwd_f16_mb1ic4ih9oc4kh3"), CPU)
     assert "prefers implicitgemm.* for everything; predicted" in few.why
 
 
