@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# pytest's arguments, for example: make test ARGS="-m selection" (a zone: tests/zones.py), ARGS="-k near_miss", ARGS="-n 2"
+# pytest's arguments, for example: make test ARGS="-m selection" (a zone: tests/zones.py), ARGS="-k near_miss"
 ARGS ?=
+# Processes that run the tests, 0 for this one alone: a test is mostly one thread of a compiler or of Python.
+N ?= 2
 
 .PHONY: demo test lint bench docs clean
 
@@ -12,7 +14,7 @@ demo: $(VENV)/.demo
 	$(BIN)/convdispatch classify
 
 test: $(VENV)/.test $(if $(PEERS),$(VENV)/.peers)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(N) --dist loadgroup $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
