@@ -54,11 +54,20 @@ def check_families(queue, problem: ConvProblem, plan) -> None:
     assert not {family: error for family, error in found.items() if not error <= limits[family]}, (found, limits)
 
 
-@pytest.mark.parametrize("name", ["half2", "half1", "bfloat2"])
+FORMATS = ["half2", "half1", "bfloat2"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("shape", list(PROBLEMS))
-def test_packed(queue, direction, shape, name):
-    """A scale a row, a column and a summed index costs no digit; half1 errs as TF32 does."""
+def test_packed(queue, full, direction, shape, name):
+    """A scale a row, a column and a summed index costs no digit; half1 errs as TF32 does.
+
+    A Latin square: every shape meets every direction and every format, every direction every format.
+    """
+    turn = list(PROBLEMS).index(shape) + DIRECTIONS.index(direction)
+    if not full and shape != "3x3" and name != FORMATS[turn % 3]:
+        pytest.skip("thinned out; --full runs it")
     problem = ConvProblem.parse(f"{direction}_f32_{PROBLEMS[shape]}")
     plan = NvidiaPlan(queue.context, problem, {**TILE, "format": name}, "wgmma", emulate=True)
     if name == "half1":
