@@ -1,6 +1,9 @@
 """ONNX's backend cases for convolutional nets, every one: passed, refused in words, or failed.
 
-``python bench/onnx_suite.py [--only TEXT] [--kind KIND] [--json FILE]``
+``python bench/onnx_suite.py [--core] [--only TEXT] [--kind KIND] [--json FILE]``
+
+All: single nodes whose operators are here, and what was converted from PyTorch. ``--core``: of single nodes those of
+convolutional layers, what was converted from PyTorch, and the nine whole nets, which ONNX's slow reference computes.
 """
 
 from __future__ import annotations
@@ -25,16 +28,21 @@ from convdispatch.onnx import Backend
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose names hold this text")
-    parser.add_argument("--kind", action="append", choices=onnx_suite.KINDS)
+    parser.add_argument("--core", action="store_true", help="layers of convolutional nets and the nine nets")
+    parser.add_argument("--kind", action="append", choices=[*onnx_suite.KINDS, onnx_suite.NETS])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--trace", action="store_true")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     answers: dict[str, tuple[str, str]] = {}
     start = time.perf_counter()
-    for name, case in onnx_suite.cases(given.kind or onnx_suite.KINDS).items():
+    kinds = given.kind or [*onnx_suite.KINDS, *[onnx_suite.NETS] * given.core]
+    operators = onnx_suite.CORE if given.core else onnx_suite.CNN
+    kind_of = collections.Counter()
+    for name, case in onnx_suite.cases(kinds, operators).items():
         if given.only not in name:
             continue
+        kind_of[case.kind] += 1
         try:
             onnx_suite.run(case, lambda model: Backend.prepare(model, "CPU"))
             answers[name] = ("passed", "")
@@ -47,7 +55,8 @@ def main() -> None:
         if answers[name][0] != "passed":
             print(f"{answers[name][0]:8} {name}: {answers[name][1]}", flush=True)
     counts = collections.Counter(state for state, _ in answers.values())
-    print(f"{len(answers)} cases: {dict(counts)}, {time.perf_counter() - start:.0f} s")
+    print(f"{len(answers)} cases ({', '.join(f'{n} {kind}' for kind, n in kind_of.items())}): {dict(counts)}, "
+          f"{time.perf_counter() - start:.0f} s")  # fmt: skip
     if given.json:
         given.json.write_text(json.dumps(answers, indent=1) + "\n", encoding="utf-8")
 

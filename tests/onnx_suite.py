@@ -18,11 +18,19 @@ Split Sqrt Squeeze Sub Sum Swish Tanh ThresholdedRelu Tile TopK Transpose Trilu 
 """
 CNN = frozenset(_NAMES.split())
 """Operators of the selection's single nodes."""
+_CORE_NAMES = """
+AveragePool BatchNormalization Conv ConvTranspose Gemm GlobalAveragePool GlobalMaxPool GroupNormalization
+InstanceNormalization LRN LpPool MaxPool Relu
+"""
+CORE = frozenset(_CORE_NAMES.split())
+"""Operators of convolutional layers: with what was converted from PyTorch and the nine nets, 216 cases in onnx 1.23."""
 KINDS = ("node", "pytorch-converted", "pytorch-operator")
+NETS = "real"
+"""The nine whole nets, which carry no results: ONNX's reference computes them."""
 
 
-def cases(kinds=KINDS) -> dict:
-    """Case by name. Loading those of single nodes takes seconds."""
+def cases(kinds=KINDS, operators=CNN) -> dict:
+    """Case by name; single nodes of ``operators`` alone. Loading those takes seconds."""
     from onnx.backend.test.loader import load_model_tests
 
     found = {}
@@ -30,7 +38,7 @@ def cases(kinds=KINDS) -> dict:
         warnings.simplefilter("ignore")
         for kind in kinds:
             for case in load_model_tests(kind=kind):
-                if kind != "node" or {node.op_type for node in case.model.graph.node} <= CNN:
+                if kind != "node" or {node.op_type for node in case.model.graph.node} <= operators:
                     found[f"{kind}:{case.name}"] = case
     return found
 
@@ -48,12 +56,34 @@ def data_sets(case):
             read.append(numpy_helper.to_array(tensor))
         return read
 
+    if case.kind == NETS:
+        yield _by_reference(onnx.load(_light(case)))
+        return
     if case.data_sets is not None:
         for inputs, outputs in case.data_sets:
             yield [_array(v) for v in inputs], [_array(v) for v in outputs]
         return
     for folder in sorted(Path(case.model_dir).glob("test_data_set*")):
         yield arrays(folder, "input"), arrays(folder, "output")
+
+
+def _light(case) -> Path:
+    import onnx
+
+    return Path(onnx.__file__).parents[1] / case.url
+
+
+def _by_reference(model):
+    """Random pictures and what ONNX's reference makes of them."""
+    from onnx.reference import ReferenceEvaluator
+
+    held = {tensor.name for tensor in model.graph.initializer}
+    rng, feeds = np.random.default_rng(0), {}
+    for value in model.graph.input:
+        if value.name not in held:
+            shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+            feeds[value.name] = rng.random(shape, np.float32)
+    return list(feeds.values()), ReferenceEvaluator(model).run(None, feeds)
 
 
 def _array(value):
@@ -66,7 +96,8 @@ def run(case, prepare) -> None:
     """Run a case by ``prepare(model).run(inputs)`` and compare as onnx's own runner does."""
     import onnx
 
-    model = case.model if case.model is not None else onnx.load(f"{case.model_dir}/model.onnx")
+    path = _light(case) if case.kind == NETS else f"{case.model_dir}/model.onnx"
+    model = case.model if case.model is not None else onnx.load(path)
     prepared = prepare(model)
     for inputs, expected in data_sets(case):
         got = prepared.run(inputs)

@@ -289,3 +289,29 @@ def test_two_series_agree_or_not(monkeypatch, series, best, agreed):
     monkeypatch.setattr(judging, "_series", lambda *_: [[ms] for ms in next(taken)])
     verdict = judging.judge(["a", "b"], "latency", favourite=1)
     assert (verdict.best, verdict.agreed) == (best, agreed)
+
+
+class Dense(nn.Module):
+    """Every layer reads all before it: joined results are joined again."""
+
+    def __init__(self):
+        self.layers = [nn.Conv2d(16 + 32 * i, 32, 3, padding=1) for i in range(3)]
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = functional.concatenate([x, layer(x)])
+        return x, functional.concatenate([x, x])
+
+
+@pytest.mark.parametrize("mb", [1, 2])
+def test_a_dense_block_is_one_memory(queue, mb):
+    """One image with channels first: only what came from outside is copied, once. Several images lie apart."""
+    net = Dense().eval()
+    x = np.random.default_rng(0).standard_normal((mb, 16, 8, 8), np.float32)
+    built = inference.build(net, x.shape, queue=queue, layout="nchw", queues=1)
+    wanted = net(Tensor.from_numpy(x, queue))
+    for got, want in zip(built(x), wanted, strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-5)
+    names = [layer.name for layer in built.layers]
+    copied = [names[step] for step in built.steps].count("concatenate")
+    assert (copied == 3) if mb == 1 else (copied > 3)

@@ -174,50 +174,73 @@ class _Lowering:
         for node in self.graph.nodes:
             if node.name != "concatenate":
                 continue
-            tensors, axis = node.kwargs["tensors"], node.kwargs.get("axis", 1)
-            contiguous = all(size == 1 for size in node.result.shape[: axis % len(node.result.shape)])
-            if contiguous and all(isinstance(ref, Ref) and ref.is_whole for ref in tensors):
-                parts = [ref.value for ref in tensors]
+            if self._is_contiguous(node):
+                parts = [ref.value for ref in node.kwargs["tensors"]]
                 if len(set(parts)) == len(parts):
                     found |= {value: node for value in parts if value not in found}
         return found
 
+    @staticmethod
+    def _is_contiguous(join: Node) -> bool:
+        """Whether a concatenation reads whole values, and its result holds each in one piece."""
+        tensors, axis = join.kwargs["tensors"], join.kwargs.get("axis", 1)
+        contiguous = all(size == 1 for size in join.result.shape[: axis % len(join.result.shape)])
+        return contiguous and all(isinstance(ref, Ref) and ref.is_whole for ref in tensors)
+
     def _result(self, node: Node) -> Tensor:
         """Where a convolution writes: memory of its own, or its part of a concatenation."""
         value = node.result.value
+        if value not in self._memory:
+            part = self._part(value)
+            if part is not None:
+                self._memory[value] = part
+        return self._tensor(value)
+
+    def _part(self, value: Value) -> Tensor | None:
+        """A value's part of the concatenation that reads it; None where there is none that a buffer can begin at."""
         join = self._joins.get(value)
-        if join is None or value in self._memory:
-            return self._tensor(value)
-        tensors, axis = join.kwargs["tensors"], join.kwargs.get("axis", 1)
-        shapes = [ref.shape for ref in tensors]
-        whole, parts = concatenation_buffer(shapes, axis, value.dtype, self.recording)  # type: ignore[arg-type]
-        at = self._align
-        if join.result.value in self._memory:
-            whole = self._memory[join.result.value]
-            parts = _parts_like(whole, parts)
-        part = next(p for p, ref in zip(parts, tensors, strict=True) if ref.value is value)
-        if part.offset % at:
-            return self._tensor(value)
+        if join is None:
+            return None
+        whole, shapes = self._memory.get(join.result.value), self._shapes(join)
+        if whole is None:  # what is joined may be joined again: a dense block is one memory
+            whole = self._part(join.result.value) or shapes[0]
+        place = next(i for i, ref in enumerate(join.kwargs["tensors"]) if ref.value is value)
+        part = _parts_like(whole, shapes[1])[place]
+        if part.offset % self._align:
+            return None
         self._memory[join.result.value] = whole
-        self._memory[value] = part
         return part
+
+    def _shapes(self, join: Node) -> tuple[Tensor, list[Tensor]]:
+        """Memory for a concatenation's result, of which nothing is taken before it is used, and its parts."""
+        tensors, axis = join.kwargs["tensors"], join.kwargs.get("axis", 1)
+        return concatenation_buffer([ref.shape for ref in tensors], axis, join.result.value.dtype, self.recording)  # type: ignore[arg-type]
 
     def _is_joined(self, node: Node) -> bool:
         """Copy what does not stand in a concatenation's memory yet; whether the memory is there."""
         whole = self._memory.get(node.result.value)
+        if whole is None and node.result.value in self._joins and node.result.value not in self._memory:
+            whole = self._joined_again(node)
         if whole is None:
             return False
-        tensors, axis = node.kwargs["tensors"], node.kwargs.get("axis", 1)
-        _, shapes = concatenation_buffer([ref.shape for ref in tensors], axis, whole.dtype, self.recording)  # type: ignore[arg-type]
-        for part, ref in zip(_parts_like(whole, shapes), tensors, strict=True):
+        for part, ref in zip(_parts_like(whole, self._shapes(node)[1]), node.kwargs["tensors"], strict=True):
             source = self._operand(ref)
-            if source.base_data is not part.base_data:
+            if source.base_data is not part.base_data or source.offset != part.offset:
                 self.recording.copy(part.base_data, source.base_data, source.nbytes, source.offset, part.offset)
         return True
 
+    def _joined_again(self, node: Node) -> Tensor | None:
+        """The place of a concatenation's result in the next one, where its own parts lie contiguously too."""
+        if not self._is_contiguous(node):
+            return None
+        part = self._part(node.result.value)
+        if part is not None:
+            self._memory[node.result.value] = part
+        return part
+
 
 def _parts_like(whole: Tensor, parts: list[Tensor]) -> list[Tensor]:
-    return [Tensor(whole.base_data, p.shape, p.dtype, whole.queue, p.strides, p.offset) for p in parts]
+    return [Tensor(whole.base_data, p.shape, p.dtype, whole.queue, p.strides, whole.offset + p.offset) for p in parts]
 
 
 def _keep(tensor: Tensor) -> Tensor:
