@@ -86,8 +86,14 @@ class Farm:
         process = self.processes[name] = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
         return process.stdout.readline()
 
-    def worker(self, name, **env):
-        assert "offers" in self.start(name, "worker", self.address, "--device", "intel", "--name", name, **env)
+    def worker(self, name, device="intel", **env):
+        assert "offers" in self.start(name, "worker", self.address, "--device", device, "--name", name, **env)
+
+    def end_one(self, name):
+        process = self.processes.pop(name)
+        process.terminate()
+        process.wait(30)
+        process.stdout.close()
 
     def end(self):
         for process in reversed(self.processes.values()):
@@ -174,6 +180,28 @@ def test_problems_are_measured_once_on_one_device_at_a_time_and_recorded_with_wh
     spans = sorted(tuple(map(float, line.split()[1:3])) for line in farm.log.read_text().splitlines())
     assert len(spans) >= 4
     assert all(ended <= begun for (_, ended), (begun, _) in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize(
+    ("name", "env"), [("pocl", {}), ("intel", {"CL_CONFIG_CPU_TARGET_ARCH": "core-avx2"})], ids=["pocl", "avx2"]
+)
+def test_every_kind_of_device_gets_every_problem(farm, records, name, env):
+    try:
+        runtime.find_device(name)
+    except NoDevice as error:
+        pytest.skip(str(error))
+    if env and "simd512" not in offers.offers_here(["intel"])[0].key:
+        pytest.skip("AVX2 is what this processor's own kind has")
+    farm.worker("other", name, **env)
+    try:
+        found = find_many(PROBLEMS[:2], farm.address, "all", budget_ms=300, agree=0)
+    finally:
+        farm.end_one("other")
+    assert {(str(r.problem), r.worker.startswith("other/")) for r in found} == {
+        (str(ConvProblem.parse(text)), other) for text in PROBLEMS[:2] for other in (True, False)
+    }
+    assert len({record.device for record in records()}) == 2
+    assert len({(r.device.vendor, r.device.arch) for r in found}) == 2
 
 
 def test_two_devices_of_a_kind_that_disagree_put_both_records_in_doubt(farm, records):
