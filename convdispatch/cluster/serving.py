@@ -41,13 +41,16 @@ def serve(
 ) -> None:
     """Run workers for ``offers`` at the scheduler of an address, or a scheduler of our own and its workers.
 
+    The process should end by ``os._exit`` afterwards: threads of Dask's may be left that wait for the other side.
     ``ready`` is told the scheduler's address once all have registered. Ends by SIGINT, SIGTERM, or when all workers
     have ended. Raises ConvDispatchError where a port is taken or no scheduler answers.
     """
     os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")  # for the workers' processes
     package = distributed()
+    loop = asyncio.new_event_loop()  # asyncio.run would wait for threads in which Dask watches its processes
+    asyncio.set_event_loop(loop)
     try:
-        asyncio.run(_serve(package, address, offers, host, port, security, ready))
+        loop.run_until_complete(_serve(package, address, offers, host, port, security, ready))
     except (OSError, RuntimeError, TimeoutError) as error:
         where = f"the scheduler at {address}" if address else f"a scheduler on {host}:{port}"
         raise ConvDispatchError(f"{where} could not be used: {_first(error)}") from error
@@ -74,8 +77,7 @@ async def _serve(
             await scheduler
             address = scheduler.address
         nannies = [_nanny(package, address, offer, security) for offer in offers]
-        for nanny in nannies:
-            stack.push_async_callback(_within, nanny.close)
+        stack.push_async_callback(_close, nannies)
         starting = asyncio.gather(*nannies)
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -87,6 +89,10 @@ async def _serve(
         ended = [asyncio.ensure_future(_ended(nanny)) for nanny in nannies]
         watched = {stopping, asyncio.gather(*ended)} if ended else {stopping}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _close(nannies: Sequence[Any]) -> None:
+    await asyncio.gather(*(_within(nanny.close) for nanny in nannies))
 
 
 async def _within(close: Callable[[], Any]) -> None:

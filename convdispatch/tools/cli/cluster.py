@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from .interrupts import leave
 from .options import stderr
 
 __all__ = ["CLUSTER", "TLS", "cluster", "security_of", "worker"]
@@ -95,6 +96,7 @@ def cluster(
         click.echo(f"more workers: convdispatch worker {address}; work: convdispatch find NET --cluster {address}")
 
     serve(offers=offers, host=host, port=port, security=security, ready=ready)
+    leave(0)
 
 
 @click.command()
@@ -119,3 +121,4 @@ def worker(address: str, devices: tuple[str, ...], compilers: int | None, name: 
             click.echo(f"{offer.place} offers {offer.key} at {at}")
 
     serve(address=address, offers=offers, security=security, ready=ready)
+    leave(0)
