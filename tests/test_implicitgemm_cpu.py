@@ -161,11 +161,7 @@ def test_constant_weights_are_packed_once(device, text, layout):
 
 
 def test_same_bits_every_time(device):
-    problem = ConvProblem.parse("mb3ic20ih12oc40kh3ph1").replace(direction="bwd_weights")
-    operands, _ = checking.make_operands(problem, "real")
-    with convdispatch.policy(solver="implicitgemm.*", fallback=False):
-        first, second = (checking.call(problem, operands.present(), queue=runtime.queue(device)) for _ in range(2))
-    assert np.array_equal(first, second)
+    checking.check_same_bits(ConvProblem.parse("bwd_weights_mb3ic20ih12oc40kh3ph1"), device, "implicitgemm.*")
 
 
 @pytest.mark.parametrize(

@@ -188,11 +188,7 @@ def test_constant_weights_are_packed_once(device):
 
 
 def test_same_bits_every_time(device):
-    problem = ConvProblem.parse("mb2ic24ih14oc40kh3ph1").replace(direction="bwd_weights")
-    operands, _ = checking.make_operands(problem, "real")
-    with convdispatch.policy(solver="winograd.f4x3", fallback=False):
-        first, second = (checking.call(problem, operands.present(), queue=runtime.queue(device)) for _ in range(2))
-    assert np.array_equal(first, second)
+    checking.check_same_bits(ConvProblem.parse("bwd_weights_mb2ic24ih14oc40kh3ph1"), device, "winograd.f4x3")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo
+from convdispatch.api.cpu import lanes
 
 from ..tiling import axis_tiling, tilings
 from ..transforms import half
-from .device import lanes
 from .geometry import Geometry, ceil
 
 __all__ = ["choices", "possible", "predicted"]

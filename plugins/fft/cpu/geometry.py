@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from convdispatch.api import Areas, ConvProblem
+from convdispatch.api.cpu import PAGE
 
 from ..tiling import Tiling, tiling
 from ..transforms import half
-from .device import PAGE
 
 __all__ = ["Geometry", "Piece"]
 

@@ -26,9 +26,9 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
+from convdispatch.api.cpu import PAGE
+from convdispatch.api.cpu import lanes as lanes_of
 
-from .device import PAGE
-from .device import lanes as lanes_of
 from .passes import Pass, passes
 
 __all__ = ["Depthwise"]

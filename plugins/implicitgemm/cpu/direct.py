@@ -25,9 +25,9 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
+from convdispatch.api.cpu import PAGE
+from convdispatch.api.cpu import lanes as lanes_of
 
-from .device import PAGE
-from .device import lanes as lanes_of
 from .passes import Pass, passes
 from .tiles import default, predicted, spaces
 

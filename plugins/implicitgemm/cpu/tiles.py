@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from convdispatch.api import DeviceInfo
+from convdispatch.api.cpu import lanes as lanes_of
+from convdispatch.api.cpu import registers
 
-from .device import lanes as lanes_of
-from .device import registers
 from .passes import Pass
 
 __all__ = ["default", "spaces", "tile_cycles"]

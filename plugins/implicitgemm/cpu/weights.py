@@ -22,9 +22,9 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
+from convdispatch.api.cpu import PAGE, registers
+from convdispatch.api.cpu import lanes as lanes_of
 
-from .device import PAGE, registers
-from .device import lanes as lanes_of
 from .passes import Pass, passes
 
 __all__ = ["Weights"]

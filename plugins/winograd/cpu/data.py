@@ -23,11 +23,11 @@ from convdispatch.api import (
     kernel_text,
     storage_macros,
 )
+from convdispatch.api.cpu import LINE, PAGE
 
 from ..program import program
 from ..transforms import Matrix
 from .case import Case
-from .device import LINE, PAGE
 
 __all__ = ["SUMMED", "DataKernel", "ceil", "even", "pitch", "printed"]
 

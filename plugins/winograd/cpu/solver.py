@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, Solver, rates
+from convdispatch.api.cpu import lanes, registers
 
 from .case import Case
 from .choice import configs, predicted
 from .data import DataKernel
-from .device import lanes, registers
 from .error import refusal
 from .weights import WeightsKernel
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from convdispatch.api import DTYPES, OPERANDS, Areas, Launch, Step, StepPlan, build, define, kernel_text, storage_macros
+from convdispatch.api.cpu import LINE, PAGE
 
 from .case import Case
 from .data import SPREAD, SUMMED, ceil, even, pitch, printed
-from .device import LINE, PAGE
 
 __all__ = ["WeightsKernel"]
 
