@@ -68,6 +68,8 @@ def test_explain_tells_of_every_layer(tmp_path):
         assert layer.ms > 0
         assert layer.torch_ms > 0
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in state.items()), "statistics stay"
+    model.requires_grad_(False)  # its weights are packed once
+    assert all(layer.error < 1e-5 for layer in ct.explain(model, x).layers)
     assert found.layers[0].solver in str(found)
     assert len(found.to_dict()["layers"]) == 4
     page = ct.report(model, x, path=tmp_path / "page.html").read_text()

@@ -193,12 +193,16 @@ class CudaStream(Commands):
         return lease.address, lease
 
     def fresh(self, size: int) -> CudaMemory:
-        """The same, for what lives long. Raises ConvDispatchError while a graph is captured, whose memory it were."""
+        """From the pool, whoever the caller's allocator is: PyTorch's may serve a graph's own memory just now.
+
+        Raises ConvDispatchError while a graph is captured.
+        """
         if self.capturing():
             raise ConvDispatchError(
                 "weights are packed at a first call, which a CUDA graph cannot capture: make one before"
             )
-        return self.allocate(size)
+        lease = memory.take(self.place.pool, PoolPlace(self.place.device), size or 1, stream=self.handle)
+        return CudaMemory(lease.address, size, lease)
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
         """``work`` gets this stream as its queue, for what it runs there by CUDA's own libraries."""

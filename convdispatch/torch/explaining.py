@@ -15,6 +15,7 @@ import torch
 
 from ..device import runtime
 from ..selection.explanation import explain as explain_problem
+from ..selection.prepared import Constant
 from . import counting, engine
 from .geometry import DTYPES
 from .routing import enable, original, settings_in_force
@@ -145,8 +146,11 @@ def _layer(name: str, call: Any, tensors: Any, geometry: Any) -> Layer:
     x, w, bias = tensors
     rest = (*map(_listed, geometry[:3]), geometry.transposed, list(geometry.output_padding), geometry.groups)
 
+    constant = Constant(None) if call.problem.constant_weights else None
+
     def ours() -> torch.Tensor:
-        return call(None, w, x, bias) if geometry.transposed else call(x, w, None, bias)
+        given = (None, w, x) if geometry.transposed else (x, w, None)
+        return call(*given, bias, constant)
 
     def theirs(*given: torch.Tensor) -> torch.Tensor:
         return original("convolution", *(given or (x, w, bias)), *rest)
