@@ -67,6 +67,7 @@ ZONES = {
         hostile_parsers
         kit*
         measure
+        online
         mutants
         onnx_cases
         pack_keys

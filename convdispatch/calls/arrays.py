@@ -10,7 +10,7 @@ import numpy as np
 
 from ..api.dtypes import DTYPES
 from ..api.errors import InvalidArgument, MemoryLimit
-from ..api.policy import forbid_when_frozen
+from ..api.policy import current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import host, memory, runtime
 from ..device.host import HostQueue
@@ -107,6 +107,10 @@ class Call:
         unsupported = runtime.device_info(commands.device).supports(problem.dtype)
         if unsupported:
             raise InvalidArgument(unsupported)
+        if current_policy().tune is not None:
+            from ..measurement.online import switch_on
+
+            switch_on()
         self.prepared: Any = None if self.empty else dispatch.prepare(problem, self.context)
         self._plain = not (self.empty or problem.bias or problem.residual or problem.constant_weights)
         """Whether two arrays come in, one goes out, and no more."""

@@ -48,11 +48,12 @@ from .visible import visible_problem
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["forget", "make", "on_forget", "prepare", "prepare_all", "quarantine", "run"]
+__all__ = ["adopt", "forget", "make", "on_forget", "on_plan", "prepare", "prepare_all", "quarantine", "run"]
 
 _plans = Programs()
 """Prepared by (context, problem, what a policy selects)."""
 _forgetters: list[Any] = []
+_watchers: list[Any] = []
 
 
 def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = None) -> Prepared:
@@ -65,19 +66,27 @@ def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = N
     key = (context, problem, policy.selection)
     prepared = _plans.get(key)
     if prepared is None:
-        from_environment()
-        forbid_uncarried(f"plan {problem}", context.devices[0])
-        problem_must_fit(problem, runtime.device_info(context.devices[0]))
-        with layer(str(problem)):
-
-            def chosen() -> Prepared:
-                return _plans.make(key, lambda: _first_that_plans(problem, context, policy))
-
-            if patient.has_patience(policy):
-                return patient.ready_first(problem, context, policy.patience or 0.0, key, chosen, _look_anew)
-            return chosen()
-    thread.built += prepared.nbytes
+        prepared = _planned_now(problem, context, policy, key)
+    else:
+        thread.built += prepared.nbytes
+    if policy.tune is not None:
+        for watcher in _watchers:
+            watcher(problem, context, policy, prepared)
     return prepared
+
+
+def _planned_now(problem: ConvProblem, context: cl.Context, policy: Policy, key: Any) -> Prepared:
+    from_environment()
+    forbid_uncarried(f"plan {problem}", context.devices[0])
+    problem_must_fit(problem, runtime.device_info(context.devices[0]))
+
+    def chosen() -> Prepared:
+        return _plans.make(key, lambda: _first_that_plans(problem, context, policy))
+
+    with layer(str(problem)):
+        if patient.has_patience(policy):
+            return patient.ready_first(problem, context, policy.patience or 0.0, key, chosen, _look_anew)
+        return chosen()
 
 
 def prepare_all(problems: Sequence[ConvProblem], context: cl.Context) -> dict[ConvProblem, Prepared]:
@@ -205,7 +214,7 @@ def run(
             event = prepared.enqueue(queue, x, weights, y, bias, residual, after)
             if not hasattr(event, "wait"):
                 raise PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(event)}")
-            return event
+            break
         except (Frozen, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit too: a plugin must not end its caller's process
@@ -228,6 +237,28 @@ def run(
             if out_of_order(real := getattr(queue, "queue", queue)):
                 wait_for = [*(wait_for or ()), runtime.pending(real)]  # what the failed plan enqueued still runs
             prepared = prepare(problem, prepared.context, policy)
+    if prepared.after is not None and _tunes(current_policy()):
+        operands = {"x": x, "w": w, "y": y, "bias": bias, "residual": residual}
+        prepared.after(queue, operands, constant, event)
+    return event
+
+
+def _tunes(policy: Policy) -> bool:
+    return policy.tune is not None and not policy.frozen
+
+
+def adopt(problem: ConvProblem, context: cl.Context, policy: Policy, prepared: Prepared) -> None:
+    """From now on calls under a policy run this plan: they find it when they look next, and wait for nothing."""
+    key = (context, problem, policy.selection)
+    _plans.drop(lambda other: other == key)
+    _plans.put(key, prepared, prepared.nbytes)
+    _look_anew()
+
+
+def on_plan(callback: Any) -> None:
+    """Call ``callback(problem, context, policy, prepared)`` for plans that calls under ``policy(tune=...)`` get."""
+    if callback not in _watchers:
+        _watchers.append(callback)
 
 
 def _look_anew() -> None:

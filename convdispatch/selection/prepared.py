@@ -178,6 +178,8 @@ class Prepared:
         self.context, self.problem, self.solver, self.config = context, problem, solver, config
         self.plan, self.source = plan, source
         self.workspace_size = plan.workspace_size
+        self.after: Callable[..., Any] | None = None
+        """What is told of each call of it under ``policy(tune=...)``."""
         self.nbytes = 0
         """About what its programs take of the host's memory, where it is known."""
         self.packed_size = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
