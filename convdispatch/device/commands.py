@@ -64,11 +64,15 @@ class Kernel:
 
     def make(self) -> cl.Kernel:
         """A pyopencl kernel with arguments of its own."""
-        import pyopencl as cl
-
-        made = cl.Kernel(self.program, self.name)
+        made = self.plain()
         made.set_scalar_arg_dtypes(self.dtypes)
         return made
+
+    def plain(self) -> cl.Kernel:
+        """The same for arguments that are set one by one, numbers as NumPy's of their types; quicker to make."""
+        import pyopencl as cl
+
+        return cl.Kernel(self.program, self.name)
 
 
 class Late:

@@ -51,14 +51,19 @@ def processors() -> int:
 
 
 @contextlib.contextmanager
-def side_by_side(device: cl.Device, most: int | None = None) -> Iterator[None]:
-    """Inside the block ``run`` compiles on several processors, at most ``most``; children live until its end."""
-    count = min(most or MOST, processors())
+def side_by_side(device: cl.Device, at_once: bool = False) -> Iterator[None]:
+    """Inside the block ``run`` compiles on several processors; children live until its end.
+
+    They start when there is something to compile, or ``at_once`` where that is known already.
+    """
+    count = min(MOST, processors())
     if count < 2 or _active.get() is not None:
         yield
         return
     pool = _Pool(device, count)
     token = _active.set(pool)
+    if at_once:
+        pool.start()
     try:
         yield
     finally:
@@ -76,13 +81,12 @@ def run(tasks: Sequence[Callable[[], Any]]) -> None:
         return
     left, lock = iter(tasks), threading.Lock()
     before = thread.compiled
-    for task in left:
+    while not pool.started and thread.compiled == before:
+        task = next(left, None)
+        if task is None:
+            return
         with contextlib.suppress(Exception):
             task()
-        if thread.compiled > before:
-            break
-    else:
-        return
 
     def work() -> None:
         _local.pool = pool
@@ -139,9 +143,23 @@ class _Pool:
         """Queue a text; a further compiler starts where texts wait."""
         with self._lock:
             self._queue.put((-len(asked.text), next(self._places), asked))
-            if self._started < self.count:
-                threading.Thread(target=self._work, args=(self._started > 0,), daemon=True).start()
-                self._started += 1
+            self._start_one()
+
+    def start(self) -> None:
+        """Start all compilers."""
+        with self._lock:
+            for _ in range(self.count):
+                self._start_one()
+
+    def _start_one(self) -> None:
+        if self._started < self.count:
+            threading.Thread(target=self._work, args=(self._started > 0,), daemon=True).start()
+            self._started += 1
+
+    @property
+    def started(self) -> bool:
+        """Whether compilers are at work, or waiting for it."""
+        return self._started > 0
 
     def end(self) -> None:
         """End compilers that wait."""

@@ -47,9 +47,10 @@ class OpenCLQueue(Commands):
         """A kernel of its own that keeps its arguments: a replay is one enqueue."""
         import pyopencl as cl
 
-        own, sizes, enqueue = kernel.make(), (kernel.global_size, kernel.local_size), cl.enqueue_nd_range_kernel
+        own, sizes, enqueue = kernel.plain(), (kernel.global_size, kernel.local_size), cl.enqueue_nd_range_kernel
         late = [(i, kernel.dtypes[i].type, a) for i, a in enumerate(arguments) if type(a) is Late]
-        own.set_args(*(0 if type(a) is Late else a for a in arguments))
+        for place, (given, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
+            own.set_arg(place, given if dtype is None else dtype.type(0 if type(given) is Late else given))
 
         def run(commands: OpenCLQueue, wait_for: Any = None, _held: Any = arguments) -> cl.Event:
             for place, number, given in late:

@@ -13,6 +13,7 @@ from ..api.problem import MATHS
 from ..calls.libraries import library_of
 from ..calls.library import Library
 from ..device import carried, runtime
+from ..device.commands import thread
 from ..device.compiling import side_by_side
 from ..device.stream import CudaMemory, CudaStream
 from ..selection import dispatch
@@ -89,7 +90,9 @@ def build(
     if queues is not None and queues < 1:
         raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
     from_environment()
+    compiled = thread.compiled
     graph = _fused(net, shapes, dtype, queue, math)
+    is_cold = thread.compiled > compiled  # what tracing needs was not there, nor will be the rest
     layouts, counts = _layouts(graph, layout), _counts(queues)
     free = layout is None and queues is None
     key = remembered.key_of(graph, queue, purpose) if recall and free else None
@@ -100,8 +103,8 @@ def build(
     packed = carried.find("forms", net_key, queue.device) if net_key else None
     if packed is not None and packed[0]["layout"] in _layouts(graph, layout):
         layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)
-    graphs, counts = foretold(_shaped(graph, layouts), counts, queue)
-    with side_by_side(queue.device):
+    with side_by_side(queue.device, at_once=is_cold):
+        graphs, counts = foretold(_shaped(graph, layouts), counts, queue)
         ready = dispatch.prepare_all([problem for each in graphs.values() for problem in _asked(each)], queue.context)
         lowered = {each: lower(shaped, queue, ready) for each, shaped in graphs.items()}
     forms = [form for each in graphs for form in _forms(each, counts, lowered[each])]
