@@ -28,7 +28,7 @@ __all__ = ["SURE", "foretold"]
 
 SURE = 1.15
 """A layout that is predicted to take so much longer than another is not built: the ratio of two predictions was within
-a ninth of the measured one for four nets (docs/measurements.md)."""
+a ninth of the measured one for three nets (docs/measurements.md)."""
 
 
 def foretold(
