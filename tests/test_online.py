@@ -111,11 +111,15 @@ def test_a_candidate_is_compared_with_what_the_verified_plan_writes(queue, tuner
 def test_a_first_plan_that_is_wrong_is_set_aside(queue, tuner, monkeypatch):
     monkeypatch.setattr(online, "sampled_fault", lambda problem, got, **given: "relative error 1")
     name, tuner.verified = tuner.best.solver.name, False
-    with pytest.warns(ConvDispatchWarning, match="wrong on a call's data"), policy(tune="online", share=1.0):
+
+    def calls():
         until = time.monotonic() + 60
         while not tuner.done and time.monotonic() < until:
             conv(X, W, padding=1, queue=queue)
             time.sleep(0.01)
+
+    with policy(tune="online", share=1.0), pytest.warns(ConvDispatchWarning, match="wrong on a call's data"):
+        calls()
     assert dispatch.prepare(PROBLEM, queue.context).solver.name != name
 
 
