@@ -1,10 +1,11 @@
 """A ResNet-18 training step in torch with each convolution by ``conv()``, beside torch's own: one small wrapper.
 
     python bench/training_step.py [--size 112] [--batch 4] [--rounds 9]
+    python bench/training_step.py --torch-alone        # PyTorch's threads spin as they do without us
 
 ``wrapper`` calls convdispatch in an autograd function, ``enable`` routes torch's own operators there
 (``convdispatch.torch.enable``). Weights change at every step, so nothing of them is kept. The sides take turns; each
-runs unseen until the threads of the one before it sleep. A time is a median, a ratio torch's time over it.
+runs unseen until the threads of the one before it sleep. A time is a median, a ratio torch's better time over it.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ def step_of(net: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> Callable[[
 @click.option("--size", default=112, show_default=True)
 @click.option("--batch", default=4, show_default=True)
 @click.option("--rounds", default=9, show_default=True)
+@click.option("--torch-alone", "alone", is_flag=True, help="time torch only, before anything of ours has run")
 @click.option("--steps", default=3, show_default=True, help="of a sample")
-def main(size: int, batch: int, rounds: int, steps: int) -> None:
+def main(size: int, batch: int, rounds: int, alone: bool, steps: int) -> None:
     torch.set_num_threads(runtime.device_info(runtime.default_device()).compute_units)
     x, labels = torch.randn(batch, 3, size, size), torch.randint(0, 1000, (batch,))
 
@@ -98,8 +100,10 @@ def main(size: int, batch: int, rounds: int, steps: int) -> None:
             return routed()
 
     routed = step_of(net(), x, labels)
-    sides = {"torch": plain, "torch, channels last": last, "wrapper": step_of(replaced(net()), x, labels)}
-    sides["enable"] = enabled
+    sides = {"torch": plain, "torch, channels last": last}
+    if not alone:
+        ct.share_cores()
+        sides |= {"wrapper": step_of(replaced(net()), x, labels), "enable": enabled}
     losses = {name: step() for name, step in sides.items()}
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):

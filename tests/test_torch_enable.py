@@ -287,3 +287,13 @@ def test_the_pages_snippets_run():
     assert ct.counters()["left"] == 0
     done = subprocess.run([sys.executable, "-c", snippets[2]], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr  # the device stays for a whole process
+
+
+def test_torch_s_threads_leave_the_cores_unless_the_user_decided(monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    several = torch.get_num_threads() > 1
+    assert [ct.share_cores(), ct.share_cores()] == [several, several]
+    assert [thread.name for thread in threading.enumerate()].count("convdispatch-openmp") == several
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert not ct.share_cores()

@@ -12,7 +12,8 @@ from .requirements import require
 
 require()
 
-from .counting import counters, reset_counters  # noqa: E402 (PyTorch is asked for first)
+from .cores import share_cores  # noqa: E402 (PyTorch is asked for first)
+from .counting import counters, reset_counters  # noqa: E402
 from .device import register_device  # noqa: E402
 from .explaining import explain, report  # noqa: E402
 from .functional import (  # noqa: E402
@@ -41,4 +42,5 @@ __all__ = [
     "register_device",
     "report",
     "reset_counters",
+    "share_cores",
 ]

@@ -16,6 +16,7 @@ from ..device import host, runtime
 from ..device.host import HostMemory, HostQueue
 from ..selection import dispatch
 from ..selection.prepared import Constant
+from .cores import share_cores
 from .counting import solved
 from .geometry import Left
 
@@ -52,6 +53,7 @@ class HostCall:
     def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, dtype: torch.dtype) -> None:
         self.problem, self.shape, self.form, self.dtype = problem, shape, form, dtype
         self.device = device()
+        share_cores()
         unsupported = runtime.device_info(self.device).supports(problem.dtype)
         if unsupported:
             raise Left(unsupported)
