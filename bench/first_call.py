@@ -39,6 +39,8 @@ said = {name: round(notes.of(name).seconds, 3) for name in phases.PHASES if note
 counts = {name: notes.of(name).count for name in ("compile", "load")}
 print("\\n" + json.dumps({"seconds": seconds, "phases": said, "counts": counts}))
 """
+_DRIVERS = (("full", "off"), ("empty", "empty"))
+"""What the driver itself keeps of compiled kernels, and the cache that a child has."""
 _FIRST = """
 x = np.random.default_rng(0).standard_normal((1, 64, 56, 56), np.float32)
 w = np.random.default_rng(1).standard_normal((64, 64, 3, 3), np.float32)
@@ -121,7 +123,7 @@ def main(device: str | None, runs: int, only: str, net: str, json_path: Path | N
                 ("first conv(), full cache", _FIRST, "full", ""),
             ],
             "net": [(f"{net}, {cache} cache", _NET, cache, "") for cache in ("empty", "full")],
-            "pack": [(f"{net} from a pack", _NET, "off", pack)],
+            "pack": [(f"{net} from a pack, driver's cache {cache}", _NET, kind, pack) for cache, kind in _DRIVERS],
         }
         for part in (each for each in wanted if each in plans):
             if part == "pack":
