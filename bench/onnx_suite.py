@@ -3,7 +3,7 @@
 ``python bench/onnx_suite.py [--core] [--only TEXT] [--kind KIND] [--json FILE]``
 
 All: single nodes whose operators are here, and what was converted from PyTorch. ``--core``: of single nodes those of
-convolutional layers, what was converted from PyTorch, and the nine whole nets, which ONNX's slow reference computes.
+convolutional layers, what was converted from PyTorch, and the nine whole nets, with what onnxruntime makes of them.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ CORE = frozenset(_CORE_NAMES.split())
 """Operators of convolutional layers: with what was converted from PyTorch and the nine nets, 216 cases in onnx 1.23."""
 KINDS = ("node", "pytorch-converted", "pytorch-operator")
 NETS = "real"
-"""The nine whole nets, which carry no results: ONNX's reference computes them."""
+"""The nine whole nets, which carry no results: onnxruntime computes them (the reference is 0.3 % off in DenseNet)."""
 
 
 def cases(kinds=KINDS, operators=CNN) -> dict:
@@ -57,7 +57,7 @@ def data_sets(case):
         return read
 
     if case.kind == NETS:
-        yield _by_reference(onnx.load(_light(case)))
+        yield _by_onnxruntime(_light(case))
         return
     if case.data_sets is not None:
         for inputs, outputs in case.data_sets:
@@ -73,17 +73,14 @@ def _light(case) -> Path:
     return Path(onnx.__file__).parents[1] / case.url
 
 
-def _by_reference(model):
-    """Random pictures and what ONNX's reference makes of them."""
-    from onnx.reference import ReferenceEvaluator
+def _by_onnxruntime(path):
+    """Random pictures and what onnxruntime makes of them."""
+    import onnxruntime
 
-    held = {tensor.name for tensor in model.graph.initializer}
-    rng, feeds = np.random.default_rng(0), {}
-    for value in model.graph.input:
-        if value.name not in held:
-            shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
-            feeds[value.name] = rng.random(shape, np.float32)
-    return list(feeds.values()), ReferenceEvaluator(model).run(None, feeds)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    feeds = {value.name: rng.random(value.shape, np.float32) for value in session.get_inputs()}
+    return list(feeds.values()), session.run(None, feeds)
 
 
 def _array(value):
