@@ -40,7 +40,7 @@ def cuda(text: str) -> str:
                   r"extern __shared__ __align__(\2) \1 area[]", text)  # fmt: skip
     text = text.replace("((uint)(ulong)(memory))", "((uint)__cvta_generic_to_shared(memory))")
     text = re.sub(r"\((float[24]|uint4)\)\(", r"make_\1(", text)
-    text = text.replace("constant ulong", "__constant__ ulong")
+    text = re.sub(r"\bconstant (ulong|int)\b", r"__constant__ \1", text)
     return CUDA + re.sub(r"(?<![.\w])(global|local)\b", "", text)
 
 

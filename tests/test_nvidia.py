@@ -313,6 +313,7 @@ WIDE, NARROW, TURNED = Wgmma(64, True, False, 128), Wgmma(8, False, False, 64), 
         (Instructions("bf16", ("copies",), WIDE), 1 + 5 + 6),
         (Instructions("f16", ("copies",), NARROW), 2 + 5 + 6),
         (Instructions("f16", ("bulk",), TURNED), 2 + 6 + 5 + 2 + 3 + 1),
+        (Instructions("f16", ("parts",)), 2 + 1 + 1 + 1 + 1),
     ],
 )
 def test_instructions_assemble(given, count, tmp_path):

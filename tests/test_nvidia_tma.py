@@ -32,6 +32,23 @@ CASES = [
     ("bwd_weights_bf16_nhwc_mb4ic72ih7iw9oc72kh3kw1ph1pw0sh2sw2", {"split": 2, "bn": 128}),
     ("bwd_weights_f16_nhwc_mb2ic16ih8iw8oc136kh1ph0", {"bm": 128, "wm": 2}),
     ("bwd_weights_f16_nhwc_mb8ic128ih5iw5oc32kh3ph1g2dh2dw2+accumulate", {"split": 2}),
+    # parts that work groups of the product add
+    ("fwd_f16_nhwc_mb2ic136ih5iw5oc72kh1ph0+bias+relu", {"split": 3, "fixup": True}),
+    ("bwd_weights_bf16_nhwc_mb4ic72ih7iw9oc72kh3kw1ph1pw0sh2sw2", {"split": 2, "bn": 128, "fixup": True}),
+    # columns of the last tile that begin earlier
+    ("fwd_f16_nhwc_mb2ic40ih5iw5oc72kh3ph1+accumulate", {}),
+    ("bwd_data_bf16_nhwc_mb2ic72ih5iw5oc40kh3ph1+bias+accumulate", {"split": 2, "fixup": True}),
+    # slices of 32 channels
+    ("fwd_f16_nhwc_mb1ic96ih6iw6oc40kh3ph1", {"bk": 32, "bn": 32}),
+    ("fwd_bf16_nhwc_mb2ic64ih6iw5oc80kh3ph1g2", {"bk": 32, "bn": 64, "split": 2, "fixup": True}),
+    ("bwd_data_f16_nhwc_mb2ic24ih6iw5oc40kh3ph1", {"bk": 32, "bn": 128}),
+    ("bwd_weights_f16_nhwc_mb3ic96ih6iw5oc40kh3ph1", {"block": 32, "bn": 96}),
+    ("bwd_weights_bf16_nhwc_mb4ic64ih7iw9oc80kh3kw1ph1pw0g2", {"block": 32, "split": 2, "fixup": True}),
+    # phases of a stride: of as many places or fewer, without taps, with parts
+    ("bwd_data_f16_nhwc_mb2ic24ih7iw5oc72kh3ph1sh2sw2", {}),
+    ("bwd_data_bf16_nhwc_mb2ic136ih6iw6oc40kh1ph0sh2sw2+residual", {"bk": 32}),
+    ("bwd_data_f16_nhwc_mb1ic16ih9iw8oc72kh5kw4ph2pw1sh3sw2dh2", {"split": 2}),
+    ("bwd_data_f16_nhwc_mb2ic128ih6iw7oc128kh3ph1g2sh2sw2", {"split": 2, "fixup": True, "bk": 32}),
 ]
 
 
@@ -70,8 +87,8 @@ def test_configurations_fit(direction):
         ("fwd_f16_mb2ic16ih6oc16kh3ph1", "channels last"),
         ("fwd_f16_nhwc_mb2ic3ih6oc16kh3ph1", "eight source channels"),
         ("fwd_f16_nhwc_mb2ic12ih6oc16kh1", "multiples of eight"),
-        ("fwd_f16_nhwc_mb2ic64ih6oc64kh3ph1g2", "blocks of 64"),
-        ("bwd_data_f16_nhwc_mb2ic64ih6oc64kh3ph1sh2sw2", "one phase"),
+        ("fwd_f16_nhwc_mb2ic32ih6oc64kh3ph1g2", "blocks of 32"),
+        ("bwd_weights_f16_nhwc_mb2ic48ih6oc64kh3ph1g2", "blocks of 32"),
         ("fwd_f16_nhwc_mb2ic16ih300oc16kh3ph1dh140", "reach"),
         ("fwd_f16_nhwc_mb2ic16ih300oc16kh1sh9", "reach"),
     ],
@@ -94,6 +111,9 @@ def test_on_the_device(queue):
         ("bwd_data_f16_nhwc_mb64ic256ih56oc256kh3ph1", {"bm": 256, "bn": 128, "wm": 4}),
         ("bwd_weights_f16_nhwc_mb64ic256ih56oc256kh3ph1sh2sw2", {"bm": 128, "bn": 256, "wm": 2, "split": 4}),
         ("bwd_weights_f16_nhwc_mb64ic256ih56oc256kh1ph0", {"bm": 128, "bn": 128, "wm": 2, "resident": 2, "stages": 3}),
+        ("bwd_weights_f16_nhwc_mb64ic256ih14oc256kh3ph1", {"bm": 128, "bn": 256, "wm": 2, "split": 7, "fixup": True}),
+        ("bwd_data_f16_nhwc_mb64ic256ih56oc256kh3ph1sh2sw2", {"bm": 128, "bn": 256, "wm": 2, "bk": 32}),
+        ("bwd_data_f16_nhwc_mb64ic256ih56oc512kh1sh2sw2", {"bm": 128, "bn": 128, "wm": 2, "split": 2, "fixup": True}),
     ],
 )
 def test_instructions_assemble(text, extra, tmp_path, monkeypatch):

@@ -96,13 +96,13 @@ inline void mma(float *c, local uint *scratch, const uint *a, const uint *b) {
 #define WGMMA_COMMIT()
 #define WGMMA_WAIT(left)
 #define wgmma_finish(c)
-inline WIDE element(local const uchar *memory, uint at) {
-  at ^= (at >> 7 & ${7 if wgmma.row_bytes == 128 else 3}) << 4;  // the swizzle
+inline WIDE element(local const uchar *memory, int row_bytes, uint at) {
+  at ^= (at >> 7 & (row_bytes == 128 ? 7 : 3)) << 4;  // the swizzle
   return value_of(*(local const ushort *)(memory + at), 0);
 }
 // Where element (row or column x, k) of a matrix lies, with k along rows or, transposed, down them.
-inline uint matrix_at(int transposed, uint at, uint lbo, uint sbo, int x, int k) {
-  return transposed ? at + x / 64 * lbo + x % 64 * 2 + k % 8 * 128 + k / 8 * sbo : at + x / 8 * sbo + x % 8 * ${wgmma.row_bytes} + k * 2;
+inline uint matrix_at(int transposed, int row_bytes, uint at, uint lbo, uint sbo, int x, int k) {
+  return transposed ? at + x / (row_bytes / 2) * lbo + x % (row_bytes / 2) * 2 + k % 8 * row_bytes + k / 8 * sbo : at + x / 8 * sbo + x % 8 * row_bytes + k * 2;
 }
 inline void wgmma(float *c, local const uchar *memory, uint a, uint b, uint lbo, uint sbo, uint b_lbo, uint b_sbo, int add) {
   const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32 % 4;
@@ -110,9 +110,23 @@ inline void wgmma(float *c, local const uchar *memory, uint a, uint b, uint lbo,
     const int row = warp * 16 + lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
     WIDE sum = add ? c[i] : 0;
     for (int k = 0; k < 16; ++k)
-      sum += element(memory, matrix_at(${int(wgmma.a_turned)}, a, lbo, sbo, row, k)) * element(memory, matrix_at(${int(wgmma.b_turned)}, b, b_lbo, b_sbo, column, k));
+      sum += element(memory, ${wgmma.rows[0]}, matrix_at(${int(wgmma.a_turned)}, ${wgmma.rows[0]}, a, lbo, sbo, row, k)) * element(memory, ${wgmma.rows[1]}, matrix_at(${int(wgmma.b_turned)}, ${wgmma.rows[1]}, b, b_lbo, b_sbo, column, k));
     c[i] = TOWARD_ZERO(sum);
   }
 }
 #define WGMMA(c, a, b, add) wgmma(c, memory, a, b, LBO, SBO, B_LBO, B_SBO, add)
+% endif
+% if "parts" in groups:
+
+// --- between warps of a work group, and between work groups
+#pragma OPENCL EXTENSION cl_khr_int64_base_atomics : enable
+#define warps_meet(items) barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
+inline ulong word_exchange(global ulong *word, ulong expected, ulong next) {
+  mem_fence(CLK_GLOBAL_MEM_FENCE);
+  const ulong old = atom_cmpxchg((volatile global ulong *)word, expected, next);
+  mem_fence(CLK_GLOBAL_MEM_FENCE);
+  return old;
+}
+inline ulong word_load(global ulong *word) { return word_exchange(word, 0, 0); }
+inline float4 load_written(global const float4 *from) { return *from; }
 % endif

@@ -18,7 +18,14 @@ class Wgmma:
     """Whether k runs down A's rows, not along them."""
     b_turned: bool
     row_bytes: int
-    """Bytes of a row: a swizzle's width."""
+    """Bytes of a row of A: a swizzle's width."""
+    b_row_bytes: int = 0
+    """Of a row of B; 0: as many."""
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Bytes of a row of A and of B."""
+        return self.row_bytes, self.b_row_bytes or self.row_bytes
 
     @property
     def sums(self) -> int:
@@ -33,7 +40,7 @@ class Instructions:
     type: str
     """PTX's name of what is multiplied: f16, bf16 or tf32."""
     groups: tuple[str, ...] = ()
-    """Of ``copies``, ``mma`` and ``bulk``; conversions of numbers are always there."""
+    """Of ``copies``, ``mma``, ``bulk`` and ``parts``; conversions of numbers are always there."""
     wgmma: Wgmma | None = None
 
     def text(self, emulate: bool = False) -> str:

@@ -2,7 +2,7 @@
 ## stand-ins in plain C: ``emulated.cl.mako``, and for the copy engine ``tma/copies_emulated.cl.mako``.
 ##
 ## type     what is multiplied: f16, bf16 or tf32
-## groups   which of copies, mma and bulk; conversions of numbers are always there
+## groups   which of copies, mma, bulk and parts; conversions of numbers are always there
 ## wgmma    shape and layouts of wgmma (instructions.Wgmma), or None
 ##
 ## Macros name what the kernel has: ``memory``, its array of local memory, and ``base``, the array's address; places there
@@ -105,11 +105,12 @@ inline void wgmma(float *c, ulong a, ulong b, int add) {
 inline void wgmma_finish(float *c) {
   asm volatile("//@wgmma.wait_group.sync.aligned 0;\n" : ${outs} :: "memory");
 }
-// Where a matrix lies: swizzled rows of ${wgmma.row_bytes} bytes; SBO from eight rows to the next, LBO between blocks of 64 columns.
-inline ulong descriptor(uint at, uint lbo, uint sbo) {
-  return ((ulong)${1 if wgmma.row_bytes == 128 else 2} << 62) | ((ulong)(sbo >> 4) << 32) | ((ulong)(lbo >> 4) << 16) | ((at & 0x3ffff) >> 4);
+<% swizzle_a, swizzle_b = (1 if row == 128 else 2 for row in wgmma.rows) %>\
+// Where a matrix lies: swizzled rows (1: of 128 bytes, 2: of 64); SBO from eight rows to the next, LBO between blocks of 64 columns.
+inline ulong descriptor(uint at, uint swizzle, uint lbo, uint sbo) {
+  return ((ulong)swizzle << 62) | ((ulong)(sbo >> 4) << 32) | ((ulong)(lbo >> 4) << 16) | ((at & 0x3ffff) >> 4);
 }
-#define WGMMA(c, a, b, add) wgmma(c, descriptor(base + (a), LBO, SBO), descriptor(base + (b), B_LBO, B_SBO), add)
+#define WGMMA(c, a, b, add) wgmma(c, descriptor(base + (a), ${swizzle_a}, LBO, SBO), descriptor(base + (b), ${swizzle_b}, B_LBO, B_SBO), add)
 % endif
 % if "bulk" in groups:
 
@@ -166,5 +167,28 @@ inline float shuffle_xor(float v, int with) {
   float other;
   asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(other) : "f"(v), "r"(with));
   return other;
+}
+% endif
+% if "parts" in groups:
+
+// --- between warps of a work group, all ``items`` of them; and between work groups
+inline void warps_meet(int items) { asm volatile("bar.sync 1, %0;" ::"r"(items) : "memory"); }
+// What other work items of the group wrote before they met goes before; what others released is seen after.
+inline ulong word_exchange(global ulong *word, ulong expected, ulong next) {
+  ulong old;
+  asm volatile("fence.acq_rel.gpu;\natom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;\nfence.acq_rel.gpu;"
+               : "=l"(old) : "l"(word), "l"(expected), "l"(next) : "memory");
+  return old;
+}
+inline ulong word_load(global ulong *word) {
+  ulong now;
+  asm volatile("ld.acquire.gpu.global.b64 %0, [%1];" : "=l"(now) : "l"(word) : "memory");
+  return now;
+}
+// What another multiprocessor wrote in this launch.
+inline float4 load_written(global const float4 *from) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from));
+  return v;
 }
 % endif

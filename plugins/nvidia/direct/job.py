@@ -27,6 +27,7 @@ from convdispatch.api import ConvProblem
 
 from ..configured import Configured
 from ..hopper import LOCAL_LIMIT
+from ..parts import MOST_PARTS, STATE
 
 __all__ = ["FORMATS", "MatrixAxis", "DirectJob", "DirectTile", "Operand"]
 
@@ -52,6 +53,8 @@ class DirectTile(Configured):
     """Split values: slices after which sums move to float32 registers; 0: after every product of tensor cores."""
     compensated: bool = False
     """Split values: whether what an addition to those registers rounds away begins the next sums."""
+    fixup: bool = False
+    """Whether work groups of the product add the parts of a sum, not a launch after it."""
 
     @property
     def items(self) -> int:
@@ -289,8 +292,10 @@ class DirectJob:
 
     @property
     def local_bytes(self) -> int:
-        """Bytes of local memory: the stages, or the results on their way out."""
-        return 4 * max(self.stage * self.tile.stages, self.tile.bm * (self.tile.bn + 8))
+        """Bytes of local memory: the stages, or the results on their way out; and a word that all work items share."""
+        return 4 * max(self.stage * self.tile.stages, self.tile.bm * (self.tile.bn + 8)) + (
+            16 if self.tile.fixup else 0
+        )
 
     # --- parts of the sums -------------------------------------------------------------------------------------------
 
@@ -301,8 +306,15 @@ class DirectJob:
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of all parts."""
+        """Bytes of all parts; where work groups add them, of whole tiles and the tiles' states."""
+        if self.tile.fixup:
+            return self.states_at + self.work_groups // self.tile.split * STATE
         return self.partial_elements * self.tile.split * 4 if self.tile.split > 1 else 0
+
+    @property
+    def states_at(self) -> int:
+        """Bytes before the tiles' states."""
+        return self.work_groups * self.tile.bm * self.tile.bn * 4
 
     @property
     def lanes(self) -> int:
@@ -333,8 +345,8 @@ class DirectJob:
             return "two stages or more"
         if self.local_bytes > LOCAL_LIMIT:
             return f"{self.local_bytes} bytes of local memory"
-        if t.split > self.slices:
-            return "more parts than slices"
+        if t.split > self.slices or (t.fixup and not 1 < t.split <= MOST_PARTS):
+            return "more parts than slices, or than a tile's state counts"
         if (t.flush_every or t.compensated) and t.products == 1:
             return "only split values move their sums to float32 registers"
         if t.frag_m * t.frag_n * 4 * (2 if t.flush_every or t.compensated else 1) > 160:

@@ -18,6 +18,7 @@
 ## split       parts of the sum over k, which end in the workspace
 ## flush_every     split values: slices after which sums move to float32 registers; 0: after every product of tensor cores
 ## compensated       split values: what an addition to those registers rounds away begins the next sums
+## fixup       parts of the sum are added by work groups of this launch, 16 rows of every warp at a time; see parts.cl.mako
 ## PARTIAL     1: sums go to the workspace as they are
 <%
 t, a, b = job.tile, *job.operands
@@ -135,7 +136,7 @@ ${unroll}
 }
 #define INDEX ${job.index}
 kernel __attribute__((reqd_work_group_size(${t.items}, 1, 1)))
-void direct(global const float *restrict a, global const float *restrict b, OUT_PARAMS) {
+void direct(global const float *restrict a, global const float *restrict b, ${"global uchar *workspace, " if t.fixup else ""}OUT_PARAMS) {
   local float4 area[${-(-job.local_bytes // 16)}] __attribute__((aligned(128)));
   SCRATCH(${t.items});
   local uchar *memory = (local uchar *)area;
@@ -265,26 +266,74 @@ ${unroll}
 % endif
   // Through local memory: then neighbours write neighbours.
   local float *staging = (local float *)area;
-  barrier(CLK_LOCAL_MEM_FENCE);
-${unroll}
-  for (int i = 0; i < ${t.frag_m}; ++i)
-${unroll}
-    for (int j = 0; j < ${t.frag_n}; ++j) {
-      local float *to = staging + (row0 + i * 16) * ${pitch_out} + column0 + j * 8 + lane % 4 * 2;
-      const int at = (i * ${t.frag_n} + j) * 4;
-      *(local float2 *)to = (float2)(sum[at], sum[at + 1]);
-      *(local float2 *)(to + ${8 * pitch_out}) = (float2)(sum[at + 2], sum[at + 3]);
-    }
-  barrier(CLK_LOCAL_MEM_FENCE);
 <% across = min(t.bn // width, t.items); row, column = job.target.row, job.target.k %>\
+<%def name="stage(name, first, row)">\
+      local float *to = staging + (${row}) * ${pitch_out} + column0 + j * 8 + lane % 4 * 2;
+      const int at = (${first} + j) * 4;
+      *(local float2 *)to = (float2)(${name}[at], ${name}[at + 1]);
+      *(local float2 *)(to + ${8 * pitch_out}) = (float2)(${name}[at + 2], ${name}[at + 3]);
+</%def>\
+<%def name="leave(rows, m)">\
   for (int c = tid % ${across} * ${width}; c < ${t.bn} && n0 + c < ${job.n}; c += ${across * width}) {
     const int n = n0 + c;
-    const OUT_INDEX at_n = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)group * ${job.target.group} + ${column.at("n").replace("INDEX", "OUT_INDEX")};
-    for (int r = tid / ${across}; r < ${t.bm} && m0 + r < ${job.m}; r += ${t.items // across}) {
-      const int m = m0 + r, channel = group * ${(p.channels_out if job.data else p.oc) // p.g} + ${"n" if job.nhwc else "m"};
+    const OUT_INDEX at_n = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 and not t.fixup else ""}(OUT_INDEX)group * ${job.target.group} + ${column.at("n").replace("INDEX", "OUT_INDEX")};
+    for (int r = tid / ${across}; r < ${rows} && ${m} < ${job.m}; r += ${t.items // across}) {
+      const int m = ${m}, channel = group * ${(p.channels_out if job.data else p.oc) // p.g} + ${"n" if job.nhwc else "m"};
       const OUT_INDEX at = at_n + ${row.at("m").replace("INDEX", "OUT_INDEX")};
       local const float *from = staging + r * ${pitch_out} + c;
 ${put_pixels()}\
     }
   }
+</%def>\
+% if t.fixup:
+<% tile_sums = t.bm * t.bn // 4 %>\
+  const int whole = (group * ${job.m_tiles} + m_tile) * ${job.n_tiles} + n_tile;
+  global float4 *parts = (global float4 *)workspace + (long)whole * ${t.split * tile_sums} + tid;
+  global ulong *state = (global ulong *)(workspace + ${job.states_at}L) + whole;
+  local int *shared = (local int *)(memory + ${-(-job.local_bytes // 16) * 16 - 16});
+${unroll}
+  for (int i = 0; i < ${t.frag_m * t.frag_n}; ++i)
+    parts[part * ${tile_sums} + i * ${t.items}] = (float4)(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
+  warps_meet(${t.items});
+  if (tid == 0) arrive(state);
+  for (;;) {
+<% waits = job.work_groups <= at_once %>\
+    if (tid == 0) *shared = take(state, ${"POLLS" if waits else 0});
+    warps_meet(${t.items});
+    const int first = *shared;
+    if (first < 0) break;
+    for (int block = first; block < ${"first + 1" if waits else t.frag_m}; ++block) {
+    float whole_sum[${t.frag_n * 4}];
+${unroll}
+    for (int j = 0; j < ${t.frag_n * 4}; ++j) whole_sum[j] = 0;
+    for (int i = 0; i < ${t.split}; ++i) {
+${unroll}
+      for (int j = 0; j < ${t.frag_n}; ++j) {
+        const float4 v = load_written(parts + i * ${tile_sums} + (block * ${t.frag_n} + j) * ${t.items});
+        whole_sum[j * 4] += v.x, whole_sum[j * 4 + 1] += v.y, whole_sum[j * 4 + 2] += v.z, whole_sum[j * 4 + 3] += v.w;
+      }
+    }
+${unroll}
+    for (int j = 0; j < ${t.frag_n}; ++j) {
+${stage("whole_sum", 0, f"warp % {t.wm} * 16 + lane / 4")}\
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+${leave(t.wm * 16, f"m0 + r / 16 * {t.bm // t.wm} + block * 16 + r % 16")}\
+    barrier(CLK_LOCAL_MEM_FENCE);
+    }
+% if not waits:
+    break;
+% endif
+  }
+% else:
+  barrier(CLK_LOCAL_MEM_FENCE);
+${unroll}
+  for (int i = 0; i < ${t.frag_m}; ++i)
+${unroll}
+    for (int j = 0; j < ${t.frag_n}; ++j) {
+${stage("sum", f"i * {t.frag_n}", "row0 + i * 16")}\
+    }
+  barrier(CLK_LOCAL_MEM_FENCE);
+${leave(t.bm, "m0 + r")}\
+% endif
 }

@@ -11,6 +11,7 @@ from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch
 from .. import SHARED
 from ..instructions import Instructions
 from ..pace import memory, pace
+from ..parts import parts_text
 from ..probe import probe
 from .choice import choices, seconds
 from .job import DirectJob, DirectTile
@@ -25,8 +26,9 @@ class DirectPlan(StepPlan):
     """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
+        self._units = context.devices[0].max_compute_units if context else 1  # work groups that surely run at once
         self.job, self._emulate = DirectJob(problem, DirectTile.of(config)), emulate
-        self._partial = self.job.partial_bytes > 0
+        self._partial = self.job.tile.split > 1 and not self.job.tile.fixup
         steps = [self._product(context)]
         if self._partial:
             steps.append(self._reduce(context))
@@ -40,10 +42,14 @@ class DirectPlan(StepPlan):
     def product_text(self) -> str:
         """The product's program."""
         depth = self.job.tile.depth
-        instructions = Instructions("bf16" if depth == 16 else "tf32", ("copies", "mma"))
+        fixup = self.job.tile.fixup
+        groups = ("copies", "mma", "parts") if fixup else ("copies", "mma")
+        instructions = Instructions("bf16" if depth == 16 else "tf32", groups)
         text = self._common(self._partial) + instructions.text(self._emulate) + kernel_text(SHARED, "sums.cl")
+        text += parts_text(self.job, self.job.tile.split, self.job.tile.frag_m) if fixup else ""
         text += kernel_text(__package__, "split.cl.mako", depth=depth)
-        return text + kernel_text(__package__, "product.cl.mako", job=self.job, emulate=self._emulate)
+        return text + kernel_text(__package__, "product.cl.mako", job=self.job, emulate=self._emulate,
+                                  at_once=self._units)  # fmt: skip
 
     def _written(self) -> list[str]:
         problem = self.job.problem
@@ -52,7 +58,8 @@ class DirectPlan(StepPlan):
     def _product(self, context: Any) -> Launch:
         job = self.job
         given = [operand.name for operand in job.operands]
-        given += ["workspace"] if self._partial else self._written()
+        given += ["workspace"] if self._partial or job.tile.fixup else []
+        given += [] if self._partial else self._written()
         size = (job.work_groups * job.tile.items,)
         return Launch(build(context, self.product_text()), "direct", size, (job.tile.items,), given, names=OPERANDS)
 

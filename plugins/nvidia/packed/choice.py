@@ -40,6 +40,7 @@ _MEMORY, _WEIGHTS = 0.847, 0.153  # of a copy's bandwidth: what packing moves, a
 _FILL = 2700  # cycles of a tile's beginning and end
 _LAUNCH, _SHORT_LAUNCH = 6.0e-6, 5.0e-6  # seconds, with the pause before it; of one that does next to nothing
 _APART = 5.0  # times that results take in memory whose neighbours along w another phase writes
+_NATIVE = 1.14  # times that 16-bit tensors' data directions take, whose operands are not in the cache
 _SUMMED = 1.5  # passes over the parts of a sum, of write and read
 _MOST = 40  # choices offered
 _STACK_BELOW = 256  # columns of stacked phases
@@ -118,7 +119,7 @@ def seconds(job: Job, units: int, copy: float = COPY) -> float:
         total += written * _APART / (_MEMORY * copy)
     if job.partial:
         total += _LAUNCH + job.partial_bytes * _SUMMED / (_MEMORY * copy)
-    return total
+    return total * (_NATIVE if job.data and job.format.name == "native" else 1)
 
 
 def _widths(columns: int, most: int, step: int) -> list[int]:

@@ -1,12 +1,15 @@
 """Which tiles ``nvidia.tma`` tries, and in which order: tensor cores, waves, memory.
 
-Fitted to 132 timings of 18 problems on an H200 (0.10 root mean square of the logarithm; on these same timings the tile
-chosen among those timed of a problem loses 0.9 %). Products and memory add up: neither hides the other.
+Fitted to 3600 timings of 210 problems on an H200, drawn at random, their operands not in the cache
+(``bench/nvidia_fit.py``; 0.12 root mean square of the logarithm; on these same timings the tile chosen among those
+timed loses 2 %).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -19,57 +22,91 @@ from .job import TmaJob, TmaTile
 __all__ = ["choices", "seconds"]
 
 _CLOCK = 1.7e9
-_MACS = 1960.0  # multiply-adds a cycle of a multiprocessor
-_COPIED = 130.0  # bytes a cycle from the L2 cache into local memory: no timing shows more
-_SHARED = 0.36  # of a product's time, on top for each further work group beside it: fewer slices are in flight
-_TILE = 160.0  # cycles of a tile beside its products
-_MEMORY = 1.36  # of a copy's bandwidth: the tensors count once each, and the cache serves the rest
-_START = 5.1e-6  # seconds
-_SUM, _SUMMED = 8.3e-6, 0.362  # seconds of the parts' sum; of a copy's bandwidth, at which their bytes move
+_MACS = 2010.0  # multiply-adds a cycle of a multiprocessor
+_COPIED = 71.0  # bytes a cycle from the L2 cache into local memory
+_HALF_ROWS = 1.38  # copies of 64-byte rows, in times of those of 128 bytes
+_APART = {128: 1.0, 64: 1.31, 32: 1.78, 16: 2.98}  # times of rows whose distance is no multiple of 128 bytes
+_SHARED = 0.16  # of a product's time, on top for each further work group beside it: fewer slices are in flight
+_SLICE, _TILE = 7.5, 370.0  # cycles of a slice and of a tile beside its products
+_WRITTEN = 41.5  # bytes a cycle that leave a multiprocessor
+_MEMORY = 1.35  # of a copy's bandwidth: the tensors count once each, and the cache serves the rest
+_HIDDEN = 1.48  # 1: products and memory add up; the larger, the more of one the other hides
+_START = 5.5e-6  # seconds
+_SUM, _SUMMED = 4.5e-6, 0.426  # seconds of the parts' sum; of a copy's bandwidth, at which their bytes move
+_FIXED, _ADDED = 6700.0, 9.3  # cycles of a tile whose parts work groups add, and its bytes a cycle
+_COUNTED, _TAKEN = 1000.0, 1450.0  # cycles until a part is counted, and 32 columns are taken
+_FEW = 4  # parts that work groups add: more wait for each other's counting
 _MOST = 24
-_STAGES = (7, 6, 5, 4, 3)
+
+
+def _apart(channels: int) -> float:
+    """Times that rows take whose distance in memory is no multiple of 128 bytes."""
+    return _APART[math.gcd(2 * channels, 128)]
 
 
 def seconds(job: TmaJob, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     t, problem = job.tile, job.problem
-    slice_of = max(t.bm * t.bn * 64 / _MACS, (job.a_bytes + job.b_bytes) / _COPIED)
-    product = job.slices[0] / t.split * slice_of * (1 + _SHARED * (t.resident - 1))
-    tiles = -(-job.tiles // units)  # of the busiest multiprocessor
+    c, m = problem.ic, problem.oc
+    source, target = (c, m) if problem.direction == "fwd" else (m, c)
+    a, b = (source, source if problem.direction == "fwd" else c) if job.data else (m, c)
+    half_a, half_b = (_HALF_ROWS if bytes_of == 64 else 1 for bytes_of in (job.row_bytes, job.b_row_bytes))
+    copied = (job.a_bytes * half_a * _apart(a) + job.b_bytes * half_b * _apart(b)) / _COPIED
+    macs = t.bm * t.bn * t.bk / _MACS
+    slice_of = max(macs, copied) + _SLICE
+    each = _TILE + t.bm * t.bn * (4 if job.partial else 2 * _apart(target if job.data else c)) / _WRITTEN
+    if t.fixup:  # where all run at once they count one after another; else a tile's last adds all parts
+        waits = _COUNTED * t.split if job.tiles <= job.groups(units) else _TAKEN * t.bn / 32 / t.split
+        each += _FIXED + waits + t.bm * t.bn * 4 / _ADDED
+    cycles = begin = 0.0
+    for phase in job.phases:  # what the first of the work groups does in each
+        end = begin + job.tiles // len(job.phases)
+        tiles = math.ceil(end / units) - math.ceil(begin / units)
+        product = phase.slices / t.split * slice_of * (1 + _SHARED * (t.resident - 1))
+        cycles += tiles * (product + each / t.resident)
+        begin = end
     moved = 2 * sum(math.prod(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
-    total = tiles * (product + _TILE / t.resident) / _CLOCK + moved / (_MEMORY * copy) + _START
+    both = (cycles / _CLOCK) ** _HIDDEN + (moved / (_MEMORY * copy)) ** _HIDDEN
+    total = both ** (1 / _HIDDEN) + _START
     return total + (_SUM + job.partial_bytes / (_SUMMED * copy) if job.partial else 0)
 
 
 def _parts(job: TmaJob, units: int) -> list[int]:
-    """Parts of the sum that fill the device's work groups once, twice, three times; 1 first."""
-    room, slices = units * job.tile.resident, job.slices[0]
-    filling = {max(1, times * room // job.tiles) for times in (1, 2, 3)} | {2, 4, 8}
-    return [1, *sorted(parts for parts in filling if 1 < parts <= slices // 4 and parts * job.tiles <= 4 * room)]
+    """Parts of the sum that fill the device's work groups once, twice, three times."""
+    room, slices = units * job.tile.resident, max(job.slices)
+    filling = {max(1, times * room // job.sums) for times in (1, 2, 3)} | {2, 3, 4, 8}
+    return sorted(parts for parts in filling if 1 < parts <= slices // 2 and parts * job.sums <= 4 * room)
 
 
-def _shapes() -> Iterator[tuple[int, int, int, int]]:
+def _shapes(depth: int) -> Iterator[tuple[int, int, int, int]]:
     """(bm, bn, work groups of a multiprocessor, stages): as many stages as local memory holds."""
     for bm in (64, 128, 192, 256):
         for bn in (32, 64, 96, 128, 160, 192, 224, 256):
             for resident in (1, 2, 3, 4):
-                stages = (LOCAL_LIMIT + 1024) // resident // ((bm + bn) * 128 + 16) - (resident > 1)
+                stages = (LOCAL_LIMIT + 1024) // resident // ((bm + bn) * depth * 2 + 16) - (resident > 1)
                 if stages >= 3:
-                    yield bm, bn, resident, min(stages, 7)
+                    yield bm, bn, resident, min(stages, 7 * 64 // depth)
 
 
 def _tiles(problem: ConvProblem, units: int) -> Iterator[TmaTile]:
-    for bm, bn, resident, stages in _shapes():
-        for most in (stages, stages - 1):
-            tile = TmaTile(bm, bn, bm // 64, 1, problem.dtype, "wgmma", stages=most, resident=resident)
-            job = TmaJob(problem, tile)
-            if job.misfit is not None:
+    data, channels = problem.direction != "bwd_weights", problem.oc if problem.direction == "bwd_data" else problem.ic
+    widths = (64, 32) if -(channels // problem.g) % 64 >= 32 else (64,)  # of boxes; of 32 where that saves copies
+    for width, depth in ((width, width if data else 64) for width in widths):
+        for bm, bn, resident, stages in _shapes(depth):
+            plain = TmaTile(bm, bn, bm // 64, 1, problem.dtype, "wgmma", depth, stages, resident=resident,
+                            block=64 if data else width)  # fmt: skip
+            fewer = dataclasses.replace(plain, stages=stages - 1)
+            tile = next((each for each in (plain, fewer) if TmaJob(problem, each).misfit is None), None)
+            if tile is None:
                 continue
-            for split in _parts(job, units):
-                cut = TmaTile(bm, bn, bm // 64, 1, problem.dtype, "wgmma", stages=most, resident=resident, split=split)
+            job = TmaJob(problem, tile)
+            yield tile
+            for split, fixup in itertools.product(_parts(job, units), (False, True)):
+                if fixup and (split > _FEW or resident > 1):
+                    continue
+                cut = dataclasses.replace(tile, split=split, fixup=fixup)
                 if TmaJob(problem, cut).misfit is None:
                     yield cut
-            break
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,25 +1,26 @@
 ## Hopper's copy engine in plain OpenCL C (tests): all work items copy; the kernel's barriers stand for the engine's.
 <% box = job.gathered %>\
-inline void put_swizzled(local uchar *memory, uint to, int row, int c, ushort v) {
-  *(local ushort *)(memory + to + row * 128 + ((c / 8 ^ row % 8) << 4) + c % 8 * 2) = v;
+inline void put_swizzled(local uchar *memory, int width, uint to, int row, int c, ushort v) {
+  const int place = row * width * 2 + c * 2;
+  *(local ushort *)(memory + to + (place ^ (place >> 7 & (width == 64 ? 7 : 3)) << 4)) = v;
 }
-// What the copy engine does with a map: ${box.pixels} places of 64 channels from (w, h, n) on.
+// What the copy engine does with a map: ${box.pixels} places of ${box.channels} channels from (w, h, n) on.
 inline void copy_im2col(local uchar *memory, global const ushort *tensor, uint to, int c, int w, int h, int n, int ow, int oh) {
 <% (cols, lines), (cs, ws, hs, ns) = box.places, box.sizes %>\
-  for (int i = get_local_id(0); i < ${box.pixels * 64}; i += get_local_size(0)) {
-    const int r = i / 64, e = c + i % 64;
+  for (int i = get_local_id(0); i < ${box.pixels * box.channels}; i += get_local_size(0)) {
+    const int r = i / ${box.channels}, e = c + i % ${box.channels};
     const int place = (w - (${box.lower[0]})) / ${box.step[0]} + ((h - (${box.lower[1]})) / ${box.step[1]} + n * ${lines}) * ${cols} + r;
     const int x = place % ${cols} * ${box.step[0]} + (${box.lower[0]}) + ow, y = place / ${cols} % ${lines} * ${box.step[1]} + (${box.lower[1]}) + oh, image = place / ${cols * lines};
     const int real = x >= 0 & x < ${ws} & y >= 0 & y < ${hs} & image < ${ns} & e < ${cs};
-    put_swizzled(memory, to, r, i % 64, real ? tensor[((long)(image * ${hs} + y) * ${ws} + x) * ${cs} + e] : 0);
+    put_swizzled(memory, ${box.channels}, to, r, i % ${box.channels}, real ? tensor[((long)(image * ${hs} + y) * ${ws} + x) * ${cs} + e] : 0);
   }
 }
-<% sizes, rows = job.other.sizes, job.other.box[-1] %>\
+<% sizes, rows, wide = job.other.sizes, job.other.box[-1], job.other.box[0] %>\
 inline void copy_box(local uchar *memory, global const ushort *tensor, uint to, int c0, int c1, int c2) {
-  for (int i = get_local_id(0); i < ${rows * 64}; i += get_local_size(0)) {
-    const int e = c0 + i % 64, r = c2 + i / 64;
+  for (int i = get_local_id(0); i < ${rows * wide}; i += get_local_size(0)) {
+    const int e = c0 + i % ${wide}, r = c2 + i / ${wide};
     const int real = e < ${sizes[0]} & r < ${sizes[-1]};
-    put_swizzled(memory, to, i / 64, i % 64, real ? tensor[(long)r * ${sizes[0] * (sizes[1] if len(sizes) > 2 else 1)} + (long)c1 * ${sizes[0]} + e] : 0);
+    put_swizzled(memory, ${wide}, to, i / ${wide}, i % ${wide}, real ? tensor[(long)r * ${sizes[0] * (sizes[1] if len(sizes) > 2 else 1)} + (long)c1 * ${sizes[0]} + e] : 0);
   }
 }
 #define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, map, to, c, w, h, n, ow, oh)

@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
 
 from ..hopper import LOCAL_LIMIT
-from ..instructions import Instructions
+from ..instructions import Instructions, Wgmma
 from ..packed.job import Job
 from ..packed.tile import Tile
+from ..parts import MOST_PARTS, STATE
+from ..walk import Phase
 from .maps import Im2col, Map, Tiled
 
-__all__ = ["MAPS", "MOST_GROUPS", "TmaJob", "TmaTile"]
+__all__ = ["MAPS", "MOST_GROUPS", "PhaseOfTiles", "TmaJob", "TmaTile"]
 
 MAPS = 256
 """Bytes of a work group's two maps."""
 MOST_GROUPS = 512
-_SLICE = 64
+_BLOCK = 64
+"""Columns of a box where k runs down its rows."""
 _NEAREST, _FARTHEST, _OFFSET, _STEP = -128, 127, 255, 8
 """What an im2col map of four axes can say: its corners, its offsets and its steps."""
 
 
 @dataclass(frozen=True)
 class TmaTile(Tile):
-    """A Tile whose slices are 64 deep."""
+    """A Tile whose slices are boxes: bk channels of places (data), or 64 places."""
 
     stages: int = 4
     resident: int = 1
     """Work groups that stay on a multiprocessor: one multiplies while another's sums leave."""
+    block: int = 64
+    """Weights' gradient: source channels of a box of B."""
+    fixup: bool = False
+    """Whether work groups of the product add the parts of a sum, not a launch after it."""
+
+
+@dataclass(frozen=True)
+class PhaseOfTiles:
+    """What the kernel needs of a phase, along (h, w); ``slices`` of all of the phase's sum."""
+
+    slices: int
+    taps_w: int
+    tap0: tuple[int, int]
+    offset: tuple[int, int]
+    """How far place 0 and tap 0 read beyond ``TmaJob.low``."""
+    first: tuple[int, int]
+    count: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -43,7 +64,8 @@ class TmaJob(Job):
     @property
     def instructions(self) -> Instructions:
         """What the product calls."""
-        return Instructions(self.format.type, ("bulk",), self._wgmma)
+        groups = ("bulk", "parts") if self.tile.fixup else ("bulk",)
+        return Instructions(self.format.type, groups, self._wgmma)
 
     @functools.cached_property
     def direct_weights(self) -> bool:
@@ -52,8 +74,15 @@ class TmaJob(Job):
 
     @property
     def partial(self) -> bool:
-        """Only parts: the weights' gradient leaves as it lies in memory."""
-        return self.tile.split > 1
+        """Only parts that another launch adds: the weights' gradient leaves as it lies in memory."""
+        return self.tile.split > 1 and not self.tile.fixup
+
+    @property
+    def partial_bytes(self) -> int:
+        """Of all parts; where work groups add them, of whole tiles and the tiles' states."""
+        if not self.tile.fixup:
+            return super().partial_bytes
+        return self.sums * (self.tile.split * self.tile.bm * self.tile.bn * 4 + STATE)
 
     @property
     def staged(self) -> bool:
@@ -61,27 +90,73 @@ class TmaJob(Job):
         return False
 
     @property
+    def block(self) -> int:
+        """Source channels of a box."""
+        return self.tile.bk if self.data else self.tile.block
+
+    @property
     def blocks(self) -> int:
-        """Blocks of 64 source channels of a group."""
-        return -(-self.walk.c // _SLICE)
+        """Blocks of source channels of a group."""
+        return -(-self.walk.c // self.block)
+
+    @property
+    def _wgmma(self) -> Wgmma:
+        plain = super()._wgmma
+        return dataclasses.replace(plain, b_row_bytes=self.b_row_bytes) if plain.b_turned else plain
+
+    @property
+    def b_row_bytes(self) -> int:
+        """Bytes of a row of B in local memory."""
+        return 2 * (_BLOCK if self.turned_weights else self.block)
 
     @property
     def n_tiles(self) -> int:
         """Tiles along n: target channels, or whole blocks of source channels of every tap."""
-        columns = self.walk.m if self.data else self.walk.phases[0].volume * self.blocks * _SLICE
+        columns = self.walk.m if self.data else self.walk.phases[0].volume * self.blocks * self.block
         return -(-columns // self.tile.bn)
 
     @functools.cached_property
+    def phases(self) -> tuple[PhaseOfTiles, ...]:
+        """The walk's, the longest sums first, so that no work group begins one last."""
+        longest = sorted(self.walk.phases, key=lambda phase: -phase.volume)
+        return tuple(
+            PhaseOfTiles(self._slices(p), p.taps[2], p.tap0[1:],
+                         tuple(p.origin[a] - self.low[a] if p.volume else 0 for a in (1, 2)), p.first[1:], p.count[1:])
+            for p in longest
+        )  # fmt: skip
+
+    def _slices(self, phase: Phase) -> int:
+        return phase.volume * self.blocks if self.data else -(-self.n_places // _BLOCK)
+
+    @functools.cached_property
     def slices(self) -> tuple[int, ...]:
-        """Of 64: a block of channels of a tap, or places."""
-        if self.data:
-            return (self.walk.phases[0].volume * self.blocks,)
-        return (-(-self.n_places // _SLICE),)
+        """Of each phase: a block of channels of a tap, or 64 places."""
+        return tuple(phase.slices for phase in self.phases)
+
+    @functools.cached_property
+    def count(self) -> tuple[int, int]:
+        """Places of an image along (h, w), of the largest phase: all phases' tiles have as many."""
+        return tuple(max(p.count[a] for p in self.walk.phases) for a in (1, 2))
+
+    @property
+    def n_places(self) -> int:
+        """Places of all images of a phase's tiles."""
+        return self.walk.images * math.prod(self.count)
+
+    @property
+    def m_tiles(self) -> int:
+        """Tiles along m: places, or target channels."""
+        return -(-(self.n_places if self.data else self.walk.m) // self.tile.bm)
+
+    @property
+    def sums(self) -> int:
+        """Tiles of results, each of ``split`` parts."""
+        return self.n_tiles * self.m_tiles * self.walk.groups * len(self.phases)
 
     @property
     def tiles(self) -> int:
         """Tiles of all work groups."""
-        return self.n_tiles * self.m_tiles * self.tile.split * self.walk.groups
+        return self.sums * self.tile.split
 
     @property
     def maps_bytes(self) -> int:
@@ -94,41 +169,45 @@ class TmaJob(Job):
 
     @property
     def local_bytes(self) -> int:
-        """Slices and their barriers; 1024 for alignment."""
-        return self.stage_bytes * self.tile.stages + 16 * self.tile.stages
+        """Slices, their barriers, and a word that a work group's warps share."""
+        return self.stage_bytes * self.tile.stages + 16 * self.tile.stages + 16
 
     # --- maps --------------------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def low(self) -> tuple[int, int, int]:
-        """The first pixel along (d, h, w) that place 0 reads with any tap."""
-        p, geo = self.walk.phases[0], self.walk
-        return tuple(o + min(0, (k - 1) * s) for o, k, s in zip(p.origin, p.taps, geo.spread))  # type: ignore[return-value]
+        """The first pixel along (d, h, w) that place 0 of any phase reads with any tap."""
+        reached = [p for p in self.walk.phases if p.volume]
+        spread = self.walk.spread
+        return tuple(min(p.origin[a] + min(0, (p.taps[a] - 1) * spread[a]) for p in reached) for a in range(3))  # type: ignore[return-value]
 
-    def offset(self, axis: int, tap: str) -> str:
-        """How far tap ``tap`` along an axis reads beyond ``low``, as text."""
-        start = self.walk.phases[0].origin[axis] - self.low[axis]
-        return f"({start} + ({tap}) * ({self.walk.spread[axis]}))"
+    @functools.cached_property
+    def reach(self) -> tuple[int, int]:
+        """The farthest of all taps' offsets along (h, w)."""
+        reached, spread = [p for p in self.walk.phases if p.volume], self.walk.spread
+        return tuple(
+            max(p.origin[a] + max(0, (p.taps[a] - 1) * spread[a]) for p in reached) - self.low[a] for a in (1, 2)
+        )  # type: ignore[return-value]
 
     @functools.cached_property
     def gathered(self) -> Im2col:
         """The tensor that taps gather."""
         geo, low = self.walk, self.low
-        p = geo.phases[0]
-        upper = tuple(low[a] + (p.count[a] - 1) * geo.step[a] - (geo.source[a] - 1) for a in (2, 1))
-        pixels = self.tile.bm if self.data else _SLICE
+        upper = tuple(low[a] + (self.count[a - 1] - 1) * geo.step[a] - (geo.source[a] - 1) for a in (2, 1))
+        pixels = self.tile.bm if self.data else _BLOCK
         sizes = (geo.c * geo.groups, geo.source[2], geo.source[1], geo.images)
-        return Im2col(self.problem.dtype, sizes, (low[2], low[1]), upper, (geo.step[2], geo.step[1]), pixels)  # type: ignore[arg-type]
+        return Im2col(self.problem.dtype, sizes, (low[2], low[1]), upper, (geo.step[2], geo.step[1]), pixels,
+                      self.block)  # type: ignore[arg-type]  # fmt: skip
 
     @functools.cached_property
     def other(self) -> Tiled:
         """The weights, (channels, taps, output channels); for their gradient dy, (channels, places)."""
         problem, t = self.problem, self.tile
         if not self.data:
-            return Tiled(problem.dtype, (problem.oc, self.n_places), (_SLICE, _SLICE))
+            return Tiled(problem.dtype, (problem.oc, self.n_places), (_BLOCK, _BLOCK))
         sizes = (problem.ic // problem.g, math.prod(self.walk.kernel), problem.oc)
-        rows = _SLICE if self.turned_weights else t.bn
-        return Tiled(problem.dtype, sizes, (_SLICE, 1, rows))
+        box = (_BLOCK, 1, t.bk) if self.turned_weights else (t.bk, 1, min(t.bn, self.walk.m))
+        return Tiled(problem.dtype, sizes, box)
 
     @property
     def maps(self) -> tuple[Map, Map]:
@@ -137,8 +216,17 @@ class TmaJob(Job):
 
     @property
     def column_boxes(self) -> int:
-        """Copies of a slice of B."""
-        return 1 if self.data and not self.turned_weights else self.tile.bn // _SLICE
+        """Copies of a slice of B: none of columns that do not exist."""
+        if not self.data:
+            return self.tile.bn // self.block
+        return -(-min(self.tile.bn, self.walk.m) // _BLOCK) if self.turned_weights else 1
+
+    @property
+    def b_box_bytes(self) -> int:
+        """Bytes of one of them."""
+        if not self.data:
+            return _BLOCK * self.b_row_bytes
+        return self.tile.bk * 128 if self.turned_weights else min(self.tile.bn, self.walk.m) * self.row_bytes
 
     @property
     def misfit(self) -> str | None:
@@ -149,30 +237,32 @@ class TmaJob(Job):
         problem, geo = self.problem, self.walk
         if problem.layout != "nhwc" or self.format.name != "native":
             return "16-bit numbers, channels last"
-        if geo.fold or geo.stacked or len(geo.phases) > 1 or geo.out_step != (1, 1, 1) or problem.ndim > 2:
-            return "one phase of two axes, of eight source channels or more"
-        if geo.c % 8 or geo.m % 8 or (geo.groups > 1 and geo.c % _SLICE):
-            return "channels in multiples of eight, source channels of several groups in blocks of 64"
-        if not geo.phases[0].volume or not self.n_places:
+        if geo.fold or geo.stacked or problem.ndim > 2:
+            return "two axes, eight source channels or more"
+        if geo.c % 8 or geo.m % 8 or (geo.groups > 1 and geo.c % self.block):
+            return f"channels in multiples of eight, source channels of several groups in blocks of {self.block}"
+        if not any(phase.volume for phase in geo.phases) or not self.n_places:
             return "nothing is summed"
         box = self.gathered
         if min(*box.lower, *box.upper) < _NEAREST or max(*box.lower, *box.upper) > _FARTHEST:
             return "padding beyond a map's reach"
-        reach = [(k - 1) * abs(s) for k, s in zip(geo.phases[0].taps, geo.spread)]
-        if max(reach) > _OFFSET or max(box.step) > _STEP:
+        if max(self.reach) > _OFFSET or max(box.step) > _STEP:
             return "taps or steps beyond a map's reach"
         return None
 
     def _misfit_of_tile(self) -> str | None:
         t = self.tile
-        if t.bm != t.wm * 64 or t.wn != 1 or t.bk != _SLICE or t.bn % 32 or t.bn > 256 or t.window:
+        if t.bm != t.wm * 64 or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.window:
             return "64 rows a group of warps, columns in multiples of 32"
-        if t.bn % _SLICE and (not self.data or self.turned_weights):
-            return "blocks of 64 columns do not fit the tile"
+        if t.bk != _BLOCK and not (t.bk == 32 and self.data):
+            return "slices 64 deep, or 32 channels"
+        boxed = not self.data or self.turned_weights
+        if t.block not in (32, _BLOCK) or (boxed and t.bn * 2 % self.b_row_bytes):
+            return "blocks of columns do not fit the tile"
         if self.local_bytes > LOCAL_LIMIT:
             return f"{self.local_bytes} bytes of local memory"
-        if t.split > self.slices[0]:
-            return "more parts than slices"
+        if t.split > self.slices[0] or (t.fixup and not 1 < t.split <= MOST_PARTS):
+            return "more parts than slices, or than work groups count"
         if t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident:
             return "more sums than registers"
         if t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024:

@@ -20,7 +20,9 @@ WORDS = 16
 """Of 64 bits."""
 _ANYWHERE = 1 << 20
 _TYPES = {"float16": 6, "bfloat16": 9}
-_NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_256, _ZEROS = 0, 3, 3, 0
+_NO_INTERLEAVE, _PROMOTE_256, _ZEROS = 0, 3, 0
+_SWIZZLES = {64: 2, 128: 3}
+"""By the bytes of a box's rows."""
 _ITEM = 2
 
 
@@ -87,7 +89,9 @@ class Map:
         raise NotImplementedError
 
 
-_HOW = (_NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_256, _ZEROS)
+def _how(row: int) -> tuple[int, ...]:
+    """The rest, for boxes of ``row`` numbers a row."""
+    return (_NO_INTERLEAVE, _SWIZZLES[row * _ITEM], _PROMOTE_256, _ZEROS)
 
 
 @dataclass(frozen=True)
@@ -98,12 +102,12 @@ class Tiled(Map):
 
     def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
         box, ones = _array(ctypes.c_uint32, self.box), _array(ctypes.c_uint32, [1] * len(self.sizes))
-        return int(driver.cuTensorMapEncodeTiled(*common, box, ones, *_HOW))
+        return int(driver.cuTensorMapEncodeTiled(*common, box, ones, *_how(self.box[0])))
 
 
 @dataclass(frozen=True)
 class Im2col(Map):
-    """Columns of ``pixels`` places by 64 channels of a tensor (channels, w, h, images).
+    """Columns of ``pixels`` places by ``channels`` channels of a tensor (channels, w, h, images).
 
     Places stand in a row at ``lower``, ``lower + step``, ... to at most ``size - 1 + upper``, then begin anew at
     ``lower`` in the next row, and after the last row in the next image. A tap is an offset added to all of them.
@@ -126,4 +130,6 @@ class Im2col(Map):
     def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
         corners = (_array(ctypes.c_int, self.lower), _array(ctypes.c_int, self.upper))
         steps = _array(ctypes.c_uint32, (1, *self.step, 1))
-        return int(driver.cuTensorMapEncodeIm2col(*common, *corners, self.channels, self.pixels, steps, *_HOW))
+        return int(
+            driver.cuTensorMapEncodeIm2col(*common, *corners, self.channels, self.pixels, steps, *_how(self.channels))
+        )

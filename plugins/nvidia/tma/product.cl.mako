@@ -1,6 +1,7 @@
 ## C[m, n] = sum over k of A[m, k] B[k, n] on Hopper's tensor cores, from 16-bit tensors where they lie, channels last.
 ##
-## Data (forward, data gradient of stride 1): m = place, n = target channel, k = blocks of 64 channels of tap after tap.
+## Data (forward, data gradient): m = place, n = target channel, k = blocks of channels of tap after tap. The data
+## gradient of a stride has phases, one after another, whose places have neighbours a stride away.
 ## Weights: m = target channel, n = blocks of 64 source channels of tap after tap, k = place.
 ##
 ## One warp copies and the others multiply. The copying warp tells the copy engine (TMA) boxes of two tensor maps: it
@@ -11,44 +12,73 @@
 ## bm, bn   tile of a work group; each group of four warps multiplies 64 rows by all columns
 ## stages   slices in local memory
 ## split    parts of the sum over k, which end in the workspace
+## fixup    work groups of this launch add them, 32 columns after 32 columns; see ``parts.cl.mako``
 ##
 ## Sources: NVIDIA, PTX ISA, sections on cp.async.bulk.tensor, mbarrier and wgmma.
 <%
 t, geo = job.tile, job.walk
-p = geo.phases[0]
+phases, many = job.phases, len(job.phases) > 1
+low_h, low_w = job.low[1:]
+count_h, count_w = job.count
+volume = geo.phases[0].volume
+empty = t.split > min(job.slices) or not min(job.slices)
 data = job.data
 stage_bytes, a_bytes, stages = job.stage_bytes, job.a_bytes, t.stages
 rows = 64 * t.wm
 warps = t.wm * 4
 sums = t.frag_n * 4
 m_end = job.n_places if data else geo.m
+unit = t.bk * 2 if data else 128
+columns = t.bn // 32
+rows_bytes = 64 * unit
+tile_sums = t.bm * t.bn // 4
+states_at = partial_at + job.sums * t.split * tile_sums * 16
 box = job.gathered
 boxes = job.column_boxes
-box_bytes = job.b_bytes // boxes
-k_a, k_b = (32 if data else 2048), (2048 if job.turned_weights or not data else 32)
+box_bytes = job.b_box_bytes
+# Boxes that lie outside are slow, all work groups' together: the last tile's columns begin earlier, and are not written twice.
+ragged = data and geo.m > t.bn and geo.m % t.bn
+sbo_a, sbo_b = 8 * unit, 8 * job.b_row_bytes
+k_a, k_b = (32 if data else 2048), (16 * job.b_row_bytes if job.turned_weights or not data else 32)
+def of(name, axis=None):
+    """A phase's number."""
+    value = getattr(phases[0], name)
+    if not many:
+        return value if axis is None else value[axis]
+    fields = ["slices", "taps_w", "tap0", "offset", "first", "count"]
+    place = sum(1 if f in ("slices", "taps_w") else 2 for f in fields[: fields.index(name)]) + (axis or 0)
+    return f"PHASES[phase * 10 + {place}]"
+def numbers(phase):
+    return (phase.slices, phase.taps_w, *phase.tap0, *phase.offset, *phase.first, *phase.count)
 %>\
 #define LBO 8192
-#define SBO 1024
-#define B_LBO LBO
-#define B_SBO SBO
+#define SBO ${sbo_a}
+#define B_LBO ${box_bytes}
+#define B_SBO ${sbo_b}
+% if many:
+// Of each phase: slices, taps along w, the first tap, how far it reads, the first place that is written, places.
+constant int PHASES[${10 * len(phases)}] = {${", ".join(str(n) for phase in phases for n in numbers(phase))}};
+% endif
 <%def name="tile_of()">\
     const int n_tile = tile % ${job.n_tiles}, m_tile = tile / ${job.n_tiles} % ${job.m_tiles};
-    const int part = tile / ${job.n_tiles * job.m_tiles} % ${t.split}, group = tile / ${job.n_tiles * job.m_tiles * t.split};
-    const int m0 = m_tile * ${t.bm}, n0 = n_tile * ${t.bn};
-    const int begin = ${f"(int)((long){job.slices[0]} * part / {t.split})" if t.split > 1 else 0}, end = ${f"(int)((long){job.slices[0]} * (part + 1) / {t.split})" if t.split > 1 else job.slices[0]};
+    const int part = tile / ${job.n_tiles * job.m_tiles} % ${t.split}, group = tile / ${job.n_tiles * job.m_tiles * t.split}${f" % {geo.groups}" if many else ""};
+% if many:
+    const int phase = tile / ${job.n_tiles * job.m_tiles * t.split * geo.groups};
+% endif
+    const int m0 = m_tile * ${t.bm}, n0 = ${f"min(n_tile * {t.bn}, {max(0, geo.m - t.bn)})" if data else f"n_tile * {t.bn}"};
+    const int begin = ${f"(int)((long){of('slices')} * part / {t.split})" if t.split > 1 else 0}, end = ${f"(int)((long){of('slices')} * (part + 1) / {t.split})" if t.split > 1 else of('slices')};
 </%def>
 <%def name="start_of(place)">\
-<% ow, oh = p.count[2], p.count[1] %>\
-      const int image = ${place} / ${p.places}, pixel = ${place} % ${p.places};
-      const int h = pixel / ${ow} * ${geo.step[1]} + (${job.low[1]}), w = pixel % ${ow} * ${geo.step[2]} + (${job.low[2]});
+      const int image = ${place} / ${count_h * count_w}, pixel = ${place} % ${count_h * count_w};
+      const int h = pixel / ${count_w} * ${geo.step[1]} + (${low_h}), w = pixel % ${count_w} * ${geo.step[2]} + (${low_w});
 </%def>
 <%def name="copies()">\
 % if data:
-      const int tap = slice / ${job.blocks}, channel = slice % ${job.blocks} * 64;
-      const int ky = tap / ${p.taps[2]}, kx = tap % ${p.taps[2]};
-      COPY_IM2COL(MAP_A, at, group * ${geo.c} + channel, w, h, image, ${job.offset(2, "kx")}, ${job.offset(1, "ky")}, full);
+      const int tap = slice / ${job.blocks}, channel = slice % ${job.blocks} * ${t.bk};
+      const int ky = tap / ${of("taps_w")}, kx = tap % ${of("taps_w")};
+      COPY_IM2COL(MAP_A, at, group * ${geo.c} + channel, w, h, image, ${of("offset", 1)} + kx * (${geo.spread[2]}), ${of("offset", 0)} + ky * (${geo.spread[1]}), full);
 % if job.turned_weights:
-      const int kernel_tap = (ky * ${geo.tap_step[1]} + ${p.tap0[1]}) * ${geo.kernel[2]} + kx * ${geo.tap_step[2]} + ${p.tap0[2]};
+      const int kernel_tap = (ky * ${geo.tap_step[1]} + ${of('tap0', 0)}) * ${geo.kernel[2]} + kx * ${geo.tap_step[2]} + ${of('tap0', 1)};
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i)
         COPY_BOX3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, n0 + i * 64, kernel_tap, group * ${geo.c} + channel, full);
@@ -58,43 +88,87 @@ k_a, k_b = (32 if data else 2048), (2048 if job.turned_weights or not data else 
 % else:
 #pragma unroll
       for (int i = 0; i < ${t.wm}; ++i)
-        COPY_BOX2(MAP_A, at + i * 8192, group * ${geo.m} + m0 + i * 64, slice * 64, full);
+        COPY_BOX2(MAP_A, at + i * ${rows_bytes}, group * ${geo.m} + m0 + i * 64, slice * 64, full);
 ${start_of("(slice * 64)")}\
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i) {
-        const int q = min(n0 / 64 + i, ${p.volume * job.blocks - 1});
-        const int tap = q / ${job.blocks}, ky = tap / ${p.taps[2]}, kx = tap % ${p.taps[2]};
-        COPY_IM2COL(MAP_B, at + ${a_bytes} + i * ${box_bytes}, group * ${geo.c} + q % ${job.blocks} * 64, w, h, image, ${job.offset(2, "kx")}, ${job.offset(1, "ky")}, full);
+        const int q = min(n0 / ${job.block} + i, ${volume * job.blocks - 1});
+        const int tap = q / ${job.blocks}, ky = tap / ${phases[0].taps_w}, kx = tap % ${phases[0].taps_w};
+        COPY_IM2COL(MAP_B, at + ${a_bytes} + i * ${box_bytes}, group * ${geo.c} + q % ${job.blocks} * ${job.block}, w, h, image, kx * ${geo.spread[2]}, ky * ${geo.spread[1]}, full);
       }
 % endif
 </%def>
 <%def name="multiply(at)">\
-% for k in range(4):
+% for k in range(t.bk // 16):
       WGMMA(sum, ${at} + a_from + ${k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
 % endfor
 </%def>
-<%def name="write_sums()">\
+<%def name="write_columns(name, count, first)">\
     // Four lanes hold two neighbouring columns each of four groups of eight: they exchange until each has eight.
 % for half in (0, 1):
     {
       const int m = m0 + wg * 64 + warp % 4 * 16 + lane / 4 + ${half * 8};
-% for j in range(0, t.frag_n, 4):
+% if many:
+      const int row = m / ${count_w} % ${count_h}, column = m % ${count_w};
+      const int exists = m < ${m_end} & row < ${of("count", 0)} & column < ${of("count", 1)};
+      const OUT_INDEX place = (OUT_INDEX)(m / ${count_h * count_w} * ${geo.target[1]} + row * ${geo.out_step[1]} + ${of("first", 0)}) * ${geo.target[2]} + column * ${geo.out_step[2]} + ${of("first", 1)};
+% endif
+% for j in range(0, count, 4):
       {
         float v[8];
-        EIGHT(v, ${", ".join(f"sum[{(j + i) * 4 + half * 2 + e}]" for i in range(4) for e in range(2))});
-        const int n = n0 + ${j * 8} + lane % 4 * 8;
+        EIGHT(v, ${", ".join(f"{name}[{(j + i) * 4 + half * 2 + e}]" for i in range(4) for e in range(2))});
+        const int n = n0 + ${first} + ${j * 8} + lane % 4 * 8;
 % if data:
-        if (m < ${m_end} & n < ${geo.m})
-          put8(OUT_ARGS, v, ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)m * ${geo.m * geo.groups} + group * ${geo.m} + n, group * ${geo.m} + n);
+        if (${"exists" if many else f"m < {m_end}"} & n < ${geo.m}${f" & n >= n_tile * {t.bn}" if ragged else ""})
+          put8(OUT_ARGS, v, ${f"(OUT_INDEX)part * {job.partial_elements} + " if job.partial else ""}(OUT_INDEX)${"place" if many else "m"} * ${geo.m * geo.groups} + group * ${geo.m} + n, group * ${geo.m} + n);
 % else:
-        const int q = n / 64, tap = q / ${job.blocks}, c = q % ${job.blocks} * 64 + n % 64;
-        if (m < ${m_end} & tap < ${p.volume} & c < ${geo.c})
-          put8(OUT_ARGS, v, ((OUT_INDEX)(${f"part * {geo.groups} + " if t.split > 1 else ""}group) * ${geo.m} + m) * ${job.n} + tap * ${geo.c} + c, 0);
+        const int q = n / ${job.block}, tap = q / ${job.blocks}, c = q % ${job.blocks} * ${job.block} + n % ${job.block};
+        if (m < ${m_end} & tap < ${volume} & c < ${geo.c})
+          put8(OUT_ARGS, v, ((OUT_INDEX)(${f"part * {geo.groups} + " if job.partial else ""}group) * ${geo.m} + m) * ${job.n} + tap * ${geo.c} + c, 0);
 % endif
       }
 % endfor
     }
 % endfor
+</%def>
+<%def name="write_sums()">\
+% if t.fixup:
+    const int whole = ${f"(phase * {geo.groups} + group)" if many else "group"} * ${job.n_tiles * job.m_tiles} + m_tile * ${job.n_tiles} + n_tile;
+    global float4 *parts = (global float4 *)(workspace + ${partial_at}L) + (long)whole * ${t.split * tile_sums} + tid;
+#pragma unroll
+    for (int i = 0; i < ${t.frag_n}; ++i)
+      parts[part * ${tile_sums} + i * ${t.items}] = (float4)(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
+    warps_meet(${t.items});
+    if (tid == 0) arrive(states + whole);
+    for (;;) {
+      if (tid == 0) *shared = take(states + whole, polls);
+      warps_meet(${t.items});
+      const int columns = *shared;
+      warps_meet(${t.items});
+      if (columns < 0) break;
+      for (int block = columns; block < (polls ? columns + 1 : ${columns}); ++block) {
+      float s[16] = {0};
+#pragma unroll 4
+      for (int i = 0; i < ${t.split}; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float4 v = load_written(parts + i * ${tile_sums} + (block * 4 + j) * ${t.items});
+          s[j * 4] += v.x, s[j * 4 + 1] += v.y, s[j * 4 + 2] += v.z, s[j * 4 + 3] += v.w;
+        }
+      }
+${write_columns("s", 4, "block * 32")}\
+      }
+      if (!polls) break;
+    }
+% else:
+${write_columns("sum", t.frag_n, 0)}\
+% endif
+</%def>
+<%def name="begin_sums()">\
+% if t.fixup:
+  global ulong *states = (global ulong *)(workspace + ${states_at}L);
+  const int polls = ${job.tiles} <= get_num_groups(0) ? POLLS : 0;
+% endif
 </%def>
 % if not emulate:
 constant ulong MAPS[32] = {${", ".join(f"{word:#x}UL" for one in encoded for word in one)}};
@@ -103,6 +177,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   local uint4 area[${(job.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory), bars = base + ${stage_bytes * stages};
+  local int *shared = (local int *)(memory + ${(stage_bytes + 16) * stages});
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   const int first = get_group_id(0), step = get_num_groups(0);
   if (tid == 0) {
@@ -123,31 +198,32 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
       map_address(maps + 16, b);
       maps_visible(maps);
       const ulong MAP_A = (ulong)maps, MAP_B = (ulong)(maps + 16);
-      uint at = 0, bar = bars, phase = 1;
+      uint at = 0, bar = bars, parity = 1;
       for (int tile = first; tile < ${job.tiles}; tile += step) {
 ${tile_of()}\
 % if data:
 ${start_of("m0")}\
 % endif
         for (int slice = begin; slice < end; ++slice) {
-          barrier_wait(bar + 8, phase);
+          barrier_wait(bar + 8, parity);
           const uint full = bar;
-          barrier_expect(full, ${stage_bytes});
+          barrier_expect(full, ${a_bytes + boxes * box_bytes});
 ${copies()}\
           at += ${stage_bytes};
           bar += 16;
           if (at == ${stage_bytes * stages}) {
             at = 0;
             bar = bars;
-            phase ^= 1;
+            parity ^= 1;
           }
         }
       }
     }
   } else {
     const int wg = warp / 4;
-    const uint a_from = wg * 8192;
-    uint at = 0, bar = bars, phase = 0;
+    const uint a_from = wg * ${rows_bytes};
+${begin_sums()}\
+    uint at = 0, bar = bars, parity = 0;
     float sum[${sums}];
 #pragma unroll
     for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
@@ -155,8 +231,13 @@ ${copies()}\
 ${tile_of()}\
       uint last = 0;
       int add = 0;
+% if t.fixup or empty:
+      // Nothing of the last tile's sums stays alive while parts are added.
+#pragma unroll
+      for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
+% endif
       for (int slice = begin; slice < end; ++slice) {
-        barrier_wait(bar, phase);
+        barrier_wait(bar, parity);
         WGMMA_BEGIN();
 ${multiply("at")}\
         WGMMA_COMMIT();
@@ -171,11 +252,11 @@ ${multiply("at")}\
         if (at == ${stage_bytes * stages}) {
           at = 0;
           bar = bars;
-          phase ^= 1;
+          parity ^= 1;
         }
       }
       wgmma_finish(sum);
-      if (lane == 0) barrier_release(last);
+      if (lane == 0${" & add" if empty else ""}) barrier_release(last);
 ${write_sums()}\
     }
   }
@@ -187,7 +268,9 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   local float quads[${warps * 32 * 8}];
   local uchar *memory = (local uchar *)area;
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32, wg = warp / 4;
-  const uint a_from = wg * 8192, at = 0, full = 0;
+  const uint a_from = wg * ${rows_bytes}, at = 0, full = 0;
+  local int word[1], *shared = word;
+${begin_sums()}\
   global const ushort *MAP_A = a, *MAP_B = b;
   float sum[${sums}];
   for (int tile = get_group_id(0); tile < ${job.tiles}; tile += get_num_groups(0)) {
@@ -201,6 +284,9 @@ ${copies()}\
       barrier(CLK_LOCAL_MEM_FENCE);
 ${multiply("at")}\
       barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    if (begin == end) {
+      for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
     }
 ${write_sums()}\
   }

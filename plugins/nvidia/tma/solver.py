@@ -15,6 +15,7 @@ from ..packed.job import Job
 from ..packed.launch import written
 from ..packed.plan import Layout, NvidiaPlan
 from ..packed.solver import TensorCores
+from ..parts import parts_text
 from ..probe import probe
 from .choice import choices, seconds
 from .job import MAPS, TmaJob, TmaTile
@@ -40,10 +41,11 @@ class TmaPlan(NvidiaPlan):
         text += job.instructions.text(self._emulate)
         for file in ("narrow.cl.mako", "finish.cl"):
             text += kernel_text(SHARED, file, job=job)
+        text += parts_text(job, job.tile.split, job.tile.bn // 32) if job.tile.fixup else ""
         text += kernel_text(__package__, "copies_emulated.cl.mako", job=job) if self._emulate else ""
         text += kernel_text(__package__, "exchange.cl.mako", emulate=self._emulate)
         return text + kernel_text(__package__, "product.cl.mako", job=job, emulate=self._emulate, encoded=encoded,
-                                  maps_at=where.maps, maps_each=MAPS)  # fmt: skip
+                                  maps_at=where.maps, maps_each=MAPS, partial_at=where.partial)  # fmt: skip
 
     def _product(self, context: Any) -> Launch:
         job, text = self.job, self.product_text()
@@ -76,7 +78,10 @@ class Tma(TensorCores):
             return f"float16 and bfloat16 only, got {problem.dtype}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        job = TmaJob(problem, TmaTile(64, 64, 1, 1, problem.dtype, "wgmma"))
+        small = TmaTile(
+            64, 64, 1, 1, problem.dtype, "wgmma", 64 if problem.direction == "bwd_weights" else 32, block=32
+        )
+        job = TmaJob(problem, small)
         reason = job.misfit
         return f"{reason} only" if reason else None
 

@@ -1,0 +1,21 @@
+"""Text of ``parts.cl.mako``: work groups of one launch that add the parts of a sum."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from convdispatch.api import kernel_text
+
+__all__ = ["MOST_PARTS", "STATE", "parts_text"]
+
+MOST_PARTS = 255
+"""That a state counts."""
+STATE = 8
+"""Bytes of a tile's state."""
+
+
+def parts_text(job: Any, split: int, blocks: int) -> str:
+    """For tiles of ``blocks`` blocks; ``job``, by its repr, tells the states of this kernel from others."""
+    magic = int.from_bytes(hashlib.blake2b(repr(job).encode(), digest_size=6).digest(), "big")
+    return kernel_text(__package__, "parts.cl.mako", magic=magic, split=split, blocks=blocks)
