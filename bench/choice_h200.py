@@ -162,7 +162,7 @@ def main(kind: str, nets: tuple[str, ...], every: int, seconds: float, budget: f
                 print(f"FAILED {row}", flush=True)
                 continue
             direction = ConvProblem.parse(row["problem"]).direction
-            for key in ((row["net"], direction), (row["net"],), ("families" if row["net"] == "families" else "nets",)):
+            for key in ((row["net"], direction), (row["net"],), *([("nets",)] if row["net"] != "families" else [])):
                 ratios[key].append((row["torch"] / row["ours"], row["layer"] if len(key) > 1 else row["problem"]))
     for key, found in sorted(ratios.items()):
         mean = math.exp(sum(math.log(each[0]) for each in found) / len(found))
