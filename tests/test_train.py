@@ -56,6 +56,20 @@ def test_a_net_learns(device):
     assert curve(report.losses).count("\n") == 9
 
 
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_16_bits_learn_as_float32_does(precision, device, tmp_path):
+    plain = run(device=device, epochs=12)
+    report = run(device=device, epochs=12, precision=precision)
+    assert report.accuracy == 1.0
+    assert report.losses != plain.losses
+    np.testing.assert_allclose(report.losses[:24], plain.losses[:24], rtol=0.1, atol=0.05)
+    half = tmp_path / "half.safetensors"
+    run(half, device=device, epochs=6, precision=precision)
+    assert run(half, device=device, epochs=12, precision=precision, resume=True).losses == report.losses
+    with pytest.raises(InvalidArgument, match=f"was made with precision {precision}"):
+        run(half, device=device, epochs=12, resume=True)
+
+
 def test_adam_learns(device):
     assert run(device=device, epochs=12, optimizer="adam", lr=0.003).accuracy == 1.0
 

@@ -63,9 +63,10 @@ def reduce(
 
     ``operation`` is sum, prod, mean, max or min. Operands are tensors and numbers, as ``apply`` takes them. Several
     expressions, given as a tuple, are reduced in one pass, and a list of tensors is returned. ``out`` holds contiguous
-    tensors for the results. ``store``, a tensor of the operands' shape that shares no memory with them, gets the first
-    expression's values; no gradient goes through it. A sum of floats is taken in partial sums, of float32 for float16
-    and bfloat16; sums and products of integers are int64. Recorded on the tape in force, except prod, max and min.
+    tensors for the results, which may be float32 where the operands are of 16 bits. ``store``, a tensor of the
+    operands' shape that shares no memory with them, gets the first expression's values; no gradient goes through it. A
+    sum of floats is taken in partial sums, of float32 for float16 and bfloat16; sums and products of integers are
+    int64. Recorded on the tape in force, except prod, max and min.
 
     Raises InvalidArgument for axes, names or shapes that do not fit.
     """
@@ -96,14 +97,14 @@ def _record_elements(tape: Any, call: Any, named: dict[str, Any], result: Any) -
         if slope is not None:
             slopes[name] = slope
     inputs = [named[name] for name in slopes]
-    shapes = {name: named[name].shape for name in slopes}
+    forms = {name: (named[name].shape, named[name].dtype) for name in slopes}
     needed = {
         name: {other: value for other, value in named.items() if other in parse(slope).names}
         for name, slope in slopes.items()
     }
 
     def backward(dy: Tensor) -> list[Tensor]:
-        return [_pull(dy, slope, shapes[name], needed[name]) for name, slope in slopes.items()]
+        return [_pull(dy, slope, *forms[name], needed[name]) for name, slope in slopes.items()]
 
     tape.record(result, inputs, backward)
 
@@ -115,7 +116,7 @@ def _record_sums(tape: Any, call: Any, operation: str, given: dict[str, Any], re
     if operation in ("prod", "max", "min"):
         raise InvalidArgument(f"reduce({operation!r}) has no gradient here; use it outside the tape's block")
     keep = tuple(1 if a in call.axes else size for a, size in enumerate(call.shape))
-    shapes = {name: given[name].shape for name in tracked}
+    forms = {name: (given[name].shape, given[name].dtype) for name in tracked}
 
     def backward(*dys: Tensor | None) -> list[Tensor | None]:
         total: list[Tensor | None] = []
@@ -129,21 +130,24 @@ def _record_sums(tape: Any, call: Any, operation: str, given: dict[str, Any], re
                     slope = f"({slope}) * {call.scale!r}"
                 wide = dy.reshape(keep).expand(call.shape)
                 used = {n: v for n, v in given.items() if n in parse(slope).names}
-                sums.append(_pull(wide, slope, shapes[name], used))
+                sums.append(_pull(wide, slope, *forms[name], used))
             total.append(sums[0] if len(sums) == 1 else sum(sums[1:], sums[0]) if sums else None)
         return total
 
     tape.record(results, [given[name] for name in tracked], backward)
 
 
-def _pull(dy: Tensor, slope: str, shape: tuple[int, ...], operands: dict[str, Any]) -> Tensor:
-    """The gradient of an operand of ``shape`` whose slope is known: dy times slope, summed over what was repeated."""
-    if slope == "1" and dy.shape == shape:
+def _pull(dy: Tensor, slope: str, shape: tuple[int, ...], dtype: Any, operands: dict[str, Any]) -> Tensor:
+    """The gradient of an operand of ``shape`` and ``dtype`` whose slope is known: dy times slope, summed over what was
+    repeated."""
+    if slope == "1" and dy.shape == shape and dy.dtype == dtype:
         return dy
     text, given = ("dy_", {"dy_": dy}) if slope == "1" else (f"dy_ * ({slope})", {"dy_": dy, **operands})
     if dy.shape == shape:
-        return apply(text, **given)
-    return reduce("sum", text, _repeated(dy.shape, shape), **given).reshape(shape)
+        return apply(text, dtype=dtype, **given)
+    axes = _repeated(dy.shape, shape)
+    out = Tensor.empty(tuple(1 if a in axes else n for a, n in enumerate(dy.shape)), dtype, dy.queue)
+    return reduce("sum", text, axes, keepdims=True, out=out, **given).reshape(shape)
 
 
 def sum_to(dy: Tensor, shape: tuple[int, ...]) -> Tensor:

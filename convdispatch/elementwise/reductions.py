@@ -30,7 +30,14 @@ class _Call:
     __slots__ = ("axes", "dtypes", "formulas", "reduction", "scale", "shape", "short")
 
     def __init__(
-        self, operation: str, texts: tuple[str, ...], axes: Any, keepdims: bool, given: dict[str, Any], store: Any
+        self,
+        operation: str,
+        texts: tuple[str, ...],
+        axes: Any,
+        keepdims: bool,
+        outs: tuple[np.dtype, ...] | None,
+        given: dict[str, Any],
+        store: Any,
     ) -> None:
         if operation not in (*OPERATIONS, "mean"):
             raise InvalidArgument(f"reduce knows {', '.join((*OPERATIONS, 'mean'))}, got {operation!r}")
@@ -55,7 +62,8 @@ class _Call:
         if not count and operation not in ("sum", "prod") and math.prod(self.short):
             raise InvalidArgument(f"{operation} needs at least one element, got shape {shape} over axes {self.axes}")
         self.scale = 1.0 / max(1, count) if operation == "mean" else 1.0
-        self.dtypes = tuple(_kind(operation, formula, given) for formula in formulas)
+        own = tuple(_kind(operation, formula, given) for formula in formulas)
+        self.dtypes = tuple(map(_stored, own, outs)) if outs and len(outs) == len(own) else own
         scalars = tuple(name for name, value in given.items() if not isinstance(value, Tensor))
         integral = operation != "mean" and all(isinstance(given[name], numbers.Integral) for name in scalars)
         self.reduction: Reduction | None = None
@@ -80,10 +88,12 @@ def combine(
 ) -> tuple[_Call, list[Tensor]]:
     """What ``reduce`` computes, without a note on a tape: (what was decided, results)."""
     texts = (expression,) if isinstance(expression, str) else tuple(expression)
-    key = forms([operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims], operands, store)
+    given = () if out is None else (out,) if isinstance(out, Tensor) else tuple(out)
+    outs = tuple(each.dtype for each in given)
+    key = forms([operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims, outs], operands, store)
     call = _calls.get(key)
     if call is None:
-        call = _calls.make(key, lambda: _Call(operation, texts, axes, keepdims, operands, store))
+        call = _calls.make(key, lambda: _Call(operation, texts, axes, keepdims, outs, operands, store))
     queue, arguments, scalars = None, [], []
     for value in operands.values():
         if isinstance(value, Tensor):
@@ -96,10 +106,10 @@ def combine(
     if out is None:
         results = [Tensor.empty(call.short, dtype, queue) for dtype in call.dtypes]
     else:
-        results = [out] if isinstance(out, Tensor) else list(out)
-        for given, dtype in zip(results, call.dtypes, strict=True):
-            if given.shape != call.short or given.dtype != dtype or not given.contiguous:
-                raise InvalidArgument(f"out must be a contiguous {dtype} tensor of shape {call.short}, got {given!r}")
+        results = list(given)
+        for each, dtype in zip(results, call.dtypes, strict=True):
+            if each.shape != call.short or each.dtype != dtype or not each.contiguous:
+                raise InvalidArgument(f"out must be a contiguous {dtype} tensor of shape {call.short}, got {each!r}")
     targets = [part for result in results for part in (result.base_data, result.offset // result.dtype.itemsize)]
     if call.reduction is not None:
         call.reduction(queue, arguments + scalars, targets)
@@ -120,6 +130,11 @@ def _axes(axes: Any, ndim: int) -> tuple[int, ...]:
     if any(not 0 <= axis < ndim for axis in positive) or len(set(positive)) != len(positive):
         raise InvalidArgument(f"axes must be different ones among {ndim}, got {axes!r}")
     return positive
+
+
+def _stored(own: np.dtype, out: np.dtype) -> np.dtype:
+    """Sums of 16-bit values are float32 until they are stored, and may be stored so."""
+    return out if own.itemsize == 2 and own.kind not in "iu" and out == np.float32 else own
 
 
 def _kind(operation: str, formula: Any, given: dict[str, Any]) -> np.dtype:

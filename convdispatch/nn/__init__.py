@@ -3,6 +3,7 @@
 from ..tape import Tape
 from ..tensor import Parameter
 from . import functional
+from .autocasting import autocast
 from .capture import Captured, capture
 from .layers import (
     LRN,
@@ -18,6 +19,7 @@ from .layers import (
     MaxPool2d,
     ReLU,
 )
+from .loss_scaling import LossScaler
 from .modules import Module, Sequential, observe
 from .optim import SGD, Adam, Optimizer
 from .saving import load_tensors, save_tensors
@@ -43,6 +45,8 @@ __all__ = [
     "ReLU",
     "Sequential",
     "Tape",
+    "LossScaler",
+    "autocast",
     "capture",
     "functional",
     "load_tensors",

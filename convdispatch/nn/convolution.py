@@ -13,6 +13,7 @@ from ..elementwise import apply, concatenate, reduce, zeros
 from ..tape import Rectified, Tape, current_tape, paused
 from ..tensor import Tensor
 from .activations import activate, from_result
+from .autocasting import cast
 
 __all__ = ["convolution", "linear", "transposed_convolution"]
 
@@ -44,6 +45,7 @@ def convolution(
         "layout": layout,
         "math": math,
     }
+    x, w, bias, residual = cast(x, w, bias, residual)
     tape, after = current_tape(), None
     watched = tape is not None and any(tape.tracks(t) for t in (x, bias, residual) if t is not None)
     watched = watched or (tape is not None and isinstance(w, Tensor) and tape.tracks(w))
@@ -65,6 +67,7 @@ def linear(
     ``w`` is ``[oc, ic]``, or as ``conv()`` takes it: ``[oc, ic, 1, 1]``, with ``layout="nhwc"`` ``[oc, 1, 1, ic]``, or
     a constant made of it. Raises InvalidArgument unless x has two axes and w fits.
     """
+    x, w, bias = cast(x, w, bias)
     if len(x.shape) != 2:
         raise InvalidArgument(f"a linear map takes x of shape (mb, features), got {x.shape}")
     shape = w.shape
@@ -178,6 +181,7 @@ def transposed_convolution(
     math: str = "float32",
 ) -> Tensor:
     """``conv_transpose()`` on the tape; arguments, results and errors are its."""
+    x, w, bias = cast(x, w, bias)
     options = {"stride": stride, "dilation": dilation, "groups": groups, "layout": layout}
     _, pads, rows = transposed_shape(x.shape, w.shape, padding=padding, output_padding=output_padding, **options)
     options["math"] = math

@@ -78,7 +78,9 @@ def batch_norm(
     if not training:
         tensors = {"mean": running_mean, "variance": running_variance, "scale": scale, "shift": shift}
         text = "factor = scale * rsqrt(variance + epsilon); " + text
-        return apply(text, x=x, epsilon=epsilon, **{n: t.reshape(wide) for n, t in tensors.items()}, **plus)
+        return apply(
+            text, x=x, epsilon=epsilon, dtype=x.dtype, **{n: t.reshape(wide) for n, t in tensors.items()}, **plus
+        )
     count = x.size // max(1, channels)
     if count < 2:
         raise InvalidArgument(f"training needs more than one value a channel, got x of shape {x.shape}")
@@ -90,7 +92,9 @@ def batch_norm(
         axes = tuple(a for a in range(x.ndim) if a != axis)
         # One value of each channel, seen as all of its values.
         first = x[tuple(slice(None) if a == axis else slice(0, 1) for a in range(x.ndim))]
-        sums = reduce("sum", ("x - k", "square(x - k)"), axes, x=x, k=first)
+        half = x.dtype.itemsize == 2
+        sums = [Tensor.empty((channels,), np.float32, x.queue) for _ in range(2)] if half else None
+        sums = reduce("sum", ("x - k", "square(x - k)"), axes, x=x, k=first, out=sums)
         (mean, wide_mean), (deviation, _), (factor, wide_factor) = _vectors(3, x, wide)
         apply(
             _STATISTICS,
@@ -109,7 +113,7 @@ def batch_norm(
             epsilon=float(epsilon),
         )
         wides = {"mean": wide_mean, "factor": wide_factor, "shift": shift.reshape(wide)}
-        y = apply(text, x=x, **wides, **plus)
+        y = apply(text, x=x, dtype=x.dtype, **wides, **plus)
     if tape is None or not any(tape.tracks(t) for t in (x, scale, shift, residual)):
         return y
     # The slope of relu from y, or where there is no residual from x, which is read anyway.
@@ -120,7 +124,7 @@ def batch_norm(
 
     def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
         sink = tape.sink(shift) if tape.tracks(shift) else None
-        targets = [Tensor.empty((channels,), x.dtype, x.queue) if sink is None else sink]
+        targets = [Tensor.empty((channels,), shift.dtype, x.queue) if sink is None else sink]
         (sums, _), (c, wide_c), (e, wide_e) = _vectors(3, x, wide)
         targets.append(sums)
         # Where the residual's gradient is wanted, relu's slope is taken once, and stored on the way.
@@ -133,14 +137,14 @@ def batch_norm(
         if store is not None:
             dy, slope, more = store, "dy", {}
         dscale = tape.sink(scale) if tape.tracks(scale) else None
-        dscale = Tensor.empty((channels,), x.dtype, x.queue) if dscale is None else dscale
+        dscale = Tensor.empty((channels,), scale.dtype, x.queue) if dscale is None else dscale
         text = "g = dq * deviation; c = ds * r; e = g * deviation * r"
         apply(text, g=dscale, c=c, e=e, dq=dq, ds=ds, deviation=deviation, r=1.0 / count)
         dx = None
         if tape.tracks(x):
             text = f"factor * (({slope}) - c - (x - mean) * e)"
             given = {"factor": wides["factor"], **more}
-            dx = apply(text, dy=dy, x=x, mean=middle, c=wide_c, e=wide_e, **given)
+            dx = apply(text, dy=dy, x=x, mean=middle, c=wide_c, e=wide_e, dtype=x.dtype, **given)
         return dx, dscale, ds, dresidual
 
     tape.record(y, (x, scale, shift, residual), backward)
@@ -148,16 +152,17 @@ def batch_norm(
 
 
 def _vectors(count: int, x: Tensor, wide: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
-    """Vectors of one value a channel in one piece of memory, each also as it broadcasts with x.
+    """Vectors of one value a channel in one piece of memory, each also as it broadcasts with x; of 16-bit x in float32.
 
     Nets of small pictures wait for the host: a piece of memory and a view each time would be a fifth of its work here.
     """
-    channels, step = max(wide), -(-max(wide) * x.dtype.itemsize // 16) * 16
-    memory = Tensor.empty((count * step // x.dtype.itemsize,), x.dtype, x.queue).base_data
+    dtype = np.dtype(np.float32) if x.dtype.itemsize == 2 else x.dtype
+    channels, step = max(wide), -(-max(wide) * dtype.itemsize // 16) * 16
+    memory = Tensor.empty((count * step // dtype.itemsize,), dtype, x.queue).base_data
     return [
         (
-            Tensor(memory, (channels,), x.dtype, x.queue, None, i * step),
-            Tensor(memory, wide, x.dtype, x.queue, None, i * step),
+            Tensor(memory, (channels,), dtype, x.queue, None, i * step),
+            Tensor(memory, wide, dtype, x.queue, None, i * step),
         )
         for i in range(count)
     ]

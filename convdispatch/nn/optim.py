@@ -7,7 +7,8 @@ launch however many parameters there are. Each Parameter stays the object it was
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..api.errors import InvalidArgument
 from ..device import runtime
 from ..elementwise import apply, fill, full
 from ..tensor import Parameter, Tensor
+from .loss_scaling import LossScaler
 
 __all__ = ["SGD", "Adam", "Optimizer"]
 
@@ -64,12 +66,28 @@ class Optimizer:
         """Set all gradients to zero; needed only before ``backward(accumulate=True)``."""
         fill(self.gradients, 0.0)
 
-    def step(self) -> None:
-        """Change the parameters by what their gradients say."""
-        self.steps += 1
-        self._update()
+    def step(self, scaler: LossScaler | None = None) -> None:
+        """Change the parameters by what their gradients say.
 
-    def _update(self) -> None:
+        With a ``scaler`` the gradients are divided by its scale, and where one is infinite or NaN nothing changes but
+        the scale and the count of steps; the host learns nothing of it, so nothing waits.
+        """
+        self.steps += 1
+        if scaler is None:
+            self._update(self._text(), {})
+            return
+        bad, scale = scaler.check(self.gradients)
+        self._update(_where_finite(self._text(), self.written), {"bad": bad, "scale": scale})
+        scaler.update()
+
+    written: tuple[str, ...] = ()
+    """Names in ``_text`` of what a step changes."""
+
+    def _text(self) -> str:
+        """A step as a formula of p, g and the state."""
+        raise NotImplementedError
+
+    def _update(self, text: str, scaling: dict[str, Tensor]) -> None:
         raise NotImplementedError
 
     # --- the state as arrays, for checkpoints ------------------------------------------------------------------------
@@ -98,6 +116,16 @@ class Optimizer:
                 array[start : start + parameter.size] = np.asarray(state[f"{name}.{i}"]).reshape(-1)
             flat.write(array)
         self.steps, self.lr = int(state["steps"]), float(state["lr"])
+
+
+def _where_finite(text: str, written: Sequence[str]) -> str:
+    """A step's formula over scaled gradients ``g``, which keeps what was there where ``bad`` is not 0."""
+    steps = []
+    for step in text.split(";"):
+        name, value = (part.strip() for part in step.split("=", 1))
+        value = re.sub(r"\bg\b", "(g / scale)", value)
+        steps.append(f"{name} = {f'where(bad > 0, {name}, {value})' if name in written else value}")
+    return "; ".join(steps)
 
 
 def _flat(size: int, like: Tensor) -> Tensor:
@@ -130,14 +158,20 @@ class SGD(Optimizer):
         self.state_names = ("momentum",) if momentum else ()
         super().__init__(parameters, lr)
 
-    def _update(self) -> None:
-        given = {"p": self.values, "g": self.gradients, "lr": self.lr, "decay": self.weight_decay}
+    @property
+    def written(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("v", "p") if self.momentum else ("p",)
+
+    def _text(self) -> str:
         if not self.momentum:
-            apply("p = p - lr * (g + decay * p)", **given)
-            return
+            return "p = p - lr * (g + decay * p)"
         ahead = "d + momentum * v" if self.nesterov else "v"
-        text = f"d = g + decay * p; v = momentum * v + d; p = p - lr * ({ahead})"
-        apply(text, **given, v=self.state["momentum"], momentum=self.momentum)
+        return f"d = g + decay * p; v = momentum * v + d; p = p - lr * ({ahead})"
+
+    def _update(self, text: str, scaling: dict[str, Tensor]) -> None:
+        given = {"p": self.values, "g": self.gradients, "lr": self.lr, "decay": self.weight_decay, **scaling}
+        more = {"v": self.state["momentum"], "momentum": self.momentum} if self.momentum else {}
+        apply(text, **given, **more)
 
 
 class Adam(Optimizer):
@@ -156,11 +190,18 @@ class Adam(Optimizer):
         self.betas, self.epsilon, self.weight_decay = betas, float(epsilon), float(weight_decay)
         super().__init__(parameters, lr)
 
-    def _update(self) -> None:
+    written = ("m", "s", "p")
+
+    def _text(self) -> str:
+        return (
+            "d = g + decay * p; m = a * m + (1 - a) * d; s = b * s + (1 - b) * d * d; "
+            "p = p - rate * m / (sqrt(s) * root + epsilon)"
+        )
+
+    def _update(self, text: str, scaling: dict[str, Tensor]) -> None:
         first, second = self.betas
         apply(
-            "d = g + decay * p; m = a * m + (1 - a) * d; s = b * s + (1 - b) * d * d; "
-            "p = p - rate * m / (sqrt(s) * root + epsilon)",
+            text,
             p=self.values,
             g=self.gradients,
             m=self.state["mean"],
@@ -171,4 +212,5 @@ class Adam(Optimizer):
             rate=self.lr / (1 - first**self.steps),
             root=1 / math.sqrt(1 - second**self.steps),
             epsilon=self.epsilon,
+            **scaling,
         )

@@ -25,6 +25,8 @@ def save(path: Path, run: Run) -> None:
     """Write the run's state; the old file is replaced once the new one is whole on the disk."""
     tensors: dict[str, object] = {f"model.{name}": value for name, value in run.net.state_dict().items()}
     tensors |= {f"optimizer.{name}": value for name, value in run.optimizer.state_dict().items()}
+    if run.scaler is not None:
+        tensors |= {f"scaler.{name}": value for name, value in run.scaler.state_dict().items()}
     tensors["losses"] = run.losses.numpy()[: run.step]
     states = {name: part.generator.state for name, part in run.net.named_modules() if isinstance(part, Dropout)}
     metadata = {
@@ -51,6 +53,7 @@ def restore(path: Path, run: Run) -> None:
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise InvalidArgument(f"checkpoint {path} is damaged: {error}") from None
     wanted = asdict(run.settings)
+    settings.setdefault("precision", "float32")  # a checkpoint of before there was a choice
     other = [
         f"{name} {settings.get(name)}" for name in wanted if name != "epochs" and settings.get(name) != wanted[name]
     ]
@@ -65,6 +68,8 @@ def restore(path: Path, run: Run) -> None:
     try:
         run.optimizer.load_state_dict(_part(arrays, "optimizer."))
         run.net.load_state_dict(_part(arrays, "model."))
+        if run.scaler is not None:
+            run.scaler.load_state_dict(_part(arrays, "scaler."))
     except InvalidArgument as error:
         raise InvalidArgument(f"checkpoint {path}: {error}") from None
     for name, generator in generators.items():

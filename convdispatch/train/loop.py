@@ -19,7 +19,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..device import runtime
 from ..elementwise import apply, full
-from ..nn import SGD, Adam, Module, Optimizer, Tape, capture
+from ..nn import SGD, Adam, LossScaler, Module, Optimizer, Tape, autocast, capture
 from ..nn.functional import cross_entropy
 from ..nn.saving import try_place
 from ..tensor import Tensor
@@ -30,6 +30,7 @@ from .net import small_net
 
 __all__ = ["Progress", "Settings", "TrainReport", "train"]
 
+PRECISIONS = ("float32", "float16", "bfloat16")
 _TEST_BATCH = 250
 _TELL_SECONDS = 0.25
 _AHEAD = 64  # steps that may wait on the queue
@@ -55,12 +56,17 @@ class Settings:
     weight_decay: float = 0.0
     dropout: float = 0.0
     seed: int = 0
+    precision: str = "float32"
+    """What products are computed in: ``float32``, ``bfloat16``, or ``float16`` with a loss that is scaled. Weights,
+    sums, the loss and the optimiser's state are float32 whatever it is."""
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch", 1), ("lr", 0), ("momentum", 0), ("weight_decay", 0)):
             value = getattr(self, name)
             if not value >= least or value == float("inf"):
                 raise InvalidArgument(f"{name} must be {least} or more, got {value}")
+        if self.precision not in PRECISIONS:
+            raise InvalidArgument(f"the precision is {', '.join(PRECISIONS)}, got {self.precision!r}")
         if self.optimizer not in ("sgd", "adam"):
             raise InvalidArgument(f"the optimizer is sgd or adam, got {self.optimizer!r}")
 
@@ -101,6 +107,7 @@ class Run:
         options = {"dropout": settings.dropout, "queue": queue, "seed": settings.seed}
         self.net: Module = small_net(channels, (height, width), len(data.classes), **options)
         self.optimizer = _optimizer(settings, self.net)
+        self.scaler = LossScaler(queue=queue) if settings.precision == "float16" else None
         self.steps_per_epoch = -(-len(self.training) // settings.batch)
         self.total = self.steps_per_epoch * settings.epochs
         self.losses = full((self.total,), 0.0, queue=queue)
@@ -117,15 +124,15 @@ class Run:
         start = place * self.settings.batch
         x, labels = self.training.take(self._order, start, min(self.settings.batch, len(self.training) - start))
         loss = self._gradients(x, labels)
-        self.optimizer.step()
+        self.optimizer.step(self.scaler)
         apply("x", x=loss.reshape(1), out=self.losses[self.step : self.step + 1])
         self.step += 1
 
     def _backward(self, x: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch; the parameters' gradients are set."""
-        with Tape() as tape:
-            loss = cross_entropy(self.net(x), labels)
-        tape.backward(loss)
+        with autocast(self.settings.precision), Tape() as tape:
+            loss = cross_entropy(self.net(x).astype(np.float32), labels)
+        tape.backward(loss, None if self.scaler is None else self.scaler.gradient)
         return loss
 
     def loss(self) -> float:

@@ -29,6 +29,13 @@ __all__ = ["train"]
 @click.option("--weight-decay", default=0.0, show_default=True)
 @click.option("--dropout", default=0.0, show_default=True, help="Probability of dropping a feature.")
 @click.option("--seed", default=0, show_default=True, help="Decides first weights, order and dropout.")
+@click.option(
+    "--precision",
+    default="float32",
+    show_default=True,
+    type=click.Choice(["float32", "float16", "bfloat16"]),
+    help="Of products; weights and sums stay float32.",
+)
 @click.option("--checkpoint", type=click.Path(path_type=Path, dir_okay=False), help="File to write, and to go on from.")
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint, if there is one.")
 @click.option("--every", default=200, show_default=True, type=click.IntRange(min=1), help="Steps between checkpoints.")
@@ -48,6 +55,7 @@ def train(
     weight_decay: float,
     dropout: float,
     seed: int,
+    precision: str,
     checkpoint: Path | None,
     resume: bool,
     every: int,
@@ -69,7 +77,7 @@ def train(
 
     rate = lr if lr is not None else 0.05 if optimizer == "sgd" else 0.001
     settings = Settings(
-        data, images, test_images, epochs, batch, optimizer, rate, momentum, weight_decay, dropout, seed
+        data, images, test_images, epochs, batch, optimizer, rate, momentum, weight_decay, dropout, seed, precision
     )
     console = stderr() if as_json else stdout()
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"))
