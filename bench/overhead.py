@@ -4,8 +4,8 @@
 
 Prints the median microseconds of: the kernel called through pyopencl; the plan; conv() into ``out=``; conv() that
 allocates its result; on every kind of array that is here. One queue, finished between batches so that no call waits for
-room. Each is compared with the bare launch of its road: an enqueue; an enqueue and its wait, for host memory; a launch
-by CUDA's driver.
+room. Each is compared with the bare launch of its road: an enqueue; one that waits for the event that an ``Array``
+carries; an enqueue and its wait, for host memory; a launch by CUDA's driver.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from convdispatch.calls.libraries import library_of
 from convdispatch.device import kernels, runtime
 from convdispatch.selection import dispatch
 
-BARE = ("bare enqueue through pyopencl", "the kernel and its wait", "bare launch by CUDA's driver")
+BARE = (
+    *("bare enqueue through pyopencl", "bare enqueue after an event", "the kernel and its wait"),
+    "bare launch by CUDA's driver",
+)
 NOTHING = "kernel void nothing(global const float *x, global const float *w, global float *y) { y[0] = x[0] * w[0]; }"
 
 
@@ -91,11 +94,17 @@ def main(device: str | None, calls: int) -> None:
         tx, tw, ty = (cd.Tensor.from_numpy(array.get(), queue) for array in (x, w, y))
         sizes = kernel.global_size, kernel.local_size
         host = nx, nw, ny = [array.get() for array in (x, w, y)]
-        enqueue, wait = BARE[:2]
+        enqueue, after, wait = BARE[:3]
+        last = [kernel.bound(queue, *sizes, *buffers)]
+
+        def after_last() -> None:
+            last[0] = kernel.bound(queue, *sizes, *buffers, wait_for=last)
+
         cases: dict[str, tuple[str, Callable[[], object]]] = {
             enqueue: (enqueue, lambda: kernel.bound(queue, *sizes, *buffers)),
             "plan.enqueue": (enqueue, lambda: prepared.plan.enqueue(queue, *buffers, None)),
-            "conv(Array, out=)": (enqueue, lambda: cd.conv(x, w, out=y)),
+            after: (after, after_last),
+            "conv(Array, out=)": (after, lambda: cd.conv(x, w, out=y)),
             "conv(Array)": (enqueue, lambda: cd.conv(x, w)),
             "conv(Tensor, out=)": (enqueue, lambda: cd.conv(tx, tw, out=ty)),
             "conv(Tensor)": (enqueue, lambda: cd.conv(tx, tw)),
