@@ -1,0 +1,81 @@
+"""implicitgemm.tiled_depthwise: forward and data gradient of depthwise layers, several channels a work item."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build, kernel_text, rates
+
+from .product import element_index
+from .depthwise_tile import DepthwiseTile, limits, shapes
+
+__all__ = ["Depthwise"]
+
+_MOST = 24  # configurations offered
+_REACHED = 0.75  # of a busy device's instructions
+_COPY = 0.92  # of a copy's bandwidth
+_RESIDENT = 60000  # registers that a compute unit's items have together
+_ENOUGH = 640  # work items of a compute unit that hide what each waits for
+_WAIT = 1.5e-6  # seconds from a tile's first read to its last write, alone
+
+
+def depthwise_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+    """One launch."""
+    tile = DepthwiseTile(problem, **config)
+    text = problem.macros() + f"#define OUT_INDEX {element_index(math.prod(problem.out_shape))}\n#define PARTIAL 0\n"
+    text += kernel_text(__package__, "output.cl")
+    text += kernel_text(__package__, "depthwise.cl.mako", p=tile, words=kernel_text(__package__, "words.cl"))
+    source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
+    given = ["w", source, written, *(name for name in ("bias", "residual") if getattr(problem, name))]
+    size = tile.size(tile.blocks * tile.deep, tile.slabs * tile.lanes)
+    step = Launch(build(context, text), "depthwise", size, tile.size(tile.deep, tile.lanes), given, names=OPERANDS)
+    return StepPlan(0, [step])
+
+
+class Depthwise(Solver):
+    """Forward and data gradient of layers whose channels each have one kernel."""
+
+    name = "implicitgemm.tiled_depthwise"
+    deterministic = True
+    exact = True
+    fuses = EPILOGUE
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """CPUs, the weights' gradient, and layers that are not depthwise."""
+        if device.type == "cpu":
+            return "GPUs and accelerators only, got a CPU"
+        return self.limits(problem, device)
+
+    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What ``rejects`` says beyond the kind of device."""
+        if problem.direction == "bwd_weights":
+            return "forward and data gradient only, got the weights' gradient"
+        return limits(problem, device)
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """Tiles, the one that is expected to be fastest first."""
+        ranked = [(self.cost(problem, device, tile.config()), i, tile) for i, tile in enumerate(shapes(problem))]
+        return (tile.config() for *_, tile in sorted(ranked, key=lambda entry: entry[:2])[:_MOST])
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """None."""
+        return 0
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """Instructions, memory's traffic, and what too few items wait."""
+        tile = DepthwiseTile(problem, **config)
+        known = rates(device)
+        widened = tile.vector if problem.itemsize == 2 else 0
+        item = tile.steps * tile.vector + tile.loads * (4 + widened) + tile.weight_reads * len(tile.parts) * 1.5
+        item += len(tile.places) * (8 + (tile.vector if widened else 1)) + 40
+        item += 12 * tile.geometry.volume * tile.vector / tile.deep / tile.turns
+        items = tile.tiles * tile.slabs * tile.lanes
+        busy = min(1.0, items / (device.compute_units * min(_ENOUGH, _RESIDENT / tile.registers)))
+        work = items * item * 2 / (_REACHED * known.flops * busy)
+        return math.hypot(work, problem.bytes / (_COPY * known.bandwidth)) + _WAIT + known.launch
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """Compile a configuration."""
+        return depthwise_plan(context, problem, config)
