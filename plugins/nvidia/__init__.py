@@ -2,9 +2,10 @@
 
     y[place, oc] = sum over (tap, ic) of x[place * step + origin + tap * spread, ic] w[oc, tap, ic]
 
-Four rooms: ``packed`` (any problem, as planes of 16-bit numbers that a pass before has laid out; ``mma.sync`` and
+Five rooms: ``packed`` (any problem, as planes of 16-bit numbers that a pass before has laid out; ``mma.sync`` and
 ``wgmma``), ``direct`` (1x1 kernels of float32, split in registers), ``tma`` (16-bit tensors, channels last, fed by
-the copy engine) and ``winograd`` (3x3 kernels of float32, tiles of which are packed's planes). What they share lies
+the copy engine), ``grouped`` (16-bit tensors, channels last: small groups and strided gradients, read as fragments) and
+``winograd`` (3x3 kernels of float32, tiles of which are packed's planes). What they share lies
 here: ``formats`` (planes), ``walk`` (geometry), ``hopper`` (from OpenCL C to a program for sm_90a), ``probe`` (what the
 device proves), ``instructions`` (all PTX, in ``ptx.cl.mako``, and stand-ins in plain C, ``emulated.cl.mako``),
 ``scales`` (powers of two before 16-bit numbers, ``shifted``), ``narrow``, ``sums`` and ``finish`` (16-bit numbers, sums
@@ -31,6 +32,7 @@ def convdispatch_solvers() -> Sequence[Solver]:
         ("packed", "TensorCores", "wgmma", ("wgmma",), True),
         ("direct", "Direct", "direct", (), True),
         ("winograd", "Winograd", "winograd", (), False),
+        ("grouped", "Grouped", "grouped", (), True),
         ("packed", "TensorCores", "mma", ("mma",), True),
     )
     return [

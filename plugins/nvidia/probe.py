@@ -17,18 +17,23 @@ _TILES = {
     "wgmma": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "bk": 32, "format": "bfloat2", "stages": 3},
     "tma": {"bm": 64, "bn": 64, "wm": 1, "wn": 1, "format": "float16", "stages": 3},
     "direct": {"bm": 32, "bn": 64, "wm": 1, "wn": 2, "bk": 16},
+    "grouped": {"frag_m": 1, "warps": 4},
 }
 
 
 def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
     """A problem that needs all of an engine's instructions, and its plan."""
     from .direct.solver import DirectPlan
+    from .grouped.solver import GroupedPlan
     from .packed.plan import NvidiaPlan
     from .tma.solver import TmaPlan
 
     tile = _TILES[engine]
     if engine == "direct":
         return _POINTS, DirectPlan(context, _POINTS, tile)
+    if engine == "grouped":
+        problem = _PROBLEM.replace(dtype="float16", layout="nhwc")
+        return problem, GroupedPlan(context, problem, tile)
     if engine == "tma":
         problem = _PROBLEM.replace(dtype="float16", layout="nhwc")
         return problem, TmaPlan(context, problem, tile, "wgmma")

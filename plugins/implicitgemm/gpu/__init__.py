@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from convdispatch.api import Solver
 
+from .depthwise import Depthwise
+from .depthwise_sums import DepthwiseSums
 from .depthwise_weights import DepthwiseWeights
 from .narrow import Narrow
 from .solver import Tiled
 
-__all__ = ["DepthwiseWeights", "Narrow", "Tiled", "gpu_solvers"]
+__all__ = ["Depthwise", "DepthwiseSums", "DepthwiseWeights", "Narrow", "Tiled", "gpu_solvers"]
 
 
 def gpu_solvers() -> list[Solver]:
     """The solvers for GPUs."""
-    return [Tiled(), Narrow(), DepthwiseWeights()]
+    return [Tiled(), Narrow(), Depthwise(), DepthwiseSums(), DepthwiseWeights()]

@@ -1,0 +1,1 @@
+"""16-bit convolutions, channels last, whose fragments are read straight from memory: ``nvidia.grouped``."""
