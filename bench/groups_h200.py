@@ -33,7 +33,7 @@ from convdispatch.api.problem import DIRECTIONS
 from convdispatch.selection.loader import plugins
 
 _COPY = 4.25e12
-_OTHERS = ("nvidia.*", "implicitgemm.*", "im2col*")
+_OTHERS = ("nvidia.*", "implicitgemm.*")
 _PLACES = (0, 1, 2, 3, 5, 8, 12, 18)
 _W = {}
 # name: forms (dtype_layout), layers. ``fit`` is what costs were fitted to, ``judge`` what they are judged by.
@@ -62,6 +62,7 @@ SETS = {
         g128mb16ic128ih56oc128kh7ph3 g192mb64ic192ih28oc192kh7ph3 g512mb64ic512ih14oc512kh7ph3 g192mb64ic192ih28oc192kh3ph1
         g960mb64ic960ih7oc960kh3ph1
     """),
+    "patches": (("f32", "f16_nhwc"), "mb32ic3ih224oc384kh16sh16 mb64ic3ih224oc128kh4sh4"),
     "judge": (("f16_nhwc",), """
         g144mb32ic144ih56oc144kh3ph1 g384mb64ic384ih14oc384kh3ph1 g144mb64ic144ih56oc144kh3sh2ph1
         g480mb16ic480ih14oc480kh5ph2 g240mb64ic240ih28oc240kh5sh2ph2 g96mb32ic96ih56oc96kh7ph3 g384mb32ic384ih14oc384kh7ph3

@@ -39,7 +39,7 @@ def cuda(text: str) -> str:
     text = re.sub(r"local (float4|uint4) area\[\d+\] __attribute__\(\(aligned\((\d+)\)\)\)",
                   r"extern __shared__ __align__(\2) \1 area[]", text)  # fmt: skip
     text = text.replace("((uint)(ulong)(memory))", "((uint)__cvta_generic_to_shared(memory))")
-    text = re.sub(r"\((float[24]|uint4)\)\(", r"make_\1(", text)
+    text = re.sub(r"\((float[24]|uint[24])\)\(", r"make_\1(", text)
     text = re.sub(r"\bconstant (ulong|int)\b", r"__constant__ \1", text)
     return CUDA + re.sub(r"(?<![.\w])(global|local)\b", "", text)
 

@@ -81,7 +81,7 @@ ${unroll}
 % for r in rows:
           {
             const int within = ${"" if from_whole and job.sources == 1 else "some && "}(uint)(y${r} + ${dy}) < ${src.size[1]} && (uint)(x${r} + ${dx}) < ${src.size[2]}${f" && (uint)(z{r} + {dz}) < {src.size[0]}" if src.size[0] > 1 or dz else ""};
-            const uint4 u = within ? *(global const uint4 *)(b + (at${r} + channel + (${dz * steps[0] + dy * steps[1] + dx * steps[2]}))) : (uint4)(0u);
+            const uint4 u = within ? *(global const uint4 *)(b + (at${r} + channel + (${dz * steps[0] + dy * steps[1] + dx * steps[2]}))) : (uint4)(0u, 0u, 0u, 0u);
             a[${r // 2}][0][${r % 2}] = u.x;
             a[${r // 2}][0][${r % 2 + 2}] = u.y;
             a[${r // 2}][1][${r % 2}] = u.z;

@@ -50,19 +50,23 @@ class GroupedSumsPlan(StepPlan):
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
         job = self.job = GroupedSums(problem, SumsTile.of(config))
-        text = Instructions("bf16" if job.bfloat else "f16", ("mma",)).text(emulate)
-        text += kernel_text(__package__, "sums.cl.mako", job=job, emulate=emulate)
         fold = problem.macros() + "#define PARTIAL 0\n" + kernel_text(SHARED, "finish.cl")
         lanes = 8 if job.tile.parts >= 16 else 1
         fold += kernel_text(f"{SHARED}.direct", "reduce.cl.mako", elements=job.size, split=job.tile.parts, lanes=lanes,
                             inner=1, channels=problem.oc)  # fmt: skip
         size, items = (job.work_groups * job.tile.items,), (job.tile.items,)
         steps = [
-            Launch(build(context, text), "sums", size, items, "y x workspace", names=OPERANDS),
+            Launch(build(context, self.sums_text(job, emulate)), "sums", size, items, "y x workspace", names=OPERANDS),
             Launch(build(context, fold), "reduce", (-(-job.size * lanes // 256) * 256,), (256,), "workspace w",
                    names=OPERANDS),
         ]  # fmt: skip
         super().__init__(job.workspace_size, steps)
+
+    @staticmethod
+    def sums_text(job: GroupedSums, emulate: bool) -> str:
+        """The program of the parts' sums."""
+        text = Instructions("bf16" if job.bfloat else "f16", ("mma",)).text(emulate)
+        return text + kernel_text(__package__, "sums.cl.mako", job=job, emulate=emulate)
 
 
 class Grouped(Solver):

@@ -44,7 +44,7 @@ ${unroll}
     const int y${e} = place${e} / ${phase.count[2]} % ${phase.count[1]} * ${walk.step[1]} + tap_y, x${e} = place${e} % ${phase.count[2]} * ${walk.step[2]};
     const int row${e} = real${e} && k_in && (uint)y${e} < ${src.size[1]} && (uint)z${e} < ${src.size[0]};
     const INDEX at${e} = (INDEX)image${e} * ${src.image} + (INDEX)z${e} * ${steps[0]} + (INDEX)y${e} * ${steps[1]} + (INDEX)x${e} * ${steps[2]} + (k0 + lane / 4 * 4);
-    d[${e}] = real${e} && n_in ? *(global const uint2 *)(dy + ((INDEX)place${e} * ${dst.channels} + (n0 + lane / 4 * 4))) : (uint2)(0u);
+    d[${e}] = real${e} && n_in ? *(global const uint2 *)(dy + ((INDEX)place${e} * ${dst.channels} + (n0 + lane / 4 * 4))) : (uint2)(0u, 0u);
 % endfor
 % for pair in (0, 1):
     b[0][${pair}] = low2(d[${2 * pair}].x, d[${2 * pair + 1}].x);
@@ -58,7 +58,7 @@ ${unroll}
       uint2 v[4];
       uint a[2][4];
 % for e in range(4):
-      v[${e}] = row${e} && (uint)(x${e} + ${dx}) < ${src.size[2]} ? *(global const uint2 *)(x + (at${e} + (${dx * steps[2]}))) : (uint2)(0u);
+      v[${e}] = row${e} && (uint)(x${e} + ${dx}) < ${src.size[2]} ? *(global const uint2 *)(x + (at${e} + (${dx * steps[2]}))) : (uint2)(0u, 0u);
 % endfor
 % for i, word in enumerate("xy"):
       a[${i}][0] = low2(v[0].${word}, v[1].${word});
