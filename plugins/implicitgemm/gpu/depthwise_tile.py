@@ -128,20 +128,10 @@ class DepthwiseTile:
         phases = range(len(self.geometry.phases))
         return list(itertools.product(phases, range(self.rows), range(self.columns)))
 
-    @functools.cached_property
+    @property
     def reads(self) -> dict[tuple[int, int], dict[int, list[tuple[int, int]]]]:
         """{(depth, row) of the source: {tap: [(place, column)]}}, positions relative to the tile's first place."""
-        geo, number = self.geometry, {place: i for i, place in enumerate(self.places)}
-        found: dict[tuple[int, int], dict[int, list[tuple[int, int]]]] = {}
-        for f, phase in enumerate(geo.phases):
-            for taps in itertools.product(*map(range, phase.taps)):
-                z, y, x = (o + t * d for o, t, d in zip(phase.origin, taps, geo.spread, strict=True))
-                kernel = [first + t * s for first, t, s in zip(phase.tap0, taps, geo.tap_step, strict=True)]
-                flat = (kernel[0] * geo.kernel[1] + kernel[1]) * geo.kernel[2] + kernel[2]
-                for j, i in itertools.product(range(self.rows), range(self.columns)):
-                    row = found.setdefault((z, y + j * geo.step[1]), {})
-                    row.setdefault(flat, []).append((number[f, j, i], x + i * geo.step[2]))
-        return dict(sorted(found.items()))
+        return _reads(self.geometry, self.rows, self.columns)
 
     @staticmethod
     def columns_of(row: dict[int, list[tuple[int, int]]]) -> list[int]:
@@ -156,22 +146,22 @@ class DepthwiseTile:
     @property
     def loads(self) -> int:
         """Vectors of the source that a tile reads."""
-        return sum(len(self.columns_of(row)) for row in self.reads.values())
+        return _counts(self.geometry, self.rows, self.columns)[0]
 
     @property
     def steps(self) -> int:
         """Multiply-adds of vectors of a tile."""
-        return sum(len(uses) for row in self.reads.values() for uses in row.values())
+        return sum(phase.volume for phase in self.geometry.phases) * self.rows * self.columns
 
     @property
     def weight_reads(self) -> int:
         """Vectors of weights that a tile reads from local memory."""
-        return sum(len(row) for row in self.reads.values())
+        return _counts(self.geometry, self.rows, self.columns)[1]
 
     @property
     def registers(self) -> int:
         """What an item's values take, about."""
-        width = max(len(self.columns_of(row)) for row in self.reads.values())
+        width = _counts(self.geometry, self.rows, self.columns)[2]
         values = self.geometry.volume + len(self.places) if self.gradient else len(self.places) + 2
         return ((values + width) * self.vector + 6 * self.vector // 2) * self.accsize // 4 + 24
 
@@ -179,6 +169,29 @@ class DepthwiseTile:
     def index(self) -> str:
         """Type of element offsets in x and y."""
         return element_index(self.geometry.images * max(self.geometry.source.image, self.geometry.target.image))
+
+
+@functools.lru_cache(maxsize=256)
+def _reads(geo: Walk, rows: int, columns: int) -> dict[tuple[int, int], dict[int, list[tuple[int, int]]]]:
+    """See ``DepthwiseTile.reads``; places are numbered phase by phase, row by row."""
+    found: dict[tuple[int, int], dict[int, list[tuple[int, int]]]] = {}
+    for f, phase in enumerate(geo.phases):
+        for taps in itertools.product(*map(range, phase.taps)):
+            z, y, x = (o + t * d for o, t, d in zip(phase.origin, taps, geo.spread, strict=True))
+            kernel = [first + t * s for first, t, s in zip(phase.tap0, taps, geo.tap_step, strict=True)]
+            flat = (kernel[0] * geo.kernel[1] + kernel[1]) * geo.kernel[2] + kernel[2]
+            for j, i in itertools.product(range(rows), range(columns)):
+                row = found.setdefault((z, y + j * geo.step[1]), {})
+                row.setdefault(flat, []).append(((f * rows + j) * columns + i, x + i * geo.step[2]))
+    return dict(sorted(found.items()))
+
+
+@functools.lru_cache(maxsize=256)
+def _counts(geo: Walk, rows: int, columns: int) -> tuple[int, int, int]:
+    """Vectors of the source and of weights that a tile reads, and most columns of a row."""
+    reads = _reads(geo, rows, columns)
+    widths = [len(DepthwiseTile.columns_of(row)) for row in reads.values()]
+    return sum(widths), sum(map(len, reads.values())), max(widths)
 
 
 def limits(problem: ConvProblem, device: DeviceInfo) -> str | None:
@@ -202,10 +215,10 @@ def vectors(problem: ConvProblem) -> list[int]:
 
 def fits(tile: DepthwiseTile) -> bool:
     """Whether the tile's text and registers stay small."""
-    volume = tile.geometry.volume * tile.vector * tile.accsize
-    if tile.rows * tile.columns * math.prod(tile.geometry.phases[0].taps or (1,)) > _MOST_STEPS or volume > _LOCAL:
+    weights = tile.geometry.volume * tile.vector * tile.accsize
+    if tile.steps * len(tile.parts) > _MOST_STEPS or weights > _LOCAL:
         return False
-    return tile.steps * len(tile.parts) <= _MOST_STEPS and tile.registers <= _MOST_REGISTERS
+    return tile.registers <= _MOST_REGISTERS
 
 
 def shapes(problem: ConvProblem) -> Iterator[DepthwiseTile]:
