@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build, kernel_text, rates
@@ -13,6 +14,7 @@ from .depthwise_tile import DepthwiseTile, limits, shapes
 
 __all__ = ["Depthwise"]
 
+_TURNED = 64  # work groups of a compute unit beyond which items take several tiles
 _MOST = 24  # configurations offered
 _REACHED = 0.75  # of a busy device's instructions
 _COPY = 0.92  # of a copy's bandwidth
@@ -56,7 +58,9 @@ class Depthwise(Solver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles, the one that is expected to be fastest first."""
-        ranked = [(self.cost(problem, device, tile.config()), i, tile) for i, tile in enumerate(shapes(problem))]
+        tiles = list(shapes(problem))
+        tiles += [replace(tile, turns=4) for tile in tiles if tile.blocks * tile.slabs > _TURNED * device.compute_units]
+        ranked = [(self.cost(problem, device, tile.config()), i, tile) for i, tile in enumerate(tiles)]
         return (tile.config() for *_, tile in sorted(ranked, key=lambda entry: entry[:2])[:_MOST])
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
