@@ -27,7 +27,7 @@ PRODUCTS = [
     ("bwd_data_f16_nhwc_mb2ic40ih9oc72kh3ph2dh2+accumulate", {}),
     ("fwd_bf16_nhwc_g8mb1ic16ih9oc24kh5ph2sh2", {"frag_m": 4}),
     ("bwd_data_f16_nhwc_g4mb1ic16ih9oc16kh1sh2", {"frag_m": 1}),  # phases that no output reads are zeros
-    ("fwd_f16_nhwc_g2mb1ic8id3ih4iw5oc8kh3ph1", {"frag_m": 1}),
+    ("fwd_f16_nhwc_g2mb3ic8ih5oc8kh3ph1", {"frag_m": 1}),
 ]
 SUMS = [
     ("bwd_weights_f16_nhwc_g8mb2ic32ih6iw5oc32kh3ph1", {"parts": 2, "warps": 2}),

@@ -1,22 +1,22 @@
 ## y[place, n] = sum over (tap, k) of source[place * step + origin + tap * spread, k] w[n, tap, k] on tensor cores, 16-bit
-## numbers, channels last: lanes read a pixel's channels from memory as the fragments' registers, nothing is copied before.
+## numbers, channels last: a work group copies the pixels of a region of places once, for all taps and phases.
 ##
-## A slab is 32 channels. Lane 4 g + t reads channels 8 t .. 8 t + 7 of the pixels of rows g and g + 8, 16 bytes: the first
-## four are its k's of the first product of tensor cores, the others of the second. Any order of k will do that weights
-## share. Columns 2 t and 2 t + 1 of the four fragments of columns are channels 8 t + 2 j, 8 t + 2 j + 1 of the target, so
-## that a lane writes 16 bytes too. Weights lie in local memory as the fragments' registers, zeros between groups.
+## Local memory holds pixels, [pixel][channel], lines of which ldmatrix reads, and weights as the fragments' registers,
+## zeros between groups. A slab is 32 channels of the target. Columns 2 t and 2 t + 1 of fragments 2 s and 2 s + 1 are the
+## channels 16 s + 4 t .. 16 s + 4 t + 3, so that a lane writes 8 bytes and four lanes 32.
 ##
-## frag_m   fragments of 16 places of a warp; turns: tiles of a warp
-## pairs    products of tensor cores a tap: (step of k, fragment of columns)
+## frag_m   fragments of 16 places of a warp; turns: regions of a work group
+## pairs    products of tensor cores a tap: (half of a slab of the source, fragment of columns)
 <%
-t, walk = job.tile, job.walk
-src, dst, steps, phases = walk.source, walk.target, walk.source.axes, walk.phases
-rows, pairs, volume = range(2 * t.frag_m), job.pairs, walk.volume
+t, walk, region = job.tile, job.walk, job.region
+src, dst, phases = walk.source, walk.target, walk.phases
+rows, pairs, volume, chunks = range(2 * t.frag_m), job.pairs, walk.volume, job.sources * 4
 forward = job.problem.direction == "fwd"
 whole = dst.channels % 32 == 0
-from_whole = src.channels % 32 == 0
-per_slab = job.sources * len(pairs) * 32
+pixel_bytes = region.pixels * job.pitch
 unroll = "" if emulate else "#pragma unroll"
+numbers = [(f, tap) for f, phase in enumerate(phases) for tap in reads_of(walk, phase)]
+first_of = [sum(phase.volume for phase in phases[:f]) for f in range(len(phases))]
 %>\
 #define INDEX ${job.index}
 // w[n, tap, k], zero between groups.
@@ -28,95 +28,109 @@ inline uint weight(global const ushort *w, int n, int tap, int k) {
   return w[((long)k * ${volume} + tap) * ${walk.m} + n % ${walk.m}];
 % endif
 }
+#if !PARTIAL
+inline void put4_narrow(OUT_PARAMS, float v0, float v1, float v2, float v3, OUT_INDEX at, int row) {
+  v0 = finished(OUT_ARGS, v0, at, row);
+  v1 = finished(OUT_ARGS, v1, at + 1, row + 1);
+  v2 = finished(OUT_ARGS, v2, at + 2, row + 2);
+  v3 = finished(OUT_ARGS, v3, at + 3, row + 3);
+  *(global uint2 *)(out + at) = (uint2)(narrow(v0) | (uint)narrow(v1) << 16, narrow(v2) | (uint)narrow(v3) << 16);
+}
+#endif
 kernel __attribute__((reqd_work_group_size(${t.items}, 1, 1)))
 void grouped(global const ushort *restrict w, global const ushort *restrict b, OUT_PARAMS) {
   local uint4 area[${-(-job.local_bytes // 16)}] __attribute__((aligned(128)));
   SCRATCH(${t.items});
-  local uint2 *weights = (local uint2 *)area;
+  local uchar *memory = (local uchar *)area;
+  const uint base = LOCAL_BASE(memory);
+  local uint2 *weights = (local uint2 *)(memory + ${pixel_bytes});
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
-  int rest = get_group_id(0);
-  const int slab = rest % ${job.targets};
-  rest /= ${job.targets};
-  const int phase = rest % ${len(phases)}, block = rest / ${len(phases)};
-  const int first = slab * 32 / ${walk.m} * ${walk.c} / 32;
-% for f, phase in enumerate(phases):
-<% taps = job.taps(phase); places = walk.images * phase.places %>\
-${f"if (phase == {f})" if len(phases) > 1 else ""} {
-    for (int i = tid; i < ${len(taps) * per_slab}; i += ${t.items}) {
-      const int of = i % 32, pair = i / 32 % ${len(pairs)}, source = i / ${32 * len(pairs)} % ${job.sources}, number = i / ${per_slab};
-      const int step = ${" : ".join(f"pair == {q} ? {k}" for q, (k, _) in enumerate(pairs))} : 0;
-      const int column = ${" : ".join(f"pair == {q} ? {n}" for q, (_, n) in enumerate(pairs))} : 0;
-      const int tap = ${" : ".join(f"number == {q} ? {tap[0]}" for q, tap in enumerate(taps)) or "0 ? 0"} : 0;
-      const int n = slab * 32 + of / 8 * 8 + column * 2 + of / 4 % 2, k = (first + source) * 32 + of % 4 * 8 + step * 4;
-      weights[i] = (uint2)(weight(w, n, tap, k) | weight(w, n, tap, k + 1) << 16, weight(w, n, tap, k + 2) | weight(w, n, tap, k + 3) << 16);
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (int turn = 0; turn < ${t.turns}; ++turn) {
-      const int place0 = ((block * ${t.turns} + turn) * ${t.warps} + warp) * ${t.frag_m * 16} + lane / 4;
-% for r in rows:
-      int z${r}, y${r}, x${r}, image${r};
-      {
-        const int place = place0 + ${r * 8}, within = place < ${places} ? place : 0;
-        image${r} = within / ${phase.places};
-        z${r} = within / ${phase.count[1] * phase.count[2]} % ${phase.count[0]} * ${walk.step[0]};
-        y${r} = place < ${places} ? within / ${phase.count[2]} % ${phase.count[1]} * ${walk.step[1]} : ${1 << 20};
-        x${r} = within % ${phase.count[2]} * ${walk.step[2]};
-      }
-      const INDEX at${r} = (INDEX)image${r} * ${src.image} + (INDEX)z${r} * ${steps[0]} + (INDEX)(place0 + ${r * 8} < ${places} ? y${r} : 0) * ${steps[1]} + (INDEX)x${r} * ${steps[2]} + lane % 4 * 8;
+  const int slab = get_group_id(0) % ${job.targets}, block = get_group_id(0) / ${job.targets};
+  const int channel0 = slab * 32 / ${walk.m} * ${walk.c} / 32 * 32;
+% for number, (_, tap) in enumerate(numbers):
+  for (int i = tid; i < ${job.sources * len(pairs) * 32}; i += ${t.items}) {
+    const int of = i % 32, pair = i / 32 % ${len(pairs)}, source = i / ${32 * len(pairs)};
+% if len(pairs) == 4:
+    const int half_k = pair / 2, column = pair;
+% else:
+    const int half_k = pair / 4, column = pair % 4;
+% endif
+    const int n = slab * 32 + column / 2 * 16 + of / 8 * 4 + column % 2 * 2 + of / 4 % 2, k = channel0 + source * 32 + half_k * 16 + of % 4 * 2;
+    weights[${number * job.sources * len(pairs) * 32} + i] = (uint2)(weight(w, n, ${tap[0]}, k) | weight(w, n, ${tap[0]}, k + 1) << 16, weight(w, n, ${tap[0]}, k + 8) | weight(w, n, ${tap[0]}, k + 9) << 16);
+  }
 % endfor
+% for i in range(t.frag_m):
+  uint line${i};
+  {
+    const int real = (warp * ${t.frag_m} + ${i}) * 16 + lane % 16, place = real < ${region.places} ? real : 0;
+    line${i} = ${region.at(walk.step)} * ${job.pitch} + lane / 16 * 16;
+  }
+% endfor
+  for (int region = block; region < ${job.regions}; region += ${job.blocks}) {
+    const int column0 = region % ${job.count[2]} * ${region.columns}, row0 = region / ${job.count[2]} % ${job.count[1]} * ${region.rows};
+    const int image0 = region / ${job.count[2] * job.count[1]} * ${region.images};
+    for (int i = tid; i < ${region.pixels * chunks}; i += ${t.items}) {
+      const int chunk = i % ${chunks}, pixel = i / ${chunks}, image = image0 + pixel / ${region.width * region.height};
+      const int y = row0 * ${walk.step[1]} + pixel / ${region.width} % ${region.height} + (${region.low[0]}), x = column0 * ${walk.step[2]} + pixel % ${region.width} + (${region.low[1]});
+      const int channel = channel0 + chunk * 8;
+      const int exists = image < ${walk.images} && channel < ${src.channels} && (uint)y < ${src.size[1]} && (uint)x < ${src.size[2]};
+      const INDEX at = exists ? (INDEX)image * ${src.image} + (INDEX)y * ${src.axes[1]} + (INDEX)x * ${src.axes[2]} + channel : 0;
+      copy16(memory, base, pixel * ${job.pitch} + chunk * 16, b + at, exists);
+    }
+    copies_commit();
+    COPIES_WAIT(0);
+    barrier(CLK_LOCAL_MEM_FENCE);
+% for f, phase in enumerate(phases):
+    {
       float sum[${t.frag_m * 16}];
 ${unroll}
       for (int i = 0; i < ${t.frag_m * 16}; ++i) sum[i] = 0;
-% if taps:
+% if phase.volume:
       for (int source = 0; source < ${job.sources}; ++source) {
-        const int channel = (first + source) * 32;
-% if not from_whole:
-        const int some = channel + lane % 4 * 8 < ${src.channels};
-% elif job.sources > 1:
-        const int some = channel < ${src.channels};
-% endif
-% for number, (_, dz, dy, dx) in enumerate(taps):
+        local const uint2 *held = weights + source * ${len(pairs) * 32} + lane;
+        const uint from = source * 64;
+% for number, (_, dz, dy, dx) in enumerate(reads_of(walk, phase), first_of[f]):
         {
-          uint a[${t.frag_m}][2][4];
-% for r in rows:
-          {
-            const int within = ${"" if from_whole and job.sources == 1 else "some && "}(uint)(y${r} + ${dy}) < ${src.size[1]} && (uint)(x${r} + ${dx}) < ${src.size[2]}${f" && (uint)(z{r} + {dz}) < {src.size[0]}" if src.size[0] > 1 or dz else ""};
-            const uint4 u = within ? *(global const uint4 *)(b + (at${r} + channel + (${dz * steps[0] + dy * steps[1] + dx * steps[2]}))) : (uint4)(0u, 0u, 0u, 0u);
-            a[${r // 2}][0][${r % 2}] = u.x;
-            a[${r // 2}][0][${r % 2 + 2}] = u.y;
-            a[${r // 2}][1][${r % 2}] = u.z;
-            a[${r // 2}][1][${r % 2 + 2}] = u.w;
-          }
+          uint a[${t.frag_m}][4];
+% for k in range(2):
+% for i in range(t.frag_m):
+          LDMATRIX(a[${i}], line${i} + from + ${((dy - region.low[0]) * region.width + dx - region.low[1]) * job.pitch + k * 32});
 % endfor
-% for q, (k, n) in enumerate(pairs):
+% for q, (half, n) in enumerate(pairs):
+% if half == k:
           {
-            const uint2 v = weights[${number * per_slab + q * 32} + source * ${len(pairs) * 32} + lane];
-            uint held[2];
-            held[0] = v.x;
-            held[1] = v.y;
+            const uint2 v = held[${(number * job.sources * len(pairs) + q) * 32}];
+            uint two[2];
+            two[0] = v.x;
+            two[1] = v.y;
 ${unroll}
-            for (int i = 0; i < ${t.frag_m}; ++i) MMA(sum + i * 16 + ${n * 4}, a[i][${k}], held);
+            for (int i = 0; i < ${t.frag_m}; ++i) MMA(sum + i * 16 + ${n * 4}, a[i], two);
           }
+% endif
+% endfor
 % endfor
         }
 % endfor
       }
 % endif
 % for r in rows:
-      if (place0 + ${r * 8} < ${places}${"" if whole else f" && slab * 32 + lane % 4 * 8 < {dst.channels}"}) {
-        const int channel = slab * 32 + lane % 4 * 8;
-        const OUT_INDEX to = (OUT_INDEX)image${r} * ${dst.image} + (OUT_INDEX)(z${r}${f" / {walk.step[0]}" if walk.step[0] > 1 else ""} * ${walk.out_step[0]} + ${phase.first[0]}) * ${dst.axes[0]}
-            + (OUT_INDEX)(y${r}${f" / {walk.step[1]}" if walk.step[1] > 1 else ""} * ${walk.out_step[1]} + ${phase.first[1]}) * ${dst.axes[1]} + (OUT_INDEX)(x${r}${f" / {walk.step[2]}" if walk.step[2] > 1 else ""} * ${walk.out_step[2]} + ${phase.first[2]}) * ${dst.axes[2]} + channel;
-        float v[8];
-${unroll}
-        for (int j = 0; j < 4; ++j) {
-          v[2 * j] = sum[${r // 2 * 16} + j * 4 + ${r % 2 * 2}];
-          v[2 * j + 1] = sum[${r // 2 * 16} + j * 4 + ${r % 2 * 2 + 1}];
+      {
+        const int place = (warp * ${t.frag_m} + ${r // 2}) * 16 + ${r % 2 * 8} + lane / 4;
+        const int image = image0 + place / ${region.rows * region.columns}, row = row0 + place / ${region.columns} % ${region.rows}, column = column0 + place % ${region.columns};
+        if (place < ${region.places} && image < ${walk.images} && row < ${phase.count[1]} && column < ${phase.count[2]}) {
+          const OUT_INDEX to = (OUT_INDEX)image * ${dst.image} + (OUT_INDEX)(row * ${walk.out_step[1]} + ${phase.first[1]}) * ${dst.axes[1]} + (OUT_INDEX)(column * ${walk.out_step[2]} + ${phase.first[2]}) * ${dst.axes[2]};
+% for s in range(2):
+          {
+            const int channel = slab * 32 + ${s * 16} + lane % 4 * 4;
+${"" if whole else f"            if (channel < {dst.channels})"}
+            put4_narrow(OUT_ARGS, ${", ".join(f"sum[{r // 2 * 16 + n * 4 + r % 2 * 2 + e}]" for n in (2 * s, 2 * s + 1) for e in range(2))}, to + channel, channel);
+          }
+% endfor
         }
-        put8(OUT_ARGS, v, to, channel);
       }
 % endfor
     }
-  }
 % endfor
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
 }

@@ -13,7 +13,7 @@ from ..instructions import Instructions
 from ..pace import memory, pace
 from ..probe import probe
 from .choice import choices, seconds
-from .job import GroupedJob, GroupedTile
+from .job import GroupedJob, GroupedTile, reads_of
 from .sums import GroupedSums, SumsTile
 from .sums import choices as sums_choices
 from .sums import seconds as sums_seconds
@@ -38,11 +38,11 @@ class GroupedPlan(StepPlan):
         """The program."""
         job = self.job
         text = job.problem.macros() + f"#define OUT_INDEX {job.out_index}\n"
-        text += "#define PARTIAL 0\n#define PARTIAL_AT 0L\n#define OCTETS 1\n"
-        text += Instructions("bf16" if job.bfloat else "f16", ("mma",)).text(self._emulate)
+        text += "#define PARTIAL 0\n#define PARTIAL_AT 0L\n#define OCTETS 0\n"
+        text += Instructions("bf16" if job.bfloat else "f16", ("copies", "mma")).text(self._emulate)
         text += kernel_text(SHARED, "narrow.cl.mako", job=SimpleNamespace(format=SimpleNamespace(bfloat=job.bfloat)))
         text += kernel_text(SHARED, "finish.cl")
-        return text + kernel_text(__package__, "product.cl.mako", job=job, emulate=self._emulate)
+        return text + kernel_text(__package__, "product.cl.mako", job=job, emulate=self._emulate, reads_of=reads_of)
 
 
 class GroupedSumsPlan(StepPlan):
