@@ -10,17 +10,16 @@ from typing import Any
 from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build, kernel_text, rates
 
 from .product import element_index
-from .depthwise_tile import DepthwiseTile, limits, shapes
+from .depthwise_tile import DepthwiseTile, busy, limits, shapes
 
 __all__ = ["Depthwise"]
 
 _TURNED = 64  # work groups of a compute unit beyond which items take several tiles
 _MOST = 24  # configurations offered
-_REACHED = 0.75  # of a busy device's instructions
-_COPY = 0.92  # of a copy's bandwidth
-_RESIDENT = 60000  # registers that a compute unit's items have together
-_ENOUGH = 640  # work items of a compute unit that hide what each waits for
-_WAIT = 1.5e-6  # seconds from a tile's first read to its last write, alone
+_REACHED = 0.84  # of a busy device's instructions
+_LOAD, _PLACE, _TILE, _FILL = 3.5, 7.2, 105, 89  # instructions: of a read, a result, a tile, a weight put into local memory
+_ENOUGH = 442  # work items of a compute unit that hide what each waits for
+_WAIT = 0.7  # of a launch: what a call takes beside its work
 
 
 def depthwise_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
@@ -72,13 +71,12 @@ class Depthwise(Solver):
         tile = DepthwiseTile(problem, **config)
         known = rates(device)
         widened = tile.vector if problem.itemsize == 2 else 0
-        item = tile.steps * tile.vector + tile.loads * (4 + widened) + tile.weight_reads * len(tile.parts) * 1.5
-        item += len(tile.places) * (8 + (tile.vector if widened else 1)) + 40
-        item += 12 * tile.geometry.volume * tile.vector / tile.deep / tile.turns
+        item = tile.steps * tile.vector + tile.loads * (_LOAD + widened) + tile.weight_reads * len(tile.parts)
+        item += len(tile.places) * (_PLACE + (widened or 1)) + _TILE
+        item += _FILL * tile.geometry.volume * tile.vector / tile.deep / tile.turns
         items = tile.tiles * tile.slabs * tile.lanes
-        busy = min(1.0, items / (device.compute_units * min(_ENOUGH, _RESIDENT / tile.registers)))
-        work = items * item * 2 / (_REACHED * known.flops * busy)
-        return math.hypot(work, problem.bytes / (_COPY * known.bandwidth)) + _WAIT + known.launch
+        work = items * item * 2 / (_REACHED * known.flops * busy(tile, items, device, _ENOUGH))
+        return math.hypot(work, problem.bytes / known.bandwidth) + _WAIT * known.launch
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""

@@ -1,6 +1,6 @@
 ## dw[c, tap] = sum over places of dy[place, c] x[place * step + origin + tap * spread, c]: the weights' gradient of
 ## depthwise layers. A work item sums all taps of a vector of channels over some tiles of places; a group's items are
-## added in local memory in a fixed order and leave partial[part][tap][c], which ``fold`` adds.
+## added in local memory in a fixed order and leave partial[part][tap][c], which ``fold`` adds; one part is the result.
 ##
 ## lanes, deep   work items of a group: along channels and along places
 ## per           tiles of a part; chunk: sums that local memory holds at a time, of all items
@@ -19,8 +19,13 @@ segments = s.segments
 #define VECTOR ${p.vector}
 ${words}
 #define INDEX ${p.index}
+#if ACCUMULATE
+#define HELD(i) LOAD(partial, i)
+#else
+#define HELD(i) 0
+#endif
 kernel __attribute__((reqd_work_group_size(${size[0]}, ${size[1]}, 1)))
-void sums(global const REAL *restrict dy, global const REAL *restrict b, global ACC *restrict partial) {
+void sums(global const REAL *restrict dy, global const REAL *restrict b, global ${"ACC" if s.parts > 1 else "REAL"} *restrict partial) {
   local Part shared[${s.chunk * lanes * deep}];
   const int lane = get_local_id(${along[0]}), row = get_local_id(${along[1]}), item = row * ${lanes} + lane;
   const int part = get_group_id(${along[1]}), vector = get_group_id(${along[0]}) * ${lanes} + lane;
@@ -91,7 +96,18 @@ load = f"RAW(d + {j * dst.axes[1] + i * dst.axes[2]})"
     const int number = ${values.index(chunk[0])} + n / ${lanes * segments};
 % endif
     const int channels = (get_group_id(${along[0]}) * ${lanes} + of) * ${p.vector} + number % ${len(parts)} * ${p.part};
+% if s.parts > 1:
     if (channels < ${geo.groups}) *(global Part *)(partial + number / ${len(parts)} * ${geo.groups} + channels) = sum;
+% else:
+    if (channels < ${geo.groups}) {
+% for e in range(p.part):
+      {
+        const int to = (channels + ${e}) * ${volume} + number / ${len(parts)};
+        STORE(partial, to, sum${f".s{e}" if p.part > 1 else ""} + HELD(to));
+      }
+% endfor
+    }
+% endif
   }
 % if chunk is not chunks[-1]:
   barrier(CLK_LOCAL_MEM_FENCE);

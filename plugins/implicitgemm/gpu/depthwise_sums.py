@@ -10,18 +10,17 @@ from typing import Any
 
 from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build, kernel_text, rates
 
-from .depthwise_tile import DepthwiseTile, limits, shapes
+from .depthwise_tile import DepthwiseTile, busy, limits, shapes
 
 __all__ = ["DepthwiseSums"]
 
 _MOST = 24  # configurations offered
 _LOCAL = 16384  # bytes of local memory in which items' sums meet
 _ACROSS, _DEEP = 16, 16  # work items of a group of ``fold``
-_REACHED = 0.7  # of a busy device's instructions
-_COPY = 0.92  # of a copy's bandwidth
-_RESIDENT = 60000  # registers that a compute unit's items have together
-_ENOUGH = 512  # work items of a compute unit that hide what each waits for
-_WAIT = 2.5e-6  # seconds from a part's first read to its last write, alone
+_REACHED = 0.84  # of a busy device's instructions
+_LOAD, _TILE, _SUM = 3.5, 60, 16  # instructions: of a read, a tile, a sum that leaves
+_ENOUGH = 420  # work items of a compute unit that hide what each waits for
+_ONE, _BOTH = 1.2e-6, 8.2e-6 - 5.06e-6  # seconds beside the work and the first launch: of one launch, of two
 _GROUPS = (1, 2, 3, 4, 6)  # work groups of a compute unit
 
 
@@ -68,7 +67,7 @@ class Sums:
     @property
     def workspace_size(self) -> int:
         """Bytes of all parts."""
-        return self.parts * self.size * self.tile.accsize
+        return self.parts * self.size * self.tile.accsize if self.parts > 1 else 0
 
 
 def sums_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
@@ -79,13 +78,15 @@ def sums_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> 
     first = build(context, text + kernel_text(__package__, "depthwise_sums.cl.mako", p=tile, s=sums, words=words, math=math))
     text += f"#define CHANNELS {problem.oc}\n#define TAPS {tile.geometry.volume}\n#define COUNT {sums.parts}\n"
     text += f"#define ACROSS {_ACROSS}\n#define DEEP {_DEEP}\n"
-    second = build(context, text + kernel_text(__package__, "depthwise_fold.cl"))
+    given = ["y", "x", "workspace" if sums.parts > 1 else "w"]
     size, local = tile.size(sums.parts * tile.deep, tile.slabs * tile.lanes), tile.size(tile.deep, tile.lanes)
+    steps = [Launch(first, "sums", size, local, given, names=OPERANDS)]
+    if sums.parts == 1:
+        return StepPlan(0, steps)
+    second = build(context, text + kernel_text(__package__, "depthwise_fold.cl"))
     items = _ACROSS * _DEEP
-    steps = [
-        Launch(first, "sums", size, local, "y x workspace", names=OPERANDS),
-        Launch(second, "fold", (-(-sums.size // _ACROSS) * items,), (items,), "workspace w", names=OPERANDS),
-    ]
+    size = (-(-sums.size // _ACROSS) * items,)
+    steps.append(Launch(second, "fold", size, (items,), "workspace w", names=OPERANDS))
     return StepPlan(sums.workspace_size, steps)
 
 
@@ -114,7 +115,7 @@ class DepthwiseSums(Solver):
         ranked = []
         for tile in shapes(problem):
             most = max(1, -(-tile.tiles // tile.deep))
-            wanted = {max(1, min(most, device.compute_units * groups // tile.slabs)) for groups in _GROUPS}
+            wanted = {1} | {max(1, min(most, device.compute_units * groups // tile.slabs)) for groups in _GROUPS}
             for parts in sorted(wanted):
                 sums = Sums(tile, parts)
                 ranked.append((self.cost(problem, device, sums.config()), len(ranked), sums))
@@ -129,14 +130,12 @@ class DepthwiseSums(Solver):
         sums = Sums.of(problem, config)
         tile, known = sums.tile, rates(device)
         widened = tile.vector if problem.itemsize == 2 else 0
-        turn = tile.steps * tile.vector + (tile.loads + len(tile.places)) * (4 + widened) + 40
-        turns = -(-sums.per // tile.deep)
+        turn = tile.steps * tile.vector + (tile.loads + len(tile.places)) * (_LOAD + widened) + _TILE
         items = sums.parts * tile.slabs * tile.lanes * tile.deep
-        item = turns * turn + 12 * tile.geometry.volume * tile.vector
-        busy = min(1.0, items / (device.compute_units * min(_ENOUGH, _RESIDENT / tile.registers)))
-        work = items * item * 2 / (_REACHED * known.flops * busy)
-        moved = math.hypot(work, problem.bytes / (_COPY * known.bandwidth))
-        return moved + 2 * sums.workspace_size / known.bandwidth + sums.parts * 1e-8 + _WAIT + 2 * known.launch
+        item = -(-sums.per // tile.deep) * turn + _SUM * tile.geometry.volume * tile.vector
+        work = items * item * 2 / (_REACHED * known.flops * busy(tile, items, device, _ENOUGH))
+        moved = math.hypot(work, problem.bytes / known.bandwidth)
+        return moved + 2 * sums.workspace_size / known.bandwidth + (_ONE if sums.parts == 1 else _BOTH) + known.launch
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""

@@ -18,12 +18,13 @@ from convdispatch.api import ConvProblem, DeviceInfo, Walk, walk_of
 
 from .product import element_index
 
-__all__ = ["ITEMS", "DepthwiseTile", "fits", "limits", "vectors"]
+__all__ = ["ITEMS", "DepthwiseTile", "busy", "fits", "limits", "shapes", "vectors"]
 
 ITEMS = 128
 """Work items of a group, or a few less."""
 _MOST_STEPS = 2400  # multiply-adds of vectors that are written out
 _MOST_REGISTERS = 168  # of an item, about
+_REGISTERS = 65536  # of a compute unit
 _LOCAL = 32768  # bytes of local memory that every device has
 
 
@@ -85,8 +86,8 @@ class DepthwiseTile:
     def lanes(self) -> int:
         """Items of a group that have different channels."""
         most = min(32, _LOCAL // (self.geometry.volume * self.vector * self.accsize))
-        if not self.nhwc:
-            most = min(most, ITEMS // min(ITEMS, self.tiles))
+        if not self.nhwc:  # a plane's tiles first, then the next planes
+            most = min(most, ITEMS // min(ITEMS, math.prod(self.count)))
         slabs = -(-self.across // max(1, most))
         return -(-self.across // slabs)
 
@@ -98,7 +99,7 @@ class DepthwiseTile:
     @property
     def deep(self) -> int:
         """Items of a group that share a lane's channels."""
-        return max(1, min(ITEMS // self.lanes, self.tiles))
+        return max(1, min(ITEMS // self.lanes, self.tiles if self.nhwc else math.prod(self.count)))
 
     def size(self, tiles: int, channels: int) -> tuple[int, int]:
         """Work items along the launch's two axes: neighbours along the first are neighbours in memory."""
@@ -192,6 +193,12 @@ def _counts(geo: Walk, rows: int, columns: int) -> tuple[int, int, int]:
     reads = _reads(geo, rows, columns)
     widths = [len(DepthwiseTile.columns_of(row)) for row in reads.values()]
     return sum(widths), sum(map(len, reads.values())), max(widths)
+
+
+def busy(tile: DepthwiseTile, items: int, device: DeviceInfo, enough: int) -> float:
+    """The share of a device's speed that ``items`` work items reach, where ``enough`` a compute unit reach all."""
+    resident = max(1, min(16, _REGISTERS // (tile.registers * ITEMS))) * ITEMS
+    return min(1.0, items / (device.compute_units * enough)) * min(1.0, resident / enough)
 
 
 def limits(problem: ConvProblem, device: DeviceInfo) -> str | None:

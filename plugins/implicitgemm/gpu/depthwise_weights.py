@@ -118,6 +118,8 @@ class DepthwiseWeights(Solver):
         geo = walk_of(problem)
         if geo.c != 1:
             return f"1 input channel a group, got {geo.c}"
+        if geo.m == 1:
+            return "2 filters a channel or more (implicitgemm.tiled_depthwise_sums takes one), got 1"
         if geo.m * geo.volume > _MOST_SUMS:
             return f"{_MOST_SUMS} weights a group or fewer, got {geo.m * geo.volume}"
         if min(device.max_work_group_size, device.max_work_item_sizes[0]) < _ITEMS:

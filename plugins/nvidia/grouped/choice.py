@@ -2,47 +2,64 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
 from convdispatch.api import ConvProblem
 
+from ..hopper import LOCAL_LIMIT
 from ..pace import COPY
 from .job import GroupedJob, GroupedTile
 
 __all__ = ["choices", "seconds"]
 
 _CLOCK = 1.7e9
-_ISSUED = 2.4  # instructions a cycle that four schedulers reach together
-_READ = 8.0  # cycles of a load of a warp's pixels: as many lines of the cache
-_PRODUCT = 1.8  # cycles of a product of tensor cores
+_ISSUED = 2.2  # instructions a cycle that four schedulers reach together
+_COPIED, _FILLED, _WRITTEN = 24, 70, 45  # instructions of a copy, of two registers of weights, of a place's results
+_READ, _WEIGHTS, _PRODUCT = 4.0, 2.0, 1.8  # cycles of ldmatrix, of two registers of weights, of tensor cores
+_ARRIVAL = 1500  # cycles from a region's first copy to its first product
 _MEMORY = 0.85  # of a copy's bandwidth
-_RESIDENT = 24  # warps of a multiprocessor that hide what each waits for
-_LAUNCH, _FILL = 5.5e-6, 2.5e-6  # seconds: of a launch, and from a tile's first read to its last write
-_TILES = [(m, warps, turns) for m in (1, 2, 4) for warps in (4, 8) for turns in (1, 2, 4, 8)]
+_LAUNCH, _FILL = 3.5e-6, 1.5e-6  # seconds: of a launch, and from a tile's first read to its last write
+_TILES = [(frag_m, warps) for frag_m in (1, 2, 4) for warps in (4, 8)]
+
+
+def _resident(job: GroupedJob) -> int:
+    """Work groups of a multiprocessor at a time."""
+    registers = 40 + 16 * job.tile.frag_m + 6 * job.tile.frag_m
+    return max(1, min(65536 // (registers * job.tile.items), LOCAL_LIMIT // (job.local_bytes + 1024), 24))
 
 
 def seconds(job: GroupedJob, units: int, copy: float = COPY) -> float:
     """Predicted seconds on a device of ``units`` multiprocessors."""
-    t, walk = job.tile, job.walk
-    loads, products = 2 * t.frag_m, t.frag_m * len(job.pairs)
-    cycles = issued = 0.0
-    for phase in walk.phases:
-        tiles = -(-walk.images * phase.places // (16 * t.frag_m)) * job.targets
-        taps = phase.volume * job.sources
-        tap = loads * 6 + products + len(job.pairs)
-        filled = phase.volume * job.sources * len(job.pairs) / t.warps * 40 / t.turns
-        issued += tiles * (taps * tap + loads * 40 + filled)
-        cycles += tiles * taps * math.hypot(loads * _READ, products * _PRODUCT)
-    warps = job.work_groups * t.warps
-    busy = min(1.0, warps / (units * _RESIDENT))
-    work = math.hypot(issued / _ISSUED, cycles) / (units * _CLOCK * busy)
-    return math.hypot(work, job.problem.bytes / (_MEMORY * copy)) + _LAUNCH + _FILL
+    t, pairs, resident = job.tile, len(job.pairs), _resident(job)
+    taps = job.taps * job.sources
+    copies = -(-job.region.pixels * job.sources * 4 // t.items)
+    products = taps * (2 * t.frag_m + pairs * (1 + t.frag_m))
+    results = len(job.walk.phases) * 2 * t.frag_m * _WRITTEN
+    issued = t.warps * (copies * _COPIED + products + results) / _ISSUED
+    read = t.warps * (copies * 8 + taps * (2 * t.frag_m * _READ + pairs * _WEIGHTS))
+    work = math.hypot(issued, read, t.warps * taps * pairs * t.frag_m * _PRODUCT)
+    filled = taps * pairs * _FILLED / _ISSUED
+    groups = -(-job.work_groups // units)
+    waves, rest = divmod(groups, resident)
+
+    def together(count: int) -> float:
+        return t.turns * max(count * work, work + _ARRIVAL) + count * filled
+
+    cycles = waves * together(resident) + (together(rest) if rest else 0)
+    return math.hypot(cycles / _CLOCK, job.problem.bytes / (_MEMORY * copy)) + _LAUNCH + _FILL
 
 
 @functools.lru_cache(maxsize=256)
 def choices(problem: ConvProblem, units: int) -> tuple[GroupedTile, ...]:
     """Tiles, the fastest by prediction first."""
-    jobs = [GroupedJob(problem, GroupedTile(*numbers)) for numbers in _TILES]
-    useful = [job for job in jobs if job.misfit is None and (job.tile.turns == 1 or job.work_groups >= units)]
-    return tuple(job.tile for job in sorted(useful, key=lambda job: seconds(job, units)))
+    jobs = []
+    for frag_m, warps in _TILES:
+        one = GroupedJob(problem, GroupedTile(frag_m, warps))
+        if one.misfit is not None:
+            continue
+        room = units * _resident(one)
+        for turns in {1, -(-one.work_groups // room), -(-2 * one.work_groups // room)}:
+            jobs.append(dataclasses.replace(one, tile=GroupedTile(frag_m, warps, turns)))
+    return tuple(job.tile for job in sorted(jobs, key=lambda job: seconds(job, units)))

@@ -95,7 +95,9 @@ class Grouped(Solver):
             return f"channels in multiples of eight, got {problem.ic} and {problem.oc}"
         if problem.direction == "bwd_weights":
             return GroupedSums(problem, SumsTile()).misfit
-        job = GroupedJob(problem, GroupedTile())
+        if problem.ndim > 2:
+            return f"1 or 2 axes, got {problem.ndim}"
+        job = GroupedJob(problem, GroupedTile(frag_m=1))
         if len(job.walk.phases) > _PHASES:
             return f"strides of up to {_PHASES} phases, got {len(job.walk.phases)}"
         return job.misfit

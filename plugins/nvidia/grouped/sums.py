@@ -127,7 +127,7 @@ def choices(problem: ConvProblem, units: int) -> tuple[SumsTile, ...]:
     """Parts and warps, the fastest by prediction first."""
     one = GroupedSums(problem, SumsTile())
     jobs = []
-    for warps in (4, 8):
+    for warps in (2, 4):
         wanted = {max(1, min(one.runs // warps, units * groups // one.work_groups)) for groups in (1, 2, 3, 4, 6, 8)}
         jobs += [GroupedSums(problem, SumsTile(parts, warps)) for parts in sorted(wanted)]
     return tuple(job.tile for job in sorted(jobs, key=lambda job: seconds(job, units)))
