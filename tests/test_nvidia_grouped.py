@@ -30,10 +30,10 @@ PRODUCTS = [
     ("fwd_f16_nhwc_g2mb3ic8ih5oc8kh3ph1", {"frag_m": 1}),
 ]
 SUMS = [
-    ("bwd_weights_f16_nhwc_g8mb2ic32ih6iw5oc32kh3ph1", {"parts": 2, "warps": 2}),
-    ("bwd_weights_bf16_nhwc_g4mb1ic64ih5oc64kh3ph1", {"parts": 1, "warps": 4}),
-    ("bwd_weights_f16_nhwc_mb1ic32ih8oc64kh3ph1sh2", {"parts": 3, "warps": 1}),
-    ("bwd_weights_f16_nhwc_g2mb2ic48ih7oc24kh3dh2+accumulate", {"parts": 17, "warps": 1}),
+    ("bwd_weights_f16_nhwc_g8mb2ic32ih6iw5oc32kh3ph1", {"parts": 2, "split": 2}),
+    ("bwd_weights_bf16_nhwc_g4mb1ic64ih5oc64kh3ph1", {"parts": 1, "split": 3, "places": 64}),
+    ("bwd_weights_f16_nhwc_mb1ic32ih8oc64kh3ph1sh2", {"parts": 1, "places": 64}),
+    ("bwd_weights_f16_nhwc_g2mb2ic48ih7oc24kh3dh2+accumulate", {"parts": 2, "places": 32}),
 ]
 
 
@@ -61,7 +61,7 @@ def test_emulated_weights(queue, text, config):
     ("fwd_f16_nhwc_g3mb2ic12ih6oc12kh3", "multiples of eight"),
     ("bwd_data_f16_nhwc_mb2ic16ih30oc16kh5sh5", "phases"),
     ("fwd_f16_nhwc_mb2ic256ih6oc16kh3", "bytes of weights"),
-    ("bwd_weights_f16_nhwc_g8mb2ic32ih9oc32kh7", "5 columns"),
+    ("bwd_weights_f16_nhwc_g8mb2ic32ih9oc32kh8", "7x7"),
 ])  # fmt: skip
 def test_refused_in_words(text, words):
     assert words in Grouped().limits(ConvProblem.parse(text), LARGE)
@@ -86,7 +86,7 @@ def test_the_instructions_assemble(tmp_path, text):
 
 @needs_nvcc
 def test_the_instructions_of_the_weights_gradient_assemble(tmp_path):
-    job = GroupedSums(ConvProblem.parse("bwd_weights_f16_nhwc_g32mb16ic128ih56oc128kh3ph1"), SumsTile(10, 8))
+    job = GroupedSums(ConvProblem.parse("bwd_weights_f16_nhwc_g32mb16ic128ih56oc128kh3ph1"), SumsTile(10, 2))
     assembles_without_spills(GroupedSumsPlan.sums_text(job, False), "sm_90a", tmp_path)
 
 

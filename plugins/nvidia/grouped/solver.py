@@ -54,7 +54,7 @@ class GroupedSumsPlan(StepPlan):
         lanes = 8 if job.tile.parts >= 16 else 1
         fold += kernel_text(f"{SHARED}.direct", "reduce.cl.mako", elements=job.size, split=job.tile.parts, lanes=lanes,
                             inner=1, channels=problem.oc)  # fmt: skip
-        size, items = (job.work_groups * job.tile.items,), (job.tile.items,)
+        size, items = (job.work_groups * job.items,), (job.items,)
         steps = [
             Launch(build(context, self.sums_text(job, emulate)), "sums", size, items, "y x workspace", names=OPERANDS),
             Launch(build(context, fold), "reduce", (-(-job.size * lanes // 256) * 256,), (256,), "workspace w",
@@ -65,7 +65,7 @@ class GroupedSumsPlan(StepPlan):
     @staticmethod
     def sums_text(job: GroupedSums, emulate: bool) -> str:
         """The program of the parts' sums."""
-        text = Instructions("bf16" if job.bfloat else "f16", ("mma",)).text(emulate)
+        text = Instructions("bf16" if job.bfloat else "f16", ("copies", "mma")).text(emulate)
         return text + kernel_text(__package__, "sums.cl.mako", job=job, emulate=emulate)
 
 
@@ -94,7 +94,7 @@ class Grouped(Solver):
         if problem.ic % 8 or problem.oc % 8:
             return f"channels in multiples of eight, got {problem.ic} and {problem.oc}"
         if problem.direction == "bwd_weights":
-            return GroupedSums(problem, SumsTile()).misfit
+            return GroupedSums(problem, SumsTile(places=64)).misfit
         if problem.ndim > 2:
             return f"1 or 2 axes, got {problem.ndim}"
         job = GroupedJob(problem, GroupedTile(frag_m=1))

@@ -1,98 +1,106 @@
 ## partial[part][n, tap, k] = sum over places of dy[place, n] x[place * step + origin + tap * spread, k], for n and k of one
-## group, on tensor cores: 16-bit numbers, channels last, read from memory as fragments.
+## group, on tensor cores: 16-bit numbers, channels last. A work group copies the pixels of a region of places once, 32
+## channels of x and of dy, for all taps; ldmatrix turns them, for k runs along places.
 ##
-## A warp sums one row of taps of a slab of 32 channels of x and one of dy, over every so many runs of 16 places. Lane
-## 4 g + t reads channels 4 g .. 4 g + 3 of places 4 t .. 4 t + 3, 8 bytes each, and turns pairs of places into registers:
-## rows g and g + 8 of the fragments of x are channels 4 g + 2 i and 4 g + 2 i + 1, column g of those of dy is 4 g + j.
-## The group's warps are added in their order.
+## A warp sums one row of taps, ``split`` warps every so many runs of 16 places of it; their sums meet in their order. Rows g
+## and g + 8 of half i of x's fragments are channels 16 i + g and 16 i + g + 8, column g of fragment j of dy is 8 j + g.
 ##
-## warps   of a work group; per: runs of a part
+## lines   rows of taps; split: warps of each; per: regions of a part
+## pairs   products of tensor cores a tap: (half of x's channels, fragment of dy's)
 <%
-t, walk = job.tile, job.walk
-src, dst, steps = walk.source, walk.target, walk.source.axes
-kx, lines = walk.kernel[2], walk.kernel[0] * walk.kernel[1]
-places, phase = walk.images * walk.phases[0].places, walk.phases[0]
-sums = kx * 32
+t, walk, region = job.tile, job.walk, job.region
+src, dst, phase, pairs = walk.source, walk.target, walk.phases[0], job.pairs
+kx, lines, split, runs = walk.kernel[2], walk.kernel[1], t.split, -(-region.places // 16)
+each = len(pairs) * 4
 unroll = "" if emulate else "#pragma unroll"
+dy_at, table_at = region.pixels * 80, region.pixels * 80 + runs * 16 * 80
 %>\
 #define INDEX ${job.index}
-inline uint low2(uint a, uint b) { return (a & 0xffffu) | (b << 16); }
-inline uint high2(uint a, uint b) { return (a >> 16) | (b & 0xffff0000u); }
-kernel __attribute__((reqd_work_group_size(${t.items}, 1, 1)))
+kernel __attribute__((reqd_work_group_size(${job.items}, 1, 1)))
 void sums(global const ushort *restrict dy, global const ushort *restrict x, global float *restrict partial) {
-  local float4 area[${t.items * 2}] __attribute__((aligned(128)));
-  SCRATCH(${t.items});
-  const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
-  int rest = get_group_id(0);
-  const int line = rest % ${lines};
-  rest /= ${lines};
-  const int pair = rest % ${job.slab_pairs}, part = rest / ${job.slab_pairs};
-  const int n0 = pair / ${job.sources} * 32, k0 = (pair / ${job.sources} * 32 / ${walk.m} * ${walk.c} / 32 + pair % ${job.sources}) * 32;
-  const int tap_z = line / ${walk.kernel[1]} * ${walk.spread[0]} + (${phase.origin[0]}), tap_y = line % ${walk.kernel[1]} * ${walk.spread[1]} + (${phase.origin[1]});
-  const int n_in = n0 + lane / 4 * 4 < ${dst.channels}, k_in = k0 + lane / 4 * 4 < ${src.channels};
-  float sum[${sums}];
-${unroll}
-  for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
-  const int to = min((part + 1) * ${job.per}, ${-(-places // 16)});
-  for (int turn = 0; turn < ${-(-job.per // t.warps)}; ++turn) {
-    const int run = part * ${job.per} + turn * ${t.warps} + warp, last = run < to ? ${places} : 0;
-    uint2 d[4];
-    uint b[4][2];
-% for e in range(4):
-    const int place${e} = run * 16 + lane % 4 * 4 + ${e}, real${e} = place${e} < last;
-    const int image${e} = place${e} / ${phase.places}, z${e} = place${e} / ${phase.count[1] * phase.count[2]} % ${phase.count[0]} * ${walk.step[0]} + tap_z;
-    const int y${e} = place${e} / ${phase.count[2]} % ${phase.count[1]} * ${walk.step[1]} + tap_y, x${e} = place${e} % ${phase.count[2]} * ${walk.step[2]};
-    const int row${e} = real${e} && k_in && (uint)y${e} < ${src.size[1]} && (uint)z${e} < ${src.size[0]};
-    const INDEX at${e} = (INDEX)image${e} * ${src.image} + (INDEX)z${e} * ${steps[0]} + (INDEX)y${e} * ${steps[1]} + (INDEX)x${e} * ${steps[2]} + (k0 + lane / 4 * 4);
-    d[${e}] = real${e} && n_in ? *(global const uint2 *)(dy + ((INDEX)place${e} * ${dst.channels} + (n0 + lane / 4 * 4))) : (uint2)(0u, 0u);
-% endfor
-% for pair in (0, 1):
-    b[0][${pair}] = low2(d[${2 * pair}].x, d[${2 * pair + 1}].x);
-    b[1][${pair}] = high2(d[${2 * pair}].x, d[${2 * pair + 1}].x);
-    b[2][${pair}] = low2(d[${2 * pair}].y, d[${2 * pair + 1}].y);
-    b[3][${pair}] = high2(d[${2 * pair}].y, d[${2 * pair + 1}].y);
-% endfor
-% for tap in range(kx):
-<% dx = phase.origin[2] + tap * walk.spread[2] %>\
-    {
-      uint2 v[4];
-      uint a[2][4];
-% for e in range(4):
-      v[${e}] = row${e} && (uint)(x${e} + ${dx}) < ${src.size[2]} ? *(global const uint2 *)(x + (at${e} + (${dx * steps[2]}))) : (uint2)(0u, 0u);
-% endfor
-% for i, word in enumerate("xy"):
-      a[${i}][0] = low2(v[0].${word}, v[1].${word});
-      a[${i}][1] = high2(v[0].${word}, v[1].${word});
-      a[${i}][2] = low2(v[2].${word}, v[3].${word});
-      a[${i}][3] = high2(v[2].${word}, v[3].${word});
-% endfor
-${unroll}
-      for (int j = 0; j < 4; ++j) {
-        MMA(sum + ${tap * 32} + j * 4, a[0], b[j]);
-        MMA(sum + ${tap * 32 + 16} + j * 4, a[1], b[j]);
-      }
-    }
-% endfor
+  local uint4 area[${-(-job.local_bytes // 16)}] __attribute__((aligned(128)));
+  SCRATCH(${job.items});
+  local uchar *memory = (local uchar *)area;
+  const uint base = LOCAL_BASE(memory);
+  local uint *table = (local uint *)(memory + ${table_at});
+  const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32, line = warp % ${lines}, side = warp / ${lines};
+  const int pair = get_group_id(0) % ${job.slab_pairs}, part = get_group_id(0) / ${job.slab_pairs};
+  const int n0 = pair / ${job.sources} * 32, k0 = n0 / ${walk.m} * ${walk.c} / 32 * 32 + pair % ${job.sources} * 32;
+  // Where a place's first tap reads; places beyond the region read its first, and multiply zeros of dy.
+  for (int i = tid; i < ${runs * 16}; i += ${job.items}) {
+    const int place = i < ${region.places} ? i : 0;
+    table[i] = ${region.at(walk.step)} * 80;
   }
-  // Of a lane's sums those of one group count: row g (+ 8) is channel 4 g + 2 i (+ 1), columns 2 t, 2 t + 1 are 8 t + j, 8 t + 4 + j.
+  float sum[${kx * each}];
+${unroll}
+  for (int i = 0; i < ${kx * each}; ++i) sum[i] = 0;
+  const int last = min((part + 1) * ${job.per}, ${job.regions});
+  const int turned = lane % 8 + lane / 16 * 8, across = lane / 8 % 2 * 16;
+  for (int region = part * ${job.per}; region < last; ++region) {
+    const int column0 = region % ${job.count[2]} * ${region.columns}, row0 = region / ${job.count[2]} % ${job.count[1]} * ${region.rows};
+    const int image0 = region / ${job.count[2] * job.count[1]} * ${region.images};
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = tid; i < ${region.pixels * 4}; i += ${job.items}) {
+      const int pixel = i / 4, channel = k0 + i % 4 * 8, image = image0 + pixel / ${region.width * region.height};
+      const int y = row0 * ${walk.step[1]} + pixel / ${region.width} % ${region.height} + (${region.low[0]}), c = column0 * ${walk.step[2]} + pixel % ${region.width} + (${region.low[1]});
+      const int exists = image < ${walk.images} && channel < ${src.channels} && (uint)y < ${src.size[1]} && (uint)c < ${src.size[2]};
+      const INDEX at = exists ? (INDEX)image * ${src.image} + (INDEX)y * ${src.axes[1]} + (INDEX)c * ${src.axes[2]} + channel : 0;
+      copy16(memory, base, pixel * 80 + i % 4 * 16, x + at, exists);
+    }
+    for (int i = tid; i < ${runs * 64}; i += ${job.items}) {
+      const int place = i / 4, channel = n0 + i % 4 * 8, image = image0 + place / ${region.rows * region.columns};
+      const int y = row0 + place / ${region.columns} % ${region.rows}, c = column0 + place % ${region.columns};
+      const int exists = place < ${region.places} && image < ${walk.images} && channel < ${dst.channels} && y < ${dst.size[1]} && c < ${dst.size[2]};
+      const INDEX at = exists ? (INDEX)image * ${dst.image} + (INDEX)y * ${dst.axes[1]} + (INDEX)c * ${dst.axes[2]} + channel : 0;
+      copy16(memory, base, ${dy_at} + place * 80 + i % 4 * 16, dy + at, exists);
+    }
+    copies_commit();
+    COPIES_WAIT(0);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int turn = 0; turn < ${-(-runs // split)}; ++turn) {
+      // A warp whose runs are over multiplies the first by zeros: all lanes of all warps stay together.
+      const int run = turn * ${split} + side${f", real = run < {runs} ? run : 0" if runs % split else ", real = run"};
+      uint b[2][4];
+      LDMATRIX_TRANS(b[0], ${dy_at} + (real * 16 + lane % 16) * 80 + lane / 16 * 16);
+      LDMATRIX_TRANS(b[1], ${dy_at} + (real * 16 + lane % 16) * 80 + lane / 16 * 16 + 32);
+% if runs % split:
+      if (run >= ${runs}) {
+${unroll}
+        for (int i = 0; i < 4; ++i) b[0][i] = b[1][i] = 0;
+      }
+% endif
+      const uint from = table[real * 16 + turned] + line * ${walk.spread[1] * region.width * 80} + across;
+% for tap in range(kx):
+% for half in range(2):
+      {
+        uint a[4];
+        LDMATRIX_TRANS(a, from + ${tap * walk.spread[2] * 80 + half * 32});
+% for q, (k, n) in enumerate(pairs):
+% if k == half:
+        MMA(sum + ${tap * each + q * 4}, a, b[${n // 2}] + ${n % 2 * 2});
+% endif
+% endfor
+      }
+% endfor
+% endfor
+    }
+  }
   partial += (long)part * ${job.size};
   local float *meet = (local float *)area;
 % for tap in range(kx):
-% for i in range(2):
-% for jj in range(2):
+% for q, (half, n) in enumerate(pairs):
   barrier(CLK_LOCAL_MEM_FENCE);
 ${unroll}
-  for (int q = 0; q < 8; ++q) meet[q * ${t.items} + tid] = sum[${tap * 32 + i * 16 + jj * 8} + q];
+  for (int i = 0; i < 4; ++i) meet[i * ${job.items} + tid] = sum[${tap * each + q * 4} + i];
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (int item = tid; item < 256; item += ${t.items}) {
-    const int q = item / 32, of = item % 32;
-    float v = meet[q * ${t.items} + of];
-    for (int other = 1; other < ${t.warps}; ++other) v += meet[q * ${t.items} + other * 32 + of];
-    const int j = ${jj * 2} + q / 4, k = k0 + of / 4 * 4 + ${2 * i} + q % 4 / 2, n = n0 + (of % 4 * 2 + q % 2) * 4 + j;
+  for (int item = tid; item < ${128 * lines}; item += ${job.items}) {
+    const int i = item / ${32 * lines}, of = item % ${32 * lines}, its = of / 32, g = of % 32 / 4, t = of % 4;
+    float v = meet[i * ${job.items} + of];
+    for (int other = 1; other < ${split}; ++other) v += meet[i * ${job.items} + other * ${32 * lines} + of];
+    const int k = k0 + ${half * 16} + g + i / 2 * 8, n = n0 + ${n * 8} + t * 2 + i % 2;
     if (n < ${dst.channels} && k < ${src.channels} && n / ${walk.m} == k / ${walk.c})
-      partial[((long)n * ${walk.volume} + (line * ${kx} + ${tap})) * ${walk.c} + k % ${walk.c}] = v;
+      partial[((long)n * ${walk.volume} + (its * ${kx} + ${tap})) * ${walk.c} + k % ${walk.c}] = v;
   }
-% endfor
 % endfor
 % endfor
 }

@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
 
 from ..configured import Configured
+from ..hopper import LOCAL_LIMIT
 from ..pace import COPY
-from .job import GroupedJob, GroupedTile
+from .job import SLAB, GroupedJob, GroupedTile, Region
 
 __all__ = ["GroupedSums", "SumsTile", "choices", "seconds"]
 
 _CLOCK = 1.7e9
-_ISSUED = 2.4  # instructions a cycle that four schedulers reach together
-_READ = 5.0  # cycles of a load of a warp's pixels
-_PRODUCT = 1.8  # cycles of a product of tensor cores
-_MEMORY = 0.8  # of a copy's bandwidth
-_RESIDENT = 16  # warps of a multiprocessor that hide what each waits for
-_LAUNCH, _FILL = 5.5e-6, 3.5e-6  # seconds: of a launch, and from a part's first read to its last write
-_MOST_COLUMNS = 5  # taps of a row: 32 sums each
+_ISSUED = 2.2  # instructions a cycle that four schedulers reach together
+_COPIED, _LEFT = 24, 30  # instructions of a copy, and of a sum that leaves
+_READ, _PRODUCT = 4.0, 1.8  # cycles of ldmatrix and of tensor cores
+_ARRIVAL = 1500  # cycles from a region's first copy to its first product
+_MEMORY = 0.85  # of a copy's bandwidth
+_LAUNCHES, _FILL = 8e-6, 1.5e-6  # seconds: of both launches, and from a part's first read to its last write
+_MOST_COLUMNS = 7  # taps of a row, and rows: 32 sums each, and a warp
+_PITCH = SLAB * 2 + 16  # bytes from pixel to pixel in local memory
+_LOCAL = 98304  # bytes of a work group
 
 
 @dataclass(frozen=True)
 class SumsTile(Configured):
-    """How many parts the places are cut into, and how many warps share a part."""
+    """How many parts the regions are cut into, and how many warps share a row of taps and a region."""
 
     parts: int = 1
-    warps: int = 4
-
-    @property
-    def items(self) -> int:
-        """Work items of a group."""
-        return self.warps * 32
+    split: int = 1
+    places: int = 128
+    """Of a region, at most."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,41 @@ class GroupedSums:
         return self.slabs.targets * self.sources
 
     @property
-    def runs(self) -> int:
-        """Runs of 16 places."""
-        return -(-self.walk.most_places // 16)
+    def pairs(self) -> list[tuple[int, int]]:
+        """(half of x's channels, fragment of eight channels of dy) that have groups in common."""
+        return self.slabs.pairs
+
+    @property
+    def items(self) -> int:
+        """Work items of a group."""
+        return 32 * self.walk.kernel[1] * self.tile.split
+
+    @functools.cached_property
+    def region(self) -> Region:
+        """The region of a work group."""
+        return Region.of(self.walk, self.tile.places)
+
+    @functools.cached_property
+    def count(self) -> tuple[int, int, int]:
+        """Regions along images, h and w."""
+        region, (_, rows, columns) = self.region, self.walk.phases[0].count
+        return -(-self.walk.images // region.images), -(-rows // region.rows), -(-columns // region.columns)
+
+    @property
+    def regions(self) -> int:
+        """Regions of all images."""
+        return self.count[0] * self.count[1] * self.count[2]
 
     @property
     def per(self) -> int:
-        """Runs of a part."""
-        return -(-self.runs // self.tile.parts)
+        """Regions of a part."""
+        return -(-self.regions // self.tile.parts)
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of local memory: pixels of x and dy and where each place reads; then four sums of all items."""
+        runs = -(-self.region.places // 16)
+        return max((self.region.pixels + runs * 16) * _PITCH + runs * 64, self.items * 16)
 
     @property
     def size(self) -> int:
@@ -92,7 +120,7 @@ class GroupedSums:
     @property
     def work_groups(self) -> int:
         """Work groups of the sums."""
-        return self.tile.parts * self.slab_pairs * self.walk.kernel[0] * self.walk.kernel[1]
+        return self.tile.parts * self.slab_pairs
 
     @property
     def index(self) -> str:
@@ -103,31 +131,40 @@ class GroupedSums:
     @property
     def misfit(self) -> str | None:
         """Why this cannot run; None when it can."""
-        if self.walk.kernel[2] > _MOST_COLUMNS:
-            return f"kernels of up to {_MOST_COLUMNS} columns for the weights' gradient, got {self.walk.kernel[2]}"
+        if max(self.walk.kernel) > _MOST_COLUMNS:
+            return f"kernels of up to {_MOST_COLUMNS}x{_MOST_COLUMNS} for the weights' gradient, got {max(self.walk.kernel)}"
+        if self.local_bytes > _LOCAL:
+            return f"{_LOCAL} bytes of pixels a work group, got {self.local_bytes}"
+        if self.items > 1024 or self.walk.kernel[2] * len(self.pairs) * 4 > 160:
+            return "the tile has more work items or sums than fit"
         return None
 
 
 def seconds(job: GroupedSums, units: int, copy: float = COPY) -> float:
     """Predicted seconds on a device of ``units`` multiprocessors."""
-    t, columns = job.tile, job.walk.kernel[2]
-    turns = -(-job.per // t.warps)
-    turn = 4 * 26 + 12 + columns * (4 * 5 + 8 + 8)
-    issued = turns * turn + columns * 32 * 12
-    cycles = turns * math.hypot((columns + 1) * 4 * _READ, columns * 8 * _PRODUCT)
-    warps = job.work_groups * t.warps
-    busy = min(1.0, warps / (units * _RESIDENT))
-    work = warps * math.hypot(issued / _ISSUED, cycles) / (units * _CLOCK * busy)
-    moved = job.problem.bytes / (_MEMORY * copy)
-    return math.hypot(work, moved) + 2 * _LAUNCH + _FILL + 2 * job.workspace_size / copy + job.tile.parts * 1e-8
+    region, columns, pairs = job.region, job.walk.kernel[2], len(job.pairs)
+    warps, runs = job.items // 32, -(-region.places // 16)
+    sums = columns * pairs * 4
+    resident = max(1, min(65536 // ((48 + sums) * job.items), LOCAL_LIMIT // (job.local_bytes + 1024), 2048 // job.items))
+    copies = -(-(region.pixels + runs * 16) * 4 // job.items)
+    turns = -(-runs // job.tile.split)
+    issued = warps * (copies * _COPIED + turns * (12 + columns * (2 + pairs))) / _ISSUED
+    read = warps * (copies * 8 + turns * _READ * (2 + 2 * columns))
+    work = math.hypot(issued, read, warps * turns * columns * pairs * _PRODUCT)
+    waves, rest = divmod(-(-job.work_groups // units), resident)
+    cycles = sum(job.per * max(count * work, work + _ARRIVAL) + count * warps * sums * _LEFT / _ISSUED
+                 for count in [resident] * waves + [rest] * (rest > 0))  # fmt: skip
+    moved = math.hypot(cycles / _CLOCK, job.problem.bytes / (_MEMORY * copy))
+    return moved + _LAUNCHES + _FILL + 2 * job.workspace_size / copy
 
 
 @functools.lru_cache(maxsize=256)
 def choices(problem: ConvProblem, units: int) -> tuple[SumsTile, ...]:
-    """Parts and warps, the fastest by prediction first."""
-    one = GroupedSums(problem, SumsTile())
+    """Parts, warps and regions, the fastest by prediction first."""
     jobs = []
-    for warps in (2, 4):
-        wanted = {max(1, min(one.runs // warps, units * groups // one.work_groups)) for groups in (1, 2, 3, 4, 6, 8)}
-        jobs += [GroupedSums(problem, SumsTile(parts, warps)) for parts in sorted(wanted)]
+    for split, places in itertools.product((1, 2, 3), (64, 128, 256)):
+        one = GroupedSums(problem, SumsTile(1, split, places))
+        if one.misfit is None:
+            wanted = {max(1, min(one.regions, units * groups // one.slab_pairs)) for groups in (1, 2, 3, 4, 6, 8)}
+            jobs += [GroupedSums(problem, SumsTile(parts, split, places)) for parts in sorted(wanted)]
     return tuple(job.tile for job in sorted(jobs, key=lambda job: seconds(job, units)))
