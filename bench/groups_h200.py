@@ -43,10 +43,12 @@ SETS = {
         g384mb16ic384ih14oc384kh3ph1 g576mb64ic576ih14oc576kh3sh2ph1 g960mb64ic960ih7oc960kh3ph1
         g960mb1ic960ih7oc960kh3ph1 g192mb1ic192ih56oc192kh3ph1 g240mb32ic240ih28oc240kh5ph2
         g672mb64ic672ih14oc672kh5sh2ph2 g1152mb16ic1152ih7oc1152kh5ph2 g120mb1ic120ih28oc120kh5ph2
-        g128mb16ic128ih56oc128kh7ph3 g192mb64ic192ih28oc192kh7ph3 g512mb64ic512ih14oc512kh7ph3 g1024mb16ic1024ih7oc1024kh7ph3
+        g128mb16ic128ih56oc128kh7ph3 g192mb64ic192ih28oc192kh7ph3 g512mb64ic512ih14oc512kh7ph3
+        g1024mb16ic1024ih7oc1024kh7ph3
     """),
     "groups": (("f16_nhwc",), """
-        g32mb16ic256ih56oc256kh3ph1 g32mb64ic512ih28oc512kh3ph1 g32mb32ic1024ih14oc1024kh3ph1 g32mb16ic128ih56oc128kh3ph1
+        g32mb16ic256ih56oc256kh3ph1 g32mb64ic512ih28oc512kh3ph1 g32mb32ic1024ih14oc1024kh3ph1
+        g32mb16ic128ih56oc128kh3ph1
         g32mb1ic256ih28oc256kh3ph1 g32mb16ic256ih56oc256kh3sh2ph1 g4mb32ic96ih56oc96kh3ph1 g7mb16ic168ih28oc168kh3ph1
         g3mb64ic240ih28oc240kh1
     """),
@@ -59,19 +61,22 @@ SETS = {
         g128mb16ic128ih56oc128kh7ph3 g512mb64ic512ih14oc512kh7ph3 g576mb64ic576ih14oc576kh3sh2ph1
     """),
     "single": (("f32", "f32_nhwc"), """
-        g128mb16ic128ih56oc128kh7ph3 g192mb64ic192ih28oc192kh7ph3 g512mb64ic512ih14oc512kh7ph3 g192mb64ic192ih28oc192kh3ph1
+        g128mb16ic128ih56oc128kh7ph3 g192mb64ic192ih28oc192kh7ph3 g512mb64ic512ih14oc512kh7ph3
+        g192mb64ic192ih28oc192kh3ph1
         g960mb64ic960ih7oc960kh3ph1
     """),
     "patches": (("f32", "f16_nhwc"), "mb32ic3ih224oc384kh16sh16 mb64ic3ih224oc128kh4sh4"),
     "judge": (("f16_nhwc",), """
         g144mb32ic144ih56oc144kh3ph1 g384mb64ic384ih14oc384kh3ph1 g144mb64ic144ih56oc144kh3sh2ph1
-        g480mb16ic480ih14oc480kh5ph2 g240mb64ic240ih28oc240kh5sh2ph2 g96mb32ic96ih56oc96kh7ph3 g384mb32ic384ih14oc384kh7ph3
+        g480mb16ic480ih14oc480kh5ph2 g240mb64ic240ih28oc240kh5sh2ph2 g96mb32ic96ih56oc96kh7ph3
+        g384mb32ic384ih14oc384kh7ph3
         g768mb64ic768ih7oc768kh7ph3 g1280mb1ic1280ih7oc1280kh3ph1 g672mb16ic672ih14oc672kh3ph1
         g32mb32ic128ih56oc128kh3ph1 g32mb32ic256ih28oc256kh3ph1 g64mb16ic256ih56oc256kh3ph1 g10mb32ic240ih28oc240kh3ph1
         mb16ic32ih320oc64kh3sh2ph1 mb8ic64ih112oc128kh3sh2ph1
     """),
     "judge_bf16": (("bf16_nhwc",), """
-        g144mb32ic144ih56oc144kh3ph1 g240mb64ic240ih28oc240kh5sh2ph2 g96mb32ic96ih56oc96kh7ph3 g32mb32ic128ih56oc128kh3ph1
+        g144mb32ic144ih56oc144kh3ph1 g240mb64ic240ih28oc240kh5sh2ph2 g96mb32ic96ih56oc96kh7ph3
+        g32mb32ic128ih56oc128kh3ph1
     """),
     "judge_nchw": (("f16",), """
         g144mb32ic144ih56oc144kh3ph1 g384mb64ic384ih14oc384kh3ph1 g240mb64ic240ih28oc240kh5sh2ph2
@@ -189,16 +194,25 @@ def main(sets, budget, jobs, every, peer, **options) -> None:
             continue
         first, best = row["timed"][0], min(row["timed"])
         theirs, most = row.get("torch", math.nan), problem.bytes / _COPY * 1e5
-        wrong = [each for each in row["timed"] if not each[5] < {"float16": 1e-3, "bfloat16": 8e-3}.get(problem.dtype, 1e-5)]
+        wrong = [
+            each for each in row["timed"] if not each[5] < {"float16": 1e-3, "bfloat16": 8e-3}.get(problem.dtype, 1e-5)
+        ]
         row["ratio"], row["set"] = theirs / first[0], names[str(problem)]
-        print(f"{problem!s:58} first {first[0] * 1e3:8.1f} us ({first[3] * 1e6:7.1f}) best {best[0] * 1e3:8.1f}"
-              f" torch {theirs * 1e3:8.1f} ratio {theirs / first[0]:5.2f} {theirs / best[0]:5.2f}"
-              f" copy {most / first[0]:3.0f} {most / best[0]:3.0f} % err {first[5]:.0e} {first[1]} {json.dumps(first[4])}"
-              f" | {best[1]} {json.dumps(best[4])} {best[7]}{' WRONG ' + str(wrong[:2]) if wrong else ''}", flush=True)  # fmt: skip
+        print(
+            f"{problem!s:58} first {first[0] * 1e3:8.1f} us ({first[3] * 1e6:7.1f}) best {best[0] * 1e3:8.1f}"
+            f" torch {theirs * 1e3:8.1f} ratio {theirs / first[0]:5.2f} {theirs / best[0]:5.2f}"
+            f" copy {most / first[0]:3.0f} {most / best[0]:3.0f} % err {first[5]:.0e} {first[1]} {json.dumps(first[4])}"
+            f" | {best[1]} {json.dumps(best[4])} {best[7]}{' WRONG ' + str(wrong[:2]) if wrong else ''}",
+            flush=True,
+        )
     if os.environ.get("OUT"):
         Path(os.environ["OUT"], "groups.json").write_text(json.dumps(list(rows.values())))
     for each, direction in itertools.product(sets, DIRECTIONS):
-        part = [row for row in rows.values() if row["set"] == each and row["problem"].startswith(direction + "_") and row["ratio"] == row["ratio"]]
+        part = [
+            row
+            for row in rows.values()
+            if row["set"] == each and row["problem"].startswith(direction + "_") and row["ratio"] == row["ratio"]
+        ]
         if part:
             mean = math.exp(sum(math.log(row["ratio"]) for row in part) / len(part))
             below = sum(row["ratio"] < 1 for row in part)

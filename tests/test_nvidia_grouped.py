@@ -77,7 +77,9 @@ def test_the_first_configuration_is_the_cheapest():
 
 
 @needs_nvcc
-@pytest.mark.parametrize("text", ["fwd_f16_nhwc_g32mb16ic128ih56oc128kh3ph1", "bwd_data_f16_nhwc_mb4ic32ih64oc64kh3ph1sh2"])
+@pytest.mark.parametrize(
+    "text", ["fwd_f16_nhwc_g32mb16ic128ih56oc128kh3ph1", "bwd_data_f16_nhwc_mb4ic32ih64oc64kh3ph1sh2"]
+)
 def test_the_instructions_assemble(tmp_path, text):
     plan = GroupedPlan.__new__(GroupedPlan)
     plan.job, plan._emulate = GroupedJob(ConvProblem.parse(text), GroupedTile(frag_m=4, warps=8)), False

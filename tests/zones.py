@@ -115,6 +115,7 @@ ZONES = {
     """,
     "plugins": """
         cudnn*
+        depthwise_*
         fft_*
         im2col
         implicitgemm_*

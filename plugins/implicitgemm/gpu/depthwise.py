@@ -7,17 +7,33 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build, kernel_text, rates
+from convdispatch.api import (
+    EPILOGUE,
+    OPERANDS,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    StepPlan,
+    build,
+    kernel_text,
+    rates,
+)
 
-from .product import element_index
 from .depthwise_tile import DepthwiseTile, busy, limits, shapes
+from .product import element_index
 
 __all__ = ["Depthwise"]
 
 _TURNED = 64  # work groups of a compute unit beyond which items take several tiles
 _MOST = 24  # configurations offered
 _REACHED = 0.84  # of a busy device's instructions
-_LOAD, _PLACE, _TILE, _FILL = 3.5, 7.2, 105, 89  # instructions: of a read, a result, a tile, a weight put into local memory
+_LOAD, _PLACE, _TILE, _FILL = (
+    3.5,
+    7.2,
+    105,
+    89,
+)  # instructions: of a read, a result, a tile, a weight put into local memory
 _ENOUGH = 442  # work items of a compute unit that hide what each waits for
 _WAIT = 0.7  # of a launch: what a call takes beside its work
 

@@ -7,7 +7,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem
+from convdispatch.api import ConvProblem, Walk
 
 from ..configured import Configured
 from ..hopper import LOCAL_LIMIT
@@ -51,7 +51,7 @@ class GroupedSums:
         return GroupedJob(self.problem, GroupedTile())
 
     @property
-    def walk(self):  # noqa: ANN201 the walk of the slabs
+    def walk(self) -> Walk:
         """The walk."""
         return self.slabs.walk
 
@@ -132,7 +132,8 @@ class GroupedSums:
     def misfit(self) -> str | None:
         """Why this cannot run; None when it can."""
         if max(self.walk.kernel) > _MOST_COLUMNS:
-            return f"kernels of up to {_MOST_COLUMNS}x{_MOST_COLUMNS} for the weights' gradient, got {max(self.walk.kernel)}"
+            most = f"{_MOST_COLUMNS}x{_MOST_COLUMNS}"
+            return f"kernels of up to {most} for the weights' gradient, got {max(self.walk.kernel)}"
         if self.local_bytes > _LOCAL:
             return f"{_LOCAL} bytes of pixels a work group, got {self.local_bytes}"
         if self.items > 1024 or self.walk.kernel[2] * len(self.pairs) * 4 > 160:
@@ -145,7 +146,9 @@ def seconds(job: GroupedSums, units: int, copy: float = COPY) -> float:
     region, columns, pairs = job.region, job.walk.kernel[2], len(job.pairs)
     warps, runs = job.items // 32, -(-region.places // 16)
     sums = columns * pairs * 4
-    resident = max(1, min(65536 // ((48 + sums) * job.items), LOCAL_LIMIT // (job.local_bytes + 1024), 2048 // job.items))
+    resident = max(
+        1, min(65536 // ((48 + sums) * job.items), LOCAL_LIMIT // (job.local_bytes + 1024), 2048 // job.items)
+    )
     copies = -(-(region.pixels + runs * 16) * 4 // job.items)
     turns = -(-runs // job.tile.split)
     issued = warps * (copies * _COPIED + turns * (12 + columns * (2 + pairs))) / _ISSUED
