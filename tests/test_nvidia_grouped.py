@@ -25,7 +25,7 @@ PRODUCTS = [
     ("fwd_f16_nhwc_g2mb1ic48ih7oc48kh3ph1+bias+residual+relu", {"warps": 2}),
     ("bwd_data_f16_nhwc_mb1ic32ih8iw7oc64kh3ph1sh2", {"turns": 2, "frag_m": 1}),
     ("bwd_data_f16_nhwc_mb2ic40ih9oc72kh3ph2dh2+accumulate", {}),
-    ("fwd_bf16_nhwc_g8mb1ic16ih9oc24kh5ph2sh2", {"frag_m": 4}),
+    ("fwd_bf16_nhwc_g8mb1ic16ih7oc24kh3ph1sh2", {"frag_m": 1, "warps": 2}),
     ("bwd_data_f16_nhwc_g4mb1ic16ih9oc16kh1sh2", {"frag_m": 1}),  # phases that no output reads are zeros
     ("fwd_f16_nhwc_g2mb3ic8ih5oc8kh3ph1", {"frag_m": 1}),
 ]

@@ -44,6 +44,7 @@ _NATIVE = 1.14  # times that 16-bit tensors' data directions take, whose operand
 _SUMMED = 1.5  # passes over the parts of a sum, of write and read
 _MOST = 40  # choices offered
 _STACK_BELOW = 1024  # columns of stacked phases
+_WHOLE = 16  # channels of a pixel that phases write whole, channels last: stacked, its parts took four times as long
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 _FLUSH_K = 192  # products a tensor core adds, toward zero, before a float32 register does; for "ieee" a slice's
 _LONG = 512  # "ieee": longer sums are compensated
@@ -134,6 +135,8 @@ def _joinable(problem: ConvProblem) -> bool:
     if problem.direction != "bwd_data" or problem.sd * problem.sh * problem.sw == 1:
         return False
     one, many = walk(problem, True), walk(problem)
+    if problem.layout == "nhwc" and many.m >= _WHOLE:
+        return False
     work = one.m * one.phases[0].volume
     return one.m <= _STACK_BELOW and work <= 4 * many.m * sum(phase.volume for phase in many.phases)
 
