@@ -60,7 +60,7 @@ def test_emulated_weights(queue, text, config):
     ("fwd_f16_g8mb2ic32ih6oc32kh3", "channels last"),
     ("fwd_f16_nhwc_g3mb2ic12ih6oc12kh3", "multiples of eight"),
     ("bwd_data_f16_nhwc_mb2ic16ih30oc16kh5sh5", "phases"),
-    ("fwd_f16_nhwc_mb2ic256ih6oc16kh3", "bytes of weights"),
+    ("fwd_f16_nhwc_mb2ic256ih6oc16kh3", "bytes of pixels and weights"),
     ("bwd_weights_f16_nhwc_g8mb2ic32ih9oc32kh8", "7x7"),
 ])  # fmt: skip
 def test_refused_in_words(text, words):

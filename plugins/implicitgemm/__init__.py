@@ -30,6 +30,9 @@ def convdispatch_solvers() -> list[Solver]:
         own(f"{cpu}.weights", "Weights", name="implicitgemm.weights", serves=cpus_only, fuses=sum_only),
         own(f"{gpu}.solver", "Tiled", name="implicitgemm.tiled", serves=gpus_only, fuses=whole),
         own(f"{gpu}.narrow", "Narrow", name="implicitgemm.tiled_narrow", serves=gpus_only, fuses=whole),
+        own(f"{gpu}.depthwise", "Depthwise", name="implicitgemm.tiled_depthwise", serves=gpus_only, fuses=whole),
+        own(f"{gpu}.depthwise_sums", "DepthwiseSums", name="implicitgemm.tiled_depthwise_sums", serves=gpus_only,
+            fuses=sum_only),
         own(f"{gpu}.depthwise_weights", "DepthwiseWeights", name="implicitgemm.tiled_depthwise_weights",
             serves=gpus_only, fuses=sum_only),
     ]  # fmt: skip
