@@ -110,7 +110,7 @@ inline void wgmma(float *c, local const uchar *memory, uint a, uint b, uint lbo,
     const int row = warp * 16 + lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
     WIDE sum = add ? c[i] : 0;
     for (int k = 0; k < 16; ++k)
-      sum += element(memory, ${wgmma.rows[0]}, matrix_at(${int(wgmma.a_turned)}, ${wgmma.rows[0]}, a, lbo, sbo, row, k)) * element(memory, ${wgmma.rows[1]}, matrix_at(${int(wgmma.b_turned)}, ${wgmma.rows[1]}, b, b_lbo, b_sbo, column, k));
+      sum += element(memory, ${wgmma.rows[0]}, matrix_at(${int(wgmma.a_transposed)}, ${wgmma.rows[0]}, a, lbo, sbo, row, k)) * element(memory, ${wgmma.rows[1]}, matrix_at(${int(wgmma.b_transposed)}, ${wgmma.rows[1]}, b, b_lbo, b_sbo, column, k));
     c[i] = TOWARD_ZERO(sum);
   }
 }

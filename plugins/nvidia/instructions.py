@@ -14,9 +14,9 @@ class Wgmma:
     """``wgmma``: 64 rows by ``columns``, of matrices in local memory."""
 
     columns: int
-    a_turned: bool
+    a_transposed: bool
     """Whether k runs down A's rows, not along them."""
-    b_turned: bool
+    b_transposed: bool
     row_bytes: int
     """Bytes of a row of A: a swizzle's width."""
     b_row_bytes: int = 0

@@ -98,7 +98,7 @@ outs = ", ".join(f'"+f"(c[{i}])' for i in range(sums))
 // c (64 x ${wgmma.columns}, float32) = a (64x16) b (16 x ${wgmma.columns}) [+ c]; a and b lie in local memory as their descriptors say.
 inline void wgmma(float *c, ulong a, ulong b, int add) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %${sums + 2}, 0;\n"
-               "//@wgmma.mma_async.sync.aligned.m64n${wgmma.columns}k16.f32.${type}.${type} {${registers}}, %${sums}, %${sums + 1}, p, 1, 1, ${int(wgmma.a_turned)}, ${int(wgmma.b_turned)};\n}\n"
+               "//@wgmma.mma_async.sync.aligned.m64n${wgmma.columns}k16.f32.${type}.${type} {${registers}}, %${sums}, %${sums + 1}, p, 1, 1, ${int(wgmma.a_transposed)}, ${int(wgmma.b_transposed)};\n}\n"
                : ${outs} : "l"(a), "l"(b), "r"(add) : "memory");
 }
 // The sums are complete after this; naming them keeps their uses behind it.

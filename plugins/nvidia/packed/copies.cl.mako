@@ -24,7 +24,7 @@
 % endfor
       }
 </%def>
-<%def name="fetch_turned(slice, stage)">\
+<%def name="fetch_transposed(slice, stage)">\
 <% p = geo.phases[0]; step_b = items // 8; taps = [f"tap / {p.taps[1] * p.taps[2]}", f"tap / {p.taps[2]} % {p.taps[1]}", f"tap % {p.taps[2]}"] %>\
 % for i in range(-(-t.bk // step_b)):
       {
@@ -42,8 +42,8 @@
 % endfor
 </%def>
 <%def name="fetch_weight_slice(slice, stage)">\
-% if job.turned_weights:
-${fetch_turned(slice, stage)}\
+% if job.transposed_weights:
+${fetch_transposed(slice, stage)}\
 % elif job.direct_weights:
 ${fetch_rows(slice, stage)}\
 % else:

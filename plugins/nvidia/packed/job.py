@@ -215,7 +215,7 @@ class Job:
         return fits and self.walk.m % 8 == 0 and len(self.walk.phases) == 1
 
     @property
-    def turned_weights(self) -> bool:
+    def transposed_weights(self) -> bool:
         """Whether they lie with k down the rows (data gradient): tensor cores then take B transposed."""
         return self.direct_weights and self.problem.direction == "bwd_data"
 
@@ -228,7 +228,7 @@ class Job:
 
     @property
     def _wgmma(self) -> Wgmma:
-        along = self.data and not self.turned_weights  # k runs along B's rows
+        along = self.data and not self.transposed_weights  # k runs along B's rows
         return Wgmma(self.tile.bn // self.tile.wn, not self.data, not along, self.row_bytes)
 
     @property

@@ -80,7 +80,7 @@ constant int PHASES[${len(geo.phases)}][14] = {
 % for k in steps:
 <%
 k_at = k * 32 if data else k * 2048
-bk_at = k * 2048 if job.turned_weights else k_at
+bk_at = k * 2048 if job.transposed_weights else k_at
 add = "1" if (k, (pa, pb)) != (steps[0], f.products[0]) or compensated else "0" if drained else "add"
 %>\
     WGMMA(${"fresh" if apart else "sum"}, ${a_base} + a_from + ${pa * a_plane + k_at}${f' + shift * {rowb}' if t.window else ''}, stage_at + b_from + ${pb * b_bytes + bk_at}, ${add});
@@ -103,7 +103,7 @@ stride = (win.size[1] * win.size[2], win.size[2], 1)
 #define LBO ${t.bk * 128}
 #define SBO ${8 * rowb}
 #define B_LBO ${t.bk * 128}
-#define B_SBO ${1024 if job.turned_weights else 8 * rowb}
+#define B_SBO ${1024 if job.transposed_weights else 8 * rowb}
 kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b${", global const int *restrict marks_a, global const int *restrict marks_b" if f.scaled else ""}, OUT_PARAMS) {
   local uint4 area[${job.local_bytes // 16}] __attribute__((aligned(1024)));
@@ -143,7 +143,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   const int chunk = tid % ${cr}, row = tid / ${cr};
   const uint to = row * ${rowb} + ((chunk ^ ${swizzled("row")}) << 4);
   a += (long)group * ${src.group};
-% if job.turned_weights:
+% if job.transposed_weights:
   // This item's chunk of a block of 64 columns, and its rows of k.
   const int b_chunk = tid % 8, b_row = tid / 8;
   const uint b_to = b_row * 128 + ((b_chunk ^ b_row % 8) << 4);
@@ -187,7 +187,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   const int wg = warp / 4, wg_m = wg % ${t.wm}, wg_n = wg / ${t.wm};
   const int row0 = wg_m * 64 + warp % 4 * 16 + lane / 4, column0 = wg_n * ${t.bn // t.wn} + lane % 4 * 2;
 % if data:
-  const uint a_from = wg_m * ${64 * rowb}, b_from = ${b_const} + wg_n * ${t.bn // t.wn * (t.bk * 2 if job.turned_weights else rowb)};
+  const uint a_from = wg_m * ${64 * rowb}, b_from = ${b_const} + wg_n * ${t.bn // t.wn * (t.bk * 2 if job.transposed_weights else rowb)};
 % else:
   const uint a_from = wg_m * ${t.bk * 128}, b_from = ${planes * a_bytes} + wg_n * ${t.bn // t.wn // 64 * t.bk * 128};
 % endif

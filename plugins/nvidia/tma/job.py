@@ -57,7 +57,7 @@ class TmaJob(Job):
     """m, n and k as where operands are packed; nothing is packed, and slices lie in one tap."""
 
     @property
-    def turned_weights(self) -> bool:
+    def transposed_weights(self) -> bool:
         """The data gradient reads weights with k down the rows."""
         return self.problem.direction == "bwd_data"
 
@@ -102,12 +102,12 @@ class TmaJob(Job):
     @property
     def _wgmma(self) -> Wgmma:
         plain = super()._wgmma
-        return dataclasses.replace(plain, b_row_bytes=self.b_row_bytes) if plain.b_turned else plain
+        return dataclasses.replace(plain, b_row_bytes=self.b_row_bytes) if plain.b_transposed else plain
 
     @property
     def b_row_bytes(self) -> int:
         """Bytes of a row of B in local memory."""
-        return 2 * (_BLOCK if self.turned_weights else self.block)
+        return 2 * (_BLOCK if self.transposed_weights else self.block)
 
     @property
     def n_tiles(self) -> int:
@@ -206,7 +206,7 @@ class TmaJob(Job):
         if not self.data:
             return Tiled(problem.dtype, (problem.oc, self.n_places), (_BLOCK, _BLOCK))
         sizes = (problem.ic // problem.g, math.prod(self.walk.kernel), problem.oc)
-        box = (_BLOCK, 1, t.bk) if self.turned_weights else (t.bk, 1, min(t.bn, self.walk.m))
+        box = (_BLOCK, 1, t.bk) if self.transposed_weights else (t.bk, 1, min(t.bn, self.walk.m))
         return Tiled(problem.dtype, sizes, box)
 
     @property
@@ -219,14 +219,14 @@ class TmaJob(Job):
         """Copies of a slice of B: none of columns that do not exist."""
         if not self.data:
             return self.tile.bn // self.block
-        return -(-min(self.tile.bn, self.walk.m) // _BLOCK) if self.turned_weights else 1
+        return -(-min(self.tile.bn, self.walk.m) // _BLOCK) if self.transposed_weights else 1
 
     @property
     def b_box_bytes(self) -> int:
         """Bytes of one of them."""
         if not self.data:
             return _BLOCK * self.b_row_bytes
-        return self.tile.bk * 128 if self.turned_weights else min(self.tile.bn, self.walk.m) * self.row_bytes
+        return self.tile.bk * 128 if self.transposed_weights else min(self.tile.bn, self.walk.m) * self.row_bytes
 
     @property
     def misfit(self) -> str | None:
@@ -256,7 +256,7 @@ class TmaJob(Job):
             return "64 rows a group of warps, columns in multiples of 32"
         if t.bk != _BLOCK and not (t.bk == 32 and self.data):
             return "slices 64 deep, or 32 channels"
-        boxed = not self.data or self.turned_weights
+        boxed = not self.data or self.transposed_weights
         if t.block not in (32, _BLOCK) or (boxed and t.bn * 2 % self.b_row_bytes):
             return "blocks of columns do not fit the tile"
         if self.local_bytes > LOCAL_LIMIT:

@@ -39,7 +39,7 @@ box_bytes = job.b_box_bytes
 # Boxes that lie outside are slow, all work groups' together: the last tile's columns begin earlier, and are not written twice.
 ragged = data and geo.m > t.bn and geo.m % t.bn
 sbo_a, sbo_b = 8 * unit, 8 * job.b_row_bytes
-k_a, k_b = (32 if data else 2048), (16 * job.b_row_bytes if job.turned_weights or not data else 32)
+k_a, k_b = (32 if data else 2048), (16 * job.b_row_bytes if job.transposed_weights or not data else 32)
 def of(name, axis=None):
     """A phase's number."""
     value = getattr(phases[0], name)
@@ -77,7 +77,7 @@ constant int PHASES[${10 * len(phases)}] = {${", ".join(str(n) for phase in phas
       const int tap = slice / ${job.blocks}, channel = slice % ${job.blocks} * ${t.bk};
       const int ky = tap / ${of("taps_w")}, kx = tap % ${of("taps_w")};
       COPY_IM2COL(MAP_A, at, group * ${geo.c} + channel, w, h, image, ${of("offset", 1)} + kx * (${geo.spread[2]}), ${of("offset", 0)} + ky * (${geo.spread[1]}), full);
-% if job.turned_weights:
+% if job.transposed_weights:
       const int kernel_tap = (ky * ${geo.tap_step[1]} + ${of('tap0', 0)}) * ${geo.kernel[2]} + kx * ${geo.tap_step[2]} + ${of('tap0', 1)};
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i)
