@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 
 import numpy as np
 import pyopencl as cl
 from exact import Exact
-from fair import sets_of
+from fair import Side, medians, sets_of
 from gpu import PLUG
 
 from convdispatch.api import ConvProblem, Plan, StepPlan
@@ -91,24 +92,33 @@ class Bench:
         m = self.sets[turn % len(self.sets)]
         return plan.enqueue(self.queue, m["x"], m["w"], m["y"], self.workspace(plan.workspace_size))
 
-    def time(self, plan, seconds: float) -> float:
-        """Median milliseconds of a repetition on the device, of three batches."""
-        self.enqueue(plan).wait()
-        first = self._batch(plan, 1)
-        repeat = int(min(50, max(3, seconds * 1e3 / max(first, 1e-3))))
-        return float(np.median([self._batch(plan, repeat) for _ in range(3)]))
+    def side(self, plan) -> Side:
+        """The plan's side of a comparison, by the device's own clock."""
+        places = itertools.cycle(self.stamps)
 
-    def _batch(self, plan, repeat: int) -> float:
-        self.plug(self.queue, (1024,), (256,), self.sink, 20000 * repeat)  # keeps the device busy while the host queues
-        before, after = self.stamps
-        cl.enqueue_nd_range_kernel(self.queue, before[0], (1,), (1,))
-        for turn in range(repeat):
-            self.enqueue(plan, turn)
-        cl.enqueue_nd_range_kernel(self.queue, after[0], (1,), (1,))
-        found = np.zeros(2, np.uint64)
-        for number, (_, time) in enumerate(self.stamps):
-            cl.enqueue_copy(self.queue, found[number : number + 1], time)
-        return float(found[1] - found[0]) * 1e-6 / repeat
+        def batch(runs: int) -> None:
+            for turn in range(runs):
+                self.enqueue(plan, turn)
+
+        def plug(runs: int) -> None:
+            self.plug(self.queue, (1024,), (256,), self.sink, 20000 * runs)
+
+        def mark() -> cl.Buffer:
+            kernel, place = next(places)
+            cl.enqueue_nd_range_kernel(self.queue, kernel, (1,), (1,))
+            return place
+
+        def ms(before: cl.Buffer, after: cl.Buffer) -> float:
+            found = np.zeros(2, np.uint64)
+            for number, place in enumerate((before, after)):
+                cl.enqueue_copy(self.queue, found[number : number + 1], place)
+            return float(found[1] - found[0]) * 1e-6
+
+        return Side(batch, plug, mark, ms)
+
+    def time(self, plan, seconds: float) -> float:
+        """Median milliseconds of a run on the device (see ``fair``)."""
+        return medians({"ours": self.side(plan)}, seconds, samples=3)["ours"]
 
     def launches(self, plan: StepPlan) -> list[float]:
         """Milliseconds of each launch alone: the least of three."""
