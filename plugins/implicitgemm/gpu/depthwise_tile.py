@@ -232,7 +232,8 @@ def shapes(problem: ConvProblem) -> Iterator[DepthwiseTile]:
     """Tiles that fit, without those that waste half."""
     count = [max(phase.count[axis] for phase in walk_of(problem).phases) for axis in range(3)]
     lengths = (1, 2, 4, 7, 8)
-    across = lengths if problem.layout == "nhwc" else (1, 2)
+    # Planes: a second column reads beside gaps, which small kernels over short rows took 1.5 times as long for.
+    across = lengths if problem.layout == "nhwc" else (1,) if count[2] < 28 and problem.kw <= 3 else (1, 2)
     for vector, rows, columns in itertools.product(vectors(problem), lengths, across):
         tile = DepthwiseTile(problem, vector, rows, columns)
         if rows < 2 * count[1] and columns < 2 * count[2] and fits(tile):
