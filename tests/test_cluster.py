@@ -246,7 +246,9 @@ def test_a_worker_that_is_killed_costs_its_task_alone(farm, records):
 def test_an_interrupt_keeps_what_is_done_and_the_next_run_goes_on(farm, records, plugin):
     command = [sys.executable, "-m", "convdispatch", "find", *PROBLEMS, "--budget", "300", "--agree", "0"]
     command += ["--cluster", farm.address, "--device", "cpu", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # Where this run is a background job, SIGINT is ignored, and children inherit that.
+    heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heard) as process:
         until = time.monotonic() + 60
         while not records() and time.monotonic() < until:
             time.sleep(0.05)

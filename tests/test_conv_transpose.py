@@ -75,7 +75,7 @@ def test_the_definition(case, layout):
         x, w, bias, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation, groups=groups,
         layout=layout,
     )  # fmt: skip
-    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-3)  # whole numbers: what lies elsewhere is off by 1
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "plain"])

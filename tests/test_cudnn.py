@@ -50,7 +50,7 @@ def test_refuses_in_words():
 
 def test_refuses_tensors_that_cuda_cannot_see(monkeypatch):
     """Where OpenCL shares no more than so much."""
-    module = sys.modules[type(plugins().solvers["cudnn.convolution"]).__module__]
+    module = sys.modules[type(plugins().solvers["cudnn.convolution"].solver).__module__]
     monkeypatch.setattr(module, "unavailable", lambda: None)
     monkeypatch.setattr(module, "cuda_devices", lambda info, size=1: ["a device"] if size <= 384 << 20 else [])
     monkeypatch.setattr(module, "_choices", lambda problem, device, deterministic: ({"engine": 1},))

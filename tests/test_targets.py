@@ -91,7 +91,7 @@ def test_the_cases_have_every_width_of_every_form():
     [
         ("max_pool", "v > best || v != v ? v : best", "v < best || v != v ? v : best"),
         ("max_pool", "min(next, SAFE_END - LANES)", "next"),
-        ("avg_pool", "sum += v;", "sum = v;"),
+        ("avg_pool", "into += v;", "into = v;"),
     ],
 )
 def test_a_wrong_kernel_is_found(device, queue, monkeypatch, family, written, mutant):
