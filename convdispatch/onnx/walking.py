@@ -57,6 +57,21 @@ class Scope:
         raise InvalidArgument(f"the graph reads {name!r} before anything makes it")
 
 
+def _count(nodes: Iterable[Any], functions: Mapping[Any, Any], known: dict[Any, int], depth: int = 0) -> int:
+    """Nodes with the model's functions written out, each function counted once; refused before one is walked."""
+    if depth > MOST_DEPTH:
+        raise InvalidArgument(f"functions or graphs lie more than {MOST_DEPTH} deep in each other: refused")
+    total = 0
+    for node in nodes:
+        key = (node.domain, node.op_type, getattr(node, "overload", ""))
+        if key in functions and key not in known:
+            known[key] = _count(functions[key].node, functions, known, depth + 1)
+        total += 1 + known.get(key, 0)
+        if total > MOST_NODES:
+            raise InvalidArgument(f"the model has more than {MOST_NODES} nodes, functions walked through: refused")
+    return total
+
+
 class Walk:
     """One pass over a model; ``run`` answers the outputs.
 
@@ -70,6 +85,7 @@ class Walk:
         """Ids of arrays that are the same in every pass: initialisers, and what is folded of them."""
         self._functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
         self._nodes, self._most = 0, queue.device.global_mem_size
+        _count(model.graph.node, self._functions, {})
 
     def upload(self, value: np.ndarray) -> Tensor:
         """A constant on the device, once; the model's own stay for the next pass."""
