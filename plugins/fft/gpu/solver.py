@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, StepPlan
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, StepPlan, gpus_only
 
 from ..tiling import unsuited
 from .choice import fitting, layouts, seconds
@@ -22,9 +22,7 @@ class Spectra(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """CPUs, which have kernels of their own; strides; single taps; float64, for the transforms' constants."""
-        if device.type == "cpu":
-            return "GPUs and accelerators only, got a CPU"
-        return self.limits(problem, device)
+        return gpus_only(device) or self.limits(problem, device)
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says beyond the kind of device."""

@@ -16,6 +16,7 @@ from convdispatch.api import (
     Solver,
     StepPlan,
     build,
+    gpus_only,
     kernel_text,
     rates,
 )
@@ -63,9 +64,7 @@ class Depthwise(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """CPUs, the weights' gradient, and layers that are not depthwise."""
-        if device.type == "cpu":
-            return "GPUs and accelerators only, got a CPU"
-        return self.limits(problem, device)
+        return gpus_only(device) or self.limits(problem, device)
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says beyond the kind of device."""

@@ -8,7 +8,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build, kernel_text, rates
+from convdispatch.api import (
+    OPERANDS,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    StepPlan,
+    build,
+    gpus_only,
+    kernel_text,
+    rates,
+)
 
 from .depthwise_tile import DepthwiseTile, busy, limits, shapes
 
@@ -104,9 +115,7 @@ class DepthwiseSums(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """CPUs, other directions, and layers that are not depthwise."""
-        if device.type == "cpu":
-            return "GPUs and accelerators only, got a CPU"
-        return self.limits(problem, device)
+        return gpus_only(device) or self.limits(problem, device)
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says beyond the kind of device."""

@@ -17,6 +17,7 @@ from convdispatch.api import (
     StepPlan,
     Walk,
     build,
+    gpus_only,
     kernel_text,
     rates,
     walk_of,
@@ -105,9 +106,7 @@ class DepthwiseWeights(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """CPUs, other directions, groups of several channels, large kernels."""
-        if device.type == "cpu":
-            return "GPUs and accelerators only, got a CPU"
-        return self.limits(problem, device)
+        return gpus_only(device) or self.limits(problem, device)
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says beyond the kind of device."""

@@ -19,6 +19,7 @@ from convdispatch.api import (
     StepPlan,
     Walk,
     build,
+    gpus_only,
     kernel_text,
     rates,
     walk_of,
@@ -181,9 +182,7 @@ class Narrow(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """CPUs, the weights' gradient, wide groups, and kernels too large to write out."""
-        if device.type == "cpu":
-            return "GPUs and accelerators only, got a CPU"
-        return self.limits(problem, device)
+        return gpus_only(device) or self.limits(problem, device)
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says beyond the kind of device."""

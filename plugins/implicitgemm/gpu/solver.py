@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, gpus_only
 
 from .choice import choices, fits, seconds
 from .plan import TiledPlan, packed_bytes
@@ -24,9 +24,7 @@ class Tiled(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """CPUs, which have no use for local memory, and problems with nothing to compute."""
-        if device.type == "cpu":
-            return "GPUs and accelerators only, got a CPU"
-        return self.limits(problem, device)
+        return gpus_only(device) or self.limits(problem, device)
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says beyond the kind of device."""
