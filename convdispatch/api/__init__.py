@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..device.gemm import product_cost as gemm_cost
     from ..device.gemm import workspace_size as gemm_workspace
     from ..device.kernels import OPERANDS, KernelPlan, Launch, build, config_macros, define, kernel_text
+    from ..device.proofs import proven
     from ..device.rates import rates
     from ..device.steps import Areas, Product, Step, StepPlan
     from ..measurement.find import find
@@ -80,6 +81,7 @@ _HOME = {
     ".hookspecs": ["API_VERSION", "hookimpl"],
     ".policy": ["Policy", "frozen", "policy"],
     ".problem": ["ConvProblem", "epilogue_macros"],
+    "..device.proofs": ["proven"],
     "..device.rates": ["rates"],
     ".rates": ["DeviceRates"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],

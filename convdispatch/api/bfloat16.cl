@@ -5,7 +5,7 @@
 #define BFLOAT16_CONVERSIONS(n) \
   inline ushort##n convert_bfloat16_as_ushort##n(float##n v) { \
     const uint##n u = as_uint##n(v); \
-    return convert_ushort##n(v != v ? (u >> 16) | 64u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16); \
+    return convert_ushort##n((v != v ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u)) >> 16); \
   } \
   inline float##n convert_as_bfloat16_float##n(ushort##n h) { return as_float##n(convert_uint##n(h) << 16); }
 BFLOAT16_CONVERSIONS()

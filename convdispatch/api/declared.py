@@ -44,9 +44,10 @@ class Declared(Solver):
         fuses: Iterable[str] = (),
         deterministic: bool = True,
         exact: bool = False,
+        predicts: bool = True,
     ) -> None:
         self.name, self.fuses = name, frozenset(fuses)
-        self.deterministic, self.exact = deterministic, exact
+        self.deterministic, self.exact, self.predicts = deterministic, exact, predicts
         self._where, self._make, self._arguments, self._serves = where, make, arguments, serves
         self._made: Solver | None = None
         self._lock = threading.RLock()

@@ -31,7 +31,8 @@ DTYPES: dict[str, DType] = {
     "bfloat16": DType("bf16", 2, "ushort", "float", 2.0**-8),
 }
 
-# half is only loaded and stored through vload_half and vstore_half, which OpenCL C has without cl_khr_fp16.
+# Without cl_khr_fp16 half is only loaded and stored through vload_half and vstore_half, which OpenCL C always has. With
+# it casts do that, which round likewise: Intel's compiler calls a function for each vload_half, and vectorizes casts.
 # What bfloat16 takes is bfloat16.cl.
 _STORAGE = {
     "float32": """\
@@ -50,8 +51,14 @@ _STORAGE = {
     "float16": """\
 #define REAL half
 #define ACC float
+#ifdef cl_khr_fp16
+#pragma OPENCL EXTENSION cl_khr_fp16 : enable
+#define LOAD(p, i) ((float)(p)[i])
+#define STORE(p, i, v) ((p)[i] = (half)(v))
+#else
 #define LOAD(p, i) vload_half(i, p)
 #define STORE(p, i, v) vstore_half_rte(v, i, p)
+#endif
 """,
     "bfloat16": """\
 #define REAL ushort

@@ -108,7 +108,7 @@ def _check(choices: dict[str, Any]) -> None:
             raise InvalidPolicy(f"policy({name}=...) takes {kinds}, got {value!r}")
         if name == "tune" and value not in (None, "online"):
             raise InvalidPolicy(f'policy(tune=...) takes None or "online", got {value!r}')
-        if name == "share" and not 0 <= value <= 1:
+        if name == "share" and not 0 <= cast(float, value) <= 1:
             raise InvalidPolicy(f"policy(share=...) takes 0 to 1, got {value!r}")
         if name in ("max_error", "workspace_limit", "patience") and value is not None and cast(float, value) < 0:
             raise InvalidPolicy(f"policy({name}=...) takes 0 or more, got {value!r}")

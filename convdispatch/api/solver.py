@@ -65,6 +65,9 @@ class Solver(ABC):
     """The same inputs give the same bits, every time."""
     exact: bool = False
     """Small integer data give exact results, as a direct sum does (no transform rounds them)."""
+    predicts: bool = True
+    """Whether ``cost`` may answer seconds. A plugin none of whose solvers do is asked only where a record, a lock file,
+    a rule or a pin may put it first, where no other solver is left, and by ``explain`` and ``find``."""
     fuses: frozenset[str] = frozenset()
     """The parts of EPILOGUE that the solver's plans compute; dispatch adds what is missing in a pass of its own."""
 

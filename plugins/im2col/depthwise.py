@@ -27,18 +27,22 @@ from convdispatch.api import (
 
 from .window import PatchWindow
 
-__all__ = ["Depthwise", "configs"]
+__all__ = ["MOST_PLANE", "MOST_TAPS", "Depthwise", "configs", "up"]
 
-_MOST_TAPS = 64  # they are unrolled
+MOST_TAPS = 64  # they are unrolled
 _MOST_TARGETS = 8
-_MOST_PLANE = 1 << 26  # bytes of one padded plane
+MOST_PLANE = 1 << 26  # bytes of one padded plane
+# Operations of the peak in the time of one, of the launch, and of an element of the source that is copied into its
+# plane: as it lies, forward and for the weights, or dealt out by a stride; channels last it is read where it is.
+_WORK, _LAUNCH, _FILLED, _PARTED = 3.0, 4.8e6, (12.0, 31.0), 42.0
+_WORK_NHWC, _LAUNCH_NHWC, _ROWS = 4.3, 7.5e6, 17.0
 
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
     """One configuration a cap; none where the problem is not of this kind."""
     flipped = problem.direction == "bwd_data"
     window = PatchWindow.of(problem, flipped)
-    if window.groups == 1 or window.group_channels > 1 or window.volume > _MOST_TAPS:
+    if window.groups == 1 or window.group_channels > 1 or window.volume > MOST_TAPS:
         return
     if window.group_targets > (1 if window.nhwc else _MOST_TARGETS):
         return
@@ -53,7 +57,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     else:
         plane = Depthwise(problem, {**config, "items": 1}).workspace_size
         jobs = window.targets if problem.direction == "bwd_weights" else window.images * window.groups
-        for cap in caps if plane <= _MOST_PLANE else []:
+        for cap in caps if plane <= MOST_PLANE else []:
             yield {**config, "items": max(1, min(jobs, 16 * device.compute_units, cap // plane))}
 
 
@@ -77,12 +81,12 @@ class Depthwise:
             (places - 1) * step + max(reach) + 1
             for places, step, reach in zip(window.places, window.step, self.reach, strict=True)
         ]
-        self.pitch = _up(_up(window.places[2], self.lanes) + max(self.reach[2]) // window.step[2], self.lanes)
+        self.pitch = up(up(window.places[2], self.lanes) + max(self.reach[2]) // window.step[2], self.lanes)
 
     @property
     def packed_size(self) -> int:
         """Bytes of the weights as [tap][channel]."""
-        return self.window.volume * _up(self.window.channels, self.lanes) * self.window.accumulator_size
+        return self.window.volume * up(self.window.channels, self.lanes) * self.window.accumulator_size
 
     @property
     def workspace_size(self) -> int:
@@ -96,8 +100,13 @@ class Depthwise:
 
     @property
     def cost(self) -> float:
-        """Operations of the peak, on a CPU: its one launch over few items, and what moves."""
-        return 1.2e7 + 25.0 * (math.prod(self.problem.x_shape) + math.prod(self.problem.y_shape)) + self.problem.flops
+        """Operations of the peak, on a CPU: its one launch, the padded planes, and vectors whose row ends are empty."""
+        window = self.window
+        source = window.images * window.channels * math.prod(window.source)
+        if window.nhwc:
+            return _LAUNCH_NHWC + _ROWS * source + _WORK_NHWC * self.problem.flops
+        filled = (_PARTED if window.step[2] > 1 else _FILLED[self.gradient]) * source
+        return _LAUNCH + filled + _WORK * self.problem.flops * up(window.places[2], self.lanes) / window.places[2]
 
     def plan(self, context: Any) -> StepPlan:
         """Compile."""
@@ -114,7 +123,7 @@ class Depthwise:
         written, scratch = [target, *extras], []
         arguments: list[Any] = [source, "w"]
         if not self.config["cpu"]:
-            size: tuple[int, ...] = (_up(window.images * window.targets * window.pixels, 128),)
+            size: tuple[int, ...] = (up(window.images * window.targets * window.pixels, 128),)
             local = (128,)
         elif window.nhwc:
             size = (-(-window.places[1] // self.config["rows"]), window.places[0], window.images)
@@ -139,7 +148,7 @@ class Depthwise:
         )
 
     def _packer(self, program: Any) -> Launch:
-        size = (_up(self.window.channels, self.lanes), self.window.volume)
+        size = (up(self.window.channels, self.lanes), self.window.volume)
         return Launch(program, "pack", size, None, ["w", "workspace", np.int64(0)], names=OPERANDS)
 
     def text(self) -> str:
@@ -155,7 +164,7 @@ class Depthwise:
         plain = window.dtype in ("float32", "float64")
         if window.nhwc:
             low, high = self._inside()
-            text += define(ROWS=self.config["rows"], XLO=low, XHI=high, CP=_up(window.channels, self.lanes))
+            text += define(ROWS=self.config["rows"], XLO=low, XHI=high, CP=up(window.channels, self.lanes))
             return text + kernel_text(
                 __package__,
                 "depthwise_nhwc.cl.mako",
@@ -174,7 +183,6 @@ class Depthwise:
         return text + kernel_text(
             __package__,
             "depthwise_nchw.cl.mako",
-            plain=plain,
             gradient=self.gradient,
             volume=window.volume,
             offsets=offsets,
@@ -192,5 +200,6 @@ class Depthwise:
         return low, max(low, min(self.window.places[2], math.floor(last) + 1))
 
 
-def _up(value: int, unit: int) -> int:
+def up(value: int, unit: int) -> int:
+    """The least multiple of ``unit`` that is no less."""
     return -(-value // unit) * unit

@@ -11,7 +11,9 @@
 // EZ EY        rows of a padded plane along d and h; PITCH: elements of one phase of a row
 // ZERO_Z ZERO_Y ZERO_X  positions of the padded plane's first element in x
 // W_STEP       elements from one output channel's weights to the next one's; TAP(t): place of a tap among them
-#include <convdispatch/output_lanes.cl>
+% if not gradient:
+#include <convdispatch/first_lanes.cl>
+% endif
 inline void fill(global const REAL *restrict x, global ACC *restrict plane) {
   for (int ez = 0; ez < EZ; ++ez)
     for (int ey = 0; ey < EY; ++ey) {
@@ -74,23 +76,6 @@ void gradient(global const REAL *restrict x, global const REAL *restrict y, glob
   }
 }
 % else:
-inline void put_first(OUT_PARAMS, long at, V sum, int n, int channel) {
-#if BIAS
-  const ACC b = LOAD(bias, channel);
-#else
-  const ACC b = 0;
-#endif
-% if plain:
-  if (n == LANES) {
-    put_vector(OUT_ARGS, at, sum, b);
-    return;
-  }
-% endif
-  union { V v; ACC s[LANES]; } u;
-  u.v = sum;
-  for (int j = 0; j < n; ++j) put_one(OUT_ARGS, at + j, u.s[j], b);
-}
-
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void depthwise(global const REAL *restrict x, global const REAL *restrict w, OUT_PARAMS,
     global ACC *restrict workspace) {
@@ -100,6 +85,11 @@ void depthwise(global const REAL *restrict x, global const REAL *restrict w, OUT
     fill(x + (long)job * (XD * XH * XW), plane);
     for (int m = 0; m < M; ++m) {
       const int channel = g * M + m;
+#if BIAS
+      const ACC b = LOAD(bias, channel);
+#else
+      const ACC b = 0;
+#endif
       global const REAL *own = w + (long)channel * TAPS;
 % for t in range(volume):
       const ACC w${t} = LOAD(own, ${t});
@@ -113,7 +103,7 @@ void depthwise(global const REAL *restrict x, global const REAL *restrict w, OUT
 % for t, at in enumerate(offsets):
             sum = w${t} * *(global const vec *)(from + ox + ${at}) + sum;
 % endfor
-            put_first(OUT_ARGS, to + ((long)oz * YH + oy) * YW + ox, sum, min(LANES, YW - ox), channel);
+            put_first(OUT_ARGS, to + ((long)oz * YH + oy) * YW + ox, sum, min(LANES, YW - ox), b);
           }
         }
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, rates
 
-from . import col2im, depthwise, product, weights
+from . import col2im, depthwise, phases, product, weights
 
 __all__ = ["Im2col"]
 
@@ -22,6 +22,7 @@ _METHODS = {
     "flipped": product.WindowProduct,
     "col2im": col2im.Col2im,
     "depthwise": depthwise.Depthwise,
+    "phases": phases.DepthwisePhases,
     "weights": weights.WeightsProduct,
 }
 
@@ -58,6 +59,8 @@ class Im2col(Solver):
                 yield from depthwise.configs(problem, device, caps)
                 place = 1 if col2im.flipped_pays(problem) else 0
                 methods.insert(1 - place, product.configs(problem, device, caps))
+            else:
+                yield from phases.configs(problem, device, caps)
             yield from itertools.chain(*methods)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:

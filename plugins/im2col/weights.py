@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections import Counter
@@ -44,8 +43,10 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
         spec = draft.spec(draft.chunks.largest, problem.accumulate)
         choices = list(gemm_configs(spec, device))
         if draft.cpu:
-            choices.sort(key=functools.partial(gemm_cost, spec))
-        choices.sort(key=draft.packs_lowered)
+            # A lowered matrix that is copied once more costs what it says and a little, for it is the largest.
+            choices.sort(key=lambda gemm: gemm_cost(spec, gemm) * (1.1 if draft.packs_lowered(gemm) else 1.0))
+        else:
+            choices.sort(key=draft.packs_lowered)
         for gemm in choices[: 1 if cap != caps[0] else None]:
             yield {"method": "weights", "cap": cap, "gemm": gemm}
 

@@ -7,7 +7,10 @@ from convdispatch.api import Solver
 from .depthwise import Depthwise
 from .depthwise_weights import DepthwiseWeights
 from .direct import Direct
+from .flat_weights import FlatWeights
+from .phases import Phases
 from .pointwise import Pointwise
+from .stem import Stem
 from .weights import Weights
 
 __all__ = ["solvers"]
@@ -15,4 +18,4 @@ __all__ = ["solvers"]
 
 def solvers() -> list[Solver]:
     """The solvers of this room."""
-    return [Depthwise(), DepthwiseWeights(), Direct(), Pointwise(), Weights()]
+    return [Depthwise(), DepthwiseWeights(), Direct(), FlatWeights(), Phases(), Pointwise(), Stem(), Weights()]

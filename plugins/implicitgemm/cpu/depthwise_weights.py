@@ -32,6 +32,8 @@ from .passes import Pass, passes
 __all__ = ["DepthwiseWeights"]
 
 _SLOT = 48 * 1024  # bytes of a band's source rows
+# Operations of the peak in the time of one, of both launches, of an element of x or dy, and of dw.
+_WORK, _LAUNCHES, _COPIED, _RESULT = 2.25, 8e6, 70.0, 670.0
 
 
 def _ceil(a: int, b: int) -> int:
@@ -75,11 +77,11 @@ class _Kernel:
         text += define(SLOT=f"{self.slot}L", SLOT_X=f.slot_x, GRADIENT=self.gradient, WP=f.wp, PART=f.part)
         text += define(PROWS=f.prows, ADD=int(self.problem.accumulate))
         values = {
-            "narrow": p.dtype in ("float16", "bfloat16"), "lanes": f.lanes, "inter": p.nhwc,
+            "lanes": f.lanes, "inter": p.nhwc,
             "taps_w": p.taps[2], "step_w": p.step[2], "step_h": p.step[1], "spread_w": p.spread[2],
             "spread_h": p.spread[1], "tile_rows": self.tile_rows,
         }  # fmt: skip
-        files = ("planes.cl.mako", "depthwise_weights.cl.mako")
+        files = ("runs.cl", "planes.cl.mako", "depthwise_weights.cl.mako")
         return text + "".join(kernel_text(__package__, file, **values) for file in files)
 
     def plan(self, context: Any) -> StepPlan:
@@ -131,8 +133,9 @@ class DepthwiseWeights(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The launches, and the copies of x and dy."""
-        copied = 50.0 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
-        return (3e7 + problem.flops + copied) / rates(device).flops
+        copied = _COPIED * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
+        result = _RESULT * math.prod(problem.w_shape)
+        return (_LAUNCHES + _WORK * problem.flops + copied + result) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

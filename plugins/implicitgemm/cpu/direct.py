@@ -85,12 +85,12 @@ class PassKernel:
         text += define(**{f"KS{axis}": f"({step})" for axis, step in zip("DHW", p.w_step, strict=True)})
         whole, rest = config["pc"], p.places[2] % config["pc"]
         values = {
-            "narrow": p.dtype in ("float16", "bfloat16"), "lanes": self.lanes,
+            "lanes": self.lanes,
             "nv": config["nv"], "pr": config["pr"], "widths": [whole, rest] if rest else [whole],
             "inter": self.inter, "c": p.c, "cp": self.cp, "groups": p.groups,
             "runs": p.spread[2] == 1 and self.cp == p.c, "dense": p.dense, "fold": p.fold, "bias": self.problem.bias,
         }  # fmt: skip
-        text += kernel_text(__package__, "pack.cl")
+        text += kernel_text(__package__, "pack.cl") + kernel_text(__package__, "runs.cl")
         for file in ("stage.cl.mako", "finish.cl.mako"):
             text += kernel_text(__package__, file, **values)
         return text + kernel_text(__package__, "direct.cl.mako", **values)

@@ -8,25 +8,10 @@
 // R         rows of a band; ROWS source rows of WIDTH columns belong to it
 // CB        channels of a slot (NHWC); WP, PROWS, PART  columns, rows and elements of one part of a slot (NCHW)
 // X? source, YW YH places, T? taps, S? step, D? spread
-#include <convdispatch/lanes.cl>
 #define ROWS ((R - 1) * SH + (TH - 1) * DH + 1)
 #define WIDTH ((YW - 1) * SW + (TW - 1) * DW + 1)
 #define BANDS ((YH + R - 1) / R)
 #define FLAT ((R - 1) * WP + YW)
-inline void copy_run(global ACC *restrict to, global const REAL *restrict from, int size) {
-  int i = 0;
-% if not narrow:
-  for (; i + LANES <= size; i += LANES) STOREW(to + i, LOADW(from + i));
-% endif
-  ONCE for (; i < size; ++i) to[i] = LOAD(from, i);
-}
-
-inline void zero_run(global ACC *restrict to, int size) {
-  int i = 0;
-  for (; i + LANES <= size; i += LANES) STOREW(to + i, (V)(0));
-  ONCE for (; i < size; ++i) to[i] = 0;
-}
-
 inline void stage(global ACC *restrict slot, global const REAL *restrict x, int image, int c0, int channels, int z,
                   int y0, int pd, int ph, int pw) {
   const int begin = clamp(pw, 0, WIDTH), end = clamp(XW + pw, begin, WIDTH);
@@ -61,6 +46,25 @@ inline void stage(global ACC *restrict slot, global const REAL *restrict x, int 
       zero_run(to, first);
       copy_run(to + first, from, stop - first);
       zero_run(to + stop, WIDTH - stop);
+% elif step_w == 2:
+      // Elements 0, 2, ... of the row go to the part of ``first``, elements 1, 3, ... to the other one.
+      zero_run(to, (first + 1) / 2);
+      zero_run(to + PART, first / 2);
+      global ACC *even = to + first % 2 * PART + first / 2, *odd = to + (first + 1) % 2 * PART + (first + 1) / 2;
+      const int pairs = (stop - first) / 2;
+      int i = 0;
+      for (; i + LANES <= pairs; i += LANES, even += LANES, odd += LANES) {
+        const V a = LOADV(from + 2 * i), b = LOADV(from + 2 * i + LANES);
+        STOREW(even, (V)(a.even, b.even));
+        STOREW(odd, (V)(a.odd, b.odd));
+      }
+      ONCE for (; i < pairs; ++i) {
+        *even++ = LOAD(from, 2 * i);
+        *odd++ = LOAD(from, 2 * i + 1);
+      }
+      if ((stop - first) % 2) *even++ = LOAD(from, 2 * i);
+      zero_run(to + (stop + 1) / 2, WP - (stop + 1) / 2);
+      zero_run(to + PART + stop / 2, WP - stop / 2);
 % else:
       ONCE for (int s = 0; s < SW; ++s, to += PART) {
         const int i0 = first > s ? (first - s + SW - 1) / SW : 0, i1 = max(i0, stop > s ? (stop - s + SW - 1) / SW : 0);

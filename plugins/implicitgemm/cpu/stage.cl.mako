@@ -5,22 +5,15 @@
 // CB, NCB   source channels of a block, blocks
 // INTER     0: slot [block][c][tz][row][WP] from NCHW; 1: [block][tz][row][column][CP] from NHWC
 // XD XH XW, YW  source, width of the places; TD TH TW taps; S? step; D? spread; C, G channels a group, groups
-#include <convdispatch/lanes.cl>
 #define ROWS ((R - 1) * SH + (TH - 1) * DH + 1)
 #define WIDTH ((YW - 1) * SW + (TW - 1) * DW + 1)
 #define BANDS ((YH + R - 1) / R)
 
 // Elements begin to end - 1 of a slot's row are a run of the source, the others 0; unit elements stand for one column.
 inline void stage_run(global ACC *restrict to, global const REAL *restrict from, int begin, int end, int size) {
-  int i = 0;
-  ONCE for (; i < begin; ++i) to[i] = 0;
-% if narrow:
-  ONCE for (; i < end; ++i) to[i] = LOAD(from, i - begin);
-% else:
-  for (; i + LANES <= end; i += LANES) STOREW(to + i, LOADW(from + i - begin));
-  ONCE for (; i < end; ++i) to[i] = from[i - begin];
-% endif
-  ONCE for (; i < size; ++i) to[i] = 0;
+  zero_run(to, begin);
+  copy_run(to + begin, from, end - begin);
+  zero_run(to + end, size - end);
 }
 
 inline void stage(global ACC *restrict slot, global const REAL *restrict x, int image, int g, int z, int y0,

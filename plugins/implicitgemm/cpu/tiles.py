@@ -9,7 +9,7 @@ from typing import Any
 
 from convdispatch.api import DeviceInfo
 from convdispatch.api.cpu import lanes as lanes_of
-from convdispatch.api.cpu import registers
+from convdispatch.api.cpu import registers, uneven
 
 from .passes import Pass
 
@@ -92,23 +92,23 @@ def complete(p: Pass, device: DeviceInfo, nv: int, pr: int, pc: int, weights: in
 
 def default(p: Pass, device: DeviceInfo) -> dict[str, Any]:
     """The configuration that the counts favour."""
-    _, nv, pr, pc = min(tiles(p, device), key=lambda choice: (choice[0], -choice[1]))
-    return complete(p, device, nv, pr, pc)
+    return next(spaces(p, device))
 
 
 def spaces(p: Pass, device: DeviceInfo) -> Iterator[dict[str, Any]]:
-    """Configurations, the default first: rival tiles, then other blocks of channels."""
-    choices = sorted(tiles(p, device), key=lambda choice: (choice[0], -choice[1]))
+    """Configurations, the default first: each width's best tile by what it costs, then other blocks of channels."""
     best: dict[int, tuple[int, int, int]] = {}
-    for cost, nv, pr, pc in choices:
-        if cost <= 1.25 * choices[0][0]:
-            best.setdefault(nv, (nv, pr, pc))
-    tiles_ = list(best.values())
-    for tile in tiles_:
-        yield complete(p, device, *tile)
+    for _, nv, pr, pc in sorted(tiles(p, device), key=lambda choice: (choice[0], -choice[1])):
+        best.setdefault(nv, (nv, pr, pc))
+    # Wide tiles leave few blocks of channels, and cores idle where there are few bands.
+    rated = [(predicted(p, config := complete(p, device, *tile), device), tile, config) for tile in best.values()]
+    rated.sort(key=lambda choice: (choice[0], -choice[1][0]))
+    for cost, _, config in rated:
+        if cost <= 1.25 * rated[0][0]:
+            yield config
     for weights in (_WEIGHTS // 8, _WEIGHTS * 4):
-        config = complete(p, device, *tiles_[0], weights=weights)
-        if config != complete(p, device, *tiles_[0]):
+        config = complete(p, device, *rated[0][1], weights=weights)
+        if config != rated[0][2]:
             yield config
 
 
@@ -121,4 +121,5 @@ def predicted(p: Pass, config: dict[str, Any], device: DeviceInfo) -> float:
     stored = p.images * p.groups * p.n * math.prod(p.places)
     weights = p.groups * p.c * p.n * math.prod(p.taps)
     streamed = weights if weights * (8 if p.dtype == "float64" else 4) > _KEPT else 0
-    return _WORK * work + _STAGED * staged * config["parts"] + _STORED * stored + _STREAMED * streamed
+    spent = _WORK * work + _STAGED * staged * config["parts"] + _STORED * stored
+    return uneven(config["items"] * config["parts"], device) * spent + _STREAMED * streamed

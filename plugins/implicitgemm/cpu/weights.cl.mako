@@ -5,7 +5,7 @@
 // along w by NV vectors of target channels, runs over all places of the band: a source element broadcast, dy in vectors.
 // Between bands the tile's sums wait in the part's own area, [g][block][tz][ty][c][tx][NVL]; "reduce" adds the parts.
 //
-// PARTS    parts of the sum, each over its share of BANDS_ALL bands; CHUNKS: work items that share the NB blocks
+// PARTS    parts of the sum, each over its share of BANDS_ALL bands; CHUNKS: work items that share all groups' NB blocks
 // JC, JW   channels and taps of a tile; NV vectors, NVL = NV * LANES; the channels' rest has a tile of its own
 // ADD      1: dw keeps what it held
 #define PLANE ((long)YD * YH * YW)
@@ -22,12 +22,11 @@ void stage_gradient(global ACC *restrict to, global const REAL *restrict y, int 
 % else:
   global const REAL *from = y + (((long)image * G + g) * N + n0) * PLANE + ((long)z * YH + y0) * YW;
   int q = 0;
-% if not narrow:
   if (count == NVL)
     ONCE for (; q + LANES <= places; q += LANES)
       ONCE for (int n = 0; n < NVL; n += LANES) {
 % for i in range(lanes):
-        const V t0_${i} = LOADW(from + (n + ${i}) * PLANE + q);
+        const V t0_${i} = LOADV(from + (n + ${i}) * PLANE + q);
 % endfor
 <%
 stages = lanes.bit_length() - 1
@@ -42,7 +41,6 @@ half = lanes // 2
         STOREW(to + (q + ${i}) * NVL + n, t${stages}_${i});
 % endfor
       }
-% endif
   ONCE for (; q < places; ++q)
     for (int n = 0; n < NVL; ++n) {
       const ACC v = LOAD(from, min(n, count - 1) * PLANE + q);
@@ -100,11 +98,12 @@ kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void weights(global const REAL *restrict x, global const REAL *restrict y, global ACC *workspace, long slots_off,
              int pd, int ph, int pw) {
   const int part = get_global_id(0), chunk = get_global_id(1);
-  const int block0 = chunk * NB / CHUNKS, block1 = (chunk + 1) * NB / CHUNKS;
+  const int first = (int)((long)chunk * (G * NB) / CHUNKS), stop = (int)((long)(chunk + 1) * (G * NB) / CHUNKS);
   global ACC *slot = workspace + slots_off + (long)(part * CHUNKS + chunk) * SLOT;
   global ACC *gradient = slot + SLOT_X;
   const int begin = (int)((long)part * BANDS_ALL / PARTS), end = (int)((long)(part + 1) * BANDS_ALL / PARTS);
-  ONCE for (int g = 0; g < G; ++g)
+  ONCE for (int g = first / NB; g * NB < stop; ++g) {
+    const int block0 = max(0, first - g * NB), block1 = min(NB, stop - g * NB);
     ONCE for (int band = begin; band < end; ++band) {
       const int y0 = band % BANDS * R, z = band / BANDS % YD, image = band / (BANDS * YD);
       const int rows = min(R, YH - y0);
@@ -126,6 +125,7 @@ void weights(global const REAL *restrict x, global const REAL *restrict y, globa
           }
       }
     }
+  }
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,16 +23,24 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, registers
+from convdispatch.api.cpu import PAGE, registers, uneven
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import Pass, passes
 
 __all__ = ["Weights"]
 
+FILES = ("runs.cl", "stage.cl.mako", "weights.cl.mako")
 _SLOT = 256 * 1024  # bytes of a band's source rows
 _GRADIENT = 64 * 1024  # bytes of a band's dy, one block of channels
-_LAUNCH = 2.2e6  # operations of the peak in the time of a launch
+_LAUNCH = 3.6e6  # operations of the peak in the time of a launch
+# Operations of the peak in the time of one, of an element of x or dy that is copied (of a block with channels to spare
+# one by one), of a tile's sum that is kept between bands, of a part of dw, of dw, and of a work item that adds parts:
+# least squares of logarithms over the layers that docs/measurements.md names.
+_WORK, _SOURCE, _DY, _REST, _TILE = 1.22, 30.0, 23.0, 150.0, 24.0
+_PART, _RESULT, _CROWDED, _ITEM = 29.0, 65.0, 450.0, 4.6e3
+_AGAIN, _NEAR = 6.5, 512 * 1024  # of an element of dy that a tile reads anew, of bands of more bytes
+_WAYS = 12  # lines of one place that the first-level cache holds
 _AREAS = 8 << 20  # bytes of all parts of dw
 
 
@@ -74,11 +83,11 @@ class WeightsKernel:
         text += define(W_GROUP=p.n * p.c * p.volume)
         rest = p.c % config["jc"]
         values = {
-            "narrow": p.dtype in ("float16", "bfloat16"), "inter": p.nhwc, "cp": self.cp,
+            "inter": p.nhwc, "cp": self.cp,
             "c": p.c, "groups": p.groups, "lanes": self.lanes, "nv": config["nv"], "jw": config["jw"],
             "heights": [config["jc"], rest] if rest else [config["jc"]],
         }  # fmt: skip
-        return text + "".join(kernel_text(__package__, file, **values) for file in ("stage.cl.mako", "weights.cl.mako"))
+        return text + "".join(kernel_text(__package__, file, **values) for file in FILES)
 
     def plan(self, context: Any) -> StepPlan:
         """Compile."""
@@ -132,8 +141,30 @@ def _complete(p: Pass, device: Any, nv: int, jc: int, jw: int) -> dict[str, Any]
     area = p.groups * blocks * p.volume * p.c * nv * lanes * size
     parts = max(1, min(bands, 8 * device.compute_units, _AREAS // area))
     parts -= parts % device.compute_units if parts > device.compute_units else 0  # even shares
-    chunks = max(1, min(blocks, _ceil(4 * device.compute_units, parts)))
+    chunks = max(1, min(p.groups * blocks, _ceil(4 * device.compute_units, parts)))
     return {"lanes": lanes, "nv": nv, "jc": jc, "jw": jw, "rows": rows, "parts": parts, "chunks": chunks}
+
+
+def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo) -> float:
+    """Operations of the peak that a configuration's time amounts to."""
+    lanes, groups, nvl = config["lanes"], p.groups, config["nv"] * config["lanes"]
+    places, blocks, area = p.images * groups * math.prod(p.places), _ceil(p.n, nvl), p.c * p.volume
+    cycles = _cycles(p, config["nv"], config["jc"], config["jw"], lanes)
+    work = _WORK * 2 * lanes * cycles * p.taps[0] * p.taps[1] * places
+    again = max(1.0, config["chunks"] / groups)  # items that share a group each copy its x
+    rest = 0 if p.nhwc else p.n % nvl
+    work += places * (_SOURCE * p.c * again + _DY * (p.n - rest) + _REST * nvl * (rest > 0))
+    size = 8 if p.dtype == "float64" else 4
+    if config["rows"] * p.places[2] * nvl * size > _NEAR:  # every tile reads a band's dy from beyond the second cache
+        sweeps = _ceil(p.c, config["jc"]) * (p.volume // config["jw"])
+        work += _AGAIN * places * blocks * nvl * sweeps
+    bands = p.images * p.places[0] * _ceil(p.places[1], config["rows"])
+    work += _TILE * bands * groups * area * blocks * nvl
+    work *= uneven(config["parts"] * config["chunks"], device)
+    # A vector of sums is written across rows of w, which share few places of the caches where they lie pages apart.
+    crowded = min(nvl, p.n) * math.gcd(p.w_strides[0] * size, PAGE) > _WAYS * PAGE
+    written = (_CROWDED * min(2, config["nv"]) if crowded else _RESULT) * p.n + _PART * config["parts"] * blocks * nvl
+    return work + groups * (area * written + _ITEM * p.c * blocks) + 2 * _LAUNCH
 
 
 class Weights(Solver):
@@ -154,19 +185,22 @@ class Weights(Solver):
         return device.supports(problem.dtype)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """The best tile by count first, then the best of each other width; then fewer parts of the sum."""
+        """The best tile of each width by what it costs; then fewer parts of the sum."""
         p = passes(problem.replace(direction="fwd", accumulate=False))[0]
-        choices = sorted(_tiles(p, device), key=lambda choice: (choice[0], -choice[1]))
         best: dict[int, tuple[int, int, int]] = {}
-        for cost, *tile in choices:
-            if cost <= 1.3 * choices[0][0]:
-                best.setdefault(tile[0], tuple(tile))
-        for tile in best.values():
-            yield _complete(p, device, *tile)
-        first = _complete(p, device, *next(iter(best.values())))
+        for _, *tile in sorted(_tiles(p, device), key=lambda choice: (choice[0], -choice[1])):
+            best.setdefault(tile[0], tuple(tile))
+        # Wide tiles leave few blocks of channels, and cores idle where there are few bands.
+        rated = [(_operations(p, config := _complete(p, device, *t), device), t[0], config) for t in best.values()]
+        rated.sort(key=lambda choice: (choice[0], -choice[1]))
+        for cost, _, config in rated:
+            if cost <= 1.3 * rated[0][0]:
+                yield config
+        first = rated[0][2]
         for parts in (first["parts"] // 4, 1):
             if 1 <= parts < first["parts"]:
-                yield {**first, "parts": parts, "chunks": min(_ceil(p.n, first["nv"] * first["lanes"]), 8)}
+                blocks = p.groups * _ceil(p.n, first["nv"] * first["lanes"])
+                yield {**first, "parts": parts, "chunks": min(blocks, 8)}
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Parts of dw and the bands' slots."""
@@ -174,15 +208,8 @@ class Weights(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The tiles' cycles, the copies of x and dy, the sum of the parts."""
-        p, lanes = passes(problem.replace(direction="fwd", accumulate=False))[0], config["lanes"]
-        places = p.images * p.groups * p.places[0] * p.places[1] * p.places[2]
-        work = 2 * lanes * _cycles(p, config["nv"], config["jc"], config["jw"], lanes) * p.taps[0] * p.taps[1] * places
-        result = p.groups * p.n * p.c * p.volume
-        # Operations of the peak in the time of an element that is copied, or summed and written: least squares of
-        # logarithms over backward layers (docs/selection.md).
-        copies = places * (110.0 * p.c * config["chunks"] + 75.0 * p.n)
-        operations = work + copies + (190.0 * config["parts"] + 300.0) * result + 2 * _LAUNCH
-        return operations / rates(device).flops
+        p = passes(problem.replace(direction="fwd", accumulate=False))[0]
+        return _operations(p, config, device) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

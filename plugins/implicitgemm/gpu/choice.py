@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, rates, walk_of
+import numpy as np
+
+from convdispatch.api import ConvProblem, DeviceInfo, Walk, rates, walk_of
 
 from .product import Product, tap_run
 from .tile import Tile
@@ -46,18 +51,52 @@ SECTOR = 1050.0
 """Operations in the time in which a sector of 32 bytes is written, beyond the eighth of one that a result fills."""
 _WRITES = {"n": 0.0, "m": 0.125, None: 0.375}  # such sectors that work items touch for a result
 _MOST = 64  # choices offered
+_LARGE = 1 << 48  # bytes of a tensor, beyond which numbers may need more than 64 bits
 
 
-def _tiles(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
+@dataclass(frozen=True)
+class _Alike:
+    """A problem, equal to every other whose tiles are the same."""
+
+    problem: ConvProblem = field(compare=False)
+    key: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, problem: ConvProblem) -> _Alike:
+        """A problem with what the walks of its slices, misfits and local memory follow from."""
+        geo, data = walk_of(problem), problem.direction != "bwd_weights"
+        loads = (geo.pointwise, *(each.pixels % 4 == 0 for each in (geo.source, geo.target)))
+        places = geo.source.nhwc, geo.target.nhwc, geo.c % 4 == 0, geo.m % 4 == 0
+        return cls(problem, (data, problem.dtype == "float64", _taps(geo, data), _is_flat(geo, data), *loads, *places))
+
+
+def _taps(geo: Walk, data: bool) -> tuple[int, int, int] | None:
+    """The taps that a slice may hold, where there are few channels."""
+    run = tap_run(geo) if data else None
+    return run if run is not None and geo.c < 8 and math.prod(run) > 1 else None
+
+
+def _is_flat(geo: Walk, data: bool) -> bool:
+    """Whether columns that run over channels and taps are worth trying."""
+    return not data and geo.c <= 96 and geo.volume > 1
+
+
+@functools.lru_cache(maxsize=256)
+def _tiles(alike: _Alike, device: DeviceInfo) -> tuple[Tile, ...]:
+    """The tiles that fit, each in one part."""
+    return tuple(_fitting(alike.problem, device))
+
+
+def _fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
     geo = walk_of(problem)
     data = problem.direction != "bwd_weights"
-    run = tap_run(geo) if data else None
+    run, flat = _taps(geo, data), _is_flat(geo, data)
     for bm, bn, tm, tn in _TILES:
         for depth in _DEPTHS:
             walks = [("channels", depth)]
-            if not data and geo.c <= 96 and geo.volume > 1:
+            if flat:
                 walks.append(("flat", depth))
-            if run is not None and geo.c < 8 and math.prod(run) > 1 and depth == _DEPTHS[0]:
+            if run is not None and depth == _DEPTHS[0]:
                 walks.insert(0, ("taps", math.prod(run)))
             for walk, bk in walks:
                 for stages in (2, 1):
@@ -72,60 +111,86 @@ def _tiles(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
                         break
 
 
-def _splits(product: Product, device: DeviceInfo) -> list[int]:
-    """Parts of the sum worth trying: 1, and those that fill the device some whole times."""
-    slots = device.compute_units * max(1, _RESIDENT // product.tile.items)
-    groups, most = product.work_groups, max(1, min(product.slices) // 4)
+def _splits(product: Product, device: DeviceInfo) -> list[list[int]]:
+    """For each of many tiles, the parts of the sum worth trying: 1, and those that fill the device some whole times."""
+    slots = device.compute_units * np.maximum(1, _RESIDENT // product.tile.items)
+    groups, most = product.work_groups, np.maximum(1, functools.reduce(np.minimum, product.slices) // 4)
     waves = (1, 2, 3, 4) if product.data else (1, 2, 3, 4, 6)
-    return sorted({1, *(min(most, max(1, wave * slots // groups)) for wave in waves)})
+    found = np.stack([np.minimum(most, np.maximum(1, wave * slots // groups)) for wave in waves], axis=1)
+    return [sorted({1, *parts}) for parts in found.tolist()]
 
 
 def _depth_factor(product: Product) -> float:
     """Shallow slices spend more on barriers; but streams that are read once want the registers for more groups."""
     streamed = not product.data and product.geometry.pointwise
     factors = {16: 0.93, 12: 0.85, 8: 0.93, 4: 0.75} if streamed else {16: 1.0, 12: 0.9, 8: 0.9, 4: 0.74}
-    return factors.get(product.tile.bk, 0.8)
+    return _each(lambda bk: factors.get(bk, 0.8), product.tile.bk)
 
 
-def seconds(product: Product, device: DeviceInfo) -> float:
-    """The predicted time."""
+def _each(function: Callable[..., Any], *values: Any) -> Any:
+    """``function`` of numbers; of arrays, element by element."""
+    if not isinstance(values[0], np.ndarray):
+        return function(*values)
+    return np.array([function(*each) for each in zip(*(value.tolist() for value in values), strict=True)])
+
+
+def _tail(last: float) -> float:
+    """What the last, partly filled round costs, in thirds of a full one's time."""
+    low = min(2, int(last))
+    return _TAIL[low] + (_TAIL[low + 1] - _TAIL[low]) * (last - low)
+
+
+def seconds(product: Product, device: DeviceInfo) -> Any:
+    """The predicted time; of a product whose tile's numbers are arrays, an array."""
     t, known = product.tile, rates(device)
-    shares = _TILES.get((t.bm, t.bn, t.tm, t.tn), (0.5, 0.5))
-    share = shares[0 if product.data else 1] * {1: 0.9, 2: 1.0}[t.stages]
-    share *= _FLAT if t.walk == "flat" else 1.0
-    share *= _TAPS if t.walk == "taps" else _depth_factor(product)
+    way = 0 if product.data else 1
+    share = _each(lambda *tile: _TILES.get(tile, (0.5, 0.5))[way], t.bm, t.bn, t.tm, t.tn)
+    share = share * _each({1: 0.9, 2: 1.0}.__getitem__, t.stages)
+    share = share * (_FLAT if t.walk == "flat" else 1.0)
+    share = share * (_TAPS if t.walk == "taps" else _depth_factor(product))
     slices = sum(product.slices) / len(product.slices) / t.split
     work = 2.0 * t.bm * t.bn * (slices * t.bk + _START)
-    resident = max(1, _RESIDENT // t.items)
-    whole, rest = divmod(product.work_groups, device.compute_units * resident)
-    last = math.ceil(rest / device.compute_units) / resident * 3
-    low = min(2, int(last))
-    tail = (_TAIL[low] + (_TAIL[low + 1] - _TAIL[low]) * (last - low)) / 3 * resident
-    cost = (whole * resident + tail) * device.compute_units * work / share
+    resident = _each(lambda items: max(1, _RESIDENT // items), t.items)
+    whole = product.work_groups // (device.compute_units * resident)
+    rest = product.work_groups - whole * (device.compute_units * resident)
+    last = -(-rest // device.compute_units) / resident * 3
+    cost = (whole * resident + _each(_tail, last) / 3 * resident) * device.compute_units * work / share
     packs = product.data and not product.problem.constant_weights
-    traffic = 2 * t.split * product.out_size * product.accsize if product.partial else 0
-    traffic += 3 * product.packed_size if packs else 0
+    traffic = 2 * product.partial_size
+    traffic = traffic + (3 * product.packed_size if packs else 0)
     if product.data:
-        cost += _WRITES[product.out_vector] * product.out_size * t.split * SECTOR
+        cost = cost + _WRITES[product.out_vector] * product.out_size * t.split * SECTOR
     launches = 1 + product.partial + packs
     return cost / (SUSTAINED * known.flops) + traffic / (_COPY * known.bandwidth) + launches * known.launch
 
 
 def fits(problem: ConvProblem, device: DeviceInfo) -> bool:
     """Whether any tile can run the problem on the device."""
-    return next(_tiles(problem, device), None) is not None
+    return bool(_tiles(_Alike.of(problem), device))
 
 
 def choices(problem: ConvProblem, device: DeviceInfo) -> list[Tile]:
     """Tiles that fit, the cheapest predicted first; among them the one of the smallest workspace."""
-    ranked = []
-    for tile in _tiles(problem, device):
-        for split in _splits(Product(problem, tile), device):
-            product = Product(problem, replace(tile, split=split))
-            if product.misfit is None:
-                ranked.append((seconds(product, device), len(ranked), product))
+    tiles, ranked = _tiles(_Alike.of(problem), device), []
+    for walk in dict.fromkeys(tile.walk for tile in tiles):
+        numbers = [number for number, tile in enumerate(tiles) if tile.walk == walk]
+        splits = _splits(_many(problem, [(tiles[number], 1) for number in numbers]), device)
+        turns = [(number, split) for number, parts in zip(numbers, splits, strict=True) for split in parts]
+        product = _many(problem, [(tiles[number], split) for number, split in turns])
+        sizes = product.packed_size + product.partial_size
+        ranked += zip(seconds(product, device).tolist(), turns, sizes.tolist(), strict=True)
     ranked.sort(key=lambda entry: entry[:2])
-    products = [product for _, _, product in ranked]
-    smallest = min(products, key=lambda product: product.packed_size + product.partial_size, default=None)
-    kept = products[:_MOST]
-    return [product.tile for product in (kept if smallest in kept else [*kept, smallest])]
+    smallest = min(ranked, key=lambda entry: entry[2], default=None)
+    kept = ranked[:_MOST]
+    if smallest is not None and smallest not in kept:
+        kept.append(smallest)
+    return [dataclasses.replace(tiles[number], split=split) for _, (number, split), _ in kept]
+
+
+def _many(problem: ConvProblem, tiles: Sequence[tuple[Tile, int]]) -> Product:
+    """The products of tiles of one walk, each with its parts, as one whose tile's numbers are arrays."""
+    nbytes = max(math.prod(getattr(problem, f"{name}_shape")) for name in "xwy") * problem.itemsize
+    kind = np.int64 if nbytes < _LARGE else object  # of which no device holds the tensors; the numbers stay right
+    rows = np.array([(t.bm, t.bn, t.bk, t.tm, t.tn, t.stages, split) for t, split in tiles], kind)
+    names = ("bm", "bn", "bk", "tm", "tn", "stages", "split")
+    return Product(problem, dataclasses.replace(tiles[0][0], **dict(zip(names, rows.T, strict=True))))

@@ -18,7 +18,7 @@ _INT = 2**31 - 2**24  # element offsets up to here are ints; the margin covers w
 
 @dataclass(frozen=True)
 class Product:
-    """One problem under one Tile."""
+    """One problem under one Tile; what is arithmetic also takes a tile whose numbers are arrays."""
 
     problem: ConvProblem
     tile: Tile
@@ -223,12 +223,12 @@ class Product:
     @property
     def partial(self) -> bool:
         """Whether the kernel leaves partial sums for ``reduce``."""
-        return self.split > 1 or not self.data
+        return (self.split > 1) | (not self.data)
 
     @property
     def partial_size(self) -> int:
         """Bytes of partial sums."""
-        return self.split * self.out_size * self.accsize if self.partial else 0
+        return self.split * self.out_size * self.accsize * self.partial
 
     @property
     def local_size(self) -> int:

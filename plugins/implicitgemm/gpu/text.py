@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from convdispatch.api import kernel_text
@@ -13,17 +14,27 @@ __all__ = ["product_text"]
 _AXES = "zyx"
 
 
+# Functions stand by themselves, so that the texts can be kept: what they depend on is among the values.
+
+
+def _phase(p: Product, field: str, axis: int) -> str:
+    """A number of the work group's phase, as text: a literal where there is one phase."""
+    phases = p.geometry.phases
+    return f"{field}_{_AXES[axis]}" if len(phases) > 1 else str(getattr(phases[0], field)[axis])
+
+
+def _part(p: Product, file: str, **more: Any) -> str:
+    """A part of the text, rendered with the same values."""
+    return kernel_text(__package__, file, **_values(p), **more)
+
+
 def _values(p: Product) -> dict[str, Any]:
     """What the templates call by name."""
     t, geo = p.tile, p.geometry
     rows, columns = t.bm // t.tm, t.bn // t.tn
     warp_n = min(t.ln, columns)
     many = len(geo.phases) > 1
-
-    def phase(field: str, axis: int) -> str:
-        """A number of the work group's phase, as text: a literal where there is one phase."""
-        return f"{field}_{_AXES[axis]}" if many else str(getattr(geo.phases[0], field)[axis])
-
+    phase = functools.partial(_phase, p)
     return {
         "p": p, "t": t, "geo": geo, "src": geo.source, "strides": geo.source.axes, "b": p.b, "bm": t.bm, "bn": t.bn,
         "bk": t.bk, "items": t.items, "columns": columns, "warp_n": warp_n,
@@ -35,10 +46,4 @@ def _values(p: Product) -> dict[str, Any]:
 
 def product_text(p: Product) -> str:
     """The kernel ``product``; what it calls comes before it (``plan.py``)."""
-    values = _values(p)
-
-    def part(file: str, **more: Any) -> str:
-        """A part of the text, rendered with the same values."""
-        return kernel_text(__package__, file, **values, **more)
-
-    return kernel_text(__package__, "product.cl.mako", **values, part=part)
+    return kernel_text(__package__, "product.cl.mako", **_values(p), part=functools.partial(_part, p))

@@ -44,6 +44,5 @@ class Tile:
 
     def config(self) -> dict[str, Any]:
         """As a configuration: what differs from the defaults, and the tile itself."""
-        values = dataclasses.asdict(self)
-        plain = {field.name: field.default for field in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if value != plain[name]}
+        fields = [(field.name, field.default) for field in dataclasses.fields(self)]
+        return {name: value for name, plain in fields if (value := getattr(self, name)) != plain}

@@ -1,0 +1,124 @@
+"""The data gradient of one channel a group and a stride, NCHW on a CPU: all phases of the stride in one launch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from convdispatch.api import (
+    DTYPES,
+    OPERANDS,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    StepPlan,
+    build,
+    define,
+    epilogue_macros,
+    kernel_text,
+    storage_macros,
+    walk_of,
+)
+
+from .depthwise import MOST_PLANE, MOST_TAPS, up
+
+__all__ = ["DepthwisePhases", "configs"]
+
+
+class Row(NamedTuple):
+    """Rows of x congruent modulo the stride; ``phases[f]`` has (tap, offset) of what columns f, f + s, ... sum."""
+
+    first: tuple[int, ...]
+    count: tuple[int, ...]
+    """Rows along d and h, and the most columns of a phase."""
+    phases: list[list[tuple[int, int]]]
+
+
+def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
+    """One configuration a cap; none where the problem is not of this kind."""
+    if device.type != "cpu" or problem.layout != "nchw" or not problem.depthwise or problem.direction != "bwd_data":
+        return
+    if problem.ic != problem.oc or problem.kd * problem.kh * problem.kw > MOST_TAPS or problem.sw > 8:
+        return
+    plane = DepthwisePhases(problem, {"items": 1}).workspace_size
+    for cap in caps if plane <= MOST_PLANE else []:
+        items = max(1, min(problem.mb * problem.g, 16 * device.compute_units, cap // plane))
+        yield {"method": "phases", "items": items}
+
+
+class DepthwisePhases:
+    """One configuration, worked out without compiling."""
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        self.problem, self.config = problem, config
+        self.lanes = 8 if problem.dtype == "float64" else 16
+        self.walk = walk = walk_of(problem)
+        columns = max(phase.count[2] for phase in walk.phases)
+        reads = [[p.reads(axis, 1, walk.spread[axis]) for p in walk.phases if p.volume] for axis in range(3)]
+        self.zero = [min((r.start for r in each), default=0) for each in reads]
+        depth, height, width = (
+            max((r.stop for r in each), default=1) - zero for each, zero in zip(reads, self.zero, strict=True)
+        )
+        self.extent = depth, height
+        self.pitch = up(width + up(columns, self.lanes) - columns, self.lanes)
+        self.columns = columns
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of the work items' padded planes."""
+        size = 8 if self.problem.dtype == "float64" else 4
+        return math.prod(self.extent) * self.pitch * size * self.config["items"]
+
+    @property
+    def cost(self) -> float:
+        """Operations of the peak: its one launch over few items, and what moves."""
+        read, written = (math.prod(shape) for shape in (self.problem.y_shape, self.problem.x_shape))
+        work = self.problem.flops * up(self.columns, self.lanes) / self.columns
+        return 4.8e6 + 12.0 * read + 3.0 * (work + written)
+
+    def plan(self, context: Any) -> StepPlan:
+        """Compile."""
+        extras = [part for part in ("bias", "residual") if getattr(self.problem, part)]
+        operands = ["y", "w", "x", *extras, "workspace"]
+        size = (self.config["items"], 1, 1)
+        launch = Launch(build(context, self.text()), "phases", size, (1, 1, 1), operands, names=OPERANDS)
+        return StepPlan(self.workspace_size, [launch])
+
+    def text(self) -> str:
+        """The program."""
+        problem, walk = self.problem, self.walk
+        text = storage_macros(problem.dtype) + epilogue_macros(problem)
+        kind = DTYPES[problem.dtype].accumulator
+        text += define(LANES=self.lanes, V=f"{kind}{self.lanes}", ITEMS=self.config["items"])
+        for prefix, triple in (("X", walk.target.size), ("Y", walk.source.size), ("S", walk.out_step)):
+            text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
+        text += define(IMAGES=walk.images, G=walk.groups, TAPS=walk.volume, PITCH=self.pitch)
+        text += define(EZ=self.extent[0], EY=self.extent[1])
+        text += define(**{f"ZERO_{axis}": f"({zero})" for axis, zero in zip("ZYX", self.zero, strict=True)})
+        low = min(self.pitch, max(0, -self.zero[2]))
+        high = max(low, min(self.pitch, walk.source.size[2] - self.zero[2]))
+        step = walk.out_step[2]
+        return text + kernel_text(__package__, "phases.cl.mako", rows=list(self._rows()), step=step, low=low, high=high)
+
+    def _rows(self) -> Iterator[Row]:
+        walk = self.walk
+        for first, group in itertools.groupby(walk.phases, key=lambda phase: phase.first[:2]):
+            phases = list(group)
+            count = (*phases[0].count[:2], self.columns)
+            yield Row(first, count, [[self._place(p, taps) for taps in _taps(p)] for p in phases])
+
+    def _place(self, phase: Any, taps: tuple[int, ...]) -> tuple[int, int]:
+        """A phase's tap among the kernel's, and where place 0 reads it in the padded plane."""
+        walk, tap, offset = self.walk, 0, 0
+        pitches = (*self.extent, self.pitch)
+        for axis, t in enumerate(taps):
+            tap = tap * walk.kernel[axis] + phase.tap0[axis] + t * walk.tap_step[axis]
+            at = phase.origin[axis] + t * walk.spread[axis] - self.zero[axis]
+            offset = offset * pitches[axis] + at
+        return tap, offset
+
+
+def _taps(phase: Any) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*map(range, phase.taps))

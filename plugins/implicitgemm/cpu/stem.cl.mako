@@ -1,0 +1,90 @@
+## y[n, place] = epilogue(sum over (c, tap) of w[n, c, tap] x[c, place * step + tap * spread - pad]): few channels, NCHW
+//
+// A work item takes bands of rows. It copies the source rows of a band into its slot (planes.cl.mako), where neighbouring
+// places of a row are neighbours whatever the step, and computes tiles of MR target channels by a few vectors of places:
+// weights are broadcast from where they lie, sums are stored as they are. A row's last vector ends at the row's end and
+// computes some places twice.
+//
+// MR, BLOCKS  channels of a tile, blocks of them; ITEMS work items
+// C, N        source and target channels a group, GROUPS of them; G source channels in all
+// SLOT, PLANE elements of a slot and of one channel's part of it
+#include <convdispatch/output_lanes.cl>
+<%
+def store(at, value, first):
+    if first and rereads:  # what holds or beside the result must be read once
+        return f"""{{
+    union {{ V v; ACC s[LANES]; }} u;
+    u.v = {value};
+    ONCE for (int lane = {first}; lane < LANES; ++lane) put_one(OUT_ARGS, {at} + lane, u.s[lane], b);
+  }}"""
+    return f"put_vector(OUT_ARGS, {at}, {value}, b);"
+%>
+% for rows in heights:
+% for starts, first in tiles:
+// ${rows} channels by the vectors of places from ${", ".join(map(str, starts))} on.
+__attribute__((noinline))
+void tile_${rows}_${loop.index}(global const ACC *restrict xs, global const REAL *restrict ws, OUT_PARAMS, long p, int n) {
+% for i in range(rows):
+  V ${", ".join(f"a{i}_{j} = 0" for j in range(len(starts)))};
+% endfor
+  ONCE for (int c = 0; c < C; ++c, xs += PLANE)
+    ONCE for (int tz = 0; tz < TD; ++tz)
+      ONCE for (int ty = 0; ty < TH; ++ty, ws += TW) {
+        global const ACC *xt = xs + ty * DH % SH * (SW * PART) + (tz * PROWS + ty * DH / SH) * WP;
+% for t in range(taps_w):
+        {
+% for j, start in enumerate(starts):
+          const V x${j} = LOADW(xt + ${t * spread_w % step_w} * PART + ${t * spread_w // step_w + start});
+% endfor
+% for i in range(rows):
+          const ACC w${i} = LOAD(ws, ${i}L * (C * TD * TH * TW) + ${t});
+% for j in range(len(starts)):
+          a${i}_${j} = w${i} * x${j} + a${i}_${j};
+% endfor
+% endfor
+        }
+% endfor
+      }
+% for i in range(rows):
+  {
+    const ACC b = ${f"LOAD(bias, n + {i})" if bias else "0"};
+% for j, start in enumerate(starts):
+    ${store(f"p + {i} * ((long)YD * YH * YW) + {start}", f"a{i}_{j}", first if j == len(starts) - 1 else 0)}
+% endfor
+  }
+% endfor
+}
+% endfor
+% endfor
+
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
+void conv(global const REAL *restrict x, global const REAL *restrict w, global ACC *workspace, OUT_PARAMS,
+          int pd, int ph, int pw) {
+  const int item = get_global_id(0), work = IMAGES * GROUPS * YD * BANDS;
+  global ACC *slot = workspace + (long)item * SLOT;
+  const int last = (int)((long)(item + 1) * work / ITEMS);
+  ONCE for (int job = (int)((long)item * work / ITEMS); job < last; ++job) {
+    const int y0 = job % BANDS * R, z = job / BANDS % YD, g = job / (BANDS * YD) % GROUPS, image = job / (BANDS * YD * GROUPS);
+    const int rows = min(R, YH - y0);
+    ONCE for (int c = 0; c < C; ++c) stage(slot + c * PLANE, x, image, g * C + c, 1, z, y0, pd, ph, pw);
+    ONCE for (int block = 0; block < BLOCKS; ++block) {
+      const int n = g * N + block * MR;
+      global const REAL *ws = w + (long)n * (C * TD * TH * TW);
+      ONCE for (int row = 0; row < rows; ++row) {
+        const long p = (((long)image * (N * GROUPS) + n) * YD + z) * ((long)YH * YW) + (y0 + row) * YW;
+        global const ACC *xs = slot + row * WP;
+% for rows in heights:
+        ${"if (block * MR + MR <= N)" if loop.first and len(heights) > 1 else "else" if len(heights) > 1 else ""} {
+          int q = 0;
+% if whole:
+          ONCE for (; q < ${whole}; q += ${wide}) tile_${rows}_0(xs + q, ws, OUT_ARGS, p + q, n);
+% endif
+% if len(tiles) > (1 if whole else 0):
+          tile_${rows}_${len(tiles) - 1}(xs + q, ws, OUT_ARGS, p + q, n);
+% endif
+        }
+% endfor
+      }
+    }
+  }
+}
