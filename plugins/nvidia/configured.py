@@ -1,12 +1,18 @@
-"""A tile as a configuration's JSON values, and back."""
+"""A tile as a configuration's JSON values, and back; and what tiles one by one and many at once share."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-__all__ = ["Configured"]
+import numpy as np
+
+__all__ = ["MOST_BYTES", "Configured", "first_fault", "fitting", "largest", "many"]
+
+MOST_BYTES = 1 << 48
+"""Of a problem's tensors: their numbers are 64 bits in arrays."""
 
 
 class Configured:
@@ -19,5 +25,35 @@ class Configured:
 
     def config(self) -> dict[str, Any]:
         """As a configuration: what differs from the defaults."""
-        plain = {field.name: field.default for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return {name: value for name, value in dataclasses.asdict(self).items() if value != plain[name]}  # type: ignore[call-overload]
+        found = ((name, getattr(self, name), default) for name, default in _defaults(type(self)))
+        return {name: value for name, value, default in found if value != default}
+
+
+@functools.cache
+def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
+    return tuple((field.name, field.default) for field in dataclasses.fields(kind))
+
+
+def first_fault(job: Any, faults: Iterable[tuple[Any, str]]) -> str | None:
+    """The words of the first thing that is wrong, with ``{job...}`` filled in; None where nothing is."""
+    return next((words.format(job=job) for wrong, words in faults if wrong), None)
+
+
+def largest(one: Any, other: Any) -> Any:
+    """The larger of two numbers; of arrays, element by element."""
+    return np.maximum(one, other) if isinstance(one, np.ndarray) or isinstance(other, np.ndarray) else max(one, other)
+
+
+def many(tile: Any, names: Sequence[str], rows: np.ndarray) -> Any:
+    """Tiles that differ in the named fields alone, a row each, as one tile whose fields are arrays."""
+    return dataclasses.replace(tile, **dict(zip(names, rows.T, strict=True)))
+
+
+def fitting(job: Any, count: int) -> np.ndarray:
+    """Of each of ``count`` tiles, whether it can run the job's problem."""
+    wrong = np.zeros(count, bool)
+    for fault, _ in job.faults():
+        wrong = wrong | fault
+        if wrong.all():
+            break
+    return ~wrong

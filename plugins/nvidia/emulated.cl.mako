@@ -11,6 +11,8 @@
 #define TOWARD_ZERO(v) (v)
 #endif
 #define LOCAL_BASE(memory) 0u
+// A kernel has dozens of these calls: inlined, a compiler for CPUs took up to nine times as long over it.
+#define CALLED __attribute__((noinline))
 #define SCRATCH(items) local uint scratch[(items) / 32 * 192]
 
 // --- numbers
@@ -38,7 +40,7 @@ inline WIDE value_of(uint u, int upper) { return as_float(u & 0xffffe000u); }
 
 // --- copies
 % for size in (4, 8, 16):
-inline void copy${size}(local uchar *memory, uint base, uint to, global const void *from, int exists) {
+CALLED void copy${size}(local uchar *memory, uint base, uint to, global const void *from, int exists) {
   // A device refuses addresses that are not aligned; here they give NaN, in numbers of any size.
   const int aligned = (ulong)from % ${size} == 0 && to % ${size} == 0;
   for (int i = 0; i < ${size // 4}; ++i)
@@ -52,7 +54,7 @@ inline void copy${size}(local uchar *memory, uint base, uint to, global const vo
 
 // --- tensor cores of Ampere
 // What ldmatrix gives, from where its lanes point: each lane gathers its own two numbers a register.
-inline void gather(uint *r, local uchar *memory, local uint *scratch, uint at, int transposed) {
+CALLED void gather(uint *r, local uchar *memory, local uint *scratch, uint at, int transposed) {
   const int lane = get_local_id(0) % 32;
   local uint *rows = scratch + get_local_id(0) / 32 * 32;
   barrier(CLK_LOCAL_MEM_FENCE);
@@ -66,7 +68,7 @@ inline void gather(uint *r, local uchar *memory, local uint *scratch, uint at, i
   }
 }
 <% each = 1 if type == "tf32" else 2 %>\
-inline void mma(float *c, local uint *scratch, const uint *a, const uint *b) {
+CALLED void mma(float *c, local uint *scratch, const uint *a, const uint *b) {
   const int lane = get_local_id(0) % 32;
   local uint *mine = scratch + get_local_id(0) / 32 * 192;
   barrier(CLK_LOCAL_MEM_FENCE);
@@ -104,7 +106,7 @@ inline WIDE element(local const uchar *memory, int row_bytes, uint at) {
 inline uint matrix_at(int transposed, int row_bytes, uint at, uint lbo, uint sbo, int x, int k) {
   return transposed ? at + x / (row_bytes / 2) * lbo + x % (row_bytes / 2) * 2 + k % 8 * row_bytes + k / 8 * sbo : at + x / 8 * sbo + x % 8 * row_bytes + k * 2;
 }
-inline void wgmma(float *c, local const uchar *memory, uint a, uint b, uint lbo, uint sbo, uint b_lbo, uint b_sbo, int add) {
+CALLED void wgmma(float *c, local const uchar *memory, uint a, uint b, uint lbo, uint sbo, uint b_lbo, uint b_sbo, int add) {
   const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32 % 4;
   for (int i = 0; i < ${wgmma.sums}; ++i) {
     const int row = warp * 16 + lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;

@@ -9,7 +9,6 @@ assembles it. Registers are allocated by the last step, so nothing is lost on th
 from __future__ import annotations
 
 import re
-import threading
 from typing import Any
 
 from convdispatch.api import BuildFailed, build
@@ -20,9 +19,6 @@ MARK = "//@"
 """What hides an instruction from the first compilation."""
 LOCAL_LIMIT = 227 * 1024
 """Bytes of local memory that a work group can have; static arrays of this size load, whatever the device reports."""
-# One build at a time: a process that built from fourteen threads at once ended without a word (driver 580.159, once,
-# cause not found).
-_lock = threading.Lock()
 
 
 def for_hopper(ptx: str) -> str:
@@ -46,9 +42,8 @@ def build_for_hopper(context: Any, text: str) -> Any:
     """
     import pyopencl as cl
 
-    with _lock:
-        ptx = build(context, text).get_info(cl.program_info.BINARIES)[0].decode("latin-1")
-        try:
-            return build(context, (for_hopper(ptx).rstrip("\0") + "\0").encode("latin-1"))
-        except BuildFailed as error:
-            raise BuildFailed(f"the PTX for sm_90a was refused: {error}", error.log) from error
+    ptx = build(context, text).get_info(cl.program_info.BINARIES)[0].decode("latin-1")
+    try:
+        return build(context, (for_hopper(ptx).rstrip("\0") + "\0").encode("latin-1"))
+    except BuildFailed as error:
+        raise BuildFailed(f"the PTX for sm_90a was refused: {error}", error.log) from error

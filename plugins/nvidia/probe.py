@@ -1,13 +1,15 @@
-"""Whether a device's driver takes the instructions: a small convolution is compiled, run and checked, once a device."""
+"""Whether a device's driver takes the instructions: a small convolution is compiled, run, checked; a pass is kept."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Frozen
+from convdispatch.api import ConvProblem, DeviceInfo, Frozen, PluginError, proven
 
-__all__ = ["probe"]
+from . import SHARED
+
+__all__ = ["refusal", "require"]
 
 _PROBLEM = ConvProblem(mb=2, ic=16, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1)
 _POINTS = ConvProblem(mb=2, ic=68, ih=9, iw=8, oc=24)
@@ -19,6 +21,11 @@ _TILES = {
     "direct": {"bm": 32, "bn": 64, "wm": 1, "wn": 2, "bk": 16},
     "grouped": {"frag_m": 1, "warps": 4},
 }
+_HOPPER, _AMPERE = ("sm_90",), ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
+_HAVE = {"mma": _AMPERE, "wgmma": _HOPPER, "tma": _HOPPER, "direct": _AMPERE, "grouped": _AMPERE}
+"""Architectures that have an engine's instructions; whether the driver takes them is another question."""
+_failed: dict[tuple[str, str, str], str] = {}
+"""By device, driver and engine: what was found wrong in this process."""
 
 
 def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
@@ -40,15 +47,10 @@ def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
     return _PROBLEM, NvidiaPlan(context, _PROBLEM, tile, engine)
 
 
-@functools.lru_cache(maxsize=64)
-def _answer(device: DeviceInfo, engine: str) -> str | None:
+def _answer(context: Any, engine: str) -> str | None:
     import numpy as np
     import pyopencl as cl
 
-    found = _device(device)
-    if found is None:
-        return f"the device {device.name} is no longer listed"
-    context = cl.Context([found])
     queue = cl.CommandQueue(context)
     random = np.random.default_rng(3)
     try:
@@ -85,14 +87,50 @@ def _device(device: DeviceInfo) -> Any:
         except cl.Error:
             continue
         for each in listed:
-            if each.name.strip() == device.name and each.driver_version.strip() == device.driver:
+            if _name(each) == (device.name, device.driver):
                 return each
     return None
 
 
-def probe(device: DeviceInfo, engine: str) -> str | None:
-    """Why ``engine`` does not work on the device, or None; asked of the device once a process."""
+def _name(device: Any) -> tuple[str, str]:
+    return device.name.strip(), device.driver_version.strip()
+
+
+def _proven(context: Any, engine: str) -> str | None:
+    (device,) = context.devices
+    failure = proven(SHARED, engine, device, lambda: _answer(context, engine))
+    if failure is not None:
+        _failed[(*_name(device), engine)] = failure
+    return failure
+
+
+def refusal(device: DeviceInfo, engine: str) -> str | None:
+    """Why ``engine`` does not work on the device, or None.
+
+    Where the architecture has its instructions nothing is computed before a plan needs it (``require``): until then,
+    what was found in this process. Elsewhere the device is asked now, once a process.
+    """
+    known = _failed.get((device.name, device.driver, engine))
+    if known is not None or device.arch in _HAVE[engine]:
+        return known
+    return _asked(device, engine)
+
+
+@functools.lru_cache(maxsize=64)
+def _asked(device: DeviceInfo, engine: str) -> str | None:
+    import pyopencl as cl
+
+    found = _device(device)
+    if found is None:
+        return f"the device {device.name} is no longer listed"
     try:
-        return _answer(device, engine)
+        return _proven(cl.Context([found]), engine)
     except Frozen:
         return f"{engine} was not probed before frozen()"
+
+
+def require(context: Any, engine: str) -> None:
+    """Have the context's device prove that ``engine`` works, unless it has. Raises PluginError."""
+    failure = _proven(context, engine)
+    if failure is not None:
+        raise PluginError(failure)

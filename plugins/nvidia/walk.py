@@ -69,8 +69,12 @@ class ProductWalk:
         """Places of all images in the largest phase."""
         return self.images * max(phase.places for phase in self.phases)
 
-    def inside(self, axis: int) -> bool:
-        """Whether no phase reads outside the source along the axis."""
+    @functools.cached_property
+    def guarded(self) -> tuple[bool, ...]:
+        """Axes along which a phase reads outside the source."""
+        return tuple(not self._inside(axis) for axis in range(3))
+
+    def _inside(self, axis: int) -> bool:
         reads = [phase.reads(axis, self.step[axis], self.spread[axis]) for phase in self.phases]
         return all(each.start >= 0 and each.stop <= self.source[axis] for each in reads)
 

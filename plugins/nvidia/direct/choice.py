@@ -3,6 +3,8 @@
 Times are cycles of one multiprocessor; the constants were fitted to 280 timings of first choices on an H200 (0.09 root
 mean square of the logarithm), those of single products to 780 of 83 problems drawn at random (0.15). What bounds a tile
 hides the rest only in part, so its times add as squares.
+
+Hundreds of tiles are rated at once: jobs here stand for one tile, or for many whose numbers are arrays.
 """
 
 from __future__ import annotations
@@ -13,9 +15,13 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from convdispatch.api import ConvProblem
 
+from ..configured import fitting, many
 from ..hopper import LOCAL_LIMIT
 from ..pace import COPY
 from .job import DirectJob, DirectTile
@@ -72,6 +78,7 @@ _FORMATS = {
 }
 _LONG = 512  # "ieee": longer sums are compensated
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
+_NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every", "fixup")  # of a tile, that differ
 
 
 def formats(problem: ConvProblem) -> tuple[str, ...]:
@@ -79,94 +86,131 @@ def formats(problem: ConvProblem) -> tuple[str, ...]:
     return _FORMATS[problem.math]
 
 
-def _resident(job: DirectJob) -> int:
+def _squares(*parts: Any) -> Any:
+    """The root of the sum of squares, element by element, rounded as ``math.hypot`` rounds it."""
+    return np.array([math.hypot(*each) for each in zip(*(part.tolist() for part in np.broadcast_arrays(*parts)))])
+
+
+def _resident(job: DirectJob) -> Any:
     """Work groups of a multiprocessor at a time, by what registers its compiler uses, about."""
     t = job.tile
     sums = t.frag_m * t.frag_n * 4
     fragments = (t.frag_n * 2 + 4) * (2 if t.products == 3 else 1)
-    steps = 0 if t.products == 1 else sums if t.flush_every or t.compensated else t.frag_n * 4
-    registers = min(255, -(-(sums + fragments + steps // 2 + 36) // 8) * 8)
-    return max(1, min(65536 // (registers * t.items), (LOCAL_LIMIT + 1024) // (job.local_bytes + 1024),
-                      2048 // t.items))  # fmt: skip
+    steps = 0 if t.products == 1 else np.where((t.flush_every > 0) | t.compensated, sums, t.frag_n * 4)
+    registers = np.minimum(255, -(-(sums + fragments + steps // 2 + 36) // 8) * 8)
+    by_memory = np.minimum((LOCAL_LIMIT + 1024) // (job.local_bytes + 1024), 2048 // t.items)
+    return np.maximum(1, np.minimum(65536 // (registers * t.items), by_memory))
 
 
-def _parallel(job: DirectJob) -> tuple[float, float, float]:
+def _parallel(job: DirectJob) -> tuple[Any, Any, Any]:
     """Cycles of a tile that tiles on one multiprocessor share, those that only this tile waits, and its output's."""
     t, pace = job.tile, _PACES[job.tile.products]
     slices = job.slices / t.split
     warps, steps = t.wm * t.wn, slices * (t.bk // t.depth)
     read = (t.frag_m * 4 + t.frag_n * 2) * t.depth // 8
     multiplied = t.frag_m * t.frag_n * t.products
-    added = t.frag_m * t.frag_n * (16 if t.compensated else 4) if t.products == 3 and not t.flush_every else 0
-    issued = read * (4 if t.depth == 16 else 3 if t.products == 3 else 2) + multiplied + added
+    each = (16 if t.compensated else 4) * (t.flush_every == 0) if t.products == 3 else 0
+    issued = read * (4 if t.depth == 16 else 3 if t.products == 3 else 2) + multiplied + t.frag_m * t.frag_n * each
     multiply = steps * t.bm * t.bn * t.depth * t.products / _MACS[t.depth] * pace.multiply
     copied = slices * sum(_copied(job, number) for number in (0, 1)) / pace.copied
-    work = math.hypot(multiply, steps * warps * read * pace.read, steps * warps * issued / pace.issued, copied)
+    work = _squares(multiply, steps * warps * read * pace.read, steps * warps * issued / pace.issued, copied)
     problem = job.problem
     results = t.bm * t.bn * (problem.sd * problem.sh * problem.sw * _SINGLE if job.gaps else 1)
     arrival = slices * pace.arrival / (t.stages - 1)
-    return work, max(arrival - work, 0) + slices * _SLICE + _FILL, results * 4 / _WRITTEN
+    return work, np.maximum(arrival - work, 0) + slices * _SLICE + _FILL, results * 4 / _WRITTEN
 
 
-def _copied(job: DirectJob, number: int) -> float:
+def _copied(job: DirectJob, number: int) -> Any:
     """Bytes of an operand's slice, in times of those that are copied 16 at once from whole lines."""
     operand = job.operands[number]
-    rows = _HALF_ROWS if operand.along_k and job.tile.bk == 16 else 1
+    rows = np.where(job.tile.bk == 16, _HALF_ROWS, 1) if operand.along_k else 1
     return job.extent(number) * job.tile.bk * 4 * _NARROW[operand.width] * rows
 
 
-def seconds(job: DirectJob, units: int, copy: float = COPY) -> float:
-    """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
+def _seconds(job: DirectJob, units: int, copy: float) -> np.ndarray:
+    """Predicted seconds of all launches on a device of ``units`` multiprocessors, for each tile."""
     (work, wait, output), resident = _parallel(job), _resident(job)
 
-    def together(tiles: int) -> float:
-        return max(work + wait, tiles * work) + output
+    def together(tiles: Any) -> Any:
+        return np.maximum(work + wait, tiles * work) + output
 
-    whole, rest = divmod(job.work_groups, units * resident)
-    cycles = whole * together(resident) + (together(-(-rest // units)) if rest else 0)
-    t, launch = job.tile, _PACES[job.tile.products].launch
-    if t.fixup:
-        cycles += _FIXED + t.bm * t.bn * 4 * _PARTS
-    moved = (job.problem.bytes + (0 if t.fixup else job.partial_bytes)) / (_MEMORY * copy)
-    total = math.hypot(cycles / _CLOCK, moved) + launch
-    if job.partial_bytes and not t.fixup:
-        total += launch + job.partial_bytes * _SUMMED / (_MEMORY * copy)
-    return total
+    whole, rest = np.divmod(job.work_groups, units * resident)
+    cycles = whole * together(resident) + np.where(rest > 0, together(-(-rest // units)), 0)
+    t, launch, added = job.tile, _PACES[job.tile.products].launch, job.added_bytes
+    cycles = np.where(t.fixup, cycles + (_FIXED + t.bm * t.bn * 4 * _PARTS), cycles)
+    total = _squares(cycles / _CLOCK, (job.problem.bytes + added) / (_MEMORY * copy)) + launch
+    return np.where(added > 0, total + (launch + added * _SUMMED / (_MEMORY * copy)), total)
 
 
-def _parts(job: DirectJob, units: int) -> list[int]:
-    """Parts of the sums that fill the device once, twice, three times, and a few small ones."""
-    room = units * _resident(job)
-    filling = {times * room // job.work_groups for times in (1, 2, 3)}
-    small = set(_SPLITS) if job.work_groups < 2 * room else set()
-    return sorted(parts for parts in filling | small if 1 < parts <= job.slices // 2 and parts <= 512)
+def seconds(problem: ConvProblem, tile: DirectTile, units: int, copy: float = COPY) -> float:
+    """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
+    row = np.array([[getattr(tile, name) for name in _NUMBERS]], np.int64)
+    return float(_seconds(DirectJob(problem, _tiles_of(tile, row)), units, copy)[0])
 
 
-def _tiles(problem: ConvProblem, name: str, units: int) -> Iterator[DirectTile]:
-    compensated = problem.math == "ieee" and DirectJob(problem, DirectTile(16, 16, 1, 1)).k > _LONG
+def _tiles_of(tile: DirectTile, numbers: np.ndarray) -> DirectTile:
+    found = many(tile, _NUMBERS, numbers)
+    return dataclasses.replace(found, fixup=found.fixup > 0)
+
+
+def _cut(job: DirectJob, units: int) -> Iterator[list[tuple[int, int]]]:
+    """Of each tile, the parts of its sums and whether work groups add them.
+
+    One; those that fill the device once, twice, three times; a few small ones.
+    """
+    fixups = (0, 1) if job.tile.format == "tf32" else (0,)
+    for room, groups, slices in zip(
+        (units * _resident(job)).tolist(), job.work_groups.tolist(), job.slices.tolist(), strict=True
+    ):
+        filling = {times * room // groups for times in (1, 2, 3)}
+        small = _SPLITS if groups < 2 * room else ()
+        parts = sorted(parts for parts in filling.union(small) if 1 < parts <= slices // 2 and parts <= 512)
+        yield [(1, 0), *((split, fixup) for split in parts for fixup in fixups if not fixup or split <= _FEW)]
+
+
+def _tiles(problem: ConvProblem, name: str, units: int) -> tuple[DirectTile, np.ndarray]:
+    """What fits: a tile, and the numbers of all."""
+    plain = DirectTile(16, 16, 1, 1, name)
+    one = DirectJob(problem, plain)
+    plain = dataclasses.replace(plain, compensated=problem.math == "ieee" and one.k > _LONG)
     shapes = _SHAPES + _WIDE if name == "tf32" else _SHAPES
-    for (bm, bn, wm, wn), (bk, stages) in itertools.product(shapes, _DEPTHS):
-        promotes = (0, 64 // bk) if name != "tf32" and problem.math != "ieee" else (0,)
-        for flush_every in promotes:
-            tile = DirectTile(bm, bn, wm, wn, name, bk, stages, 1, flush_every, compensated)
-            job = DirectJob(problem, tile)
-            wasted = bm >= 2 * max(32, job.m) or bn >= 2 * max(32, job.n)
-            if wasted or job.misfit is not None:
-                continue
-            yield tile
-            for split, fixup in itertools.product(_parts(job, units), (False, True)):
-                if fixup and (split > _FEW or name != "tf32"):
-                    continue
-                cut = dataclasses.replace(tile, split=split, fixup=fixup)
-                if DirectJob(problem, cut).misfit is None:
-                    yield cut
+    numbers = np.array(
+        [
+            (*shape, bk, stages, 1, flush_every, 0)
+            for shape, (bk, stages) in itertools.product(shapes, _DEPTHS)
+            for flush_every in ((0, 64 // bk) if name != "tf32" and problem.math != "ieee" else (0,))
+        ],
+        np.int64,
+    )
+    wasted = (numbers[:, 0] >= 2 * max(32, one.m)) | (numbers[:, 1] >= 2 * max(32, one.n))
+    numbers = numbers[fitting(DirectJob(problem, _tiles_of(plain, numbers)), len(numbers)) & ~wasted]
+    if not len(numbers):
+        return plain, numbers
+    cuts = list(_cut(DirectJob(problem, _tiles_of(plain, numbers)), units))
+    rows = np.repeat(np.arange(len(numbers)), [len(each) for each in cuts])
+    numbers = numbers[rows]
+    numbers[:, [6, 8]] = [each for cut in cuts for each in cut]
+    return plain, numbers[fitting(DirectJob(problem, _tiles_of(plain, numbers)), len(numbers))]
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)
 def choices(problem: ConvProblem, units: int) -> tuple[DirectTile, ...]:
     """The fastest tiles by prediction, whatever their format, then the best few of formats that are not among them."""
-    tiles = [tile for name in formats(problem) for tile in _tiles(problem, name, units)]
-    cost = {tile: seconds(DirectJob(problem, tile), units) for tile in tiles}
-    rated = sorted(cost, key=cost.get)  # of equals the first format's
-    few = [[tile for tile in rated if tile.format == name][:_FEWEST] for name in formats(problem)]
-    return tuple(dict.fromkeys(itertools.chain(rated[:_MOST], *few)))
+    found: list[tuple[float, DirectTile, tuple[int, ...]]] = []
+    few = []
+    for name in formats(problem):
+        plain, numbers = _tiles(problem, name, units)
+        if not len(numbers):
+            continue
+        costs = _seconds(DirectJob(problem, _tiles_of(plain, numbers)), units, COPY)
+        order = np.argsort(costs, kind="stable")[:_MOST]
+        best = [(cost, plain, tuple(row)) for cost, row in zip(costs[order].tolist(), numbers[order].tolist())]
+        found += best
+        few += best[:_FEWEST]
+    found.sort(key=lambda each: each[0])  # of equals the first format's
+    return tuple(dict.fromkeys(_tile(plain, row) for _, plain, row in (*found[:_MOST], *few)))
+
+
+def _tile(plain: DirectTile, row: tuple[int, ...]) -> DirectTile:
+    named = dict(zip(_NUMBERS, row, strict=True))
+    return dataclasses.replace(plain, **{**named, "fixup": bool(named["fixup"])})

@@ -15,17 +15,21 @@ both.
 | weights' gradient | both | dy: oc, pixel | x: ic, pixel |
 
 so that n is always the axis along which results are neighbours in memory.
+
+What costs and limits ask also takes arrays, as ``packed.job`` says: many tiles of one format.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from convdispatch.api import ConvProblem
 
-from ..configured import Configured
+from ..configured import Configured, first_fault, largest
 from ..hopper import LOCAL_LIMIT
 from ..parts import MOST_PARTS, STATE
 
@@ -293,9 +297,8 @@ class DirectJob:
     @property
     def local_bytes(self) -> int:
         """Bytes of local memory: the stages, or the results on their way out; and a word that all work items share."""
-        return 4 * max(self.stage * self.tile.stages, self.tile.bm * (self.tile.bn + 8)) + (
-            16 if self.tile.fixup else 0
-        )
+        t = self.tile
+        return 4 * largest(self.stage * t.stages, t.bm * (t.bn + 8)) + 16 * t.fixup
 
     # --- parts of the sums -------------------------------------------------------------------------------------------
 
@@ -309,7 +312,12 @@ class DirectJob:
         """Bytes of all parts; where work groups add them, of whole tiles and the tiles' states."""
         if self.tile.fixup:
             return self.states_at + self.work_groups // self.tile.split * STATE
-        return self.partial_elements * self.tile.split * 4 if self.tile.split > 1 else 0
+        return self.added_bytes
+
+    @property
+    def added_bytes(self) -> int:
+        """Bytes of the parts that a launch of their own adds."""
+        return self.partial_elements * self.tile.split * 4 * (self.tile.split > 1) * (self.tile.fixup ^ True)
 
     @property
     def states_at(self) -> int:
@@ -334,21 +342,22 @@ class DirectJob:
     @property
     def misfit(self) -> str | None:
         """Why the tile cannot run this problem; None when it can."""
+        return first_fault(self, self.faults())
+
+    def faults(self) -> Iterator[tuple[Any, str]]:
+        """Whether something is wrong, and what; what comes later may be asked where nothing was wrong before."""
         t = self.tile
-        if t.bm % (t.wm * 16) or t.bn % (t.wn * 8) or t.bk % t.depth or t.bn & (t.bn - 1) or t.items & (t.items - 1):
-            return "the tile does not divide into warps"
-        if t.bk & (t.bk - 1) or t.bn < 16:
-            return "slices and columns are powers of two, 16 columns or more"
-        if t.bm & (t.bm - 1) and not self.operands[0].along_k:
-            return "rows that are neighbours in memory come in powers of two"
-        if t.stages < 2:
-            return "two stages or more"
-        if self.local_bytes > LOCAL_LIMIT:
-            return f"{self.local_bytes} bytes of local memory"
-        if t.split > self.slices or (t.fixup and not 1 < t.split <= MOST_PARTS):
-            return "more parts than slices, or than a tile's state counts"
-        if (t.flush_every or t.compensated) and t.products == 1:
-            return "only split values move their sums to float32 registers"
-        if t.frag_m * t.frag_n * 4 * (2 if t.flush_every or t.compensated else 1) > 160:
-            return "more sums than registers"
-        return None
+        undivided = (t.bm % (t.wm * 16) > 0) | (t.bn % (t.wn * 8) > 0) | (t.bk % t.depth > 0)
+        odd = (t.bn & (t.bn - 1) > 0) | (t.items & (t.items - 1) > 0)
+        yield undivided | odd, "the tile does not divide into warps"
+        yield (t.bk & (t.bk - 1) > 0) | (t.bn < 16), "slices and columns are powers of two, 16 columns or more"
+        if not self.operands[0].along_k:
+            yield t.bm & (t.bm - 1) > 0, "rows that are neighbours in memory come in powers of two"
+        yield t.stages < 2, "two stages or more"
+        yield self.local_bytes > LOCAL_LIMIT, "{job.local_bytes} bytes of local memory"
+        uncounted = t.fixup & ((t.split <= 1) | (t.split > MOST_PARTS))
+        yield (t.split > self.slices) | uncounted, "more parts than slices, or than a tile's state counts"
+        moves = (t.flush_every > 0) | t.compensated
+        if t.products == 1:
+            yield moves, "only split values move their sums to float32 registers"
+        yield t.frag_m * t.frag_n * 4 * (1 + moves) > 160, "more sums than registers"

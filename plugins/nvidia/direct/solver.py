@@ -9,10 +9,11 @@ from typing import Any
 from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build, kernel_text
 
 from .. import SHARED
+from ..configured import MOST_BYTES
 from ..instructions import Instructions
 from ..pace import memory, pace
 from ..parts import parts_text
-from ..probe import probe
+from ..probe import refusal, require
 from .choice import choices, seconds
 from .job import DirectJob, DirectTile
 
@@ -82,7 +83,7 @@ class Direct(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Devices without the instructions, kernels that are not 1x1."""
-        return self.limits(problem, device) or probe(device, "direct")
+        return self.limits(problem, device) or refusal(device, "direct")
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says before it asks the device."""
@@ -92,6 +93,8 @@ class Direct(Solver):
             return f"float32 only, got {problem.dtype}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
+        if problem.bytes > MOST_BYTES:
+            return f"at most {MOST_BYTES} bytes, got {problem.bytes}"
         if problem.kd * problem.kh * problem.kw > 1:
             return f"1x1 kernels only, got {'x'.join(str(getattr(problem, 'k' + axis)) for axis in problem.axes)}"
         pads = [getattr(problem, "p" + axis + side) for axis in problem.axes for side in ("", "_r")]
@@ -116,8 +119,9 @@ class Direct(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted, as fitted on an H200."""
-        return seconds(DirectJob(problem, DirectTile.of(config)), device.compute_units, memory(device)) * pace(device)
+        return seconds(problem, DirectTile.of(config), device.compute_units, memory(device)) * pace(device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> DirectPlan:
         """Compile a configuration."""
+        require(context, "direct")
         return DirectPlan(context, problem, config)

@@ -11,7 +11,7 @@ from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch
 from .. import SHARED
 from ..instructions import Instructions
 from ..pace import memory, pace
-from ..probe import probe
+from ..probe import refusal, require
 from .choice import choices, seconds
 from .job import GroupedJob, GroupedTile, reads_of
 from .sums import GroupedSums, SumsTile
@@ -79,7 +79,7 @@ class Grouped(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Devices without the instructions, other dtypes and layouts."""
-        return self.limits(problem, device) or probe(device, "grouped")
+        return self.limits(problem, device) or refusal(device, "grouped")
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says before it asks the device."""
@@ -122,4 +122,5 @@ class Grouped(Solver):
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> GroupedPlan | GroupedSumsPlan:
         """Compile a configuration."""
+        require(context, "grouped")
         return (GroupedSumsPlan if problem.direction == "bwd_weights" else GroupedPlan)(context, problem, config)

@@ -4,6 +4,8 @@ Times are cycles of one multiprocessor; the constants were fitted to 2500 timing
 the logarithm; on these same timings the tile chosen among those timed of a problem loses 1 to 9 %, by kind of problem).
 What sums that are moved often cost was added by hand since (0.16 on 658 timings of "ieee"); then results that lie
 apart; then launches were fitted anew (0.11 on 345 timings of what is near the fastest).
+
+Hundreds of tiles are rated at once: jobs here stand for one tile, or for many whose numbers are arrays.
 """
 
 from __future__ import annotations
@@ -14,9 +16,13 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from convdispatch.api import ConvProblem
 
+from ..configured import fitting, many
 from ..formats import FORMATS, formats
 from ..hopper import LOCAL_LIMIT
 from ..pace import COPY
@@ -30,6 +36,7 @@ _CLOCK = 1.7e9
 _MACS = {"wgmma": 2530, "mma": 1670}  # multiply-adds a cycle of a busy multiprocessor, were columns endless
 # Columns whose time a product costs on top: a narrow one reads as much of A.
 _THIN = {"wgmma": 93, "mma": 41}
+_WINDOWED = 0.89  # of what is reckoned, float32's windows take: 63 layers of six nets, 0.07 root mean square
 _GATHERED = 1.2  # times that slices take whose rows several taps gather
 _COPIED = 62.0  # bytes a cycle from the L2 cache into local memory
 _HALF_ROWS = 1.66  # copies of 64-byte rows, in times of those of 128 bytes
@@ -40,7 +47,9 @@ _MEMORY, _WEIGHTS = 0.847, 0.153  # of a copy's bandwidth: what packing moves, a
 _FILL = 2700  # cycles of a tile's beginning and end
 _LAUNCH, _SHORT_LAUNCH = 6.0e-6, 5.0e-6  # seconds, with the pause before it; of one that does next to nothing
 _APART = 5.0  # times that results take in memory whose neighbours along w another phase writes
+_HIDDEN = 3.0  # 16-bit tensors: 1: products and memory add up; the larger, the more of one the other hides
 _NATIVE = 1.14  # times that 16-bit tensors' data directions take, whose operands are not in the cache
+_NATIVE_WEIGHTS = 0.86  # times that their weights' gradients take, as 148 problems' timings say
 _SUMMED = 1.5  # passes over the parts of a sum, of write and read
 _MOST = 40  # choices offered
 _STACK_BELOW = 1024  # columns of stacked phases
@@ -50,6 +59,7 @@ _FLUSH_K = 192  # products a tensor core adds, toward zero, before a float32 reg
 _LONG = 512  # "ieee": longer sums are compensated
 _SHORT = 1024  # "ieee": weights' gradients of no more pixels are moved every 16 of k
 _MMA_CARRIES = 0.22  # times of an mma's multiplications that carrying takes on top
+_NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every")  # of a tile, that differ among many
 _ADDED, _DRAINED = 128.0, 60.0  # float32 additions a cycle; cycles until tensor cores are done and begin again
 
 
@@ -57,25 +67,26 @@ _ADDED, _DRAINED = 128.0, 60.0  # float32 additions a cycle; cycles until tensor
 class _Cost:
     """Cycles of one tile, by what they wait for."""
 
-    busy: float
+    busy: Any
     """Multiplying or copying, whichever is longer: work that tiles on one multiprocessor share."""
-    arrival: float
+    arrival: Any
     """Until copies arrive, where more of them are not in flight: time that tiles spend side by side."""
-    output: float
+    output: Any
 
-    def together(self, tiles: int) -> float:
+    def together(self, tiles: Any) -> Any:
         """Cycles of ``tiles`` tiles on one multiprocessor at once."""
-        alone = max(self.busy, self.arrival) + _FILL + self.output
-        return max(alone, tiles * self.busy + (self.output if tiles > 1 else 0))
+        alone = np.maximum(self.busy, self.arrival) + _FILL + self.output
+        return np.maximum(alone, tiles * self.busy + np.where(tiles > 1, self.output, 0))
 
 
-def _resident(job: Job) -> int:
+def _resident(job: Job) -> Any:
     """Work groups of a multiprocessor at a time."""
     t = job.tile
     twice = job.format.float32_accurate and (t.engine == "wgmma" or t.compensated)
     registers = t.frag_m * t.frag_n * 4 * (2 if twice else 1) + (70 if t.engine == "wgmma" else 100)
-    by_registers = 65536 // (min(255, registers) * t.items)
-    return max(1, min(by_registers, (LOCAL_LIMIT + 1024) // (job.local_bytes + 1024), 2048 // t.items))
+    by_registers = 65536 // (np.minimum(255, registers) * t.items)
+    by_memory = np.minimum((LOCAL_LIMIT + 1024) // (job.local_bytes + 1024), 2048 // t.items)
+    return np.maximum(1, np.minimum(by_registers, by_memory))
 
 
 def _tile_cost(job: Job) -> _Cost:
@@ -83,44 +94,55 @@ def _tile_cost(job: Job) -> _Cost:
     slices = sum(job.slices) / len(job.slices) / t.split
     multiply = t.bm * t.bn * t.bk * len(job.format.products) * (1 + _THIN[t.engine] * t.wn / t.bn) / _MACS[t.engine]
     source = job.window_bytes / job.walk.phases[0].volume if t.window else job.a_bytes * (1 if job.data else _TURNED)
-    copied = (source + job.b_bytes) * planes * (_HALF_ROWS if job.row_bytes == 64 else 1) / _COPIED
-    written = t.bm * t.bn * (4 if job.partial else job.problem.itemsize)
+    copied = (source + job.b_bytes) * planes * np.where(job.row_bytes == 64, _HALF_ROWS, 1) / _COPIED
+    written = t.bm * t.bn * np.where(job.partial, 4, job.problem.itemsize)
     scattered = _SCATTERED if t.window and job.problem.layout == "nchw" else 1
     moved = multiply * slices * _MMA_CARRIES if t.engine == "mma" and t.compensated else 0.0
-    if job.format.float32_accurate and t.engine == "wgmma" and job.drained:
-        moves = slices * (t.bk // 16 if t.flush_every == 0 else 1)
-        moved = moves * (t.bm * t.bn * (4 if t.compensated else 1) / _ADDED + _DRAINED)
+    if job.format.float32_accurate and t.engine == "wgmma":
+        moves = slices * np.where(t.flush_every == 0, t.bk // 16, 1)
+        carried = moves * (t.bm * t.bn * (4 if t.compensated else 1) / _ADDED + _DRAINED)
+        moved = np.where(job.drained, carried, moved)
     if job.data and not t.window and job.walk.phases[0].volume > 1:
-        slices *= _GATHERED
-    return _Cost(slices * max(multiply, copied) + moved, slices * (_ARRIVAL + 0.9 * copied) / job.under_way,
+        slices = slices * _GATHERED
+    return _Cost(slices * np.maximum(multiply, copied) + moved, slices * (_ARRIVAL + 0.9 * copied) / job.under_way,
                  written * scattered / _WRITTEN)  # fmt: skip
 
 
-def product_cycles(job: Job, units: int) -> float:
+def product_cycles(job: Job, units: int) -> Any:
     """Predicted cycles of the product on a device of ``units`` multiprocessors."""
     cost, resident = _tile_cost(job), _resident(job)
-    whole, rest = divmod(job.work_groups, units * resident)
+    whole, rest = np.divmod(job.work_groups, units * resident)
     cycles = whole * cost.together(resident)
-    return cycles + (cost.together(-(-rest // units)) if rest else 0)
+    return cycles + np.where(rest > 0, cost.together(-(-rest // units)), 0)
 
 
-def seconds(job: Job, units: int, copy: float = COPY) -> float:
+def seconds(job: Job, units: int, copy: float = COPY) -> Any:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     cycles = product_cycles(job, units)
     itemsize, planes = job.problem.itemsize, job.format.planes
     passes = 2 if job.format.scaled else 1  # over the tensors; and two short launches between
-    packed = sum(source.bytes for source in job.sources)
+    packed, weights = sum(source.bytes for source in job.sources), job.weights_bytes
     written = math.prod(job.problem.out_shape) * itemsize
-    total = max(cycles / _CLOCK, (packed + job.weights_bytes + written) / (_MEMORY * copy)) + _LAUNCH
-    if packed or job.weights_bytes:
-        read = itemsize / (2 * planes) * passes  # bytes read for a byte written
-        total += passes * _LAUNCH + (passes - 1) * 2 * _SHORT_LAUNCH + packed * (1 + read) / (_MEMORY * copy)
-        total += job.weights_bytes * (1 + itemsize / (2 * planes)) / (_WEIGHTS * copy)
+    multiplied, moved = cycles / _CLOCK, (packed + weights + written) / (_MEMORY * copy)
+    if job.format.name == "native":
+        apart = {job.problem.written, *(source.name for source in job.sources)}
+        read = sum(math.prod(getattr(job.problem, name + "_shape")) for name in "xwy" if name not in apart)
+        moved = moved + itemsize * read / (_MEMORY * copy)
+        total = (multiplied**_HIDDEN + moved**_HIDDEN) ** (1 / _HIDDEN) + _LAUNCH
+    else:
+        total = np.maximum(multiplied, moved) + _LAUNCH
+    read = itemsize / (2 * planes) * passes  # bytes read for a byte written
+    before = passes * _LAUNCH + (passes - 1) * 2 * _SHORT_LAUNCH + packed * (1 + read) / (_MEMORY * copy)
+    before = total + before + weights * (1 + itemsize / (2 * planes)) / (_WEIGHTS * copy)
+    total = np.where((packed > 0) | (weights > 0), before, total)
     if job.data and not job.target.nhwc and not job.tile.stacked and job.walk.out_step[2] > 1:
-        total += written * _APART / (_MEMORY * copy)
-    if job.partial:
-        total += _LAUNCH + job.partial_bytes * _SUMMED / (_MEMORY * copy)
-    return total * (_NATIVE if job.data and job.format.name == "native" else 1)
+        total = total + written * _APART / (_MEMORY * copy)
+    total = np.where(job.partial, total + (_LAUNCH + job.partial_bytes * _SUMMED / (_MEMORY * copy)), total)
+    if job.tile.window and job.format.float32_accurate:
+        return total * _WINDOWED
+    if job.format.name == "native":
+        return total * (_NATIVE if job.data else _NATIVE_WEIGHTS)
+    return total
 
 
 def _widths(columns: int, most: int, step: int) -> list[int]:
@@ -167,72 +189,94 @@ def _shapes(problem: ConvProblem, engine: str, exact: bool, stacked: bool) -> It
         yield from ((128, 128, 2, 4), (64, 128, 2, 4), (64, 64, 2, 2))
 
 
-def _tiles(problem: ConvProblem, engine: str, name: str, units: int) -> Iterator[Tile]:
+@functools.lru_cache(maxsize=64)
+def _bases(problem: ConvProblem, engine: str, name: str) -> tuple[tuple[Tile, np.ndarray, np.ndarray], ...]:
+    """Tiles that fit and whose sums are in one part: those of a window and stacking as ``_NUMBERS``, and their places.
+
+    A place says when a tile is tried: stacked ones after others, a shape's and a depth's beside one another.
+    """
     exact = FORMATS[name].float32_accurate
-    data = problem.direction != "bwd_weights"
+    data, found, before = problem.direction != "bwd_weights", [], 0
     ieee, depths = problem.math == "ieee", ((32, 3), (32, 2))
     if engine == "wgmma":
         depths = ((64, 2), (64, 3), (32, 3), (32, 4)) if ieee else ((64, 3), (64, 4), (32, 4), (32, 5), (32, 6))
-    choices = (False, True) if _joinable(problem) else (False,)
-    for stacked, (bm, bn, wm, wn) in ((j, shape) for j in choices for shape in _shapes(problem, engine, exact, j)):
-        windows = (True, False) if data and window(walk(problem, stacked)) is not None else (False,)
-        for bk, stages in depths:
-            for in_window in windows:
-                tile = Tile(bm, bn, wm, wn, name, engine, bk, stages, 1, in_window, stacked, _FLUSH_K // bk)
-                job = Job(problem, tile)
-                if ieee:
-                    length = max(phase.volume for phase in job.walk.phases) * job.walk.c if data else job.n_places
-                    moved = 0 if engine == "wgmma" and not data and length <= _SHORT else 1
-                    tile = dataclasses.replace(tile, flush_every=moved, compensated=length > _LONG)
-                    job = Job(problem, tile)
-                if job.misfit is not None:
-                    continue
-                yield tile
-                for split in _parts(job, units):
-                    cut = dataclasses.replace(tile, split=split)
-                    if Job(problem, cut).misfit is None:
-                        yield cut
+    for stacked in (False, True) if _joinable(problem) else (False,):
+        geo = walk(problem, stacked)
+        shapes = list(_shapes(problem, engine, exact, stacked))
+        if not shapes:
+            continue
+        rows = [(*shape, *depth, 1, _FLUSH_K // depth[0]) for shape, depth in itertools.product(shapes, depths)]
+        numbers, compensated = np.array(rows, np.int64), False
+        if ieee:
+            length = max(phase.volume for phase in geo.phases) * geo.c if data else geo.images * geo.phases[0].places
+            numbers[:, -1] = 0 if engine == "wgmma" and not data and length <= _SHORT else 1
+            compensated = length > _LONG
+        for number, in_window in enumerate((True, False) if data and window(geo) is not None else (False,)):
+            plain = Tile(0, 0, 0, 0, name, engine, window=in_window, stacked=stacked, compensated=compensated)
+            fit = fitting(Job(problem, many(plain, _NUMBERS, numbers)), len(rows))
+            found.append((plain, numbers[fit], (before + 2 * np.arange(len(rows)) + number)[fit]))
+        before += 2 * len(rows)
+    return tuple(found)
 
 
-def _parts(job: Job, units: int) -> list[int]:
-    """Parts of the sum that fill the device once, twice, three times, and a few small ones."""
-    room, slices = units * _resident(job), max(job.slices)
-    if job.tile.window:
-        slices //= job.walk.phases[0].volume
-    filling = {max(1, times * room // job.work_groups) for times in (1, 2, 3)}
-    small = set(_SPLITS) if job.work_groups < 2 * room else set()
-    least = 2 if job.tile.window or job.data else 4  # slices worth a part
-    return sorted(parts for parts in filling | small if 1 < parts <= slices // least and parts <= 512)
+def _cut(job: Job, units: int) -> Iterator[list[int]]:
+    """Of each tile, the parts of its sums: one; those that fill the device once, twice, thrice; a few small ones."""
+    t, slices = job.tile, functools.reduce(np.maximum, job.slices)
+    if t.window:
+        slices = slices // job.walk.phases[0].volume
+    rooms, most = units * _resident(job), slices // (2 if t.window or job.data else 4)  # slices worth a part
+    for room, groups, last in zip(rooms.tolist(), job.work_groups.tolist(), most.tolist(), strict=True):
+        filling = {times * room // groups for times in (1, 2, 3)}
+        small = _SPLITS if groups < 2 * room else ()
+        yield [1, *sorted(parts for parts in filling.union(small) if 1 < parts <= last and parts <= 512)]
+
+
+def _tiles(problem: ConvProblem, engine: str, name: str, units: int) -> Iterator[tuple[Tile, np.ndarray, np.ndarray]]:
+    """The bases, and what of them fits with sums in several parts."""
+    for plain, numbers, places in _bases(problem, engine, name):
+        if not len(numbers):
+            continue
+        job = Job(problem, many(plain, _NUMBERS, numbers))
+        parts = [(row, split) for row, splits in enumerate(_cut(job, units)) for split in splits]
+        rows, splits = np.array(parts).T
+        cut = numbers[rows]
+        cut[:, _NUMBERS.index("split")] = splits
+        fit = fitting(Job(problem, many(plain, _NUMBERS, cut)), len(cut))
+        yield plain, cut[fit], places[rows][fit]
 
 
 @functools.lru_cache(maxsize=1024)
-def fits(problem: ConvProblem, engine: str, units: int) -> bool:
+def fits(problem: ConvProblem, engine: str) -> bool:
     """Whether any tile fits; cheaper than ``choices``."""
-    return any(True for name in formats(problem) for _ in itertools.islice(_tiles(problem, engine, name, units), 1))
+    return any(len(numbers) for name in formats(problem) for _, numbers, _ in _bases(problem, engine, name))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)
 def choices(problem: ConvProblem, engine: str, units: int) -> tuple[Tile, ...]:
     """Tiles of the first format, the fastest by prediction first, then the best few of the other formats."""
-    names = formats(problem)
     result: list[Tile] = []
-    for place, name in enumerate(names):
-        rated = sorted(
-            ((seconds(Job(problem, tile), units), number, tile)
-             for number, tile in enumerate(_tiles(problem, engine, name, units))),
-            key=lambda row: row[:2],
-        )  # fmt: skip
-        ordered = _different_first([tile for _, _, tile in rated])
-        result += ordered[: _MOST if place == 0 else 4]
+    for place, name in enumerate(formats(problem)):
+        groups = list(_tiles(problem, engine, name, units))
+        costs = [seconds(Job(problem, many(plain, _NUMBERS, numbers)), units) for plain, numbers, _ in groups]
+        if groups:
+            kinds = np.repeat(np.arange(len(groups)), [len(numbers) for _, numbers, _ in groups])
+            numbers, places = (np.concatenate([group[field] for group in groups]) for field in (1, 2))
+            order = np.lexsort((places, np.concatenate(costs)))
+            ordered = _different_first(kinds[order], numbers[order], _MOST if place == 0 else 4)
+            result += [dataclasses.replace(groups[kind][0], **named) for kind, named in ordered]
     return tuple(result)
 
 
-def _different_first(tiles: list[Tile]) -> list[Tile]:
-    """In order, but tiles that differ from one before in the stages alone come last: for a search's first steps."""
-    seen: set[Tile] = set()
-    first, others = [], []
-    for tile in tiles:
-        kind = dataclasses.replace(tile, stages=0)
-        (others if kind in seen else first).append(tile)
-        seen.add(kind)
-    return first + others
+def _different_first(kinds: np.ndarray, numbers: np.ndarray, most: int) -> list[tuple[int, dict[str, int]]]:
+    """The first ``most`` in order, but those that differ from one before in the stages alone come last."""
+    seen: set[tuple[int, ...]] = set()
+    first: list[tuple[int, dict[str, int]]] = []
+    others: list[tuple[int, dict[str, int]]] = []
+    for kind, row in zip(kinds.tolist(), numbers.tolist(), strict=True):
+        named = dict(zip(_NUMBERS, row, strict=True))
+        alike = (kind, *(value for name, value in named.items() if name != "stages"))
+        (others if alike in seen else first).append((kind, named))
+        seen.add(alike)
+        if len(first) == most:
+            break
+    return (first + others)[:most]

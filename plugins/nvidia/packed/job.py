@@ -1,13 +1,21 @@
-"""Job: a problem and a tile, and every number that the kernels' texts need of the two."""
+"""Job: a problem and a tile, and every number that the kernels' texts need of the two.
+
+What costs and limits ask is arithmetic that also takes arrays: then ``tile`` stands for many tiles of one format,
+engine, window and stacking, whose other fields are arrays, and so are the answers.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
+import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from convdispatch.api import ConvProblem, TensorLayout
 
+from ..configured import first_fault
 from ..formats import FORMATS, Format
 from ..hopper import LOCAL_LIMIT
 from ..instructions import Instructions, Wgmma
@@ -138,12 +146,12 @@ class Job:
     @property
     def drained(self) -> bool:
         """Whether a slice's sums are in float32 registers before the next slice's products begin."""
-        return self.tile.engine == "mma" or (self.format.float32_accurate and self.tile.flush_every <= 1)
+        return (self.tile.engine == "mma") | (self.format.float32_accurate & (self.tile.flush_every <= 1))
 
     @property
     def under_way(self) -> int:
         """Slices whose copies are in flight while one is multiplied; unsettled, the one before is still read."""
-        return self.tile.stages - (1 if self.drained else 2)
+        return self.tile.stages - 2 + self.drained
 
     @property
     def row_bytes(self) -> int:
@@ -211,8 +219,8 @@ class Job:
     @property
     def _turns(self) -> bool:
         t = self.tile
-        fits = t.engine == "wgmma" and t.bk == 64 and t.bn // t.wn % 64 == 0
-        return fits and self.walk.m % 8 == 0 and len(self.walk.phases) == 1
+        fits = (t.engine == "wgmma") & (t.bk == 64) & (t.bn // t.wn % 64 == 0)
+        return fits & (self.walk.m % 8 == 0 and len(self.walk.phases) == 1)
 
     @property
     def transposed_weights(self) -> bool:
@@ -234,14 +242,15 @@ class Job:
     @property
     def weights_bytes(self) -> int:
         """Bytes of packed weights."""
-        if self.direct_weights:
+        if not self.data:
             return 0
-        return self.walk.groups * sum(self.slices) * self.n_tiles * self.weight_slice * 2 if self.data else 0
+        packed = self.direct_weights ^ True
+        return packed * self.walk.groups * sum(self.slices) * self.n_tiles * self.weight_slice * 2
 
     @property
     def partial(self) -> bool:
         """Whether the product leaves float32 sums for ``reduce``."""
-        return self.tile.split > 1 or not self.data
+        return (self.tile.split > 1) | (not self.data)
 
     @property
     def partial_elements(self) -> int:
@@ -253,7 +262,7 @@ class Job:
     @property
     def partial_bytes(self) -> int:
         """Bytes of all parts."""
-        return self.partial_elements * self.tile.split * 4 if self.partial else 0
+        return self.partial_elements * self.tile.split * 4 * self.partial
 
     @property
     def maps_bytes(self) -> int:
@@ -295,7 +304,7 @@ class Job:
     @functools.cached_property
     def guarded(self) -> tuple[bool, ...]:
         """Axes along which a tap can fall outside the source."""
-        return tuple(not self.walk.inside(axis) for axis in range(3))
+        return self.walk.guarded
 
     @functools.cached_property
     def tap_bits(self) -> tuple[int, int, int]:
@@ -320,37 +329,37 @@ class Job:
     @property
     def misfit(self) -> str | None:
         """Why the tile cannot run this problem; None when it can."""
+        return first_fault(self, self.faults())
+
+    def faults(self) -> Iterator[tuple[Any, str]]:
+        """Whether something is wrong, and what; what comes later may be asked where nothing was wrong before."""
         t = self.tile
-        warp_m, warp_n = (64, 8) if t.engine == "wgmma" else (16, 16)
-        if t.bm % (t.wm * warp_m) or t.bn % (t.wn * warp_n) or t.bk not in (32, 64):
-            return "the tile does not divide into warps"
-        if t.engine == "wgmma" and (t.bm != t.wm * 64 or t.bn // t.wn > 256):
-            return "a group of warps multiplies 64 rows and at most 256 columns"
-        if self.data and (t.bm * t.bk // 8) % t.items:
-            return "the work items do not cover a slice evenly"
-        narrow = t.engine == "wgmma" and t.bn // t.wn % 64
-        if not self.data and (t.bm % 64 or t.bn % 64 or t.bk * 8 % t.items or narrow):
-            return "blocks of 64 channels do not fit the tile"
-        if t.stacked and (self.problem.direction != "bwd_data" or not self.staged):
-            return "stacked phases need the data gradient and a tile that passes through local memory"
-        if t.window and (not self.data or window(self.walk) is None):
-            return "windows need stride 1 and several taps"
-        if t.window and self.walk.phases[0].volume <= self.under_way:
-            return "fewer taps than slices in flight"
-        if sum(self.tap_bits) > 32 and self.data and not t.window:
-            return "more than 32 taps along the axes"
-        if self.local_bytes > LOCAL_LIMIT:
-            return f"{self.local_bytes} bytes of local memory"
-        if self.under_way < 1:
-            return "no slice is in flight"
-        if t.split > max(1, *self.slices):
-            return "more parts than slices"
-        accumulators = (
-            t.frag_m
-            * t.frag_n
-            * 4
-            * (2 if self.format.float32_accurate and (t.engine == "wgmma" or t.compensated) else 1)
-        )
-        if accumulators > 200:
-            return "more sums than registers"
-        return None
+        wgmma = t.engine == "wgmma"
+        warp_m, warp_n = (64, 8) if wgmma else (16, 16)
+        undivided = (t.bm % (t.wm * warp_m) > 0) | (t.bn % (t.wn * warp_n) > 0) | ((t.bk != 32) & (t.bk != 64))
+        yield undivided, "the tile does not divide into warps"
+        if wgmma:
+            yield (
+                (t.bm != t.wm * 64) | (t.bn // t.wn > 256),
+                "a group of warps multiplies 64 rows and at most 256 columns",
+            )
+        if self.data:
+            yield (t.bm * t.bk // 8) % t.items > 0, "the work items do not cover a slice evenly"
+        else:
+            narrow = wgmma & (t.bn // t.wn % 64 > 0)
+            unfit = (t.bm % 64 > 0) | (t.bn % 64 > 0) | (t.bk * 8 % t.items > 0) | narrow
+            yield unfit, "blocks of 64 channels do not fit the tile"
+        if t.stacked:
+            outside = True if self.problem.direction != "bwd_data" else self.staged ^ True
+            yield outside, "stacked phases need the data gradient and a tile that passes through local memory"
+        if t.window:
+            yield not self.data or window(self.walk) is None, "windows need stride 1 and several taps"
+            yield self.walk.phases[0].volume <= self.under_way, "fewer taps than slices in flight"
+        elif self.data:
+            yield sum(self.tap_bits) > 32, "more than 32 taps along the axes"
+        yield self.local_bytes > LOCAL_LIMIT, "{job.local_bytes} bytes of local memory"
+        yield self.under_way < 1, "no slice is in flight"
+        more = functools.reduce(operator.and_, (t.split > each for each in (1, *self.slices)))
+        yield more, "more parts than slices"
+        moved = self.format.float32_accurate & (wgmma | t.compensated)
+        yield t.frag_m * t.frag_n * 4 * (1 + moved) > 200, "more sums than registers"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from convdispatch.api import kernel_text
@@ -13,29 +14,40 @@ __all__ = ["product_text"]
 _AXES = "zyx"
 
 
+# Functions stand by themselves, so that the texts can be kept: what they depend on is among the values.
+
+
+def _phase(job: Job, field: str, axis: int) -> str:
+    """A number of the work group's phase, as text: a literal where there is one phase."""
+    phases = job.walk.phases
+    return f"{field}_{_AXES[axis]}" if len(phases) > 1 else str(getattr(phases[0], field)[axis])
+
+
+def _swizzled(job: Job, row: str) -> str:
+    """What a row's chunks are exchanged by, as text."""
+    return f"({row}) % 8" if job.row_bytes == 128 else f"({row}) / 2 % 4"
+
+
+def _part(job: Job, file: str, **more: Any) -> str:
+    """A part of the text, rendered with the same values."""
+    return kernel_text(__package__, file, **_values(job), **{"number": None, **more})
+
+
 def _values(job: Job) -> dict[str, Any]:
     """What the templates call by name."""
     t, geo, f = job.tile, job.walk, job.format
     wgmma, many = t.engine == "wgmma", len(geo.phases) > 1
     items, planes, rowb, cr = t.items, f.planes, job.row_bytes, t.bk // 8
     distance, steps = job.under_way, t.bk // 16
-
-    def phase(field: str, axis: int) -> str:
-        """A number of the work group's phase, as text: a literal where there is one phase."""
-        return f"{field}_{_AXES[axis]}" if many else str(getattr(geo.phases[0], field)[axis])
-
-    def swizzled(row: str) -> str:
-        """What a row's chunks are exchanged by, as text."""
-        return f"({row}) % 8" if rowb == 128 else f"({row}) / 2 % 4"
-
+    phase = functools.partial(_phase, job)
     values: dict[str, Any] = {
         "job": job, "t": t, "geo": geo, "f": f, "src": job.source, "dst": job.target if job.data else None,
         "data": job.data, "wgmma": wgmma, "many": many, "axes": range(3), "names": _AXES, "items": items,
         "planes": planes, "rowb": rowb, "cr": cr, "c8": geo.c8, "distance": distance,
         "apart": wgmma and f.float32_accurate,
         "frag_m": t.frag_m, "frag_n": t.frag_n, "sums": t.frag_m * t.frag_n * 4, "a_bytes": job.a_bytes,
-        "b_bytes": job.b_bytes, "stage_bytes": job.stage_bytes, "phase": phase, "swizzled": swizzled,
-        "count": [phase("count", axis) for axis in range(3)],
+        "b_bytes": job.b_bytes, "stage_bytes": job.stage_bytes, "phase": phase,
+        "swizzled": functools.partial(_swizzled, job), "count": [phase("count", axis) for axis in range(3)],
         "per": "places" if many else str(geo.phases[0].places),
         "win": None, "wplane": 0, "wbytes": 0, "volume": 0, "span": 0, "rows_w": 0, "step_w": 0,
         "rows_a": t.bm * cr // items, "step_a": items // cr, "rows_k": t.bk * 8 // items, "step_k": items // 8,
@@ -53,10 +65,4 @@ def _values(job: Job) -> dict[str, Any]:
 
 def product_text(job: Job) -> str:
     """The kernel ``product`` for a job; what it calls comes before it (``plan.py``)."""
-    values = _values(job)
-
-    def part(file: str, **more: Any) -> str:
-        """A part of the text, rendered with the same values."""
-        return kernel_text(__package__, file, **values, **{"number": None, **more})
-
-    return kernel_text(__package__, "product.cl.mako", **values, part=part)
+    return kernel_text(__package__, "product.cl.mako", **_values(job), part=functools.partial(_part, job))

@@ -7,9 +7,10 @@ from typing import Any
 
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
 
+from ..configured import MOST_BYTES
 from ..formats import formats
 from ..pace import memory, pace
-from ..probe import probe
+from ..probe import refusal, require
 from .choice import choices, fits, seconds
 from .job import Job
 from .plan import Layout, NvidiaPlan
@@ -31,7 +32,7 @@ class TensorCores(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Devices without the instruction, shapes that leave tensor cores idle."""
-        return self.limits(problem, device) or probe(device, self.engine)
+        return self.limits(problem, device) or refusal(device, self.engine)
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says before it asks the device."""
@@ -41,10 +42,12 @@ class TensorCores(Solver):
             return f"float32, float16 and bfloat16 only, got {problem.dtype}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
+        if problem.bytes > MOST_BYTES:
+            return f"at most {MOST_BYTES} bytes, got {problem.bytes}"
         least = min(problem.ic, problem.oc) // problem.g
         if problem.g > 1 and least < _LEAST:
             return f"{_LEAST} channels a group or more, got {least}"
-        if not fits(problem, self.engine, device.compute_units):
+        if not fits(problem, self.engine):
             return "no tile fits"
         return None
 
@@ -64,7 +67,7 @@ class TensorCores(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted, as fitted on an H200."""
-        return self.seconds(problem, device, config) * pace(device)
+        return float(self.seconds(problem, device, config)) * pace(device)
 
     def seconds(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted."""
@@ -72,4 +75,5 @@ class TensorCores(Solver):
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> NvidiaPlan:
         """Compile a configuration."""
+        require(context, self.engine)
         return NvidiaPlan(context, problem, config, self.engine)

@@ -7,12 +7,15 @@ import functools
 import math
 from dataclasses import dataclass
 
+from convdispatch.api import ConvProblem
+
 from ..hopper import LOCAL_LIMIT
 from ..instructions import Instructions, Wgmma
 from ..packed.job import Job
 from ..packed.tile import Tile
 from ..parts import MOST_PARTS, STATE
 from ..walk import Phase
+from .fold import folded
 from .maps import Im2col, Map, Tiled
 
 __all__ = ["MAPS", "MOST_GROUPS", "PhaseOfTiles", "TmaJob", "TmaTile"]
@@ -37,6 +40,8 @@ class TmaTile(Tile):
     """Weights' gradient: source channels of a box of B."""
     fixup: bool = False
     """Whether work groups of the product add the parts of a sum, not a launch after it."""
+    pixels: int = 1
+    """Neighbouring pixels that are one pixel to the product; see ``fold``."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,11 @@ class PhaseOfTiles:
 class TmaJob(Job):
     """m, n and k as where operands are packed; nothing is packed, and slices lie in one tap."""
 
+    @classmethod
+    def of(cls, problem: ConvProblem, tile: TmaTile) -> TmaJob:
+        """The job of a problem whose pixels the tile may fold."""
+        return cls(folded(problem, tile.pixels), tile)
+
     @property
     def transposed_weights(self) -> bool:
         """The data gradient reads weights with k down the rows."""
@@ -69,8 +79,13 @@ class TmaJob(Job):
 
     @functools.cached_property
     def direct_weights(self) -> bool:
-        """Always: or the tile is a misfit."""
-        return self.data
+        """Always, or the tile is a misfit; but folded ones are written first."""
+        return self.data and self.tile.pixels == 1
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of folded weights."""
+        return 2 * math.prod(self.problem.w_shape) if self.data and self.tile.pixels > 1 else 0
 
     @property
     def partial(self) -> bool:
@@ -261,6 +276,8 @@ class TmaJob(Job):
             return "blocks of columns do not fit the tile"
         if self.local_bytes > LOCAL_LIMIT:
             return f"{self.local_bytes} bytes of local memory"
+        if t.split > 1 and t.pixels > 1:
+            return "whole sums of folded pixels"
         if t.split > self.slices[0] or (t.fixup and not 1 < t.split <= MOST_PARTS):
             return "more parts than slices, or than work groups count"
         if t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident:

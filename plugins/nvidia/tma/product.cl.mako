@@ -120,7 +120,7 @@ ${start_of("(slice * 64)")}\
         const int n = n0 + ${first} + ${j * 8} + lane % 4 * 8;
 % if data:
         if (${"exists" if many else f"m < {m_end}"} & n < ${geo.m}${f" & n >= n_tile * {t.bn}" if ragged else ""})
-          put8(OUT_ARGS, v, ${f"(OUT_INDEX)part * {job.partial_elements} + " if job.partial else ""}(OUT_INDEX)${"place" if many else "m"} * ${geo.m * geo.groups} + group * ${geo.m} + n, group * ${geo.m} + n);
+          put8(OUT_ARGS, v, ${f"(OUT_INDEX)part * {job.partial_elements} + " if job.partial else ""}(OUT_INDEX)${"place" if many else "m"} * ${geo.m * geo.groups} + group * ${geo.m} + n, ${f"n % {geo.m // t.pixels}" if t.pixels > 1 else f"group * {geo.m} + n"});
 % else:
         const int q = n / ${job.block}, tap = q / ${job.blocks}, c = q % ${job.blocks} * ${job.block} + n % ${job.block};
         if (m < ${m_end} & tap < ${volume} & c < ${geo.c})
@@ -195,7 +195,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
 #pragma unroll
       for (int i = 0; i < 32; ++i) maps[i] = MAPS[i];
       map_address(maps, a);
-      map_address(maps + 16, b);
+      map_address(maps + 16, b + B_AT);
       maps_visible(maps);
       const ulong MAP_A = (ulong)maps, MAP_B = (ulong)(maps + 16);
       uint at = 0, bar = bars, parity = 1;
@@ -271,7 +271,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   const uint a_from = wg * ${rows_bytes}, at = 0, full = 0;
   local int word[1], *shared = word;
 ${begin_sums()}\
-  global const ushort *MAP_A = a, *MAP_B = b;
+  global const ushort *MAP_A = a, *MAP_B = b + B_AT;
   float sum[${sums}];
   for (int tile = get_group_id(0); tile < ${job.tiles}; tile += get_num_groups(0)) {
 ${tile_of()}\

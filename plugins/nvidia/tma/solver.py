@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch, build, kernel_text
@@ -15,9 +15,11 @@ from ..packed.job import Job
 from ..packed.launch import written
 from ..packed.plan import Layout, NvidiaPlan
 from ..packed.solver import TensorCores
+from ..packed.source import Source
 from ..parts import parts_text
-from ..probe import probe
+from ..probe import refusal, require
 from .choice import choices, seconds
+from .fold import fold_launch
 from .job import MAPS, TmaJob, TmaTile
 from .maps import WORDS, missing
 
@@ -30,13 +32,22 @@ class TmaPlan(NvidiaPlan):
     job: TmaJob
 
     def _job_of(self, problem: ConvProblem, config: Mapping[str, Any]) -> Job:
-        return TmaJob(problem, TmaTile.of(config))
+        self._unfolded = problem
+        return TmaJob.of(problem, TmaTile.of(config))
+
+    def _key(self) -> str:
+        return repr((self.job.tile.pixels, super()._key()))
+
+    def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
+        """Nothing, but for weights of folded pixels."""
+        where, pixels = self._where.at, self.job.tile.pixels
+        return [fold_launch(context, self._unfolded, pixels, where["w"] // 2)] if tensors else []
 
     def product_text(self) -> str:
         """The product's program."""
         job, where = self.job, self._where
         text = self._common + f"#define PARTIAL {int(job.partial)}\n#define PARTIAL_AT {where.partial // 4}L\n"
-        text += "#define PAIRS 0\n#define OCTETS 1\n"
+        text += f"#define PAIRS 0\n#define OCTETS 1\n#define B_AT {where.at.get('w', 0) // 2}L\n"
         encoded = [(0,) * WORDS] * 2 if self._emulate else [each.encode() for each in job.maps]
         text += job.instructions.text(self._emulate)
         for file in ("narrow.cl.mako", "finish.cl"):
@@ -51,6 +62,8 @@ class TmaPlan(NvidiaPlan):
         job, text = self.job, self.product_text()
         t = job.tile
         a, b = ("y", "x") if not job.data else (job.source.name, "w")
+        if job.data and not job.direct_weights and not self._where.constant:
+            b = "workspace"
         given = [a, b, "workspace"]
         given += ["workspace"] if job.partial else written(job.problem)
         program = build(context, text) if self._emulate else build_for_hopper(context, text)
@@ -68,7 +81,7 @@ class Tma(TensorCores):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What the copy engine cannot gather, and devices without one."""
-        return self.limits(problem, device) or missing() or probe(device, "tma")
+        return self.limits(problem, device) or missing() or refusal(device, "tma")
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says before it asks the device."""
@@ -93,7 +106,7 @@ class Tma(TensorCores):
             yield config
 
     def _job(self, problem: ConvProblem, config: Mapping[str, Any]) -> TmaJob:
-        return TmaJob(problem, TmaTile.of({**config, "engine": "wgmma"}))
+        return TmaJob.of(problem, TmaTile.of({**config, "engine": "wgmma"}))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Partial sums and the work groups' maps."""
@@ -105,4 +118,5 @@ class Tma(TensorCores):
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TmaPlan:
         """Compile a configuration."""
+        require(context, "tma")
         return TmaPlan(context, problem, config, "wgmma")

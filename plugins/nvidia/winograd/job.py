@@ -90,12 +90,19 @@ class PointsJob(Job):
 
 def points_job(walk: TileWalk, tile: PointsTile) -> PointsJob:
     """The product's numbers."""
-    work = Work(walk, tile.pieces, tile.split)
+    problem, margins = _product(walk, tile.pieces, tile.split)
+    return PointsJob(problem, tile, margins)
+
+
+@functools.lru_cache(maxsize=1024)
+def _product(walk: TileWalk, pieces: int, split: int) -> tuple[ConvProblem, int]:
+    """The 1x1 convolution, and its operands' margins."""
+    work = Work(walk, pieces, split)
     direction = "bwd_weights" if walk.weights else "fwd"
     points = walk.points
     problem = ConvProblem(direction=direction, mb=1, ic=points * work.k, oc=points * work.m, ih=1, iw=work.rows,
                           kh=1, kw=1, g=points, layout=walk.problem.layout, math=walk.problem.math)  # fmt: skip
-    return PointsJob(problem, tile, sum(margin(walk.matrices(name)) for name in ("bt", "g")))
+    return problem, sum(margin(walk.matrices(name)) for name in ("bt", "g"))
 
 
 def margin(matrices: tuple[Any, Any]) -> int:

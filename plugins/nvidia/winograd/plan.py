@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from convdispatch_winograd.gpu.plan import Passes
-from convdispatch_winograd.gpu.work import Data, printer
+from convdispatch_winograd.gpu.work import Data, Printer
 
 from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, kernel_text
 
@@ -68,7 +68,7 @@ class WinogradPlan(StepPlan):
         text = self._points.problem.macros() + Instructions(job.format.type).text(self._emulate)
         text += kernel_text(SHARED, "narrow.cl.mako", job=job)
         text += kernel_text(SHARED, "shifted.cl") + kernel_text(__package__, "split.cl.mako")
-        values |= {"scales": self._where.scales, "program": printer("float")}
+        values |= {"scales": self._where.scales, "program": Printer("float")}
         return text + kernel_text(__package__, file, job=job, walk=self._points.walk, **values)
 
     def _scales(self, names: str) -> list[Launch]:

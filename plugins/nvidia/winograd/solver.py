@@ -10,8 +10,10 @@ from convdispatch_winograd.gpu.walk import TileWalk
 
 from convdispatch.api import ConvProblem, DeviceInfo
 
+from ..configured import MOST_BYTES
 from ..pace import memory
 from ..packed.solver import TensorCores
+from ..probe import require
 from .choice import choices, seconds
 from .job import Points
 from .plan import WinogradPlan
@@ -45,6 +47,8 @@ class Winograd(TensorCores):
             return f"math float32 only, got {problem.math}"
         if problem.mb < 1 or problem.g > 1:
             return f"1 image or more and 1 group only, got {problem.mb} and {problem.g}"
+        if problem.bytes > MOST_BYTES:
+            return f"at most {MOST_BYTES} bytes, got {problem.bytes}"
         if problem.ndim != 2 or (problem.kh, problem.kw) != (3, 3):
             return f"3x3 kernels only, got {'x'.join(str(getattr(problem, 'k' + axis)) for axis in problem.axes)}"
         if (problem.sh, problem.sw, problem.dh, problem.dw) != (1, 1, 1, 1):
@@ -72,4 +76,5 @@ class Winograd(TensorCores):
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> WinogradPlan:
         """Compile a configuration."""
+        require(context, self.engine)
         return WinogradPlan(context, problem, config)
