@@ -12,8 +12,8 @@ def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; without CUDA or cuDNN they refuse every problem and say what is missing."""
     where = f"{__name__}.solver"
     return (
-        Declared(where, "Convolution", name="cudnn.convolution", serves=_serves, deterministic=False),
-        Declared(where, "Deterministic", name="cudnn.deterministic", serves=_serves),
+        Declared(where, "Convolution", name="cudnn.convolution", serves=_serves, deterministic=False, predicts=False),
+        Declared(where, "Deterministic", name="cudnn.deterministic", serves=_serves, predicts=False),
     )
 
 

@@ -46,11 +46,11 @@ def _handle(device: cl.Device, use: str) -> c_void_p:
             cuda = cuda_of(device)
             if cuda is None:
                 raise ConvDispatchError("cuDNN: the device is not CUDA's")
-            cuda.enter()
-            handle = library().create()
-            if use == "make":
-                _loading[device] = cuda.make("cuStreamCreate", _NON_BLOCKING)
-                library()("cudnnSetStream", handle, _loading[device])
+            with cuda.current():
+                handle = library().create()
+                if use == "make":
+                    _loading[device] = cuda.make("cuStreamCreate", _NON_BLOCKING)
+                    library()("cudnnSetStream", handle, _loading[device])
             _handles[device, use] = handle
         return _handles[device, use]
 
@@ -60,16 +60,15 @@ def making(device: cl.Device) -> Iterator[c_void_p]:
     """The handle for making plans, for one thread at a time, whose CUDA context is current meanwhile."""
     with _made:
         handle = _handle(device, "make")
-        cuda_of(device).enter()
-        yield handle
+        with cuda_of(device).current():
+            yield handle
 
 
 @contextlib.contextmanager
 def running(device: cl.Device, cuda: Any, stream: c_void_p) -> Iterator[c_void_p]:
     """The handle for running plans, on a CUDA stream, for one thread at a time."""
     handle = _handle(device, "run")
-    with _run:
-        cuda.enter()
+    with _run, cuda.current():
         library()("cudnnSetStream", handle, stream)
         yield handle
 

@@ -54,6 +54,7 @@ class Convolution(Solver):
 
     name = "cudnn.convolution"
     deterministic = False
+    predicts = False
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """No library, padding of two kinds, tensors that CUDA cannot see, or no engine."""

@@ -14,8 +14,8 @@ def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; without the library they refuse every problem and say what to install."""
     where = f"{__name__}.solver"
     return (
-        Declared(where, "Forward", name="onednn.forward", serves=_serves, fuses=EPILOGUE, exact=True),
-        Declared(where, "Gradient", name="onednn.gradient", serves=_serves, exact=True),
+        Declared(where, "Forward", name="onednn.forward", serves=_serves, fuses=EPILOGUE, exact=True, predicts=False),
+        Declared(where, "Gradient", name="onednn.gradient", serves=_serves, exact=True, predicts=False),
     )
 
 

@@ -60,6 +60,7 @@ def _workspace(problem: ConvProblem, data: str) -> int:
 
 class _OneDNN(Solver):
     exact = True
+    predicts = False
     directions: tuple[str, ...] = ()
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:

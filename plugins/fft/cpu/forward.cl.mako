@@ -10,38 +10,38 @@
 // SLOT_     floats of a slot, LINES floats of the slot between frequencies of the first axis
 ${macros}
 
-__attribute__((noinline)) void ${name}_stage(V *restrict line, global const float *restrict from, long at, int channels, int begin, int end) {
+__attribute__((noinline)) void ${name}_stage(V *restrict line, global const REAL *restrict from, long at, int channels, int begin, int end) {
 % if unit:
   ONCE for (int p = 0; p < G0; p += LANES) {
     if (begin >= p + LANES || end <= p) continue;
     V square[LANES];
     // A vector may reach beyond the row, for what it reads there is dropped, but not beyond the tensor.
     if (at + p >= 0 && at + (channels - 1) * (long)CHANNEL + p + LANES <= TOTAL)
-      ONCE for (int l = 0; l < LANES; ++l) square[l] = LOADW(from + at + min(l, channels - 1) * (long)CHANNEL + p);
+      ONCE for (int l = 0; l < LANES; ++l) square[l] = LOADV(from + at + min(l, channels - 1) * (long)CHANNEL + p);
     else
       ONCE for (int l = 0; l < LANES; ++l)
         ONCE for (int j = max(begin - p, 0); j < min(end - p, LANES); ++j)
-          ((float *)(square + l))[j] = from[at + min(l, channels - 1) * (long)CHANNEL + p + j];
+          ((float *)(square + l))[j] = LOAD(from, at + min(l, channels - 1) * (long)CHANNEL + p + j);
     transpose(square, line + p, (V)(0.0f));
   }
 % elif inter:
   ONCE for (int j = begin; j < end; ++j) {
     const long p = at + (long)j * A0;
-    if (p + LANES <= TOTAL) line[j] = LOADW(from + p);
+    if (p + LANES <= TOTAL) line[j] = LOADV(from + p);
     else
-      ONCE for (int l = 0; l < LANES; ++l) ((float *)(line + j))[l] = from[p + min(l, channels - 1)];
+      ONCE for (int l = 0; l < LANES; ++l) ((float *)(line + j))[l] = LOAD(from, p + min(l, channels - 1));
   }
 % else:
   ONCE for (int j = begin; j < end; ++j)
     ONCE for (int l = 0; l < LANES; ++l)
-      ((float *)(line + j))[l] = from[at + min(l, channels - 1) * (long)CHANNEL + (long)j * A0];
+      ((float *)(line + j))[l] = LOAD(from, at + min(l, channels - 1) * (long)CHANNEL + (long)j * A0);
 % endif
   ONCE for (int j = 0; j < begin; ++j) line[j] = (V)(0.0f);
   ONCE for (int j = end; j < G0; ++j) line[j] = (V)(0.0f);
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
-void ${name}(global const float *restrict from, global float *restrict panels, long off, int items, int g0, int groups,
+void ${name}(global const REAL *restrict from, global float *restrict panels, long off, int items, int g0, int groups,
              int b0, int blocks, int r0, int rows) {
   local float slot[SLOT_];
   V line[LINE];

@@ -4,16 +4,16 @@
 // LANE, ROW elements of dw from ic to ic, from oc to oc; GROUP from group to group
 ${macros}
 
-__attribute__((noinline)) void put_taps(global float *restrict to, const V *restrict line, int channels) {
+__attribute__((noinline)) void put_taps(global REAL *restrict to, const V *restrict line, int channels) {
   ONCE for (int l = 0; l < channels; ++l)
     ONCE for (int j = 0; j < K0; ++j) {
-      global float *tap = to + (long)l * LANE + j * A0;
-      *tap = SCALE * ((const float *)(line + j))[l]${" + *tap" if accumulate else ""};
+      global REAL *tap = to + (long)l * LANE + j * A0;
+      STORE(tap, 0, SCALE * ((const float *)(line + j))[l]${" + LOAD(tap, 0)" if accumulate else ""});
     }
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
-void gradient(global float *restrict w, global const float *restrict panels, long off, int items, int g0, int groups,
+void gradient(global REAL *restrict w, global const float *restrict panels, long off, int items, int g0, int groups,
               int row0, int rows) {
   local float slot[SLOT_];
   V line[K0];
@@ -21,7 +21,7 @@ void gradient(global float *restrict w, global const float *restrict panels, lon
   ONCE for (int job = (int)((long)item * jobs / items); job < last; ++job) {
     const int row = job % rows, block = job / rows % BLOCKS, group = job / (rows * BLOCKS);
     const int first = block * LANES, channels = min(LANES, N - first);
-    global float *to = w + (long)(g0 + group) * GROUP + (long)first * LANE + (long)(row0 + row) * ROW;
+    global REAL *to = w + (long)(g0 + group) * GROUP + (long)first * LANE + (long)(row0 + row) * ROW;
     global const float *s = panels + off + ((long)(group * BLOCKS + block) * ROWS + row) * (2 * LANES);
 ${passes}
     ONCE for (int j2 = 0; j2 < K2; ++j2)

@@ -38,7 +38,7 @@ __attribute__((noinline)) void put_line(OUT_PARAMS, const V *restrict line, V bi
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
-void inverse(OUT_PARAMS, global const float *restrict panels${", global const float *restrict biases" if bias else ""},
+void inverse(OUT_PARAMS, global const float *restrict panels${", global const REAL *restrict biases" if bias else ""},
              long off, int items, int g0, int groups, int b0, int blocks, int r0, int rows) {
   local float slot[SLOT_];
   V line[LINE];
@@ -53,7 +53,7 @@ void inverse(OUT_PARAMS, global const float *restrict panels${", global const fl
     global const float *s = panels + off + ((long)(group * BLOCKS + block) * ROWS + row) * (2 * LANES);
     V b = (V)(0.0f);
 % if bias:
-    ONCE for (int l = 0; l < channels; ++l) ((float *)&b)[l] = biases[(g0 + group) * C + first + l];
+    ONCE for (int l = 0; l < channels; ++l) ((float *)&b)[l] = LOAD(biases, (g0 + group) * C + first + l);
 % endif
 ${passes}
     ONCE for (int j2 = 0; j2 < count2; ++j2)

@@ -7,14 +7,14 @@
 ${macros}
 #define TAP(j, k, d) ${"((k) - 1 - (j) / (d))" if flipped else "((j) / (d))"}
 
-__attribute__((noinline)) void ${name}_stage(V *restrict line, global const float *restrict from, int channels) {
+__attribute__((noinline)) void ${name}_stage(V *restrict line, global const REAL *restrict from, int channels) {
   ONCE for (int j = 0; j < G0; ++j) line[j] = (V)(0.0f);
   ONCE for (int l = 0; l < channels; ++l)
-    ONCE for (int j = 0; j < G0; j += D0) ((float *)line)[j * LANES + l] = SCALE * from[(long)l * LANE + TAP(j, K0, D0) * A0];
+    ONCE for (int j = 0; j < G0; j += D0) ((float *)line)[j * LANES + l] = SCALE * LOAD(from, (long)l * LANE + TAP(j, K0, D0) * A0);
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
-void ${name}(global const float *restrict w, global float *restrict panels, long off, int items, int g0, int groups,
+void ${name}(global const REAL *restrict w, global float *restrict panels, long off, int items, int g0, int groups,
              int b0, int blocks) {
   local float slot[SLOT_];
   V line[G0];
@@ -22,7 +22,7 @@ void ${name}(global const float *restrict w, global float *restrict panels, long
   ONCE for (int job = (int)((long)item * jobs / items); job < last; ++job) {
     const int row = job % ROWS, block = job / ROWS % blocks, group = job / (ROWS * blocks);
     const int first = (b0 + block) * LANES, channels = min(LANES, N - first);
-    global const float *from = w + (long)(g0 + group) * GROUP + (long)first * LANE + (long)row * ROW;
+    global const REAL *from = w + (long)(g0 + group) * GROUP + (long)first * LANE + (long)row * ROW;
     global float *s = panels + off + ((long)(group * BLOCKS + block) * ROWS + row) * (2 * LANES);
     ONCE for (int j2 = 0; j2 < G2; ++j2)
       ONCE for (int j1 = 0; j1 < G1; ++j1) {

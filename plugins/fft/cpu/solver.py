@@ -16,7 +16,7 @@ __all__ = ["Tiled"]
 
 
 class Tiled(Solver):
-    """Stride 1, float32, all directions, 1-D to 3-D, on a CPU."""
+    """Stride 1, sums of float32, all directions, 1-D to 3-D, on a CPU."""
 
     name = "fft.tiled"
     fuses = EPILOGUE
@@ -25,10 +25,12 @@ class Tiled(Solver):
         """Strides, kernels of one tap, one channel a group, what no transform of at most 64 points holds."""
         if device.type != "cpu":
             return f"cpu only, got {device.type}"
-        if problem.dtype != "float32":
-            return f"float32 only, got {problem.dtype}"
+        if problem.dtype not in ("float32", "float16", "bfloat16"):
+            return f"float32, float16 and bfloat16 only, got {problem.dtype}"
         reason = unsuited(problem)
         if reason:
+            return reason
+        if reason := device.supports(problem.dtype):
             return reason
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"

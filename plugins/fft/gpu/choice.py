@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -27,6 +26,7 @@ TILES = (  # a product's tile; percent of the unit's rate that it reaches, in fo
     (Tile(64, 16, 8, 4, 4, False, 8), 60),
     (Tile(16, 16, 8, 4, 4, False, 8), 42),
 )
+_SHARES = dict(TILES)
 # Fitted to 155 configurations on an H200: 0.06 root mean square of the logarithm channels first, 0.14 channels last,
 # but for four that took two to seven times as long.
 _SUSTAINED = 0.92
@@ -63,6 +63,16 @@ def transforms(problem: ConvProblem) -> Iterator[Transform]:
 
 def seconds(layout: Layout, device: DeviceInfo) -> float:
     """Predicted time of a configuration."""
+    return _whole(layout, device, _passes(layout, device))
+
+
+def _whole(layout: Layout, device: DeviceInfo, passes: list[float]) -> float:
+    """Seconds of the products and of the transforms' ``passes``, which tiles have in common."""
+    return sum(passes, math.prod(map(len, layout.starts)) * _product(layout, device))
+
+
+def _passes(layout: Layout, device: DeviceInfo) -> list[float]:
+    """Seconds of the transforms of the left operand, the right one and the result."""
     known = rates(device)
     transform, (m, n, k) = layout.transform, layout.chunks
     m_parts, n_parts, k_parts = map(len, layout.starts)
@@ -74,14 +84,14 @@ def seconds(layout: Layout, device: DeviceInfo) -> float:
         (right_runs, k_parts * n_parts, k * n, rows.data.given),
         (m_parts * n_parts, m_parts * n_parts, layout.result_rows * n, len(rows.wanted)),
     )
-    total = m_parts * n_parts * k_parts * _product(layout, device)
+    found = []
     for side, (runs, parts, tiles, columns) in enumerate(passes):
         # Fewer than four neighbouring numbers do not fill a sector.
         moved = layout.sizes[side] * 8.0 / min(8.0, 2.0 * layout.slots[side]) + _tensor(layout, side) / parts
         spent = tiles * layout.problem.g * _transform(transform, columns) * _ADDITION
         moved, spent = moved / (_COPY * known.bandwidth), spent / (_SUSTAINED * known.flops)
-        total += runs * (math.hypot(moved, spent) + _LAUNCH * known.launch)
-    return total
+        found.append(runs * (math.hypot(moved, spent) + _LAUNCH * known.launch))
+    return found
 
 
 def _tensor(layout: Layout, side: int) -> float:
@@ -105,7 +115,7 @@ def _product(layout: Layout, device: DeviceInfo) -> float:
     # Three planes of sums leave room for two groups a unit, which start and end together.
     round_size = device.compute_units * (2 if tile.three else 1)
     rounds = -(-groups // round_size) * round_size
-    share = dict(TILES).get(tile, 72)
+    share = _SHARES.get(tile, 72)
     if tile.three and device.vendor != "nvidia":
         share //= 2  # 192 sums and more than 240 registers
     multiplied = 8.0 * rounds * tile.bm * tile.bn * (k + _START) * 100 / share
@@ -130,8 +140,7 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
     ranked = []
     for cost, number, layout in found[:6]:
         if cost < 2 * found[0][0]:
-            tiled = (dataclasses.replace(layout, tile=tile) for tile, _ in TILES)
-            ranked += [(seconds(each, device), number, each) for each in tiled if each.fits(device)]
+            ranked += [(cost, number, each) for cost, each in _tiled(layout, device)]
     ranked.sort(key=lambda entry: entry[0])
     firsts, others, seen = [], [], set()
     for _, number, layout in ranked:
@@ -147,10 +156,14 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
     smallest = min(firsts, key=lambda layout: layout.transform.frequencies)
     parts = []
     for cut in (cut for layout in dict.fromkeys((firsts[0], smallest)) for cut in in_parts(layout)):
-        tiled = (dataclasses.replace(cut, tile=tile) for tile, _ in TILES)
-        costs = [(seconds(each, device), len(parts), each) for each in tiled if each.fits(device)]
-        parts.append(min(costs, key=lambda entry: entry[0]))
-    yield from (layout for _, _, layout in sorted(parts, key=lambda entry: entry[:2]))
+        parts.append(min(_tiled(cut, device), key=lambda entry: entry[0]))
+    yield from (layout for _, layout in sorted(parts, key=lambda entry: entry[0]))
+
+
+def _tiled(layout: Layout, device: DeviceInfo) -> list[tuple[float, Layout]]:
+    """The layout with each tile that fits, and its predicted seconds."""
+    passes, tiled = _passes(layout, device), (layout.changed(tile) for tile, _ in TILES)
+    return [(_whole(each, device, passes), each) for each in tiled if each.fits(device)]
 
 
 def fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
@@ -183,7 +196,7 @@ def in_parts(layout: Layout) -> Iterator[Layout]:
         for side in (images, 0, 1, 2):
             parts = list(layout.parts)
             parts[side] = 2 * len(layout.starts[side])
-            cut = dataclasses.replace(layout, parts=tuple(parts))
+            cut = layout.changed(parts=(parts[0], parts[1], parts[2]))
             if cut.chunks[side] < layout.chunks[side]:
                 saved = (layout.workspace_size - cut.workspace_size) * (1.5 if side == images else 1)
                 if saved > 0 and (best is None or saved > best[0]):

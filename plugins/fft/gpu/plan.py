@@ -80,14 +80,27 @@ class Layout:
         config = {"th": th, "tw": tw, "local": self.local, "wide": self.wide} | self.tile._asdict()
         return config | dict(zip(("m_parts", "n_parts", "k_parts"), self.parts, strict=True))
 
+    def changed(self, tile: Tile | None = None, parts: tuple[int, int, int] | None = None) -> Layout:
+        """Another tile or other parts; what does not follow from these is not worked out again."""
+        made = Layout(self.problem, self.transform, parts or self.parts, tile or self.tile, self.local, self.wide)
+        kept = ("planes", "slots", "_groups") if parts else ("planes", "slots", "_groups", "chunks", "sizes", "areas")
+        known = self.__dict__
+        made.__dict__.update({name: known[name] for name in kept if name in known})
+        return made
+
     def fits(self, device: DeviceInfo) -> bool:
         """Whether a device's limits allow the layout's work groups."""
-        height, most = self.transform.height, device.max_work_group_size
+        stage, items = self._groups
+        return stage <= self.local and max(items, self.tile.items) <= device.max_work_group_size and (
+            self.tile.local_size <= device.local_mem_size)  # fmt: skip
+
+    @functools.cached_property
+    def _groups(self) -> tuple[int, int]:
+        """The most bytes of local memory, and the most items, that a transform's work group has."""
+        height = self.transform.height
         transforms = list(zip(self.slots, self._widths, strict=True))
         stages = [slots * slot_pitch(slots, width, height) * _PAIR for slots, width in transforms]
-        items = [group_items(slots, width, height, self.wide) for slots, width in transforms]
-        return max(stages) <= self.local and max(*items, self.tile.items) <= most and (
-            self.tile.local_size <= device.local_mem_size)  # fmt: skip
+        return max(stages), max(group_items(slots, width, height, self.wide) for slots, width in transforms)
 
     @functools.cached_property
     def planes(self) -> tuple[Planes, Planes, Planes]:

@@ -23,7 +23,8 @@ _FUSED = 800 << 10  # bytes of V and M of a work item: the second-level cache ho
 _APART = (2 << 20, 24 << 20)  # bytes of V and M of a chunk: as many as the weights or dw, which pass once a chunk
 _NEAR, _FAR = 16.0, 5.0  # bytes a cycle and core from the third-level cache, from memory
 _L3 = 16 << 20
-_KEPT = 6 << 20  # bytes of weights that caches keep between calls
+_KEPT = 6 << 20  # bytes of weights that caches keep between calls, of one layer among a net's
+_WRITTEN = 10 << 20  # bytes of transformed weights beyond which writing them goes to memory and takes their place first
 _LAUNCH = 20_000.0  # cycles
 _FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
 
@@ -75,16 +76,21 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
         other = tiles * vectors_n * _transform(case, th.at, tw.at, read)
         rows = ceil(kernel.s * case.strip, mr)
         products = case.products * kernel.blocks * kernel.chunks * rows * (case.c * _multiply(mr, nv) + 2 * mr * nv + 8)
-        near = bytes_u * groups < _L3
+        constant = case.problem.constant_weights  # others were written just before
+        near = bytes_u * groups < (_KEPT if constant else _L3)
         again = 1 if kernel.apart and kernel.chunks == 1 else kernel.chunks
-        moved = bytes_u * again / (_NEAR if near else _FAR) * (0.5 if kernel.apart else 1.0)
+        # Few tiles multiply so little that they wait for weights from memory; what caches cannot keep at all, whole.
+        shown = 1.0 if not kernel.apart else 0.5 if near or not constant else 0.75 if bytes_u <= _L3 else 1.0
+        moved = bytes_u * again / (_NEAR if near else _FAR) * shown
         if kernel.apart:
             moved += 2 * (bytes_v + bytes_m) / (_NEAR if kernel.slots_size < _L3 else _FAR)
         back = 0.0
         if not case.problem.constant_weights:
             weights = case.c * case.n * groups * math.prod(case.taps) * case.size
             far = case.problem.direction == "bwd_data" and weights > _KEPT  # read across, a row of w for each channel
-            back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * (10 if far else 3))
+            back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * (10 if far else 1.2))
+            if bytes_u * groups > _WRITTEN:
+                back += 2 * bytes_u / _FAR
         launches = 3 * kernel.chunks * groups if kernel.apart else 1
     outside = case.problem.bytes / _FAR * 0.7
     cores = 2

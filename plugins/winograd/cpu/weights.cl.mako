@@ -27,6 +27,18 @@ void products(global ACC *workspace, int g, int rows, int first) {
   }
 }
 
+// dw leaves number by number; bfloat16 is rounded a vector at a time before.
+#if BFLOAT16 && ${int(not accumulate)}
+#define OUT ushort
+#define VOUT WITH_LANES(ushort, LANES, )
+#define ROUNDED(v) WITH_LANES(convert_bfloat16_as_ushort, LANES, )(v)
+#define PUT(p, i, v) ((p)[i] = (v))
+#else
+#define OUT ACC
+#define VOUT V
+#define ROUNDED(v) (v)
+#define PUT STORE
+#endif
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void collect(global const ACC *workspace, global REAL *w) {
   const int block = get_global_id(1) % NB, g = get_global_id(1) / NB, c0 = get_global_id(0) * ${pack_c};
@@ -46,18 +58,18 @@ ${program_h}\
       }
       global REAL *to = w + g * ${group}L + n0 * ${w_n}L + c * ${w_c}L;
       ONCE for (int k = 0; k < ${tile_h}; ++k) {
-        union { V v; ACC s[LANES]; } out[${tile_w}];
+        union { VOUT v; OUT s[LANES]; } out[${tile_w}];
 % for j in range(patch_w):
         const V d${j} = mid[k * ${patch_w} + ${j}];
 % endfor
 ${program_w}\
 % for j in range(tile_w):
-        out[${j}].v = o${j};
+        out[${j}].v = ROUNDED(o${j});
 % endfor
         ONCE for (int n = 0; n < count; ++n)
           ONCE for (int j = 0; j < ${tile_w}; ++j) {
             const long p = n * ${w_n}L + (k * ${tile_w} + j) * ${w_t};
-            STORE(to, p, out[j].s[n]${" + LOAD(to, p)" if accumulate else ""});
+            PUT(to, p, out[j].s[n]${" + LOAD(to, p)" if accumulate else ""});
           }
       }
     }

@@ -11,7 +11,7 @@ import numpy as np
 from convdispatch.api import OPERANDS, GemmPlan, Launch, Product, StepPlan, build, kernel_text
 
 from .walk import TileWalk
-from .work import Data, Filter, Work, printer
+from .work import Data, Filter, Printer, Work
 
 if TYPE_CHECKING:
     from .fused import FusedWork
@@ -77,7 +77,7 @@ class Passes:
 
     def _program(self, *files: str, **values: Any) -> Any:
         text, walk = self._head, self.work.walk
-        values |= {"walk": walk, "problem": walk.problem, "program": printer(self.work.acc)}
+        values |= {"walk": walk, "problem": walk.problem, "program": Printer(self.work.acc)}
         for file in files:
             text += kernel_text(__package__, file, **values)
         return build(self.context, text)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from convdispatch.api import DTYPES, Areas, Axis, Epilogue, GemmSpec, Matrix, TensorLayout
@@ -14,25 +12,28 @@ from ..program import program
 from ..transforms import Matrix as Coefficients
 from .walk import Pair, TileWalk
 
-__all__ = ["Data", "Filter", "Inverse", "Work", "printer"]
+__all__ = ["Data", "Filter", "Inverse", "Work", "Printer"]
 
 
 def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def printer(accumulator: str) -> Callable[..., str]:
-    """``program(matrix, inputs, outputs, type)`` for templates: statements that declare the outputs."""
-    numbers = itertools.count()
+class Printer:
+    """``program(matrix, inputs, outputs, type)`` for templates: statements that declare the outputs.
 
-    def text(matrix: Coefficients, inputs: list[str], outputs: list[str], type_: str) -> str:
-        prefix = f"e{next(numbers)}_"
+    No local function, so that texts it is given to can be kept.
+    """
+
+    def __init__(self, accumulator: str) -> None:
+        self._accumulator, self._printed = accumulator, 0
+
+    def __call__(self, matrix: Coefficients, inputs: list[str], outputs: list[str], type_: str) -> str:
+        prefix, self._printed = f"e{self._printed}_", self._printed + 1
         printed = program(
-            matrix, inputs, outputs, type=type_, dtype=accumulator, prefix=prefix, declare=True, indent="  "
+            matrix, inputs, outputs, type=type_, dtype=self._accumulator, prefix=prefix, declare=True, indent="  "
         )
         return printed.text.rstrip("\n")
-
-    return text
 
 
 @dataclass(frozen=True)
