@@ -2,7 +2,8 @@
 
 On the one side ``offers`` (what a worker has to offer) → ``serving`` (schedulers and workers); on the other
 ``connecting`` (a client, the kinds of device there are) → ``running`` (tasks out, answers in, while workers come and
-go) → ``finding``, ``verifying``. ``tasks`` is what a worker runs, ``measuring`` the child process in which it measures.
+go; ``placing`` says which goes where) → ``finding``, ``verifying``. ``tasks`` is what a worker runs, ``children`` the
+processes in which it measures (``measuring``) and compiles, ``calling`` the one for longer commands.
 Dask is an extra: ``pip install 'convdispatch[cluster]'``. Nothing of it is imported before it is asked for.
 """
 

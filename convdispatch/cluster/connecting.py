@@ -11,7 +11,7 @@ from typing import Any
 from ..api.device import DeviceInfo
 from ..api.errors import ConvDispatchError, NoDevice
 from .offers import Offer, offer_of
-from .requirements import distributed
+from .requirements import distributed, hint, why
 from .serving import local_cluster
 
 __all__ = ["Kind", "Workers", "connected"]
@@ -32,11 +32,6 @@ class Kind:
         """The devices, for two workers may offer the same."""
         return {offer.place for offer in self.workers.values()}
 
-    @property
-    def compilers(self) -> int:
-        """Processors that compile for one device while it is measured."""
-        return max((offer.compilers for offer in self.workers.values()), default=0)
-
 
 @contextlib.contextmanager
 def connected(client: Any = None, security: Any = None) -> Iterator[Any]:
@@ -50,10 +45,9 @@ def connected(client: Any = None, security: Any = None) -> Iterator[Any]:
         address = stack.enter_context(local_cluster()) if client is None else str(client)
         try:
             made = package.Client(address, security=security, timeout=CONNECT_S, set_as_default=False)
-        except (OSError, ValueError, TypeError) as error:
-            words = (str(error) or type(error).__name__).splitlines()[0]
-            hint = "`convdispatch cluster --local` starts one"
-            raise ConvDispatchError(f"no scheduler can be used at {address} ({words}); {hint}") from error
+        except (OSError, RuntimeError, TypeError, ValueError) as error:
+            said = f"no scheduler can be used at {address} ({why(error)}); {hint(address, security)}"
+            raise ConvDispatchError(said) from error
         stack.callback(made.close, timeout=2)
         yield made
 

@@ -19,7 +19,8 @@ from ..selection.records.record import Record
 from .agreement import compare, is_checked
 from .connecting import Workers, connected
 from .measuring import from_json
-from .running import Failed, Job, Run
+from .placing import Job
+from .running import Failed, Run
 from .tasks import measure
 
 __all__ = ["AGREE", "find_many"]

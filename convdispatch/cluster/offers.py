@@ -1,8 +1,8 @@
 """What a worker offers: one device of this machine, its kind as Dask's resource, and processors to compile on.
 
 A worker serves one device and offers 1 of the resource that is named after the device's kind (``device_key``). Every
-task that measures needs that 1, so a device is never measured by two tasks at once. Tasks that only compile need 1 of
-another resource, of which there is one for each processor that may compile.
+task that measures needs that 1, so a device is never measured by two tasks at once. Tasks that only compile need the 1
+of another resource, which workers offer that have processors to compile on.
 """
 
 from __future__ import annotations
@@ -10,18 +10,14 @@ from __future__ import annotations
 import json
 import os
 import platform
-import signal
-import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import click
-
 from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
 
-__all__ = ["Offer", "dask_setup", "offer_of", "offers_here", "to_compile"]
+__all__ = ["Offer", "offer_of", "offers_here", "to_compile"]
 
 COMPILERS = 3
 """Most processors a device that compile while it is measured: what a search of some seconds uses up."""
@@ -53,7 +49,7 @@ class Offer:
     @property
     def resources(self) -> dict[str, float]:
         """Dask's resources of the worker."""
-        return {self.key: 1, **({to_compile(self.key): self.compilers} if self.compilers else {})}
+        return {self.key: 1, **({to_compile(self.key): 1} if self.compilers else {})}
 
     @property
     def silicon(self) -> str:
@@ -108,22 +104,6 @@ def offers_here(choices: Sequence[str] = (), compilers: int | None = None, machi
             )
         )
     return offers
-
-
-# --- in the worker ---------------------------------------------------------------------------------------------------
-
-
-@click.command()
-@click.argument("offer")
-def dask_setup(worker: Any, offer: str) -> None:
-    """Dask calls this as a worker starts that preloads this module: the worker learns what it offers.
-
-    Ctrl-C in a terminal reaches all processes; the command that started the worker ends it in good order.
-    """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    values = json.loads(offer)
-    worker.convdispatch_offer = Offer(**{**values, "cores": tuple(values["cores"])})
 
 
 def offer_of(dask_worker: Any = None) -> dict[str, Any] | None:

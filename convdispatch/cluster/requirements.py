@@ -8,7 +8,7 @@ from typing import Any
 
 from ..api.errors import ConvDispatchError, InvalidArgument
 
-__all__ = ["distributed", "security"]
+__all__ = ["distributed", "hint", "security", "why"]
 
 
 def distributed() -> Any:
@@ -22,6 +22,7 @@ def distributed() -> Any:
         raise ConvDispatchError(f"a cluster needs Dask: pip install 'convdispatch[cluster]' ({error})") from error
     for name in ("distributed", "distributed.core", "distributed.nanny", "distributed.scheduler", "distributed.worker"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # a scheduler that goes away we say ourselves
     return package
 
 
@@ -37,3 +38,22 @@ def security(ca_file: str | None = None, cert: str | None = None, key: str | Non
     names = {f"tls_{role}_{what}": file for role in ("scheduler", "worker", "client")
              for what, file in (("cert", cert), ("key", key))}  # fmt: skip
     return distributed().Security(tls_ca_file=ca_file, require_encryption=True, **names)
+
+
+def why(error: BaseException) -> str:
+    """The first line of what an error of Dask's goes back to."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def hint(address: str, security: Any) -> str:
+    """What to do where no scheduler can be used at an address."""
+    if address.startswith("tls://"):
+        files = "" if security else ": --tls-ca-file, --tls-cert and --tls-key name the files"
+        return f"who listens there wants a certificate that its authority signed and this side trusts{files}"
+    if security is not None:
+        return "with certificates its address begins with tls://"
+    return (
+        "`convdispatch cluster --local` starts one; one that has certificates is at tls://..., and --tls-... name ours"
+    )

@@ -1,8 +1,8 @@
 """Tasks out, answers in, while workers come and go.
 
-Dask assigns tasks to workers, and runs again elsewhere what a dead one had. Only a few tasks a device are given to the
-scheduler at a time, so it holds as many as there are devices, however many problems wait; the next ones go to whoever
-ends first, and an interrupt has little to call back.
+Which worker a task goes to is decided here (``placing``), as late as it can be; Dask carries it there, keeps what one
+device measures apart by its resources, also against other clients, and says who has gone. What those had is given to
+others. The scheduler holds a few tasks a device, however many problems wait, and an interrupt has little to call back.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ import contextlib
 import queue
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
 from typing import Any
 
 from ..api.errors import ConvDispatchError
 from .connecting import Kind, Workers
 from .offers import to_compile
+from .placing import DEATHS, Job, Pool, Step
 from .tasks import prepare
 
-__all__ = ["Failed", "Job", "Run"]
+__all__ = ["Failed", "Run"]
 
-QUEUED = 2
-"""Tasks a device that are with the scheduler: the one at work, and the next."""
 LOOK_S = 2.0
 """Seconds between looks at who is there."""
 GONE_S = 120.0
 """Seconds for which a kind of device may be offered by nobody before its tasks are given up."""
+FETCH_S = 5.0
+"""Seconds after which an answer that does not arrive is asked for anew: whoever has it may have gone meanwhile."""
 
 
 class Failed(Exception):
@@ -36,21 +37,11 @@ class Failed(Exception):
 
 
 @dataclass
-class Job:
-    """One task: ``work(*given)`` on a device of a kind, and what is compiled for it before, if anything."""
+class _Flight:
+    """A step that is with the scheduler."""
 
-    words: str
-    kind: str
-    work: Callable[..., Any]
-    given: tuple[Any, ...]
-    compiles: str | None = None
-    """The problem whose candidates are compiled beside what is measured then; ``work`` gets the outcome as the last."""
-    places: Collection[str] | None = None
-    """The devices that may run it; None for all of the kind."""
-    about: Any = None
-    """For the caller."""
-    futures: list[Any] = field(default_factory=list)
-    ended: bool = False
+    step: Step
+    future: Any
 
 
 class Run:
@@ -67,20 +58,18 @@ class Run:
     ) -> None:
         self._client, self._workers, self._tell, self._gone_s = client, workers, tell, gone_s
         self._compile_s = compile_s
-        self._todo: dict[str, deque[Job]] = {}
-        self._flying: dict[str, Job] = {}
-        self._choosy: list[Job] = []
+        self._pools: dict[str, Pool] = {}
+        self._flying: dict[str, _Flight] = {}
+        self._late: list[_Flight] = []
         self._ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._given: dict[str, int] = {}
         self._absent: dict[str, float] = {}
         self._looked = 0.0
         self.kinds: dict[str, Kind] = workers.first()
 
     def add(self, *jobs: Job) -> None:
         """Add jobs, also while others run."""
-        self._choosy += [job for job in jobs if job.places is not None]
         for job in jobs:
-            self._todo.setdefault(job.kind, deque()).append(job)
+            self._pools.setdefault(job.kind, Pool(self._compile_s)).add(job)
 
     def answers(self) -> Iterator[tuple[Job, Any]]:
         """Each job with its answer or Failed, as they end. Raises ConvDispatchError when the scheduler is gone.
@@ -88,22 +77,31 @@ class Run:
         When the caller stops listening, what has not begun is called back.
         """
         try:
-            while self._flying or any(self._todo.values()):
+            while self._late or any(self._pools.values()):
                 if time.monotonic() - self._looked > LOOK_S:
                     yield from self._look()
                 self._submit()
-                ended = [(self._flying.pop(f.key), f) for f in self._just_ended() if f.key in self._flying]
+                worked, self._late = self._late, []
+                for future in self._just_ended():
+                    flight = self._flying.pop(future.key, None)
+                    if flight is None:
+                        continue
+                    if flight.step.seconds is None:
+                        worked.append(flight)
+                        self._pool(flight).ended(flight.step.job)
+                    else:
+                        self._pool(flight).compiled(flight.step.job)
                 self._submit()  # before the answers are looked at, which may take a while
-                for (job, _), answer in zip(ended, self._answers([future for _, future in ended])):
-                    job.ended = True
-                    job.futures.clear()
-                    yield job, answer
+                yield from self._answers(worked)
         finally:
-            futures = [future for job in self._flying.values() for future in job.futures]
+            futures = [flight.future for flight in self._flying.values()]
             self._flying.clear()
             if futures:
                 with contextlib.suppress(Exception):  # a scheduler that is gone holds none of them
                     self._client.cancel(futures, force=True)
+
+    def _pool(self, flight: _Flight) -> Pool:
+        return self._pools[flight.step.job.kind]
 
     def _just_ended(self) -> list[Any]:
         """The tasks that ended; waits for one, but not for ever."""
@@ -114,88 +112,97 @@ class Run:
                 ended.append(self._ended.get_nowait())
         return ended
 
-    def _answers(self, futures: list[Any]) -> list[Any]:
-        """What tasks that ended have answered, fetched at once, or Failed."""
-        made = dict(zip((f.key for f in futures), map(self._fault, futures)))
-        good = [future for future in futures if made[future.key] is None]
-        made |= zip((future.key for future in good), self._client.gather(good) if good else ())
-        return [made[future.key] for future in futures]
+    def _answers(self, flights: list[_Flight]) -> Iterator[tuple[Job, Any]]:
+        """What jobs that ended have answered, fetched at once. A job whose answer is lost is done again."""
+        good = [flight for flight in flights if flight.future.status == "finished"]
+        made = dict(zip((flight.future.key for flight in good), self._fetched([flight.future for flight in good])))
+        if len(made) < len(good):
+            yield from self._look()
+        for flight in flights:
+            job, status = flight.step.job, flight.future.status
+            if flight.future.key in made:
+                yield job, made[flight.future.key]
+            elif status == "error":
+                error = flight.future.exception()
+                yield job, Failed(f"{type(error).__name__}: {error}")
+            elif self._client.status != "running":
+                raise ConvDispatchError("the scheduler is gone; what was measured is recorded: run again to go on")
+            elif status == "finished" and flight.step.worker in self._pool(flight).workers:
+                self._late.append(flight)
+            else:
+                yield from self._lost(flight)
 
-    def _fault(self, future: Any) -> Failed | None:
-        if future.status == "finished":
-            return None
-        if future.status == "error":
-            error = future.exception()
-            if type(error).__name__ == "KilledWorker":
-                return Failed("every worker that took it died")
-            return Failed(f"{type(error).__name__}: {error}")
-        raise ConvDispatchError("the scheduler is gone; what was measured is recorded: run again to go on")
+    def _fetched(self, futures: list[Any]) -> list[Any]:
+        """The answers of tasks that ended well; none of them where one has gone with its worker.
 
-    def _look(self) -> Iterable[tuple[Job, Failed]]:
+        Dask would wait for that one until somebody has done the task again, but nobody else may.
+        """
+        if not futures:
+            return []
+
+        try:
+            return self._client.sync(lambda: self._client.gather(futures, asynchronous=True), callback_timeout=FETCH_S)
+        except (TimeoutError, CancelledError):
+            return []
+
+    def _lost(self, flight: _Flight) -> Iterator[tuple[Job, Failed]]:
+        """A worker has gone with what it had: others do that, unless too many went so."""
+        with contextlib.suppress(Exception):
+            self._client.cancel([flight.future], force=True)
+        job, pool = flight.step.job, self._pool(flight)
+        job.deaths += flight.step.seconds is None
+        pool.again(job)
+        if job.deaths >= DEATHS:
+            pool.ended(job)
+            yield job, Failed(f"each of the {job.deaths} workers that took it died")
+
+    def _look(self) -> Iterator[tuple[Job, Failed]]:
         """Who is there now; answers the jobs that nobody is left for."""
         try:
             self.kinds = self._workers.look()
         except (OSError, TimeoutError) as error:
             raise ConvDispatchError(f"the scheduler is gone ({error}); run again to go on") from error
         self._looked = time.monotonic()
-        lost: list[tuple[Job, Failed]] = []
-        self._choosy = [job for job in self._choosy if not job.ended]
-        for job in self._choosy:
-            kind = self.kinds.get(job.kind)
-            if not (kind and kind.places & set(job.places or ())):
-                lost.append((job, Failed("the other devices of its kind are gone")))
-        for key in set(self._todo) | {job.kind for job in self._flying.values()}:
-            if key in self.kinds:
+        for key, pool in list(self._pools.items()):
+            kind = self.kinds.get(key)
+            pool.workers = kind.workers if kind else {}
+            places = kind.places if kind else set()
+            for job in list(pool.choosy):
+                if not places & set(job.places or ()):
+                    yield from self._given_up(job, "the other devices of its kind are gone")
+            if kind or not pool:
                 self._absent.pop(key, None)
                 continue
             since = self._absent.setdefault(key, self._looked)
             if since == self._looked:
                 self._tell(f"no worker offers {key} any more: waiting {self._gone_s:.0f} s for one")
             elif self._looked - since > self._gone_s:
-                mine = [job for job in self._flying.values() if job.kind == key] + list(self._todo.get(key, ()))
-                lost += [(job, Failed(f"no worker offers {key} any more")) for job in mine]
-        for job, _ in lost:
-            self._drop(job)
-        return lost
+                for job in pool.jobs():
+                    yield from self._given_up(job, f"no worker offers {key} any more")
+        for name, flight in list(self._flying.items()):
+            if flight.step.worker not in self._pool(flight).workers:
+                del self._flying[name]
+                yield from self._lost(flight)
 
-    def _drop(self, job: Job) -> None:
-        job.ended = True
-        for name in [name for name, each in self._flying.items() if each is job]:
-            del self._flying[name]
-        with contextlib.suppress(ValueError):
-            self._todo.get(job.kind, deque()).remove(job)
-        if job.futures:
-            self._client.cancel(job.futures, force=True)
+    def _given_up(self, job: Job, why: str) -> Iterator[tuple[Job, Failed]]:
+        mine = [name for name, flight in self._flying.items() if flight.step.job is job]
+        futures = [self._flying.pop(name).future for name in mine]
+        if futures:
+            self._client.cancel(futures, force=True)
+        self._pools[job.kind].ended(job)
+        yield job, Failed(why)
 
     def _submit(self) -> None:
-        for key, todo in self._todo.items():
-            kind = self.kinds.get(key)
-            if kind is None:
-                continue
-            room = len(kind.workers) * (QUEUED + kind.compilers)
-            flying = sum(job.kind == key for job in self._flying.values())
-            while todo and flying < room:
-                self._give(todo.popleft(), kind)
-                flying += 1
-
-    def _give(self, job: Job, kind: Kind) -> None:
-        """Hand a job to the scheduler."""
-        name = uuid.uuid4().hex
-        given = job.given
-        if job.compiles is not None and kind.compilers:
-            # The first ones compile briefly, so that devices do not wait; from then on compilers keep pace with them.
-            turn = self._given[job.kind] = self._given.get(job.kind, 0) + 1
-            seconds = self._compile_s * min(kind.compilers, 1 + turn // max(1, len(kind.workers)))
-            ahead = self._client.submit(
-                prepare, job.compiles, seconds, key=f"prepare-{name}", resources={to_compile(job.kind): 1}, pure=False
-            )
-            job.futures.append(ahead)
-            given = (*given, ahead)
-        places = job.places
-        only = None if places is None else [a for a, offer in kind.workers.items() if offer.place in places]
-        future = self._client.submit(
-            job.work, *given, key=f"{job.work.__name__}-{name}", resources={job.kind: 1}, workers=only, pure=False
-        )
-        job.futures.append(future)
-        self._flying[future.key] = job
-        future.add_done_callback(self._ended.put)
+        """Hand to the scheduler what is to be done now."""
+        for key, pool in self._pools.items():
+            for step in pool.steps():
+                job, name = step.job, uuid.uuid4().hex
+                if step.seconds is None:
+                    task, needs = (job.work, *job.given), key
+                else:
+                    task, needs = (prepare, job.compiles, step.seconds), to_compile(key)
+                future = self._client.submit(
+                    *task, key=f"{task[0].__name__}-{name}", resources={needs: 1}, workers=[step.worker], pure=False
+                )
+                self._flying[future.key] = _Flight(step, future)
+                future.add_done_callback(self._ended.put)

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from ..api.errors import ConvDispatchError
 from .offers import Offer
-from .requirements import distributed
+from .requirements import distributed, hint, why
 
 __all__ = ["LOOPBACK", "local_cluster", "serve"]
 
@@ -51,13 +51,12 @@ def serve(
     asyncio.set_event_loop(loop)
     try:
         loop.run_until_complete(_serve(package, address, offers, host, port, security, ready))
-    except (OSError, RuntimeError, TimeoutError) as error:
-        where = f"the scheduler at {address}" if address else f"a scheduler on {host}:{port}"
-        raise ConvDispatchError(f"{where} could not be used: {_first(error)}") from error
-
-
-def _first(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        if address is None:
+            raise ConvDispatchError(f"no scheduler can listen on {host}:{port}: {why(error)}") from error
+        raise ConvDispatchError(
+            f"no scheduler can be used at {address} ({why(error)}); {hint(address, security)}"
+        ) from error
 
 
 async def _serve(
@@ -113,13 +112,13 @@ def _nanny(package: Any, address: str, offer: Offer, security: Any) -> Any:
     return package.Nanny(
         address,
         host=host,
-        nthreads=1 + offer.compilers,
+        nthreads=2 if offer.compilers else 1,
         resources=offer.resources,
         name=f"{offer.place}#{os.getpid()}",
         memory_limit=0,
         security=security,
         death_timeout=CONNECT_S,
-        preload=["convdispatch.cluster.offers"],
+        preload=["convdispatch.cluster.preload"],
         preload_argv=[offer.text()],
         dashboard_address=f"{LOOPBACK}:0",
         local_directory=None,

@@ -11,7 +11,8 @@ from ..measurement.conformance.verify import TIMEOUT_S, select, verify
 from ..measurement.shapes import Entry
 from ..measurement.shapes import parse as parse_entries
 from .connecting import Workers, connected
-from .running import Failed, Job, Run
+from .placing import Job
+from .running import Failed, Run
 from .tasks import call
 
 __all__ = ["examine", "verify_many"]

@@ -1,0 +1,29 @@
+"""What Dask loads into a worker as it starts: the worker learns what it offers, and starts its children."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from typing import Any
+
+import click
+
+from .children import Children
+from .offers import Offer
+
+__all__ = ["dask_setup"]
+
+
+@click.command()
+@click.argument("offer")
+def dask_setup(worker: Any, offer: str) -> None:
+    """Dask calls this by its name.
+
+    Ctrl-C in a terminal reaches all processes; the command that started the worker ends it in good order.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    values = json.loads(offer)
+    worker.convdispatch_offer = Offer(**{**values, "cores": tuple(values["cores"])})
+    worker.convdispatch_children = Children(worker.convdispatch_offer)
