@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,16 +13,22 @@ from ..api.errors import InvalidArgument, MemoryLimit
 from ..api.policy import current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import host, memory, runtime
+from ..device.commands import Commands
 from ..device.host import HostQueue
 from ..selection import dispatch
 from ..selection.prepared import Constant
+from ..selection.serial import serial
 from .libraries import library_of
+from .library import Library
 from .operands import Operands, contiguous_strides, host_memory, native, overlaps
+from .roads import Road, device_road, host_queue, host_road
 
-__all__ = ["Call", "Kind"]
+__all__ = ["PLACES", "Call", "Kind"]
 
 _READ = {"fwd": (0, 1), "bwd_data": (2, 1), "bwd_weights": (0, 2)}
 _WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
+PLACES = {direction: (*_READ[direction], _WRITTEN[direction]) for direction in _READ}
+"""By direction: of the operands that are read, and of the result, among x, w, y."""
 
 
 class Kind(NamedTuple):
@@ -81,14 +87,15 @@ class Call:
         names: Sequence[str] = ("x", "w", "y"),
     ) -> None:
         self.problem, self.host = problem, kind.host
-        self._lead, self._other = _READ[problem.direction]
-        self._out = _WRITTEN[problem.direction]
+        self.places = self._lead, self._other, self._out = PLACES[problem.direction]
         self._names = ["dy" if name == "y" else name for name in names]
         self.out_shape, self.dtype = problem.out_shape, operands[self._lead].dtype.newbyteorder("=")
         self._shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
-        self._strides = tuple(contiguous_strides(shape, problem.itemsize) for shape in self._shapes)
-        self._out_strides, self._bias_strides = self._strides[self._out], (problem.itemsize,)
-        self._out_bytes = math.prod(self.out_shape) * problem.itemsize
+        self.strides = tuple(contiguous_strides(shape, problem.itemsize) for shape in self._shapes)
+        self.sizes = tuple(math.prod(shape) * problem.itemsize for shape in self._shapes)
+        """Of x, w, y, in bytes."""
+        self._out_strides, self._bias_strides = self.strides[self._out], (problem.itemsize,)
+        self._out_bytes = self.sizes[self._out]
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
         if bias is not None and tuple(bias.shape) != (problem.channels_out,):
             raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
@@ -97,10 +104,12 @@ class Call:
             raise InvalidArgument(f"residual must have the result's shape {self.out_shape}, got {shape}")
         self._check_out(operands[self._out])
         lead = operands[self._lead]
-        self._known: Any = None
-        """The queue that was last seen to be of the context."""
+        self.known: Any = None
+        """The queue that was last seen to be of the context, and that the plan takes as it is."""
         self._native = lead.dtype.isnative and operands[self._other].dtype.isnative
-        self._make: Any = None if self.host else maker_of(type(lead), self.out_shape, self._out_strides, self.dtype)
+        self.make: Any = None if self.host else maker_of(type(lead), self.out_shape, self._out_strides, self.dtype)
+        self.ask: Any = None
+        """Answers the queue for host memory where the caller names none."""
         commands = self._queue(operands[self._lead], queue)
         self.context = commands.context
         self._pointers = self.host and host.has_system_svm(commands.device)
@@ -112,17 +121,64 @@ class Call:
 
             switch_on()
         self.prepared: Any = None if self.empty else dispatch.prepare(problem, self.context)
-        self._plain = not (self.empty or problem.bias or problem.residual or problem.constant_weights)
+        self._plain = not (self.empty or problem.bias or problem.residual)
         """Whether two arrays come in, one goes out, and no more."""
+        if self._pointers and not self.empty:
+            alone = current_policy().tune is None and serial(self.prepared)
+            self.ask = host_queue(commands.device if alone else None, alone)
+        self._road = self._short_way()
+
+    def _short_way(self) -> Road | None:
+        if not self.host:
+            return device_road(self)
+        if not (self._pointers and self._native):
+            return None
+        shape, dtype, size = self.out_shape, self.dtype, self._out_bytes
+        device = self.context.devices[0]
+
+        def fits(place: int) -> Callable[[Any], bool]:
+            if place != self._out:
+                return lambda array: type(array) is not Constant and array.flags.carray
+            return lambda array: array.shape == shape and array.dtype == dtype and array.flags.carray
+
+        def make() -> tuple[Any, Any]:
+            made = host.empty(device, shape, dtype, size)
+            return made, host_memory(made)
+
+        return host_road(self, lambda place: host_memory, fits, make)
+
+    def foreign_road(self, library: Library, lead: Any) -> Road | None:
+        """The short way of another library's host arrays; None where there is none."""
+        if not (self._pointers and self._native) or library.host_memory(0) is None:
+            return None
+        plainly, shape, size, like = library.lies_plainly, self.out_shape, self._out_bytes, lead[:0]
+        device, dtype, their_dtype = self.context.devices[0], self.dtype, lead.dtype
+
+        def fits(place: int) -> Callable[[Any], bool]:
+            if place != self._out:
+                return plainly
+            return lambda array: array.shape == shape and array.dtype == their_dtype and plainly(array)
+
+        def make() -> tuple[Any, Any]:
+            made = host.empty(device, shape, dtype, size)
+            return library.from_host(made, like), host_memory(made)
+
+        return host_road(self, lambda place: library.host_memory(self.sizes[place]), fits, make)
 
     def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
         """Run; returns the array that was written."""
         operands = [x, w, y]
-        out = operands[self._out]
-        if out is not None and (out.shape != self.out_shape or out.dtype != self.dtype):
-            self._check_out(out)
-        run = self._run_host if self.host else self._run_device
         try:
+            if self._road is not None:
+                if queue is None and self.ask is not None:
+                    queue = self.ask()
+                done = self._road(operands, queue)
+                if done is not None:
+                    return done
+            out = operands[self._out]
+            if out is not None and (out.shape != self.out_shape or out.dtype != self.dtype):
+                self._check_out(out)
+            run = self._run_host if self.host else self._run_device
             return run(operands, bias, residual, self._queue(operands[self._lead], queue))
         except MemoryError as error:
             if isinstance(error, MemoryLimit):
@@ -131,8 +187,11 @@ class Call:
             raise MemoryLimit(f"the host has no memory left for a result of shape {shape}: {error}") from error
 
     def _queue(self, lead: Any, queue: Any) -> Any:
-        queue = queue if queue is not None else runtime.queue() if self.host else lead.queue
-        if queue is self._known:
+        if queue is None:
+            if self.ask is not None:
+                return self.ask()
+            queue = runtime.queue() if self.host else lead.queue
+        if queue is not None and queue is self.known:
             return queue
         if not hasattr(queue, "context"):
             if queue is not None:
@@ -155,17 +214,21 @@ class Call:
     def _run_host_plain(self, operands: list[Any], queue: Any) -> np.ndarray | None:
         """The result of arrays whose memory kernels take as it is, with nothing beside; None for other calls."""
         lead, other, out = operands[self._lead], operands[self._other], operands[self._out]
+        promise = None
+        if type(other) is Constant:
+            promise, other = other, other.array
         if not (lead.flags.carray and other.flags.carray):
             return None
         if out is None:
             out = operands[self._out] = host.empty(queue.device, self.out_shape, self.dtype, self._out_bytes)
         elif not out.flags.carray or out.dtype != self.dtype or _shared(out, lead) or _shared(out, other):
             return None
-        self._known, commands = queue, HostQueue(queue)
+        commands = HostQueue(queue)
         x, w, y = operands
         try:
-            given = host_memory(x), host_memory(w), host_memory(y)
-            commands.finish(dispatch.run(self.problem, self.prepared, commands, *given))
+            weights = host_memory(w) if promise is None else promise.on_device(queue)
+            given = host_memory(x), weights, host_memory(y)
+            commands.finish(dispatch.run(self.problem, self.prepared, commands, *given, constant=promise))
         except BaseException:
             queue.finish()  # no command may use the host's memory any longer
             raise
@@ -201,14 +264,15 @@ class Call:
     # --- arrays on a device ------------------------------------------------------------------------------------------
 
     def _run_device(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> Any:
-        if queue is not self._known:
+        if queue is not self.known:
             if queue.context != self.context:
                 raise InvalidArgument("queue belongs to another context than the arrays")
-            self._known = queue
+            if not isinstance(queue, Commands) or (self.prepared is not None and self.prepared.recordable):
+                self.known = queue
         out = operands[self._out]
         if out is None:
             forbid_when_frozen("allocate the result (pass out=)")
-            out = operands[self._out] = self._make(queue, operands[self._lead])
+            out = operands[self._out] = self.make(queue, operands[self._lead])
         else:
             for place in (self._lead, self._other):
                 if overlaps(out, operands[place]):
@@ -218,12 +282,6 @@ class Call:
                     )
         if self.empty:
             return self._zero(out, queue)
-        if self._plain:
-            event = self._enqueue_plain(operands, queue)
-            if event is not None:
-                if hasattr(out, "events"):
-                    out.events[:] = (event,)
-                return out
         # The convolution would overwrite a residual that lies in the result before the epilogue's own pass reads it.
         shared = residual is not None and residual.base_data == out.base_data and not self.prepared.fuses_residual
         event = self._enqueue(operands, bias, residual, queue, shared)
@@ -231,23 +289,11 @@ class Call:
             out.events[:] = (event,)
         return out
 
-    def _enqueue_plain(self, operands: list[Any], queue: Any) -> Any:
-        """The event of a call whose arrays are whole buffers of its queue, with nothing beside; None otherwise."""
-        given, events = [], []
-        for array, strides in zip(operands, self._strides, strict=True):
-            if array.queue is not queue or array.offset or array.strides != strides:
-                return None
-            given.append(array.base_data)
-            before = getattr(array, "events", None)
-            if before:
-                events += before
-        return dispatch.run(self.problem, self.prepared, queue, *given, wait_for=events or None)
-
     def _enqueue(self, operands: list[Any], bias: Any, residual: Any, queue: Any, shared: bool) -> Any:
         """Enqueue the call; the event of its last command. ``shared`` copies the residual first."""
         brought, given = Operands(queue, self.context, self._pointers), [None, None, None]
         for place in (self._lead, self._other):
-            given[place] = brought.read(operands[place], self._strides[place])
+            given[place] = brought.read(operands[place], self.strides[place])
         if bias is not None:
             bias = brought.read(bias, self._bias_strides)
         if residual is not None:
@@ -292,18 +338,28 @@ def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype
     if hasattr(kind, "empty"):  # Tensor, also of a subclass: a result is no parameter
         base, nbytes = next(each for each in kind.__mro__ if "empty" in vars(each)), count * dtype.itemsize
         return lambda queue, like: base(runtime.allocate(queue, nbytes), shape, dtype, queue, strides)
-    size, allocate = max(1, count * dtype.itemsize), memory.allocate
+    size, allocate, state = max(1, count * dtype.itemsize), memory.allocate, {"queue": None}
 
     def make(queue: Any, like: Any) -> Any:
+        nonlocal state
         allocator, context = like.allocator, like.context
         # The queue's pool, where the caller brought none: the driver's memory costs a page fault for every 4 KB.
         block = memory.with_room(queue.device, lambda: allocator(size)) if allocator else allocate(queue, size)
-        try:  # the checks of Array's constructor cost six times what the rest of a warm call does
-            return kind(
-                queue, shape, dtype, allocator=allocator, data=block, strides=strides,
-                _fast=True, _size=count, _context=context, _queue=queue,
-            )  # fmt: skip
+        if state["queue"] is queue and state["allocator"] is allocator:
+            made = object.__new__(kind)  # another as the first: the constructor takes as long as the call
+            fields = made.__dict__
+            fields.update(state)
+            fields["base_data"], fields["events"] = block, []
+            return made
+        given = {"allocator": allocator, "data": block, "strides": strides}
+        try:  # its checks take six times as long
+            made = kind(queue, shape, dtype, **given, _fast=True, _size=count, _context=context, _queue=queue)
         except TypeError:  # a pyopencl without this road, or a subclass that closed it
-            return kind(queue, shape, dtype, allocator=allocator, data=block, strides=strides)
+            return kind(queue, shape, dtype, **given)
+        found = dict(vars(made))
+        mutable = {name for name, value in found.items() if isinstance(value, list | dict | set)}
+        if kind.__module__ == "pyopencl.array" and found.pop("base_data", None) is block and mutable == {"events"}:
+            state = found
+        return made
 
     return make

@@ -21,9 +21,9 @@ from ..device.kernels import Programs
 from ..selection import dispatch
 from ..selection.prepared import Constant, constant
 from .arguments import describe, transposed_shape
-from .arrays import Call, is_array
+from .arrays import PLACES, Call, is_array
 from .extending import extended
-from .foreign import CudaCall, OnHost
+from .foreign import CudaCall, OnHost, one_library
 from .libraries import library_of
 from .library import Library
 
@@ -32,7 +32,12 @@ __all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "c
 _READ = {"fwd": (0, 1), "bwd_data": (2, 1), "bwd_weights": (0, 2)}
 _WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
 _calls = Programs()
+_MOST = 256
+_last: dict[int, tuple[Any, Any]] = {}
+"""Other libraries' arrays: by the second operand's id, (what decided its last call, that call). Nothing rests on the
+id."""
 dispatch.on_forget(_calls.drop)
+dispatch.on_forget(_last.clear)
 
 
 def conv(
@@ -185,32 +190,37 @@ def _call(
     shape: tuple[int, ...] | None = None,
     names: tuple[str, str, str] = ("x", "w", "y"),
 ) -> Any:
-    x, w, y = operands
-    read = y if direction == "bwd_data" else x
-    options = tuple(_hashable(o) if type(o) is list else o for o in options) if list in map(type, options) else options
-    library = library_of(type(read))
+    first, second, written = PLACES[direction]
+    read, other = operands[first], operands[second]
+    kind = type(read)
+    library = library_of(kind)
     if library is not None:
         return _call_foreign(library, direction, operands, bias, residual, queue, options, shape, names)
     try:
-        read, other = (x, w) if direction == "fwd" else (y, w) if direction == "bwd_data" else (x, y)
+        dtype, beside = read.dtype, other.dtype
         key: Any = (
             direction,
             read.shape,
             other.shape,
             shape,
-            read.dtype,
-            other.dtype,
+            dtype,
+            None if beside is dtype else beside,
             options,
-            type(read),
+            kind,
             type(other),
-            type(operands[_WRITTEN[direction]]),
-            getattr(read, "context", None) if queue is None else queue,
+            type(operands[written]),
+            queue if queue is not None or kind is np.ndarray else getattr(read, "queue", None),
             None if bias is None else (bias.shape, bias.dtype, type(bias)),
             None if residual is None else (residual.shape, residual.dtype, type(residual)),
             current_policy(),
         )
         call = _calls.get(key)
-    except (TypeError, AttributeError):  # a list among the options, or something that is no array
+    except TypeError:  # a list among the options, or something that is no array
+        changed = tuple(map(_hashable, options))
+        if changed != options:
+            return _call(direction, operands, bias, residual, queue, changed, shape, names)
+        key = call = None
+    except AttributeError:
         key = call = None
     if call is None:
 
@@ -218,6 +228,7 @@ def _call(
             return _describe_call(direction, operands, bias, residual, queue, options, shape, names)
 
         call = describe_call() if key is None else _calls.make(key, describe_call)
+    x, w, y = operands
     return call(x, w, y, bias, residual, queue)
 
 
@@ -243,12 +254,15 @@ def _call_foreign(
     looked = library.places(given)
     key = None
     try:
+        dtype, beside = lead.dtype, second.dtype
         key = (
-            direction, lead.shape, second.shape, shape, lead.dtype, second.dtype, options, looked, library, queue,
+            direction, lead.shape, second.shape, shape, dtype, None if beside is dtype else beside, options, looked,
+            library, queue,
             None if bias is None else (bias.shape, bias.dtype),
             None if residual is None else (residual.shape, residual.dtype), current_policy(),
         )  # fmt: skip
-        call = _calls.get(key)
+        last = _last.get(id(second))  # a layer's weights tell its call, most often: comparing is sooner than hashing
+        call = last[1] if last is not None and last[0] == key else _found(key, second)
     except (TypeError, AttributeError):  # a list among the options, or something that is no array
         key = call = None
     if looked[read] is None:
@@ -259,7 +273,7 @@ def _call_foreign(
                 if any(each is not None and type(each) is not kind for each in given) or any(
                     place is not None for place in places
                 ):
-                    _one_library(library, direction, given, places, names)
+                    one_library(library, direction, given, places, names)
 
                 def describe(operands: Any, bias: Any, residual: Any) -> Call:
                     return _describe_call(direction, operands, bias, residual, queue, options, shape, names)
@@ -273,7 +287,7 @@ def _call_foreign(
             raise InvalidArgument("arrays on a CUDA device go to their library's current stream: pass no queue")
 
         def describe_call() -> CudaCall:
-            roles, dtype = _one_library(library, direction, given, looked[: len(given)], names)
+            roles, dtype = one_library(library, direction, given, looked[: len(given)], names)
             problem = _problem(direction, operands, bias, residual, dtype, options, shape, names)
             return CudaCall(problem, library, looked[read], written, roles, library.stream(lead, looked[read]))
 
@@ -281,30 +295,13 @@ def _call_foreign(
     return call(*given)
 
 
-def _one_library(
-    library: Library, direction: str, given: Sequence[Any], places: Sequence[Any], names: Sequence[str]
-) -> tuple[list[str], str]:
-    """The operands' names and dtype. Raises InvalidArgument where they are not of one library, place and dtype."""
-    roles = ["dy" if name == "y" and direction != "fwd" else name for name in names]
-    roles[_WRITTEN[direction]] = "out"
-    read = _READ[direction][0]
-    lead, dtype = roles[read], library.dtype(given[read])
-    for name, array, place in zip((*roles, "bias", "residual"), given, places, strict=True):
-        inner = array.array if type(array) is Constant else array
-        if array is None:
-            continue
-        if isinstance(inner, np.ndarray) and type(array) is Constant:
-            found = inner.dtype.name
-        elif library_of(type(inner)) is not library:
-            raise InvalidArgument(f"{name} must be a {library.name} as {lead} is, got {type(inner).__name__}")
-        elif place != places[read]:
-            here, there = ("on the host" if n is None else f"on CUDA's device {n}" for n in (places[read], place))
-            raise InvalidArgument(f"{name} must be where {lead} is: {lead} is {here}, {name} is {there}")
-        else:
-            found = library.dtype(inner)
-        if found != dtype:
-            raise InvalidArgument(f"{name} must be {dtype} as {lead} is, got {found}")
-    return roles, dtype
+def _found(key: Any, second: Any) -> Any:
+    call = _calls.get(key)
+    if call is not None:
+        if len(_last) >= _MOST:
+            _last.clear()
+        _last[id(second)] = key, call
+    return call
 
 
 def _problem(

@@ -26,9 +26,11 @@ from ..device.recording import Recording
 from ..device.stream import BLOCKED, CudaMemory, CudaStream
 from ..selection import dispatch
 from ..selection.prepared import Constant, Prepared
+from .arrays import PLACES, Call
+from .libraries import library_of
 from .library import Library
 
-__all__ = ["CudaCall", "OnHost"]
+__all__ = ["CudaCall", "OnHost", "one_library"]
 
 _ALIGNMENT = 16
 """Bytes that kernels load and copy at once, at most."""
@@ -48,6 +50,7 @@ class OnHost:
         )
         x, w, y, bias, residual = map(self._view, given)
         self._call = describe((x, w, y), bias, residual)
+        self._road = self._call.foreign_road(library, given[self._lead])
 
     def _view(self, array: Any) -> Any:
         if array is None or isinstance(array, np.ndarray):
@@ -58,6 +61,10 @@ class OnHost:
 
     def __call__(self, given: Sequence[Any], queue: Any) -> Any:
         """Run; waits."""
+        if self._road is not None:
+            done = self._road(list(given[:3]), self._call.ask() if queue is None else queue)
+            if done is not None:
+                return done
         view = self._view
         x, w, y, bias, residual = given
         result = self._call(
@@ -279,7 +286,6 @@ class CudaCall:
 
     def _run_through_host(self, operands: list[Any], bias: Any, residual: Any) -> None:
         """Copies to the host, the call on OpenCL's queue, a copy back; waits."""
-        from .arrays import Call
 
         def host(array: Any) -> Any:
             if isinstance(array, Constant):
@@ -312,3 +318,29 @@ def rehearse(prepared: Prepared, stream: CudaStream) -> Launches | None:
     for command in recording.commands:
         command.make(lambda slot: CudaMemory(0, slot.size), stream)
     return Launches.of(recording, (x, w, y, *extras), stream)
+
+
+def one_library(
+    library: Library, direction: str, given: Sequence[Any], places: Sequence[Any], names: Sequence[str]
+) -> tuple[list[str], str]:
+    """The operands' names and dtype. Raises InvalidArgument where they are not of one library, place and dtype."""
+    read, _, written = PLACES[direction]
+    roles = ["dy" if name == "y" and direction != "fwd" else name for name in names]
+    roles[written] = "out"
+    lead, dtype = roles[read], library.dtype(given[read])
+    for name, array, place in zip((*roles, "bias", "residual"), given, places, strict=True):
+        inner = array.array if type(array) is Constant else array
+        if array is None:
+            continue
+        if isinstance(inner, np.ndarray) and type(array) is Constant:
+            found = inner.dtype.name
+        elif library_of(type(inner)) is not library:
+            raise InvalidArgument(f"{name} must be a {library.name} as {lead} is, got {type(inner).__name__}")
+        elif place != places[read]:
+            here, there = ("on the host" if n is None else f"on CUDA's device {n}" for n in (places[read], place))
+            raise InvalidArgument(f"{name} must be where {lead} is: {lead} is {here}, {name} is {there}")
+        else:
+            found = library.dtype(inner)
+        if found != dtype:
+            raise InvalidArgument(f"{name} must be {dtype} as {lead} is, got {found}")
+    return roles, dtype

@@ -6,15 +6,17 @@ that. A library is asked for by the array's class, once a class; none is importe
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device.cuda import CudaError
+from ..device.host import HostMemory
 from ..device.stream import CudaStream, place_of
 from .exchange import Exchange
 from .library import Library
@@ -47,14 +49,15 @@ class Torch(Library):
     def places(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """See Library; only tensors have what is asked first."""
         try:
+            for array in given:
+                if array is not None and not array.is_cpu:
+                    break
+            else:
+                return (None,) * len(given)
             found = tuple([None if array is None else array.get_device() for array in given])
         except AttributeError:
             return super().places(given)
-        if -1 not in found:
-            return found
-        if all(array is None or array.is_cpu for array in given):
-            return (None,) * len(found)
-        return super().places(given)
+        return super().places(given) if -1 in found else found
 
     def pointer(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
         """See Library."""
@@ -102,11 +105,20 @@ class Torch(Library):
 
     def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream) -> Any:
         """See Library."""
-        return self.torch.empty(shape, dtype=like.dtype, device=like.device)
+        return like.new_empty(shape)
 
     def finished(self, array: Any, stream: CudaStream) -> Any:
         """What the caller gets for an array that ``empty`` made or that it brought, once the call is given."""
         return array
+
+    def host_memory(self, size: int) -> Callable[[Any], HostMemory]:
+        """See Library."""
+        kind = ctypes.c_ubyte * max(size, 1)
+        return lambda tensor: HostMemory(kind.from_address(tensor.data_ptr()))
+
+    def lies_plainly(self, array: Any) -> bool:
+        """See Library."""
+        return array.is_contiguous() and not array.is_neg()
 
     def host(self, array: Any) -> np.ndarray:
         """See Library."""

@@ -1,4 +1,7 @@
-"""Compiled kernels on disk, for drivers that keep none themselves: a file for each text, device and driver.
+"""Compiled kernels on disk: a file for each text, device and driver.
+
+PoCL, which keeps kernels itself, is left to it. NVIDIA's driver does so too, but does not say whether it has a text; a
+file says it, and what only loads needs no compilers at hand. It holds PTX, and the driver keeps what it makes of that.
 
 Files are written beside their place and renamed into it, and none is ever locked: processes that compile at once do
 not wait for each other, and one that is killed leaves nothing that the next would wait for (pyopencl's cache locks a
@@ -14,6 +17,8 @@ import hashlib
 import os
 import random
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +29,9 @@ from ..api.errors import BuildFailed
 from ..api.policy import forbid_when_frozen
 from . import carried
 from .commands import thread
-from .compiling import compiled_aside
+from .compiling import assembled_aside, compiled_aside
 from .phases import phase
+from .turns import aside
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -35,6 +41,10 @@ __all__ = ["built", "compiled", "folder", "read_file", "write_file"]
 _FORM = b"convdispatch kernel 1\n"
 _MOST = 1 << 30
 """Bytes of all files; beyond, those that were not used for longest are removed."""
+_SLOW = 0.05
+"""Seconds after which a build is worth a thread of its own, also of a binary, which a driver may compile further."""
+_at_once = threading.BoundedSemaphore(8)
+"""Builds in this process: one that built from fourteen threads ended without a word (NVIDIA's 580.159, seen once)."""
 _SWEEP = 1 / 64
 """How often a new file is a reason to look at the others."""
 
@@ -48,6 +58,7 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
 
     if isinstance(text, bytes):
         carried.forbid_uncarried("load a kernel", context.devices[0])
+        assembled_aside(context, text, options)
         try:
             with phase("load"):
                 return built(context, options, context.devices, [text])
@@ -71,10 +82,9 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
 def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
     """From its file, or compiled."""
     import pyopencl as cl
-    from pyopencl.characterize import has_src_build_cache
 
     place = folder()
-    if place is None or len(context.devices) != 1 or has_src_build_cache(context.devices[0]):
+    if place is None or len(context.devices) != 1 or _keeps_kernels(context.devices[0]):
         return _from_text(context, text, options)
     path = place / _name(context.devices[0], text, options)
     binary = read_file(path, _FORM)
@@ -85,6 +95,13 @@ def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Prog
     with contextlib.suppress(cl.Error):
         write_file(path, _FORM, program.get_info(cl.program_info.BINARIES)[0])
     return program
+
+
+def _keeps_kernels(device: cl.Device) -> bool:
+    """Whether what the driver keeps itself is enough; of NVIDIA's nobody knows what it keeps."""
+    from pyopencl.characterize import has_src_build_cache
+
+    return not device.platform.name.startswith("NVIDIA") and bool(has_src_build_cache(device))
 
 
 def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
@@ -107,8 +124,11 @@ def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Progr
     made = cl._cl._Program(context, *source)
     program = cl.Program(made)
     raw, _ = program._process_build_options(context, list(options))
+    start = time.perf_counter()
     try:
-        made._build(options=raw, devices=None)
+        with aside(), _at_once:
+            start = time.perf_counter()
+            made._build(options=raw, devices=None)
     except cl.MemoryError:
         raise
     except cl.Error as error:
@@ -117,6 +137,7 @@ def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Progr
         first = next((line for line in log.splitlines() if "error" in line.lower()), str(error))
         devices = ", ".join(device.name.strip() for device in context.devices)
         raise BuildFailed(f"a kernel did not compile for {devices}: {first.strip()}", log) from error
+    thread.slow += time.perf_counter() - start > _SLOW
     return program
 
 

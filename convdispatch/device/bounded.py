@@ -9,10 +9,13 @@ used goes first.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
+
+from .turns import aside
 
 __all__ = ["KB", "MB", "Bounded", "Bounds"]
 
@@ -26,28 +29,37 @@ class Bounds(NamedTuple):
     nbytes: int
 
 
+class _Entry:
+    """A value that is kept, its bytes, and when it was asked for last."""
+
+    __slots__ = ("nbytes", "turn", "value")
+
+    def __init__(self, value: Any, nbytes: int, turn: int) -> None:
+        self.value, self.nbytes, self.turn = value, nbytes, turn
+
+
 class _Line(OrderedDict):
-    """Keys to (value, bytes), first to go first."""
+    """Keys to entries in the order in which they came; ``recent`` lines let go who was asked for longest ago."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, recent: bool) -> None:
         super().__init__()
-        self.bounds, self.nbytes = bounds, 0
+        self.bounds, self.recent, self.nbytes = bounds, recent, 0
 
-    def put(self, key: Hashable, value: Any, nbytes: int) -> list[Hashable]:
-        """Add a value; the keys of those that went for it. A value that is too large alone stays alone."""
+    def put(self, key: Hashable, entry: _Entry) -> list[Hashable]:
+        """Add an entry; the keys of those that went for it. One that is too large alone stays alone."""
         self.discard(key)
-        self[key] = value, nbytes
-        self.nbytes += nbytes
+        self[key] = entry
+        self.nbytes += entry.nbytes
         gone = []
         while len(self) > 1 and (len(self) > self.bounds.count or self.nbytes > self.bounds.nbytes):
-            old, (_, size) = self.popitem(last=False)
-            self.nbytes -= size
+            old = min(self, key=lambda each: self[each].turn) if self.recent else next(iter(self))
+            self.discard(old)
             gone.append(old)
         return gone
 
     def discard(self, key: Hashable) -> None:
         found = self.pop(key, None)
-        self.nbytes -= found[1] if found else 0
+        self.nbytes -= found.nbytes if found else 0
 
 
 class _Making:
@@ -64,7 +76,10 @@ class Bounded:
     """
 
     def __init__(self, once: Bounds, kept: Bounds, remembered: int = 8192) -> None:
-        self._once, self._kept = _Line(once), _Line(kept)
+        self._once, self._kept = _Line(once, False), _Line(kept, True)
+        self._all: dict[Hashable, _Entry] = {}
+        """What both lines hold: a value is found by one look-up."""
+        self._turns = itertools.count()
         self._left: OrderedDict[int, None] = OrderedDict()
         """Hashes of keys that left the short line."""
         self._remembered = remembered
@@ -81,25 +96,23 @@ class Bounded:
 
     def get(self, key: Hashable) -> Any:
         """The value, or None."""
-        found = self._once.get(key)
+        found = self._all.get(key)
         if found is None:
-            found = self._kept.get(key)
-            if found is None:
-                return None
-            try:  # noqa: SIM105 (contextlib's way takes longer than the rest)
-                self._kept.move_to_end(key)
-            except KeyError:  # dropped by another thread just now
-                pass
-        return found[0]
+            return None
+        found.turn = next(self._turns)
+        return found.value
 
     def put(self, key: Hashable, value: Any, nbytes: int = 0) -> None:
         """Keep a value of ``nbytes``, and let others go for it."""
         with self._lock:
+            entry = self._all[key] = _Entry(value, nbytes, next(self._turns))
             if key in self._kept or self._left.pop(hash(key), self) is None:
                 self._once.discard(key)
-                self._kept.put(key, value, nbytes)
+                for gone in self._kept.put(key, entry):
+                    del self._all[gone]
             else:
-                for gone in self._once.put(key, value, nbytes):
+                for gone in self._once.put(key, entry):
+                    del self._all[gone]
                     self._left[hash(gone)] = None
                 while len(self._left) > self._remembered:
                     self._left.popitem(last=False)
@@ -119,7 +132,8 @@ class Bounded:
                 if mine:
                     making = self._making[key] = _Making()
             if not mine:
-                making.done.wait()
+                with aside():
+                    making.done.wait()
                 continue
             try:
                 value, nbytes = make()
@@ -137,5 +151,6 @@ class Bounded:
             for line in (self._once, self._kept):
                 for key in [key for key in line if which(key)]:
                     line.discard(key)
+                    del self._all[key]
             for key, making in self._making.items():
                 making.dropped |= making.thread != threading.get_ident() and which(key)

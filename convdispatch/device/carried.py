@@ -25,6 +25,7 @@ __all__ = [
     "Collection",
     "Gathered",
     "all_weights",
+    "compiler_variables",
     "find",
     "forbid_uncarried",
     "gathering",
@@ -74,8 +75,12 @@ _in_force: list[Collection] = []
 
 def identity(device: cl.Device) -> dict[str, str]:
     """What a compiled kernel depends on beside its text: the device, its driver, and how it is told to compile."""
-    environment = ";".join(f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(_COMPILERS))
-    return {**_fixed(device), "compiler variables": environment}
+    return {**_fixed(device), "compiler variables": compiler_variables()}
+
+
+def compiler_variables() -> str:
+    """The variables that tell drivers how to compile, and their values."""
+    return ";".join(f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(_COMPILERS))
 
 
 @functools.lru_cache(maxsize=64)

@@ -175,9 +175,10 @@ class Commands:
 
 class _Thread(threading.local):
     capturing: Any = None
-    given = built = compiled = 0
+    given = built = compiled = slow = 0
 
 
 thread = _Thread()
 """``capturing`` is the recording that takes what this thread gives to a queue; ``given`` counts its commands,
-``built`` the bytes of memory that the programs it asked for take, ``compiled`` the texts that it had compiled."""
+``built`` the bytes of memory that the programs it asked for take, ``compiled`` the texts that it had compiled,
+``slow`` the builds that took their time, of binaries too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -14,20 +15,38 @@ def _serve(platform: int, device: int) -> None:
     from ..api.errors import BuildFailed
     from .binaries import built
     from .compiling import receive, send
+    from .cuda import cuda_of
+    from .modules import load
 
     # Drivers print as they please: answers go where standard output went.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     chosen = cl.get_platforms()[platform].get_devices()[device]
     context = cl.Context([chosen])
+    cuda = None
+    # A GPU's binary may be no machine code: what the driver makes of it is kept by the driver, and found by whoever
+    # asked, where it takes a third as long as compiling the text and one thread at a time.
+    compiles_further = bool(chosen.type & cl.device_type.GPU)
     while True:
         try:
             asked, text = receive(sys.stdin.buffer)
         except EOFError:
             return
         try:
+            if not asked["is_text"]:
+                with contextlib.suppress(Exception):
+                    built(context, asked["options"], context.devices, [text])
+                send(answers, {}, b"")
+                continue
             program = built(context, asked["options"], text.decode())
-            send(answers, {}, program.get_info(cl.program_info.BINARIES)[0])
+            binary = program.get_info(cl.program_info.BINARIES)[0]
+            if asked["for_cuda"]:
+                with contextlib.suppress(Exception):  # the other side says what is wrong with it
+                    cuda = cuda or cuda_of(chosen)
+                    load(cuda, binary)
+            if compiles_further:
+                built(context, asked["options"], context.devices, [binary])
+            send(answers, {}, binary)
         except BuildFailed as error:
             send(answers, {"failed": str(error), "log": error.log}, b"")
 

@@ -25,14 +25,20 @@ from typing import IO, TYPE_CHECKING, Any
 from ..api.errors import BuildFailed
 from .commands import thread
 from .phases import current_layer, layer, phase
+from .turns import aside, in_turn
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["compiled_aside", "processors", "run", "side_by_side"]
+__all__ = ["assembled_aside", "compiled_aside", "compilers", "processors", "run", "side_by_side"]
 
-MOST = 8
-"""Compilers at once."""
+MOST = 16
+"""Compilers at once: more hardly shorten a net of a hundred programs, each of which takes less than a child's start."""
+_HOST_BYTES, _DEVICE_BYTES = 1 << 30, 4 << 30
+"""Memory of the host that is free, and of a GPU, for each compiler: a driver and its context, of which a GPU holds half
+a gigabyte, and the net comes after them."""
+_FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Of a child's NumPy, which starts as many as there are processors otherwise, and computes nothing."""
 _HEAD = struct.Struct("<QQ")
 """Bytes of the JSON part of a message, and of the other."""
 
@@ -50,17 +56,37 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def compilers(device: cl.Device) -> int:
+    """Compilers at once for a device: one a processor, as far as memory goes; this process is one of them."""
+    from .platforms import device_info
+
+    info, counts = device_info(device), [MOST, processors(), _available() // _HOST_BYTES]
+    if info.type == "gpu" and info.global_mem_size:
+        counts.append(info.global_mem_size // _DEVICE_BYTES)
+    return max(1, min(counts))
+
+
+def _available() -> int:
+    """Bytes of the host's memory that are free or can be freed; no limit where the system does not say it."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 1 << 60
+
+
 @contextlib.contextmanager
-def side_by_side(device: cl.Device, at_once: bool = False) -> Iterator[None]:
+def side_by_side(device: cl.Device, at_once: bool = False, for_cuda: bool = False) -> Iterator[None]:
     """Inside the block ``run`` compiles on several processors; children live until its end.
 
-    They start when there is something to compile, or ``at_once`` where that is known already.
+    They start when there is something to compile, or ``at_once`` where that is known already. ``for_cuda``, they also
+    assemble programs for CUDA's streams: its driver keeps what it assembled on disk, and this process finds it there.
     """
-    count = min(MOST, processors())
-    if count < 2 or _active.get() is not None:
+    count = 1 if _active.get() is not None else compilers(device)
+    if count < 2:
         yield
         return
-    pool = _Pool(device, count)
+    pool = _Pool(device, count, for_cuda)
     token = _active.set(pool)
     if at_once:
         pool.start()
@@ -74,14 +100,15 @@ def side_by_side(device: cl.Device, at_once: bool = False) -> Iterator[None]:
 def run(tasks: Sequence[Callable[[], Any]]) -> None:
     """Run ``tasks`` inside ``side_by_side``; elsewhere nothing is done. What they raise is passed over.
 
-    One after the other until one compiles, then in threads: what only loads is done sooner without.
+    One after the other until one compiles or loads slowly, then in threads, which take turns: what only loads is done
+    sooner without.
     """
     pool = _active.get()
     if pool is None or len(tasks) < 2:
         return
-    left, lock = iter(tasks), threading.Lock()
-    before = thread.compiled
-    while not pool.started and thread.compiled == before:
+    left, lock, turn = iter(tasks), threading.Lock(), threading.Lock()
+    before = thread.compiled, thread.slow
+    while not pool.started and (thread.compiled, thread.slow) == before:
         task = next(left, None)
         if task is None:
             return
@@ -95,7 +122,7 @@ def run(tasks: Sequence[Callable[[], Any]]) -> None:
                 task = next(left, None)
             if task is None:
                 return
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), in_turn(turn):
                 task()
 
     contexts = [contextvars.copy_context() for _ in range(min(len(tasks), 4 * pool.count))]
@@ -118,13 +145,34 @@ def compiled_aside(
         return None
     asked = _Asked(text, tuple(options), lambda: build(context, options, text))
     with phase("waiting"):
+        with aside():
+            pool.put(asked)
+            found = asked.answer.result()
+        return build(context, options, context.devices, [found]) if isinstance(found, bytes) else found
+
+
+def assembled_aside(context: cl.Context, binary: bytes, options: Sequence[str]) -> None:
+    """Let a child load a binary first, where that leaves something for this process to find.
+
+    NVIDIA's driver makes machine code of PTX, one at a time in a process, and keeps it on disk. Where nothing was
+    compiled the driver most likely has it already, and no child starts for that. Whatever goes wrong with a child is
+    passed over: this process loads the binary anyway.
+    """
+    pool = _local.pool
+    if pool is None or not pool.started or context.devices != [pool.device] or not _keeps_machine_code(pool.device):
+        return
+    asked = _Asked(binary, tuple(options), lambda: None)
+    with phase("waiting"), aside(), contextlib.suppress(Exception):
         pool.put(asked)
-        found = asked.answer.result()
-    return build(context, options, context.devices, [found]) if isinstance(found, bytes) else found
+        asked.answer.result()
+
+
+def _keeps_machine_code(device: cl.Device) -> bool:
+    return device.platform.name.startswith("NVIDIA")
 
 
 class _Asked:
-    def __init__(self, text: str, options: tuple[str, ...], here: Callable[[], cl.Program]) -> None:
+    def __init__(self, text: str | bytes, options: tuple[str, ...], here: Callable[[], Any]) -> None:
         self.text, self.options, self.here, self.layer = text, options, here, current_layer()
         self.answer: Future[Any] = Future()
 
@@ -132,8 +180,8 @@ class _Asked:
 class _Pool:
     """The queue and those who take from it."""
 
-    def __init__(self, device: cl.Device, count: int) -> None:
-        self.device, self.count = device, count
+    def __init__(self, device: cl.Device, count: int, for_cuda: bool = False) -> None:
+        self.device, self.count, self.for_cuda = device, count, for_cuda
         self._queue: queue.PriorityQueue[tuple[int, int, _Asked | None]] = queue.PriorityQueue()
         self._places = itertools.count()
         self._children: list[_Child] = []
@@ -180,8 +228,8 @@ class _Pool:
             if asked is None:
                 return
             try:
-                with layer(asked.layer), phase("compile"):
-                    made = asked.here() if child is None else child.compile(asked.text, asked.options)
+                with layer(asked.layer), phase("compile" if isinstance(asked.text, str) else "assemble"):
+                    made = asked.here() if child is None else child.compile(asked.text, asked.options, self.for_cuda)
                 asked.answer.set_result(made)
             except BuildFailed as error:
                 asked.answer.set_exception(error)
@@ -219,12 +267,15 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, **_FEW_THREADS, "PYTHONPATH": os.pathsep.join(paths)},
         )
 
-    def compile(self, text: str, options: Sequence[str]) -> bytes:
-        """The binary of a text. Raises BuildFailed, and OSError, EOFError or ValueError for a child that is no help."""
-        send(self._process.stdin, {"options": list(options)}, text.encode())  # type: ignore[arg-type]
+    def compile(self, text: str | bytes, options: Sequence[str], for_cuda: bool = False) -> bytes:
+        """The binary of a text; of a binary nothing, it is loaded there. Raises BuildFailed, and OSError, EOFError or
+        ValueError for a child that is no help."""
+        is_text = isinstance(text, str)
+        asked = {"options": list(options), "for_cuda": for_cuda, "is_text": is_text}
+        send(self._process.stdin, asked, text.encode() if is_text else text)  # type: ignore[arg-type,union-attr]
         said, binary = receive(self._process.stdout)  # type: ignore[arg-type]
         if said.get("failed"):
             raise BuildFailed(said["failed"], said.get("log", ""))

@@ -22,7 +22,7 @@ from ..api.errors import ConvDispatchError
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["NO_CONTEXT", "Cuda", "CudaError", "cuda_call", "cuda_of", "no_wait", "unavailable"]
+__all__ = ["NO_CONTEXT", "Cuda", "CudaError", "cuda_call", "cuda_of", "no_wait", "number_of", "unavailable"]
 
 SWITCH = "CONVDISPATCH_CUDA"
 _PINNED, _DEVICE, _READ_WRITE, _POSIX_FD = 1, 1, 3, 1
@@ -86,7 +86,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGetByPCIBusId": (POINTER(c_int), c_char_p),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
-    "cuCtxSetCurrent": (c_void_p,),
     "cuMemGetAllocationGranularity": (POINTER(c_size_t), c_void_p, c_int),
     "cuMemCreate": (POINTER(_Address), c_size_t, c_void_p, c_ulonglong),
     "cuMemAddressReserve": (POINTER(_Address), c_size_t, c_size_t, _Address, c_ulonglong),
@@ -111,6 +110,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemcpyAsync": (_Address, _Address, c_size_t, c_void_p),
     "cuCtxSynchronize": (),
     "cuCtxGetCurrent": (POINTER(c_void_p),),
+    "cuCtxGetDevice": (POINTER(c_int),),
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
     "cuModuleLoadData": (POINTER(c_void_p), c_char_p),
@@ -216,7 +216,8 @@ class _Current:
 
     def __enter__(self) -> None:
         if not self._cuda.is_current():
-            self._pushed = self._cuda.driver.cuCtxPushCurrent_v2(self._cuda.context) == 0
+            self._cuda._check("cuCtxPushCurrent", self._cuda.driver.cuCtxPushCurrent_v2(self._cuda.context))
+            self._pushed = True
 
     def __exit__(self, *_: Any) -> None:
         if self._pushed:
@@ -237,12 +238,8 @@ class Cuda:
 
     def __call__(self, name: str, *arguments: Any) -> None:
         """Call a function of the driver in the device's context. Raises CudaError."""
-        self.enter()
-        self._check(name, getattr(self.driver, name)(*arguments))
-
-    def enter(self) -> None:
-        """Make the device's context this thread's."""
-        self._check("cuCtxSetCurrent", self.driver.cuCtxSetCurrent(self.context))
+        with self.current():
+            self._check(name, getattr(self.driver, name)(*arguments))
 
     def is_current(self) -> bool:
         """Whether the device's context is this thread's."""
@@ -272,8 +269,8 @@ class Cuda:
 
     def idle(self, stream: c_void_p) -> bool:
         """Whether all work of a stream is done; does not wait."""
-        self.enter()
-        return self.driver.cuStreamQuery(stream) == 0
+        with self.current():
+            return self.driver.cuStreamQuery(stream) == 0
 
     def shared(self, size: int) -> Shared:
         """Memory to share with OpenCL, ``size`` rounded up to the device's granularity."""
@@ -282,7 +279,19 @@ class Cuda:
 
 @functools.lru_cache(maxsize=16)
 def cuda_of(device: cl.Device) -> Cuda | None:
-    """The CUDA device that an OpenCL device is, by its place on the bus; None for another vendor's or without CUDA."""
+    """The CUDA device that an OpenCL device is; None for another vendor's or without CUDA."""
+    number = number_of(device)
+    return None if number is None else Cuda(_driver()[0], number)  # type: ignore[arg-type]
+
+
+def current_number() -> int | None:
+    """CUDA's number of the device whose context is this thread's; None where there is none."""
+    driver, found = _driver()[0], c_int()
+    return None if driver is None or driver.cuCtxGetDevice(byref(found)) else found.value
+
+
+def number_of(device: cl.Device) -> int | None:
+    """CUDA's number of an OpenCL device, by its place on the bus; makes no context on it, which would take memory."""
     import pyopencl as cl
 
     driver = _driver()[0] if "nvidia" in device.vendor.lower() else None
@@ -297,6 +306,4 @@ def cuda_of(device: cl.Device) -> Cuda | None:
     except (AttributeError, cl.Error):
         return None
     number = c_int()
-    if driver.cuDeviceGetByPCIBusId(byref(number), place.encode()):
-        return None
-    return Cuda(driver, number.value)
+    return None if driver.cuDeviceGetByPCIBusId(byref(number), place.encode()) else number.value

@@ -90,11 +90,11 @@ class HostQueue(OpenCLQueue):
     """
 
     __slots__ = ("_held", "_mapped")
+    _held: list[Any]
+    _mapped: list[Any]
 
     def __init__(self, queue: cl.CommandQueue) -> None:
-        super().__init__(queue)
-        self._held: list[Any] = []
-        self._mapped: list[Any] = []
+        self.queue, self._held, self._mapped = queue, [], []
 
     def allocate(self, size: int) -> HostMemory:
         """Host memory from the device's pool."""

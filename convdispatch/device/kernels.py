@@ -24,6 +24,7 @@ from . import carried, rendered
 from .bounded import KB, MB, Bounded, Bounds
 from .commands import Commands, Kernel, thread
 from .phases import phase
+from .platforms import device_info
 from .queues import commands_of
 
 if TYPE_CHECKING:
@@ -164,7 +165,9 @@ def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
 
     from .binaries import compiled  # keeps binaries itself: pyopencl's cache waits for locks that the dead left
 
-    program = compiled(context, text, options)
+    # Oclgrind's compiler says that there is cl_khr_fp16, its device does not list it, and computes with it wrongly.
+    simulated = [device for device in context.devices if device_info(device).vendor == "oclgrind"]
+    program = compiled(context, text, (*options, "-Ucl_khr_fp16") if simulated else options)
     nbytes = _PROGRAM + _TIMES * sum(program.get_info(cl.program_info.BINARY_SIZES))
     return (program, nbytes), nbytes
 
@@ -287,8 +290,9 @@ class Launch:
             ]
         if thread.capturing is None and not isinstance(queue, Commands):  # a queue of OpenCL's: as OpenCLQueue.launch
             kernel = self.kernel
+            bound = kernel._bound or kernel.bound
             with kernel.lock:
-                event = kernel.bound(queue, kernel.global_size, kernel.local_size, *arguments, wait_for=wait_for)
+                event = bound(queue, kernel.global_size, kernel.local_size, *arguments, wait_for=wait_for)
         else:
             event = commands_of(queue).launch(self.kernel, arguments, wait_for)
         thread.given += 1

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.errors import MemoryLimit
 from ..api.policy import current_policy, forbid_when_frozen
-from . import carried
+from . import carried, hugepages
 from .cuda import CudaError, cuda_of, no_wait
 from .limits import must_fit
 from .platforms import device_info
@@ -321,6 +321,8 @@ def fresh(queue: cl.CommandQueue, size: int, content: Any = None) -> cl.MemoryOb
         flags = cl.mem_flags.READ_WRITE | (0 if content is None else cl.mem_flags.COPY_HOST_PTR)
         size = 0 if content is not None else max(size, 1)
         _must_fit(queue, size)
+        if hugepages.suit(queue.device, bytes_ := size or content.nbytes):
+            return with_room(queue.device, lambda: hugepages.buffer(queue.context, queue.device, bytes_, content))
         return with_room(queue.device, lambda: cl.Buffer(queue.context, flags, size, hostbuf=content))
     memory = _take(pool, queue, max(size, OWN), kept=False)
     if content is not None:

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .cuda import Cuda, CudaError, cuda_call
+from .phases import phase
 from .ptx import Parameter, Unlaunchable, entries, for_cuda, overlapping
 
 if TYPE_CHECKING:
     from .commands import Kernel
 
-__all__ = ["Function", "Ready", "function_of"]
+__all__ = ["Function", "Ready", "function_of", "load"]
 
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 _LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bool": "?"}
@@ -48,14 +49,15 @@ def _module(cuda: Cuda, program: Any) -> tuple[c_void_p, dict[str, list[Paramete
     key = (cuda.number, hashlib.sha256(binary).digest())
     with _lock:
         if key not in _modules:
-            _modules[key] = _load(cuda, binary)
+            _modules[key] = load(cuda, binary)
         found = _modules[key]
     if isinstance(found, str):
         raise Unlaunchable(found)
     return found
 
 
-def _load(cuda: Cuda, binary: bytes) -> Any:
+def load(cuda: Cuda, binary: bytes) -> Any:
+    """(module, parameters by kernel, whether its kernels may overlap) of OpenCL's PTX, or why there is none."""
     try:
         text = for_cuda(binary)
         known = entries(text)
@@ -64,7 +66,8 @@ def _load(cuda: Cuda, binary: bytes) -> Any:
     module, refused, whole = c_void_p(), None, overlapping(text) if _OVERLAP else None
     for each in (text,) if whole is None else (whole, text):
         try:
-            cuda("cuModuleLoadData", byref(module), each.encode() + b"\0")
+            with phase("assemble"):
+                cuda("cuModuleLoadData", byref(module), each.encode() + b"\0")
         except CudaError as error:
             refused = error
         else:

@@ -21,6 +21,7 @@ PHASES = {
     "compile": "compile kernel text",
     "waiting": "wait for compilers that work for several layers",
     "load": "load compiled kernels",
+    "assemble": "have a driver make machine code, for CUDA's streams or of what is loaded next",
     "plan": "make plans of programs",
     "packing": "pack constant weights",
 }

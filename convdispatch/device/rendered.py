@@ -7,6 +7,7 @@ beside the compiled kernels (``binaries``) and are bounded with them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import io
@@ -23,13 +24,14 @@ from . import binaries
 __all__ = ["carried_key", "recall", "remember", "text_key"]
 
 _FORM = b"convdispatch text 1\n"
-_SOURCES = (".py", ".mako")
+_SOURCES = (".py", ".mako", ".cl")
 _VERSIONED = ("numpy", "ml_dtypes")
 """Packages of many files, of which a version says enough."""
 
 
 class _Pickler(pickle.Pickler):
-    """Notes the modules that values refer to."""
+    """Notes the modules that values refer to. Of dataclasses it takes the fields: what else such an object holds it has
+    worked out from them, and a hash, for one, is another in each process."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
@@ -39,7 +41,19 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         module = value.__module__ if isinstance(value, type) else type(value).__module__
         self.modules.update((module, getattr(value, "__module__", None) or module))
-        return NotImplemented
+        if isinstance(value, type) or not dataclasses.is_dataclass(value):
+            return NotImplemented
+        return _fields, (type(value), [(field.name, _plain(value, field.name)) for field in dataclasses.fields(value)])
+
+
+def _plain(value: Any, name: str) -> Any:
+    """A field, in the same order in each process."""
+    found = getattr(value, name)
+    return sorted(found, key=repr) if isinstance(found, set | frozenset) else found
+
+
+def _fields(*_: Any) -> None:
+    """Stands in a pickle, which nobody reads, for how a dataclass would be made."""
 
 
 def text_key(package: str, template: str, values: Mapping[str, Any]) -> str | None:

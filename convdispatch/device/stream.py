@@ -19,7 +19,7 @@ import numpy as np
 from ..api.errors import ConvDispatchError, NoDevice
 from . import memory
 from .commands import Commands, Kernel
-from .cuda import Cuda, CudaError, cuda_of, unavailable
+from .cuda import Cuda, CudaError, cuda_of, number_of, unavailable
 from .cudapool import CudaPool
 from .modules import Function, function_of
 
@@ -78,8 +78,8 @@ def place_of(number: int) -> CudaPlace:
     from .runtime import context, devices
 
     for device in devices():
-        cuda = cuda_of(device)
-        if cuda is not None and cuda.number == number:
+        cuda = cuda_of(device) if number_of(device) == number else None
+        if cuda is not None:
             pool = memory.join(PoolPlace(device), CudaPool(cuda))
             return CudaPlace(number, device, context(device), cuda, pool, deque(maxlen=8))
     why = unavailable() or "NVIDIA's OpenCL lists no such device (is its vendor file there? convdispatch doctor tells)"

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-__all__ = ["operation", "tracing"]
+__all__ = ["naming", "operation", "source", "tracing"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Note = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -19,6 +19,7 @@ Note = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 class _Thread(threading.local):
     note: Note | None = None
+    source: str = ""
 
 
 _thread = _Thread()
@@ -43,3 +44,19 @@ def tracing(note: Note | None) -> Iterator[None]:
         yield
     finally:
         _thread.note = outer
+
+
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Inside the block, operations of this thread are ``name``'s, such as a file's node; the outermost name holds."""
+    outer = _thread.source
+    _thread.source = outer or name
+    try:
+        yield
+    finally:
+        _thread.source = outer
+
+
+def source() -> str:
+    """What the operations of this thread are called for; empty where nobody says so."""
+    return _thread.source

@@ -38,8 +38,8 @@ __all__ = [
 
 MOST_CONFIGS = 1000
 """Configurations that a solver may offer for a problem; one that offers more has no end, or is no list to search."""
-_KEPT = 2048
-"""Answers that are kept: about twenty solvers' for a hundred problems."""
+_KEPT = 8192
+"""Answers that are kept: some fifty solvers', derived ones among them, for 160 problems."""
 
 _lock = threading.Lock()
 _answers: OrderedDict[tuple[Any, ConvProblem, DeviceInfo], Asked] = OrderedDict()
@@ -62,7 +62,7 @@ class Asked:
         """Its reason to refuse everything on this device."""
         self.configs: tuple[Mapping[str, Any], ...] = ()
         """What it offers, the one to use unmeasured first; at least one where it accepts."""
-        self._texts: frozenset[str] = frozenset()
+        self._texts: frozenset[str] | None = None
         self._costs: dict[str, float | None] = {}
         self._sizes: dict[str, int | None] = {}
         try:
@@ -70,7 +70,6 @@ class Asked:
             self.refused = self._answer("rejects", _reason)
             if self.refused is None:
                 self.configs = self._answer("configs", _configs)
-                self._texts = frozenset(map(canonical, self.configs))
                 self.cost(self.configs[0])
                 self.workspace(self.configs[0])
         except Fault:
@@ -83,6 +82,8 @@ class Asked:
 
     def offers(self, config: Mapping[str, Any]) -> bool:
         """Whether a configuration, for instance one from a file, is among those that the solver offers."""
+        if self._texts is None:
+            self._texts = frozenset(map(canonical, self.configs))
         try:
             return canonical(config) in self._texts
         except (TypeError, ValueError, RecursionError):  # no JSON values

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import reprlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..api.device import DeviceInfo
@@ -42,13 +43,13 @@ from .layered import brought
 from .loader import plugins
 from .planpack import from_environment
 from .prepared import Constant, Prepared
-from .ranking import Candidate, forgive, rank, reasons, set_aside
+from .ranking import Candidate, Choices, forgive, reasons, set_aside
 from .visible import visible_problem
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["adopt", "forget", "make", "on_forget", "on_plan", "prepare", "prepare_all", "quarantine", "run"]
+__all__ = ["adopt", "forget", "make", "no_event", "on_forget", "on_plan", "prepare", "prepare_all", "quarantine", "run"]
 
 _plans = Programs()
 """Prepared by (context, problem, what a policy selects)."""
@@ -56,17 +57,23 @@ _forgetters: list[Any] = []
 _watchers: list[Any] = []
 
 
-def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = None) -> Prepared:
+def prepare(
+    problem: ConvProblem,
+    context: cl.Context,
+    policy: Policy | None = None,
+    ranked: Iterable[Candidate] | None = None,
+) -> Prepared:
     """The plan to run for a problem: kept, or chosen and compiled now.
 
     A candidate whose plan cannot be made is quarantined with a warning and the next one is tried, unless the policy
-    says ``fallback=False``. Raises MemoryLimit for what the device cannot hold, NoSolver, PlanFailed, Frozen.
+    says ``fallback=False``. ``ranked`` are its candidates under this policy, if they are known.
+    Raises MemoryLimit for what the device cannot hold, NoSolver, PlanFailed, Frozen.
     """
     policy = policy or current_policy()
     key = (context, problem, policy.selection)
     prepared = _plans.get(key)
     if prepared is None:
-        prepared = _planned_now(problem, context, policy, key)
+        prepared = _planned_now(problem, context, policy, key, ranked)
     else:
         thread.built += prepared.nbytes
     if policy.tune is not None:
@@ -75,13 +82,15 @@ def prepare(problem: ConvProblem, context: cl.Context, policy: Policy | None = N
     return prepared
 
 
-def _planned_now(problem: ConvProblem, context: cl.Context, policy: Policy, key: Any) -> Prepared:
+def _planned_now(
+    problem: ConvProblem, context: cl.Context, policy: Policy, key: Any, ranked: Iterable[Candidate] | None = None
+) -> Prepared:
     from_environment()
     forbid_uncarried(f"plan {problem}", context.devices[0])
     problem_must_fit(problem, runtime.device_info(context.devices[0]))
 
     def chosen() -> Prepared:
-        return _plans.make(key, lambda: _first_that_plans(problem, context, policy))
+        return _plans.make(key, lambda: _first_that_plans(problem, context, policy, ranked))
 
     with layer(str(problem)):
         if patient.has_patience(policy):
@@ -89,15 +98,19 @@ def _planned_now(problem: ConvProblem, context: cl.Context, policy: Policy, key:
         return chosen()
 
 
-def prepare_all(problems: Sequence[ConvProblem], context: cl.Context) -> dict[ConvProblem, Prepared]:
+def prepare_all(
+    problems: Sequence[ConvProblem],
+    context: cl.Context,
+    ranked: Mapping[ConvProblem, Iterable[Candidate]] = MappingProxyType({}),
+) -> dict[ConvProblem, Prepared]:
     """The plans of several problems, side by side where ``compiling.side_by_side`` is in force; elsewhere none.
 
-    Those that cannot be planned are left out: ``prepare`` says why.
+    Those that cannot be planned are left out: ``prepare`` says why. ``ranked`` are candidates that are known.
     """
     policy, found = replace(current_policy(), patience=None), {}
 
     def one(problem: ConvProblem) -> None:
-        found[problem] = prepare(problem, context, policy)
+        found[problem] = prepare(problem, context, policy, ranked.get(problem))
 
     if not policy.frozen:
         plugins()  # once, before threads ask
@@ -105,9 +118,11 @@ def prepare_all(problems: Sequence[ConvProblem], context: cl.Context) -> dict[Co
     return found
 
 
-def _first_that_plans(problem: ConvProblem, context: cl.Context, policy: Policy) -> Prepared:
+def _first_that_plans(
+    problem: ConvProblem, context: cl.Context, policy: Policy, ranked: Iterable[Candidate] | None = None
+) -> Prepared:
     before, device = thread.built, runtime.device_info(context.devices[0])
-    for candidate in _candidates(problem, context.devices[0], device, policy):
+    for candidate in _candidates(problem, context.devices[0], device, policy, ranked):
         compiled = thread.compiled
         try:
             plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
@@ -122,7 +137,13 @@ def _first_that_plans(problem: ConvProblem, context: cl.Context, policy: Policy)
     raise NoSolver(problem, str(device), reasons(problem, device, policy))
 
 
-def _candidates(problem: ConvProblem, device: cl.Device, info: DeviceInfo, policy: Policy) -> Iterator[Candidate]:
+def _candidates(
+    problem: ConvProblem,
+    device: cl.Device,
+    info: DeviceInfo,
+    policy: Policy,
+    ranked: Iterable[Candidate] | None = None,
+) -> Iterator[Candidate]:
     """A plan pack's decision, then the others, who are ranked only when they are wanted."""
     first = None
     if carried.in_force():
@@ -131,8 +152,9 @@ def _candidates(problem: ConvProblem, device: cl.Device, info: DeviceInfo, polic
         if first is not None:
             yield first
     forbid_when_frozen(f"plan {problem}")
-    with phase("selection"):
-        ranked = rank(problem, info, policy)
+    if ranked is None:
+        with phase("selection"):
+            ranked = Choices(problem, info, policy)
     yield from (one for one in ranked if first is None or one.solver.name != first.solver.name)
 
 
@@ -191,12 +213,14 @@ def run(
     residual: Any = None,
     wait_for: Any = None,
     constant: Constant | None = None,
+    failed: BaseException | None = None,
 ) -> cl.Event:
     """Enqueue a prepared convolution; if that fails, quarantine its solver and run the next candidate.
 
     ``constant`` is the promise behind ``w``, where the caller gave one: it keeps the packed forms. A device that is
     full gets back what waits in pools, and the same plan one more try. There is no second try where commands were
-    enqueued and the result's memory is read too (``accumulate``).
+    enqueued and the result's memory is read too (``accumulate``). ``failed`` is how the plan ended for a caller that
+    ran it itself, for a result that is only written.
 
     Raises PlanFailed, MemoryLimit.
     """
@@ -204,6 +228,9 @@ def run(
     while True:
         before: int | None = None
         try:
+            if failed is not None:
+                error, failed = failed, None
+                raise error
             weights, after = w, wait_for
             if constant is not None and prepared.packed_size:
                 weights, packed = constant.packed(prepared, queue, w, wait_for)
@@ -213,7 +240,7 @@ def run(
                 brought.weights = w
             event = prepared.enqueue(queue, x, weights, y, bias, residual, after)
             if not hasattr(event, "wait"):
-                raise PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(event)}")
+                raise no_event(prepared, event)
             break
         except (Frozen, KeyboardInterrupt):
             raise
@@ -241,6 +268,11 @@ def run(
         operands = {"x": x, "w": w, "y": y, "bias": bias, "residual": residual}
         prepared.after(queue, operands, constant, event)
     return event
+
+
+def no_event(prepared: Prepared, found: Any) -> PluginError:
+    """For a plan that answers something else than an event."""
+    return PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(found)}")
 
 
 def _tunes(policy: Policy) -> bool:

@@ -357,7 +357,7 @@ def _check_attributes(solver: Solver) -> None:
         raise TypeError(f"a solver's name is letters, digits and . _ -, got {name!r}")
     if not isinstance(fuses, set | frozenset) or not fuses <= set(EPILOGUE):
         raise TypeError(f"{name}.fuses is a frozenset among {', '.join(EPILOGUE)}, got {fuses!r}")
-    for attribute in ("deterministic", "exact"):
+    for attribute in ("deterministic", "exact", "predicts"):
         if not isinstance(getattr(solver, attribute), bool):
             raise TypeError(f"{name}.{attribute} is True or False, got {getattr(solver, attribute)!r}")
 

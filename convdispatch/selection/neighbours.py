@@ -169,11 +169,21 @@ class Neighbours:
             self._choices[problem] = sorted(choices, key=lambda record: (record.median_ms, record.choice))
             kinds.setdefault(_kind(problem), []).append(problem)
         self._crowds = {kind: _Crowd(problems) for kind, problems in kinds.items()}
+        self._solvers: dict[tuple[str, str, str, int], frozenset[str]] = {}
         self._paces: dict[ConvProblem, tuple[float, dict[str, float]]] = {}
         self._regret: Regret | None = None
 
     def __len__(self) -> int:
         return sum(len(crowd.problems) for crowd in self._crowds.values())
+
+    def solvers(self, problem: ConvProblem) -> frozenset[str]:
+        """The solvers that were measured at problems of this kind, however far away."""
+        kind = _kind(problem)
+        if kind not in self._solvers:
+            crowd = self._crowds.get(kind)
+            records = (record for other in (crowd.problems if crowd else ()) for record in self._choices[other])
+            self._solvers[kind] = frozenset(record.solver for record in records)
+        return self._solvers[kind]
 
     def nearest(self, problem: ConvProblem, accepts: Accepts | None = None) -> Neighbour | None:
         """The nearest measured problem's fastest decision that ``accepts``, or None when no neighbour has one."""

@@ -191,7 +191,8 @@ class Prepared:
         """Whether the plan gives all its commands by the header's means; layers may do anything."""
         self.streams = getattr(plan, "streams", False) and not self.layered
         """Whether a plan of its own means also takes a CUDA stream for its queue."""
-        self._bare = not self.layered and self._epilogue is None and not (problem.bias or problem.residual)
+        self.bare = not self.layered and self._epilogue is None and not (problem.bias or problem.residual)
+        """Whether ``plan.enqueue(queue, x, w, y, workspace, wait_for)`` is all of it."""
 
     def begun(self, commands: int, y: Any, residual: Any) -> bool:
         """Whether an ``enqueue`` that raised may have changed what a second one would read from the result's memory.
@@ -227,12 +228,16 @@ class Prepared:
         if self.recordable or (commands.kind == "cuda" and self.streams):
             try:
                 return self._enqueue(commands, x, w, y, bias, residual, wait_for)
-            except (AttributeError, TypeError) as error:  # pyopencl's, of what is no OpenCL queue and no buffer
-                raise PluginError(
-                    f"{self.solver.name}'s plan gave commands to {type(commands).__name__} that are not the header's "
-                    f"({error}); a plan that enqueues by its own means says recordable = False"
-                ) from error
+            except (AttributeError, TypeError) as error:
+                raise self.misused(commands, error) from error
         return commands.call(self._enqueue_own, (x, w, y, bias, residual), self.solver.name, wait_for)
+
+    def misused(self, commands: Commands, error: AttributeError | TypeError) -> PluginError:
+        """What pyopencl's error of what is no OpenCL queue and no buffer means."""
+        return PluginError(
+            f"{self.solver.name}'s plan gave commands to {type(commands).__name__} that are not the header's "
+            f"({error}); a plan that enqueues by its own means says recordable = False"
+        )
 
     def _enqueue_own(self, queue: Any, *operands: Any, wait_for: Any = None) -> Any:
         """A plan of its own means, which a replay may hand a CUDA stream. Raises Unlaunchable."""
@@ -244,7 +249,7 @@ class Prepared:
         self, queue: Any, x: Any, w: Any, y: Any, bias: Any = None, residual: Any = None, wait_for: Any = None
     ) -> Any:
         scratch = runtime.allocate(queue, self.workspace_size) if self.workspace_size else None
-        if self._bare:
+        if self.bare:
             return self.plan.enqueue(queue, x, w, y, scratch, wait_for)
         if self._epilogue is not None:
             return self._epilogue(self, queue, x, w, y, scratch, bias, residual, wait_for)

@@ -3,13 +3,16 @@
 Read from the top: who could compute it; who refuses, and why; and of those that accept, whom a lock file names, who was
 measured as fastest, whom measured neighbours speak for, whom ``registry.yaml`` prefers, who predicts the least time,
 whose name comes first. A policy's pin is a refusal of all others.
+
+A plugin none of whose solvers predict a time (a vendor's library, which is loaded to be asked) comes after all who do,
+unless something names it. So what runs first can be known without it: ``Choices``.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +26,12 @@ from .asking import Fault, ask, predicted
 from .derivation import Derived, derived
 from .evidence import Evidence, error_reason, from_neighbours, measured
 from .loader import plugins
-from .neighbours import Offer
-from .preference import preferred
+from .neighbours import Offer, neighbours
+from .preference import Preferred, preferred
+from .records.perfdb import perfdb, scope_of
 from .registry import registry
 
-__all__ = ["Candidate", "contestants", "forgive", "rank", "reasons", "refusal", "set_aside"]
+__all__ = ["Candidate", "Choices", "contestants", "forgive", "rank", "reasons", "refusal", "set_aside"]
 
 _quarantined: dict[tuple[ConvProblem, DeviceInfo, str], str] = {}
 
@@ -46,10 +50,16 @@ class Candidate:
 
 def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> list[Candidate]:
     """The candidates for a problem, best first. Raises NoSolver with every reason when there is none."""
-    policy = policy or current_policy()
+    return [candidate for candidate, _ in _placed(problem, device, policy or current_policy(), frozenset())]
+
+
+def _placed(
+    problem: ConvProblem, device: DeviceInfo, policy: Policy, without: Collection[str]
+) -> list[tuple[Candidate, tuple[Any, ...]]]:
+    """The candidates that plugins other than ``without`` offer, best first, and each one's place while unmeasured."""
     while True:
         accepted, reasons = {}, {}
-        for name, solver in contestants(problem, device).items():
+        for name, solver in contestants(problem, device, without).items():
             refused = refusal(solver, problem, device, policy)
             if refused:
                 reasons[name] = refused[1]
@@ -63,13 +73,75 @@ def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None)
             continue
 
 
-def contestants(problem: ConvProblem, device: DeviceInfo) -> dict[str, Solver]:
-    """Every solver for a problem, by name, sorted: the plugins', and those derived where a plugin has a gap."""
+class Choices:
+    """The candidates that ``rank`` answers, in its order; plugins that predict nothing are asked once the first is not
+    enough, where they cannot be first."""
+
+    def __init__(self, problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> None:
+        self._asked = problem, device, policy or current_policy()
+        self._ranked: list[Candidate] | None = None
+        first = _foremost(*self._asked)
+        if first is None:
+            self._ranked = rank(*self._asked)
+            first = self._ranked[0]
+        self.first: Candidate = first
+
+    def __iter__(self) -> Iterator[Candidate]:
+        yield self.first
+        if self._ranked is None:
+            self._ranked = rank(*self._asked)
+        yield from (each for each in self._ranked if each.solver.name != self.first.solver.name)
+
+
+def _foremost(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candidate | None:
+    """The first that ``rank`` would answer, without asking plugins that predict nothing; None where one may be it."""
+    loaded = plugins()
+    own = _by_plugin()
+    silent = {plugin for plugin, solvers in own.items() if not any(solver.predicts for solver in solvers.values())}
+    if not silent or policy.solver is not None or lockfile.in_force(problem) is not None:
+        return None
+    try:
+        placed = _placed(problem, device, policy, silent)
+    except NoSolver:
+        return None
+    first = placed[0][0]
+    known = [record.solver for record in perfdb().lookup(problem, device, scope_of(policy))]
+    if first.source.startswith("measured "):  # records behind its own bear on nothing
+        last = max(place for place, name in enumerate(known) if name == first.solver.name)
+        return None if any(loaded.provider(name) in silent for name in known[:last]) else first
+    if any(loaded.provider(name) in silent for name in (*known, *neighbours(perfdb(), device).solvers(problem))):
+        return None
+    least = min(place for _, place in placed)
+    order = preferred(problem, device)
+    if any("+" in one.glob for one in order if one.place <= least[0]):  # it may name what is derived from one of them
+        return None
+    names = [name for plugin in silent for name in own[plugin]]
+    return first if all(_place(order, name, None)[0] > least for name in names) else None
+
+
+def _by_plugin() -> dict[str, dict[str, Solver]]:
+    """Each plugin's solvers by name."""
     loaded = plugins()
     own: dict[str, dict[str, Solver]] = {}
     for name, solver in loaded.solvers.items():
         own.setdefault(loaded.plugin_of.get(name, name), {})[name] = solver
-    return dict(sorted({**loaded.solvers, **derived(problem, device, own)}.items()))
+    return own
+
+
+def _place(order: list[Preferred], name: str, cost: float | None) -> tuple[tuple[Any, ...], Preferred | None]:
+    """What unmeasured solvers are sorted by, and the rule that bears on this one."""
+    rule = next((rule for rule in order if rule.means(name)), None)
+    return (rule.place if rule else len(order), cost is None, cost or 0.0, name), rule
+
+
+def contestants(problem: ConvProblem, device: DeviceInfo, without: Collection[str] = ()) -> dict[str, Solver]:
+    """Every solver for a problem, by name, sorted: the plugins', and those derived where a plugin has a gap.
+
+    Those of the plugins ``without`` are left out, and not asked.
+    """
+    own = {plugin: solvers for plugin, solvers in _by_plugin().items() if plugin not in without}
+    named = {name: solver for solvers in own.values() for name, solver in solvers.items()}
+    return dict(sorted({**named, **derived(problem, device, own)}.items()))
 
 
 def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[str, str] | None:
@@ -113,12 +185,14 @@ class _Ranking:
         self.problem, self.device, self.policy = problem, device, policy
         self.accepted, self.reasons = accepted, reasons
 
-    def candidates(self) -> list[Candidate]:
-        """Locked, measured, by neighbours, then by registry, predicted cost and name; each solver once."""
-        ordered = []
+    def candidates(self) -> list[tuple[Candidate, tuple[Any, ...]]]:
+        """Locked, measured, by neighbours, then by registry, predicted cost and name; each solver once, with its place
+        among the unmeasured."""
+        ordered: list[Candidate] = []
         known = measured(self.problem, self.device, self.policy, self.accepted, self.configs)
         offers = self._offers()
-        unmeasured = self._unmeasured(offers)
+        placed = self._unmeasured(offers)
+        unmeasured = [candidate for candidate, _ in placed]
         near = None
         if not known:
             first = unmeasured[0].solver.name
@@ -127,7 +201,9 @@ class _Ranking:
             if all(evidence.solver != candidate.solver.name for candidate in ordered):
                 ordered.append(Candidate(self.accepted[evidence.solver], evidence.config, evidence.source))
         named = {candidate.solver.name for candidate in ordered}
-        return ordered + [candidate for candidate in unmeasured if candidate.solver.name not in named]
+        ordered += [candidate for candidate in unmeasured if candidate.solver.name not in named]
+        places = {candidate.solver.name: place for candidate, place in placed}
+        return [(candidate, places[candidate.solver.name]) for candidate in ordered]
 
     def configs(self, solver: str) -> list[Mapping[str, Any]]:
         """What a solver offers for the problem."""
@@ -168,17 +244,14 @@ class _Ranking:
             )
         return [Evidence(decision.solver, decision.config, f"lock file {path}")]
 
-    def _unmeasured(self, offers: Mapping[str, Offer]) -> list[Candidate]:
+    def _unmeasured(self, offers: Mapping[str, Offer]) -> list[tuple[Candidate, tuple[Any, ...]]]:
         order = preferred(self.problem, self.device)
         keyed = []
         for name, offer in offers.items():
-            cost = offer.cost
-            rule = next((rule for rule in order if rule.means(name)), None)
-            place = rule.place if rule else len(order)
-            origin = rule.rule.where if rule else "predicted" if cost is not None else "name"
-            candidate = Candidate(self.accepted[name], offer.config, origin, str(rule or ""))
-            keyed.append(((place, cost is None, cost or 0.0, name), candidate))
-        return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
+            place, rule = _place(order, name, offer.cost)
+            origin = rule.rule.where if rule else "predicted" if offer.cost is not None else "name"
+            keyed.append((Candidate(self.accepted[name], offer.config, origin, str(rule or "")), place))
+        return sorted(keyed, key=lambda pair: pair[1])
 
 
 def reasons(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> dict[str, str]:

@@ -13,6 +13,7 @@ __all__ = ["configs", "cpu_configs", "gpu_configs"]
 
 _L2 = 512 * 1024  # bytes of B that one pass over the rows may keep in a core's second-level cache
 _LOCAL = 128 * 1024  # bytes of local memory for a block of B that a work item packs itself
+_ROWS = 32 * 1024  # bytes of local memory for a tile's rows of A, which should stay in the first-level cache
 _ITEM_FLOPS = 1_000_000  # a CPU work item should do so much, for starting one costs some hundred nanoseconds
 _SPLIT_FLOPS = 1_000_000  # below, adding up the parts of a split sum costs more than other cores save
 _GPU_TILES = (  # bm, bn, bk, tm, tn, ln, stages, percent of the multiply-add peak at 4096 cubed on one H200
@@ -60,8 +61,8 @@ def cpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
         lanes //= 2
     registers = 32 if simd >= 16 else 16
     choices = []
-    for swap in (False, True):
-        inner = (spec.swapped if swap else spec).simplified
+    plain = {swap: (spec.swapped if swap else spec).simplified for swap in (False, True)}
+    for swap, inner in plain.items():
         scatter = inner.c.col.stride != 1
         for nv in range(1, 9):
             if nv > 1 and (nv - 1) * lanes >= inner.n:
@@ -73,10 +74,12 @@ def cpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
                 cost = _tile_cost(inner, mr, nv, lanes, scatter)
                 choices.append((cost, swap, mr, nv))
     choices.sort()
-    for cost, swap, mr, nv in choices[:6]:
+    # The product's other way round, too: what scattered sums and packing cost, these counts do not tell.
+    other = [choice for choice in choices[6:] if choice[1] != choices[0][1]][:2]
+    for cost, swap, mr, nv in choices[:6] + (other if len({choice[1] for choice in choices[:6]}) < 2 else []):
         if cost > 1.6 * choices[0][0]:
             break
-        yield from _cpu_blocks((spec.swapped if swap else spec).simplified, device, swap, mr, nv, lanes)
+        yield from _cpu_blocks(plain[swap], device, swap, mr, nv, lanes)
 
 
 def _tile_cost(spec: GemmSpec, mr: int, nv: int, lanes: int, scatter: bool) -> float:
@@ -132,12 +135,19 @@ def _cpu_blocks(
     pack_a = not spec.a_packed and not (direct_a and (panels <= 2 or (spec.a.col.stride == 1 and mr <= 8)))
     pack_b = not spec.b_packed and not (direct_b and tiles <= 24)
     depth = spec.k if split == 1 else ks
-    local_kc = min(depth, min(device.local_mem_size, _LOCAL) // (nr * spec.accumulator_size))
+    rows_size = mr * kc * spec.accumulator_size
+    unit = spec.a.col.plain and spec.a.col.stride == 1
+    local = device.local_mem_size
+    if narrow and split == 1 and unit and not spec.a_packed and rows_size <= min(_ROWS, local // 2):
+        pack_a, local = "local", local - rows_size
+    local_kc = min(depth, min(local, _LOCAL) // (nr * spec.accumulator_size))
     local_kc = 0 if local_kc < min(depth, 64) or (narrow and split == 1 and local_kc < depth) else local_kc
     local_kc = local_kc and _ceil(depth, _ceil(depth, local_kc))
     if pack_b and local_kc and tiles <= 24:  # a packing pass would cost more than what it feeds
         yield {**config, "pack_a": pack_a, "pack_b": "local", "kc": local_kc}
     yield {**config, "pack_a": pack_a, "pack_b": pack_b}
+    if pack_a == "local":
+        yield {**config, "pack_a": True, "pack_b": pack_b}
     if direct_a and not spec.a_packed:
         yield {**config, "pack_a": not pack_a, "pack_b": pack_b}
     if not spec.b_packed and local_kc and not (pack_b and tiles <= 24):

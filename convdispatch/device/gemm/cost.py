@@ -7,9 +7,11 @@ not, one image and four) on two cores with AVX-512, each with up to sixteen of i
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from .layout import distinct
 from .spec import GemmSpec
 
 __all__ = ["LAUNCH", "PACKED", "product_cost"]
@@ -18,11 +20,17 @@ LAUNCH = 3e6
 PACKED = 50.0, 160.0
 """Of an element of A that is packed, by columns as it lies and across them."""
 
+_TURNED, _REST = 25.0, 6000.0  # of an element in blocks that are turned, of what one run along columns leaves beside
+_APART, _WAYS = 1500.0, 12  # of an element of C where more lines share a place than a cache has room for
+_AWAY, _HELD = 200.0, 7 << 20  # more of a packed element that goes to memory and back, of so many bytes and more
 _WORK, _TILE = 0.93, 40.0  # of an operation of the tiles, edges in full; of a tile's beginning and end
 _PANEL = 25.0, 55.0  # of an element of B that is packed, along its rows as it lies and across them
 _LOCAL = 14.0, 68.0  # the same by the work item that needs it
+_WIDENED = 4.0  # of an element of A that a tile widens for itself
 _READ, _WRITTEN, _SCATTERED = 30.0, 5.0, 90.0  # of an element of A or B; of C; of C whose columns lie apart
-_AGAIN, _NEAR = 0.35, 48 * 1024  # of an element of B that a row of tiles reads anew from beyond the nearest cache
+_FAR, _KEPT = 20.0, 1 << 20  # of an element of A that a panel of B reads anew, of matrices beyond the second cache
+_CROWDED, _PAGE = 8.0, 4096  # of an element of B in place, read again, whose rows lie whole pages apart
+_AGAIN, _NEAR = 0.35, 32 * 1024  # of an element of B that a row of tiles reads anew from beyond the nearest cache
 
 
 @functools.lru_cache(maxsize=256)
@@ -42,31 +50,56 @@ def _operations(m: int, n: int, k: int, mr: int, nv: int, lanes: int) -> float:
     for rows, count_m in ((mr, tall), (rest_m, 1)):
         for vectors, count_n in ((nv, wide), (_ceil(rest_n, lanes), 1)):
             if rows and vectors:
-                # A step of k: the multiply-adds, the loads beside them, or some four cycles of a short chain of sums.
+                # A step of k: the multiply-adds, the loads beside them, or the four cycles, each of two multiply-adds,
+                # that a sum takes before the next may be added to it.
                 unrolled = max(1, min(4, 8 // (rows * vectors)))
-                total += count_m * count_n * max(rows * vectors, 0.7 * (rows + vectors), 4 / unrolled)
+                total += count_m * count_n * max(rows * vectors, 0.7 * (rows + vectors), 8 / unrolled)
     return 2.0 * lanes * total * k
+
+
+def _packed(spec: GemmSpec) -> float:
+    """Of an element of A that is packed: across rows, blocks are turned in registers, rests of runs go one by one."""
+    rows, columns = spec.a.row, spec.a.col
+    if rows.stride <= 1:
+        return PACKED[False]
+    if columns.stride != 1 or rows.stride * spec.accumulator_size % _PAGE == 0:
+        return PACKED[True]
+    return min(PACKED[True], _TURNED + _REST / min(spec.k, columns.inner or spec.k))
 
 
 def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
     """A product under one of its choices."""
     spec = _swapped(spec, gemm["swap"])
     mr, nv, lanes, split = gemm["mr"], gemm["nv"], gemm["lanes"], gemm["split"]
-    a, b, c = spec.m * spec.k * spec.batch, spec.k * spec.n * spec.batch, spec.m * spec.n * spec.batch
-    rows = _ceil(spec.m, mr)
+    # Batches that share an operand pack it once; each reads it.
+    a, b = (size * spec.k * distinct(x.batch, spec.batch)[0] for size, x in ((spec.m, spec.a), (spec.n, spec.b)))
+    every_a, every_b, c = (size * spec.batch for size in (spec.m * spec.k, spec.k * spec.n, spec.m * spec.n))
+    rows, panels = _ceil(spec.m, mr), _ceil(spec.n, nv * lanes)
+    packed = 0
     cost = _WORK * spec.batch * _operations(spec.m, spec.n, spec.k, mr, nv, lanes)
-    cost += _TILE * rows * _ceil(spec.n, nv * lanes) * spec.batch * split * _ceil(_ceil(spec.k, split), gemm["kc"])
+    cost += _TILE * rows * panels * spec.batch * split * _ceil(_ceil(spec.k, split), gemm["kc"])
     cost += _READ * (a + b) + _WRITTEN * c * split + LAUNCH * (1 + (split > 1))
     if gemm["kc"] * nv * lanes * spec.accumulator_size > _NEAR:
-        cost += _AGAIN * b * rows
+        cost += _AGAIN * every_b * rows
+    if spec.m * spec.k * spec.accumulator_size > _KEPT:
+        cost += _FAR * (every_a * panels - a)
     if spec.c.col.stride > 1:
-        cost += _SCATTERED * c
-    if gemm["pack_a"] and not spec.a_packed:
-        cost += PACKED[spec.a.row.stride > 1] * a + LAUNCH
+        # A row of a tile is written to as many lines, which share few places of the nearest cache where columns lie so.
+        apart = nv * lanes * math.gcd(spec.c.col.stride * spec.accumulator_size, _PAGE) > _WAYS * _PAGE
+        cost += (_APART if apart else _SCATTERED) * c
+    if gemm["pack_a"] == "local" and not spec.a_packed:
+        cost += _WIDENED * every_a * panels
+    elif gemm["pack_a"] and not spec.a_packed:
+        cost += _packed(spec) * a + LAUNCH
+        packed += a
+    if not (gemm["pack_b"] or spec.b_packed) and spec.b.row.stride * spec.accumulator_size % _PAGE == 0:
+        cost += _CROWDED * every_b * rows
     if gemm["pack_b"] and not spec.b_packed:
         across = spec.b.col.stride > 1
         if gemm["pack_b"] == "local":  # every item of a panel's rows packs it again
-            cost += _LOCAL[across] * b * _ceil(rows, gemm["mt"])
+            cost += _LOCAL[across] * every_b * _ceil(rows, gemm["mt"])
         else:
             cost += _PANEL[across] * b + LAUNCH
+    if packed * spec.accumulator_size > _HELD:
+        cost += _AWAY * packed
     return cost

@@ -9,6 +9,7 @@
 // MT     register tiles of one column panel that a work item computes
 // NP     column panels of a work item
 // BT     batches of a work item
+// a_local  A's elements are narrower than sums: a tile widens its rows into local memory, as they lie
 // b_local  the work item itself packs KC rows of a panel of B into local memory, which is its own: groups hold one item
 <%
 nr = nv * lanes
@@ -29,7 +30,19 @@ steps = range(ku)
       V ${", ".join(f"c{u}_{i}_{j} = 0" for j in range(vectors))};
 % endfor
 % endfor
-% if a_packed:
+% if a_local:
+% for i in range(rows):
+      {
+        global const REAL *from = a + A_ROW(tile * MR + ${i}) + k0;
+        local ACC *to = near + ${i} * KC;
+        int k = 0;
+        __attribute__((opencl_unroll_hint(1)))
+        for (; k + LANES <= kb; k += LANES) STOREL(to + k, LOADV(from + k));
+        for (; k < kb; ++k) to[k] = LOAD(from, k);
+      }
+      local const ACC *restrict pa${i} = near + ${i} * KC;
+% endfor
+% elif a_packed:
       global const ACC *restrict pa = a + (long)tile * ((long)K * MR) + (long)k0 * MR;
 % else:
 % for i in range(rows):
@@ -72,7 +85,11 @@ steps = range(ku)
       put_vector(OUT_ARGS, ${total}, tile * MR + ${i}, panel * ${nr} + ${start[j]}, flags);
 % else:
 <% first = 0 if padded else lanes - rest %>\
+% if tail:
+      put_tail(OUT_ARGS, ${total}, tile * MR + ${i}, panel * ${nr} + ${start[j]}, flags);
+% else:
       put_lanes(OUT_ARGS, ${total}, tile * MR + ${i}, panel * ${nr} + ${start[j]}, ${first}, ${first + rest}, flags);
+% endif
 % endif
 % endfor
 % endfor
@@ -83,8 +100,11 @@ steps = range(ku)
           for (int k = 0; k < kb; k += LANES)  // short runs along k, so that the scattered writes stay in the cache
             for (int lane = 0; lane < ${columns}; ++lane) {
               global const REAL *from = b + B_COL(panel * ${nr} + lane) + B_ROW(k0 + k);
-              if (k + LANES <= kb) for (int q = 0; q < LANES; ++q) block[(k + q) * ${nr} + lane] = LOAD(from, q);
-              else for (int q = 0; q < kb - k; ++q) block[(k + q) * ${nr} + lane] = LOAD(from, q);
+              if (k + LANES <= kb) {
+                union { V v; ACC s[LANES]; } u;
+                u.v = LOADV(from);
+                for (int q = 0; q < LANES; ++q) block[(k + q) * ${nr} + lane] = u.s[q];
+              } else for (int q = 0; q < kb - k; ++q) block[(k + q) * ${nr} + lane] = LOAD(from, q);
             }
 % else:
           for (int lane = 0; lane < ${columns}; ++lane) {
@@ -141,7 +161,10 @@ ${tile(tail_m, columns)}\
 % endif
 </%def>
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
-void gemm(global const ACC *restrict a_, long a_off, global const ${'REAL' if b_local else 'ACC'} *restrict b_, long b_off, OUT_KERNEL_PARAMS) {
+void gemm(global const ${'REAL' if a_local else 'ACC'} *restrict a_, long a_off, global const ${'REAL' if b_local else 'ACC'} *restrict b_, long b_off, OUT_KERNEL_PARAMS) {
+% if a_local:
+  local ACC near[MR * KC] __attribute__((aligned(64)));
+% endif
 % if b_local:
   local ACC block[KC * ${nr}] __attribute__((aligned(64)));
 % endif
@@ -151,7 +174,7 @@ void gemm(global const ACC *restrict a_, long a_off, global const ${'REAL' if b_
   const int begin = part * KS, end = min(begin + KS, K);
   for (int z = z0; z < z1; ++z) {
     OUT_POINTERS(z, part)
-    global const ACC *a = a_ + a_off + ${f"A_PACKED(z) * {-(-m // mr) * mr * k}L" if a_packed else "A_BATCH(z)"};
+    global const ${'REAL' if a_local else 'ACC'} *a = a_ + a_off + ${f"A_PACKED(z) * {-(-m // mr) * mr * k}L" if a_packed else "A_BATCH(z)"};
     global const ${'REAL' if b_local else 'ACC'} *b = b_ + b_off + ${f"B_PACKED(z) * {-(-n // nr) * nr * k}L" if b_packed else "B_BATCH(z)"};
     for (int k0 = begin; k0 < end; k0 += KC) {
       const int kb = min(KC, end - k0);

@@ -102,3 +102,22 @@ void put_vector(OUT_PARAMS, V v, int m, int n, int flags) {
   CSTOREV(c + p, v);
 % endif
 }
+% if tail:
+
+// Lanes ${tail[0]} to ${tail[1] - 1} of v, the columns that a row of C ends with, by vectors of falling powers of two.
+inline void put_tail(OUT_PARAMS, V v, int m, int n, int flags) {
+  const long p = C_ROW(m) + C_COL(n);
+% for at, width in pieces(*tail):
+<% kind = acc + (str(width) if width > 1 else "") %>\
+  {
+    typedef ${kind} __attribute__((aligned(sizeof(ACC)))) some;
+    ${kind} part = v.s${"".join("%x" % (at + i) for i in range(width))};
+    if (flags & ADD) part += *(global const some *)(c + p + ${at});
+% if not partial:
+    if (flags & LAST) EPILOGUE(${kind}, part, ${"LOAD(bias, m)" if bias == "m" else f"*(global const some *)(bias + n + {at})"}, *(global const some *)(residual + p + ${at}), )
+% endif
+    *(global some *)(c + p + ${at}) = part;
+  }
+% endfor
+}
+% endif

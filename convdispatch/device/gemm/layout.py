@@ -18,7 +18,7 @@ from typing import Any
 
 from .spec import Axis, GemmSpec
 
-__all__ = ["PackedLayout", "direct", "packed_layout"]
+__all__ = ["PackedLayout", "direct", "distinct", "packed_layout"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def packed_layout(spec: GemmSpec, config: Mapping[str, Any], operand: str) -> Pa
         width = config["mr"] if rows else config["nv"] * config["lanes"]
     else:
         width = config["bm"] if rows else config["bn"]
-    batches, batch = _distinct(getattr(spec, operand).batch.simplified(spec.batch), spec.batch)
+    batches, batch = distinct(getattr(spec, operand).batch.simplified(spec.batch), spec.batch)
     return PackedLayout(width, -(-size // width), spec.k, batches, batch, spec.accumulator_size)
 
 
@@ -79,7 +79,7 @@ def direct(spec: GemmSpec, letter: str, lanes: int) -> bool:
     return spec.b.row.plain and spec.b.col.plain and spec.b.col.stride == 1 and spec.n >= lanes
 
 
-def _distinct(axis: Axis, batch: int) -> tuple[int, Axis]:
+def distinct(axis: Axis, batch: int) -> tuple[int, Axis]:
     """How many different operands a batch axis reaches, and the map from batch index to them."""
     if axis.plain:
         return (batch, Axis(1)) if axis.stride else (1, Axis(0))

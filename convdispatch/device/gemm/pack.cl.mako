@@ -33,7 +33,7 @@ void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed
     for (int k = k0; k < k1; ++k) {
       const long row = X_K(k);
 % for v in range(width // lanes):
-      STOREW(packed + (long)k * W + ${v * lanes}, LOADW(p + row + ${v * lanes}));
+      STOREW(packed + (long)k * W + ${v * lanes}, LOADV(p + row + ${v * lanes}));
 % endfor
     }
     return;
@@ -41,16 +41,47 @@ void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed
 % endif
 % if k_unit:
   // Neighbours along k: short runs of k, so that the scattered writes stay in the first cache.
-  for (int k = k0; k < k1; k += BLOCK) {
-    const int end = min(k1, k + BLOCK);
+  for (int k = k0, end; k < k1; k = end) {
+    end = min(k1, k + BLOCK);
+% if k_run:
+    end = min(end, k - k % ${k_run} + ${k_run});  // a run's end
+% endif
+    const long col = X_K(k);
+% if width % lanes == 0:
+    if (end - k == BLOCK && count == W) {  // blocks turned in registers
+      __attribute__((opencl_unroll_hint(1)))
+      for (int lane = 0; lane < W; lane += BLOCK) {
+        global const REAL *from = x + col;
+        global ACC *to = packed + (long)k * W + lane;
+% for i in range(lanes):
+        const V t0_${i} = LOADV(from + X_I(i0 + lane + ${i}));
+% endfor
+<%
+stages = lanes.bit_length() - 1
+half = lanes // 2
+%>\
+% for t in range(1, stages + 1):
+% for i in range(half):
+        const V t${t}_${i} = (V)(t${t - 1}_${2 * i}.even, t${t - 1}_${2 * i + 1}.even), t${t}_${i + half} = (V)(t${t - 1}_${2 * i}.odd, t${t - 1}_${2 * i + 1}.odd);
+% endfor
+% endfor
+% for i in range(lanes):
+        STOREW(to + ${i} * W, t${stages}_${i});
+% endfor
+      }
+      continue;
+    }
+% endif
     if (end - k == BLOCK)
       for (int lane = 0; lane < count; ++lane) {
         const long row = X_I(i0 + lane);
-        for (int q = 0; q < BLOCK; ++q) packed[(long)(k + q) * W + lane] = LOAD(x, row + X_K(k + q));
+        union { V v; ACC s[BLOCK]; } u;
+        u.v = LOADV(x + row + col);
+        for (int q = 0; q < BLOCK; ++q) packed[(long)(k + q) * W + lane] = u.s[q];
       }
     else
       for (int lane = 0; lane < count; ++lane)
-        for (int q = k; q < end; ++q) packed[(long)q * W + lane] = LOAD(x, X_I(i0 + lane) + X_K(q));
+        for (int q = k; q < end; ++q) packed[(long)q * W + lane] = LOAD(x, X_I(i0 + lane) + col + (q - k));
   }
 % else:
   for (int k = k0; k < k1; ++k)

@@ -165,7 +165,7 @@ def _workspace_areas(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[dict[st
     packs = {"a": False, "b": False}
     if config["kind"] == "cpu":
         packs = {x: config["pack_" + x] or not direct(inner, x, config["lanes"]) for x in "ab"}
-        packs["b"] = packs["b"] and config["pack_b"] != "local"
+        packs = {x: packs[x] and config["pack_" + x] != "local" for x in "ab"}
     areas, size = {}, 0
     for theirs, ours in zip("ab", "ba" if config.get("swap") else "ab", strict=True):  # kernel's, caller's operand
         if packs[theirs] and not getattr(inner, theirs + "_packed"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,11 @@ def _types(spec: GemmSpec, lanes: int) -> str:
     return storage_macros(spec.dtype) + define(V=f"{acc}{lanes}", ACC4=f"{acc}4", LANES=lanes)
 
 
-def _epilogue(spec: GemmSpec, config: Mapping[str, Any], lanes: int, partial: bool) -> str:
-    """Macros and functions that write C, or partial sums of it into dense ``[part, batch, m, n]``."""
+def _epilogue(
+    spec: GemmSpec, config: Mapping[str, Any], lanes: int, partial: bool, tail: tuple[int, int] | None = None
+) -> str:
+    """Macros and functions that write C, or partial sums of it into dense ``[part, batch, m, n]``; of the vector that
+    ends a row the lanes from ``tail[0]`` to before ``tail[1]``."""
     split, ks = _split_k(spec, config)
     text = _types(spec, lanes) + activation_macro(spec.epilogue.activation)
     # What C held is no part of it here: the flag ADD says when it is added.
@@ -47,8 +50,31 @@ def _epilogue(spec: GemmSpec, config: Mapping[str, Any], lanes: int, partial: bo
         epilogue=spec.epilogue,
         c_col=col,
         unroll=config["kind"] == "gpu",
+        tail=tail,
+        pieces=_pieces,
+        acc=DTYPES[spec.dtype].accumulator,
         aligned=spec.dtype in ("float32", "float64") and _wide_c(spec, lanes, partial),
     )
+
+
+def _pieces(first: int, end: int) -> Iterator[tuple[int, int]]:
+    """(Lane, lanes) of vectors of a power of two, each at a multiple of its size, that make up a range of lanes."""
+    while first < end:
+        width = 1 << ((end - first).bit_length() - 1)
+        while first % width:
+            width >>= 1
+        yield first, width
+        first += width
+
+
+def _tail(spec: GemmSpec, lanes: int, padded: bool, partial: bool) -> tuple[int, int] | None:
+    """Lanes of the last vector of a row of C that hold columns: the first ones, or where B is read in place without
+    padding the last. None where C's rows have whole vectors, or are not written as vectors."""
+    rest = spec.n % lanes
+    unit = partial or (spec.c.col.stride == 1 and spec.c.col.plain and spec.dtype in ("float32", "float64"))
+    if not rest or not unit:
+        return None
+    return (0, rest) if padded else (lanes - rest, lanes)
 
 
 def _wide_c(spec: GemmSpec, lanes: int, partial: bool) -> bool:
@@ -77,14 +103,15 @@ def _batches(spec: GemmSpec, config: Mapping[str, Any]) -> str:
 
 
 def _cpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
-    lanes, split = config["lanes"], config["split"]
-    text = _epilogue(spec, config, lanes, partial=split > 1)
+    lanes, partial = config["lanes"], config["split"] > 1
+    b_local = config["pack_b"] == "local" and not spec.b_packed
+    tail = _tail(spec, lanes, spec.b_packed or b_local, partial)
+    text = _epilogue(spec, config, lanes, partial, tail)
     text += define(MR=config["mr"], KC=config["kc"], MT=config["mt"], NP=config["np"], BT=config["bt"])
     text += _batches(spec, config)
     text += f"#define A_ROW(m) {spec.a.row.text('m')}\n#define A_COL(k) {spec.a.col.text('k')}\n"
     text += f"#define B_ROW(k) {spec.b.row.text('k')}\n#define B_COL(n) {spec.b.col.text('n')}\n"
     nr = config["nv"] * lanes
-    b_local = config["pack_b"] == "local" and not spec.b_packed
     k, n = spec.b.row, spec.b.col
     return text + kernel_text(
         __package__,
@@ -96,9 +123,11 @@ def _cpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
         mr=config["mr"],
         nv=config["nv"],
         ku=config["ku"],
+        tail=tail,
         a_packed=spec.a_packed,
         b_packed=spec.b_packed,
         a_step=spec.a.col.stride,
+        a_local=config["pack_a"] == "local" and not spec.a_packed,
         b_step=nr if spec.b_packed or b_local else k.stride,
         b_local=b_local,
         b_k_unit=k.plain and k.stride == 1 and n.stride != 1,
@@ -192,8 +221,10 @@ def pack_text(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> tuple[s
     text = _types(spec, lanes) + define(W=layout.width, KCHUNK=pack_chunk(layout.width))
     text += f"#define X_BATCH(z) {matrix.batch.text('z')}\n#define X_K(k) {k.text('k')}\n#define Z(z) {first}\n"
     size = spec.m if letter == "a" else spec.n
-    k_unit = k.plain and k.stride == 1 and i.stride != 1
-    if k_unit and i.plain and config["kind"] == "cpu":  # reads run along k: the distance of rows bears on no loop
+    k_unit = k.stride == 1 and i.stride != 1
+    if (
+        k_unit and k.plain and i.plain and config["kind"] == "cpu"
+    ):  # reads run along k: the distance of rows bears on no loop
         text += "#define SIZES , int I, int K, int PANELS, long I_STEP\n#define X_I(i) ((long)(i) * I_STEP)\n"
         numbers = [np.int32(size), np.int32(spec.k), np.int32(layout.panels), np.int64(i.stride)]
     else:
@@ -207,7 +238,8 @@ def pack_text(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> tuple[s
         width=layout.width,
         accsize=spec.accumulator_size,
         k_unit=k_unit,
-        vectors=i.stride == 1 and layout.width % lanes == 0 and spec.dtype in ("float32", "float64"),
+        k_run=0 if k.plain else k.inner,
+        vectors=i.stride == 1 and layout.width % lanes == 0,
         run=0 if i.plain else i.inner,
     )
     return text, numbers

@@ -22,6 +22,10 @@ TRIES = 60
 """Rows that are tried for a pair before it counts as impossible."""
 
 
+_WANTED = 20
+"""Pairs that a value counts for which its stratum still lacks."""
+
+
 class Array(NamedTuple):
     """Rows, and what they cover."""
 
@@ -56,14 +60,22 @@ def cover(
 
 
 class _Maker:
+    """Each value is a bit: a row is a number then, and so are the values that a value has yet to stand beside."""
+
     def __init__(self, letters: Mapping[str, Sequence[Any]], possible: Callable[[Row], bool], source: random.Random):
         self.letters = {name: list(values) for name, values in letters.items()}
-        self.places = {name: place for place, name in enumerate(self.letters)}
         self.possible, self.source = possible, source
         self.rows: list[Row] = []
         self.impossible: list[Pair] = []
-        every = itertools.combinations([(name, v) for name, values in self.letters.items() for v in values], 2)
-        self.todo: dict[Pair, None] = {pair: None for pair in every if pair[0][0] != pair[1][0]}
+        every = [(name, value) for name, values in self.letters.items() for value in values]
+        self.bits = {item: 1 << number for number, item in enumerate(every)}
+        self.todo: dict[Pair, None] = {
+            pair: None for pair in itertools.combinations(every, 2) if pair[0][0] != pair[1][0]
+        }
+        self.beside = dict.fromkeys(every, 0)
+        for one, other in self.todo:
+            self.beside[one] |= self.bits[other]
+            self.beside[other] |= self.bits[one]
         self.total = len(self.todo)
 
     def fill_stratum(self, fixed: Row) -> None:
@@ -74,7 +86,7 @@ class _Maker:
                 self._strike(todo, row.items())
         while todo:
             wanted = next(iter(todo))
-            row = self._best(fixed | dict([wanted]), lambda item: 20 * (item in todo))
+            row = self._best(fixed | dict([wanted]), todo)
             if row is None:
                 del todo[wanted]
                 continue
@@ -85,30 +97,39 @@ class _Maker:
         """Every pair that no row holds yet."""
         while self.todo:
             pair = next(iter(self.todo))
-            row = self._best(dict(pair))
+            row = self._best(dict(pair), {})
             if row is None:
-                del self.todo[pair]
+                self._close(pair)
                 self.impossible.append(pair)
             else:
                 self._take(row)
 
     def _take(self, row: Row) -> None:
         self.rows.append(row)
-        self._strike(self.todo, pairs_of(row))
+        for pair in pairs_of(row):
+            if pair in self.todo:
+                self._close(pair)
+
+    def _close(self, pair: Pair) -> None:
+        del self.todo[pair]
+        for one, other in itertools.permutations(pair):
+            self.beside[one] &= ~self.bits[other]
 
     @staticmethod
     def _strike(todo: dict[Any, None], found: Iterable[Any]) -> None:
         for one in found:
             todo.pop(one, None)
 
-    def _best(self, fixed: Row, worth: Callable[[Any], int] = lambda item: 0) -> Row | None:
-        """The possible row of some candidates that covers most of what is left, or None."""
+    def _best(self, fixed: Row, wanted: Mapping[Any, None]) -> Row | None:
+        """The possible row, of candidates, that covers most that is left, or None; ``wanted`` values count most."""
         best, most, found = None, -1, 0
         for turn in range(TRIES):
-            row = self._candidate(fixed, worth, greedy=turn < TRIES // 2)
+            row = self._candidate(fixed, wanted, greedy=turn < TRIES // 2)
             if not self.possible(row):
                 continue
-            gain = sum(pair in self.todo for pair in pairs_of(row)) + sum(map(worth, row.items()))
+            held = sum(self.bits[item] for item in row.items())
+            pairs = sum((self.beside[item] & held).bit_count() for item in row.items()) // 2
+            gain = pairs + _WANTED * sum(item in wanted for item in row.items())
             if gain > most:
                 best, most = row, gain
             found += 1
@@ -116,20 +137,20 @@ class _Maker:
                 break
         return best
 
-    def _candidate(self, fixed: Row, worth: Callable[[Any], int], greedy: bool) -> Row:
+    def _candidate(self, fixed: Row, wanted: Mapping[Any, None], greedy: bool) -> Row:
         """``fixed``, and the other letters in any order, each with the value that covers most beside those before."""
         row = dict(fixed)
+        held = sum(self.bits[item] for item in row.items())
         free = [name for name in self.letters if name not in row]
         self.source.shuffle(free)
         for name in free:
             values = list(self.letters[name])
             self.source.shuffle(values)
-            if greedy:
-                values.sort(key=lambda value, name=name: -self._gain(name, value, row) - worth((name, value)))
+            if greedy:  # the first of the best
+                values = [max(values, key=lambda v: self._gain((name, v), held, wanted))]
             row[name] = values[0]
+            held |= self.bits[name, values[0]]
         return {name: row[name] for name in self.letters}
 
-    def _gain(self, name: str, value: Any, row: Row) -> int:
-        one, here = (name, value), self.places[name]
-        pairs = ((one, item) if here < self.places[item[0]] else (item, one) for item in row.items())
-        return sum(pair in self.todo for pair in pairs)
+    def _gain(self, one: tuple[str, Any], held: int, wanted: Mapping[Any, None]) -> int:
+        return (self.beside[one] & held).bit_count() + _WANTED * (one in wanted)

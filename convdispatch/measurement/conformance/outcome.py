@@ -14,7 +14,7 @@ from ...device import jsontext
 from .levels import VERSION, held
 from .space import covered
 
-__all__ = ["SCHEMA", "Outcome", "Report", "load"]
+__all__ = ["SCHEMA", "Outcome", "Report", "load", "load_all"]
 
 SCHEMA = 2
 THIN = 0.1
@@ -143,13 +143,22 @@ class Report:
 
 
 def load(path: Path) -> Report:
-    """A report from a JSON file. Raises InvalidArgument."""
+    """The one report of a JSON file. Raises InvalidArgument."""
+    reports = load_all(path)
+    if len(reports) != 1:
+        raise InvalidArgument(f"{path} holds the reports of {len(reports)} kinds of device, where one was expected")
+    return reports[0]
+
+
+def load_all(path: Path) -> list[Report]:
+    """The report of a JSON file, or those of all kinds of device of a cluster. Raises InvalidArgument."""
     try:
-        return Report.from_json(jsontext.loads(path.read_text(encoding="utf-8")))
+        values = jsontext.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         if isinstance(error, InvalidArgument):
             raise
         raise InvalidArgument(f"cannot read {path}: {error}") from error
+    return [Report.from_json(each) for each in (values if isinstance(values, list) else [values])]
 
 
 def reasons(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:

@@ -5,6 +5,7 @@ The geometries of ``relatives`` share the weights' shape, so that a caller may u
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +65,11 @@ def disagreement(queue: cl.CommandQueue, w: np.ndarray, plans: Iterable[Packing]
     flags = cl.mem_flags
     weights = cl.Buffer(queue.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(w))
     seen: dict[str, tuple[str, np.ndarray]] = {}
-    for words, plan in plans:
-        key, size = getattr(plan, "pack_key", None), getattr(plan, "packed_size", 0)
-        if not size or key is None:
+    packing = [(words, plan) for words, plan in plans if getattr(plan, "packed_size", 0)]
+    stated = Counter(getattr(plan, "pack_key", None) for _, plan in packing)
+    for words, plan in packing:
+        key, size = getattr(plan, "pack_key", None), plan.packed_size
+        if key is None or stated[key] < 2:
             continue
         held = np.full(size, 0xA5, np.uint8)
         packed = cl.Buffer(queue.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=held)

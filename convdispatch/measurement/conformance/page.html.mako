@@ -28,10 +28,29 @@ details { border-bottom:1px solid var(--grid) } summary { cursor:pointer; paddin
 <div class="scroll"><table>
 <tr><th>device</th><th>verdict</th><th class="n">computed</th><th class="n">refused</th><th class="n">failed</th><th class="n">seconds</th></tr>
 % for number, one in enumerate(sections):
-<tr><td><a href="#kind${number}">${one["device"]["title"]}</a></td><td class="${COLOUR.get(one["verdict"], "soft")}">${one["verdict"]}</td>
+<tr><td><a href="#kind${number}">${labels[number]}</a></td><td class="${COLOUR.get(one["verdict"], "soft")}">${one["verdict"]}</td>
 <td class="n">${len(one["passed"])}</td><td class="n">${len(one["refused"])}</td><td class="n">${len(one["failed"])}</td><td class="n">${"%.0f" % one["report"].seconds}</td></tr>
 % endfor
 </table></div>
+<h2>Where the kinds differ</h2>
+% if differences:
+<details open><summary>${len(differences)} outcomes are not the same on every kind</summary><div class="scroll"><table>
+<tr><th>case</th><th>problem</th><th>solver</th>\
+% for label in labels:
+<th>${label}</th>\
+% endfor
+</tr>
+% for case, problem, solver, said in differences:
+<tr><td>${case}</td><td><code>${problem}</code></td><td>${solver}</td>\
+% for status in said:
+<td class="${COLOUR.get(status, "soft")}">${"computed" if status == "passed" else status}</td>\
+% endfor
+</tr>
+% endfor
+</table></div></details>
+% else:
+<p>Nowhere: every solver computed, and refused, the same cases on all of them.</p>
+% endif
 % endif
 % for number, one in enumerate(sections):
 <div id="kind${number}">

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..search.families import FAMILIES
 from .checks import CHECKS, LONG
 from .outcome import Report, reasons
 
-__all__ = ["render", "write_html"]
+__all__ = ["differences", "labels", "render", "write_html"]
 
 
 def write_html(reports: Report | Sequence[Report], path: Path) -> None:
@@ -25,7 +25,25 @@ def render(*reports: Report) -> str:
 
     text = importlib.resources.files(__package__).joinpath("page.html.mako").read_text(encoding="utf-8")
     template = Template(text, strict_undefined=True, default_filters=["h"])
-    return template.render(sections=[_section(report) for report in reports])
+    names = labels([report.environment["device"] for report in reports])
+    sections = [_section(report) for report in reports]
+    return template.render(sections=sections, labels=names, differences=differences(reports))
+
+
+def labels(devices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What to call kinds of device on a page: their names, with their keys where several have one name."""
+    names = [device["name"] for device in devices]
+    return [f"{d['name']} ({d['key']})" if names.count(d["name"]) > 1 and d.get("key") else d["name"] for d in devices]
+
+
+def differences(reports: Sequence[Report]) -> list[tuple[str, str, str, list[str]]]:
+    """Case, problem, solver and each report's status or ``not asked``, where these are not all the same."""
+    found: dict[tuple[str, str, str], dict[int, str]] = {}
+    for place, report in enumerate(reports):
+        for outcome in report.outcomes:
+            found.setdefault((outcome.case, outcome.problem, outcome.solver), {})[place] = outcome.status
+    every = [(*key, [said.get(place, "not asked") for place in range(len(reports))]) for key, said in found.items()]
+    return [each for each in every if len(set(each[-1])) > 1]
 
 
 def _section(report: Report) -> dict[str, Any]:
