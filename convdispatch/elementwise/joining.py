@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,8 @@ _PARTS = 8
 """Tensors that one kernel takes."""
 _GROUP, _LEAST = 256, 64
 """Work items of a group, and the longest row's least length in them; shorter ones leave groups empty."""
+_ROWS, _EACH, _LANES = 16, 64, 16
+"""Rows from which a CPU's kernel is worth it, most rows of its work items, and elements of its vectors."""
 _BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "ulong2"}
 
 
@@ -77,10 +80,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 1) -> Tensor:
 
 
 def _copy(tensors: list[Tensor], views: list[Tensor], result: Tensor, axis: int) -> None:
-    """The tensors to where they belong: on a GPU in one launch, unless they are too many, too small or not contiguous.
-
-    On a CPU a launch for each is faster: its loop has one source.
-    """
+    """The tensors to where they belong, in one launch, unless they are too many, too small or not contiguous."""
     filled = [(tensor, view) for tensor, view in zip(tensors, views, strict=True) if tensor.size]
     size = result.dtype.itemsize
 
@@ -88,11 +88,17 @@ def _copy(tensors: list[Tensor], views: list[Tensor], result: Tensor, axis: int)
         for tensor, view in filled:
             compute("x", {"x": tensor}, out=view)
 
-    gpu = runtime.device_info(result.queue.device).type != "cpu"
-    if not gpu or not 2 <= len(filled) <= _PARTS or size not in _BITS or not all(t.contiguous for t, _ in filled):
+    rows = math.prod(result.shape[:axis])
+    if not 2 <= len(filled) <= _PARTS or size not in _BITS or not all(t.contiguous for t, _ in filled):
         one_by_one()
         return
-    rows = math.prod(result.shape[:axis])
+    if runtime.device_info(result.queue.device).type == "cpu":
+        lengths = [tensor.size // rows for tensor, _ in filled]
+        if size != 4 or rows < _ROWS or min(lengths) < _LANES:
+            one_by_one()
+            return
+        _join_rows(result.context, len(filled))(result, filled, rows, lengths)
+        return
     # In bytes; in pieces of 16 where all allow that.
     starts, offsets = [view.offset for _, view in filled], [tensor.offset for tensor, _ in filled]
     lengths = [tensor.nbytes // rows for tensor, _ in filled]
@@ -137,6 +143,45 @@ def _launch(context: cl.Context, unit: int, rows: int, lengths: tuple[int, ...],
     names = [f"{name}{k}" for k in parts for name in "po"] + ["y"]
     given += [np.uint32(blocks), np.int64(sum(lengths)), "y"]
     return Launch(build(context, text), "join", work, (group, 1), given, names=names)
+
+
+@keeps_programs
+def _join_rows(context: cl.Context, count: int) -> Callable[..., None]:
+    """``join(result, (tensor, view) pairs, rows, lengths)`` on a CPU: a work item copies rows, by vectors of sixteen;
+    the last one of a part ends with it, so what two write is the same."""
+    parts = range(count)
+    lines = [
+        "const long first = get_global_id(0) * each, end = min(first + each, rows);",
+        "for (long row = first; row < end; ++row) {",
+        "  global uint *to = y + row * whole;",
+        *(f"  copy_row(p{k} + o{k} + row * n{k}, to, n{k});\n    to += n{k};" for k in parts),
+        "}",
+    ]
+    inner = "\n  ".join(lines)
+    arguments = [f"global const uint *restrict p{k}, const long o{k}, const long n{k}" for k in parts]
+    arguments += ["global uint *restrict y, const long whole, const long rows, const long each"]
+    text = (
+        "inline void copy_row(global const uint *restrict x, global uint *restrict y, const long n) {\n"
+        "  for (long i = 0; i + 16 <= n; i += 16) vstore16(vload16(0, x + i), 0, y + i);\n"
+        "  if (n % 16) vstore16(vload16(0, x + n - 16), 0, y + n - 16);\n}\n"
+        f"kernel __attribute__((reqd_work_group_size(1, 1, 1))) void join({', '.join(arguments)}) {{\n  {inner}\n}}\n"
+    )
+    program = build(context, text)
+    names = [f"{name}{k}" for k in parts for name in "pon"] + ["y", "whole", "rows", "each"]
+    dtypes = [None, np.int64, np.int64] * count + [None, np.int64, np.int64, np.int64]
+
+    @functools.cache
+    def launch(items: int) -> Launch:
+        return Launch(program, "join", (items, 1, 1), (1, 1, 1), names, names=names, dtypes=dtypes)
+
+    def join(result: Tensor, filled: Any, rows: int, lengths: list[int]) -> None:
+        each, operands = max(1, min(_EACH, rows // _ROWS)), []
+        for (tensor, _), length in zip(filled, lengths, strict=True):
+            operands += [tensor.base_data, np.int64(tensor.offset // 4), np.int64(length)]
+        operands += [result.base_data, np.int64(sum(lengths)), np.int64(rows), np.int64(each)]
+        launch(-(-rows // each))(result.queue, operands)
+
+    return join
 
 
 def _parts(buffer: Tensor, axis: int, sizes: Sequence[int]) -> list[Tensor]:

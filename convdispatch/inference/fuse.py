@@ -69,7 +69,7 @@ def _fuse_one(graph: Graph, node: Node, uses: dict[Value, int]) -> bool:
         return False
     producer, options = changed
     # The convolution moves to where its follower stood: what it takes in may have been computed in between.
-    fused = Node(functional.convolution, (), {**producer.kwargs, **options})
+    fused = Node(functional.convolution, (), {**producer.kwargs, **options}, sources=producer.sources + node.sources)
     value = node.result.value
     value.node, value.shape = fused, producer.result.value.shape
     fused.result = value.whole

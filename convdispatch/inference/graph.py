@@ -62,6 +62,8 @@ class Node:
     kwargs: dict[str, Any]
     result: Any = None
     """Refs in the structure that the function answers."""
+    sources: tuple[str, ...] = ()
+    """Names of what the node computes in the net's own words, where it has some: all that was fused into it."""
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ do not say how they treat axes. The graph may then be timed in both layouts, reo
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +14,15 @@ import numpy as np
 
 from ..device.tracing import operation
 from ..elementwise import apply
+from ..elementwise.interleaving import interleaved
 from ..tensor import Tensor
 from .graph import Graph, Node, Ref, Value, map_operands, operands
 
-__all__ = ["LAYOUTS", "relayout", "reorder"]
+__all__ = ["LAYOUTS", "MIXED", "can_turn", "relayout", "reorder", "traced_layout"]
 
 LAYOUTS = ("nchw", "nhwc")
+MIXED = "mixed"
+"""The name of a form whose pictures lie one way here and the other way there."""
 _ORDER = {"nhwc": (0, 2, 3, 1), "nchw": (0, 3, 1, 2)}
 """Axes that turn a picture of the other layout into this one."""
 _AWARE = frozenset({
@@ -32,17 +36,43 @@ _POINTWISE = frozenset({"apply", "activate", "add", "dropout", "relu"})
 @operation
 def reorder(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """The axes of x in another order, copied."""
-    return apply("x", x=x.transpose(*axes))
+    made = interleaved(x) if tuple(axes) == _ORDER["nhwc"] else None
+    return apply("x", x=x.transpose(*axes)) if made is None else made
 
 
-def relayout(graph: Graph, layout: str) -> Graph:
-    """The same net with its pictures in ``layout``; inputs and outputs lie as before. A new graph."""
-    return _Relayout(graph, layout).run()
+def relayout(graph: Graph, layout: str, turned: Set[Node] | None = None) -> Graph:
+    """The same net with its pictures in ``layout``; inputs and outputs lie as before. A new graph.
+
+    With ``turned`` the pictures of these operations alone, of which ``can_turn`` holds, are turned.
+    """
+    return _Relayout(graph, layout, turned).run()
+
+
+def traced_layout(graph: Graph) -> str | None:
+    """The layout that all operations of a graph that have one were traced in; None where they differ, or none has."""
+    found = {node.kwargs.get("layout", "nchw") for node in graph.nodes if node.name in _AWARE and _pictures(node)}
+    return found.pop() if len(found) == 1 else None
+
+
+def can_turn(node: Node) -> bool:
+    """Whether the operation computes the same on pictures that lie the other way, whoever makes and reads them."""
+    pictures = _pictures(node)
+    if not pictures or not all(ref.is_whole or _is_vector(ref) for ref in pictures):
+        return False
+    if node.name in _POINTWISE:  # operands that broadcast do so along the same axes
+        return all(len(operand.shape) == 4 for operand in operands((node.args, node.kwargs)))
+    if node.name in ("sampled", "concatenate"):
+        return all(ref.is_whole for ref in pictures)
+    return node.name in _AWARE
+
+
+def _pictures(node: Node) -> list[Ref]:
+    return [ref for ref in node.refs if len(ref.shape) == 4]
 
 
 class _Relayout:
-    def __init__(self, graph: Graph, layout: str) -> None:
-        self.old, self.layout = graph, layout
+    def __init__(self, graph: Graph, layout: str, turned: Set[Node] | None) -> None:
+        self.old, self.layout, self.turned = graph, layout, turned
         self.order = _ORDER[layout]
         self.back = _ORDER[LAYOUTS[1 - LAYOUTS.index(layout)]]
         self.new = Graph(list(graph.inputs))
@@ -64,25 +94,20 @@ class _Relayout:
                 kwargs["axes"] = tuple(self.order.index(axis % 4) for axis in kwargs["axes"])
             if turns and node.name == "concatenate":
                 kwargs["axis"] = self.order.index(kwargs.get("axis", 1) % 4)
-            self._add(node, Node(node.function, args, kwargs), turns)
+            self._add(node, Node(node.function, args, kwargs, sources=node.sources), turns)
         self.new.output = map_operands(self._plain_operand, self.old.output)
         self.new.prune()
         return self.new
 
     def _turns(self, node: Node) -> bool:
-        """Whether the operation computes the same on pictures that lie the other way."""
-        pictures = [ref for ref in node.refs if len(ref.shape) == 4]
-        if not pictures or not all(ref.is_whole or _is_vector(ref) for ref in pictures):
+        """Whether the operation is computed on pictures that lie the other way."""
+        if self.turned is not None:
+            return node in self.turned
+        if not can_turn(node):
             return False
         if node.name in _AWARE:
             return node.kwargs.get("layout", "nchw") != self.layout
-        if not any(ref.value in self._other for ref in pictures):  # nothing is won by turning what lies as it should
-            return False
-        if node.name in _POINTWISE:  # operands that broadcast do so along the same axes
-            return all(len(operand.shape) == 4 for operand in operands((node.args, node.kwargs)))
-        if node.name == "sampled":
-            return all(ref.is_whole for ref in pictures)
-        return node.name == "concatenate" and all(ref.is_whole for ref in pictures)
+        return any(ref.value in self._other for ref in _pictures(node))  # else nothing is won by turning it
 
     def _add(self, old: Node, new: Node, turns: bool) -> None:
         for value in old.values:

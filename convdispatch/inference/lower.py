@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,14 @@ from ..api.problem import ConvProblem
 from ..calls.arguments import describe
 from ..device.recording import Recording, Slot
 from ..device.tracing import tracing
+from ..elementwise.apply import compute
 from ..elementwise.joining import concatenation_buffer
 from ..nn.convolution import dense
 from ..selection import dispatch
 from ..selection.prepared import Prepared, constant
 from ..tensor import Tensor
-from .graph import Graph, Node, Ref, Value, map_operands
+from .graph import Graph, Node, Ref, Value, map_operands, operands
+from .growing import grown
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -31,6 +34,7 @@ class LoweredNode:
     name: str
     problem: ConvProblem | None = None
     prepared: Prepared | None = None
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,17 +88,31 @@ class _Lowering:
         self._align = self.recording.device.mem_base_addr_align // 8
         self._place = {node: place for place, node in enumerate(graph.nodes)}
         self._joins = self._find_joins()
+        self._grown = {node: later for node, later in grown(graph).items() if not self._is_contiguous(later)}
+        self._packing: list[tuple[Any, Tensor]] = []
+        """Events of packed weights, and the weights."""
 
     def run(self) -> Lowered:
         """All nodes in order."""
+        self._await_constants()
         inputs = [self._tensor(value, kept=True) for value in self.graph.inputs]
         nodes = []
         for place, node in enumerate(self.graph.nodes):
             self.recording.step = place
-            nodes.append(self._node(node))
+            nodes.append(replace(self._node(node), sources=node.sources))
         output = map_operands(self._operand, self.graph.output)
         map_operands(_keep, output)
+        for packed, _ in self._packing:  # replays have no event to wait for
+            packed.wait()
         return Lowered(self.recording, inputs, output, nodes, self._needs())
+
+    def _await_constants(self) -> None:
+        """Weights may just be computed on the queue of the net, with which the recording's has no order."""
+        constants = [
+            x for node in self.graph.nodes for x in operands((node.args, node.kwargs)) if isinstance(x, Tensor)
+        ]
+        for queue in {x.queue for x in constants if x.queue != self.recording.queue}:
+            queue.finish()
 
     def _needs(self) -> dict[int, tuple[int, ...]]:
         return {
@@ -112,6 +130,8 @@ class _Lowering:
         """A tensor whose queue is the recording: a view of a value's slot, or of a parameter's memory."""
         if isinstance(operand, Ref):
             base = self._tensor(operand.value)
+            if operand.is_whole:  # perhaps a part of what it is joined to, with gaps
+                return base
             offset = base.offset + operand.offset
             return Tensor(base.base_data, operand.shape, base.dtype, self.recording, operand.strides, offset)
         return Tensor(operand.base_data, operand.shape, operand.dtype, self.recording, operand.strides, operand.offset)
@@ -120,6 +140,9 @@ class _Lowering:
         if is_planned(node):
             return self._convolution(node)
         if node in self._joins.values() and self._is_joined(node):
+            return LoweredNode(node.name)
+        if node in self._grown or node in self._grown.values():
+            self._grow(node)
             return LoweredNode(node.name)
         answer = node.function(*map_operands(self._operand, node.args), **map_operands(self._operand, node.kwargs))
         self._bind(node.result, answer)
@@ -142,12 +165,15 @@ class _Lowering:
         prepared = self._ready.get(problem) or dispatch.prepare(
             problem, recording.context, replace(current_policy(), patience=None)
         )
-        w = given["w"] if given["w"].offset == 0 and given["w"].contiguous else given["w"].copy()
+        w = given["w"]
+        if w.offset or not w.contiguous:
+            w = w.copy()
+            w.queue.finish()  # before it is packed on another
         weights = w.base_data
         if prepared.packed_size:
             weights, packed = constant(w).packed(prepared, recording.queue, weights)
-            if packed is not None:  # replays have no event to wait for
-                packed.wait()
+            if packed is not None:  # while it is packed, the next nodes are recorded
+                self._packing.append((packed, w))
         y = self._result(node)
         extras = [
             None if given.get(name) is None else self._start(self._operand(given[name]))
@@ -215,6 +241,28 @@ class _Lowering:
         """Memory for a concatenation's result, of which nothing is taken before it is used, and its parts."""
         tensors, axis = join.kwargs["tensors"], join.kwargs.get("axis", 1)
         return concatenation_buffer([ref.shape for ref in tensors], axis, join.result.value.dtype, self.recording)  # type: ignore[arg-type]
+
+    def _grow(self, node: Node) -> None:
+        """A concatenation as a part of the one that it is joined into; what does not lie there yet is copied."""
+        for part, ref in zip(self._parts_of(node), node.kwargs["tensors"], strict=True):
+            source = self._operand(ref)
+            if source.base_data is not part.base_data or source.offset != part.offset:
+                compute("x", {"x": source}, out=part)
+
+    def _parts_of(self, node: Node) -> list[Tensor]:
+        """The parts of a concatenation's memory, which is made here, or is a part of a later one's."""
+        value, later = node.result.value, self._grown.get(node)
+        if value not in self._memory:
+            if later is None:
+                self._memory[value] = self._shapes(node)[0]
+            else:
+                place = next(i for i, ref in enumerate(later.kwargs["tensors"]) if ref.value is value)
+                self._memory[value] = self._parts_of(later)[place]
+        whole, axis = self._memory[value], node.kwargs.get("axis", 1)
+        before, starts = (slice(None),) * (axis % whole.ndim), [0]
+        for ref in node.kwargs["tensors"]:
+            starts.append(starts[-1] + ref.shape[axis])
+        return [whole[(*before, slice(start, end))] for start, end in itertools.pairwise(starts)]
 
     def _is_joined(self, node: Node) -> bool:
         """Copy what does not stand in a concatenation's memory yet; whether the memory is there."""

@@ -20,15 +20,16 @@ from ..selection import dispatch
 from ..selection.planpack import from_environment
 from ..tensor import Tensor
 from . import remembered
-from .foretold import foretold
+from .foretold import Ranked, foretold, planned
 from .fuse import fuse
 from .graph import Graph, map_operands
 from .judging import check_purpose, judge
-from .layout import LAYOUTS, relayout
+from .layout import LAYOUTS, MIXED, relayout
 from .lower import Lowered, is_planned, lower, problem_of
 from .precision import dtype_of, traced_in, with_dtype, with_math
 from .program import Program
 from .schedule import Schedule
+from .slicing import sliced
 from .trace import trace
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ def build(
     is ``conv()``'s, for float32 data; None leaves what the net says. The weights are read now: later changes do not
     reach the result.
 
-    Batch norms are folded, sums and activations fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw"
-    or "nhwc") and ``queues`` (at most so many, for branches that do not depend on each other) are chosen by timing
-    where they are None; with ``recall`` a choice on which two measurements agree is kept on disk, and the next process
-    builds that form alone.
+    Batch norms are folded, sums and activations fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw",
+    "nhwc", or "mixed", where a plan over the net turns some pictures) and ``queues`` (at most so many, for branches
+    that do not depend on each other) are chosen by timing where they are None; with ``recall`` a choice on which two
+    measurements agree is kept on disk, and the next process builds that form alone.
 
     ``for_`` says what forms are timed at: ``"latency"``, one call that is waited for, or ``"throughput"``, calls that
     follow each other. Its name is ``for``, which Python lets nobody write as a keyword: ``for_="throughput"`` and
@@ -85,33 +86,37 @@ def build(
         more = {"dtype": dtype, "layout": layout, "queues": queues, "math": math, "for_": purpose, "recall": recall}
         return build_on(build, devices, net, *shapes, **more)
     queue = queue or runtime.queue()
-    if layout not in (None, *LAYOUTS):
-        raise InvalidArgument(f"layout must be None or one of {', '.join(LAYOUTS)}, got {layout!r}")
+    if layout not in (None, *LAYOUTS, MIXED):
+        raise InvalidArgument(f"layout must be None or one of {', '.join((*LAYOUTS, MIXED))}, got {layout!r}")
     if queues is not None and queues < 1:
         raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
     from_environment()
     compiled = thread.compiled
     graph = _fused(net, shapes, dtype, queue, math)
-    is_cold = thread.compiled > compiled  # what tracing needs was not there, nor will be the rest
+    # What tracing needs was not there, nor will be the rest; but beside a GPU's compilers that start, choosing is slow.
+    is_cold = thread.compiled > compiled and runtime.device_info(queue.device).type == "cpu"
     layouts, counts = _layouts(graph, layout), _counts(queues)
     free = layout is None and queues is None
     key = remembered.key_of(graph, queue, purpose) if recall and free else None
     known = None if key is None else remembered.recall(key)
-    if known is not None and known.is_final and known.layout in layouts:
+    if known is not None and known.is_final and known.layout in (*layouts, MIXED):
         layouts, counts = (known.layout,), (known.queues,)
     net_key = carried.key_of(purpose, *remembered.described(graph)) if free and carried.wanted(queue.device) else ""
     packed = carried.find("forms", net_key, queue.device) if net_key else None
-    if packed is not None and packed[0]["layout"] in _layouts(graph, layout):
+    if packed is not None and packed[0]["layout"] in (*_layouts(graph, layout), MIXED):
         layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)
     with side_by_side(queue.device, at_once=is_cold):
-        graphs, counts = foretold(_shaped(graph, layouts), counts, queue)
-        ready = dispatch.prepare_all([problem for each in graphs.values() for problem in _asked(each)], queue.context)
+        graphs, counts, ranked = foretold(_shaped(graph, layouts, queue), counts, queue)
+        if layout is None and len(layouts) > 1:
+            graphs |= _mixed(graph, queue, ranked)
+        graphs = {each: sliced(shaped, runtime.device_info(queue.device)) for each, shaped in graphs.items()}
+        asked = [problem for each in graphs.values() for problem in _asked(each)]
+        ready = dispatch.prepare_all(asked, queue.context, ranked)
         lowered = {each: lower(shaped, queue, ready) for each, shaped in graphs.items()}
     forms = [form for each in graphs for form in _forms(each, counts, lowered[each])]
     best = _fastest(forms, purpose, key, known)
     if net_key:
-        chosen = {"layout": best.layout, "queues": best.queues}
-        carried.note("forms", net_key, lambda: chosen, queue.device)
+        carried.note("forms", net_key, lambda: {"layout": best.layout, "queues": best.queues}, queue.device)
     best.tried = [form.described for form in forms]
     return best
 
@@ -127,11 +132,25 @@ def problems(
     """The convolutions that ``build`` would ask for, in order, with what is fused into them; for both layouts, the one
     after the other, where ``layout`` is None. Nothing is planned or computed."""
     graph = _fused(net, shapes, dtype, queue or runtime.queue(), math)
-    return [problem for each in _shaped(graph, _layouts(graph, layout)).values() for problem in _asked(each)]
+    queue = queue or runtime.queue()
+    shaped = _shaped(graph, _layouts(graph, layout), queue).values()
+    return [problem for each in shaped for problem in _asked(sliced(each, runtime.device_info(queue.device)))]
 
 
-def _shaped(graph: Graph, layouts: Sequence[str | None]) -> dict[str | None, Graph]:
-    return {layout: graph if layout is None else relayout(graph, layout) for layout in layouts}
+def _shaped(graph: Graph, layouts: Sequence[str | None], queue: cl.CommandQueue) -> dict[str | None, Graph]:
+    """The graph in each layout; as traced for None, and where no mixture of both is worth it."""
+    found = {}
+    for layout in layouts:
+        if layout == MIXED:
+            found |= _mixed(graph, queue, {}) or {MIXED: graph}
+        else:
+            found[layout] = graph if layout is None else relayout(graph, layout)
+    return found
+
+
+def _mixed(graph: Graph, queue: cl.CommandQueue, ranked: Ranked) -> dict[str | None, Graph]:
+    made = planned(graph, runtime.device_info(queue.device), ranked)
+    return {} if made is None else {MIXED: made}
 
 
 def _asked(graph: Graph) -> list[ConvProblem]:
@@ -188,6 +207,7 @@ def _forms(layout: str | None, counts: Sequence[int], lowered: Lowered) -> list[
 def _fastest(forms: list[InferenceNet], purpose: str, key: str | None, known: remembered.Choice | None) -> InferenceNet:
     """The form that is fastest at its purpose; what was found is noted under ``key``."""
     if len(forms) == 1:
+        forms[0].watch = remembered.Watch(key, known) if key is not None and known is not None else None
         return forms[0]
     names = [(form.layout, form.queues) for form in forms]
     before = None if known is None else (known.layout, known.queues)
@@ -207,6 +227,8 @@ class Layer:
     problem: Any = None
     solver: str = ""
     source: str = ""
+    sources: tuple[str, ...] = ()
+    """What it computes in the net's own words, as a file's nodes, where they are known."""
 
 
 class InferenceNet:
@@ -220,6 +242,7 @@ class InferenceNet:
         self.layout, self.queues = layout, program.schedule.queues
         self.ms = float("nan")
         """What a call took when forms were compared; NaN where there was one form."""
+        self.watch: remembered.Watch | None = None
         self.tried: list[str] = []
         """Every form that was built and its milliseconds, for the record."""
 
@@ -257,9 +280,9 @@ class InferenceNet:
     def layers(self) -> list[Layer]:
         """The operations in the order in which they run."""
         return [
-            Layer(node.name)
+            Layer(node.name, sources=node.sources)
             if node.prepared is None
-            else Layer(node.name, node.problem, node.prepared.solver.name, node.prepared.source)
+            else Layer(node.name, node.problem, node.prepared.solver.name, node.prepared.source, node.sources)
             for node in self._lowered.nodes
         ]
 
@@ -274,6 +297,8 @@ class InferenceNet:
         library = library_of(type(inputs[0])) if inputs else None
         if library is None:
             host = all(isinstance(given, np.ndarray) for given in inputs)
+            if host and self.watch is not None:
+                return self.watch.call(self, lambda: self._call(inputs, self._fetch_host))
             return self._call(inputs, self._fetch_host if host else self._fetch)
         places = [library.place(given) for given in inputs]
         if any(library_of(type(given)) is not library for given in inputs) or len(set(places)) > 1:
@@ -321,6 +346,16 @@ class InferenceNet:
             self._program.run_on(stream)
             return None
         return self._program.run()
+
+    def layer_ms(self, runs: int = 10) -> list[float]:
+        """The least milliseconds that each of ``layers`` took on the device in ``runs`` runs, on one queue in order.
+
+        NaN for one whose commands the device does not time (a library's own).
+        """
+        found = [0.0] * len(self._lowered.nodes)
+        for step, ms in zip(self.steps, self._program.timed(runs), strict=True):
+            found[step] += ms
+        return found
 
     @property
     def inputs(self) -> list[Tensor]:

@@ -49,10 +49,13 @@ def merge(graph: Graph) -> Graph:
         merged = _together(mine, {name: read(producer) for name, producer in parts.items()})
         if merged is None:
             continue
+        producers = list({id(part): part for part in parts.values()}.values())
+        sources = tuple(name for part in (*producers, node) for name in part.sources)
         value, fused = node.result.value, Node(apply, (), {"expression": _text(merged), **merged.operands})
+        fused.sources = sources
         value.node, fused.result = fused, node.result
         graph.nodes[graph.nodes.index(node)] = fused
-        for producer in {id(part): part for part in parts.values()}.values():
+        for producer in producers:
             graph.nodes.remove(producer)
             _count(uses, producer, -1)
         _count(uses, node, -1)

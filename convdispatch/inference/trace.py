@@ -15,7 +15,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..calls.arguments import describe
 from ..device.recording import Recording, Slot
-from ..device.tracing import tracing
+from ..device.tracing import source, tracing
 from ..tensor import Tensor
 from .graph import Graph, Node, Ref, Value, map_operands
 
@@ -71,7 +71,8 @@ class _Tracer:
     def note(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stand for a call: keep it as a node and answer tensors without values."""
         given, options = map_operands(self.ref, args), map_operands(self.ref, kwargs)
-        node = Node(function, given, options)
+        name = source()
+        node = Node(function, given, options, sources=(name,) if name else ())
         with tracing(None):
             rule = _RULES.get(function.__name__)
             if rule:

@@ -11,6 +11,7 @@
 //   RUN           channels of a work item
 //   FLAT          1 to count work items in one dimension (GPUs); INDEX, uint or ulong, holds any element's number
 //   LANES         16 where a CPU computes float32: vectors of pixels, or with channels last of channels; else 1
+//   EACH_PIXELS   pixels of a work item of lrn_rows
 //   REAL ACC LOAD STORE   the element type (convdispatch.api.dtypes)
 
 // d^-BETA; roots where they do, for a power costs ten times as much.
@@ -131,6 +132,30 @@ kernel GROUP void lrn(global const REAL *restrict x, const long offset, global R
   EACH(n, RUN + SIZE - 1) PUT(xs, n, take(x, c, n - SIZE / 2));
   EACH(n, RUN) give(y, c, n, AT(xs, n + SIZE / 2) * POWER(window(xs, n)));
 }
+
+#if LANES > 1 && INNER == 1 && CHANNELS % LANES == 0 && SIZE / 2 <= LANES
+// Channels last, whole vectors of them: a work item takes rows of channels, each squared once between margins of zeros.
+kernel GROUP void lrn_rows(global const REAL *restrict x, const long offset, global REAL *restrict y) {
+  const long first = get_global_id(0) * (long)EACH_PIXELS;
+  const int count = min((long)EACH_PIXELS, PIXELS - first);
+  x += offset + first * CHANNELS;
+  y += first * CHANNELS;
+  float squares[CHANNELS + 2 * LANES];
+  vstore16((V)0, 0, squares);
+  vstore16((V)0, 0, squares + LANES + CHANNELS);
+  for (int p = 0; p < count; ++p, x += CHANNELS, y += CHANNELS) {
+    for (int c = 0; c < CHANNELS; c += LANES) {
+      const V v = vload16(0, x + c);
+      vstore16(v * v, 0, squares + LANES + c);
+    }
+    for (int c = 0; c < CHANNELS; c += LANES) {
+      V sum = 0;
+      _Pragma("unroll") for (int j = 0; j < SIZE; ++j) sum += vload16(0, squares + LANES + c - SIZE / 2 + j);
+      vstore16(vload16(0, x + c) * POWER(BIAS + SCALE * sum), 0, y + c);
+    }
+  }
+}
+#endif
 
 // A window that holds c belongs to one of the SIZE channels from c - BEFORE on.
 #define BEFORE (SIZE - 1 - SIZE / 2)

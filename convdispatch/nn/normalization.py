@@ -37,6 +37,7 @@ running_variance = running_variance + momentum * (variance * unbias - running_va
 _GROUP = 128
 _LANES = 16
 _RUN_FIRST, _RUN_LAST = 8, 4
+_ROWS = 32
 """Channels that a work item of the response normalisation takes, with channels first and last."""
 _NORMALISE = "(x - mean) * factor + shift"
 
@@ -241,9 +242,12 @@ def _lrn(
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
     lanes = _LANES if not gpu and dtype == "float32" and (inner == 1 or inner >= _LANES) else 1
     run = _RUN_FIRST if inner > 1 else _RUN_LAST if lanes == 1 else min(-(-channels // lanes), 4) * lanes
+    pixels = total // channels
+    each = max(1, min(_ROWS, pixels // _ROWS))
+    rows = lanes > 1 and inner == 1 and channels % lanes == 0 and size // 2 <= lanes
     values = {
         "channels": channels,
-        "pixels": total // channels,
+        "pixels": pixels,
         "inner": inner,
         "size": size,
         "roots": {0.75: 3, 0.5: 2}.get(beta, 0),
@@ -251,6 +255,7 @@ def _lrn(
         "flat": gpu,
         "index": "uint" if total < 2**31 else "ulong",
         "lanes": lanes,
+        "each_pixels": each,
     }
     values |= {name: f"{float(value)!r}{suffix}" for name, value in (("scale", scale), ("beta", beta), ("bias", k))}
     program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text("convdispatch.nn", "lrn.cl"))
@@ -263,6 +268,7 @@ def _lrn(
         work, group = (-(-math.prod(work) // _GROUP) * _GROUP,), (_GROUP,)
     elif lanes > 1:  # said by the kernel too: then it may not be left to the driver
         group = (1,) * len(work)
-    forward = Launch(program, "lrn", work, group, "x offset y", names=("x", "offset", "y"))
+    name, items = ("lrn_rows", (-(-pixels // each), 1)) if rows else ("lrn", work)
+    forward = Launch(program, name, items, group, "x offset y", names=("x", "offset", "y"))
     names = ("x", "offset", "dy", "dy_offset", "dx")
     return forward, Launch(program, "lrn_backward", work, group, " ".join(names), names=names)

@@ -191,10 +191,10 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
     tape = current_tape()
     watched = tape is not None and tape.tracks(x)
     key = (x.context, kind, x.dtype.name, mb, channels, layout == "nhwc", tuple(sorted(values.items())))
-    launches = _launches(*key, given.offset % 16 == 0)
+    launches = _launches(*key, given.offset % 16 == 0, watched)
     start = np.int64(given.offset // x.dtype.itemsize)
     places = Tensor.empty(shape, launches.noted, x.queue) if watched and kind == "max" else None
-    if places is None:
+    if places is None or launches.noting is None:
         launches.forward(x.queue, (given.base_data, start, y.base_data))
     else:
         launches.noting(x.queue, (given.base_data, start, y.base_data, places.base_data))
@@ -204,10 +204,11 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
         def backward(dy: Tensor) -> tuple[Tensor]:
             dy, dx = dense(dy), Tensor.empty(x_shape, dtype, queue)
             first = np.int64(dy.offset // dtype.itemsize)
-            launches = _launches(*key, dy.offset % 16 == 0)
+            launches = _launches(*key, dy.offset % 16 == 0, True)
             # What a ReLU cut takes no gradient: the notes know, so that the ReLU need not look again.
             gate = places is not None and launches.gated is not None and tape.is_rectified(mark)
             back = launches.gated if gate else launches.backward
+            assert back is not None
             back(queue, (dy.base_data, first, (dy if places is None else places).base_data, dx.base_data))
             if not gate:
                 return (dx,)
@@ -218,12 +219,14 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
 
 
 class _Launches(NamedTuple):
+    """Of a call without gradients, ``forward`` alone: the others would be compiled for nothing."""
+
     forward: Launch
-    noting: Launch
-    """Forward, with notes of type ``noted``."""
     noted: type
-    backward: Launch
-    gated: Launch | None
+    noting: Launch | None = None
+    """Forward, with notes of type ``noted``."""
+    backward: Launch | None = None
+    gated: Launch | None = None
     """Backward through the pooling and through the ReLU before it."""
 
     @property
@@ -242,6 +245,7 @@ def _launches(
     nhwc: bool,
     items: tuple[tuple[str, int], ...],
     aligned: bool,
+    gradients: bool,
 ) -> _Launches:
     """``aligned``: what is read (x, going back dy) begins at a multiple of 16 bytes."""
     values = dict(items)
@@ -300,12 +304,15 @@ def _launches(
         forward = Launch(build(context, text), "pool", *out_rows, "x offset y", names=names[:3])
     else:
         forward = Launch(program(run, **ahead), "pool", *out, "x offset y", names=names[:3])
+    noted = np.uint8 if small else np.int32
+    if not gradients:
+        return _Launches(forward, noted)
     backward = Launch(program(back_run, **behind), "pool_backward", *into, " ".join(back), names=back)
     if kind != "max":
-        return _Launches(forward, forward, np.int32, backward, None)
+        return _Launches(forward, noted, None, backward)
     noting = Launch(program(run, note=True, **ahead), "pool", *out, " ".join(names), names=names)
     gated = Launch(program(back_run, gated=True, **behind), "pool_backward", *into, " ".join(back), names=back)
-    return _Launches(forward, noting, np.uint8 if small else np.int32, backward, gated)
+    return _Launches(forward, noted, noting, backward, gated)
 
 
 def _run(values: dict[str, int]) -> int:

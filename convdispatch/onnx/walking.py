@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..device.tracing import naming
 from ..tensor import Tensor
 from . import folding
 from .call import OPERATORS, Call, NeedsValue, Operand, Unsupported, describe_node
@@ -85,6 +86,8 @@ class Walk:
         """Ids of arrays that are the same in every pass: initialisers, and what is folded of them."""
         self._functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
         self._nodes, self._most = 0, queue.device.global_mem_size
+        self.zero_pads: dict[int, tuple[Tensor, Tensor, dict[int, tuple[int, int]]]] = {}
+        """Tensors, by id, that are another one with so many zeros before and behind it along each axis."""
         _count(model.graph.node, self._functions, {})
 
     def upload(self, value: np.ndarray) -> Tensor:
@@ -123,7 +126,8 @@ class Walk:
         if node.op_type == "If" and standard(node.domain):
             self._branch(node, scope, operands, attributes, sources)
             return
-        results = self._results(node, scope, operands, attributes, sources)
+        with naming(next((name for name in node.output if name), "")):
+            results = self._results(node, scope, operands, attributes, sources)
         if len(results) < len([name for name in node.output if name]):
             raise Unsupported(f"{describe_node(node)} has {len(node.output)} outputs, of which {len(results)} are here")
         depends = frozenset().union(*sources)

@@ -182,7 +182,10 @@ def _pad(call: Call) -> Any:
         return np.full(shape, value, x.dtype)
     if mode == "reflect" and any(max(p) >= max(2, x.shape[a]) and x.shape[a] < 1 for a, p in pairs.items()):
         raise call.refuse(f"reflects more than shape {x.shape} has")
-    return padded(x, pairs, mode, value)
+    made = padded(x, pairs, mode, value)
+    if mode == "constant" and value == 0 and all(near >= 0 <= far for near, far in pairs.values()):
+        call.walk.zero_pads[id(made)] = made, x, pairs
+    return made
 
 
 @operator("Trilu")
