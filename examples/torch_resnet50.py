@@ -4,7 +4,7 @@
     torchrun --standalone --nproc_per_node=4 examples/torch_resnet50.py
     torchrun --standalone --nproc_per_node=4 examples/torch_resnet50.py --plain
 
-Nothing here is convdispatch's but the line with ``enable``.
+Nothing here is convdispatch's but the lines with ``enable`` and ``prepare``.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     images = torch.randn(given.batch, 3, given.size, given.size, device=device)
     labels = torch.randint(0, 1000, (given.batch,), device=device)
+    if not given.plain:
+        ct.prepare(model, images)  # what the first step would wait for, on all processors
     warm, begin = min(5, given.steps // 2), 0.0
     for step in range(given.steps):
         if step == warm:

@@ -12,7 +12,8 @@ from .requirements import require
 
 require()
 
-from .cores import share_cores  # noqa: E402 (PyTorch is asked for first)
+from .ahead import prepare  # noqa: E402 (PyTorch is asked for first)
+from .cores import share_cores  # noqa: E402
 from .counting import counters, reset_counters  # noqa: E402
 from .device import register_device  # noqa: E402
 from .explaining import explain, report  # noqa: E402
@@ -24,10 +25,11 @@ from .functional import (  # noqa: E402
     conv_transpose2d,
     conv_transpose3d,
 )
-from .modules import convert  # noqa: E402
+from .fusion import Fusion, convert, fusion  # noqa: E402
 from .routing import disable, enable  # noqa: E402
 
 __all__ = [
+    "Fusion",
     "conv1d",
     "conv2d",
     "conv3d",
@@ -39,6 +41,8 @@ __all__ = [
     "disable",
     "enable",
     "explain",
+    "fusion",
+    "prepare",
     "register_device",
     "report",
     "reset_counters",

@@ -50,6 +50,7 @@ class BufferCall:
         y: torch.Tensor | None,
         bias: torch.Tensor | None = None,
         constant: Constant | None = None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Enqueue; the tensor that will be written."""
         out = empty_strided(self.shape, self.stride, self.dtype)
@@ -59,10 +60,11 @@ class BufferCall:
         given = [None if each is None else seen(each.contiguous()) for each in given]
         given[self.written] = seen(out)
         bias = None if bias is None else seen(bias.contiguous())  # type: ignore[assignment]
+        residual = None if residual is None else seen(residual.contiguous())  # type: ignore[assignment]
         if self._call is None:
             names = ("x", "w", "y")
-            kind = Call.kind_of(given, bias, None, self.problem.direction, names)
-            self._call = Call(self.problem, kind, bias, None, queue(), given)
-        self._call(*given, bias, None, queue())
+            kind = Call.kind_of(given, bias, residual, self.problem.direction, names)
+            self._call = Call(self.problem, kind, bias, residual, queue(), given)
+        self._call(*given, bias, residual, queue())
         solved(self.solver)
         return out

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["counters", "fallback", "left", "ours", "reset_counters", "solved", "watch_left"]
+__all__ = ["counters", "fallback", "left", "ours", "reset_counters", "several", "solved", "watch_left"]
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
@@ -16,10 +16,33 @@ _solvers: Counter[str] = Counter()
 _watchers: list[Callable[[str, str], None]] = []
 
 
+_ticks: dict[str, list[None]] = {"convolution": [], "convolution_backward": []}
+"""One None a call that was not added to the counts yet: to append is one step for Python, so it takes no lock."""
+_MOST_TICKS = 4096
+
+
 def ours(operator: str) -> None:
     """A call of ``operator`` was computed here."""
+    ticks = _ticks[operator]
+    ticks.append(None)
+    if len(ticks) > _MOST_TICKS:
+        with _lock:
+            _add_ticks()
+
+
+def _add_ticks() -> None:
+    """Under the lock; calls that come meanwhile stay for the next time."""
+    for operator, ticks in _ticks.items():
+        count = len(ticks)
+        del ticks[:count]
+        _counts[operator] += count
+
+
+def several(operator: str, solvers: Sequence[str]) -> None:
+    """Calls of ``operator`` were computed here as parts of one form, by these solvers."""
     with _lock:
-        _counts[operator] += 1
+        _counts[operator] += len(solvers)
+        _solvers.update(solvers)
 
 
 def left(operator: str, reason: str) -> None:
@@ -51,6 +74,7 @@ def counters() -> dict[str, Any]:
     """
     names = ("left", "convolution", "convolution_backward", "fallback")
     with _lock:
+        _add_ticks()
         ours = _counts["convolution"] + _counts["convolution_backward"]
         counts: dict[str, Any] = {"ours": ours} | {name: _counts[name] for name in names}
         return counts | {"reasons": dict(_reasons), "solvers": dict(_solvers)}
@@ -66,5 +90,6 @@ def fallback(operator: str) -> None:
 def reset_counters() -> None:
     """Count from zero."""
     with _lock:
+        _add_ticks()
         for each in (_counts, _reasons, _solvers):
             each.clear()

@@ -7,23 +7,38 @@ look-up; ``making`` sees the others.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from ..api.errors import ConvDispatchError
 from ..device.kernels import Programs
 from ..selection import dispatch
 from . import background
-from .geometry import Geometry
-from .making import Asked, made
-from .settings import DEFAULT, Settings, policy_of, switches
+from .geometry import Geometry, Left
+from .making import PLAIN, Asked, made
+from .settings import DEFAULT, Settings, benchmark, policy_of, switches
 from .weights import promise
 
-__all__ = ["backward", "forward", "watch"]
+__all__ = ["backward", "forward", "fused", "kept", "key_of", "watch", "watched"]
 
 _calls = Programs()
-dispatch.on_forget(_calls.drop)
+_MOST = 256
+_last: dict[str, dict[int, tuple[Any, Any]]] = {"forward": {}, "data": {}, "weights": {}}
+"""By part and the weights' id: (what decided their last call, that call). Nothing rests on the id."""
+
+
+def _forget() -> None:
+    _calls.drop()
+    for known in _last.values():
+        known.clear()
+
+
+dispatch.on_forget(_forget)
+
+
 _watchers: list[Callable[[str, Any, Sequence[Any], Geometry], None]] = []
 
 
@@ -40,18 +55,49 @@ def forward(
     settings: Settings = DEFAULT,
 ) -> torch.Tensor:
     """``aten::convolution``. Raises Left, InvalidArgument, InvalidProblem."""
-    geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
+    geometry = (stride, padding, dilation, transposed, output_padding, groups)
     if transposed and any(output_padding):
-        rows = Geometry(*geometry).rows(x.ndim - 2)
+        rows = Geometry.of(*geometry).rows(x.ndim - 2)
         if any(rows):
-            return forward(_longer(x, rows), w, bias, *Geometry(*geometry).without(rows), settings=settings)
+            return forward(_longer(x, rows), w, bias, *Geometry.of(*geometry).without(rows), settings=settings)
     constant = promise(w)
-    call = _call("forward", geometry, x, w, None, bias, constant is not None, settings)
+    call = kept("forward", geometry, x, w, None, bias, constant is not None, settings)
     result = call(None, w, x, bias, constant) if transposed else call(x, w, None, bias, constant)
+    if not call.foretold:
+        call.foretold = _foretell(geometry, x, w, result, settings)
     if _watchers:
         for watcher in _watchers:
-            watcher("forward", call, (x, w, bias), Geometry(*geometry))
+            watcher("forward", call, (x, w, bias), Geometry.of(*geometry))
     return result
+
+
+def fused(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    settings: Settings = DEFAULT,
+) -> torch.Tensor:
+    """``activation(convolution + residual)`` in one pass. Raises as ``forward`` does."""
+    geometry = (stride, padding, dilation, False, (0,) * (x.ndim - 2), groups)
+    constant = promise(w)
+    after = (activation, residual is not None)
+    call = kept("forward", geometry, x, w, None, bias, constant is not None, settings, after)
+    if residual is not None and call.shape is not None and not _alike(residual, x, call.shape):
+        raise Left("what is added is not like the result")
+    result = call(x, w, None, bias, constant, residual)
+    for watcher in _watchers:
+        watcher("forward", call, (x, w, bias, residual), Geometry.of(*geometry))
+    return result
+
+
+def _alike(residual: torch.Tensor, x: torch.Tensor, shape: Sequence[int]) -> bool:
+    return residual.shape == shape and residual.dtype is x.dtype and residual.device == x.device
 
 
 def backward(
@@ -69,11 +115,11 @@ def backward(
     settings: Settings = DEFAULT,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """``aten::convolution_backward``; None for a gradient that is not asked for. Raises as ``forward`` does."""
-    geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
+    geometry = (stride, padding, dilation, transposed, output_padding, groups)
     if transposed and any(output_padding):
-        rows = Geometry(*geometry).rows(x.ndim - 2)
+        rows = Geometry.of(*geometry).rows(x.ndim - 2)
         if any(rows):
-            rest = Geometry(*geometry).without(rows)
+            rest = Geometry.of(*geometry).without(rows)
             longer = backward(grad, _longer(x, rows), w, bias_sizes, *rest, output_mask, settings=settings)
             data = longer[0]
             if data is not None:
@@ -83,9 +129,9 @@ def backward(
     # Both are chosen before either runs: a call that is left is left whole.
     if output_mask[0]:
         constant = promise(w)
-        data = _call("data", geometry, x, w, grad, None, constant is not None, settings)
+        data = kept("data", geometry, x, w, grad, None, constant is not None, settings)
     if output_mask[1]:
-        weights = _call("weights", geometry, x, w, grad, None, False, settings)
+        weights = kept("weights", geometry, x, w, grad, None, False, settings)
     if data is not None:
         data = data(grad, w, None, None, constant) if transposed else data(None, w, grad, None, constant)
     if weights is not None:
@@ -95,13 +141,37 @@ def backward(
     return data, weights, sums
 
 
+def _foretell(
+    geometry: tuple[Any, ...], x: torch.Tensor, w: torch.Tensor, result: torch.Tensor, settings: Settings
+) -> bool:
+    """Make ready now what the backward of a call will ask for; whether that is both gradients.
+
+    For one rank of several: in its backward, collectives are under way on the device, and CUDA loads a program when the
+    device is idle, so a rank would wait there for the others, each for each program.
+    """
+    if torch.is_grad_enabled():
+        for part, tensor in (("data", x), ("weights", w)):
+            if tensor.requires_grad:
+                constant = part == "data" and promise(w) is not None
+                with contextlib.suppress(ConvDispatchError, Left):  # the backward will say so
+                    kept(part, geometry, x, w, result, None, constant, settings)
+        return x.requires_grad and w.requires_grad
+    return False
+
+
 def watch(watcher: Callable[[str, Any, Sequence[Any], Geometry], None]) -> Callable[[], None]:
-    """``watcher(part, call, tensors, geometry)`` after each forward, until the answer is called."""
+    """``watcher(part, call, tensors, geometry)`` after each forward, until the answer is called; tensors are input,
+    weights, bias and, of a fused layer, what is added."""
     _watchers.append(watcher)
     return lambda: _watchers.remove(watcher)
 
 
-def _call(
+def watched() -> bool:
+    """Whether anybody asked to ``watch``."""
+    return bool(_watchers)
+
+
+def kept(
     part: str,
     geometry: tuple[Any, ...],
     x: torch.Tensor,
@@ -110,13 +180,58 @@ def _call(
     bias: torch.Tensor | None,
     constant: bool,
     settings: Settings,
+    after: tuple[str | None, bool] = PLAIN,
 ) -> Any:
-    """The kept call for tensors like these; made now where it is new."""
+    """The kept call for tensors like these; made now where it is new. ``after``: an activation, whether another tensor
+    is added."""
     switched = switches(x.is_cuda)
     chosen = policy_of(settings, switched)
-    key = (
+    # A layer's call is its weights' last one, most often: comparing takes a third of a hash of all this.
+    beside = None if bias is None else (bias.shape, bias.dtype, bias.device)
+    whence = None if grad is None else (grad.shape, grad.dtype, grad.device)
+    of_x, of_w = (x.shape, x.stride(), x.dtype, x.device), (w.shape, w.stride(), w.dtype, w.device)
+    facts = (geometry, of_x, of_w, beside, whence, constant, after, settings, switched, chosen)
+    last = _last[part].get(id(w))
+    if last is not None and last[0] == facts:
+        call = last[1]
+    else:
+        key = key_of(part, geometry, x, w, grad, bias, constant, settings, after)
+        call = _calls.get(key)
+        if call is None:
+            asked = Asked(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after)
+            call = _calls.make(key, lambda: made(asked))
+        _remember(part, w, facts, call)
+    if benchmark() and call.prepared is not None:
+        background.consider(call.problem, call.device, chosen)
+    return call
+
+
+def _remember(part: str, w: torch.Tensor, facts: tuple[Any, ...], call: Any) -> None:
+    known = _last[part]
+    if len(known) >= _MOST:
+        known.clear()
+    known[id(w)] = facts, call
+
+
+def key_of(
+    part: str,
+    geometry: tuple[Any, ...],
+    x: torch.Tensor,
+    w: torch.Tensor,
+    grad: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    constant: bool,
+    settings: Settings,
+    after: tuple[str | None, bool] = PLAIN,
+) -> tuple[Any, ...]:
+    """What decides a call, by which it is kept; the last three are the settings, PyTorch's switches and the policy.
+
+    ``geometry`` is the operator's own arguments; a look-up begins with these, so they stay lists where they are.
+    """
+    switched = switches(x.is_cuda)
+    return (
         part,
-        geometry,
+        Geometry.of(*geometry),
         x.shape,
         x.stride(),
         x.dtype,
@@ -128,17 +243,11 @@ def _call(
         None if grad is None else (grad.shape, grad.dtype, grad.device),
         None if bias is None else (bias.shape, bias.dtype, bias.device),
         constant,
+        after,
         settings,
-        switched[:2],
-        chosen,
+        switched,
+        policy_of(settings, switched),
     )
-    call = _calls.get(key)
-    if call is None:
-        asked = Asked(part, Geometry(*geometry), x, w, grad, bias, constant, settings, switched, chosen)
-        call = _calls.make(key, lambda: made(asked))
-    if switched[2] and call.prepared is not None:
-        background.consider(call.problem, call.device, chosen)
-    return call
 
 
 def _longer(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

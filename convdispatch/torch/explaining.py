@@ -17,6 +17,8 @@ from ..device import runtime
 from ..selection.explanation import explain as explain_problem
 from ..selection.prepared import Constant
 from . import counting, engine
+from .ahead import keeping_buffers
+from .fused import unfused
 from .geometry import DTYPES
 from .routing import enable, original, settings_in_force
 
@@ -94,7 +96,6 @@ def explain(model: torch.nn.Module, *inputs: Any) -> Explained:
     """
     names: list[str] = []
     taken: list[Any] = []
-    buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
 
     def ours(part: str, call: Any, tensors: Any, geometry: Any) -> None:
         taken.append((_module(names), call, tensors, geometry))
@@ -106,16 +107,13 @@ def explain(model: torch.nn.Module, *inputs: Any) -> Explained:
     stop, guard = engine.watch(ours), None if settings_in_force() is not None else enable()
     unwatch = counting.watch_left(theirs)
     try:
-        with torch.no_grad(), _names(model, names):
+        with torch.no_grad(), keeping_buffers(model), _names(model, names):
             model(*inputs)
     finally:
         stop()
         unwatch()
         if guard is not None:
             guard.__exit__()
-        with torch.no_grad():
-            for name, each in model.named_buffers():
-                each.copy_(buffers[name])
     with torch.no_grad():
         layers = tuple(_layer(*each) for each in taken)
     where = next((str(runtime.device_info(call.device)) for _, call, _, _ in taken if call is not None), "no device")
@@ -143,21 +141,22 @@ def _names(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
 def _layer(name: str, call: Any, tensors: Any, geometry: Any) -> Layer:
     if call is None:
         return Layer(name, "", None, tensors)
-    x, w, bias = tensors
+    x, w, bias, *added = tensors
+    after = (*added, call.problem.activation) if added else (None, None)
     rest = (*map(_listed, geometry[:3]), geometry.transposed, list(geometry.output_padding), geometry.groups)
 
     constant = Constant(None) if call.problem.constant_weights else None
 
     def ours() -> torch.Tensor:
         given = (None, w, x) if geometry.transposed else (x, w, None)
-        return call(*given, bias, constant)
+        return call(*given, bias, constant, *added)
 
-    def theirs(*given: torch.Tensor) -> torch.Tensor:
-        return original("convolution", *(given or (x, w, bias)), *rest)
+    def theirs() -> torch.Tensor:
+        return unfused(original("convolution", x, w, bias, *rest), *after)
 
     on_device = x.is_cpu or x.is_cuda
     mine, plain = (ours(), theirs()) if on_device else (ours(), None)
-    expected = _exact(x[:1], w, bias, rest) if x.shape[0] else None
+    expected = _exact(x[:1], w, bias, rest, after) if x.shape[0] else None
     ms, torch_ms = _timed(ours, theirs, x.is_cuda) if plain is not None else (None, None)
     why = explain_problem(call.problem, runtime.device_info(call.device)).why if call.prepared is not None else ""
     found = call.prepared.source if call.prepared is not None else ""
@@ -170,9 +169,10 @@ def _listed(values: Any) -> list[int]:
     return list(values)
 
 
-def _exact(x: torch.Tensor, w: torch.Tensor, bias: Any, rest: tuple[Any, ...]) -> torch.Tensor:
-    x, w, bias = (None if each is None else each.detach().cpu().double() for each in (x, w, bias))
-    return original("convolution", x, w, bias, *rest)
+def _exact(x: torch.Tensor, w: torch.Tensor, bias: Any, rest: tuple[Any, ...], after: tuple[Any, Any]) -> torch.Tensor:
+    added = None if after[0] is None else after[0][: x.shape[0]]
+    x, w, bias, added = (None if each is None else each.detach().cpu().double() for each in (x, w, bias, added))
+    return unfused(original("convolution", x, w, bias, *rest), added, after[1])
 
 
 def _error(got: torch.Tensor, expected: torch.Tensor) -> float:

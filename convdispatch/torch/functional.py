@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from .fused import fused_convolution, unfused
 from .operators import convolution
 
-__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "fused"]
 
 
 def _each(value: Any, ndim: int) -> list[int]:
@@ -20,13 +21,43 @@ def _each(value: Any, ndim: int) -> list[int]:
 def _conv(
     ndim: int, x: torch.Tensor, w: torch.Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> torch.Tensor:
+    x, batched, lists = _prepared(ndim, x, w, stride, padding, dilation)
+    y = convolution(x, w, bias, *lists, False, [0] * ndim, groups)
+    return y if batched else y.squeeze(0)
+
+
+def _prepared(
+    ndim: int, x: torch.Tensor, w: torch.Tensor, stride: Any, padding: Any, dilation: Any
+) -> tuple[torch.Tensor, bool, tuple[list[int], list[int], list[int]]]:
+    """A batch, whether it was one, and stride, padding and dilation as numbers for each axis."""
     strides, dilations = _each(stride, ndim), _each(dilation, ndim)
     x, batched = _batched(x, ndim)
     if isinstance(padding, str):
         x, pads = _by_word(padding, x, w, strides, dilations)
     else:
         pads = _each(padding, ndim)
-    y = convolution(x, w, bias, strides, pads, dilations, False, [0] * ndim, groups)
+    return x, batched, (strides, pads, dilations)
+
+
+def fused(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: Any,
+    activation: str | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+) -> torch.Tensor:
+    """``activation(conv(x) + residual)`` in one pass; what is added may be anything that broadcasts."""
+    ndim = w.ndim - 2
+    if residual is not None and not (isinstance(residual, torch.Tensor) and residual.ndim == x.ndim):
+        return unfused(_conv(ndim, x, w, bias, stride, padding, dilation, groups), residual, activation)
+    x, batched, lists = _prepared(ndim, x, w, stride, padding, dilation)
+    if not batched and residual is not None:
+        residual = residual.unsqueeze(0)
+    y = fused_convolution(x, w, bias, residual, activation, *lists, groups)
     return y if batched else y.squeeze(0)
 
 

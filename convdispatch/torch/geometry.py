@@ -115,8 +115,10 @@ def problem_of(
     math: str,
     bias: bool = False,
     constant: bool = False,
+    after: tuple[str | None, bool] = (None, False),
 ) -> ConvProblem:
-    """The problem of one part of a convolution; ``last`` when tensors lie channels last.
+    """The problem of one part of a convolution; ``last`` when tensors lie channels last, ``after`` its activation and
+    whether a tensor is added.
 
     Raises InvalidArgument, InvalidProblem, by the operator's own names.
     """
@@ -152,6 +154,8 @@ def problem_of(
         names=names,
         bias=bias,
         constant_weights=constant,
+        activation=after[0],
+        residual=after[1],
     )
 
 

@@ -11,11 +11,14 @@ import torch
 
 from ..api.errors import NoDevice
 from ..api.problem import ConvProblem
-from ..calls.arrays import Call
+from ..calls.arrays import PLACES, Call
+from ..calls.libraries import library_of
+from ..calls.roads import host_queue, host_road
 from ..device import host, runtime
 from ..device.host import HostMemory, HostQueue
 from ..selection import dispatch
 from ..selection.prepared import Constant
+from ..selection.serial import serial
 from .cores import share_cores
 from .counting import solved
 from .geometry import Left
@@ -57,19 +60,43 @@ class HostCall:
         unsupported = runtime.device_info(self.device).supports(problem.dtype)
         if unsupported:
             raise Left(unsupported)
-        self.written = "xwy".index(problem.written)
+        self.places = PLACES[problem.direction]
+        self.written = self.places[2]
         self.sizes = [math.prod(s) * problem.itemsize for s in (problem.x_shape, problem.w_shape, problem.y_shape)]
-        self.read = [place for place in range(3) if place != self.written]
+        self.read = self.places[:2]
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         self.shared = host.has_system_svm(self.device)
         self.prepared = None if self.empty else dispatch.prepare(problem, runtime.context(self.device))
+        alone = self.shared and self.prepared is not None and serial(self.prepared)
+        self._queue = host_queue(self.device, alone)
         size = self.sizes[self.written]
         self._pool = host.pool_of(self.device) if self.shared and size >= _POOLED else None
+        # None where memory is from the pool, in another order, or of a dtype that NumPy has not.
+        plain = size < _POOLED and problem.layout == "nchw" and dtype is not torch.bfloat16
+        self._small = np.dtype(problem.dtype) if plain else None
         self._back: Any = None
         if problem.layout == "nhwc":
             ndim = len(shape)
             self._back = (0, ndim - 1, *range(1, ndim - 1))
         self._views: Any = None
+        self._road = self._short_way() if self.shared else None
+        self._solver = self.solver
+
+    def _short_way(self) -> Any:
+        form, library = self.form, library_of(torch.Tensor)
+
+        def fits(place: int) -> Any:
+            return lambda tensor: tensor.is_contiguous(memory_format=form) and not tensor.is_neg()
+
+        def make() -> tuple[Any, Any]:
+            made = self.result()
+            return made, out_of(made)
+
+        def memory_of(place: int) -> Any:
+            return library.host_memory(self.sizes[place])  # type: ignore[union-attr]
+
+        out_of = memory_of(self.written)
+        return host_road(self, memory_of, fits, make)
 
     @property
     def solver(self) -> str:
@@ -78,6 +105,8 @@ class HostCall:
 
     def result(self) -> torch.Tensor:
         """A new tensor for the result; its memory is used again once nothing holds it."""
+        if self._small is not None and not torch._C._is_torch_function_mode_enabled():
+            return torch.from_numpy(np.empty(self.shape, self._small))  # in half of torch.empty's time
         if self._pool is None or torch._C._is_torch_function_mode_enabled():
             return torch.empty(self.shape, dtype=self.dtype, device="cpu", memory_format=self.form)
         lease = host.lease(self.device, self.sizes[self.written])
@@ -93,8 +122,16 @@ class HostCall:
         y: torch.Tensor | None,
         bias: torch.Tensor | None = None,
         constant: Constant | None = None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run; waits."""
+        if self._road is not None:
+            operands = [x, w, y]
+            operands[self.written] = None
+            out = self._road(operands, self._queue(), constant)
+            if out is not None:
+                solved(self._solver)
+                return out
         out = self.result()
         if self.empty:
             return out.zero_()
@@ -105,39 +142,44 @@ class HostCall:
                 given[place] = given[place].contiguous(memory_format=self.form)
         if bias is not None:
             bias = bias.contiguous()
+        if residual is not None:
+            residual = residual.contiguous(memory_format=self.form)
         if self.shared:
-            self._run(given, bias, constant)
+            self._run(given, bias, residual, constant)
         else:
-            self._run_by_views(given, bias)
+            self._run_by_views(given, bias, residual)
         solved(self.solver)
         return out
 
-    def _run(self, given: list[Any], bias: Any, constant: Constant | None) -> None:
-        commands = HostQueue(runtime.queue(self.device))
+    def _run(self, given: list[Any], bias: Any, residual: Any, constant: Constant | None) -> None:
+        commands = HostQueue(self._queue())
         at = HostMemory.at
         memory = [at(tensor.data_ptr(), size, tensor) for tensor, size in zip(given, self.sizes, strict=True)]
         if bias is not None:
             bias = at(bias.data_ptr(), bias.nbytes, bias)
+        if residual is not None:
+            residual = at(residual.data_ptr(), self.sizes[2], residual)
         prepared: Any = self.prepared
         try:
             commands.finish(
-                dispatch.run(self.problem, prepared, commands, *memory, bias, None, None, constant)  # type: ignore[arg-type]
+                dispatch.run(self.problem, prepared, commands, *memory, bias, residual, None, constant)  # type: ignore[arg-type]
             )
         except BaseException:
             commands.queue.finish()  # no command may use the tensors' memory any longer
             raise
 
-    def _run_by_views(self, given: list[Any], bias: Any) -> None:
+    def _run_by_views(self, given: list[Any], bias: Any, residual: Any) -> None:
         """By NumPy's road, for a device that takes no pointers of the host's."""
         views = [_view(tensor, self.problem.layout) for tensor in given]
         bias = None if bias is None else _view(bias, "nchw")
+        residual = None if residual is None else _view(residual, self.problem.layout)
         queue = runtime.queue(self.device)
         if self._views is None:
             names = ("x", "w", "y")
-            kind = Call.kind_of(views, bias, None, self.problem.direction, names)
+            kind = Call.kind_of(views, bias, residual, self.problem.direction, names)
             problem = self.problem.replace(constant_weights=False)
-            self._views = Call(problem, kind, bias, None, queue, views)
-        self._views(*views, bias, None, queue)
+            self._views = Call(problem, kind, bias, residual, queue, views)
+        self._views(*views, bias, residual, queue)
 
 
 def _view(tensor: torch.Tensor, layout: str) -> np.ndarray:

@@ -15,7 +15,10 @@ from .host import HostCall
 from .host import device as cpu
 from .settings import Settings, math_of
 
-__all__ = ["Asked", "Leave", "made"]
+__all__ = ["PLAIN", "Asked", "Leave", "made"]
+
+PLAIN: tuple[str | None, bool] = (None, False)
+"""What follows a convolution: no activation, nothing added."""
 
 
 class Asked(NamedTuple):
@@ -32,12 +35,16 @@ class Asked(NamedTuple):
     settings: Settings
     switched: tuple[Any, ...]
     chosen: Policy
+    after: tuple[str | None, bool] = PLAIN
+    """The activation that follows, and whether a tensor is added before it."""
 
 
 class Leave:
     """A call that is PyTorch's, each time."""
 
     prepared = None
+    shape = None
+    foretold = True
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -49,13 +56,15 @@ class Leave:
 def made(asked: Asked) -> Any:
     """``call(x, w, y, bias, constant)`` for tensors like those. Raises Left where only this one call is PyTorch's."""
     try:
-        return _call(asked)
+        call = _call(asked)
     except NoSolver as error:
         return Leave(str(error).splitlines()[0])
     except Left as left:
         if not left.lasting:
             raise
         return Leave(str(left))
+    call.foretold = asked.part != "forward" or not ranks.many()
+    return call
 
 
 def _call(asked: Asked) -> Any:
@@ -105,6 +114,7 @@ def _problem(asked: Asked, last: bool) -> ConvProblem:
         math=math_of(asked.settings, asked.switched, dtype),
         bias=bias is not None,
         constant=asked.constant,
+        after=asked.after,
     )
     if bias is not None and tuple(bias.shape) != (problem.channels_out,):
         raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")

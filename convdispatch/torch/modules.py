@@ -1,4 +1,4 @@
-"""convert: a model's convolution layers replaced by layers that call the operator, for compilers and export."""
+"""Layers of a model's own parameters that call the operators, for compilers and export; ``fusion`` puts them in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from . import functional
 
-__all__ = ["convert"]
+__all__ = ["FUSED", "swap"]
 
 
 class _Conv:
@@ -64,14 +64,50 @@ _OURS: dict[type, type] = {
 }
 
 
-def convert(model: nn.Module) -> nn.Module:
-    """Replace ``nn.Conv1d`` to ``nn.ConvTranspose3d`` in ``model`` by layers of the same parameters that call
-    ``torch.ops.convdispatch.convolution``; changes the model, and answers it.
+class _Fused:
+    """``activation(conv(input) + residual)``; the weights hold the batch norm that followed, and do not learn."""
 
-    Layers of classes derived from these are left: what they changed would be lost.
-    """
-    for module in model.modules():
-        ours = _OURS.get(type(module))
-        if ours is not None:
-            module.__class__ = ours
-    return model
+    activation: str | None = None
+
+    def forward(self, input: torch.Tensor, residual: Any = None) -> torch.Tensor:
+        layer: Any = self
+        padding = layer.padding
+        if layer.padding_mode != "zeros":
+            input = nn.functional.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+            padding = 0
+        geometry = (layer.stride, padding, layer.dilation, layer.groups)
+        return functional.fused(input, layer.weight, layer.bias, residual, self.activation, *geometry)
+
+    def extra_repr(self) -> str:
+        text: str = super().extra_repr()  # type: ignore[misc]
+        return text if self.activation is None else f"{text}, activation={self.activation!r}"
+
+
+class FusedConv1d(_Fused, nn.Conv1d):
+    """``nn.Conv1d`` with what follows it."""
+
+
+class FusedConv2d(_Fused, nn.Conv2d):
+    """``nn.Conv2d`` with what follows it."""
+
+
+class FusedConv3d(_Fused, nn.Conv3d):
+    """``nn.Conv3d`` with what follows it."""
+
+
+FUSED: dict[type, type] = {}
+"""By the kind of layer: the kind that takes in what follows it."""
+for _plain, _ours, _fused in (
+    (nn.Conv1d, Conv1d, FusedConv1d),
+    (nn.Conv2d, Conv2d, FusedConv2d),
+    (nn.Conv3d, Conv3d, FusedConv3d),
+):
+    FUSED[_plain] = FUSED[_ours] = _fused
+
+
+def swap(module: nn.Module) -> bool:
+    """Let a layer call the operator, in place, where it is exactly PyTorch's; whether it does."""
+    ours = _OURS.get(type(module))
+    if ours is not None:
+        module.__class__ = ours
+    return ours is not None

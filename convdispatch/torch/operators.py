@@ -6,7 +6,7 @@ They hold without ``enable``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from . import engine
 from .routing import original, routed, settings_in_force
 
-__all__ = ["convolution", "convolution_backward"]
+__all__ = ["autocasts", "convolution", "convolution_backward"]
 
 _GEOMETRY = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
@@ -118,20 +118,26 @@ torch.library.register_autograd(
 # --- autocast -------------------------------------------------------------------------------------------------------
 
 
-def _autocast(kind: str) -> Any:
-    """As PyTorch's own under autocast: floating operands of up to 32 bits in the type that was asked for."""
+def autocasts(library: torch.library.Library, name: str, operator: Callable[..., torch.Tensor], operands: int) -> None:
+    """Give an operator autocast as PyTorch's own have it.
 
-    def cast(*arguments: Any) -> torch.Tensor:
-        dtype = torch.get_autocast_dtype(kind)
-        tensors = [
-            each.to(dtype) if isinstance(each, torch.Tensor) and each.is_floating_point() and each.dtype !=
-            torch.float64 else each for each in arguments[:3]
-        ]  # fmt: skip
-        with torch.amp.autocast(kind, enabled=False):
-            return convolution(*tensors, *arguments[3:])
+    Of the first ``operands`` arguments, floating ones of up to 32 bits come in the type that was asked for.
+    """
 
-    return cast
+    def casting(kind: str) -> Callable[..., torch.Tensor]:
+        def cast(*arguments: Any) -> torch.Tensor:
+            dtype = torch.get_autocast_dtype(kind)
+            tensors = [
+                each.to(dtype) if isinstance(each, torch.Tensor) and each.is_floating_point() and each.dtype !=
+                torch.float64 else each for each in arguments[:operands]
+            ]  # fmt: skip
+            with torch.amp.autocast(kind, enabled=False):
+                return operator(*tensors, *arguments[operands:])
+
+        return cast
+
+    for kind, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+        library.impl(name, casting(kind), key)
 
 
-for _kind, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-    _library.impl("convolution", _autocast(_kind), _key)
+autocasts(_library, "convolution", convolution, 3)

@@ -2,7 +2,7 @@
 
 Processes meet in the store of ``torch.distributed``, without a collective operation, so no order of calls is asked of
 them. The lock file of rank 0 (``CONVDISPATCH_LOCK``) goes to all; of what it does not name, the first rank that comes
-to a problem decides, and the others follow.
+to a problem decides, and the others follow. For that file alone a rank waits, ``PATIENCE`` at most.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,8 +25,10 @@ from ..device import runtime
 from ..selection import dispatch, lockfile, ranking
 from .requirements import lacking
 
-__all__ = ["agree", "many", "meet"]
+__all__ = ["PATIENCE", "agree", "many", "meet", "share"]
 
+PATIENCE = timedelta(seconds=300)
+"""How long a rank waits for rank 0's ``enable()``."""
 _PREFIX = "convdispatch/"
 _NONE = "-"
 _lock = threading.Lock()
@@ -60,11 +63,32 @@ def meet() -> Any:
                 locked = lockfile.read(path) if path else {}
                 text = {problem: [each.solver, dict(each.config)] for problem, each in locked.items()}
                 store.set(_PREFIX + "lock", json.dumps(text))
-            text = json.loads(store.get(_PREFIX + "lock"))
+            text = json.loads(_from_rank_0(store, rank))
             lockfile.agree({p: lockfile.Decision(solver, config) for p, (solver, config) in text.items()})
             dispatch.forget()
             _met = group
     return _store()
+
+
+def _from_rank_0(store: Any, rank: int) -> bytes:
+    key = _PREFIX + "lock"
+    try:
+        store.wait([key], PATIENCE)
+        return store.get(key)
+    except RuntimeError as error:  # of the store, or of its connection
+        raise RuntimeError(
+            f"rank {rank} heard nothing of rank 0's decisions for {PATIENCE.total_seconds():g} s: call "
+            f"convdispatch.torch.enable() on every rank, after init_process_group; or rank 0 has ended ({error})"
+        ) from None
+
+
+def share(count: int) -> int:
+    """At which of ``count`` things to do this rank begins, so that ranks of one host do each a part first."""
+    if not many():
+        return 0
+    distributed = torch.distributed
+    rank = int(os.environ.get("LOCAL_RANK", distributed.get_rank()))
+    return count * rank // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", distributed.get_world_size())))
 
 
 def agree(problem: ConvProblem, device: Callable[[], Any], tensor: Any = None) -> None:
@@ -80,7 +104,10 @@ def agree(problem: ConvProblem, device: Callable[[], Any], tensor: Any = None) -
     first = ranking.rank(problem, runtime.device_info(where))[0]
     mine = json.dumps([first.solver.name, dict(first.config)], sort_keys=True)
     key = f"{_PREFIX}{problem}/{current_policy().deterministic}"
-    solver, config = json.loads(store.compare_set(key, "", mine))
+    try:
+        solver, config = json.loads(store.compare_set(key, "", mine))
+    except RuntimeError as error:
+        raise RuntimeError(f"the ranks' store does not answer, perhaps because a rank has ended: {error}") from None
     lockfile.agree({str(problem): lockfile.Decision(solver, config)})
 
 

@@ -45,12 +45,11 @@ def enable(*, math: str | None = None, solver: str | None = None, min_flops: flo
     names the only solvers that may run, by glob; convolutions of fewer than ``min_flops`` operations stay PyTorch's.
     What cannot be done here goes to PyTorch's own kernel, and ``counters`` says why.
 
-    Raises InvalidArgument.
+    Raises InvalidArgument, and RuntimeError for a rank that hears nothing of rank 0.
     """
     settings, before = checked(math, solver, min_flops), _in_force
+    ranks.meet()
     _set(settings)
-    if ranks.many():
-        ranks.meet()
     return Enabled(before)
 
 

@@ -13,7 +13,10 @@ from ..api.problem import MATHS
 
 _C: Any = torch._C
 
-__all__ = ["DEFAULT", "Settings", "checked", "math_of", "policy_of", "switches"]
+benchmark = _C._get_cudnn_benchmark
+"""``torch.backends.cudnn.benchmark``."""
+
+__all__ = ["DEFAULT", "Settings", "benchmark", "checked", "math_of", "policy_of", "switches"]
 
 
 class Settings(NamedTuple):
@@ -45,15 +48,15 @@ def _tf32_by_cudnn() -> bool:
         return torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
 
 
-def switches(on_cuda: bool) -> tuple[Any, ...]:
-    """PyTorch's switches that bear on a call, to be part of what calls are kept by.
+def switches(on_cuda: bool) -> tuple[bool, bool]:
+    """PyTorch's switches that decide a call, to be part of what calls are kept by: TF32 allowed, deterministic.
 
     Read where ``torch.backends`` reads them: its properties take longer than all the rest of a call's look-up.
     """
-    deterministic, benchmark = _C._get_deterministic_algorithms(), _C._get_cudnn_benchmark()
+    deterministic = _C._get_deterministic_algorithms()
     if on_cuda:
-        return _tf32_by_cudnn(), deterministic or _C._get_cudnn_deterministic(), benchmark
-    return _C._get_float32_matmul_precision() != "highest", deterministic, benchmark
+        return _tf32_by_cudnn(), deterministic or _C._get_cudnn_deterministic()
+    return _C._get_float32_matmul_precision() != "highest", deterministic
 
 
 def math_of(settings: Settings, switched: tuple[Any, ...], dtype: str) -> str:

@@ -91,6 +91,7 @@ class StreamCall:
         y: torch.Tensor | None,
         bias: torch.Tensor | None = None,
         constant: Constant | None = None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Give the call to the stream; the tensor that will be written."""
         out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.where)
@@ -98,12 +99,18 @@ class StreamCall:
             return out.zero_()
         given: list[Any] = [x, w, y]
         given[self.written] = out
-        if self.launches is None or not self._launched(given, bias, constant):
-            self._take(given, bias, constant)
+        if self.launches is None or not self._launched(given, bias, constant, residual):
+            self._take(given, bias, constant, residual)
         solved(self.name)
         return out
 
-    def _launched(self, given: list[torch.Tensor], bias: torch.Tensor | None, constant: Constant | None) -> bool:
+    def _launched(
+        self,
+        given: list[torch.Tensor],
+        bias: torch.Tensor | None,
+        constant: Constant | None,
+        residual: torch.Tensor | None,
+    ) -> bool:
         """Whether the operands lay as kernels take them, and the plan's launches were given: most calls are so."""
         form = self.form
         for place in self.read:
@@ -112,18 +119,22 @@ class StreamCall:
         addresses = [tensor.data_ptr() for tensor in given]
         if constant is not None and self.packs:
             addresses[1] = constant.addresses.get(self.key, 1)
-        beside = 0
+        beside = added = 0
         if bias is not None:
             if not bias.is_contiguous():
                 return False
             beside = bias.data_ptr()
-        if (addresses[0] | addresses[1] | addresses[2] | beside) % _ALIGNMENT:
+        if residual is not None:
+            if not residual.is_contiguous(memory_format=form):
+                return False
+            added = residual.data_ptr()
+        if (addresses[0] | addresses[1] | addresses[2] | beside | added) % _ALIGNMENT:
             return False
         stream = self.library.stream(given[self.written], self.number)
         if not self.library.is_current(stream):
             return False
         stream.place.recent.append(self.name)
-        addresses += (beside, 0)
+        addresses += (beside, added)
         try:
             self.launches.give(stream, addresses)
         except CudaError as error:
@@ -134,21 +145,23 @@ class StreamCall:
             stream.check()
         return True
 
-    def _take(self, given: list[Any], bias: Any, constant: Constant | None) -> None:
+    def _take(self, given: list[Any], bias: Any, constant: Constant | None, residual: Any) -> None:
         """Give the call to the stream, whatever its operands' memory is like."""
         for place in self.read:
             given[place] = self._ready(given[place], self.form)
         if bias is not None:
             bias = self._ready(bias, torch.contiguous_format)
+        if residual is not None:
+            residual = self._ready(residual, self.form)
         stream = self.library.stream(given[self.written], self.number)
         with stream.current():
             try:
-                self._run(stream, given, bias, constant)
+                self._run(stream, given, bias, constant, residual)
             except Unlaunchable as error:  # of constant weights' packing, before anything else ran
                 raise Left(f"{self.solver} cannot run on a CUDA stream: {error}") from None
             stream.check()
 
-    def _run(self, stream: Any, given: list[torch.Tensor], bias: Any, constant: Constant | None) -> None:
+    def _run(self, stream: Any, given: list[torch.Tensor], bias: Any, constant: Constant | None, residual: Any) -> None:
         prepared = self.prepared
         stream.noted(prepared.solver.name)
         if self.launches is not None:
@@ -158,14 +171,15 @@ class StreamCall:
                 packed, _ = constant.packed(prepared, stream, memory)  # type: ignore[arg-type]
                 addresses[1] = constant.addresses[self.key] = packed.address  # type: ignore[attr-defined]
             try:
-                self.launches.give(stream, [*addresses, 0 if bias is None else bias.data_ptr(), 0])
+                beside = [0 if each is None else each.data_ptr() for each in (bias, residual)]
+                self.launches.give(stream, [*addresses, *beside])
                 return
             except CudaError as error:
                 if not out_of_memory(error):
                     raise
         operands = [CudaMemory(t.data_ptr(), size, t) for t, size in zip(given, self.sizes, strict=True)]
-        extra = None if bias is None else CudaMemory(bias.data_ptr(), bias.nbytes, bias)
-        dispatch.run(self.problem, prepared, stream, *operands, extra, None, None, constant)  # type: ignore[arg-type]
+        extra = [None if t is None else CudaMemory(t.data_ptr(), t.nbytes, t) for t in (bias, residual)]
+        dispatch.run(self.problem, prepared, stream, *operands, *extra, None, constant)  # type: ignore[arg-type]
 
     def _ready(self, tensor: Any, form: Any) -> Any:
         if not tensor.is_contiguous(memory_format=form):
