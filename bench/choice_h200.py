@@ -19,12 +19,11 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from fair import Side, medians, sets_of
+from fair import Side, graph_side, medians, sets_of
 from farm import Lost, farm
 from nvidia_fit import KINDS
 
@@ -60,7 +59,6 @@ def ours(problem: ConvProblem) -> Side:
             "dilation": tuple(getattr(problem, "d" + a) for a in axes),
             "padding": tuple((getattr(problem, "p" + a), getattr(problem, f"p{a}_r")) for a in axes),
             "groups": problem.g, "layout": problem.layout, "math": problem.math}  # fmt: skip
-    graphs: dict[int, Any] = {}
 
     def work(turn: int) -> None:
         given = sets[turn % len(sets)]
@@ -71,35 +69,9 @@ def ours(problem: ConvProblem) -> Side:
         else:
             cd.conv_backward_weights(given["x"], given["y"], shaped["w"], out=given["w"], **keys)
 
-    def batch(runs: int) -> None:
-        if runs not in graphs:
-            side = torch.cuda.Stream()
-            with torch.cuda.stream(side):
-                for number in range(2):
-                    work(number)
-            torch.cuda.synchronize()
-            graphs[runs] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graphs[runs]):
-                for number in range(runs):
-                    work(number)
-        graphs[runs].replay()
-
     work(0)  # compiles
     torch.cuda.synchronize()
-    return Side(batch, lambda runs: torch.cuda._sleep(170_000 * runs), _mark, _ms)
-
-
-def _mark() -> Any:
-    import torch
-
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _ms(before: Any, after: Any) -> float:
-    after.synchronize()
-    return before.elapsed_time(after)
+    return graph_side(work)
 
 
 def _begin(seconds: float) -> None:

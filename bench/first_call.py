@@ -4,11 +4,15 @@
 
 ``first``: seconds of a process' first ``conv()`` beyond imports, with an empty and with a full kernel cache. ``net``:
 ``inference.build`` of a net with random weights, the same. ``pack``: ``load_pack`` and ``build``, no kernel cache.
-``cli``: ``convdispatch info`` and ``explain``, whole processes. A full cache is what a run before left, with bytecode.
+``cli``: ``convdispatch info`` and ``explain``, whole processes. A full cache is what a run before left. Python's
+bytecode is there in all rows, as pip leaves it.
 """
 
 from __future__ import annotations
 
+import compileall
+import importlib.metadata
+import importlib.util
 import json
 import os
 import statistics
@@ -86,6 +90,7 @@ class Processes:
             home = Path(empty) if cache == "empty" else self.full
             given = {
                 "XDG_CACHE_HOME": str(home),
+                "CONVDISPATCH_DB": str(home / "records"),  # nothing was measured
                 "CUDA_CACHE_PATH": str(home / "cuda"),
                 "CONVDISPATCH_KERNEL_CACHE": "off" if cache == "off" else str(home / "kernels"),
             }
@@ -114,7 +119,10 @@ class Processes:
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=None)
 def main(device: str | None, runs: int, only: str, net: str, json_path: Path | None) -> None:
     """Print a table."""
-    wanted, found = only.split(","), {}
+    wanted, found = only.split(","), _Found(json_path)
+    for name in {"convdispatch", *(entry.module for entry in importlib.metadata.entry_points(group="convdispatch"))}:
+        for place in importlib.util.find_spec(name).submodule_search_locations or ():
+            compileall.compile_dir(place, quiet=2)
     with tempfile.TemporaryDirectory() as folder:
         children, pack = Processes(device, net, Path(folder)), str(Path(folder) / "net.cdpack")
         plans = {
@@ -133,26 +141,36 @@ def main(device: str | None, runs: int, only: str, net: str, json_path: Path | N
                     children.run(code, cache, given)
                     children.run(code, cache, given)  # the second time settles the form
                 found[name] = [children.run(code, cache, given) for _ in range(runs)]
-                _show(name, found[name])
         if "cli" in wanted:
             for words in (("info",), ("explain", "mb1ic64ih56oc64kh3ph1")):
                 children.command(*words)
                 name = f"convdispatch {words[0]}"
                 found[name] = [{"seconds": children.command(*words)} for _ in range(runs)]
-                _show(name, found[name])
     table = Table("", "median, s", "least, s", "most, s", "compiled", "loaded")
     for name, each in found.items():
         times, counts = [one["seconds"] for one in each], each[-1].get("counts", {})
         row = [f"{value:.3f}" for value in (statistics.median(times), min(times), max(times))]
         table.add_row(name, *row, *(str(counts.get(kind, "")) for kind in ("compile", "load")))
     Console(width=120).print(table)
-    if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=1))
+
+
+class _Found(dict):
+    """Figures by name; written as they come, so that a run that is cut short leaves what it had."""
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__()
+        self._path = path
+
+    def __setitem__(self, name: str, runs: list[dict]) -> None:
+        super().__setitem__(name, runs)
+        _show(name, runs)
+        if self._path is not None:
+            self._path.write_text(json.dumps(self, indent=1))
 
 
 def _show(name: str, found: list[dict]) -> None:
     times = ", ".join(f"{one['seconds']:.3f}" for one in found)
-    click.echo(f"{name}: {times} s {found[-1].get('phases', '')}", err=True)
+    click.echo(f"{name}: {times} s {found[-1].get('phases', '')} {found[-1].get('counts', '')}", err=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Tunes layers on 1, 2 and 4 GPUs of one machine by a cluster: how much sooner, what a task costs, what a death costs.
+"""Shows a cluster on 1, 2 and 4 GPUs of one machine, each part within a limit of seconds and told as it ends.
 
-    python bench/fleet.py --gpus 2 --gpus 1 --problems 40 --budget 1000      # each with caches and records of its own
-    python bench/fleet.py --device intel --gpus 1 --problems 4 --budget 300 --small --net lenet --batch 8  # a rehearsal
+    python bench/fleet.py --gpus 2 --problems 24 --budget 1000 --within 160
+    python bench/fleet.py --device intel --gpus 2 --problems 4 --budget 300 --small --net lenet --batch 8  # a rehearsal
 
-Every number of GPUs begins with empty caches of compiled kernels; what is timed is ``find_many``, from when each worker
-has measured one small problem, which starts its processes, until the last record is stored.
+*times*: ``find_many`` on all GPUs and on one, from when each worker has measured one small problem until the last
+record is stored, each with empty caches of compiled kernels; and what a task of no work takes. *agreement*: the same
+problems on two devices, and whose intervals lie apart. *killed*: a worker dies in the middle. *all*: a net's batches on
+all devices of one process.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,29 +93,38 @@ def problems(count: int, small: bool) -> list[Any]:
     return found[:count]
 
 
-def tune(devices: list[str], wanted: list[Any], budget_ms: float) -> dict[str, Any]:
-    """Seconds of find_many on these devices, and who did how much."""
+def started(address: str, workers: int) -> dict[str, Any]:
+    """Waits until every worker has measured a small problem."""
     from convdispatch import find_many
 
-    with tempfile.TemporaryDirectory() as name, farm(devices, Path(name)) as address, database(Path(name)):
-        find_many([FIRST], address, budget_ms=200, agree=1, tell=print)
-        begun, ended = time.perf_counter(), []
-        found = find_many(wanted, address, budget_ms=budget_ms, agree=0, tell=print, each=lambda r: ended.append(r))
-        spent = time.perf_counter() - begun
-        by = {worker: sum(r.worker == worker for r in found) for worker in sorted({r.worker for r in found})}
-        searching = sum(r.spent_ms for r in found) / 1e3
-        made = {"gpus": len(devices), "problems": len(wanted), "found": len(found), "s": round(spent, 2), "by": by,
-                "searching_s": round(searching, 2), "winners": sum(r.winner is not None for r in found),
-                "records": len(stored()), "compile_ms": round(sum(x.compile_ms or 0 for r in found for x in r)),
-                "tried": statistics.mean(sum(x.median_ms is not None for x in r) for r in found)}  # fmt: skip
-        print(json.dumps(made), flush=True)
-        return made
+    while len({record.worker for record in stored()}) < workers:
+        find_many([FIRST], address, budget_ms=200, agree=1, again=True, tell=print)
+    return {"workers": sorted({record.worker for record in stored()})}
 
 
-def overhead(address: str, count: int = 1000) -> float:
+def tune(address: str, wanted: list[Any], budget_ms: float) -> dict[str, Any]:
+    """Seconds of find_many, and who did how much."""
+    from convdispatch import find_many
+
+    begun, ended = time.perf_counter(), list[float]()
+
+    def each(results: Any) -> None:
+        ended.append(round(time.perf_counter() - begun, 2))
+
+    found = find_many(wanted, address, budget_ms=budget_ms, agree=0, tell=print, each=each)
+    spent = time.perf_counter() - begun
+    by = {worker: [r.spent_ms / 1e3 for r in found if r.worker == worker] for worker in {r.worker for r in found}}
+    return {"problems": len(wanted), "found": len(found), "s": round(spent, 2), "first_s": ended[0],
+            "by": {worker: {"problems": len(each), "searching_s": round(sum(each), 2)} for worker, each in by.items()},
+            "winners": sum(r.winner is not None for r in found), "ended_s": ended,
+            "tried": statistics.mean(sum(x.median_ms is not None for x in r) for r in found)}  # fmt: skip
+
+
+def overhead(address: str, count: int = 400) -> float:
     """Milliseconds a task of no work takes a device, a few given at a time."""
     from convdispatch.cluster.connecting import Workers, connected
-    from convdispatch.cluster.running import Job, Run
+    from convdispatch.cluster.placing import Job
+    from convdispatch.cluster.running import Run
     from convdispatch.cluster.tasks import idle
 
     with connected(address) as client:
@@ -122,49 +134,56 @@ def overhead(address: str, count: int = 1000) -> float:
         run.add(*(Job("", key, idle, (number,)) for number in range(count)))
         begun = time.perf_counter()
         assert sum(answer for _, answer in run.answers()) == count * (count - 1) // 2
-        return (time.perf_counter() - begun) / count * 1e3 * devices
+        return round((time.perf_counter() - begun) / count * 1e3 * devices, 2)
 
 
-def death(address: str, wanted: list[Any], budget_ms: float) -> dict[str, Any]:
-    """What is lost when a worker is killed in the middle, and what is measured twice."""
+def agreement(address: str, wanted: list[Any], budget_ms: float) -> dict[str, Any]:
+    """Problems on two devices of a kind: of each choice that both raced, how far apart, and which are in doubt."""
+    from convdispatch import find_many
+
+    told: list[str] = []
+    found = find_many(wanted, address, budget_ms=budget_ms, agree=1, tell=told.append)
+    raced: dict[tuple[str, Any], dict[str, Any]] = {}
+    for record in sorted(stored(), key=lambda record: record.created):
+        if record.raced and not record.doubt:
+            raced.setdefault((record.problem, record.choice), {})[record.worker] = record
+    pairs = [list(sides.values()) for sides in raced.values() if len(sides) > 1]
+    ratios = sorted(max(r.median_ms for r in pair) / min(r.median_ms for r in pair) for pair in pairs)
+    apart = sum(max(r.ci_ms[0] for r in pair) > min(r.ci_ms[1] for r in pair) for pair in pairs)
+    best = [min((r for p in raced.values() for r in p.values() if r.problem == str(q.problem)), default=None,
+                key=lambda r: r.median_ms) for q in found]  # fmt: skip
+    return {"problems": len(found), "choices that both raced": len(pairs), "intervals apart": apart,
+            "median ratio": ratios and round(statistics.median(ratios), 4), "largest ratio": ratios and ratios[-1],
+            "in doubt": sum(bool(record.doubt) for record in stored()), "told": told,
+            "fastest": [(r.problem, r.solver, r.median_ms, r.ci_ms, r.worker) for r in best if r]}  # fmt: skip
+
+
+def killed(address: str, wanted: list[Any], budget_ms: float) -> dict[str, Any]:
+    """What is lost when a worker is killed in the middle, and what is measured twice; who did how much after."""
     import distributed
 
     from convdispatch import find_many
 
-    killed = threading.Event()
+    dead = threading.Event()
+    begun, told = time.perf_counter(), list[str]()
 
     def kill(results: Any) -> None:
-        if not killed.is_set():
-            killed.set()
+        if not dead.is_set():
+            dead.set()
             with distributed.Client(address, set_as_default=False) as client:
                 os.kill(client.run(os.getpid)[min(client.scheduler_info()["workers"])], signal.SIGKILL)
 
-    told: list[str] = []
     found = find_many(wanted, address, budget_ms=budget_ms, agree=0, each=kill, tell=told.append)
-    searched = {(r.problem, r.worker, r.solver, json.dumps(dict(r.config), sort_keys=True)) for r in stored()}
-    twice = len(found) - len({str(r.problem) for r in found})
-    made = {"killed": killed.is_set(), "wanted": len(wanted), "found": len(found), "twice": twice, "told": told,
-            "records": len(stored()), "distinct": len(searched)}  # fmt: skip
-    print(json.dumps(made), flush=True)
-    return made
+    records = [r for r in stored() if not r.doubt]
+    distinct = {(r.problem, r.solver, json.dumps(dict(r.config), sort_keys=True)) for r in records}
+    names = [str(r.problem) for r in found]
+    return {"killed": dead.is_set(), "wanted": len(wanted), "found": len(found), "twice": len(names) - len(set(names)),
+            "lost": len({str(p) for p in wanted} - set(names)), "records": len(records), "distinct": len(distinct),
+            "by": {w: sum(r.worker == w for r in found) for w in {r.worker for r in found}},
+            "s": round(time.perf_counter() - begun, 2), "told": told}  # fmt: skip
 
 
-def agreement(address: str, wanted: list[Any], budget_ms: float) -> dict[str, Any]:
-    """How many problems two devices of a kind disagree on."""
-    from convdispatch import find_many
-
-    told: list[str] = []
-    found = find_many(wanted, address, budget_ms=budget_ms, agree=1, again=True, tell=told.append)
-    made = {
-        "problems": len(found),
-        "disagree": sum("both records are in doubt" in words for words in told),
-        "told": told,
-    }
-    print(json.dumps(made), flush=True)
-    return made
-
-
-def inference(net: str, batch: int, devices: list[str], rounds: int = 24) -> dict[str, Any]:
+def inference(net: str, batch: int, devices: Any, rounds: int = 24) -> dict[str, Any]:
     """Pictures a second of one device and of all, brought from and to the host."""
     import numpy as np
 
@@ -172,56 +191,104 @@ def inference(net: str, batch: int, devices: list[str], rounds: int = 24) -> dic
     from convdispatch.models import catalogue
 
     shape = (batch, 1, 28, 28) if net == "lenet" else (batch, 3, 224, 224)
-    model = catalogue.create(net)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    made: dict[str, Any] = {"net": net, "batch": batch}
-    every = door.build(model.eval(), shape, devices=devices, layout="nchw", queues=1)
-    one = type(every)(every.nets[:1], batch)
-    results = list(every.map([x] * (2 * len(devices))))
-    made["equal"] = all(np.array_equal(result, results[0]) for result in results)
-    for turn in range(2):
-        for name, nets in (("one", one), (f"all {len(devices)}", every)):
+    begun = time.perf_counter()
+    every = door.build(catalogue.create(net).eval(), shape, devices=devices, layout="nchw", queues=1)
+    one, count = type(every)(every.nets[:1], batch), len(every.nets)
+    results = list(every.map([x] * (2 * count)))
+    made: dict[str, Any] = {"net": net, "batch": batch, "devices": count, "built_s": time.perf_counter() - begun,
+                            "equal": all(np.array_equal(result, results[0]) for result in results)}  # fmt: skip
+    rates: dict[str, list[float]] = {"one": [], "all": []}
+    for _ in range(3):
+        for name, nets in (("one", one), ("all", every)):
             begun = time.perf_counter()
             for _ in nets.map(x for _ in range(rounds)):
                 pass
-            made[f"{name}, turn {turn}"] = round(rounds * batch / (time.perf_counter() - begun), 1)
-    print(json.dumps(made), flush=True)
-    return made
+            rates[name].append(round(rounds * batch / (time.perf_counter() - begun), 1))
+    ratio = statistics.median(rates["all"]) / statistics.median(rates["one"])
+    return {**made, "pictures a second": rates, "ratio": round(ratio, 3)}
+
+
+class Limits:
+    """Runs parts, each within its limit and all within one; what one answers or fails by is told and kept at once."""
+
+    def __init__(self, within_s: float) -> None:
+        self._until, self.made = time.monotonic() + within_s, dict[str, Any]()
+
+    def run(self, name: str, seconds: float, work: Callable[..., Any], *given: Any) -> Any:
+        left = min(seconds, self._until - time.monotonic())
+        begun = time.monotonic()
+        try:
+            if left <= 1:
+                raise TimeoutError("no time is left")
+            signal.setitimer(signal.ITIMER_REAL, left)
+            made = work(*given)
+        except Exception as error:
+            made = {"failed": f"{type(error).__name__}: {error}", "after_s": round(time.monotonic() - begun, 1)}
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        self.made[name] = made
+        print(f"[{time.monotonic() - begun:.1f} s] {name}: {json.dumps(made)}", flush=True)
+        if os.environ.get("OUT"):
+            Path(os.environ["OUT"], "fleet.json").write_text(json.dumps(self.made, indent=1))
+        return made
+
+
+def _ends(*_: Any) -> None:
+    raise TimeoutError("its time has ended")
 
 
 @click.command()
-@click.option("--gpus", multiple=True, type=int, default=(1, 2, 4), show_default=True)
+@click.option("--gpus", multiple=True, type=int, default=(2,), show_default=True)
+@click.option("--part", "parts", default="times,agreement,killed,all", show_default=True)
 @click.option("--device", default="nvidia", show_default=True)
 @click.option("--problems", "count", default=288, show_default=True)
 @click.option("--budget", "budget_ms", default=3000.0, show_default=True)
+@click.option("--within", "within_s", default=3600.0, show_default=True, help="Most seconds of it all.")
 @click.option("--small", is_flag=True, help="Layers for a CPU.")
 @click.option("--net", default="resnet50", show_default=True)
 @click.option("--batch", default=64, show_default=True)
-def main(gpus: tuple[int, ...], device: str, count: int, budget_ms: float, small: bool, net: str, batch: int) -> None:
+def main(gpus: tuple[int, ...], parts: str, device: str, count: int, budget_ms: float, **more: Any) -> None:
     """Print a line of JSON a part, and write all of them to $OUT/fleet.json after each."""
     from convdispatch.device import runtime
 
+    signal.signal(signal.SIGALRM, _ends)
+    limits, asked = Limits(more["within_s"]), parts.split(",")
     there = [runtime.address(d) for d in runtime.devices() if runtime.device_info(d).vendor == device]
     if device != "nvidia":
         there *= max(gpus)  # a rehearsal: several workers of one device take turns
-    wanted, made = problems(count, small), dict[str, Any]()
-
-    def keep(name: str, value: Any) -> None:
-        made[name] = value
-        if os.environ.get("OUT"):
-            Path(os.environ["OUT"], "fleet.json").write_text(json.dumps(made, indent=1))
-
-    for number in gpus:
-        if number <= len(there):
-            keep(f"tune on {number}", tune(there[:number], wanted, budget_ms))
-    most = [there[place] for place in range(min(max(gpus), len(there)))]
-    with tempfile.TemporaryDirectory() as name, farm(most, Path(name)) as address, database(Path(name)):
-        keep("overhead_ms", overhead(address))
-        print(f"a task of no work takes {made['overhead_ms']:.2f} ms of a device", flush=True)
-        keep("death", death(address, wanted[:12], budget_ms / 2))
-        if len(most) > 1:
-            keep("agreement", agreement(address, wanted[:6], budget_ms))
-    keep("inference", inference(net, batch, most))
+    numbers = sorted({number for number in gpus if number <= len(there)}, reverse=True)
+    if not numbers:
+        raise click.UsageError(f"--gpus {gpus}: there are {len(there)} of {device}")
+    most, wanted = numbers[0], problems(count, more["small"])
+    search_s = 3 * count * budget_ms / 1e3 + 10
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as threads:
+        # All farms start at once, and the processes of those that wait lie idle meanwhile.
+        wants = [*numbers, *([1] if "times" in asked and 1 not in numbers else [])]
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))) for _ in wants]
+        managers = [farm(there[:number], folder) for number, folder in zip(wants, folders)]
+        addresses = [*threads.map(lambda manager: manager.__enter__(), managers)]
+        for manager in managers:
+            stack.push(manager)
+        for number, address, folder in zip(wants, addresses, folders):
+            with database(folder / "start"):
+                limits.run(f"start of {number}", 60, started, address, number)
+        if "times" in asked:
+            for number, address, folder in zip(wants, addresses, folders):
+                with database(folder / "times"):
+                    limits.run(f"times on {number}", search_s, tune, address, wanted, budget_ms)
+            one = limits.made["times on 1"].get("s")
+            limits.made["times"] = {n: round(limits.made[f"times on {n}"].get("s", 0) / one, 3) for n in wants if one}
+            limits.run("overhead in ms", 20, overhead, addresses[0])
+        if "agreement" in asked and most > 1:
+            with database(folders[0] / "agreement"):
+                limits.run("agreement", 40, agreement, addresses[0], wanted[:8], budget_ms)
+        if "killed" in asked:
+            with database(folders[0] / "killed"):
+                limits.run("killed", 40, killed, addresses[0], wanted[:16], budget_ms / 2)
+    if "all" in asked:
+        devices = "all" if device == "nvidia" and most == len(there) else there[:most]
+        limits.run("all", 90, inference, more["net"], more["batch"], devices)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 from exact import Exact
-from fair import Side, medians, sets_of
+from fair import Side, graph_side, medians, sets_of
 
 from convdispatch.api import ConvProblem, Launch
 from convdispatch.device import runtime
@@ -142,7 +142,6 @@ def torch_side(problem: ConvProblem) -> Side:
     ]
     geometry = [(problem.sh, problem.sw), (problem.ph, problem.pw), (problem.dh, problem.dw)]
     mask = [problem.direction == "bwd_data", problem.direction == "bwd_weights", False]
-    graphs: dict[int, Any] = {}
 
     def work(number: int) -> None:
         x, w, y = sets[number % len(sets)]
@@ -151,32 +150,7 @@ def torch_side(problem: ConvProblem) -> Side:
         else:
             torch.ops.aten.convolution_backward(y, x, w, None, *geometry, False, [0, 0], problem.g, mask)
 
-    def batch(runs: int) -> None:
-        if runs not in graphs:
-            side = torch.cuda.Stream()
-            with torch.cuda.stream(side):
-                for number in range(2):
-                    work(number)
-            torch.cuda.synchronize()
-            graphs[runs] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graphs[runs]):
-                for number in range(runs):
-                    work(number)
-        graphs[runs].replay()
-
-    def mark() -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def ms(before: Any, after: Any) -> float:
-        after.synchronize()
-        return before.elapsed_time(after)
-
-    def plug(runs: int) -> None:
-        torch.cuda._sleep(170_000 * runs)  # cycles: some 0.1 ms a run
-
-    return Side(batch, plug, mark, ms)
+    return graph_side(work)
 
 
 def torch_ms(problem: ConvProblem, seconds: float = 0.006) -> float:

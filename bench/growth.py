@@ -115,8 +115,9 @@ def tasks(count: int, devices: int, paced: bool) -> None:
     import distributed
 
     from convdispatch.cluster.connecting import Workers
+    from convdispatch.cluster.placing import Job
     from convdispatch.cluster.requirements import distributed as quiet
-    from convdispatch.cluster.running import Job, Run
+    from convdispatch.cluster.running import Run
     from convdispatch.cluster.tasks import idle
 
     quiet()
@@ -165,11 +166,15 @@ def _start(address: str, offer: object):
     import sys
 
     text = (
-        "import asyncio, sys, distributed\n"
-        "async def main(address, offer, resources):\n"
+        "import asyncio, json, sys, distributed\n"
+        "from convdispatch.cluster.offers import Offer\n"
+        "address, offer, resources = sys.argv[1], *map(json.loads, sys.argv[2:])\n"
+        "class Offers(distributed.WorkerPlugin):\n"
+        "    def setup(self, worker): worker.convdispatch_offer = Offer(**offer)\n"
+        "async def main():\n"
         "    async with distributed.Worker(address, nthreads=1, resources=resources, dashboard=False,\n"
-        "            preload=['convdispatch.cluster.offers'], preload_argv=[offer]) as w: await w.finished()\n"
-        "import json; asyncio.run(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))"
+        "            plugins=[Offers()]) as worker: await worker.finished()\n"
+        "asyncio.run(main())"
     )
     words = [sys.executable, "-c", text, address, offer.text(), json.dumps(offer.resources)]
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -149,10 +149,13 @@ def main() -> None:
 @click.option("--check/--no-check", default=True)
 @click.option("--jobs", default=14, show_default=True)
 @click.option("--budget", default=100.0, show_default=True)
-def time_(kind, names, more, near, seed, seconds, check, jobs, budget) -> None:
+@click.option("--from", "path", type=click.Path(exists=True), help="Problems, one a line, instead of drawn ones.")
+def time_(kind, names, more, near, seed, seconds, check, jobs, budget, path) -> None:
     """Configurations of all layers, in an order in which a run that is cut short has seen every family."""
     problems = list(drawn(kind, seed))
     random.Random(seed).shuffle(problems)
+    if path:
+        problems = [ConvProblem.parse(text) for text in Path(path).read_text().split()]
     options = {"names": names, "take": (more, near), "seconds": seconds, "check": check}
     until, count, begun = time.monotonic() + budget, 0, time.monotonic()
     worst: dict[tuple, tuple] = {}

@@ -1,7 +1,8 @@
-"""ONNX's nine nets with seeded weights, and any files: errors against onnxruntime, and times of each engine.
+"""ONNX's nine nets with seeded weights, nets of the catalogue, any files: errors against onnxruntime, times of engines.
 
-``python bench/onnx_nets.py [--nets resnet50,vgg19] [--files a.onnx,b.onnx] [--batches 1,8] [--engines convdispatch,...]
-[--rounds 5] [--device NAME] [--json FILE]``
+``python bench/onnx_nets.py [--nets resnet50,vgg19] [--files a.onnx,b.onnx] [--batches 1,8]
+[--catalogue resnet50,googlenet,vgg16,alexnet,efficientnet_lite0]
+[--engines convdispatch,...] [--rounds 5] [--device NAME] [--json FILE]``
 
 Each engine runs in a process of its own, as many threads as there are cores; the processes take turns, and all but one
 stand still meanwhile. A time is the median over rounds of the least of some runs; a ratio is of two in one session.
@@ -152,6 +153,22 @@ def show(row: dict, engines) -> None:
     )
 
 
+def exported(name: str, batch: int, path: str) -> dict:
+    """Write a net of ``convdispatch.models``, as PyTorch exports it, to ``path``; its input."""
+    import torch
+    from torch_nets import to_torch
+
+    from convdispatch.models import catalogue
+
+    net = catalogue.create(name)
+    net.eval()
+    size = getattr(net, "SIZE", 224)
+    x = np.random.default_rng(1).standard_normal((batch, 3, size, size), dtype=np.float32)
+    module = to_torch(net).eval()
+    torch.onnx.export(module, torch.from_numpy(x), path, input_names=["x"], output_names=["y"], dynamo=False)
+    return {"x": x}
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--work"]:
         work(*sys.argv[2:5], sys.argv[5] if len(sys.argv) > 5 else None)
@@ -166,6 +183,7 @@ def main() -> None:
     parser.add_argument(
         "--files", default="", help="ONNX files; their inputs are random, open sizes 1, 224 for pictures"
     )
+    parser.add_argument("--catalogue", default="", help="nets of convdispatch.models, as PyTorch exports them")
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--rounds", type=int, default=5)
@@ -181,6 +199,10 @@ def main() -> None:
                 path = f"{folder}/{name}_{batch}.onnx"
                 onnx.save(model, path)
                 rows.append(measure(f"{name} {batch}", path, {input_name: onnx_nets.picture(shape)}, given))
+                show(rows[-1], given.engines)
+            for name in filter(None, given.catalogue.split(",")):
+                path = f"{folder}/{name}_{batch}.onnx"
+                rows.append(measure(f"{name} {batch}", path, exported(name, batch, path), given))
                 show(rows[-1], given.engines)
             for path in filter(None, given.files.split(",")):
                 from convdispatch.onnx import load

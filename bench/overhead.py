@@ -5,14 +5,17 @@
 Prints the median microseconds of: the kernel called through pyopencl; the plan; conv() into ``out=``; conv() that
 allocates its result; on every kind of array that is here. One queue, finished between batches so that no call waits for
 room. Each is compared with the bare launch of its road: an enqueue; one that waits for the event that an ``Array``
-carries; an enqueue and its wait, for host memory; a launch by CUDA's driver.
+carries; an enqueue and its wait, for host memory; a launch by CUDA's driver; and, for ``enable()``, PyTorch's call of
+an operator that is overridden in Python by an enqueue and its wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -25,12 +28,14 @@ from rich.table import Table
 import convdispatch as cd
 from convdispatch.calls.foreign import rehearse
 from convdispatch.calls.libraries import library_of
+from convdispatch.device import host as host_memory
 from convdispatch.device import kernels, runtime
 from convdispatch.selection import dispatch
 
 BARE = (
     *("bare enqueue through pyopencl", "bare enqueue after an event", "the kernel and its wait"),
-    "bare launch by CUDA's driver",
+    *("bare launch by CUDA's driver", "PyTorch's call of a Python kernel that only launches"),
+    "the kernel on host pointers and its wait",
 )
 NOTHING = "kernel void nothing(global const float *x, global const float *w, global float *y) { y[0] = x[0] * w[0]; }"
 
@@ -95,6 +100,10 @@ def main(device: str | None, calls: int) -> None:
         sizes = kernel.global_size, kernel.local_size
         host = nx, nw, ny = [array.get() for array in (x, w, y)]
         enqueue, after, wait = BARE[:3]
+        # Where kernels take the host's pointers, a host array's road ends in a launch on those.
+        pointed = host_memory.has_system_svm(queue.device)
+        given = [host_memory.HostMemory(array) for array in host] if pointed else buffers
+        on_host = BARE[5] if pointed else wait
         last = [kernel.bound(queue, *sizes, *buffers)]
 
         def after_last() -> None:
@@ -109,31 +118,67 @@ def main(device: str | None, calls: int) -> None:
             "conv(Tensor, out=)": (enqueue, lambda: cd.conv(tx, tw, out=ty)),
             "conv(Tensor)": (enqueue, lambda: cd.conv(tx, tw)),
             wait: (wait, lambda: kernel.bound(queue, *sizes, *buffers).wait()),
-            "conv(NumPy, out=)": (wait, lambda: cd.conv(nx, nw, out=ny, queue=queue)),
-            "conv(NumPy)": (wait, lambda: cd.conv(nx, nw, queue=queue)),
+            on_host: (on_host, lambda: kernel.bound(queue, *sizes, *given).wait()),
+            "conv(NumPy, out=)": (on_host, lambda: cd.conv(nx, nw, out=ny, queue=queue)),
+            "conv(NumPy)": (on_host, lambda: cd.conv(nx, nw, queue=queue)),
         }
         finish: Callable[[], object] = queue.finish
+        around: dict[str, Callable[[], Any]] = {}
         try:
             import torch
         except ImportError:
             pass
         else:
             torches = px, pw, _ = [torch.from_numpy(array) for array in host]
-            cases["conv(torch), on the CPU"] = wait, lambda: cd.conv(px, pw, queue=queue)
+            cases["conv(torch), on the CPU"] = on_host, lambda: cd.conv(px, pw, queue=queue)
+            if runtime.device_info(queue.device).type == "cpu":
+                import convdispatch.torch as ct
+
+                def bare() -> None:
+                    kernel.bound(queue, *sizes, *given).wait()
+
+                def conv2d() -> Any:
+                    with torch.no_grad():
+                        return torch.nn.functional.conv2d(px, pw)
+
+                floor, ours = BARE[4], "conv2d under enable(), on the CPU"
+                cases |= {floor: (floor, conv2d), ours: (floor, conv2d)}
+                around = {floor: lambda: overridden(torch, bare, torches[2]), ours: ct.enable}
             if runtime.device_info(queue.device).vendor == "nvidia" and torch.cuda.is_available():
                 cudas = [array.cuda() for array in torches]
                 cases |= on_cuda(prepared, torch, cudas)
                 finish = torch.cuda.synchronize
         table = Table("call", "median us", "above bare", title=f"Warm call on {runtime.device_info(queue.device)}")
-        medians = {name: median_us(call, finish, calls) for name, (_, call) in cases.items()}
+        medians = {}
+        for name, (_, call) in cases.items():
+            with around.get(name, contextlib.nullcontext)():
+                medians[name] = median_us(call, finish, calls)
     for name, value in medians.items():
         table.add_row(name, f"{value:.2f}", f"{value - medians[cases[name][0]]:.2f}")
     Console().print(table)
 
 
+@contextlib.contextmanager
+def overridden(torch: Any, work: Callable[[], object], answer: Any) -> Iterator[None]:
+    """PyTorch's convolution on the CPU is a function in Python that does ``work`` alone: what PyTorch itself takes."""
+
+    def kernel(keys: Any, *arguments: Any) -> Any:
+        work()
+        return answer
+
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("convolution", kernel, "CPU", with_keyset=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
 def on_cuda(prepared: Any, torch: Any, tensors: Sequence[Any]) -> dict[str, tuple[str, Callable[[], object]]]:
     """Calls on PyTorch's CUDA tensors, beside ``cuLaunchKernelEx`` with arguments that are packed."""
-    launch = BARE[-1]
+    launch = BARE[3]
     stream = library_of(torch.Tensor).stream(tensors[0], 0)
     with stream.current():
         launches = rehearse(prepared, stream)

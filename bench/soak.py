@@ -48,6 +48,8 @@ FEW = 256
 """Outputs up to which a sum may cancel by chance: their error is held against what is summed."""
 WARM = 0.25
 """Share of the time after which memory is first noted: caches are full by then, or bounded ones nearly so."""
+LATE = 0.75
+"""Share of the time after which the least that is held counts: what a single problem holds for a moment is no leak."""
 
 
 @dataclasses.dataclass
@@ -258,7 +260,7 @@ def main(
     warnings.simplefilter("error", ConvDispatchWarning)
     warnings.filterwarnings("ignore", message="performance database")
     queue, source, count = runtime.queue(runtime.find_device(device)), random.Random(seed), Count()
-    began, told, early = time.monotonic(), 0.0, None
+    began, told, early, late = time.monotonic(), 0.0, None, None
     most = held()
     print(f"{runtime.device_info(queue.device)}; seed {seed}; {minutes:g} minutes; {held()}", flush=True)
     for text in texts:
@@ -277,18 +279,20 @@ def main(
         most = {name: max(most[name], now[name]) for name in now}
         if early is None and spent > WARM * 60 * minutes:
             early = now
+        if spent > LATE * 60 * minutes:
+            late = {name: min((late or now)[name], now[name]) for name in now}
         if spent - told > 60:
             told = spent
             print(f"{spent / 60:6.1f} min: {count.problems} problems, {count.results} results, "
                   f"{len(count.wrong)} wrong, {len(count.failed)} failed; {now}", flush=True)  # fmt: skip
-    now = held()
-    early = early or now
+    late = late or held()
+    early = early or late
     grown = [
-        f"{name} {early[name]} to {now[name]}" for name in ("descriptors", "threads") if now[name] > early[name] + 8
+        f"{name} {early[name]} to {late[name]}" for name in ("descriptors", "threads") if late[name] > early[name] + 8
     ]
     grown += [f"MiB {most['MiB']}, above {most_mib}"] if most["MiB"] > most_mib else []
     said = {**dataclasses.asdict(count), "seconds": round(time.monotonic() - began), "seed": seed, "grown": grown}
-    said |= {"device": str(runtime.device_info(queue.device)), "early": early, "last": now, "most": most}
+    said |= {"device": str(runtime.device_info(queue.device)), "early": early, "late": late, "most": most}
     print(json.dumps(said, indent=1), flush=True)
     if out is not None:
         out.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")

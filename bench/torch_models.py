@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -20,55 +19,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
-from torch_rows import AHEAD, ROUNDS, graph, images, infer, left, net, overhead, say, switches, timed, train
+from torch_rows import AHEAD, fused, graph, infer, overhead, say, train
 
 HERE = Path(__file__).resolve()
 
 
 def ranks(row: str, count: int) -> None:
-    """ResNet-50 by DistributedDataParallel on ``count`` GPUs, ours and plain."""
-    for side in ("ours", "torch"):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
-        found = subprocess.run([*command, str(HERE), "--rank-of", side], text=True, capture_output=True)
-        lines = [line for line in found.stdout.splitlines() if line.startswith("{")]
-        for line in lines:
-            say(row=row, **json.loads(line))
-        if found.returncode or not lines:
-            say(row=row, side=side, failed=found.stderr[-1500:])
-
-
-def one_rank(side: str) -> None:
-    """What ``torchrun`` starts."""
-    import torch
-
-    import convdispatch.torch as ct
-
-    number = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(number)
-    torch.distributed.init_process_group("nccl")
-    switches(False)
-    if side == "ours":
-        ct.enable()
-    model = torch.nn.parallel.DistributedDataParallel(net("resnet50", "cuda", True, False), device_ids=[number])
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    x, labels = images(64, "cuda", False), torch.randint(0, 1000, (64,), device="cuda")
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        torch.nn.functional.cross_entropy(model(x), labels).backward()
-        optimizer.step()
-
-    for _ in range(5):
-        step()
-    times = []
-    for _ in range(ROUNDS):
-        torch.distributed.barrier()
-        times.append(timed(step, True, 1.0))
-    count = torch.distributed.get_world_size()
-    if torch.distributed.get_rank() == 0:
-        rate = 64 * count / (1e-3 * statistics.median(times))
-        say(side=side, gpus=count, ms_a_step=round(statistics.median(times), 2), images_a_second=round(rate), **left())
-    torch.distributed.destroy_process_group()
+    """ResNet-50 by DistributedDataParallel on ``count`` GPUs, plain and ours; phase by phase, by ``torch_ranks.py``."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+    found = subprocess.run(
+        [*command, str(HERE.with_name("torch_ranks.py")), "--seconds", "180"], text=True, capture_output=True
+    )
+    for line in found.stdout.splitlines():
+        if line.startswith("{"):
+            said = json.loads(line)
+            if said["rank"] == 0:
+                say(row=row, **said)
+    if found.returncode:
+        say(row=row, failed=found.stderr[-1500:])
 
 
 ROWS: dict[str, tuple[str, Callable[[str], None], float]] = {
@@ -91,6 +59,14 @@ ROWS: dict[str, tuple[str, Callable[[str], None], float]] = {
     "cpu-8": ("cpu", lambda row: infer(row, "resnet50", 8, "cpu", last=False), 180),
     "cpu-1-passive": ("cpu-passive", lambda row: infer(row, "resnet50", 1, "cpu", last=False), 120),
     "cpu-8-passive": ("cpu-passive", lambda row: infer(row, "resnet50", 8, "cpu", last=False), 180),
+    "cpu-1-spin": ("cpu-spin", lambda row: infer(row, "resnet50", 1, "cpu", last=False), 120),
+    "cpu-8-spin": ("cpu-spin", lambda row: infer(row, "resnet50", 8, "cpu", last=False), 180),
+    "cpu-1-fused": ("cpu", lambda row: fused(row, "resnet50", 1), 120),
+    "cpu-8-fused": ("cpu", lambda row: fused(row, "resnet50", 8), 180),
+    "cpu-1-fused-mobilenet": ("cpu", lambda row: fused(row, "mobilenet_v2", 1), 120),
+    "cpu-8-fused-mobilenet": ("cpu", lambda row: fused(row, "mobilenet_v2", 8), 120),
+    "cpu-1-fused-vgg": ("cpu", lambda row: fused(row, "vgg16", 1), 120),
+    "cpu-8-fused-vgg": ("cpu", lambda row: fused(row, "vgg16", 8), 180),
     "cpu-1-last": ("cpu", lambda row: infer(row, "resnet50", 1, "cpu", last=True), 120),
 }
 """Name: (what it needs, work, seconds)."""
@@ -123,12 +99,8 @@ def first_runs(names: list[str], seconds: float) -> None:
 @click.option("--ahead", is_flag=True, help="First run all rows once, side by side: their programs are then on disk.")
 @click.option("--list", "listing", is_flag=True, help="Name the rows.")
 @click.option("--row", hidden=True)
-@click.option("--rank-of", hidden=True)
-def main(rows: str | None, budget: float, ahead: bool, listing: bool, row: str | None, rank_of: str | None) -> None:
+def main(rows: str | None, budget: float, ahead: bool, listing: bool, row: str | None) -> None:
     """Run rows, each in a child."""
-    if rank_of:
-        one_rank(rank_of)
-        return
     if row:
         ROWS[row][1](row)
         return
@@ -150,7 +122,7 @@ def main(rows: str | None, budget: float, ahead: bool, listing: bool, row: str |
             continue
         begin = time.monotonic()
         # PyTorch's threads on the CPU spin for a while after each operator, and take cores from OpenCL's.
-        more = {"OMP_WAIT_POLICY": "passive"} if needs == "cpu-passive" else {}
+        more = {"cpu-passive": {"OMP_WAIT_POLICY": "passive"}, "cpu-spin": {"GOMP_SPINCOUNT": "3000"}}.get(needs, {})
         command = [sys.executable, str(HERE), "--row", name]
         child = subprocess.Popen(command, start_new_session=True, env=os.environ | more)
         try:

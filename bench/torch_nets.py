@@ -7,6 +7,7 @@ from torch import nn as tnn
 
 from convdispatch import nn
 from convdispatch.models.classics import Fused
+from convdispatch.models.efficientnet import EfficientNetLite0, InvertedBottleneck
 from convdispatch.models.googlenet import Inception
 from convdispatch.models.resnet import Bottleneck
 
@@ -20,6 +21,15 @@ class _Inception(tnn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([branch(x) for branch in self.branches], 1)
+
+
+class _Plus(tnn.Module):
+    def __init__(self, main: tnn.Module) -> None:
+        super().__init__()
+        self.main = main
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.main(x)
 
 
 class _Bottleneck(tnn.Module):
@@ -52,12 +62,13 @@ def to_torch(module: nn.Module) -> tnn.Module:
     if kind is nn.Conv2d:
         o = module.options
         oc, icg, *kernel = module.weight.shape
+        sided = isinstance(o["padding"], tuple) and isinstance(o["padding"][0], tuple)
         made = tnn.Conv2d(
             icg * o["groups"],
             oc,
             kernel,
             o["stride"],
-            o["padding"],
+            0 if sided else o["padding"],
             o["dilation"],
             o["groups"],
             module.bias is not None,
@@ -65,7 +76,16 @@ def to_torch(module: nn.Module) -> tnn.Module:
         made.weight.data = _value(module.weight)
         if module.bias is not None:
             made.bias.data = _value(module.bias)
-        return tnn.Sequential(made, tnn.ReLU(inplace=True)) if o["activation"] else made
+        after = {None: [], "relu": [tnn.ReLU(inplace=True)], "relu6": [tnn.ReLU6(inplace=True)]}[o["activation"]]
+        before = [tnn.ZeroPad2d([side for pair in reversed(o["padding"]) for side in pair])] if sided else []
+        return tnn.Sequential(*before, made, *after) if before or after else made
+    if kind is InvertedBottleneck:
+        parts = [part for part in (module.expand, module.depthwise, module.project) if part is not None]
+        main = tnn.Sequential(*map(to_torch, parts))
+        return _Plus(main) if module.adds_input else main
+    if kind is EfficientNetLite0:
+        parts = [to_torch(part) for part in (module.stem, *module.blocks, module.head)]
+        return tnn.Sequential(*parts, tnn.AdaptiveAvgPool2d(1), tnn.Flatten(), to_torch(module.classifier))
     if kind is nn.Linear:
         oc, ic = module.weight.shape
         made = tnn.Linear(ic, oc)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import statistics
@@ -171,6 +172,41 @@ def infer(row: str, name: str, batch: int, device: str = "cuda", tf32: bool = Fa
             cuda,
             **left(),
         )
+
+
+def fused(row: str, name: str, batch: int) -> None:
+    """Inference on the CPU, ``convert(fuse=True)`` beside PyTorch, which first runs alone, then both in turns."""
+    import torch
+
+    import convdispatch.torch as ct
+
+    model, x = net(name, "cpu", True, False), images(max(batch, 8), "cpu", False)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():
+        model(x)  # statistics with which the input reaches the logits
+    model.eval()
+    x = x[:batch].clone()
+
+    def eager() -> Any:
+        with torch.inference_mode():
+            return model(x)
+
+    theirs = eager()
+    alone = "" if os.environ.get(AHEAD) else f"{timed(eager, False, 2.0):.3f} ms"
+    made = ct.convert(model, fuse=True)
+
+    def ours() -> Any:
+        with torch.inference_mode():
+            return made(x)
+
+    mine = ours()
+    with torch.inference_mode():
+        exact = copy.deepcopy(model).double()(x.double())
+    errors = {"error": difference(mine, exact), "torch's error": difference(theirs, exact)}
+    more = {"torch before": alone, **errors, "forms": ct.fusion(made).forms}
+    compare(row, {"ours, fused": ours, "torch": eager}, False, 1.0, **more, **left())
 
 
 def graph(row: str, tf32: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["LARGE", "ZOO", "ResNet", "VGG", "resnet18", "resnet50", "vgg16"]
+__all__ = ["LARGE", "ZOO", "MobileNet", "ResNet", "VGG", "mobilenet_v2", "resnet18", "resnet50", "vgg16"]
 
 
 def _conv(ic: int, oc: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
@@ -99,6 +99,32 @@ class _UNet(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first = self.first(x)
         return self.last(torch.cat([first, self.up(self.down(first))], 1))
+
+
+class MobileNet(nn.Module):
+    """MobileNetV2 (Sandler et al. 2018)."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [*_conv(3, 32, 3, 2), nn.ReLU6(inplace=True)]
+        ic = 32
+        for factor, oc, count, stride in (
+            *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
+            *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+        ):
+            for number in range(count):
+                layers.append(_Inverted(ic, oc, 1 if number else stride, factor))
+                ic = oc
+        self.features = nn.Sequential(*layers, *_conv(ic, 1280, 1), nn.ReLU6(inplace=True))
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(x).mean((2, 3)))
+
+
+def mobilenet_v2(**options) -> MobileNet:
+    """MobileNetV2."""
+    return MobileNet(**options)
 
 
 def resnet50(**options) -> ResNet:

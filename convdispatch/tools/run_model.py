@@ -13,6 +13,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..runtime import device_info, find_device
+from .layer_times import Step, onnxruntime_steps, rows, table
 from .model_file import read_inputs
 
 __all__ = ["Compared", "RunReport", "run_model"]
@@ -46,6 +47,8 @@ class RunReport:
     runs: int
     form: list[str] = field(default_factory=list)
     compared: Compared | None = None
+    layers: list[Any] = field(default_factory=list)
+    """What rich shows of the layers of both libraries."""
 
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
         from rich.table import Table
@@ -65,6 +68,7 @@ class RunReport:
         if self.compared is not None:
             listed = ", ".join(f"{name} {error:.1e}" for name, error in self.compared.errors.items())
             yield f"{self.compared.peer}: {self.compared.ms:.3f} ms; relative error of ours against it: {listed}"
+        yield from self.layers
 
 
 def _statistics(array: np.ndarray) -> list[str]:
@@ -101,16 +105,51 @@ def run_model(
     first_s = time.perf_counter() - start
     works: list[Callable[[], Any]] = [lambda: net(feeds)] + ([] if peer is None else [peer])
     times = _times(works, runs)
-    compared = None
+    compared, layers = None, []
     if peer is not None:
         theirs = dict(zip(outputs, peer(), strict=True))
         errors = {name: _error(outputs[name], theirs[name]) for name in outputs}
         compared = Compared(str(against), errors, times[1])
+        layers = _layers(path, net, feeds, runs)
     where = device_info(find_device(device))
     report = RunReport(
-        str(path), str(where), feeds, random, outputs, load_s, first_s, times[0], runs, _form_of(net), compared
+        str(path),
+        str(where),
+        feeds,
+        random,
+        outputs,
+        load_s,
+        first_s,
+        times[0],
+        runs,
+        _form_of(net),
+        compared,
+        layers,
     )
     return report, net
+
+
+def _layers(path: Path | str, net: Any, feeds: Mapping[str, np.ndarray], runs: int) -> list[Any]:
+    """Each layer of the form that ran beside onnxruntime's time for the same nodes, as rich shows it."""
+    import onnx
+
+    built = net.latest
+    if built is None:
+        return []
+    graph = onnx.load(path, load_external_data=False).graph
+    ours = [
+        Step(layer.solver or layer.name, ms, frozenset(layer.sources), layer.problem.flops if layer.problem else 0.0)
+        for layer, ms in zip(built.layers, built.layer_ms(runs), strict=True)
+    ]
+    given = {each.name: feeds[each.name] for each in graph.input if each.name in feeds}
+    theirs = onnxruntime_steps(path, graph, given, _threads(net), runs)
+    return list(table(graph, rows(graph, ours, theirs), "onnxruntime"))
+
+
+def _threads(net: Any) -> int:
+    """A CPU device's; 0, as many as there are, where the net runs elsewhere."""
+    device = net.queue.device
+    return int(device.max_compute_units) if device.type & 2 else 0
 
 
 def _form_of(net: Any) -> list[str]:
@@ -152,7 +191,7 @@ def _peer(name: str, path: Path, net: Any, feeds: Mapping[str, np.ndarray]) -> C
         raise InvalidArgument("onnxruntime is not installed: pip install onnxruntime") from None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = net.queue.device.max_compute_units if net.queue.device.type & 2 else 0
+    options.intra_op_num_threads = _threads(net)
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         wanted = {each.name: each.type for each in session.get_inputs()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,27 @@ __all__ = ["write_csv", "write_json"]
 COLUMNS = (
     "net", "layer", "count", "problem", "direction", "type", "what", "name", "config", "status", "median_ms", "p20_ms",
     "p80_ms", "samples", "ci_low_ms", "ci_high_ms", "timed_in", "measured", "offered",
-    "gflops", "roofline_ms", "fraction", "error", "error_scaled", "workspace_bytes", "compile_ms", "reason",
+    "gflops", "roofline_ms", "fraction", "error", "error_scaled", "workspace_bytes", "compile_ms", "reason", "device",
 )  # fmt: skip
 
 
-def write_json(report: Report, path: Path) -> None:
-    """The whole report; ``report.load`` reads it. An earlier one stays until this one is there."""
+def write_json(report: Report | Sequence[Report], path: Path) -> None:
+    """The whole report, or a list of several; ``load_all`` reads it. An earlier one stays until this one is there."""
+    values = report.to_json() if isinstance(report, Report) else [each.to_json() for each in report]
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     part.replace(path)
 
 
-def write_csv(report: Report, path: Path) -> None:
+def write_csv(report: Report | Sequence[Report], path: Path) -> None:
     """``what`` is ``best``, ``chosen``, ``candidate`` or ``peer``; ``timed_in`` is the layer's last ``race``, the
-    ``search`` before it, or a ``first look``. Times of one kind compare."""
+    ``search`` before it, or a ``first look``: such times of one sort compare. ``device`` is the kind's key."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        for line in lines(report):
-            writer.writerows(_rows(line))
+        for each in [report] if isinstance(report, Report) else report:
+            key = each.environment["device"].get("key", "")
+            writer.writerows({**row, "device": key} for line in lines(each) for row in _rows(line))
 
 
 def _rows(line: Line) -> Iterator[dict[str, Any]]:

@@ -28,6 +28,7 @@ __all__ = [
     "Report",
     "Row",
     "load",
+    "load_all",
     "placeless",
 ]
 
@@ -231,7 +232,15 @@ def placeless(words: str) -> str:
 
 
 def load(path: Path) -> Report:
-    """A report from a JSON file or a journal. Raises InvalidArgument."""
+    """The one report of a JSON file or a journal. Raises InvalidArgument."""
+    reports = load_all(path)
+    if len(reports) != 1:
+        raise InvalidArgument(f"{path} holds the reports of {len(reports)} kinds of device, where one was expected")
+    return reports[0]
+
+
+def load_all(path: Path) -> list[Report]:
+    """The report of a JSON file or a journal, or those of all kinds of device of a cluster. Raises InvalidArgument."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -241,7 +250,9 @@ def load(path: Path) -> Report:
     except ValueError:
         values = None
     try:
-        return _from_lines(path, text.splitlines()) if values is None else Report.from_json(values)
+        if values is None:
+            return [_from_lines(path, text.splitlines())]
+        return [Report.from_json(each) for each in (values if isinstance(values, list) else [values])]
     except InvalidArgument as error:
         raise InvalidArgument(f"{path}: {error}") from None
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...cluster.connecting import Workers, connected
-from ...cluster.running import Failed, Job, Run
+from ...cluster.placing import Job
+from ...cluster.running import Failed, Run
 from ...cluster.tasks import call
 from ...measurement.shapes import Entry
 from ...measurement.shapes import parse as parse_entries

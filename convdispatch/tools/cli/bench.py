@@ -94,8 +94,8 @@ def bench(
     mobilenet_v3, efficientnet_b0, convnext_t, densenet121, inception_v3, unet, wavenet, unet3d; cpu10. Problems in any
     dialect. Files: MODEL.onnx, its convolutions as they run.
 
-    With --cluster the workers of a Dask scheduler measure, on every kind of device that they offer; with several kinds
-    the files are one each, with the kind's name in theirs.
+    With --cluster the workers of a Dask scheduler measure, on every kind of device that they offer; each file holds all
+    kinds, and the page has them side by side.
     """
     security = security_of(changes)
     if within_s is not None and not isolate:
@@ -106,7 +106,7 @@ def bench(
         return
     from ...device import runtime
     from ..benchmark.export import write_json
-    from ..benchmark.report import load
+    from ..benchmark.report import load, load_all
     from ..benchmark.run import run
 
     if compare is not None:
@@ -128,13 +128,11 @@ def bench(
                 "`find --cluster` records"
             )
         reports = _there(_nets(names, files, changes), cluster, device, security, **options)
-        for report in reports:
-            kind = None if len(reports) < 2 else report.environment["device"]["key"]
-            _write(report, *(path and (path if kind is None else path.with_stem(f"{path.stem}-{kind}")) for path in
-                             (json_path, csv_path, html_path)))  # fmt: skip
+        if reports:
+            _write(reports, json_path, csv_path, html_path)
         sys.exit(0 if reports else 1)
     if render is not None:
-        report = load(render)
+        reports = load_all(render)
     else:
         report = run(
             _nets(names, files, changes),
@@ -149,27 +147,34 @@ def bench(
             jobs=processes(jobs, runtime.device_info(runtime.find_device(device))),
             keep=lambda report: None if json_path is None else write_json(replace(report, interrupted=True), json_path),
         )
-    _write(report, json_path, csv_path, html_path)
+        reports = [report]
+    _write(reports, json_path, csv_path, html_path)
     if trace_path is not None:
         from ..benchmark.timeline import write_trace
 
-        write_trace(report, trace_path)
+        if len(reports) > 1:
+            raise click.UsageError("--trace draws one kind of device, and the file holds several")
+        write_trace(reports[0], trace_path)
 
 
-def _write(report: Any, json_path: Path | None, csv_path: Path | None, html_path: Path | None) -> None:
-    """Show a report, and write it where it was asked for."""
+def _write(reports: list[Any], json_path: Path | None, csv_path: Path | None, html_path: Path | None) -> None:
+    """Show the reports, one a kind of device, and write each file that was asked for, one of all kinds."""
     from ..benchmark.export import write_csv, write_json
     from ..benchmark.terminal import show
 
-    show(report, stdout())
+    for report in reports:
+        show(report, stdout())
     if json_path is not None:
-        write_json(report, json_path)
+        write_json(reports if len(reports) > 1 else reports[0], json_path)
     if csv_path is not None:
-        write_csv(report, csv_path)
+        write_csv(reports, csv_path)
     if html_path is not None:
-        from ..benchmark.page import write_html
+        from ..benchmark import kinds, page
 
-        write_html(report, html_path)
+        if len(reports) > 1:
+            kinds.write_html(reports, html_path)
+        else:
+            page.write_html(reports[0], html_path)
 
 
 def _there(nets: dict[str, Any], cluster: str, device: str | None, security: Any, **options: Any) -> Any:

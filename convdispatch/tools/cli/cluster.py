@@ -14,9 +14,13 @@ from .options import stderr
 __all__ = ["CLUSTER", "TLS", "cluster", "security_of", "worker"]
 
 _TLS = (
-    click.option("--tls-ca-file", type=click.Path(dir_okay=False), default=None, help="Authorities to trust, PEM."),
-    click.option("--tls-cert", type=click.Path(dir_okay=False), default=None, help="This side's certificate, PEM."),
-    click.option("--tls-key", type=click.Path(dir_okay=False), default=None, help="Its private key, PEM."),
+    click.option(
+        "--tls-ca-file", type=click.Path(exists=True, dir_okay=False), default=None, help="Authorities to trust, PEM."
+    ),
+    click.option(
+        "--tls-cert", type=click.Path(exists=True, dir_okay=False), default=None, help="This side's certificate, PEM."
+    ),
+    click.option("--tls-key", type=click.Path(exists=True, dir_okay=False), default=None, help="Its private key, PEM."),
 )
 _DEVICES = click.option(
     "--device", "devices", multiple=True, metavar="NAME", help="Offer this device, as elsewhere named; else all here."

@@ -67,7 +67,7 @@ def verify(
     the workers of a Dask scheduler verify, on every kind of device that they offer, and the page is one of all kinds.
     """
     security = security_of(options)
-    from ...measurement.conformance.outcome import load
+    from ...measurement.conformance.outcome import load_all
 
     if listing:
         for one in cases(level):
@@ -87,8 +87,12 @@ def verify(
         paths = (json_path, html_path, len(plugins))
         passed = [_run_there(plugin, level, cluster, security, *paths, **options) for plugin in plugins]
         sys.exit(0 if all(passed) else 1)
+    rendered = [] if render is None else load_all(render)
+    if len(rendered) > 1:
+        _present(rendered, json_path, html_path)
+        sys.exit(0 if all(report.passed for report in rendered) else 1)
     for plugin in plugins if render is None else ("",):
-        report = _run(plugin, level, **options) if render is None else load(render)
+        report = _run(plugin, level, **options) if render is None else rendered[0]
         _show(report)
         for path, write in ((json_path, report.write), (html_path, lambda to, report=report: _page(report, to))):
             if path is not None:
@@ -147,8 +151,6 @@ def _run_there(
     **options: Any,
 ) -> bool:
     """By a cluster's workers, shown and written, the page one of all kinds of device; whether all of them passed."""
-    import json
-
     from ...cluster.verifying import verify_many
     from ...measurement.conformance.verify import own_cases
 
@@ -164,15 +166,22 @@ def _run_there(
             plugin, level, cluster, device, own=own, security=security, command=_command(), report=heard,
             tell=tell, **options,
         )  # fmt: skip
+    own_path = lambda path: path and (path if plugins < 2 else path.with_stem(f"{path.stem}-{plugin}"))  # noqa: E731
+    _present(reports, own_path(json_path), own_path(html_path))
+    return bool(reports) and not faults and all(report.passed for report in reports)
+
+
+def _present(reports: list[Any], json_path: Path | None, html_path: Path | None) -> None:
+    """Show the reports of one plugin on several kinds of device, and write each file that was asked for, one of all."""
+    import json
+
     for report in reports:
         _show(report)
-    name = (lambda path: path) if plugins < 2 else (lambda path: path.with_stem(f"{path.stem}-{plugin}"))
     if json_path is not None:
         text = json.dumps([report.to_json() for report in reports], indent=1) + "\n"
-        name(json_path).write_text(text, encoding="utf-8")
+        json_path.write_text(text, encoding="utf-8")
     if html_path is not None and reports:
-        _page(reports, name(html_path))
-    return bool(reports) and not faults and all(report.passed for report in reports)
+        _page(reports, html_path)
 
 
 def _page(report: Any, path: Path) -> None:

@@ -1,0 +1,192 @@
+"""A model's layers as they run here, each beside what onnxruntime takes for the same nodes of the file.
+
+Both libraries fuse, so neither's steps are the file's nodes: a step here names the nodes that it computes, and a step
+of onnxruntime's profile is named after a node or its result. Steps that share a node form one row; what is only a view
+here belongs to what reads it. What onnxruntime does for no node, such as reorders between its layouts, is a row of its
+own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Row", "Step", "covered", "onnxruntime_steps", "rows", "table"]
+
+_ADDED = re.compile(r"(_nchwc|_nhwc|_bn|_mul|_token_\d+)$")
+"""What onnxruntime's passes append to the names of nodes."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a library ran: its operator or solver, its milliseconds, and the results of the file's nodes it made."""
+
+    what: str
+    ms: float
+    nodes: frozenset[str]
+    flops: float = 0.0
+
+
+@dataclass
+class Row:
+    """Steps of both libraries that compute the same nodes."""
+
+    nodes: list[str] = field(default_factory=list)
+    ours: list[Step] = field(default_factory=list)
+    theirs: list[Step] = field(default_factory=list)
+
+    @property
+    def ms(self) -> tuple[float, float]:
+        """Milliseconds here, and there."""
+        return sum(step.ms for step in self.ours), sum(step.ms for step in self.theirs)
+
+
+def onnxruntime_steps(path: Path | str, graph: Any, feeds: Mapping[str, Any], threads: int, runs: int) -> list[Step]:
+    """The least milliseconds of each node that onnxruntime runs for a file, by its own profile."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads, options.enable_profiling = 3, threads, True
+    with tempfile.TemporaryDirectory() as folder:
+        options.profile_file_prefix = str(Path(folder) / "profile")
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        for _ in range(max(1, runs)):
+            session.run(None, dict(feeds))
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    least: dict[str, tuple[str, float]] = {}
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            name, ms = event["name"].removesuffix("_kernel_time"), event["dur"] * 1e-3
+            before = least.get(name)
+            least[name] = (event["args"]["op_name"], ms if before is None else min(ms, before[1]))
+    found = covered(graph, {name: what for name, (what, _) in least.items()})
+    return [Step(what, ms, found[name]) for name, (what, ms) in least.items()]
+
+
+def covered(graph: Any, steps: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    """For each step (its name and operator) the results of the graph's nodes that it computes: the node it is named
+    after, and what is fused into it back to the node that has its operator."""
+    makers = {name: node for node in graph.node for name in node.output if name}
+    named = {node.name: node.output[0] for node in graph.node if node.name}
+    named |= {f"{node.op_type}_{place}": node.output[0] for place, node in enumerate(graph.node) if not node.name}
+    ends = {name: _end(name, makers, named) for name in steps}
+    taken = {end for end in ends.values() if end is not None}
+    found = {}
+    for name, what in steps.items():
+        end = ends[name]
+        path = None if end is None else _back(end, what.removeprefix("Fused"), makers, taken - {end})
+        found[name] = frozenset(() if end is None else path or (end,))
+    return found
+
+
+def _end(name: str, makers: Mapping[str, Any], named: Mapping[str, str]) -> str | None:
+    """The result that a step's name is made of; None for one that is of no node."""
+    name = name.removeprefix("fused ")
+    while True:
+        if name in makers or name in named:
+            return name if name in makers else named[name]
+        shorter = _ADDED.sub("", name)
+        if shorter == name:
+            return None
+        name = shorter
+
+
+def _back(end: str, what: str, makers: Mapping[str, Any], others: set[str]) -> list[str] | None:
+    """Results from ``end`` back to a node with the operator ``what``, none of them another step's end; the shortest."""
+    paths = [[end]]
+    for _ in range(8):
+        for path in paths:
+            if makers[path[-1]].op_type == what:
+                return path
+        paths = [
+            [*path, name] for path in paths for name in makers[path[-1]].input if name in makers and name not in others
+        ]
+    return None
+
+
+def rows(graph: Any, ours: Iterable[Step], theirs: Iterable[Step]) -> list[Row]:
+    """Steps that share nodes together, in the order in which they run here; then what is the other library's alone."""
+    readers: dict[str, list[str]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).extend(output for output in node.output if output)
+    found: list[Row] = []
+    owner: dict[str, Row] = {}
+    alone: dict[str, Row] = {}
+    for step in ours:
+        _place(found, owner, [owner[name] for name in step.nodes if name in owner], step).ours.append(step)
+    for step in theirs:
+        met = [owner[name] for name in step.nodes if name in owner] or _reading(step.nodes, readers, owner)
+        if not met:
+            met = [alone[step.what]] if step.what in alone else []
+            alone[step.what] = _place(found, owner, met, step)
+            alone[step.what].theirs.append(step)
+        else:
+            _place(found, owner, met, step).theirs.append(step)
+    return found
+
+
+def _place(found: list[Row], owner: dict[str, Row], met: Sequence[Row], step: Step) -> Row:
+    """The row of a step: the first of those that it meets, which takes in the others, or a new one."""
+    places = sorted({next(i for i, row in enumerate(found) if row is one) for one in met})
+    if not places:
+        found.append(Row())
+    row = found[places[0] if places else -1]
+    for place in reversed(places[1:]):
+        other = found.pop(place)
+        row.ours, row.theirs = row.ours + other.ours, row.theirs + other.theirs
+        row.nodes += [name for name in other.nodes if name not in row.nodes]
+    row.nodes += [name for name in sorted(step.nodes) if name not in row.nodes]
+    owner.update(dict.fromkeys(row.nodes, row))
+    return row
+
+
+def _reading(nodes: Iterable[str], readers: Mapping[str, list[str]], owner: Mapping[str, Row]) -> list[Row]:
+    """The row of the nearest node that reads ``nodes`` and has one."""
+    todo = list(nodes)
+    for _ in range(8):
+        todo = [reader for name in todo for reader in readers.get(name, ())]
+        rows = [owner[name] for name in todo if name in owner]
+        if rows:
+            return rows[:1]
+    return []
+
+
+def table(graph: Any, found: Sequence[Row], peer: str) -> Iterator[Any]:
+    """The rows as rich shows them, with their sum; nodes are the file's operators and the last one's result."""
+    from rich.table import Table
+
+    makers = {name: node for node in graph.node for name in node.output if name}
+    order = {name: place for place, node in enumerate(graph.node) for name in node.output}
+    shown = Table("layer", "result", "here", "µs", "GFLOP/s", peer, "µs", "ratio", box=None)
+    for row in found:
+        nodes = sorted(row.nodes, key=lambda name: order.get(name, 0))
+        mine, other = row.ms
+        flops = sum(step.flops for step in row.ours)
+        shown.add_row(
+            _counted(makers[name].op_type for name in nodes if name in makers),
+            nodes[-1] if nodes else "",
+            _counted(step.what for step in row.ours),
+            f"{mine * 1e3:.0f}" if row.ours else "",
+            f"{flops / mine * 1e-6:.0f}" if flops and mine > 0 else "",
+            _counted(step.what for step in row.theirs),
+            f"{other * 1e3:.0f}" if row.theirs else "",
+            f"{other / mine:.2f}" if row.ours and row.theirs and mine > 0 else "",
+        )
+    sums = [math.fsum(ms for row in found if not math.isnan(ms := row.ms[side])) for side in (0, 1)]
+    shown.add_row("sum", "", "", f"{sums[0] * 1e3:.0f}", "", "", f"{sums[1] * 1e3:.0f}", f"{sums[1] / sums[0]:.2f}")
+    yield "Each layer beside the other library's, least µs as each library times its own steps in the running net:"
+    yield shown
+
+
+def _counted(names: Iterable[str]) -> str:
+    count: dict[str, int] = {}
+    for name in names:
+        count[name] = count.get(name, 0) + 1
+    return " + ".join(name if n == 1 else f"{n} {name}" for name, n in count.items())
