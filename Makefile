@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # pytest's arguments, for example: make test ARGS="-m selection" (a zone: tests/zones.py), ARGS="-k near_miss"
 ARGS ?=
-# Processes that run the tests, 0 for this one alone: a test is mostly one thread of a compiler or of Python.
-N ?= 2
+# Processes that run the tests, a file each at a time, 0 for this one alone: a test is mostly one thread of a compiler or
+# of Python, and the tests of a file share programs and fixtures. One more than two cores: some tests wait, for a child or
+# for seconds; such files took 64 s by three processes and 73 s by two.
+N ?= 3
 
 .PHONY: demo test lint bench docs clean
 
@@ -14,7 +16,7 @@ demo: $(VENV)/.demo
 	$(BIN)/convdispatch classify
 
 test: $(VENV)/.test $(if $(PEERS),$(VENV)/.peers)
-	$(BIN)/python -m pytest -n $(N) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(N) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -7,10 +7,13 @@ shape tests than the universal one (``*`` leaves the choice to dispatch): each o
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -40,11 +43,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    import as_gpu
+
+    as_gpu.optimised = config.getoption("--full")
+    config.addinivalue_line("markers", "computes: its kernels run for longer than a compiler optimises them")
+    config.addinivalue_line("markers", "full: run with --full, else not even collected")
     for zone in ZONES:
         config.addinivalue_line("markers", f"{zone}: tests of this zone, see tests/zones.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_HOME, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--full"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
     for item in items:
         zone = zone_of(item.path.stem)
         if zone is not None:
@@ -77,6 +92,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", params, scope="session")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patience():
+    """Ten minutes for what users wait one for: a busy machine's delay would be a verdict on a plugin, which is kept."""
+    from convdispatch.measurement.search import probing, session
+    from convdispatch.selection import verdicts
+
+    verdicts.IMPORT_S = probing.RUN_S = session.LEAST_TRIAL_S = 600.0
+
+
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether whole products were asked for."""
@@ -94,7 +118,7 @@ def all_forms(monkeypatch):
     """Every form of a net is built, whatever the prediction says."""
     from convdispatch.inference import net
 
-    monkeypatch.setattr(net, "foretold", lambda graphs, counts, queue: (graphs, counts))
+    monkeypatch.setattr(net, "foretold", lambda graphs, counts, queue: (graphs, counts, {}))
 
 
 @pytest.fixture
@@ -108,17 +132,22 @@ def queue(device):
 
 
 @pytest.fixture
-def item_by_item(monkeypatch):
+def item_by_item(request, monkeypatch):
     """Kernels for GPUs, on a CPU: work items run one after another up to each barrier, not 8 or 16 in step.
 
-    A barrier that is missing shows as well, and the compiler makes one form of each kernel instead of two.
+    A barrier that is missing shows as well, and the compiler makes one form of each kernel instead of two, which is not
+    optimised but with ``--full`` and for tests with the marker ``computes``.
     """
-    from as_gpu import hinted
+    from as_gpu import hinted, hurried
 
     from convdispatch.device import kernels
 
-    compiled = kernels._compile
-    monkeypatch.setattr(kernels, "_compile", lambda c, text, options: compiled(c, hinted(c, text), options))
+    compiled, computes = kernels._compile, request.node.get_closest_marker("computes")
+
+    def compile_as_gpus(context, text, options):
+        return compiled(context, hinted(context, text), options if computes else hurried(context, options))
+
+    monkeypatch.setattr(kernels, "_compile", compile_as_gpus)
 
 
 @pytest.fixture
@@ -147,6 +176,20 @@ def naive(monkeypatch):
     dispatch.forget()
 
 
+@pytest.fixture(scope="module")
+def drop_in(request):
+    """Loads the plugin in the module's ``DROP_IN`` beside the others; the kit's data are kept for all its solvers."""
+    from convdispatch.measurement.conformance import checks
+    from convdispatch.selection import dispatch, loader
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONVDISPATCH_PLUGIN_DIR", str(request.module.DROP_IN))
+        patch.setattr(checks, "data_for", functools.cache(checks.data_for.__wrapped__))
+        yield loader.reload()
+    loader.reload()
+    dispatch.forget()
+
+
 @pytest.fixture
 def faults(monkeypatch, tmp_path, device):
     """``faults("lies", ...)`` makes these solvers the only ones; records go to a folder of the test."""
@@ -168,6 +211,30 @@ def faults(monkeypatch, tmp_path, device):
     perfdb.perfdb.cache_clear()
     loader.reload()
     dispatch.forget()
+
+
+@pytest.fixture
+def hanging(monkeypatch, tmp_path):
+    """What hangs in a child says so, by a file of its process's number in the folder HANGING: its silence ends there.
+
+    So a test waits a minute for what a slow machine is at, and no second for what never comes.
+    """
+    from convdispatch.measurement.child import Child, Silent
+
+    folder, hear = tmp_path / "hanging", Child.hear
+    folder.mkdir()
+    monkeypatch.setenv("HANGING", str(folder))
+
+    def heard(self: Child, timeout_s: float) -> dict | None:
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                return hear(self, min(0.1, until - time.monotonic()))
+            except Silent:
+                if time.monotonic() >= until or (folder / str(self._process.pid)).exists():
+                    raise Silent(f"it gave no answer within {timeout_s:.3g} s") from None
+
+    monkeypatch.setattr(Child, "hear", heard)
 
 
 @pytest.fixture

@@ -96,13 +96,13 @@ def _region(guarded: Guarded) -> cl.Buffer:
     return guarded.buffer.get_sub_region(guarded.start, max(1, guarded.nbytes))
 
 
-def table_cases(accepts: Callable[[ConvProblem], bool] = lambda problem: True) -> list:
-    """(problem, number) for every accepted line of the small tables, in every direction and layout."""
+def table_cases(every: int, accepts: Callable[[ConvProblem], bool] = lambda problem: True) -> list:
+    """Every accepted line of the small tables, in every direction and layout; one in ``every`` without ``--full``."""
     lines = [entry for table in ("near_miss", "basic") for entry in shapes.load(table) if entry.problem.mb]
     lines = [entry for entry in lines if accepts(entry.problem)]
     return [
-        pytest.param(entry.problem.replace(direction=direction, layout=layout), number,
-                     id=f"{direction}-{layout}-{entry.name}")
+        pytest.param(entry.problem.replace(direction=direction, layout=layout),
+                     id=f"{direction}-{layout}-{entry.name}", marks=[pytest.mark.full] if number % every else [])
         for number, (entry, direction, layout) in enumerate(itertools.product(lines, DIRECTIONS, LAYOUTS))
     ]  # fmt: skip
 

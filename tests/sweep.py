@@ -20,6 +20,7 @@ from convdispatch import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.measurement import shapes
+from convdispatch.selection.loader import plugins
 
 
 def main() -> int:
@@ -61,6 +62,9 @@ def main() -> int:
 def sweep_one(problem: ConvProblem, solver: str | None, choices: argparse.Namespace) -> str:
     """Check one problem; ``passed``, ``refused`` or ``failed``, the latter with its reason printed."""
     try:
+        pinned = plugins().solvers.get(solver)
+        if pinned and pinned.rejects(problem, runtime.device_info(runtime.default_device())):
+            return "refused"  # a choice among none would ask every solver for its reason
         with convdispatch.policy(solver=solver):
             if checking.first_choice(problem, runtime.default_device()) is None:
                 return "refused"

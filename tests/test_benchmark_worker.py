@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from farms import PATIENT
 
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
@@ -109,9 +111,9 @@ def entries(*texts):
     return {"net": [Entry(text, ConvProblem.parse(text), 1) for text in texts]}
 
 
-def test_a_crash_and_a_hang_cost_one_candidate_each(solvers, device):
+def test_a_crash_and_a_hang_cost_one_candidate_each(solvers, device, hanging):
     solvers(FAULTS="good,crashes,hangs")
-    report = run.run(entries(TINY, OTHER), device, isolate=True, timeout_s=6, budget_ms=3000)
+    report = run.run(entries(TINY, OTHER), device, isolate=True, timeout_s=66, budget_ms=60_000)
     assert len(report.measured) == 2
     assert set(report.roofs) == {"float32"}
     for found in report.measured.values():
@@ -120,12 +122,12 @@ def test_a_crash_and_a_hang_cost_one_candidate_each(solvers, device):
         assert found.best_ms > 0
         rows = {row.solver: (row.status, row.reason) for row in found.rows}
         assert rows["faulty.crashes"] == ("failed", "a process was lost: it was killed by SIGABRT")
-        assert rows["faulty.hangs"] == ("failed", "a process was lost: it gave no answer within 6 s")
+        assert rows["faulty.hangs"] == ("failed", "a process was lost: it gave no answer within 66 s")
 
 
 def test_a_lost_device_costs_the_candidate_that_lost_it(solvers, device, roofs):
     solvers(ODD="odd.good=1,odd.loses=1,odd.zealous=1")
-    report = run.run(entries(TINY, OTHER), device, isolate=True, budget_ms=3000)
+    report = run.run(entries(TINY, OTHER), device, isolate=True, budget_ms=60_000)
     found = report.measured[str(ConvProblem.parse(TINY))]
     rows = {row.solver: row for row in found.rows}
     assert rows["odd.loses"].status == "failed"
@@ -143,10 +145,13 @@ def test_nobody_survives(solvers, device, roofs):
     assert [row.status for row in found.rows] == ["failed"]
 
 
-def test_the_time_ends_it_and_what_was_measured_is_there(solvers, device, tmp_path):
+def test_the_time_ends_it_and_what_was_measured_is_there(solvers, device, roofs, hanging, tmp_path, monkeypatch):
+    """After the first problem, however slow the machine is: then this clock jumps."""
     solvers(FAULTS="good,hangs")
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * (tmp_path / "r.json").exists())
+    monkeypatch.setattr("convdispatch.measurement.farm.time", clock)
     problems = [OTHER, *(f"mb1ic4ih{size}oc4kh3ph1" for size in range(9, 30))]
-    options = ["--within", "14", "--timeout", "5", "--budget", "1000", "--json", str(tmp_path / "r.json")]
+    options = ["--within", "900", "--timeout", "60", "--budget", "600", "--json", str(tmp_path / "r.json")]
     done = CliRunner().invoke(main, ["bench", *problems, *options])
     assert done.exit_code == 0, done.output
     report = load(tmp_path / "r.json")
@@ -162,7 +167,7 @@ def test_a_killed_benchmark_leaves_its_json(solvers, device, tmp_path):
     command = [sys.executable, "-m", "convdispatch", "bench", "--budget", "300", "--json", str(path)]
     problems = [f"mb1ic4ih{size}oc4kh3ph1" for size in range(9, 200)]
     job = subprocess.Popen([*command, *problems], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    limit = time.monotonic() + 90
+    limit = time.monotonic() + 300
     while not path.exists() and time.monotonic() < limit:
         time.sleep(0.1)
     job.send_signal(signal.SIGKILL)
@@ -174,7 +179,7 @@ def test_a_killed_benchmark_leaves_its_json(solvers, device, tmp_path):
 
 def test_regret_is_asked_of_the_child(solvers, device, roofs):
     solvers(FAULTS="good,many")
-    report = run.run(entries(TINY, OTHER), device, isolate=True, regret=True, budget_ms=4000)
+    report = run.run(entries(TINY, OTHER), device, isolate=True, regret=True, budget_ms=60_000)
     assert report.regret["immediate"]["count"] == report.regret["neighbours"]["count"] == 2
     assert report.regret["immediate"]["geomean"] >= 1
 
@@ -260,11 +265,11 @@ def run_find(*words):
 
 def test_find_stops_where_the_device_is_lost_and_isolated_goes_on(solvers, device, tmp_path):
     solvers(ODD="odd.good=1,odd.loses=1,odd.zealous=1")
-    done = run_find(OTHER, TINY, "--budget", "4000", "--no-isolate")
+    done = run_find(OTHER, TINY, "--budget", "60000", "--no-isolate")
     assert done.returncode == 1
     assert "odd.loses left a device that nothing runs on" in done.stderr
     assert "--isolate" in done.stderr
-    again = run_find(OTHER, TINY, "--budget", "8000", "--isolate", "--again")
+    again = run_find(OTHER, TINY, "--budget", "60000", "--isolate", "--again")
     assert again.returncode == 0, again.stderr
     assert str(ConvProblem.parse(TINY)) in again.stdout
     assert "odd.zealous" in again.stdout.partition(str(ConvProblem.parse(TINY)))[2]
@@ -311,25 +316,14 @@ def test_a_peer_that_dies_costs_itself(solvers, device, roofs, tmp_path, monkeyp
 def test_a_time_limit_s_signal_leaves_report_and_page(solvers, device, tmp_path):
     solvers(FAULTS="good")
     page, data = tmp_path / "r.html", tmp_path / "r.json"
-    command = [
-        sys.executable,
-        "-m",
-        "convdispatch",
-        "bench",
-        "--budget",
-        "300",
-        "--json",
-        str(data),
-        "--html",
-        str(page),
-    ]
+    command = [*PATIENT, "bench", "--budget", "300", "--json", str(data), "--html", str(page)]
     problems = [f"mb1ic4ih{size}oc4kh3ph1" for size in range(9, 200)]
     job = subprocess.Popen([*command, *problems], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    limit = time.monotonic() + 90
+    limit = time.monotonic() + 300
     while not data.exists() and time.monotonic() < limit:
         time.sleep(0.1)
     job.send_signal(signal.SIGTERM)
-    said, _ = job.communicate(timeout=60)
+    said, _ = job.communicate(timeout=200)
     assert job.returncode == 0
     assert "problems are not measured" in said
     assert "ended early" in page.read_text()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import types
 import warnings
 
 import numpy as np
 import pyopencl as cl
 import pytest
-from pyopencl.characterize import has_src_build_cache
+from pyopencl import characterize
 
 from convdispatch.api import BuildFailed, build
 from convdispatch.device import binaries, kernels
@@ -19,7 +20,7 @@ TEXT = "kernel void k(global int *x) { x[get_global_id(0)] = NUMBER; }"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, queue):
-    if has_src_build_cache(queue.device):
+    if binaries._keeps_kernels(queue.device):
         pytest.skip("the driver keeps compiled kernels itself")
     monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path / "kernels"))
     return tmp_path / "kernels"
@@ -184,3 +185,12 @@ def test_a_text_that_does_not_compile_says_where(queue):
     with pytest.raises(BuildFailed, match="did not compile") as caught:
         kernels.build(queue.context, "kernel void k(global int *y) { y[0] = nonsense; }")
     assert "nonsense" in caught.value.log
+
+
+@pytest.mark.parametrize(
+    ("platform", "kept"), [("NVIDIA CUDA", False), ("Portable Computing Language", True), ("Intel(R) OpenCL", False)]
+)
+def test_nvidias_driver_gets_files_though_it_keeps_kernels(monkeypatch, platform, kept):
+    monkeypatch.setattr(characterize, "has_src_build_cache", lambda device: not platform.startswith("Intel"))
+    device = types.SimpleNamespace(platform=types.SimpleNamespace(name=platform))
+    assert binaries._keeps_kernels(device) is kept

@@ -2,105 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from farms import PACED, Farm
 
 from convdispatch import find_many
-from convdispatch.api.errors import ConvDispatchError, InvalidArgument, NoDevice
+from convdispatch.api.errors import NoDevice
 from convdispatch.api.problem import ConvProblem
-from convdispatch.cluster import agreement, exclusive, offers
+from convdispatch.cluster import offers
 from convdispatch.cluster.connecting import Workers
-from convdispatch.cluster.requirements import security
-from convdispatch.cluster.running import Failed, Job, Run
-from convdispatch.cluster.steadiness import Steadiness
+from convdispatch.cluster.placing import Job
+from convdispatch.cluster.running import Failed, Run
 from convdispatch.cluster.tasks import idle
 from convdispatch.device import runtime
 from convdispatch.selection import dispatch, loader
 from convdispatch.selection.records import perfdb
-from convdispatch.selection.records.record import Provenance, Record, stale
 from convdispatch.tools.cli import main
 
 distributed = pytest.importorskip("distributed", reason="pip install 'convdispatch[cluster]'")
 
-PACED = """
-import os, time
-from pathlib import Path
-from convdispatch_im2col import Im2col
-from convdispatch.api import hookimpl
-
-class Paced(Im2col):
-    name = "paced"
-
-    def cost(self, problem, device, config):
-        return 1.0
-
-    def configs(self, problem, device):
-        return list(super().configs(problem, device))[:1]
-
-    def plan(self, context, problem, config):
-        begun = time.time()
-        plan = super().plan(context, problem, config)
-        time.sleep(0.25)
-        with Path(os.environ["PACED_LOG"]).open("a") as file:
-            file.write(f"{problem} {begun} {time.time()} {os.environ.get('PACED_WAIT', '')}\\n")
-        enqueue = plan.enqueue
-        def slower(*arguments, **named):
-            time.sleep(float(os.environ.get("PACED_WAIT") or 0))
-            return enqueue(*arguments, **named)
-        plan.enqueue = slower
-        return plan
-
-@hookimpl
-def convdispatch_solvers():
-    return [Paced()]
-"""
 SIZES = range(5, 13)
 PROBLEMS = [f"mb1ic4ih{size}oc4kh3ph1" for size in SIZES]
-
-
-class Farm:
-    """A scheduler and its workers, each a process."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.log = folder, folder / "log.txt"
-        self.processes: dict[str, subprocess.Popen] = {}
-        self.address = json.loads(self.start("cluster", "cluster", "--port", "0", "--json"))["address"]
-
-    def start(self, name, *words, **env):
-        """The first line that a command prints, which then runs on."""
-        env = {**os.environ, "PACED_LOG": str(self.log), "CONVDISPATCH_DB": str(self.folder / f"db-{name}"), **env}
-        command = [sys.executable, "-m", "convdispatch", *words]
-        process = self.processes[name] = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-        return process.stdout.readline()
-
-    def worker(self, name, device="intel", **env):
-        assert "offers" in self.start(name, "worker", self.address, "--device", device, "--name", name, **env)
-
-    def end_one(self, name):
-        process = self.processes.pop(name)
-        process.terminate()
-        process.wait(30)
-        process.stdout.close()
-
-    def end(self):
-        for process in reversed(self.processes.values()):
-            process.terminate()
-        for process in self.processes.values():
-            process.wait(30)
-            process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +87,11 @@ def records(tmp_path, monkeypatch):
     perfdb.perfdb.cache_clear()
 
 
+def without_noise(told):
+    """What was told but that times scatter, which is true of a machine where other work runs, and this may be one."""
+    return [words for words in told if "times are unsteady" not in words]
+
+
 def client_of(farm):
     return distributed.Client(farm.address, set_as_default=False)
 
@@ -165,7 +101,7 @@ def test_problems_are_measured_once_on_one_device_at_a_time_and_recorded_with_wh
     with client_of(farm) as client:
         found = find_many(PROBLEMS[:4], client=client, budget_ms=300, agree=0, tell=told.append)
         assert find_many(PROBLEMS[:4], client=client, budget_ms=300, agree=0, tell=told.append) == []  # goes on
-    assert told == []
+    assert without_noise(told) == []
     assert {str(results.problem) for results in found} == {str(ConvProblem.parse(text)) for text in PROBLEMS[:4]}
     info = runtime.device_info(runtime.find_device("intel"))
     assert all(results.device == info and results.winner.solver == "paced" for results in found)
@@ -212,8 +148,8 @@ def test_two_devices_of_a_kind_that_disagree_put_both_records_in_doubt(farm, rec
         doubted = [record for record in records() if record.doubt]
         assert {record.worker.partition("/")[0] for record in doubted} == {"one", "two"}
         assert all("disagree" in r.doubt and "on one/" in r.doubt and "on two/" in r.doubt for r in doubted)
-        assert len(told) == 1
-        assert "both records are in doubt" in told[0]
+        (doubts,) = without_noise(told)
+        assert "both records are in doubt" in doubts
         # What is in doubt is measured again.
         assert len(find_many(PROBLEMS[:1], client=client, budget_ms=300, agree=0, tell=told.append)) == 1
 
@@ -240,7 +176,7 @@ def test_a_worker_that_is_killed_costs_its_task_alone(farm, records):
     assert sorted(record.problem for record in records()) == wanted
     begun = len(farm.log.read_text().splitlines()) - before
     assert begun <= len(PROBLEMS) + 2  # what the dead worker was at, and what it had answered but not yet handed over
-    assert [words for words in told if "waiting" not in words] == []
+    assert [words for words in without_noise(told) if "waiting" not in words] == []
 
 
 def test_an_interrupt_keeps_what_is_done_and_the_next_run_goes_on(farm, records, plugin):
@@ -253,7 +189,7 @@ def test_an_interrupt_keeps_what_is_done_and_the_next_run_goes_on(farm, records,
         while not records() and time.monotonic() < until:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert "run again to go on" in err, err
     done = {results["problem"] for results in json.loads(out)}
     assert 1 <= len(done) < len(PROBLEMS)
@@ -296,105 +232,3 @@ def test_plugins_are_verified_and_layers_timed_on_every_kind_of_device(farm, tmp
     assert done.exit_code == 0, done.output
     (measured,) = [json.loads(path.read_text()) for path in tmp_path.glob("bench*.json")]
     assert {str(ConvProblem.parse(text)) for text in PROBLEMS[:2]} == set(measured["measured"])
-
-
-# --- without a cluster -----------------------------------------------------------------------------------------------
-
-
-BASE = Record("p", "kind", "s", {}, 1.0, (0.9, 1.1), 0.9, 1.1, 25, raced=True, worker="a/0:0", created="2026-01-01")
-
-
-@pytest.mark.parametrize(
-    ("change", "doubted"),
-    [
-        ({"median_ms": 1.5, "ci_ms": (1.4, 1.6)}, True),
-        ({"median_ms": 0.5, "ci_ms": (0.4, 0.6)}, True),
-        ({"median_ms": 1.5, "ci_ms": (1.05, 1.6)}, False),  # intervals that overlap
-        ({"median_ms": 1.5, "ci_ms": (1.4, 1.6), "raced": False}, False),  # a first look has no interval
-        ({"median_ms": 1.5, "ci_ms": (1.4, 1.6), "config": {"a": 1}}, False),  # another choice
-    ],
-)
-def test_disagreement(change, doubted):
-    other = replace(BASE, worker="b/0:0", **change)
-    sides = agreement.compare([BASE], [other])
-    assert [len(side) for side in sides] == [int(doubted)] * 2
-    for (record,) in sides if doubted else ():
-        assert "a/0:0" in record.doubt
-        assert "b/0:0" in record.doubt
-        assert record.created > BASE.created
-        assert stale(record, Provenance()) == f"measured, but {record.doubt}"
-        assert Record.from_json(json.loads(record.text())) == record
-
-
-def test_intervals_apart_within_a_tie_agree():
-    close = replace(BASE, ci_ms=(0.999, 1.001))
-    assert agreement.compare([close], [replace(close, median_ms=1.015, ci_ms=(1.014, 1.016))]) == ([], [])
-
-
-def test_the_share_that_is_checked_is_the_same_every_time():
-    names = [f"problem {i}" for i in range(2000)]
-    chosen = [name for name in names if agreement.is_checked(name, 0.05)]
-    assert 60 < len(chosen) < 140
-    assert chosen == [name for name in names if agreement.is_checked(name, 0.05)]
-    assert [agreement.is_checked(names[0], share) for share in (0, 1)] == [False, True]
-
-
-def test_an_unsteady_device_is_told():
-    def records(scatter):
-        return [{"raced": True, "median_ms": 2.0, "ci_ms": [2.0 - scatter, 2.0 + scatter]}]
-
-    steady = Steadiness()
-    assert [steady.hear(records(s)) for s in (0.01, 0.3, 0.3)] == ["", "", ""]
-    assert "in 3 of its last 4 searches" in steady.hear(records(0.5))
-    assert steady.hear([{"raced": False, "median_ms": 1.0, "ci_ms": [0.1, 9.0]}])  # a first look says nothing new
-    assert [bool(steady.hear(records(0.01))) for _ in range(3)] == [True, True, False]
-
-
-def test_one_at_a_time_on_one_piece_of_silicon():
-    text = (
-        "import sys; from convdispatch.cluster.exclusive import exclusive\n"
-        "with exclusive('a device of a test'):\n    print('in', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen([sys.executable, "-c", text], stdin=-1, stdout=-1, text=True) as other:
-        assert other.stdout.readline() == "in\n"
-        entered = threading.Event()
-
-        def enter():
-            with exclusive.exclusive("a device of a test"):
-                entered.set()
-
-        thread = threading.Thread(target=enter)
-        thread.start()
-        with exclusive.exclusive("another device of a test"):
-            assert not entered.wait(0.3)
-        other.kill()  # the lock ends with its holder
-        thread.join(10)
-        assert entered.is_set()
-
-
-def test_offers(device):
-    (offer,) = offers.offers_here(["intel"], machine="m")
-    info = runtime.device_info(runtime.find_device("intel"))
-    assert offer.device == info
-    assert offer.place == f"m/{offer.address}"
-    assert offer.resources == {offer.key: 1}  # a CPU's processors measure
-    assert (offer.silicon, offer.compilers) == ("cpu", 0)
-    gpu = replace(offer, compilers=3, info={**offer.info, "type": "gpu"})
-    assert gpu.resources == {offer.key: 1, f"compile {offer.key}": 3}
-    assert gpu.silicon != "cpu"
-    assert "oclgrind" not in {each.info["vendor"] for each in offers.offers_here()}
-
-
-def test_errors_say_what_to_do(tmp_path, monkeypatch):
-    with pytest.raises(InvalidArgument, match="TLS needs all three"):
-        security(cert="a.pem")
-    monkeypatch.setattr("convdispatch.cluster.connecting.CONNECT_S", 0.5)
-    with pytest.raises(ConvDispatchError, match=r"no scheduler can be used at tcp://127\.0\.0\.1:9"):
-        find_many(PROBLEMS, "tcp://127.0.0.1:9")
-    with pytest.raises(InvalidArgument, match="agree is a share"):
-        find_many(PROBLEMS, "tcp://127.0.0.1:9", agree=2)
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ConvDispatchError, match=re.escape("pip install 'convdispatch[cluster]'")):
-        find_many(PROBLEMS, "tcp://127.0.0.1:9")
-    with contextlib.suppress(KeyError):
-        sys.modules.pop("distributed")

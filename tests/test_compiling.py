@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 
@@ -12,7 +13,7 @@ import pytest
 
 from convdispatch import inference
 from convdispatch.api import BuildFailed, build
-from convdispatch.device import binaries, compiling, kernels
+from convdispatch.device import binaries, compiling, kernels, platforms, runtime
 from convdispatch.selection import dispatch
 
 TEXT = "kernel void k(global int *x) { x[get_global_id(0)] = %d; }\n"
@@ -31,30 +32,78 @@ def answer(queue, program) -> int:
     return int(found[0])
 
 
-def make_all(queue, numbers, padding=lambda number: ""):
+def make_all(queue, numbers, padding=lambda number: "", for_cuda=False):
     """The programs of ``numbers``, and where each was compiled: None here, else the child's."""
     found, places = {}, {}
     real = compiling._Child.compile
 
-    def compile_(self, text, options):
+    def compile_(self, text, *options):
         places[text] = self
-        return real(self, text, options)
+        return real(self, text, *options)
 
     def one(number):
         found[number] = build(queue.context, TEXT % number + padding(number))
 
     kernels.forget()
-    with pytest.MonkeyPatch.context() as patch, compiling.side_by_side(queue.device):
+    with pytest.MonkeyPatch.context() as patch, compiling.side_by_side(queue.device, for_cuda=for_cuda):
         patch.setattr(compiling._Child, "compile", compile_)
         compiling.run([functools.partial(one, number) for number in numbers])
     return found, places
 
 
-def test_programs_are_the_same(queue):
-    found, places = make_all(queue, range(100, 160))
+@pytest.mark.parametrize("for_cuda", [False, True])
+def test_programs_are_the_same(queue, for_cuda):
+    """A device that is none of CUDA's has nothing assembled for it."""
+    found, places = make_all(queue, range(100, 160), for_cuda=for_cuda)
     assert {number: answer(queue, program) for number, program in found.items()} == {n: n for n in range(100, 160)}
     assert places, "a child compiled some"
     assert len(places) < 60, "and this process others"
+
+
+def test_a_binary_is_loaded_by_a_child_first_where_the_driver_keeps_machine_code(queue, monkeypatch):
+    made = {number: build(queue.context, TEXT % number) for number in range(500, 516)}
+    parts = {number: program.get_info(cl.program_info.BINARIES)[0] for number, program in made.items()}
+    assert not compiling._keeps_machine_code(queue.device), "the driver is none of those"
+    monkeypatch.setattr(compiling, "_keeps_machine_code", lambda device: True)
+    seen, found, real, work = [], {}, compiling._Child.compile, compiling._Pool._work
+    monkeypatch.setattr(compiling._Pool, "_work", lambda self, aside: work(self, True))
+
+    def compile_(self, text, *options):
+        seen.append(isinstance(text, bytes))
+        return real(self, b"no binary" if seen[-1] and sum(seen) % 2 else text, *options)
+
+    def one(number):
+        build(queue.context, "// again\n" + TEXT % number)  # compilers start with texts
+        found[number] = build(queue.context, parts[number])
+
+    kernels.forget()
+    with compiling.side_by_side(queue.device):
+        monkeypatch.setattr(compiling._Child, "compile", compile_)
+        compiling.run([functools.partial(one, number) for number in parts])
+    assert {number: answer(queue, program) for number, program in found.items()} == {n: n for n in parts}
+    assert sum(seen) > 8, "children load, all but what is built before they start"
+    assert False in seen
+
+
+@pytest.mark.parametrize(
+    ("processors", "free", "of_gpu", "count"),
+    [
+        (2, 64, 0, 2),
+        (1, 64, 0, 1),
+        (16, 64, 140, 16),
+        (64, 512, 140, 16),
+        (16, 5, 140, 5),
+        (16, 64, 8, 2),
+        (16, 0, 0, 1),
+    ],
+)
+def test_compilers_follow_processors_and_memory(queue, monkeypatch, processors, free, of_gpu, count):
+    info = dataclasses.replace(runtime.device_info(queue.device), type="gpu" if of_gpu else "cpu",
+                               global_mem_size=of_gpu << 30)  # fmt: skip
+    monkeypatch.setattr(platforms, "device_info", lambda device: info)
+    monkeypatch.setattr(compiling, "processors", lambda: processors)
+    monkeypatch.setattr(compiling, "_available", lambda: free << 30)
+    assert compiling.compilers(queue.device) == count
 
 
 def test_outside_of_the_block_nothing_is_done(queue):
@@ -109,7 +158,7 @@ def test_the_longest_text_is_taken_first(queue, monkeypatch):
     def built(context, options, *source):
         if isinstance(source[0], str):
             if order:
-                waiting.wait(20)
+                waiting.wait(120)
             order.append(len(source[0]))
         return real(context, options, *source)
 

@@ -74,11 +74,11 @@ def behind(gate: Gate, call) -> object:
     done = []
     thread = threading.Thread(target=lambda: done.append(call()), daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(120)
     waited = thread.is_alive()
     time.sleep(0.05)  # what did not wait has run by now
     gate.open()
-    thread.join(30)
+    thread.join(120)
     assert not waited, "the call waited for an event on the host"
     return done[0]
 

@@ -61,7 +61,9 @@ CASES = {
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_definition(case, layout):
+def test_the_definition(full, case, layout):
+    if not full and layout == "nchw" and list(CASES).index(case) % 2:
+        pytest.skip("thinned out; --full runs it, and PyTorch is compared with below")
     shape, ocg, kernel, stride, padding, output_padding, dilation, groups = CASES[case]
     random = np.random.default_rng(0)
     x = random.integers(-4, 5, shape).astype(np.float32)
@@ -100,8 +102,10 @@ BEYOND = [case for case in CASES if case.startswith("beyond")]
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("kind", ["tensor", "array", "part of an array"])
 @pytest.mark.parametrize("case", BEYOND)
-def test_arrays_on_a_device(queue, case, kind, layout):
+def test_arrays_on_a_device(queue, full, case, kind, layout):
     """Zeros are appended on the queue, whatever the array is a part of."""
+    if not full and (BEYOND.index(case) + len(kind) + (layout == "nhwc")) % 2:
+        pytest.skip("thinned out; --full runs it")
     shape, ocg, kernel, stride, padding, output_padding, dilation, groups = CASES[case]
     random = np.random.default_rng(0)
     x = random.integers(-4, 5, shape).astype(np.float32)

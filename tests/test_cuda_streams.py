@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import threading
 import warnings
@@ -10,17 +11,19 @@ import warnings
 import numpy as np
 import pytest
 from checking import call, make_operands
-from host_cuda import CudaArray, install
+from host_cuda import CudaArray, HostDriver, install
 
 import convdispatch as cd
 from convdispatch import ConvDispatchError, ConvDispatchWarning, ConvProblem, InvalidArgument, Tensor
 from convdispatch.api.policy import Policy
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import host, runtime
+from convdispatch.device.cuda import Cuda, CudaError
 from convdispatch.device.stream import CudaMemory, CudaStream
 from convdispatch.selection import dispatch, ranking
 
-SHAPES = ("mb2ic8ih9iw8oc16kh3kw3ph1pw1", "mb1ic16ih8iw8oc32", "g8mb2ic8ih9iw9oc8kh3kw3ph1pw1")
+SHAPES = ("mb2ic5ih9iw8oc7kh3kw3ph1pw1", "mb1ic16ih8iw8oc32", "g16mb1ic16ih9iw9oc16kh3kw3ph1pw1")
+"""Those of test_host_memory.py, so that they are compiled once."""
 
 
 @pytest.fixture
@@ -208,6 +211,20 @@ def test_each_call_goes_to_its_arrays_device_and_stream(fake):
         cd.conv(CudaArray(x), CudaArray(w), queue=runtime.queue())
     with pytest.raises(InvalidArgument, match="out must have shape"):
         cd.conv(CudaArray(x), CudaArray(w), out=CudaArray(w))
+
+
+def test_what_is_done_on_another_device_leaves_the_threads_context():
+    """PyTorch and CuPy tell their current device by it: a rank's collectives would go to another GPU."""
+    driver = HostDriver()
+    driver.current = 0xAB
+    other = Cuda(driver, 1)
+    other.make("cuStreamCreate", 1)
+    assert other.idle(ctypes.c_void_p(5))
+    driver.status["cuMemCreate"] = 2
+    with pytest.raises(CudaError, match="cuMemCreate"):
+        other("cuMemCreate", None, 1, None, 0)
+    assert driver.current == 0xAB
+    assert "cuCtxSetCurrent" not in driver.names()
 
 
 def test_threads_on_streams_of_their_own(fake):

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from checking import check, make_operands
 from fake_cuda import FakeCuda
+from host_cuda import HostDriver
 
 import convdispatch
 from convdispatch.api import ConvProblem, DeviceInfo
 from convdispatch.device import memory, runtime
+from convdispatch.device.cuda import Cuda
 from convdispatch.measurement import reference
 from convdispatch.selection.loader import plugins
 from convdispatch.tensor import Tensor
@@ -46,6 +48,33 @@ def test_refuses_in_words():
         one_sided = problem.replace(ph_r=0)
         assert solver.rejects(one_sided, NVIDIA) == "equal padding on both sides only, got 1 and 0 along h"
         assert solver.rejects(problem.replace(mb=0), NVIDIA) == "mb of 1 or more only, got 0"
+
+
+def test_the_threads_context_stays_its_own(monkeypatch):
+    """A thread that works on one GPU may have another's plans made."""
+    module = importlib.import_module("convdispatch_cudnn.plan")
+    driver = HostDriver()
+    driver.current = 0xAB
+    other, inside = Cuda(driver, 1), []
+
+    class Library:
+        def create(self):
+            inside.append(driver.current)
+            return 7
+
+        def __call__(self, *arguments):
+            inside.append(driver.current)
+
+    monkeypatch.setattr(module, "cuda_of", lambda device: other)
+    monkeypatch.setattr(module, "library", Library)
+    for name in ("_handles", "_loading"):
+        monkeypatch.setattr(module, name, {})
+    with module.making("a device"):
+        inside.append(driver.current)
+    with module.running("a device", other, 5):
+        inside.append(driver.current)
+    assert set(inside) == {other.context.value}
+    assert driver.current == 0xAB
 
 
 def test_refuses_tensors_that_cuda_cannot_see(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def test_a_plan_loads_its_kernels_and_a_choice_does_not(monkeypatch):
     for module in (plan_module, solver_module):
         monkeypatch.setattr(module, "execution_plan", lambda problem, handle, config: ("plan", 64))
     monkeypatch.setattr(plan_module, "library", lambda: None)
-    monkeypatch.setattr(plan_module, "cuda_of", lambda device: types.SimpleNamespace(enter=lambda: None))
+    monkeypatch.setattr(plan_module, "cuda_of", lambda device: types.SimpleNamespace(current=contextlib.nullcontext))
     monkeypatch.setattr(plan_module, "_handles", {("device", "make"): "maker", ("device", "run"): "runner"})
     monkeypatch.setattr(plan_module, "_loading", {"device": "stream"})
     monkeypatch.setattr(plan_module, "load", lambda *arguments: loaded.append(arguments[1:]))
@@ -78,10 +79,10 @@ def test_a_plan_loads_its_kernels_and_a_choice_does_not(monkeypatch):
 
 def test_a_plan_in_the_making_holds_up_no_enqueue(monkeypatch):
     plan_module = importlib.import_module("convdispatch_cudnn.plan")
-    monkeypatch.setattr(plan_module, "cuda_of", lambda device: types.SimpleNamespace(enter=lambda: None))
+    monkeypatch.setattr(plan_module, "cuda_of", lambda device: types.SimpleNamespace(current=contextlib.nullcontext))
     monkeypatch.setattr(plan_module, "library", lambda: lambda *arguments: None)
     monkeypatch.setattr(plan_module, "_handles", {("device", "make"): "maker", ("device", "run"): "runner"})
-    across, ran = types.SimpleNamespace(cuda=types.SimpleNamespace(enter=lambda: None), stream=1), []
+    across, ran = types.SimpleNamespace(cuda=types.SimpleNamespace(current=contextlib.nullcontext), stream=1), []
 
     def enqueue():
         with plan_module.running("device", across.cuda, across.stream) as handle:
@@ -90,7 +91,7 @@ def test_a_plan_in_the_making_holds_up_no_enqueue(monkeypatch):
     with plan_module.making("device"):
         thread = threading.Thread(target=enqueue)
         thread.start()
-        thread.join(5)
+        thread.join(120)
         assert ran == ["runner"]
 
 

@@ -237,7 +237,7 @@ def test_a_registry_s_glob_does_not_mean_derived_ones(narrow, device, tmp_path, 
 def test_find_measures_and_records_it(narrow, device, tmp_path, monkeypatch):
     problem = ConvProblem.parse("bwd_data_mb1ic6ih9oc7kh3ph1")
     with convdispatch.policy(solver="narrow.forward+*"):
-        results = convdispatch.find(problem, device, budget_ms=20_000, store=False)
+        results = convdispatch.find(problem, device, budget_ms=2_000, store=False)
     assert results.winner is not None
     assert results.winner.solver == "narrow.forward+rotated"
     assert results.winner.error < 1e-5

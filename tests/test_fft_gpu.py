@@ -28,10 +28,8 @@ def check(queue, problem: ConvProblem, config=None) -> None:
     check_solver(queue, problem, SOLVER, config, data="real", limit=LIMIT[problem.dtype])
 
 
-@pytest.mark.parametrize(("problem", "number"), table_cases(lambda problem: SOLVER.limits(problem, SMALL) is None))
-def test_near_misses(queue, full, problem, number):
-    if not full and number % 31:
-        pytest.skip("with --full only")
+@pytest.mark.parametrize("problem", table_cases(31, lambda problem: SOLVER.limits(problem, SMALL) is None))
+def test_near_misses(queue, problem):
     check(queue, problem)
 
 

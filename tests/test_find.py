@@ -280,8 +280,7 @@ def test_an_upgrade_is_a_reason_to_measure_again(faults, device, monkeypatch):
 # --- a child process --------------------------------------------------------------------------------------------------
 
 
-def test_a_crash_and_a_hang_take_only_a_child_with_them(faults, device, monkeypatch):
-    monkeypatch.setattr("convdispatch.measurement.search.probing.RUN_S", 5.0)
+def test_a_crash_and_a_hang_take_only_a_child_with_them(faults, hanging, device):
     faults("good", "crashes", "hangs", "lies")
     found, results = searched(device, isolate=True)
     assert results.winner.solver == "faulty.good"
@@ -291,7 +290,7 @@ def test_a_crash_and_a_hang_take_only_a_child_with_them(faults, device, monkeypa
         "lies": "wrong",
     }
     assert "killed by SIGABRT" in found["crashes"].reason
-    assert "no answer within 5 s" in found["hangs"].reason
+    assert "no answer within 600 s" in found["hangs"].reason
 
 
 # --- the call itself --------------------------------------------------------------------------------------------------
@@ -327,7 +326,7 @@ def test_the_call(faults, device):
 def test_every_kind_of_problem_can_be_searched(text, faults, device, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col")
     faults()
-    results = find(text, device, budget_ms=3000)
+    results = find(text, device, budget_ms=800)  # the first of all is measured, however long it takes
     assert results.winner is not None, [r.reason for r in results]
     assert results.winner.error <= error_limit(ConvProblem.parse(text))
 

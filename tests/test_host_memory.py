@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from convdispatch.api.policy import Policy
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import host, runtime
 from convdispatch.device.hostpool import KEEP, HostPool
-from convdispatch.selection import ranking
+from convdispatch.selection import dispatch, ranking
 
 GUARD = 4096
 SHAPES = (
@@ -179,3 +180,40 @@ def test_constant_weights_and_the_epilogue_on_the_hosts_memory(device):
         with cd.policy(solver=name, fallback=False):
             y = cd.conv(given["x"], w, given["bias"], padding=1, residual=given["residual"], activation="relu")
         assert np.allclose(y, expected, atol=0.02), name
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_what_is_shorter_than_waking_a_thread_is_computed_by_the_caller(device, direction, monkeypatch):
+    if runtime.serial_queue(device) is None:
+        pytest.skip("the device has no queue that the waiting thread serves")
+    taken = []
+    monkeypatch.setattr(runtime, "serial_queue", lambda _, serial=runtime.serial_queue: taken.append(1) or serial(_))
+    tiny = ConvProblem.parse("mb1ic72ih1iw1oc24kh1kw1").replace(direction=direction)
+    large = ConvProblem.parse("mb1ic64ih28iw28oc64kh1kw1").replace(direction=direction)
+    for problem, alone in ((tiny, True), (large, False)):
+        operands, expected = make_operands(problem)
+        for arrays in (
+            operands.present(),
+            {n: cd.constant(a) if n == "w" else a for n, a in operands.present().items()},
+        ):
+            taken.clear()
+            dispatch.forget()  # a kept call knows its thread's queue
+            for _ in range(2):  # the second call finds the first one's plan
+                np.testing.assert_array_equal(call(problem, arrays), expected)
+            assert bool(taken) == alone
+        taken.clear()
+        np.testing.assert_array_equal(call(problem, operands.present(), queue=runtime.queue(device)), expected)
+        assert not taken  # a queue that the caller names is the one that runs
+
+
+def test_threads_compute_their_own_short_calls_at_the_same_time(device):
+    problem = ConvProblem.parse("mb1ic72ih1iw1oc24kh1kw1")
+    operands, expected = make_operands(problem)
+    w = cd.constant(operands.present()["w"])  # packed by whoever comes first
+
+    def work():
+        return [call(problem, {**operands.present(), "w": w}) for _ in range(200)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for results in [each.result(60) for each in [pool.submit(work) for _ in range(4)]]:
+            assert all(np.array_equal(each, expected) for each in results)

@@ -54,20 +54,49 @@ def test_all_shapes_are_exact(device, full):
         check(problem, device, solver="im2col")
 
 
+EPILOGUES = [
+    "mb2ic5ih9oc6kh3ph1+bias+residual+relu",
+    "mb2ic5ih9oc20kh1+bias+residual+relu",
+    "g6mb2ic6ih9oc6kh3ph1+bias+residual+relu",
+    "bwd_data_mb2ic5ih9oc6kh3ph1sh2+bias+residual+relu",
+    "bwd_data_mb2ic5ih9oc6kh3ph1+accumulate",
+    "bwd_weights_bf16_mb2ic5ih9oc6kh3ph1+accumulate",
+]
+
+
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "mb2ic5ih9oc6kh3ph1+bias+residual+relu",
-        "mb2ic5ih9oc20kh1+bias+residual+relu",
-        "g6mb2ic6ih9oc6kh3ph1+bias+residual+relu",
-        "bwd_data_mb2ic5ih9oc6kh3ph1sh2+bias+residual+relu",
-        "bwd_data_mb2ic5ih9oc6kh3ph1+accumulate",
-        "bwd_weights_bf16_mb2ic5ih9oc6kh3ph1+accumulate",
-    ],
-)
-def test_epilogues(device, text, layout):
+@pytest.mark.parametrize("text", EPILOGUES)
+def test_epilogues(device, full, text, layout):
+    if not full and EPILOGUES.index(text) % 2 == (layout == "nchw"):
+        pytest.skip("thinned out; --full runs it")
     check(ConvProblem.parse(text).replace(layout=layout), device, solver="im2col")
+
+
+PHASES = (  # the data gradient of one channel a group and a stride
+    "g7mb2ic7ih15iw13oc7kh3sh2ph1",
+    "g5mb2ic5ih28oc5kh5sh2ph2+bias",
+    "g5mb1ic5ih9iw40oc5kh3kw4sh3sw2ph0pw2+residual+bias+relu",
+    "g5mb1ic5ih40iw39oc5kh2kw3sh1sw3+bias+relu6",
+    "g5mb1ic5ih12iw40oc5kh3sh2ph1dh2dw3+accumulate",
+    "bf16_g5mb1ic5ih12iw40oc5kh3sh2ph1",
+    "f64_g5mb1ic5ih12iw40oc5kh3sh2ph1",
+    "g5mb1ic5id6ih12iw20oc5kd3kh3kw3sd2sh2sw2pd1ph1",
+    "g5mb1ic5ih3iw1oc5kh1sh2",
+)
+
+
+@pytest.mark.parametrize("text", PHASES)
+def test_phases_of_a_stride_in_one_launch_are_exact(device, text):
+    problem = ConvProblem.parse("bwd_data_" + text)
+    assert next(iter(SOLVER.configs(problem, CPU)))["method"] == "phases"
+    check(problem, device, solver="im2col")
+
+
+def test_other_strided_data_gradients_are_not_of_that_kind():
+    for text in ("g4mb1ic8ih9oc8kh3sh2", "g4mb1ic4ih9oc8kh3sh2", "g4mb1ic4ih33oc4kh9sh2", "g4mb1ic4ih33oc4kh3sh1sw9"):
+        problem = ConvProblem.parse("bwd_data_" + text)
+        assert all(config["method"] != "phases" for config in SOLVER.configs(problem, CPU))
+        assert SOLVER.rejects(problem, CPU) is None
 
 
 def test_real_data_within_the_contract(device):

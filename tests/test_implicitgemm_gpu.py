@@ -23,10 +23,8 @@ def check(queue, problem: ConvProblem, name: str, config=None, **options) -> Non
     check_solver(queue, problem, SOLVERS[name], config, **options)
 
 
-@pytest.mark.parametrize(("problem", "number"), table_cases())
-def test_near_misses(queue, full, problem, number):
-    if not full and number % 19:
-        pytest.skip("with --full only")
+@pytest.mark.parametrize("problem", table_cases(19))
+def test_near_misses(queue, problem):
     for name, solver in SOLVERS.items():
         if solver.limits(problem, SMALL) is None:
             check(queue, problem, name)

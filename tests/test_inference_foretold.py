@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import types
 
 import numpy as np
 import pytest
 import small_net
 
 from convdispatch import inference
-from convdispatch.device import runtime
+from convdispatch.device import compiling, runtime
 from convdispatch.inference import foretold, layout
 from convdispatch.inference import net as building
+from convdispatch.selection import dispatch
 from convdispatch.selection.ranking import rank
 
 SHAPE = (1, 3, 13, 13)
@@ -21,16 +24,16 @@ SHAPE = (1, 3, 13, 13)
     ("times", "left"),
     [
         ({"nchw": 1.0, "nhwc": 1.0}, ["nchw", "nhwc"]),
-        ({"nchw": 1.14, "nhwc": 1.0}, ["nchw", "nhwc"]),
-        ({"nchw": 1.16, "nhwc": 1.0}, ["nhwc"]),
+        ({"nchw": 1.39, "nhwc": 1.0}, ["nchw", "nhwc"]),
+        ({"nchw": 1.41, "nhwc": 1.0}, ["nhwc"]),
         ({"nchw": 1.0, "nhwc": 9.0}, ["nchw"]),
         ({"nchw": math.nan, "nhwc": 1.0}, ["nchw", "nhwc"]),
         ({"nchw": 1.0, "nhwc": math.nan}, ["nchw", "nhwc"]),
     ],
 )
 def test_a_layout_goes_where_the_prediction_is_sure(queue, monkeypatch, times, left):
-    monkeypatch.setattr(foretold, "seconds", lambda graph, device: times[graph])
-    graphs, counts = foretold.foretold({name: name for name in times}, (1, 4), queue)
+    monkeypatch.setattr(foretold, "seconds", lambda graph, device, ranked: times[graph])
+    graphs, counts, _ = foretold.foretold({name: name for name in times}, (1, 4), queue)
     assert list(graphs) == left
     assert counts == ((1,) if runtime.device_info(queue.device).type == "cpu" else (1, 4))
 
@@ -51,3 +54,44 @@ def test_seconds_are_those_of_the_chosen_solvers_and_of_reorders(queue):
     turned = layout.relayout(graph, "nhwc")
     assert any(node.function is layout.reorder for node in turned.nodes)
     assert math.isnan(found) or foretold.seconds(turned, info) > 0
+
+
+def test_what_was_ranked_is_not_ranked_again(queue, monkeypatch):
+    """Two layouts are compared by ranking each convolution; planning those that are built asks no solver again."""
+    net, asked = small_net.net(queue), []
+    real = foretold.Choices
+    monkeypatch.setattr(foretold, "Choices", lambda problem, device: asked.append(problem) or real(problem, device))
+    monkeypatch.setattr(dispatch, "Choices", lambda *given: pytest.fail("ranked a second time"))
+    monkeypatch.setattr(compiling, "processors", lambda: 2)
+    dispatch.forget()
+    built = inference.build(net, SHAPE, queue=queue)
+    ran = {layer.problem for layer in built.layers if layer.problem is not None}
+    assert ran
+    assert ran <= set(asked)
+    assert len(asked) == len(set(asked))
+
+
+@pytest.mark.parametrize(
+    ("kind", "cold", "at_once"), [("cpu", True, True), ("cpu", False, False), ("gpu", True, False)]
+)
+def test_compilers_start_before_the_choice_on_cpus_that_compile(queue, monkeypatch, kind, cold, at_once):
+    said, real = [], building._fused
+
+    def fused(*given):
+        building.thread.compiled += cold
+        return real(*given)
+
+    @contextlib.contextmanager
+    def side_by_side(device, at_once=False):
+        said.append(at_once)
+        yield
+
+    monkeypatch.setattr(building, "_fused", fused)
+    monkeypatch.setattr(building, "side_by_side", side_by_side)
+    runtime_of_kind = types.SimpleNamespace(device_info=lambda device: types.SimpleNamespace(type=kind))
+    monkeypatch.setattr(building, "runtime", runtime_of_kind)
+    net = small_net.net(queue)
+    inference.build(net, SHAPE, queue=queue, layout="nchw", queues=1)
+    said.clear()
+    inference.build(net, SHAPE, queue=queue, layout="nchw", queues=1)
+    assert said == [at_once]

@@ -44,8 +44,15 @@ def run(form, dtype):
     return form(Tensor.from_numpy(x)).numpy()
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize(("dtype", "unit"), [("float16", 2**-11), ("bfloat16", 2**-8)])
+@pytest.mark.parametrize(
+    ("dtype", "unit", "layout"),
+    [
+        ("float16", 2**-11, "nchw"),
+        ("bfloat16", 2**-8, "nhwc"),
+        pytest.param("float16", 2**-11, "nhwc", marks=pytest.mark.full),
+        pytest.param("bfloat16", 2**-8, "nchw", marks=pytest.mark.full),
+    ],
+)
 def test_weights_are_rounded_and_results_are_of_the_dtype(net, dtype, unit, layout):
     plain = run(inference.build(net, SHAPE, queues=1), "float32")
     form = inference.build(net, SHAPE, dtype=dtype, layout=layout, queues=1)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from farms import PATIENT
 
 from convdispatch.selection.records.perfdb import PerfDB
 
@@ -64,7 +65,7 @@ def start(tmp_path):
     (folder / "odd.py").write_text(PLUGIN)
     jobs = []
 
-    def begin(*words, plugins="odd", **more):
+    def begin(*words, plugins="odd", command=(sys.executable, "-W", "ignore", "-m", "convdispatch"), **more):
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
@@ -75,7 +76,7 @@ def start(tmp_path):
             **more,
         }
         job = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "convdispatch", *map(str, words)],
+            [*command, *map(str, words)],
             env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             # Where this run is a background job, SIGINT is ignored, and children inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -97,21 +98,28 @@ def wait_for(path: Path, job: subprocess.Popen) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+COMMANDS = {
+    "find": ("find", GOOD, HANGS, "--budget", "60000", "--no-isolate"),
+    "bench": ("bench", HANGS, "--budget", "60000", "--no-isolate"),
+    "verify": ("verify", "odd", "--solver", "odd.hangs", "--level", "core", "--jobs", "0"),
+}
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("words", "number"),
     [
-        ("find", GOOD, HANGS, "--budget", "60000", "--no-isolate"),
-        ("bench", HANGS, "--budget", "60000", "--no-isolate"),
-        ("verify", "odd", "--solver", "odd.hangs", "--level", "core", "--jobs", "0"),
+        pytest.param(
+            words, number, id=f"{name}-{number.name}", marks=[] if (name == "bench") == turn else pytest.mark.full
+        )
+        for name, words in COMMANDS.items()
+        for turn, number in enumerate((signal.SIGTERM, signal.SIGINT))
     ],
-    ids=lambda words: words[0],
 )
 def test_a_kernel_that_hangs_does_not_hold_a_command(start, tmp_path, words, number):
     job = start(*words)
     wait_for(tmp_path / "hanging", job)
     job.send_signal(number)
-    _, said = job.communicate(timeout=30)
+    _, said = job.communicate(timeout=120)
     assert job.returncode == 128 + number
     assert [line for line in said.splitlines() if LINE in line] == said.splitlines()[-1:]
     assert "recorded before is kept" in said
@@ -120,14 +128,18 @@ def test_a_kernel_that_hangs_does_not_hold_a_command(start, tmp_path, words, num
         assert PerfDB([tmp_path / "db"]).all(key)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)], ids=["SIGTERM", "SIGINT"]
+)
 def test_training_ends_with_a_line_and_its_checkpoint(start, tmp_path, number):
     pytest.importorskip("sklearn")
     checkpoint = tmp_path / "run.st"
-    job = start("train", "digits", "--epochs", 500, "--checkpoint", checkpoint, "--every", 5, plugins="im2col")
+    job = start(
+        "train", "digits", "--epochs", 500, "--checkpoint", checkpoint, "--every", 5, plugins="im2col", command=PATIENT
+    )
     wait_for(checkpoint, job)
     job.send_signal(number)
-    _, said = job.communicate(timeout=30)
+    _, said = job.communicate(timeout=120)
     assert job.returncode == 130
     assert "--resume" in said.splitlines()[-1]
     assert said.count(LINE) == 1

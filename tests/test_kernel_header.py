@@ -71,8 +71,9 @@ VECTORS = ("output_lanes.cl", 4, "if (i < 120) put_vector(OUT_ARGS, i, LOADW(sum
 
 @pytest.mark.parametrize("form", [ELEMENTS, ONES, VECTORS], ids=["put", "put_one", "put_vector"])
 @pytest.mark.parametrize("parts", ["", "bias", "residual", "bias residual", "bias accumulate", "residual accumulate"])
-def test_output(queue, dtypes, parts, form):
-    """Each part of the epilogue in its order, for elements of six channels; long offsets and int ones."""
+def test_output(queue, full, dtypes, parts, form):
+    """Each part of the epilogue in its order, for elements of six channels; long offsets and int ones, by turns unless
+    ``full``: every dtype has one, and the other with the next parts."""
     file, width, body = form
     kernel = f"#define LANES 4\n#define V {{}}4\n#define B {'LOAD(bias, i % OC)' if 'bias' in parts else '0'}\n"
     if width > 1:
@@ -83,7 +84,10 @@ def test_output(queue, dtypes, parts, form):
     has = dict.fromkeys(parts.split(), True)
     activation = None if "accumulate" in has else "relu"
     random = np.random.default_rng(0)
-    for dtype, index in itertools.product(dtypes, ("", "#define OUT_INDEX int\n")):
+    for (turn, dtype), long in itertools.product(enumerate(dtypes), (True, False)):
+        if not full and (turn + len(parts.split()) + bool("residual" in parts)) % 2 == long:
+            continue
+        index = "" if long else "#define OUT_INDEX int\n"
         problem = PROBLEM.replace(dtype=dtype, activation=activation, **has)
         kind = np.float64 if dtype == "float64" else np.float32
         sums, old, residual = (random.standard_normal((20, 6)) for _ in range(3))

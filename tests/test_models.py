@@ -230,7 +230,7 @@ def picture(layout: str = "nchw", which: int = 0) -> np.ndarray:
     return scaled if layout == "nhwc" else np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("layout", ["nchw", pytest.param("nhwc", marks=pytest.mark.full)])
 def test_geometry(queue, layout):
     net, problems = EfficientNetLite0(layout, queue), []
     # 4,652,008 are published; of a batch norm's scale and shift folding leaves one number a channel, and there are
@@ -270,7 +270,7 @@ def test_every_weight_of_the_checkpoint_is_used():
 
 @needs_weights
 @needs_pictures
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("layout", [pytest.param("nchw", marks=pytest.mark.full), "nhwc"])
 def test_pictures_are_recognised(queue, layout):
     net = EfficientNetLite0.pretrained(layout, queue)
     batch = np.concatenate([picture(layout, 0), picture(layout, 1)])

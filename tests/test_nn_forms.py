@@ -33,6 +33,7 @@ WINDOWS = {  # kernel, stride, padding, dilation, ceil_mode, height, width
     "dilated, padded": (3, 2, 1, 2, False, 13, 15),
     "too many values for a byte": (12, 12, 0, 1, False, 26, 27),
 }
+TURNS = [("as it is", "nchw"), ("as a GPU", "nhwc"), ("as it is", "nhwc"), ("as a GPU", "nchw")]
 
 
 @pytest.fixture(params=["as it is", "as a GPU"])
@@ -53,8 +54,8 @@ def form(request, monkeypatch):
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("name", WINDOWS)
 def test_convolution_relu_pooling_have_torchs_gradients(queue, full, form, layout, name):
-    """Each window in both forms and both layouts; the other two of the four with --full."""
-    if not full and (form == "as a GPU") ^ (layout == "nhwc") ^ (list(WINDOWS).index(name) % 2):
+    """Each window in one form and one layout, by turns; in all four with --full."""
+    if not full and TURNS[list(WINDOWS).index(name) % 4] != (form, layout):
         pytest.skip("thinned out; --full runs it")
     torch = pytest.importorskip("torch", reason="torch is not installed: gradients are checked numerically elsewhere")
     kernel, stride, padding, dilation, ceil, h, w = WINDOWS[name]
@@ -121,9 +122,16 @@ def test_the_slope_is_not_taken_where_it_may_not_be(queue, form, case):
         compare(a.grad.numpy(), b.grad.numpy(), 1e-5)
 
 
-@pytest.mark.parametrize("axes", [(0, 2), (0, 1), 2, None])
-@pytest.mark.parametrize("shape", [(3, 5, 40), (2, 700, 33), (1, 2, 100_000)])
-def test_a_reduction_stores_what_it_sums(queue, form, axes, shape):
+STORED_AXES = [(0, 2), (0, 1), 2, None]
+STORED_SHAPES = [(3, 5, 40), (2, 700, 33), (1, 2, 100_000)]
+
+
+@pytest.mark.parametrize("axes", STORED_AXES)
+@pytest.mark.parametrize("shape", STORED_SHAPES)
+def test_a_reduction_stores_what_it_sums(queue, full, form, axes, shape):
+    """Each shape and each axes in both forms; each shape by each axes in both with --full."""
+    if not full and (STORED_AXES.index(axes) + STORED_SHAPES.index(shape)) % 2 != (form == "as a GPU"):
+        pytest.skip("thinned out; --full runs it")
     x, y = normal(*shape), normal(*shape, seed=1)
     store = Tensor.empty(shape, queue=queue)
     given = {"x": Tensor.from_numpy(x, queue), "y": Tensor.from_numpy(y, queue)}
@@ -136,8 +144,10 @@ def test_a_reduction_stores_what_it_sums(queue, form, axes, shape):
 
 @pytest.mark.parametrize("operation", ["sum", "max", "mean"])
 @pytest.mark.parametrize("cut", ["whole", "odd row", "not at 16 bytes", "gaps"])
-def test_reductions_over_neighbours(queue, form, operation, cut):
-    """Where four neighbours can be loaded at once, and just where they cannot."""
+def test_reductions_over_neighbours(queue, full, form, operation, cut):
+    """Where four neighbours can be loaded at once, and just where they cannot; each cut in both forms."""
+    if not full and (len(cut) % 2) ^ (operation == "max") ^ (form == "as a GPU"):
+        pytest.skip("thinned out; --full runs it")
     x = normal(3, 5, 8, 40)
     t = Tensor.from_numpy(x, queue)
     keys = {"whole": (), "odd row": np.s_[..., :39], "not at 16 bytes": np.s_[..., 1:37], "gaps": np.s_[:, :, ::2, 4:]}
@@ -150,11 +160,17 @@ def test_reductions_over_neighbours(queue, form, operation, cut):
             compare(mine.numpy(), getattr(np, operation)(values.astype(np.float64), axes), 1e-5)
 
 
+LRN_SIZES = [1, 4, 5]
+LRN_SHAPES = [(2, 3, 4, 4), (2, 8, 5, 3), (1, 21, 3, 7), (3, 67, 2, 9), (2, 64, 4, 4), (1, 32, 13, 11)]
+
+
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("size", [1, 4, 5])
-@pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 8, 5, 3), (1, 21, 3, 7), (3, 67, 2, 9), (2, 64, 4, 4)])
-def test_response_normalisation(queue, form, layout, size, shape):
+@pytest.mark.parametrize("size", LRN_SIZES)
+@pytest.mark.parametrize("shape", LRN_SHAPES)
+def test_response_normalisation(queue, full, form, layout, size, shape):
     """Runs of channels that end with the channels, before and beyond; rows of pixels of whole vectors, and not."""
+    if not full and TURNS[(LRN_SIZES.index(size) + LRN_SHAPES.index(shape)) % 4] != (form, layout):
+        pytest.skip("thinned out; --full runs it")
     torch = pytest.importorskip("torch", reason="torch is not installed: gradients are checked numerically elsewhere")
     x, dy = normal(*shape), normal(*shape, seed=1)
     theirs = torch.tensor(x.astype(np.float64), requires_grad=True)
@@ -186,10 +202,11 @@ def test_groups_that_kernels_demand_are_given(queue, form, layout, monkeypatch):
         monkeypatch.setattr(module, "Launch", Seen)
         for function in (pooling._launches, normalization._lrn):
             function.cache_clear()
-    x = Tensor.from_numpy(normal(2, 16, 8, 16), queue)
-    functional.max_pool(x, 2, layout=layout)
-    functional.avg_pool(x, 3, padding=1, layout=layout)
-    functional.local_response_norm(x, 5, layout=layout)
+    x = Parameter(Tensor.from_numpy(normal(2, 16, 8, 16), queue))
+    with Tape():  # the gradients' kernels too
+        functional.max_pool(x, 2, layout=layout)
+        functional.avg_pool(x, 3, padding=1, layout=layout)
+        functional.local_response_norm(x, 5, layout=layout)
     assert len(made) >= 6
     what = cl.kernel_work_group_info.COMPILE_WORK_GROUP_SIZE
     for launch in made:

@@ -30,8 +30,14 @@ from convdispatch.nn import (
 from convdispatch.tensor import Tensor
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("which", ["sgd", "momentum", "nesterov", "adam"])
+@pytest.mark.parametrize(
+    ("which", "layout"),
+    [
+        pytest.param(which, layout, marks=[] if number % 2 == (layout == "nhwc") else [pytest.mark.full])
+        for number, which in enumerate(("sgd", "momentum", "nesterov", "adam"))
+        for layout in ("nchw", "nhwc")
+    ],
+)
 def test_training_steps_are_torchs(queue, layout, which):
     torch = pytest.importorskip("torch", reason="torch is not installed: gradients are checked numerically elsewhere")
     ours, theirs = net(queue, layout), torch_net(torch)

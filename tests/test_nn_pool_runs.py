@@ -59,9 +59,16 @@ def pooled(queue, monkeypatch):
     pooling._launches.cache_clear()
 
 
-@pytest.mark.parametrize("kind", ["max", "max, after a relu", "average"])
+KINDS = ["max", "max, after a relu", "average"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", WINDOWS)
-def test_runs_have_the_bits_of_single_elements(pooled, kind, name):
+def test_runs_have_the_bits_of_single_elements(pooled, full, kind, name):
+    """Each window in two of the three kinds and at two of the three starts, by turns; with --full in all."""
+    turn = list(WINDOWS).index(name) + KINDS.index(kind)
+    if not full and turn % 3 == 2:
+        pytest.skip("thinned out; --full runs it")
     kernel, stride, padding, dilation, ceil, h, w = WINDOWS[name]
     x = normal(3, 5, h, w)
     if kind != "average":
@@ -78,7 +85,7 @@ def test_runs_have_the_bits_of_single_elements(pooled, kind, name):
 
     shape = pool(Tensor.from_numpy(x)).shape
     dy, gated = normal(*shape, seed=1), kind == "max, after a relu"
-    for start in (0, 3, 4):
+    for start in (0, 3, 4) if full else (0, 3 + turn // 3 % 2):
         expected = pooled(1, pool, x, dy, gated, start)
         assert expected[0].tobytes() == expected[1].tobytes()
         for run in (2, 4):
@@ -95,4 +102,4 @@ def test_vggs_and_googlenets_poolings_go_in_runs(pooled, queue, monkeypatch):
         files.clear()
         x = normal(1, 2, size, size)
         pooled(2, lambda t: functional.max_pool(t, kernel, **options), x, normal(1, 2, 14, 14), True, 0)  # noqa: B023
-        assert files.count("pool_runs.cl") == (4 if backward else 2)
+        assert files.count("pool_runs.cl") == (5 if backward else 3)  # of a call without gradients one

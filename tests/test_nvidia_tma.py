@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
+from convdispatch_nvidia.tma.fold import folded, folds
 from convdispatch_nvidia.tma.job import TmaJob, TmaTile
 from convdispatch_nvidia.tma.solver import Tma, TmaPlan
 from plans import check_on_device, check_plan
@@ -13,7 +16,7 @@ from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.measurement import shapes
 
-pytestmark = pytest.mark.usefixtures("item_by_item")
+pytestmark = [pytest.mark.usefixtures("item_by_item"), pytest.mark.computes]
 
 HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
 SMALL = {"bm": 64, "bn": 64, "wm": 1, "wn": 1}
@@ -44,6 +47,10 @@ CASES = [
     ("bwd_data_f16_nhwc_mb2ic24ih6iw5oc40kh3ph1", {"bk": 32, "bn": 128}),
     ("bwd_weights_f16_nhwc_mb3ic96ih6iw5oc40kh3ph1", {"block": 32, "bn": 96}),
     ("bwd_weights_bf16_nhwc_mb4ic64ih7iw9oc80kh3kw1ph1pw0g2", {"block": 32, "split": 2, "fixup": True}),
+    # pixels as channels, weights in the workspace and packed once
+    ("fwd_f16_nhwc_mb2ic16ih6iw8oc24kh1ph0+bias+relu", {"pixels": 4}),
+    ("fwd_bf16_nhwc_mb2ic24ih4iw6oc40kh1ph0+residual+constant", {"pixels": 8, "bn": 128}),
+    ("bwd_data_f16_nhwc_mb1ic40ih4iw5oc32kh1ph0+bias+accumulate", {"pixels": 2}),
     # phases of a stride: of as many places or fewer, without taps, with parts
     ("bwd_data_f16_nhwc_mb2ic24ih7iw5oc72kh3ph1sh2sw2", {}),
     ("bwd_data_bf16_nhwc_mb2ic136ih6iw6oc40kh1ph0sh2sw2+residual", {"bk": 32}),
@@ -57,8 +64,36 @@ def test_emulated(queue, text, extra):
     """Maps, taps, tiles and the lanes' exchange of columns."""
     problem = ConvProblem.parse(text)
     config = {**SMALL, "format": problem.dtype, **extra}
-    assert TmaJob(problem, TmaTile.of({**config, "engine": "wgmma"})).misfit is None
+    assert TmaJob.of(problem, TmaTile.of({**config, "engine": "wgmma"})).misfit is None
     check_plan(queue, problem, TmaPlan(queue.context, problem, config, "wgmma", emulate=True), f"{problem} {config}")
+
+
+FOLDS = {
+    "fwd_f16_nhwc_mb32ic16ih112oc96kh1": (1, 4, 8),
+    "bwd_data_bf16_nhwc_mb32ic96ih56oc24kh1": (1, 8),
+    "fwd_f16_nhwc_mb2ic40ih6oc40kh1": (1, 8),
+    "fwd_f16_nhwc_mb1ic16ih6oc16kh1": (1, 4),  # 36 pixels are no multiple of 8
+    "fwd_f16_nhwc_mb1ic16ih5oc16kh1": (1,),
+    "fwd_f16_nhwc_mb2ic64ih8oc16kh1": (1,),  # rows are whole already
+    "fwd_f16_nhwc_mb2ic16ih8oc16kh1sh2": (1,),
+    "fwd_f16_nhwc_mb2ic16ih8oc16kh1ph1": (1,),
+    "fwd_f16_nhwc_mb2ic16ih8oc16kh1ph0ph_r1": (1,),
+    "fwd_f16_nhwc_mb2ic16ih8oc16kh3ph1": (1,),
+    "fwd_f16_nhwc_g2mb2ic32ih8oc32kh1": (1,),
+    "fwd_f16_mb2ic16ih8oc16kh1": (1,),
+    "bwd_weights_f16_nhwc_mb2ic16ih8oc16kh1": (1,),
+}
+
+
+@pytest.mark.parametrize("text", FOLDS)
+def test_pixels_that_may_be_folded(text):
+    """Where tensors lie as those of fewer pixels with more channels would, and near misses."""
+    problem = ConvProblem.parse(text)
+    assert folds(problem) == FOLDS[text]
+    for pixels in FOLDS[text][1:]:
+        one = folded(problem, pixels)
+        assert math.prod(one.x_shape) == math.prod(problem.x_shape)
+        assert math.prod(one.y_shape) == math.prod(problem.y_shape)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -73,7 +108,7 @@ def test_configurations_fit(direction):
         assert configs, problem
         seen += 1
         for config in configs:
-            job = TmaJob(problem, TmaTile.of({**config, "engine": "wgmma"}))
+            job = TmaJob.of(problem, TmaTile.of({**config, "engine": "wgmma"}))
             assert job.misfit is None, (problem, config)
             assert solver.workspace(problem, HOPPER, config) >= job.partial_bytes + job.maps_bytes
             assert solver.cost(problem, HOPPER, config) > 0

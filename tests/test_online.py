@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import types
 
 import numpy as np
 import pytest
@@ -124,13 +125,22 @@ def test_a_first_plan_that_is_wrong_is_set_aside(queue, tuner, monkeypatch):
 
 
 def test_trials_keep_to_their_share(queue, tuner, monkeypatch):
-    monkeypatch.setattr(tuner, "_spend", lambda *given: time.sleep(0.02))
+    """By a clock on which a call takes a millisecond and a trial twenty."""
+    clock = [tuner._last]
+    tuner.calls_s = tuner.trials_s = 0.0
+
+    def spend(*given):
+        clock[0] += 0.02
+
+    monkeypatch.setattr(online, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(tuner, "_spend", spend)
     object.__setattr__(tuner.policy, "share", 0.1)
     with policy(tune="online", share=0.1):
-        start = time.perf_counter()
-        while time.perf_counter() - start < 1.5:
+        for _ in range(1000):
+            clock[0] += 0.001
             conv(X, W, padding=1, queue=queue)
-    assert 0 < tuner.trials_s <= 0.1 * tuner.calls_s + 0.05
+    assert tuner.calls_s == pytest.approx(1.0)
+    assert 0.1 <= tuner.trials_s + 1e-9 <= 0.1 * tuner.calls_s + 0.02 + 1e-6
 
 
 def test_without_the_policy_and_frozen_nothing_is_tried(queue, tuner, monkeypatch):

@@ -61,7 +61,30 @@ def test_convolutions_take_in_what_follows_them(net):
     assert names == ["convolution", "convolution", "adaptive_avg_pool", "convolution"]
 
 
-def test_symbolic_sizes_have_a_form_each_and_the_oldest_goes(net):
+@pytest.mark.parametrize(
+    ("pads", "value", "others", "fused"),
+    [
+        ([0, 0, 1, 0, 0, 0, 2, 1], 0.0, False, True),
+        ([0, 0, 1, 0, 0, 0, 2, 1], 0.0, True, False),  # who else reads the zeros gets them
+        ([0, 0, 1, 1, 0, 0, 1, 1], 0.5, False, False),
+        ([0, 1, 1, 1, 0, 0, 1, 1], 0.0, False, False),
+    ],
+)
+def test_zeros_around_a_picture_become_the_convolutions_pads(pads, value, others, fused):
+    weights = {"w": normal(4, 3 + pads[1], 3, 3), "pads": np.array(pads), "v": np.float32(value)}
+    nodes = [node("Pad", "x pads v", "p"), node("Conv", "p w", "c", strides=[2, 2], pads=[0, 1, 0, 0])]
+    nodes += [node("Relu", "p", "r")] if others else []
+    proto = model(nodes, {"x": [1, 3, 9, 8]}, ["c", "r"] if others else ["c"], weights)
+    net, x = load(proto), normal(1, 3, 9, 8, seed=1)
+    got = net({"x": x})
+    for name, want in zip(got, expected(proto, x), strict=True):
+        np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-5)
+    names = {layer.name for layer in net.latest.layers} - {"reorder"}
+    assert (names == {"convolution"}) == fused
+
+
+def test_symbolic_sizes_have_a_form_each_and_the_oldest_goes(net, monkeypatch):
+    monkeypatch.setattr(convdispatch.onnx.model, "FORMS", 3)  # each is compiled
     for size in range(4, 4 + convdispatch.onnx.model.FORMS + 2):
         x = picture(1, size)
         close(net(x), expected(residual(), x)[0])

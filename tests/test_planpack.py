@@ -74,7 +74,7 @@ def bring_up(queue):
 def test_a_pack_compiles_nothing_and_works_frozen(queue, made, compiled, monkeypatch):
     path, expected, gathered = made
     assert all(gathered.tables[table] for table in carried.TABLES)
-    monkeypatch.setattr(dispatch, "rank", lambda *given: pytest.fail("solvers are not ranked"))
+    monkeypatch.setattr(dispatch, "Choices", lambda *given: pytest.fail("solvers are not ranked"))
     monkeypatch.setattr(kernels, "_template", lambda *given: pytest.fail("nothing is rendered"))
     net = small_net.net(queue)
     packed = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import timeit
+import sys
 
 import numpy as np
 import pytest
@@ -188,10 +188,16 @@ def test_same_names_as_pyopencl_arrays(queue):
 
 
 def test_a_tensor_costs_about_a_microsecond(queue):
+    """One function, which calls none, whatever a busy machine takes for it."""
     _, tensor = both(queue)
     memory, shape, dtype = tensor.base_data, tensor.shape, tensor.dtype
-    best = min(timeit.repeat(lambda: Tensor(memory, shape, dtype, queue), number=1000, repeat=20))
-    assert best / 1000 < 5e-6
+    called = []
+    sys.setprofile(lambda frame, event, given: called.append(event) if event in ("call", "c_call") else None)
+    try:
+        Tensor(memory, shape, dtype, queue)
+    finally:
+        sys.setprofile(None)
+    assert len(called) == 2, "its __init__, and the end of counting"
     with pytest.raises(AttributeError):
         tensor.anything = 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import timeit
+import sys
 
 import numpy as np
 import pytest
@@ -246,19 +246,31 @@ def test_other_objects_are_not_operands(queue):
 
 
 def test_a_warm_apply_is_quick(queue):
+    """By the functions that it calls, 11, whatever a busy machine takes for them: about 15 µs."""
     (a,) = on(queue, normal(16))
-    out = Tensor.empty((16,), queue=queue)
-    best = min(timeit.repeat(lambda: apply("x + 1", x=a, out=out), number=200, repeat=10)) / 200
+    out, called = Tensor.empty((16,), queue=queue), []
+    for _ in range(3):
+        called.clear()
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+        try:
+            apply("x + 1", x=a, out=out)
+        finally:
+            sys.setprofile(None)
     queue.finish()
-    assert best < 2e-4  # about 15 µs alone on a machine
+    assert len(called) <= 15, called
 
 
 # --- reductions ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("axes", [None, 0, 1, -1, (0, 1), (0, 2), (1, 2), (0, 1, 2), ()], ids=str)
+AXES = [None, 0, 1, -1, (0, 1), (0, 2), (1, 2), (0, 1, 2), ()]
+
+
+@pytest.mark.parametrize("axes", AXES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 5, 7), (4, 33, 64), (2, 1, 300), (1, 3, 1)], ids=str)
-def test_reductions(queue, shape, axes):
+def test_reductions(queue, full, shape, axes):
+    if not full and (AXES.index(axes) + shape[0]) % 2:
+        pytest.skip("thinned out; --full runs it")
     x, y = normal(*shape), normal(shape[1], 1, seed=1)
     a, b = on(queue, x, y)
     wide = x.astype(np.float64)

@@ -70,10 +70,14 @@ def test_dtypes(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("ndim", [2, 3])
-def test_memory_formats_are_pytorchs(ndim, transposed, dtype):
+def test_memory_formats_are_pytorchs(full, ndim, transposed, dtype):
+    if not full and transposed ^ (ndim == 3) ^ (dtype == torch.float64):
+        pytest.skip("thinned out; --full runs it")
     form = {2: torch.channels_last, 3: torch.channels_last_3d}[ndim]
     function = getattr(F, f"conv{'_transpose' if transposed else ''}{ndim}d")
-    for places in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+    alike, mixed = [(0, 0), (1, 1)], [(0, 1), (1, 0)]
+    pairs = alike + mixed if full else mixed if dtype == torch.float32 else alike
+    for places in pairs:
         tensors = [torch.randn((2, 4, *[5] * ndim), dtype=dtype), torch.randn((4, 4, *[3] * ndim), dtype=dtype)]
         tensors = [t.contiguous(memory_format=form) if last else t for t, last in zip(tensors, places)]
         expected = gradients(function, *tensors)
@@ -82,7 +86,7 @@ def test_memory_formats_are_pytorchs(ndim, transposed, dtype):
         for mine, theirs in zip(got, expected):
             assert mine.stride() == theirs.stride(), places
             assert error(mine, theirs) < LIMIT[dtype]
-    assert total() == (8, 0), ct.counters()
+    assert total() == (2 * len(pairs), 0), ct.counters()
 
 
 def test_strided_tensors_and_results_whose_memory_is_used_again():
@@ -281,11 +285,13 @@ def test_the_pages_snippets_run():
 
     page = (Path(__file__).parent.parent / "docs" / "torch.md").read_text()
     snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(snippets) == 3
-    for snippet in snippets[:2]:
-        exec(compile(snippet, "docs/torch.md", "exec"), {})
+    lasting = [snippet for snippet in snippets if "register_device" in snippet]
+    assert (len(snippets), len(lasting)) == (5, 1)
+    for snippet in snippets:
+        if snippet not in lasting:
+            exec(compile(snippet, "docs/torch.md", "exec"), {})
     assert ct.counters()["left"] == 0
-    done = subprocess.run([sys.executable, "-c", snippets[2]], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", lasting[0]], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr  # the device stays for a whole process
 
 

@@ -79,3 +79,34 @@ def test_explain_tells_of_every_layer(tmp_path):
     assert [layer.solver is None for layer in kept.layers] == [False, False, True, True]
     assert "min_flops" in str(kept)
     assert not model._forward_hooks
+
+
+def test_prepare_makes_ready_what_a_step_asks_for(monkeypatch):
+    from convdispatch.torch import engine
+
+    unet, x = zoo.ZOO["unet"][0](), torch.randn(2, 3, 16, 20)  # with a transposed convolution, batch norms
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), unet)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    with ct.enable():
+        ready = ct.prepare(model, x)
+        with torch.inference_mode():
+            frozen = ct.prepare(model, x)
+    assert (ready["ours"], ready["left"]) == (11, 0), "four layers; the first has no gradient of its images"
+    assert (frozen["ours"], frozen["left"]) == (4, 0)
+    assert ct.counters()["ours"] == ct.counters()["left"] == 0, "nothing of ours ran"
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in state.items())
+    assert all(each.grad is None for each in model.parameters())
+
+    monkeypatch.setattr(engine, "made", lambda asked: pytest.fail(f"{asked.part} of {asked.x.shape} was not ready"))
+    with ct.enable():
+        model(x).sum().backward()
+        with torch.inference_mode():
+            model(x)
+    assert (ct.counters()["ours"], ct.counters()["left"]) == (4 + 4 + 4, 0)
+    monkeypatch.undo()
+    with ct.enable(min_flops=1e5):
+        some = ct.prepare(model, x)
+    assert 0 < some["left"] < 11
+    assert some["reasons"] == {"fewer than min_flops=100000 operations": some["left"]}

@@ -14,7 +14,7 @@ if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
 CODE = """
-import json, os, sys
+import json, os, sys, time
 import torch
 import torch.distributed as dist
 import convdispatch.torch as ct
@@ -24,26 +24,66 @@ rank, where = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method="file://" + where, rank=rank, world_size=2)
 torch.manual_seed(0)
-net = torch.nn.Sequential(
-    torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, stride=2), torch.nn.Flatten(),
-    torch.nn.Linear(8 * 25, 3),
-)
-model = torch.nn.parallel.DistributedDataParallel(net)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def made_net(size):
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 8, 3, stride=2), torch.nn.Flatten(), torch.nn.Linear(8 * size * size, 3),
+    )
+    return net, torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1e-4)  # a bucket a layer
+
+# First calls as on a GPU: at another time on each rank, and each waits until the rank's collectives are done.
+pending, first_calls, made = [], [], engine.made
+
+def hook(state, bucket):
+    pending.append(dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future())
+    return pending[-1].then(lambda done: done.value()[0])
+
+def slow(asked):
+    first_calls.append([asked.part, sum(not each.done() for each in pending), torch._C._current_graph_task_id() != -1])
+    time.sleep(0.2 * rank)
+    for each in pending:
+        each.wait()
+    return made(asked)
+
+engine.made = slow
+
+def train(model, size, steps):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(images(size, step)).square().mean().backward()
+        optimizer.step()
+
+def images(size, step):
+    return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(10 * step + rank))
+
+net, model = made_net(5)
+model.register_comm_hook(None, hook)
 ran = {}
 ct.enable()
-engine.watch(lambda part, call, tensors, geometry: ran.setdefault(str(call.problem), call.solver))
-for step in range(3):
-    optimizer.zero_grad()
-    x = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(10 * step + rank))
-    model(x).square().mean().backward()
-    optimizer.step()
+unwatch = engine.watch(lambda part, call, tensors, geometry: ran.setdefault(str(call.problem), call.solver))
+train(model, 12, 3)
+counted = ct.counters()
+unwatch()
 # The first step's images, on a net whose weights are equal, give equal bits where the decisions are.
 y = net(torch.ones(4, 3, 12, 12)).detach()
-print(json.dumps({"ran": ran, "y": y.view(torch.int32).flatten().tolist(), "counted": ct.counters(),
-                  "weights": [p.double().sum().item() for p in net.parameters()]}))
+
+other, model = made_net(6)
+model.register_comm_hook(None, hook)
+before = [each.clone() for each in other.state_dict().values()]
+count = len(first_calls)
+ready = ct.prepare(model, images(14, 0))
+kept = all(torch.equal(a, b) for a, b in zip(before, other.state_dict().values()))
+kept = kept and all(p.grad is None for p in other.parameters())
+count, steps = len(first_calls) - count, len(first_calls)
+train(model, 14, 2)
+print(json.dumps({"ran": ran, "y": y.view(torch.int32).flatten().tolist(), "counted": counted,
+                  "weights": [p.double().sum().item() for each in (net, other) for p in each.parameters()],
+                  "first_calls": first_calls[:5], "ready": ready, "kept": kept, "prepared": count,
+                  "after": len(first_calls) - steps}), flush=True)
 dist.barrier()
-dist.destroy_process_group()
+os._exit(0)  # the hook's futures do not outlive the interpreter
 """
 
 
@@ -93,7 +133,18 @@ def test_ranks_take_the_same_decisions_by_rank_0s_lock_file(tmp_path):
     assert first["y"] == second["y"]
     for each in (first, second):
         assert each["counted"]["left"] == 0, each["counted"]
-        assert each["counted"]["ours"] == 14
+        assert each["counted"]["ours"] == 12
+        # Two layers; the first gives no gradient of its images. None is made while the backward's collectives run.
+        assert sorted(part for part, _, _ in each["first_calls"]) == [
+            "data",
+            "forward",
+            "forward",
+            "weights",
+            "weights",
+        ]
+        assert [rest for _, *rest in each["first_calls"]] == [[0, False]] * 5, each["first_calls"]
+        assert (each["ready"]["ours"], each["ready"]["left"], each["kept"]) == (5, 0, True), each["ready"]
+        assert (each["prepared"], each["after"]) == (5, 0)
 
 
 def config_of(problem: str) -> dict:
@@ -105,6 +156,25 @@ def config_of(problem: str) -> dict:
 
     with policy(solver="im2col"):
         return dict(rank(ConvProblem.parse(problem), runtime.device_info(host.device()))[0].config)
+
+
+def test_a_rank_that_hears_nothing_of_rank_0_says_so(monkeypatch):
+    """Rank 0 never called enable(): told after a while, and convolutions stay PyTorch's."""
+    from datetime import timedelta
+
+    import convdispatch.torch as ct
+    from convdispatch.torch import ranks
+
+    distributed = torch.distributed
+    monkeypatch.setattr(ranks, "PATIENCE", timedelta(seconds=0.2))
+    monkeypatch.setattr(ranks, "many", lambda: True)
+    monkeypatch.setattr(ranks, "_met", None)
+    monkeypatch.setattr(ranks, "_store", distributed.HashStore)
+    monkeypatch.setattr(distributed.distributed_c10d, "_get_default_group", object)
+    monkeypatch.setattr(distributed, "get_rank", lambda: 1)
+    with pytest.raises(RuntimeError, match=r"rank 1 heard nothing of rank 0's decisions for 0.2 s: call .*enable\(\)"):
+        ct.enable()
+    assert ct.routing.settings_in_force() is None
 
 
 def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch):

@@ -56,7 +56,7 @@ def test_a_net_learns(device):
     assert curve(report.losses).count("\n") == 9
 
 
-@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float16", pytest.param("bfloat16", marks=pytest.mark.full)])
 def test_16_bits_learn_as_float32_does(precision, device, tmp_path):
     plain = run(device=device, epochs=12)
     report = run(device=device, epochs=12, precision=precision)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from fnmatch import fnmatchcase
 
 ZONES = {
@@ -20,20 +21,24 @@ ZONES = {
         commands*
         compiling
         cuda_*
-        gemm
+        gemm*
         home
         host_*
         icd
         imports
         memory
         platforms*
+        proofs
+        kept_texts
         ptx
         rates
         recording*
         runtime
         sharedpool
+        turns
     """,
     "selection": """
+        choices
         derivation
         dispatch
         evidence
@@ -83,6 +88,7 @@ ZONES = {
         interop
         operands*
         other_libraries
+        roads
         threads
     """,
     "nets": """
@@ -99,7 +105,7 @@ ZONES = {
         train
     """,
     "tools": """
-        cluster
+        cluster*
         benchmark*
         page_*
         progress
@@ -118,6 +124,7 @@ ZONES = {
         depthwise_*
         fft_*
         im2col
+        cpu_costs
         implicitgemm_*
         nvidia*
         oclgrind
@@ -130,6 +137,7 @@ ZONES = {
 """Names of test files without ``test_`` and ``.py``; a file belongs to the first zone that names it."""
 
 
+@functools.cache
 def zone_of(stem: str) -> str | None:
     """The zone of a test file, by its name without ``.py``; None where no zone lists it."""
     name = stem.removeprefix("test_")

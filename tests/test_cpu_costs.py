@@ -1,0 +1,82 @@
+"""Costs of the portable solvers on CPUs: idle cores, crowded caches and launches count."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from convdispatch_im2col.solver import Im2col
+from convdispatch_implicitgemm.cpu.depthwise import Depthwise
+from convdispatch_implicitgemm.cpu.direct import Direct
+from convdispatch_implicitgemm.cpu.pointwise import Pointwise
+from convdispatch_implicitgemm.cpu.weights import Weights
+from convdispatch_winograd.cpu.solver import Winograd
+
+from convdispatch import ConvProblem
+from convdispatch.api import DeviceInfo, rates
+from convdispatch.api.cpu import uneven
+
+CPU = DeviceInfo("two cores", "intel", "cpu", "simd512", compute_units=2, simd_width=16, local_mem_size=1 << 18)
+
+
+def operations(solver, problem, device=CPU, place=0):
+    """Operations of the peak that an offered configuration is predicted to take."""
+    config = list(solver.configs(problem, device))[place]
+    return solver.cost(problem, device, config) * rates(device).flops
+
+
+@pytest.mark.parametrize(("jobs", "times"), [(1, 2.0), (2, 1.0), (3, 4 / 3), (4, 1.0), (5, 1.2), (100, 1.0)])
+def test_work_groups_that_leave_cores_idle(jobs, times):
+    assert uneven(jobs, CPU) == pytest.approx(times)
+
+
+@pytest.mark.parametrize("units", [2, 4])
+def test_a_long_row_is_shared_by_cores(units):
+    """One band and four vectors of channels are one work group: narrower tiles run on all cores."""
+    device = dataclasses.replace(CPU, compute_units=units)
+    row = ConvProblem.parse("mb1ic32iw20800oc60kw2dw64")
+    for solver, problem in ((Direct(), row), (Weights(), row.replace(direction="bwd_weights"))):
+        config = next(solver.configs(problem, device))
+        groups = config["parts"] * config.get("items", 1) * config.get("chunks", 1)
+        assert groups >= units
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("constant", [True, False])
+def test_a_small_depthwise_layer_costs_little_more_than_its_launches(layout, constant):
+    problem = ConvProblem.parse("mb1g120ic120ih8oc120kh3ph1").replace(layout=layout, constant_weights=constant)
+    assert 5e6 < operations(Depthwise(), problem) < (9e6 if constant else 1.5e7)
+
+
+def test_gradients_of_weights_that_lie_pages_apart_cost_more():
+    """A vector of dw's channels is written across rows: those of 768 channels and 16 taps share a place."""
+    near, far = (
+        operations(Weights(), ConvProblem.parse(f"bwd_weights_f32_mb1ic{c}ih5oc56kh4")) / c for c in (760, 768)
+    )
+    assert far > 1.3 * near
+
+
+def test_transformed_weights_beyond_the_caches_are_not_earned_by_few_tiles():
+    """Weights that change at every call: 49 planes of 256x256 go to memory and come back, 16 stay."""
+    small, large = (ConvProblem.parse(f"mb{n}ic256ih5oc256kh3ph1") for n in (4, 400))
+    f2, f5 = Winograd(2, 3), Winograd(5, 3)
+    assert operations(f2, small) < operations(f5, small)
+    assert operations(f5, large) < operations(f2, large)
+    assert operations(f5, small) > 1.5 * operations(f5, small.replace(constant_weights=True))
+
+
+def test_a_batch_of_long_rows_is_packed_in_blocks():
+    """dw of 1x1 over four images: A's rows of 961 places are turned in registers, of 49 many elements are left."""
+    long, short = (ConvProblem.parse(f"bwd_weights_f32_mb{n}ic192ih{i}oc96kh1") for n, i in ((4, 31), (78, 7)))
+    config = next(c for c in Pointwise().configs(long, CPU) if c["gemm"]["pack_a"] is True)
+    long_rows, short_rows = (Pointwise().cost(p, CPU, config) * rates(CPU).flops / p.flops for p in (long, short))
+    assert long_rows < 0.9 * short_rows
+    many = long.replace(mb=64)  # packed operands of 70 MB go to memory and back
+    assert Pointwise().cost(many, CPU, config) > 1.2 * 16 * Pointwise().cost(long, CPU, config)
+
+
+@pytest.mark.parametrize("text", ["mb4ic256ih24oc512kh2sh2", "mb4ic512ih10oc2048kh1"])
+def test_results_are_not_written_across_pages(text):
+    """dw's rows have 4 KB, and 2: the transposed product would write its columns across them."""
+    problem = ConvProblem.parse(f"bwd_weights_f32_{text}")
+    assert next(Im2col().configs(problem, CPU))["gemm"]["swap"] is False

@@ -1,0 +1,56 @@
+"""What the matrix product is predicted to take, and Winograd's tiles: the choices that whole nets on a CPU showed."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from convdispatch.api.device import DeviceInfo
+from convdispatch.api.problem import ConvProblem
+from convdispatch.device.gemm import Axis, GemmSpec, Matrix, configs
+from convdispatch.device.gemm.cost import product_cost
+from convdispatch.selection.loader import plugins
+
+CPU = DeviceInfo("cpu", "intel", "cpu", "", simd_width=16, compute_units=2, local_mem_size=256 << 10)
+
+
+def pointwise(channels: int, targets: int, pixels: int) -> GemmSpec:
+    """A 1x1 layer's product, pixels with their channels last, constant weights."""
+    x, y = (Matrix(Axis(1), Axis(size), Axis(0)) for size in (channels, targets))
+    w = Matrix(Axis(channels), Axis(1), Axis(0))
+    return GemmSpec(targets, pixels, channels, 1, "float32", w, x, y, a_packed=True)
+
+
+def chosen(spec: GemmSpec) -> dict:
+    return min(configs(spec, CPU), key=functools.partial(product_cost, spec))
+
+
+@pytest.mark.parametrize("sizes", [(144, 24, 3136), (96, 24, 3136), (240, 40, 784), (256, 64, 3136)])
+def test_vectors_run_along_channels_that_lie_beside_each_other(sizes):
+    """The other way round packs the pictures and scatters the sums, whatever part of a vector the channels leave."""
+    first = chosen(pointwise(*sizes))
+    assert first["swap"]
+    assert not first["pack_b"]
+
+
+def test_a_tile_has_sums_enough_to_hide_an_addition():
+    first = chosen(pointwise(1024, 256, 196))
+    assert first["mr"] * first["nv"] * first["ku"] >= 8
+
+
+@pytest.mark.parametrize(
+    ("ic", "oc", "size", "name"),
+    [
+        (256, 256, 14, "winograd.f2x3"),  # F(5) reads three times the weights
+        (512, 512, 14, "winograd.f2x3"),
+        (64, 64, 56, "winograd.f6x3"),  # few weights
+    ],
+)
+def test_few_tiles_take_the_transform_of_fewer_weights(ic, oc, size, name):
+    text = f"fwd_f32_nhwc_mb1ic{ic}ih{size}iw{size}oc{oc}kh3kw3ph1pw1+bias+relu+constant"
+    problem, costs = ConvProblem.parse(text), {}
+    for solver in plugins().solvers.values():
+        if solver.name.startswith("winograd.") and solver.rejects(problem, CPU) is None:
+            costs[solver.name] = solver.cost(problem, CPU, next(iter(solver.configs(problem, CPU))))
+    assert min(costs, key=costs.get) == name
