@@ -205,8 +205,11 @@ def test_each_call_goes_to_its_arrays_device_and_stream(fake):
         cd.conv(CudaArray(x), CudaArray(w, 1))
     with pytest.raises(InvalidArgument, match="w must be a CudaArray as x is, got ndarray"):
         cd.conv(CudaArray(x), w)
+    weights = CudaArray(w)
+    cd.conv(CudaArray(x), weights)
+    weights.values = w.astype(np.float64)  # the next array at an address that a freed one had is no other case
     with pytest.raises(InvalidArgument, match="w must be float32 as x is, got float64"):
-        cd.conv(CudaArray(x), CudaArray(w.astype(np.float64)))
+        cd.conv(CudaArray(x), weights)
     with pytest.raises(InvalidArgument, match="pass no queue"):
         cd.conv(CudaArray(x), CudaArray(w), queue=runtime.queue())
     with pytest.raises(InvalidArgument, match="out must have shape"):

@@ -204,7 +204,7 @@ def _call(
             other.shape,
             shape,
             dtype,
-            None if beside is dtype else beside,
+            beside is dtype or beside,  # no None: NumPy's float64 equals it
             options,
             kind,
             type(other),
@@ -256,7 +256,7 @@ def _call_foreign(
     try:
         dtype, beside = lead.dtype, second.dtype
         key = (
-            direction, lead.shape, second.shape, shape, dtype, None if beside is dtype else beside, options, looked,
+            direction, lead.shape, second.shape, shape, dtype, beside is dtype or beside, options, looked,
             library, queue,
             None if bias is None else (bias.shape, bias.dtype),
             None if residual is None else (residual.shape, residual.dtype), current_policy(),
