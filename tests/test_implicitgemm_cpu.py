@@ -111,6 +111,48 @@ def test_stems_are_exact(device, text):
     run(problem, device, "stem")
 
 
+# Channels and columns at and beside the ends of vectors and tiles, taps that leave the source on every side.
+ROWS = (
+    "g4mb2ic4ih9iw8oc4kh3ph1+bias",
+    "g5mb1ic5ih7iw9oc5kh3ph1+bias+residual+relu",
+    "g9mb1ic9ih6iw17oc9kh5ph2+accumulate",
+    "g15mb1ic15ih5iw7oc15kh5ph2+bias+relu6",
+    "g16mb1ic16ih11iw16oc16kh3ph1sh2+residual",
+    "g17mb2ic17ih9iw10oc17kh3ph1sh2+bias+residual",
+    "g24mb1ic24ih17iw15oc24kh3ph1+residual+accumulate",
+    "g33mb1ic33ih10iw25oc33kh7ph3+bias",
+    "g40mb1ic40ih4iw5oc40kh5kw9ph4pw6",
+    "g20mb1ic20ih13iw12oc20kh3kw2ph0ph_r2pw3pw_r0sh3sw2dh2dw3",
+    "g18mb1ic18ih6iw7oc18kh2sh3",
+    "g19mb1ic19id4ih5iw9oc19kd3kh3kw3pd1ph1pw1sd2sh1sw2",
+    "g21mb1ic21iw37oc21kw4sw2pw1",
+    "g100mb1ic100ih30iw9oc100kh5ph2",
+    "f16_g21mb1ic21ih9iw17oc21kh3ph1+residual",
+    "bf16_g24mb1ic24ih9iw11oc24kh3ph1sh2+bias",
+    "f64_g11mb1ic11ih9iw10oc11kh3ph1",
+)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("text", ROWS)
+def test_depthwise_rows_of_any_width_and_vectors_of_any_rest_are_exact(device, full, text, direction):
+    problem = ConvProblem.parse(text).replace(layout="nhwc")
+    if direction == "bwd_data":
+        problem = problem.replace(direction=direction, bias=False, residual=False, activation=None)
+    run(problem, device, "depthwise")
+
+
+def test_a_depthwise_tile_takes_nothing_from_outside_its_rows(device):
+    """Neighbouring rows, images and channels are infinite: where a tap leaves the source there is a zero."""
+    x = np.full((3, 8, 12, 24), np.inf, np.float32)
+    x[1] = 1
+    w = np.ones((24, 5, 5, 1), np.float32)
+    with convdispatch.policy(solver="implicitgemm.depthwise", fallback=False):
+        y = convdispatch.conv(x, w, padding=2, groups=24, layout="nhwc", queue=runtime.queue(device))
+    assert np.array_equal(y[1], np.broadcast_to(np.outer(*(5 - np.maximum(0, np.maximum(2 - i, i - n + 3))
+                          for n in (8, 12) for i in [np.arange(n)]))[..., None], (8, 12, 24)))  # fmt: skip
+
+
 PHASES = (
     "mb2ic13ih9iw21oc7kh3sh2ph1",
     "mb1ic16ih12oc5kh2sh2",

@@ -26,7 +26,7 @@ from convdispatch.api import (
 from convdispatch.api.cpu import PAGE
 from convdispatch.api.cpu import lanes as lanes_of
 
-from .depthwise import DepthwiseKernel
+from .depthwise_kernels import Bands
 from .passes import Pass, passes
 
 __all__ = ["DepthwiseWeights"]
@@ -45,11 +45,11 @@ def _pass(problem: ConvProblem) -> Pass:
 
 
 class _Kernel:
-    """One configuration, worked out without compiling; slots are laid as the forward kernel lays them."""
+    """One configuration, worked out without compiling; x lies in slots as for the forward direction in NCHW."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.config, self.p = problem, config, _pass(problem)
-        self.forward = f = DepthwiseKernel(self.p, problem, {**config, "items": 1})
+        self.forward = f = Bands(self.p, config)
         p = self.p
         # The taps of all rows at once while their sums fit the registers, else row by row.
         whole = p.taps[1] * p.taps[2] <= config["sums"] and (p.taps[0] == 1 or not p.nhwc)
