@@ -39,6 +39,33 @@ def test_a_tile_has_sums_enough_to_hide_an_addition():
     assert first["mr"] * first["nv"] * first["ku"] >= 8
 
 
+def planes(targets: int, pixels: int, channels: int, images: int = 1, **options) -> GemmSpec:
+    """A 1x1 layer's product, channels first, weights as they lie unless the options say that they are packed."""
+    x, y = (Matrix(Axis(pixels), Axis(1), Axis(size * pixels)) for size in (channels, targets))
+    return GemmSpec(targets, pixels, channels, images, "float32", Matrix(Axis(channels), Axis(1)), x, y, **options)
+
+
+def test_rows_that_share_few_places_of_a_cache_are_packed_where_they_are_used():
+    """Rows of 2304 bytes reach every second place of the nearest cache; of 2240 bytes all of them."""
+    assert chosen(planes(512, 576, 256, a_packed=True))["pack_b"]
+    assert not chosen(planes(512, 560, 256, a_packed=True))["pack_b"]
+
+
+def test_weights_whose_columns_lie_on_many_pages_are_packed():
+    """The data gradient reads them along rows of 3 KB, a line of each."""
+    x = Matrix(Axis(784), Axis(1))
+    first = chosen(GemmSpec(784, 784, 784, 1, "float32", Matrix(Axis(1), Axis(784)), x, x))
+    assert first["pack_b" if first["swap"] else "pack_a"]
+
+
+def test_a_long_sum_reads_its_wide_operand_once():
+    """A work item that had one row of tiles would read a panel of megabytes for it alone."""
+    x, y = (Matrix(Axis(3600), Axis(1, 3600, size * 3600)) for size in (24, 144))
+    spec = GemmSpec(144, 24, 4 * 3600, 1, "float32", y, x.transposed, Matrix(Axis(24), Axis(1)))
+    first = chosen(spec)
+    assert first["mt"] * first["mr"] >= (12 if first["swap"] else 72)
+
+
 @pytest.mark.parametrize(
     ("ic", "oc", "size", "name"),
     [

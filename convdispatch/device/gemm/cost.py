@@ -28,9 +28,12 @@ _PANEL = 25.0, 55.0  # of an element of B that is packed, along its rows as it l
 _LOCAL = 14.0, 68.0  # the same by the work item that needs it
 _WIDENED = 4.0  # of an element of A that a tile widens for itself
 _READ, _WRITTEN, _SCATTERED = 30.0, 5.0, 90.0  # of an element of A or B; of C; of C whose columns lie apart
-_FAR, _KEPT = 20.0, 1 << 20  # of an element of A that a panel of B reads anew, of matrices beyond the second cache
-_CROWDED, _PAGE = 8.0, 4096  # of an element of B in place, read again, whose rows lie whole pages apart
+_FAR, _KEPT = 20.0, 1 << 20  # of an element of A that a panel of B, or of a panel that an item reads from memory anew
+_CROWDED, _PAGE = 8.0, 4096  # of one in place, read again: of B's rows whole pages apart, of A's columns on many pages
 _AGAIN, _NEAR = 0.35, 32 * 1024  # of an element of B that a row of tiles reads anew from beyond the nearest cache
+_CUT, _LINE = 0.7, 64  # of an element of B in place, read again in vectors that lie across lines
+_ROOM, _PAGES = 10, 64  # lines of one place that the nearest cache keeps; pages whose addresses are at hand
+_BROKEN = 160.0  # of an element of B in a panel across the end of a run of columns, packed one by one
 
 
 @functools.lru_cache(maxsize=256)
@@ -67,39 +70,65 @@ def _packed(spec: GemmSpec) -> float:
     return min(PACKED[True], _TURNED + _REST / min(spec.k, columns.inner or spec.k))
 
 
+def _overflows(step: int, count: int, lines: int) -> bool:
+    """Whether so many runs of lines, so many bytes apart, are more than the nearest cache has room for."""
+    places = min(_PAGE // _LINE, _PAGE // max(_LINE, math.gcd(step, _PAGE)) * lines)
+    return count * lines > _ROOM * places
+
+
+def _read_again(spec: GemmSpec, gemm: Mapping[str, Any], depth: int) -> tuple[float, float]:
+    """Of an element of A that one more panel of B reads, and of one of B that one more row of tiles reads."""
+    size, nv = spec.accumulator_size, gemm["nv"]
+    a = b = 0.0
+    if not (gemm["pack_a"] or spec.a_packed):
+        step = spec.a.col.stride * size
+        a = _CROWDED * (step > size and step * depth > _PAGES * _PAGE)
+    if gemm["pack_b"] or spec.b_packed:
+        beyond = depth * nv * gemm["lanes"] * size > _NEAR
+    else:
+        step = spec.b.row.stride * size
+        cut = step % _LINE != 0
+        beyond = _overflows(step, depth, nv + cut)
+        b = _CROWDED * (step % _PAGE == 0) + _CUT * cut
+    return a, b + _AGAIN * beyond
+
+
 def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
     """A product under one of its choices."""
     spec = _swapped(spec, gemm["swap"])
     mr, nv, lanes, split = gemm["mr"], gemm["nv"], gemm["lanes"], gemm["split"]
     # Batches that share an operand pack it once; each reads it.
-    a, b = (size * spec.k * distinct(x.batch, spec.batch)[0] for size, x in ((spec.m, spec.a), (spec.n, spec.b)))
-    every_a, every_b, c = (size * spec.batch for size in (spec.m * spec.k, spec.k * spec.n, spec.m * spec.n))
-    rows, panels = _ceil(spec.m, mr), _ceil(spec.n, nv * lanes)
+    a, b = (count * spec.k * distinct(x.batch, spec.batch)[0] for count, x in ((spec.m, spec.a), (spec.n, spec.b)))
+    every_a, every_b, c = (count * spec.batch for count in (spec.m * spec.k, spec.k * spec.n, spec.m * spec.n))
+    size, wide = spec.accumulator_size, nv * lanes
+    rows, panels = _ceil(spec.m, mr), _ceil(spec.n, wide)
+    passes, sweeps = _ceil(_ceil(spec.k, split), gemm["kc"]), _ceil(rows, gemm["mt"])
     packed = 0
     cost = _WORK * spec.batch * _operations(spec.m, spec.n, spec.k, mr, nv, lanes)
-    cost += _TILE * rows * panels * spec.batch * split * _ceil(_ceil(spec.k, split), gemm["kc"])
-    cost += _READ * (a + b) + _WRITTEN * c * split + LAUNCH * (1 + (split > 1))
-    if gemm["kc"] * nv * lanes * spec.accumulator_size > _NEAR:
-        cost += _AGAIN * every_b * rows
-    if spec.m * spec.k * spec.accumulator_size > _KEPT:
+    cost += _TILE * rows * panels * spec.batch * split * passes
+    cost += _READ * (a + b) + _WRITTEN * c * split * passes + LAUNCH * (1 + (split > 1))
+    again_a, again_b = _read_again(spec, gemm, min(gemm["kc"], spec.k))
+    cost += again_a * every_a * panels + again_b * every_b * rows
+    if spec.m * spec.k * size > _KEPT:
         cost += _FAR * (every_a * panels - a)
+    if spec.k * wide * size > _KEPT:
+        cost += _FAR * (every_b * sweeps - b)
     if spec.c.col.stride > 1:
         # A row of a tile is written to as many lines, which share few places of the nearest cache where columns lie so.
-        apart = nv * lanes * math.gcd(spec.c.col.stride * spec.accumulator_size, _PAGE) > _WAYS * _PAGE
-        cost += (_APART if apart else _SCATTERED) * c
+        apart = wide * math.gcd(spec.c.col.stride * size, _PAGE) > _WAYS * _PAGE
+        cost += (_APART if apart else _SCATTERED) * c * passes
     if gemm["pack_a"] == "local" and not spec.a_packed:
         cost += _WIDENED * every_a * panels
     elif gemm["pack_a"] and not spec.a_packed:
         cost += _packed(spec) * a + LAUNCH
         packed += a
-    if not (gemm["pack_b"] or spec.b_packed) and spec.b.row.stride * spec.accumulator_size % _PAGE == 0:
-        cost += _CROWDED * every_b * rows
     if gemm["pack_b"] and not spec.b_packed:
-        across = spec.b.col.stride > 1
+        across, run = spec.b.col.stride > 1, spec.b.col.inner
+        each = _BROKEN * min(1, (wide - math.gcd(run, wide)) / run) if run and not across else 0
         if gemm["pack_b"] == "local":  # every item of a panel's rows packs it again
-            cost += _LOCAL[across] * every_b * _ceil(rows, gemm["mt"])
+            cost += (_LOCAL[across] + each) * every_b * sweeps
         else:
-            cost += _PANEL[across] * b + LAUNCH
-    if packed * spec.accumulator_size > _HELD:
+            cost += (_PANEL[across] + each) * b + LAUNCH
+    if packed * size > _HELD:
         cost += _AWAY * packed
     return cost
