@@ -17,9 +17,9 @@ from .passes import passes
 __all__ = ["Depthwise"]
 
 _SLOT = 96 * 1024  # bytes of a band's source rows
-# Operations of the peak in the time of a pass' launch, of its packing's, and of a packed weight; by layout, of one operation,
-# and of an element that is copied (NCHW) or read and written (NHWC): least squares of logarithms over 67 times of 11
-# layers drawn for it, and over 37 layers with channels last.
+# Operations of the peak in the time of a pass' launch, of its packing's, and of a packed weight; by layout, of an
+# operation, and of an element that is copied (NCHW) or read and written (NHWC): least squares of logarithms over 67
+# times of 11 layers drawn for it, and over 37 layers with channels last.
 _LAUNCH, _PACK, _PACKED = 5.8e6, 2.5e6, 160.0
 _RATES = {"nchw": (1.65, 75.0), "nhwc": (0.95, 15.0)}
 
