@@ -361,3 +361,24 @@ def test_refusals_are_sentences(device, solver, text, reason):
     operands, _ = checking.make_operands(ConvProblem.parse(text))
     with convdispatch.policy(solver=f"implicitgemm.{solver}"), pytest.raises(NoSolver, match=re.escape(reason)):
         checking.call(ConvProblem.parse(text), operands.present(), queue=runtime.queue(device))
+
+
+# Channels last in one block of source channels: sums go straight to the target, vectors' and rows' rests among them.
+STRAIGHT = (
+    "mb2ic3ih17iw29oc32kh3sh2ph1+bias+relu6",
+    "g2mb1ic10ih6iw5oc38kh3ph1+bias+residual",
+    "mb1ic7ih7iw3oc17kh3ph1+accumulate",
+    "mb1ic2id5ih9iw11oc20kd3kh3kw3ph1pd1pw1sd2sh2sw1+residual+relu",
+    "mb1ic5ih9iw6oc5kh5kw2ph0pw1sh1sw3",
+    "f16_mb1ic3ih11iw15oc33kh3sh2ph1+bias",
+    "f64_mb1ic3ih11iw15oc12kh3sh2ph1",
+)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("text", STRAIGHT)
+def test_sums_that_go_straight_to_the_target_are_exact(device, text, direction):
+    problem = ConvProblem.parse(text).replace(layout="nhwc")
+    if direction == "bwd_data":
+        problem = problem.replace(direction=direction, bias=False, residual=False, activation=None)
+    run(problem, device, "direct")

@@ -4,6 +4,7 @@
 // sums' type, so that nothing below knows of borders or dtypes; then, for each block of target channels and of source
 // channels, it runs register tiles over the band: PR x PC places by NV vectors of channels, a place's value broadcast.
 // Sums wait in the slot between blocks of source channels; at the last one they are transposed to the target's layout.
+// Where one block is all (NHWC), a tile's sums go straight to the target.
 //
 // LANES, V  elements of a vector of sums, its type; NV vectors of a tile, NVL = NV * LANES channels
 // PR, PC    rows and columns of a tile; the columns' rest has a tile of its own
@@ -26,13 +27,23 @@
 % endfor
 </%def>
 
+% if straight:
+#include <convdispatch/output_lanes.cl>
+% endif
+<%def name="to(p, cols)">(${p // cols}L * UH * ZW + ${p % cols} * UW) * (N * G)</%def>\
 % for cols in widths:
 // ${pr} x ${cols} places, the taps z0 to z1 - 1, y0 to y1 - 1, x0 to x1 - 1 of count source channels.
-inline void tile_${cols}(global const ACC *restrict xs, global const ACC *restrict ws, global ACC *restrict ts,
+inline void tile_${cols}(global const ACC *restrict xs, global const ACC *restrict ws,
+                      ${"OUT_PARAMS, long at, int channel, int left, int rows" if straight else "global ACC *restrict ts"},
                       int count, int first, int z0, int z1, int y0, int y1, int x0, int x1) {
 % for p in range(pr * cols):
   V ${", ".join(f"a{p}_{v}" for v in range(nv))};
 % endfor
+% if straight:
+% for p in range(pr * cols):
+  ${" ".join(f"a{p}_{v} = 0;" for v in range(nv))}
+% endfor
+% else:
   if (first) {
 % for p in range(pr * cols):
     ${" ".join(f"a{p}_{v} = 0;" for v in range(nv))}
@@ -44,6 +55,7 @@ inline void tile_${cols}(global const ACC *restrict xs, global const ACC *restri
 % endfor
 % endfor
   }
+% endif
 % if inter:
 #define LINE (WIDTH * CP)
   ONCE for (int tz = z0; tz < z1; ++tz)
@@ -74,11 +86,29 @@ ${multiply(cols)}\
       }
 % endif
 #undef LINE
+% if straight:
+% for v in range(nv):
+  if (left >= ${(v + 1) * lanes}) {
+    const V b = ${f"LOADV(bias + channel + {v * lanes})" if bias else "0"};
+% for p in range(pr * cols):
+    ${f"if ({p // cols} < rows) " if p // cols else ""}put_vector(OUT_ARGS, at + ${to(p, cols)} + ${v * lanes}, a${p}_${v}, b);
+% endfor
+  } else {
+    union { V v; ACC s[LANES]; } u;
+% for p in range(pr * cols):
+    u.v = a${p}_${v};
+    ONCE for (int i = ${v * lanes}; i < ${f"({p // cols} < rows ? left : 0)" if p // cols else "left"}; ++i)
+      put_one(OUT_ARGS, at + ${to(p, cols)} + i, u.s[i - ${v * lanes}], ${"LOAD(bias, channel + i)" if bias else "0"});
+% endfor
+  }
+% endfor
+% else:
 % for p in range(pr * cols):
 % for v in range(nv):
   STOREW(ts + ${(p // cols)} * YW * NVL + ${(p % cols) * nv * lanes + v * lanes}, a${p}_${v});
 % endfor
 % endfor
+% endif
 }
 % endfor
 
@@ -112,7 +142,11 @@ void conv(global const REAL *restrict x, global const ACC *restrict packed, long
         const int count = min(CB, C - cb * CB);
         ONCE for (int row = 0; row < rows; row += PR) {
           global const ACC *xr = xs + row * SH * ${"(WIDTH * CP)" if inter else "WP"};
+% if straight:
+          const long at = ((((long)image * ZD + z * UD + ud) * ZH + (y0 + row) * UH + uh) * ZW + uw) * (N * G) + g * N + block * NVL;
+% else:
           global ACC *tr = sums + row * YW * NVL;
+% endif
           const int row0 = (y0 + row) * SH - ph;
           const int ty0 = taps_from(row0 + (PR - 1) * SH, DH), ty1 = taps_to(row0, DH, XH, TH);
           int column = 0;
@@ -120,14 +154,16 @@ void conv(global const REAL *restrict x, global const ACC *restrict packed, long
           ${"ONCE for (; column + PC <= YW; column += PC)" if loop.first else ""} {
             const int first = column * SW - pw;
             const int tx0 = taps_from(first + ${cols - 1} * SW, DW), tx1 = taps_to(first, DW, XW, TW);
-            tile_${cols}(xr + column * SW * ${px}, ws, tr + column * NVL, count, cb == 0, tz0, tz1, ty0, ty1, tx0, tx1);
+            tile_${cols}(xr + column * SW * ${px}, ws, ${"OUT_ARGS, at + (long)column * UW * (N * G), g * N + block * NVL, N - block * NVL, rows - row" if straight else "tr + column * NVL"}, count, cb == 0, tz0, tz1, ty0, ty1, tx0, tx1);
           }
 % endfor
         }
         ws += (long)CB * (TD * TH * TW * NVL);
         xs += SLOT_BLOCK;
       }
+% if not straight:
       finish(OUT_ARGS, sums, image, g, block * NVL, z, y0, rows, ud, uh, uw);
+% endif
     }
   }
 }

@@ -29,7 +29,7 @@ from convdispatch.api.cpu import PAGE
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import Pass, passes
-from .tiles import default, predicted, spaces
+from .tiles import default, predicted, spaces, straight
 
 __all__ = ["Direct", "PassKernel"]
 
@@ -59,7 +59,9 @@ class PassKernel:
         line = self.width * self.cp if self.inter else self.wp * self.cb
         self.slot_block = p.taps[0] * rows * line
         self.slot_x = _ceil(self.ncb * self.slot_block, 16) * 16
-        self.slot = _ceil(self.slot_x + config["rows"] * p.places[2] * self.nvl, 1024) * 1024 + 80
+        self.straight = straight(p, self.cb)
+        sums = 0 if self.straight else config["rows"] * p.places[2] * self.nvl
+        self.slot = _ceil(self.slot_x + sums, 1024) * 1024 + 80
         self.wblock = p.c * p.volume * self.nvl
         self.packed_size = p.groups * self.blocks * self.wblock * self.size
         self.slots_size = config["items"] * config["parts"] * self.slot * self.size
@@ -88,12 +90,13 @@ class PassKernel:
             "lanes": self.lanes,
             "nv": config["nv"], "pr": config["pr"], "widths": [whole, rest] if rest else [whole],
             "inter": self.inter, "c": p.c, "cp": self.cp, "groups": p.groups,
+            "straight": self.straight,
             "runs": p.spread[2] == 1 and self.cp == p.c, "dense": p.dense, "fold": p.fold, "bias": self.problem.bias,
         }  # fmt: skip
         text += kernel_text(__package__, "pack.cl") + kernel_text(__package__, "runs.cl")
-        for file in ("stage.cl.mako", "finish.cl.mako"):
-            text += kernel_text(__package__, file, **values)
-        return text + kernel_text(__package__, "direct.cl.mako", **values)
+        last = [] if self.straight else ["finish.cl.mako"]
+        files = ("stage.cl.mako", *last, "direct.cl.mako")
+        return text + "".join(kernel_text(__package__, file, **values) for file in files)
 
     @property
     def pack_c(self) -> int:
