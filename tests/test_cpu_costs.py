@@ -80,3 +80,10 @@ def test_results_are_not_written_across_pages(text):
     """dw's rows have 4 KB, and 2: the transposed product would write its columns across them."""
     problem = ConvProblem.parse(f"bwd_weights_f32_{text}")
     assert next(Im2col().configs(problem, CPU))["gemm"]["swap"] is False
+
+
+@pytest.mark.parametrize(("text", "parts"), [("g32mb4ic1024ih7oc1024kh3ph1", 1), ("mb1ic3ih256oc16kh3sh2ph1", 4)])
+def test_a_gradient_of_weights_has_no_more_parts_than_it_earns(text, parts):
+    """32 groups are work for all cores: four copies of dw, written and added, took a quarter of the time."""
+    problem = ConvProblem.parse("bwd_weights_" + text)
+    assert next(Weights().configs(problem, CPU))["parts"] == parts

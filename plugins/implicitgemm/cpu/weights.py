@@ -128,7 +128,8 @@ def _tiles(p: Pass, device: Any) -> Iterator[tuple[float, int, int, int]]:
                     yield _cycles(p, nv, jc, jw, lanes), nv, jc, jw
 
 
-def _complete(p: Pass, device: Any, nv: int, jc: int, jw: int) -> dict[str, Any]:
+def _complete(p: Pass, device: Any, nv: int, jc: int, jw: int) -> Iterator[dict[str, Any]]:
+    """A tile's configuration with as many parts of the sum as cores can use, and with fewer."""
     size, lanes = 8 if p.dtype == "float64" else 4, lanes_of(device, p.dtype)
     height, width = p.places[1:]
     row_bytes = p.c * p.taps[0] * source_width(p) * size
@@ -141,8 +142,9 @@ def _complete(p: Pass, device: Any, nv: int, jc: int, jw: int) -> dict[str, Any]
     area = p.groups * blocks * p.volume * p.c * nv * lanes * size
     parts = max(1, min(bands, 8 * device.compute_units, _AREAS // area))
     parts -= parts % device.compute_units if parts > device.compute_units else 0  # even shares
-    chunks = max(1, min(p.groups * blocks, _ceil(4 * device.compute_units, parts)))
-    return {"lanes": lanes, "nv": nv, "jc": jc, "jw": jw, "rows": rows, "parts": parts, "chunks": chunks}
+    for count in sorted({parts, max(1, parts // 4), 1}, reverse=True):
+        chunks = max(1, min(p.groups * blocks, _ceil(4 * device.compute_units, count)))
+        yield {"lanes": lanes, "nv": nv, "jc": jc, "jw": jw, "rows": rows, "parts": count, "chunks": chunks}
 
 
 def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo) -> float:
@@ -185,22 +187,18 @@ class Weights(Solver):
         return device.supports(problem.dtype)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """The best tile of each width by what it costs; then fewer parts of the sum."""
+        """The best tile of each width, and how many parts of the sum it is given, by what they cost."""
         p = passes(problem.replace(direction="fwd", accumulate=False))[0]
         best: dict[int, tuple[int, int, int]] = {}
         for _, *tile in sorted(_tiles(p, device), key=lambda choice: (choice[0], -choice[1])):
             best.setdefault(tile[0], tuple(tile))
-        # Wide tiles leave few blocks of channels, and cores idle where there are few bands.
-        rated = [(_operations(p, config := _complete(p, device, *t), device), t[0], config) for t in best.values()]
-        rated.sort(key=lambda choice: (choice[0], -choice[1]))
-        for cost, _, config in rated:
+        # Wide tiles leave few blocks of channels, and cores idle where there are few bands; parts are written and added.
+        each = [config for tile in best.values() for config in _complete(p, device, *tile)]
+        rated = [(_operations(p, config, device), -config["nv"], -config["parts"], config) for config in each]
+        rated.sort(key=lambda choice: choice[:3])
+        for cost, *_, config in rated:
             if cost <= 1.3 * rated[0][0]:
                 yield config
-        first = rated[0][2]
-        for parts in (first["parts"] // 4, 1):
-            if 1 <= parts < first["parts"]:
-                blocks = p.groups * _ceil(p.n, first["nv"] * first["lanes"])
-                yield {**first, "parts": parts, "chunks": min(blocks, 8)}
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Parts of dw and the bands' slots."""
