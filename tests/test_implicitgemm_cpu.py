@@ -102,6 +102,13 @@ STEMS = (
     "f64_mb1ic3ih11iw40oc13kh3sh2ph1",
     "mb1ic3iw100oc7kw2dw16",
     "mb1ic3ih20iw32oc8kh3ph1+constant",
+    # Every fourth column: rows of a vector of each part, of one column less, and with rests on both sides.
+    "mb1ic3ih8iw64oc4kh4sh4",
+    "mb1ic3ih8iw67oc4kh4sh4ph1",
+    "mb1ic3ih8iw66oc4kh4sh4ph1",
+    "mb2ic2ih9iw150oc9kh3kw7sh4ph1pw3dh2dw3+bias+relu",
+    "f16_mb1ic3ih9iw131oc5kh4sh4ph2",
+    "f64_mb1ic3ih9iw75oc5kh4sh4ph3",
 )
 
 
@@ -188,6 +195,7 @@ FLAT = (
     "g2mb1ic8ih1oc6kh1",
     "mb1ic4ih5iw6oc3kh3kw5ph3pw5sh4sw4",
     "g3mb1ic9id3ih1iw9oc3kd3kh1kw9sd2sh2sw2",
+    "mb2ic3ih13iw150oc9kh4kw5sh4ph2pw3",
     "f16_g2mb1ic6ih11iw20oc10kh3sh2ph1",
     "f64_mb1ic3ih11iw20oc9kh3sh2ph1",
 )

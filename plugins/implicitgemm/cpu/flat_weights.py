@@ -116,7 +116,7 @@ class FlatKernel:
         step = max(self.mn * taps, 2 * taps + self.mn, 8) + 1
         bands = p.images * p.groups * p.places[0] * self.bands
         work = bands * self.tiles * (_WORK * 2 * self.lanes * step * self.vectors + _ACROSS)
-        staged = _STAGED if p.step[2] <= 2 else _APART
+        staged = _STAGED if p.step[2] in (1, 2, 4) else _APART
         copies = bands * (staged * p.c * self.part * p.step[1] * p.step[2] + _STAGED * p.n * self.rows * self.wp)
         share = 1 if self.parts > 1 else min(1.0, self.items / 2)
         result = _RESULT * p.groups * p.n * p.c * p.volume * (1 + 0.2 * self.parts)

@@ -66,10 +66,29 @@ inline void stage(global ACC *restrict slot, global const REAL *restrict x, int 
       zero_run(to + (stop + 1) / 2, WP - (stop + 1) / 2);
       zero_run(to + PART + stop / 2, WP - stop / 2);
 % else:
+% if step_w == 4:
+      // Whole vectors of all four parts: elements 0, 4, ... of the row, 1, 5, ... and so on.
+      const int low = (first + 3) / 4;
+      int high = low;
+      ONCE for (; 4 * (high + LANES) <= stop; high += LANES) {
+        global const REAL *four = from + 4 * high - first;
+        const V a = LOADV(four), b = LOADV(four + LANES), c = LOADV(four + 2 * LANES), d = LOADV(four + 3 * LANES);
+        const V even0 = (V)(a.even, b.even), even1 = (V)(c.even, d.even), odd0 = (V)(a.odd, b.odd), odd1 = (V)(c.odd, d.odd);
+        STOREW(to + high, (V)(even0.even, even1.even));
+        STOREW(to + PART + high, (V)(odd0.even, odd1.even));
+        STOREW(to + 2 * PART + high, (V)(even0.odd, even1.odd));
+        STOREW(to + 3 * PART + high, (V)(odd0.odd, odd1.odd));
+      }
+% endif
       ONCE for (int s = 0; s < SW; ++s, to += PART) {
         const int i0 = first > s ? (first - s + SW - 1) / SW : 0, i1 = max(i0, stop > s ? (stop - s + SW - 1) / SW : 0);
         zero_run(to, i0);
+% if step_w == 4:
+        if (i0 < low && i0 < i1) to[i0] = LOAD(from, i0 * SW + s - first);
+        ONCE for (int i = max(i0, high); i < i1; ++i) to[i] = LOAD(from, i * SW + s - first);
+% else:
         for (int i = i0; i < i1; ++i) to[i] = LOAD(from, i * SW + s - first);
+% endif
         zero_run(to + i1, WP - i1);
       }
 % endif

@@ -137,8 +137,9 @@ class Stem(Solver):
             if nv > 1 and (nv - 1) * lanes >= p.places[2]:
                 break
             for mr in range(1, min(p.n, 16) + 1):
-                # Six by four vectors and twelve by two took 1.1 to 1.2 times as long as eight by three and ten by two.
-                if mr * nv <= room * 3 // 4 and mr + 2 * nv <= 14:
+                # Sums, vectors and the weights of a tap share the registers: six by four, eight by three and ten by two
+                # took 1.1 to 1.25 times as long as five by four, seven by three and eight by two.
+                if mr * nv <= room * 3 // 4 and mr + 2 * nv <= 13:
                     choices.append((self._cycles(problem, mr, nv, lanes), nv, mr))
         row = p.c * p.taps[0] * (p.places[2] * p.step[2] + p.taps[2] * p.spread[2]) * size
         rows = max(1, (_SLOT // row - (p.taps[1] - 1) * p.spread[1] - 1) // p.step[1] + 1)
@@ -174,7 +175,7 @@ class Stem(Solver):
         cycles = self._cycles(problem, config["mr"], config["nv"], config["lanes"])
         work = 2 * config["lanes"] * cycles * p.images * p.groups * p.c * p.volume * p.places[0] * p.places[1]
         halo = 1 + (p.taps[1] - 1) / max(1, config["rows"] * p.step[1])
-        staged = _STAGED if p.step[2] <= 2 else _APART
+        staged = _STAGED if p.step[2] in (1, 2, 4) else _APART
         moved = staged * math.prod(problem.x_shape) * halo * p.taps[0] + _STORED * math.prod(problem.y_shape)
         return (_WORK * work + moved + _LAUNCH) / rates(device).flops
 
