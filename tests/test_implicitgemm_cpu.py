@@ -390,3 +390,10 @@ def test_sums_that_go_straight_to_the_target_are_exact(device, text, direction):
     if direction == "bwd_data":
         problem = problem.replace(direction=direction, bias=False, residual=False, activation=None)
     run(problem, device, "direct")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("text", ["mb1ic600ih5oc130kh1+bias", "f16_mb1ic520ih3oc150kh1", "mb1ic1100ih1oc70kh1"])
+def test_weights_whose_lines_are_asked_for_ahead_give_the_same_integers(device, text, layout):
+    """The last lines asked for lie beyond the operand's end."""
+    run(text, device, "pointwise", layout=layout, constant_weights=True)
