@@ -46,9 +46,15 @@ def planes(targets: int, pixels: int, channels: int, images: int = 1, **options)
 
 
 def test_rows_that_share_few_places_of_a_cache_are_packed_where_they_are_used():
-    """Rows of 2304 bytes reach every second place of the nearest cache; of 2240 bytes all of them."""
-    assert chosen(planes(512, 576, 256, a_packed=True))["pack_b"]
-    assert not chosen(planes(512, 560, 256, a_packed=True))["pack_b"]
+    """Rows of 2304 bytes reach every fourth place of the nearest cache; of 2240 bytes all of them."""
+    assert chosen(planes(96, 576, 256, a_packed=True))["pack_b"]
+    assert not chosen(planes(96, 560, 256, a_packed=True))["pack_b"]
+
+
+def test_rows_that_many_tiles_read_are_packed():
+    """Vectors of an array that begins within a line lie across two, for each row of tiles anew."""
+    assert chosen(planes(512, 560, 128, a_packed=True))["pack_b"]
+    assert not chosen(planes(64, 560, 128, a_packed=True))["pack_b"]
 
 
 def test_weights_whose_columns_lie_on_many_pages_are_packed():

@@ -25,13 +25,13 @@ _APART, _WAYS = 1500.0, 12  # of an element of C where more lines share a place 
 _AWAY, _HELD = 200.0, 7 << 20  # more of a packed element that goes to memory and back, of so many bytes and more
 _WORK, _TILE = 0.93, 40.0  # of an operation of the tiles, edges in full; of a tile's beginning and end
 _PANEL = 25.0, 55.0  # of an element of B that is packed, along its rows as it lies and across them
-_LOCAL = 14.0, 68.0  # the same by the work item that needs it
+_LOCAL = 14.0, 75.0  # the same by the work item that needs it
 _WIDENED = 4.0  # of an element of A that a tile widens for itself
 _READ, _WRITTEN, _SCATTERED = 30.0, 5.0, 90.0  # of an element of A or B; of C; of C whose columns lie apart
 _FAR, _KEPT = 20.0, 1 << 20  # of an element of A that a panel of B, or of a panel that an item reads from memory anew
 _CROWDED, _PAGE = 8.0, 4096  # of one in place, read again: of B's rows whole pages apart, of A's columns on many pages
 _AGAIN, _NEAR = 0.35, 32 * 1024  # of an element of B that a row of tiles reads anew from beyond the nearest cache
-_CUT, _LINE = 0.7, 64  # of an element of B in place, read again in vectors that lie across lines
+_CUT, _LINE = 0.7, 64  # of one of B in place, in vectors across lines: NumPy's large arrays lie 16 bytes beyond one
 _ROOM, _PAGES = 10, 64  # lines of one place that the nearest cache keeps; pages whose addresses are at hand
 _BROKEN = 160.0  # of an element of B in a panel across the end of a run of columns, packed one by one
 
@@ -87,9 +87,8 @@ def _read_again(spec: GemmSpec, gemm: Mapping[str, Any], depth: int) -> tuple[fl
         beyond = depth * nv * gemm["lanes"] * size > _NEAR
     else:
         step = spec.b.row.stride * size
-        cut = step % _LINE != 0
-        beyond = _overflows(step, depth, nv + cut)
-        b = _CROWDED * (step % _PAGE == 0) + _CUT * cut
+        beyond = _overflows(step, depth, nv + 1)
+        b = _CROWDED * (step % _PAGE == 0) + _CUT
     return a, b + _AGAIN * beyond
 
 
