@@ -1,0 +1,36 @@
+"""amx: convolutions on the matrix registers of Intel's processors, from OpenCL C with inline assembly.
+
+    y[place, n] = sum over (tap, c) of x[place * step + origin + tap * spread, c] w[n, c, tap]
+
+Elements become sums of one, two or three bfloat16 (``splits``), which the processor multiplies in tiles of 16x16 sums
+at sixteen times the rate of its vectors. A band of the source lies in the cache as planes of such numbers, in rows
+whose zeros serve two neighbours (``geometry``), so that a tap is an offset and nothing is lowered. All instructions are
+in ``instructions``; ``processor`` says whether a machine has them, ``probe`` has a device prove that they compute.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, cpus_only, hookimpl
+
+from .processor import missing
+
+__all__ = ["convdispatch_solvers"]
+
+
+@hookimpl
+def convdispatch_solvers() -> list[Solver]:
+    """This plugin's solvers; on other processors they refuse every problem in words."""
+    own = functools.partial(Declared, serves=_serves, deterministic=True, exact=True)
+    return [
+        own(f"{__name__}.convolve", "Tiles", name="amx.tiles", fuses=EPILOGUE),
+        own(f"{__name__}.weights", "Weights", name="amx.weights", fuses={"accumulate"}),
+    ]
+
+
+def _serves(device: DeviceInfo) -> str | None:
+    other = cpus_only(device)
+    if other is None and (device.vendor != "intel" or device.simd_width < 16):
+        other = f"Intel's runtime with vectors of 16 floats only, got {device.vendor} with {device.simd_width}"
+    return other or missing()

@@ -1,0 +1,74 @@
+"""The matrix registers' instructions as OpenCL text: inline assembly, which Intel's compiler takes with pointers alone.
+
+The compiler knows no tiles, so that nothing of it lives in them: what one block leaves there the next one finds, as
+long as the work item's kernel is the same. Intel's manual, volume 1, chapter 18, has the instructions.
+"""
+
+from __future__ import annotations
+
+from .splits import PRODUCTS
+
+__all__ = ["CONFIGURE", "product"]
+
+ROWS, BYTES = 16, 64
+"""Of a tile: rows, and bytes of each."""
+
+CONFIGURE = f"""
+// Eight tiles of {ROWS} rows of {BYTES} bytes; the first four hold sums.
+constant ulong TILES[8] = {{1, 0, 0x0040004000400040ul, 0x0040004000400040ul, 0, 0, 0x1010101010101010ul, 0}};
+#define TILES_BEGIN() __asm__ volatile("ldtilecfg (%0)" ::"r"(TILES) : "memory")
+#define TILES_END() __asm__ volatile("tilerelease" ::: "memory")
+"""
+
+
+def product(
+    name: str, planes: int, a: dict[str, int], b: dict[str, int], tiles: tuple[int, int], goes_on: bool = False
+) -> str:
+    """OpenCL function ``name(a, b, offsets, steps, sums)``: ``sums[32][32] = A B`` over ``steps`` of 32 summed indices.
+
+    ``a`` and ``b`` say where their tiles lie, in bytes: ``row`` from row to row, ``tile`` from tile to tile, ``plane``
+    from plane to plane, ``step`` from step to step. An operand without a step begins each one where ``offsets`` says;
+    where both have one, ``offsets`` is not read. ``tiles``: of A and of B, one or two. ``goes_on``: sums begin with
+    what memory holds, not with 0.
+    """
+    rows, columns = tiles
+    sums = [(i, j) for i in range(rows) for j in range(columns)]
+    sides = {"a": (a, 4, rows), "b": (b, 6, columns)}
+    listed = [side for side, (where, _, _) in sides.items() if "step" not in where]
+    place = {side: "t" if side in listed else side for side in sides}
+
+    def loads(side: str, plane: int) -> list[str]:
+        where, first, count = sides[side]
+        return [
+            f"tileloadd {plane * where['plane'] + i * where['tile']}(%[{place[side]}],%[{side}row],1), %%tmm{first + i}"
+            for i in range(count)
+        ]
+
+    def each_sum(instruction: str) -> list[str]:
+        return [f"{instruction} {i * ROWS * 128 + j * BYTES}(%[sums],%[pitch],1), %%tmm{2 * i + j}" for i, j in sums]
+
+    lines = each_sum("tileloadd") if goes_on else [f"tilezero %%tmm{2 * i + j}" for i, j in sums]
+    lines += ["1:"]
+    for side in listed:
+        lines += ["movslq (%[offsets]), %[t]", f"add %[{side}], %[t]", "add $4, %[offsets]"]
+    held: dict[str, int] = {}
+    for pair in PRODUCTS[planes]:
+        for side, plane in zip("ab", pair, strict=True):
+            if held.get(side) != plane:
+                held[side] = plane
+                lines += loads(side, plane)
+        lines += [f"tdpbf16ps %%tmm{6 + j}, %%tmm{4 + i}, %%tmm{2 * i + j}" for i, j in sums]
+    lines += [f"add ${where['step']}, %[{side}]" for side, (where, _, _) in sides.items() if side not in listed]
+    lines += ["dec %[steps]", "jnz 1b"]
+    lines += [f"tilestored %%tmm{2 * i + j}, {i * ROWS * 128 + j * BYTES}(%[sums],%[pitch],1)" for i, j in sums]
+    body = "\\n".join(lines)
+    return f"""
+__attribute__((noinline))
+void {name}(global const uchar *a, global const uchar *b, constant int *offsets, long steps, global float *sums) {{
+  long t;
+  __asm__ volatile("{body}"
+                   : [a] "+r"(a), [b] "+r"(b), [offsets] "+r"(offsets), [steps] "+r"(steps), [t] "=&r"(t)
+                   : [arow] "r"({a["row"]}L), [brow] "r"({b["row"]}L), [sums] "r"(sums), [pitch] "r"(128L)
+                   : "memory");
+}}
+"""

@@ -1,0 +1,206 @@
+"""``amx.weights``: the weights' gradient, tiles of 32 source by 32 target channels in matrix registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import (
+    OPERANDS,
+    Areas,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    StepPlan,
+    build,
+    define,
+    kernel_text,
+    rates,
+    storage_macros,
+    walk_of,
+)
+from convdispatch.api.cpu import PAGE, uneven
+
+from .geometry import bands_of, flat_of
+from .instructions import CONFIGURE, product
+from .probe import require
+from .splits import PRODUCTS, planes_of
+
+__all__ = ["Weights"]
+
+_LEAST = 8
+"""Channels of a group, below which most of a tile would be empty."""
+_SLOT, _MOST_SLOT = 1 << 20, 4 << 20  # bytes of a band's planes: wanted, and at most
+_AREAS = 16 << 20  # bytes of all parts of dw
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+class WeightsKernel:
+    """One configuration, worked out without compiling."""
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        self.problem, self.config = problem, config
+        self.walk = walk = walk_of(problem)
+        self.flat = flat = flat_of(walk, walk.phases[0])
+        self.planes, self.nhwc = config["planes"], problem.layout == "nhwc"
+        self.blocks, self.panels = _ceil(walk.c, 32), _ceil(walk.m, 32)
+        self.all_rows = walk.images * flat.rows
+        self.rows = min(config["rows"], self.all_rows)
+        self.bands = _ceil(self.all_rows, self.rows)
+        self.band_rows = self.rows + flat.beyond
+        self.steps = _ceil(self.rows * flat.pitch, 32)
+        # Rows of an odd number of cache lines, so that a tile's spread over the cache's sets.
+        self.positions = (_ceil(self.band_rows * flat.pitch + 64, 32) | 1) * 32
+        self.turned = (_ceil(self.rows * flat.pitch + 64, 32) | 1) * 32
+        areas = Areas(PAGE)
+        areas.add(self.blocks * len(flat.parts) * self.planes * 64 * self.positions)
+        self.dy_at = areas.add(32 * self.steps * 64 * self.planes)
+        self.flat_at = areas.add(64 * self.planes * (self.positions + 64 if self.nhwc else self.turned))
+        self.sums_at = areas.add(4096 + 64)
+        self.slot = areas.size
+        self.splits = min(config["splits"], self.bands)
+        self.shares = _ceil(self.panels, config["panels"])
+        self.jobs = walk.groups * self.splits * self.shares
+        self.items = min(self.jobs, config["items"])
+        self.tiles = self.panels * self.blocks * len(flat.taps)
+        self.once = self.bands == 1 and self.splits == 1
+        self.area = 0 if self.once else self.tiles * 1024
+        workspace = Areas(PAGE)
+        workspace.add(4 * self.area * walk.groups * self.splits)
+        self.slots_at = workspace.add(self.items * self.slot)
+        self.workspace_size = workspace.size
+
+    def text(self) -> str:
+        """The program."""
+        problem, walk, flat = self.problem, self.walk, self.flat
+        text = storage_macros(problem.dtype) + define(V="float16", LANES=16)
+        triples = {"X": walk.source.size, "S": walk.step, "Q": [axis.pitch for axis in flat.axes],
+                   "Y": flat.phase.count, "T": flat.phase.count, "F": (0, 0, 0)}  # fmt: skip
+        for prefix, triple in triples.items():
+            text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
+        text += define(OD_=1, OH_=1, OW_=1, NHWC=int(self.nhwc), PLANES=self.planes, IMAGES=walk.images)
+        text += define(G=walk.source.channels, GROUPS=walk.groups, C=walk.c, N=walk.m, BLOCKS=self.blocks)
+        text += define(PANELS=self.panels, PER=self.config["panels"], SHARES=self.shares, SPLITS=self.splits)
+        text += define(ROWS=self.rows, BANDS=self.bands, BAND_ROWS=self.band_rows, POSITIONS=self.positions)
+        text += define(FLAT=self.turned, STEPS=f"{self.steps}L", TAPS=len(flat.taps), ALL_TAPS=walk.volume)
+        text += define(PARTS=len(flat.parts), AREA=f"{self.area}L", SLOTS=f"{self.slots_at}L", SLOT=f"{self.slot}L")
+        text += define(DY_AT=f"{self.dy_at}L", FLAT_AT=f"{self.flat_at}L", SUMS_AT=f"{self.sums_at}L")
+        text += define(JOBS=f"{self.jobs}L", ITEMS=self.items)
+        text += kernel_text(__package__, "split.cl") + kernel_text(__package__, "rows.cl") + self._tables()
+        kinds = [(r, c) for r in _sizes(walk.c) for c in _sizes(walk.m)]
+        line = 2 * self.positions
+        x = {"row": line, "tile": 16 * line, "plane": 32 * line, "step": 64}
+        dy = {"row": 128 * self.planes, "tile": 64, "plane": 128, "step": 2048 * self.planes}
+        text += CONFIGURE
+        for r, c in kinds:
+            for name, goes_on in (("begin", False), ("more", True)):
+                text += product(f"{name}_{r}{c}", self.planes, x, dy, (r, c), goes_on)
+        return text + kernel_text(
+            __package__, "weights.cl.mako", nhwc=self.nhwc, once=self.once, splits=self.splits, tiles=kinds,
+            accumulate=problem.accumulate,
+        )  # fmt: skip
+
+    def _tables(self) -> str:
+        flat = self.flat
+        first = [axis.first for axis in flat.axes]
+        parts = [[r + at for r, at in zip(part, first, strict=True)] for part in flat.parts]
+        return (
+            f"constant int TAP_AT[] = {{{', '.join(str(tap.kernel) for tap in flat.taps)}}};\n"
+            f"constant int2 OFFSETS[] = {{{', '.join(f'(int2)({tap.part}, {tap.offset})' for tap in flat.taps)}}};\n"
+            f"constant int4 PART_AT[] = {{{', '.join(f'(int4)({d}, {h}, {w}, 0)' for d, h, w in parts)}}};\n"
+        )
+
+    def plan(self, context: Any) -> StepPlan:
+        """Compile."""
+        program = build(context, self.text())
+        steps = [Launch(program, "weights", (self.items, 1, 1), (1, 1, 1), "x y w workspace", names=OPERANDS)]
+        if self.splits > 1:
+            sizes = (self.tiles, self.walk.groups, 1)
+            steps.append(Launch(program, "reduce", sizes, (1, 1, 1), "workspace w", names=OPERANDS))
+        return StepPlan(self.workspace_size, steps)
+
+
+def _sizes(channels: int) -> list[int]:
+    """Tiles of 16 that blocks of 32 channels take: two, and one for a rest of 16 or less."""
+    rest = channels % 32
+    return ([2] if channels > 16 else []) + ([1] if 0 < rest <= 16 else [])
+
+
+class Weights(Solver):
+    """The weights' gradient on a CPU with matrix registers."""
+
+    name = "amx.weights"
+    exact = True
+    fuses = frozenset({"accumulate"})
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Other directions, float64, few channels, and bands that fit no cache."""
+        if problem.direction != "bwd_weights":
+            return f"bwd_weights only, got {problem.direction}"
+        if not planes_of(problem):
+            return f"float32 but for ieee, float16 and bfloat16 only, got {problem.dtype} and {problem.math}"
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        walk = walk_of(problem)
+        if min(walk.c, walk.m) < _LEAST:
+            return f"{_LEAST} channels a group or more, got {min(walk.c, walk.m)}"
+        least = {"planes": planes_of(problem), "rows": 1, "panels": 1, "splits": 1, "items": 1}
+        kernel = WeightsKernel(problem, least)
+        if kernel.slot > _MOST_SLOT:
+            return f"rows of {_MOST_SLOT} bytes for all channels of a group at most, got {kernel.slot}"
+        return None
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """Bands, parts and shares by predicted cost."""
+        walk, units = walk_of(problem), device.compute_units
+        panels = _ceil(walk.m, 32)
+        base = {"planes": planes_of(problem), "panels": panels, "splits": 1, "items": min(4 * units, max(units, 16))}
+        all_rows = WeightsKernel(problem, {**base, "rows": 1}).all_rows
+        fits = [n for n in bands_of(all_rows) if WeightsKernel(problem, {**base, "rows": n}).slot <= _SLOT] or [1]
+        found: dict[str, tuple[float, dict[str, Any]]] = {}
+        for rows in fits[-3:]:
+            for shares in sorted({1, min(units, panels), min(2 * units, panels)}):
+                for splits in (1, units, 2 * units):
+                    config = {**base, "rows": rows, "panels": _ceil(panels, shares), "splits": splits}
+                    kernel = WeightsKernel(problem, config)
+                    if splits == 1 or 4 * kernel.area * walk.groups * splits <= _AREAS:
+                        config["splits"] = kernel.splits
+                        found[str(config)] = cost_of(kernel, device), config
+        for _, config in sorted(found.values(), key=lambda each: each[0])[:3]:
+            yield config
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Sums of the parts, and slots."""
+        return WeightsKernel(problem, config).workspace_size
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """What tiles take, what is split, turned and added, and launches."""
+        return cost_of(WeightsKernel(problem, config), device) / rates(device).flops
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """Compile, once the device has proved that it can. Raises PluginError."""
+        require(context)
+        return WeightsKernel(problem, config).plan(context)
+
+
+# In operations of the peak, what takes the time of: a product of a step of a tile, a tile's sums kept for other bands,
+# and a launch; an element of x and of dy laid out and one of dw written, in NCHW and channels last.
+_STEP, _KEPT, _LAUNCH = 5500.0, 40e3, 4e6
+_X, _DY, _RESULT = (110.0, 150.0), (130.0, 150.0), (230.0, 130.0)
+
+
+def cost_of(kernel: WeightsKernel, device: DeviceInfo) -> float:
+    """Operations of the peak that a configuration takes the time of."""
+    walk, flat = kernel.walk, kernel.flat
+    bands = walk.groups * kernel.bands
+    work = _STEP * len(PRODUCTS[kernel.planes]) * bands * kernel.tiles * kernel.steps
+    x = _X[kernel.nhwc] * bands * kernel.shares * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)
+    dy = _DY[kernel.nhwc] * bands * kernel.rows * flat.pitch * kernel.panels * 32
+    kept = 0 if kernel.once else _KEPT * bands * kernel.tiles
+    result = _RESULT[kernel.nhwc] * walk.groups * kernel.tiles * 1024
+    cost = (work + x + dy + kept + (result if kernel.splits == 1 else 0)) * uneven(kernel.jobs, device) + _LAUNCH
+    return cost if kernel.splits == 1 else cost + result + 20 * walk.groups * kernel.splits * kernel.area + _LAUNCH
