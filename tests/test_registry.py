@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 
+import convdispatch_amx
 import pytest
 
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, InvalidPolicy
@@ -261,17 +262,17 @@ def test_what_is_wrong_with_a_plugin_s_rules_costs_only_them(shipped, text, word
 @pytest.mark.parametrize(
     ("text", "preferred"),
     [
-        ("bwd_data_mb1ic64ih28oc64kh3ph1", "[fiw]*"),
-        ("bwd_weights_mb1ic192ih28oc64kh1", "[fiw]*"),
-        ("bwd_data_mb1ic192ih28oc64kh1", "[fiw]*"),
+        ("bwd_data_mb1ic64ih28oc64kh3ph1", "[afiw][fim]*"),
+        ("bwd_weights_mb1ic192ih28oc64kh1", "[afiw][fim]*"),
+        ("bwd_data_mb1ic192ih28oc64kh1", "[afiw][fim]*"),
         ("mb1ic480ih1oc20kh1", "implicitgemm.pointwise"),
-        ("fwd_f16_mb1ic192ih28oc64kh1", "implicitgemm.pointwise"),
+        ("fwd_f16_mb1ic192ih28oc64kh1", "amx.*"),
         ("bwd_weights_g64mb1ic64ih28oc64kh3ph1", "im2col*"),
         ("bwd_data_g64mb1ic64ih28oc64kh3ph1sh2", "[fi]*"),
         ("bwd_data_f32_nhwc_g64mb1ic64ih28oc64kh3ph1sh2", "implicitgemm.depthwise*"),
         ("fwd_f32_nhwc_g64mb1ic64ih28oc64kh3ph1", "implicitgemm.depthwise*"),
-        ("mb1ic64ih28oc64kh3ph1", "[fiw]*"),
-        ("fwd_f16_mb1ic64ih28oc64kh3ph1", "[fiw]*.*"),
+        ("mb1ic64ih28oc64kh3ph1", "[afiw][fim]*"),
+        ("fwd_f16_mb1ic64ih28oc64kh3ph1", "[afiw][fim]*.*"),
     ],
 )
 def test_what_a_cpu_prefers(text, preferred):
@@ -291,8 +292,9 @@ def test_what_a_cpu_prefers(text, preferred):
         ("mb4ic256ih14oc256kh3ph1", "winograd.*"),  # large enough that it pays
     ],
 )
-def test_what_a_cpu_chooses_unmeasured(text, glob):
-    """Weights that change at every call count what packing or transforming them takes."""
+def test_what_a_cpu_chooses_unmeasured(text, glob, monkeypatch):
+    """Weights that change at every call count what packing or transforming them takes; without matrix registers."""
+    monkeypatch.setattr(convdispatch_amx, "missing", lambda: "this processor has none")
     device = dataclasses.replace(CPU, compute_units=2, simd_width=16, local_mem_size=1 << 18)
     first = rank(ConvProblem.parse(text), device)[0]
     assert fnmatch.fnmatchcase(first.solver.name, glob), first

@@ -120,6 +120,7 @@ ZONES = {
         self_test*
     """,
     "plugins": """
+        amx*
         cudnn*
         depthwise_*
         fft_*

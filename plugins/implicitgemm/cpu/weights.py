@@ -192,7 +192,7 @@ class Weights(Solver):
         best: dict[int, tuple[int, int, int]] = {}
         for _, *tile in sorted(_tiles(p, device), key=lambda choice: (choice[0], -choice[1])):
             best.setdefault(tile[0], tuple(tile))
-        # Wide tiles leave few blocks of channels, and cores idle where there are few bands; parts are written and added.
+        # Wide tiles leave few blocks of channels, and cores idle where bands are few; parts are written and added.
         each = [config for tile in best.values() for config in _complete(p, device, *tile)]
         rated = [(_operations(p, config, device), -config["nv"], -config["parts"], config) for config in each]
         rated.sort(key=lambda choice: choice[:3])

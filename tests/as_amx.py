@@ -1,0 +1,96 @@
+"""Matrix registers in plain C: the inline assembly of a kernel's text becomes calls, for processors without.
+
+Each instruction becomes the call that Intel's manual (volume 2, ``TDPBF16PS`` and its neighbours) writes as a loop,
+over the same memory. Registers begin as NaN, and an instruction that stands here nowhere is an error: what is tested is
+the text that matrix registers get.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from convdispatch import ConvProblem
+from convdispatch.device import runtime
+from convdispatch.selection.loader import plugins
+
+
+def native(device: Any) -> str | None:
+    """Why a device does not run the kernels as they are, or None."""
+    return plugins().solvers["amx.tiles"].rejects(ConvProblem.parse("mb1ic16ih8oc16kh3"), runtime.device_info(device))
+
+
+TILES = r"""
+typedef uint16 __attribute__((aligned(1))) tile_row;
+inline uint16 flushed(uint16 v) { return select(v & 0x80000000u, v, (v & 0x7f800000u) != 0); }
+void tile_fill(uint16 *t, uint v) { for (int m = 0; m < 16; ++m) t[m] = v; }
+void tile_load(uint16 *t, ulong at, ulong pitch) {
+  for (int m = 0; m < 16; ++m) t[m] = *(global const tile_row *)(at + m * pitch);
+}
+void tile_store(const uint16 *t, ulong at, ulong pitch) {
+  for (int m = 0; m < 16; ++m) *(global tile_row *)(at + m * pitch) = t[m];
+}
+// Subnormal numbers count as zero, and each product is added by one rounding.
+#define TILE_ADD(sum, a, b) sum = as_float16(flushed(as_uint16(fma(as_float16((uint16)(a)), as_float16(b), sum))))
+void tile_product(uint16 *c, const uint16 *a, const uint16 *b) {
+  uint16 even[16], odd[16];
+  for (int k = 0; k < 16; ++k) even[k] = flushed(b[k] << 16), odd[k] = flushed(b[k] & 0xffff0000u);
+  for (int m = 0; m < 16; ++m) {
+    union { uint16 v[2]; uint s[2][16]; } u;
+    u.v[0] = flushed(a[m] << 16), u.v[1] = flushed(a[m] & 0xffff0000u);
+    float16 sums[2] = {0, 0};
+    for (int k = 0; k < 16; ++k) {
+      TILE_ADD(sums[0], u.s[0][k], even[k]);
+      TILE_ADD(sums[1], u.s[1][k], odd[k]);
+    }
+    const float16 both = as_float16(flushed(as_uint16(sums[0] + sums[1])));
+    c[m] = flushed(as_uint16(as_float16(flushed(c[m])) + both));
+  }
+}
+"""
+_NAME, _TILE = r"%\[(\w+)\]", r"%%tmm(\d)"
+_WHERE = rf"(-?\d+)?\({_NAME},{_NAME},1\)"
+MEANINGS = [
+    (r"ldtilecfg \(%0\)|tilerelease", ""),
+    (rf"tilezero {_TILE}", r"tile_fill(tmm[\1], 0);"),
+    (rf"tileloadd {_WHERE}, {_TILE}", r"tile_load(tmm[\4], \2_ + (\1), \3_);"),
+    (rf"tilestored {_TILE}, {_WHERE}", r"tile_store(tmm[\1], \3_ + (\2), \4_);"),
+    (rf"tdpbf16ps {_TILE}, {_TILE}, {_TILE}", r"tile_product(tmm[\3], tmm[\2], tmm[\1]);"),
+    (rf"movslq \({_NAME}\), {_NAME}", r"\2_ = *(constant const int *)\1_;"),
+    (rf"add \$(-?\d+), {_NAME}", r"\2_ += \1;"),
+    (rf"add {_NAME}, {_NAME}", r"\2_ += \1_;"),
+    (rf"dec {_NAME}", r"zero_ = --\1_ == 0;"),
+    (r"1:", "do {"),
+    (r"jnz 1b", "} while (!zero_);"),
+]
+"""Instructions, and what stands for them; ``NAME_`` is the 64-bit register of an operand."""
+
+
+def _meaning(line: str) -> str:
+    for pattern, meaning in MEANINGS:
+        found = re.fullmatch(pattern, line)
+        if found:
+            return found.expand(meaning).replace(" + ()", "")
+    raise AssertionError(f"as_amx.py does not know the instruction {line!r}")
+
+
+def _block(found: re.Match[str]) -> str:
+    lines = [_meaning(line) for line in re.sub(r'"\s*"', "", found[1]).strip().strip('"').split("\\n")]
+    if not any(lines):
+        return "do {} while (0)"
+    outputs, inputs = (re.findall(r'\[(\w+)\] "([=+&r]+)"\(([^()]*)\)', each) for each in (found[2], found[3]))
+    text = "uint16 tmm[8][16]; for (int i = 0; i < 8; ++i) tile_fill(tmm[i], 0xffffffffu); bool zero_ = false;\n"
+    text += "".join(f"ulong {name}_ = (ulong)({value});\n" for name, how, value in outputs + inputs if how[0] != "=")
+    text += "".join(f"ulong {name}_;\n" for name, how, _ in outputs if how[0] == "=")
+    text += "\n".join(lines) + "\n"
+    return "{" + text + "".join(f"*(ulong *)&{value} = {name}_;\n" for name, _, value in outputs) + "}"
+
+
+def translated(text: str) -> str:
+    """Kernel text without inline assembly."""
+    strings = r'((?:"[^"]*"\s*)+)'
+    plain, count = re.subn(
+        rf"__asm__ volatile\({strings}:([^:]*):([^:]*):[^:;]*?\)(?=;|$)", _block, text, flags=re.MULTILINE
+    )
+    assert count == text.count("__asm__"), "inline assembly in another form than as_amx.py knows"
+    return TILES + plain + "\n" if count else text

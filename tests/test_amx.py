@@ -1,0 +1,385 @@
+"""amx: places in rows, numbers in planes, refusals, instructions. Whole convolutions: ``test_amx_kernels.py``.
+
+Nothing here needs matrix registers: where a processor has them, what it computes is compared with ``as_amx.py`` bit by
+bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+import struct
+import types
+
+import convdispatch_amx
+import numpy as np
+import pyopencl as cl
+import pytest
+from as_amx import native, translated
+from checking import numpy_dtype
+from convdispatch_amx import instructions, processor
+from convdispatch_amx.convolve import Tiles, TilesKernel
+from convdispatch_amx.geometry import flat_of
+from convdispatch_amx.splits import PRODUCTS, planes_of
+from hypothesis import given
+from strategies import FUZZ, problems
+
+from convdispatch import ConvProblem
+from convdispatch.api import define, kernel_text, storage_macros
+from convdispatch.api.device import DeviceInfo
+from convdispatch.api.walk import walk_of
+from convdispatch.device import runtime
+from convdispatch.selection.loader import plugins
+
+CPU = DeviceInfo("a CPU", "intel", "cpu", "", simd_width=16, compute_units=4)
+
+
+# --- geometry ---------------------------------------------------------------------------------------------------------
+
+
+def laid_out(walk, flat, part: int) -> np.ndarray:
+    """Where each position of a part reads, by the kernel's rules: an element of one channel, all images; -1: a zero."""
+    rows = np.arange(walk.images * flat.rows + flat.beyond)
+    image, rest = rows // flat.rows, rows % flat.rows
+    tall, size = flat.axes[1].pitch, walk.source.size
+    first = [remainder + axis.first for remainder, axis in zip(flat.parts[part], flat.axes, strict=True)]
+    d, h = rest // tall * walk.step[0] + first[0], rest % tall * walk.step[1] + first[1]
+    w = np.arange(flat.pitch) * walk.step[2] + first[2]
+    there = (image < walk.images) & (d >= 0) & (d < size[0]) & (h >= 0) & (h < size[1])
+    inside = there[:, None] & (w >= 0) & (w < size[2])
+    return np.where(inside, (((image * size[0] + d) * size[1] + h) * size[2])[:, None] + w, -1).ravel()
+
+
+def check_flat(problem: ConvProblem) -> None:
+    """A tap is one offset: from every place it finds the element that the walk says, or a zero."""
+    walk = walk_of(problem)
+    written = np.zeros(walk.target.size, int)
+    for phase in walk.phases:
+        at = [f + np.arange(n) * step for f, n, step in zip(phase.first, phase.count, walk.out_step, strict=True)]
+        written[np.ix_(*at)] += 1
+        flat = flat_of(walk, phase)
+        assert len(flat.taps) == phase.volume
+        image, *place = np.ix_(range(walk.images), *map(range, phase.count))
+        position = ((image * flat.axes[0].pitch + place[0]) * flat.axes[1].pitch + place[1]) * flat.pitch + place[2]
+        parts = [laid_out(walk, flat, part) for part in range(len(flat.parts))] if flat.taps else []
+        assert [tap.offset >= 0 for tap in flat.taps] == [True] * len(flat.taps)
+        for tap, t in zip(flat.taps, itertools.product(*map(range, phase.taps)), strict=True):
+            kernel = [k + n * step for k, n, step in zip(phase.tap0, t, walk.tap_step, strict=True)]
+            assert tap.kernel == np.ravel_multi_index(kernel, walk.kernel)
+            read = [
+                each * walk.step[axis] + phase.origin[axis] + t[axis] * walk.spread[axis]
+                for axis, each in enumerate(place)
+            ]
+            size = walk.source.size
+            d, h, w = ((each >= 0) & (each < n) for each, n in zip(read, size, strict=True))
+            element = ((image * size[0] + read[0]) * size[1] + read[1]) * size[2] + read[2]
+            np.testing.assert_array_equal(parts[tap.part][position + tap.offset], np.where(d & h & w, element, -1))
+    assert (written == 1).all()
+
+
+GEOMETRY = [
+    "mb2ic8ih7oc8kh3ph1",
+    "mb3ic8ih4iw5oc8kh3kw4ph2pw1ph_r0pw_r3",
+    "mb2ic8ih9iw8oc8kh3ph1sh2",
+    "mb2ic8ih11iw9oc8kh5kw2ph2sh3sw2",
+    "mb2ic8ih9oc8kh3ph2dh2",
+    "mb1ic8ih13iw12oc8kh3ph3dh3sh2",
+    "mb2ic8ih12oc8kh2sh4dh2",
+    "mb2ic8ih3oc8kh3ph5",
+    "mb2ic8ih9oc8kh1sh2",
+    "mb2ic8ih9oc8kh2sh3",
+    "mb2ic8iw19oc8kw4pw1sw2dw3",
+    "mb2ic8id3ih4iw5oc8kd3kh2kw3pd1pw1sd2",
+    "mb1ic8id5ih3iw6oc8kd2kh1kw3pd2ph0pw1sw2dd3",
+]
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("text", GEOMETRY)
+def test_taps_are_offsets(text, direction):
+    check_flat(ConvProblem.parse(f"{direction}_{text}"))
+
+
+@FUZZ
+@given(problems())
+def test_taps_are_offsets_whatever_the_geometry(problem):
+    check_flat(problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "pitch"),
+    [
+        ("mb1ic8ih1iw7oc8kh1kw3pw1", 8),  # a border of 1 serves two rows
+        ("mb1ic8ih1iw7oc8kh1kw1", 7),
+        ("mb1ic8ih1iw7oc8kh1kw3pw0", 7),  # unpadded rows share nothing: as many positions as elements
+        ("mb1ic8ih1iw7oc8kh1kw5pw2", 9),
+        ("mb1ic8ih1iw7oc8kh1kw3pw2dw2", 9),
+        ("mb1ic8ih1iw7oc8kh1kw3pw1pw_r0", 8),  # a border on one side is all of it
+        ("mb1ic8ih1iw7oc8kh1kw3pw0pw_r1", 8),
+        ("mb1ic8ih1iw7oc8kh1kw3pw2pw_r1", 9),
+        ("mb1ic8ih1iw8oc8kh1kw3pw1sw2", 5),  # odd and even elements apart; a zero before the odd ones
+        ("bwd_data_mb1ic8ih1iw7oc8kh1kw3pw1", 8),
+    ],
+)
+def test_rows_share_their_zeros(text, pitch):
+    walk = walk_of(ConvProblem.parse(text))
+    assert flat_of(walk, walk.phases[0]).pitch == pitch
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("text", GEOMETRY)
+def test_what_tiles_read_lies_in_the_slot(text, layout, rows):
+    """The last tile of a band begins inside it and reads 32 positions from its furthest tap."""
+    problem = ConvProblem.parse(text).replace(layout=layout)
+    for phase in walk_of(problem).phases:
+        kernel = TilesKernel(problem, phase, {"planes": 3, "rows": rows, "panels": 1, "items": 4})
+        furthest = max(tap.offset for tap in kernel.flat.taps)
+        assert kernel.rows * kernel.flat.pitch + furthest <= kernel.band_rows * kernel.flat.pitch
+        assert kernel.band_rows * kernel.flat.pitch + 31 <= kernel.positions  # a tile, or what a vector writes too far
+        assert kernel.area * len(kernel.flat.parts) * kernel.blocks <= kernel.sums_at
+        assert kernel.sums_at + 4096 <= kernel.slot
+        reach = 64 * 3 if layout == "nhwc" else 4
+        assert max(kernel.offsets) <= (kernel.blocks * len(kernel.flat.parts) - 1) * kernel.area + furthest * reach
+
+
+# --- planes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "planes"),
+    [
+        ("f32_mb1ic8ih4oc8", 2),
+        ("f32_tf32_mb1ic8ih4oc8", 2),
+        ("f32_fast_mb1ic8ih4oc8", 2),
+        ("f32_ieee_mb1ic8ih4oc8", 0),
+        ("f32_mb1ic8ih4oc8+tanh", 3),
+        ("f32_mb1ic8ih4oc8+silu", 2),
+        ("f16_mb1ic8ih4oc8+tanh", 2),
+        ("bf16_mb1ic8ih4oc8", 1),
+        ("f64_mb1ic8ih4oc8", 0),
+    ],
+)
+def test_planes_of(text, planes):
+    assert planes_of(ConvProblem.parse(text)) == planes
+
+
+def test_products_reach_the_last_bit():
+    """Each pair once, and every one that is no smaller than the sum of the others' last bit."""
+    for planes, pairs in PRODUCTS.items():
+        wanted = {pair for pair in itertools.product(range(planes), repeat=2) if sum(pair) < planes}
+        assert sorted(pairs) == sorted(wanted)
+
+
+SPLIT = """
+kernel void planes(global const REAL *x, global uint *p) {
+  uint16 found[3];
+  const int at = 16 * get_global_id(0);
+  split(LOADV(x + at), found);
+  for (int plane = 0; plane < PLANES; ++plane) *(global upper16 *)((global ushort *)p + PLANES * at + 16 * plane) =
+    convert_ushort16(found[plane] >> 16);
+}
+"""
+
+
+def split(queue, values: np.ndarray, dtype: str, planes: int) -> np.ndarray:
+    """The planes of numbers in float64, by the kernels' own text."""
+    size = -(-len(values) // 16) * 16
+    text = storage_macros(dtype) + define(V="float16", LANES=16, PLANES=planes)
+    program = cl.Program(queue.context, text + kernel_text(convdispatch_amx.__name__, "split.cl") + SPLIT).build()
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    x = cl.Buffer(queue.context, flags, hostbuf=np.resize(values, size).astype(numpy_dtype(dtype)))
+    found = np.zeros((size // 16, planes, 16), np.uint16)
+    p = cl.Buffer(queue.context, flags, hostbuf=found)
+    program.planes(queue, (size // 16,), (1,), x, p)
+    cl.enqueue_copy(queue, found, p)
+    wide = (found.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return wide.transpose(1, 0, 2).reshape(planes, size)[:, : len(values)]
+
+
+@pytest.mark.parametrize(("dtype", "planes"), [("float32", 2), ("float32", 3), ("float16", 2), ("bfloat16", 1)])
+def test_planes_hold_a_number(queue, dtype, planes):
+    """The first is the nearest bfloat16, what is left is small, and three hold every bit of a float32."""
+    random = np.random.default_rng(0)
+    scales = 2.0 ** random.integers(-12 if dtype == "float16" else -90, 15 if dtype == "float16" else 120, 4096)
+    values = (random.standard_normal(4096) * scales).astype(numpy_dtype(dtype))
+    wide = values.astype(np.float64)
+    found = split(queue, values, dtype, planes)
+    np.testing.assert_array_equal(found[0], values.astype(numpy_dtype("bfloat16")).astype(np.float64))
+    left = np.abs(wide - found.sum(axis=0)) / np.abs(wide)
+    exact = planes == 3 or dtype != "float32"
+    assert (left == 0).all() if exact else 0 < left.max() <= 2.0**-17
+
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize("planes", [2, 3])
+def test_what_is_finite_stays_so(queue, planes):
+    values = np.array([np.inf, -np.inf, np.nan, LARGEST, -LARGEST, 3.3953e38, 0.0, -0.0, 1e-38, 1e-45], np.float32)
+    values[2:3].view(np.uint32)[0] = 0x7F800001  # a NaN whose last bit alone says that it is no infinity
+    found = split(queue, values, "float32", planes)
+    assert list(found[0, :2]) == [np.inf, -np.inf]
+    assert np.isnan(found[0, 2])
+    assert not found[1:, :3].any()
+    assert np.isfinite(found[:, 3:]).all()
+    np.testing.assert_allclose(found[:, 3:7].sum(axis=0), values[3:7].astype(np.float64), rtol=2.0**-15)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """``machine(flags, system, machine, granted)``: why such a one has no matrix registers."""
+
+    def ask(flags="amx_tile amx_bf16 avx512f", system="Linux", name="x86_64", granted=0):
+        monkeypatch.setattr(processor.platform, "system", lambda: system)
+        monkeypatch.setattr(processor.platform, "machine", lambda: name)
+        monkeypatch.setattr(processor, "_flags", lambda: frozenset(flags.split()))
+        library = types.SimpleNamespace(syscall=lambda *words: granted if words == (158, 0x1023, 18) else -2)
+        monkeypatch.setattr(processor.ctypes, "CDLL", lambda *_, **__: library)
+        ctypes.set_errno(22)
+        return processor.missing.__wrapped__()
+
+    return ask
+
+
+def test_missing(machine):
+    assert machine() is None
+    assert machine("avx512f") == "processors with amx_tile and amx_bf16 only, got one without amx_tile"
+    assert machine("amx_tile amx_int8") == "processors with amx_tile and amx_bf16 only, got one without amx_bf16"
+    assert machine("") == "processors with amx_tile and amx_bf16 only, got one without amx_tile"
+    assert machine(system="Darwin", name="arm64") == "x86-64 under Linux only, got arm64 under Darwin"
+    assert machine(name="aarch64") == "x86-64 under Linux only, got aarch64 under Linux"
+    assert machine(system="Windows") == "x86-64 under Linux only, got x86_64 under Windows"
+    assert machine(granted=-1) == "the system grants no matrix registers (errno 22)"
+
+
+def test_flags_are_read(monkeypatch, tmp_path):
+    listed = tmp_path / "cpuinfo"
+    listed.write_text("processor : 0\nflags\t\t: fpu amx_tile amx_bf16\n\nprocessor : 1\nflags : fpu\n")
+    monkeypatch.setattr(processor, "Path", lambda _: listed)
+    assert processor._flags() == {"fpu", "amx_tile", "amx_bf16"}
+    monkeypatch.setattr(processor, "Path", lambda _: tmp_path / "nothing")
+    assert processor._flags() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"type": "gpu", "vendor": "nvidia"}, "cpu only, got gpu"),
+        ({"vendor": "pocl"}, "Intel's runtime with vectors of 16 floats only, got pocl with 16"),
+        (
+            {"vendor": "oclgrind", "simd_width": 1},
+            "Intel's runtime with vectors of 16 floats only, got oclgrind with 1",
+        ),
+        ({"simd_width": 8}, "Intel's runtime with vectors of 16 floats only, got intel with 8"),
+    ],
+)
+def test_other_devices_are_refused_in_words(changes, words):
+    problem = ConvProblem.parse("mb1ic16ih8oc16kh3")
+    for name, solver in plugins().solvers.items():
+        if name.startswith("amx."):
+            assert solver.rejects(problem, dataclasses.replace(CPU, **changes)) == words
+
+
+def test_every_device_answers():
+    """Whatever is listed here: refused in words, or computed by Intel's runtime."""
+    for device in runtime.devices():
+        info = runtime.device_info(device)
+        reason = plugins().solvers["amx.tiles"].rejects(ConvProblem.parse("mb1ic16ih8oc16kh3"), info)
+        assert (reason is not None and "only, got" in reason) or info.vendor == "intel"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("bwd_weights_mb1ic16ih8oc16kh3", "forward and data gradient only, got bwd_weights"),
+        ("f64_mb1ic16ih8oc16kh3", "float32 but for ieee, float16 and bfloat16 only, got float64 and float32"),
+        ("f32_ieee_mb1ic16ih8oc16kh3", "float32 but for ieee, float16 and bfloat16 only, got float32 and ieee"),
+        ("mb0ic16ih8oc16kh3", "1 image or more, got 0"),
+        ("mb1ic7ih8oc16kh3", "8 channels a group or more, got 7"),
+        ("mb1ic16ih8oc7kh3", "8 channels a group or more, got 7"),
+        ("g2mb1ic32ih8oc14kh3", "8 channels a group or more, got 7"),
+        ("mb1ic8ih8oc8kh3", None),
+        ("bwd_data_mb1ic8ih16oc8kh4sh4", None),
+        ("bwd_data_mb1ic8ih16oc8kh5sh5", "strides of 16 phases at most, got 25"),
+        ("mb1ic4096ih4oc8kh1", None),
+        ("bf16_mb1ic2730ih4oc8kh7ph3", "4096 steps of 32 summed products at most, got 4214"),
+        ("mb1ic32ih4iw40000oc8kh3ph1", "rows of 4194304 bytes for all channels of a group at most, got"),
+    ],
+)
+def test_rejects(text, words):
+    reason = Tiles().rejects(ConvProblem.parse(text), CPU)
+    assert reason == words or (words.endswith("got") and reason.startswith(words))
+
+
+# --- instructions -----------------------------------------------------------------------------------------------------
+
+
+def test_the_tiles_are_whole():
+    """Palette 1; eight tiles of 16 rows of 64 bytes; the rest, bytes that the manual reserves, are 0."""
+    words = instructions.CONFIGURE.partition("{")[2].partition("}")[0].replace("ul", "").split(",")
+    made = struct.pack("<8Q", *(int(word, 0) for word in words))
+    assert made[:16] == bytes([1]) + bytes(15)
+    assert struct.unpack("<8H", made[16:32]) == (64,) * 8
+    assert made[48:56] == bytes([16]) * 8
+    assert not any(made[32:48] + made[56:])
+
+
+def multiplied(queue, text: str, a: np.ndarray, b: np.ndarray, offsets, steps: int, sums: np.ndarray) -> np.ndarray:
+    """What ``product`` of the text makes of memory; in plain C where the text is."""
+    text += f"constant int OFFSETS[] = {{{', '.join(map(str, offsets))}}};\n"
+    text += "kernel void whole(global const uchar *a, global const uchar *b, global float *sums) {\n"
+    text += f"TILES_BEGIN();\nproduct(a, b, OFFSETS, {steps}, sums);\nTILES_END();\n}}\n"
+    program = cl.Program(queue.context, text).build([] if "__asm__" in text else ["-cl-opt-disable"])
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    given = [cl.Buffer(queue.context, flags, hostbuf=array) for array in (a, b, sums)]
+    program.whole(queue, (1,), (1,), *given)
+    result = np.empty_like(sums)
+    cl.enqueue_copy(queue, result, given[2])
+    return result
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("tiles", [(2, 2), (1, 2), (2, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize(("planes", "listed"), [(1, "a"), (2, "b"), (3, "")])
+def test_product(queue, device, planes, listed, tiles, goes_on):
+    """Sums of 32 by 32 over steps that lie anywhere, planes and tiles at any distance; on integers, exactly."""
+    random, steps, rows = np.random.default_rng(planes), 3, {"a": 16 * tiles[0], "b": 16 * tiles[1]}
+    where = {"row": 64 * planes, "plane": 64, "tile": 1024 * planes, "step": 2048 * planes}
+    order, memory, values = [2, 0, 1], {}, {}
+    for side in "ab":
+        data = random.integers(-3, 4, (steps, planes, 32, 32)) * 2.0 ** -np.arange(planes)[:, None, None]
+        values[side] = data  # [step][plane][row or column][summed]
+        tile = data.reshape(steps, planes, 2, 16, 32)
+        if side == "b":  # rows of B are pairs of summed indices
+            tile = data.reshape(steps, planes, 2, 16, 16, 2).swapaxes(3, 4).reshape(steps, planes, 2, 16, 32)
+        memory[side] = np.ascontiguousarray(tile.transpose(0, 2, 3, 1, 4)).astype(numpy_dtype("bfloat16"))
+        if side == listed:
+            memory[side] = np.ascontiguousarray(memory[side][order])
+    offsets = [order.index(step) * where["step"] for step in range(steps)]
+    before = random.integers(-9, 10, (32, 32)).astype(np.float32)
+    expected = before.astype(np.float64) if goes_on else np.zeros((32, 32))
+    for p, q in PRODUCTS[planes]:
+        expected = expected + np.einsum("smk,snk->mn", values["a"][:, p], values["b"][:, q])
+    expected[rows["a"] :], expected[:, rows["b"] :] = before[rows["a"] :], before[:, rows["b"] :]
+    sides = [{key: value for key, value in where.items() if key != "step" or side != listed} for side in "ab"]
+    text = instructions.CONFIGURE + instructions.product("product", planes, *sides, tiles, goes_on)
+    held = [memory[side].view(np.uint8) for side in "ab"]
+    np.testing.assert_array_equal(multiplied(queue, translated(text), *held, offsets, steps, before), expected)
+    if native(device) is None:
+        np.testing.assert_array_equal(multiplied(queue, text, *held, offsets, steps, before), expected)
+        # Numbers of all sizes, also those that count as zero.
+        noise = [random.standard_normal(each.shape) * 1e-19 ** random.random(each.shape) for each in memory.values()]
+        held = [each.astype(numpy_dtype("bfloat16")).view(np.uint8) for each in noise]
+        one, other = (multiplied(queue, each, *held, offsets, steps, before) for each in (text, translated(text)))
+        assert one.tobytes() == other.tobytes(), "the stand-in rounds otherwise than the processor"
+
+
+@pytest.mark.parametrize("line", ["tdpbssd %%tmm6, %%tmm4, %%tmm0", "nop"])
+def test_unknown_instructions_do_not_pass(line):
+    with pytest.raises(AssertionError, match="does not know"):
+        translated(f'__asm__ volatile("{line}" ::: "memory");')
