@@ -22,8 +22,8 @@ __all__ = ["interleaved"]
 
 _LANES, _MOST = 16, 8
 """Elements of a vector, and channels of a picture."""
-_EACH = 16
-"""Vectors of pixels that a work item takes."""
+_EACH = 64
+"""Vectors of pixels that a work item takes: 16 took 1.04 to 1.3 times as long, 128 0.86 to 1."""
 
 
 def interleaved(x: Tensor) -> Tensor | None:
