@@ -33,7 +33,7 @@ __all__ = ["Stem"]
 
 FILES = ("runs.cl", "planes.cl.mako", "stem.cl.mako")
 _CHANNELS, _WIDTH = 8, 11  # source channels a group and taps along w, which are unrolled, at most
-_SLOT = 64 * 1024  # bytes of a band's source rows
+_SLOT = 24 * 1024  # bytes of a band's source rows: half of the nearest cache, beside what a tile writes
 # Operations of the peak in the time of one in a tile, of an element copied for a band or written, and of the launch.
 _WORK, _STAGED, _STORED, _LAUNCH = 1.15, 20.0, 12.0, 4e6
 _APART = 150.0
