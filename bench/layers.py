@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
+import ml_dtypes  # noqa: F401 its import makes "bfloat16" a dtype of NumPy's
 import numpy as np
 import rich
 from rich.table import Table
