@@ -302,15 +302,17 @@ def test_large_buffers_hold_what_they_are_given(queue):
 
 
 def test_weights_that_are_computed_on_another_queue_are_waited_for(queue, monkeypatch):
-    """A net's weights are folded on its queue, and packed on the form's, which knows nothing of it."""
+    """A net's weights may be computed on its queue, and are packed on the form's, which knows nothing of it."""
     made = small_net.net(queue)
     made.eval()
     x = small_net.normal(1, 3, 13, 13)
     expected = inference.build(made, x.shape, layout="nchw", queues=1)(x)
-    lower, opened = inference.net.lower, []
+    fused, opened = inference.net.fused, []
 
-    def late(graph, *others):
-        """What folding began is done half a second after the form's lowering has begun."""
+    def late(*given):
+        """What computes weights is done half a second after the form's planning has begun."""
+        graph = fused(*given)
+        graph.aside.end()
         gate = cl.UserEvent(queue.context)
         weights = {node.kwargs["w"] for node in graph.nodes if "w" in node.kwargs}
         right = {w: w.copy() for w in weights}
@@ -323,9 +325,9 @@ def test_weights_that_are_computed_on_another_queue_are_waited_for(queue, monkey
         queue.flush()
         opened.append(threading.Timer(0.5, gate.set_status, [cl.command_execution_status.COMPLETE]))
         opened[0].start()
-        return lower(graph, *others)
+        return graph
 
-    monkeypatch.setattr(inference.net, "lower", late)
+    monkeypatch.setattr(inference.net, "fused", late)
     form = inference.build(made, x.shape, layout="nchw", queues=1)
     opened[0].join()
     queue.finish()

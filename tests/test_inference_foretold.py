@@ -46,7 +46,7 @@ def test_what_the_caller_says_is_built(queue, monkeypatch):
 
 def test_seconds_are_those_of_the_chosen_solvers_and_of_reorders(queue):
     net, info = small_net.net(queue), runtime.device_info(queue.device)
-    graph = building._fused(net, [SHAPE], np.float32, queue, None)
+    graph = building.fused(net, [SHAPE], np.float32, queue, None)
     problems = inference.problems(net, SHAPE, queue=queue, layout="nchw")
     own = sum(first.solver.cost(p, info, first.config) or math.nan for p in problems for first in rank(p, info)[:1])
     found = foretold.seconds(graph, info)
@@ -75,7 +75,7 @@ def test_what_was_ranked_is_not_ranked_again(queue, monkeypatch):
     ("kind", "cold", "at_once"), [("cpu", True, True), ("cpu", False, False), ("gpu", True, False)]
 )
 def test_compilers_start_before_the_choice_on_cpus_that_compile(queue, monkeypatch, kind, cold, at_once):
-    said, real = [], building._fused
+    said, real = [], building.fused
 
     def fused(*given):
         building.thread.compiled += cold
@@ -86,7 +86,7 @@ def test_compilers_start_before_the_choice_on_cpus_that_compile(queue, monkeypat
         said.append(at_once)
         yield
 
-    monkeypatch.setattr(building, "_fused", fused)
+    monkeypatch.setattr(building, "fused", fused)
     monkeypatch.setattr(building, "side_by_side", side_by_side)
     runtime_of_kind = types.SimpleNamespace(device_info=lambda device: types.SimpleNamespace(type=kind))
     monkeypatch.setattr(building, "runtime", runtime_of_kind)

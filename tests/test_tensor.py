@@ -10,6 +10,7 @@ import pytest
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.calls import interop
 from convdispatch.device import runtime
+from convdispatch.device.strided import copy_strided
 from convdispatch.tensor import Tensor
 
 
@@ -125,6 +126,32 @@ def test_expand(queue):
     same(tensor.expand(5, 3, 4, 2), np.broadcast_to(array, (5, 3, 4, 2)))
     same(tensor.expand(5, 3, 4, 2).copy(), np.broadcast_to(array, (5, 3, 4, 2)))
     assert not tensor.expand(3, 4, 2).contiguous
+
+
+@pytest.mark.parametrize(
+    ("shape", "view"),
+    [
+        ((4097, 2), lambda a: a.transpose(1, 0)),  # a work item's run ends within a row
+        ((2, 4096), lambda a: a.transpose(1, 0)),
+        ((3, 1365), lambda a: a.transpose(1, 0)),  # one element less than a run
+        ((3, 5, 41, 43), lambda a: a.transpose(0, 2, 3, 1)),
+        ((2, 31, 31, 5), lambda a: a.transpose(0, 3, 1, 2)),
+        ((3, 20, 9, 25), lambda a: a[:, 3:15]),  # axes that continue each other
+        ((3, 20, 9, 25), lambda a: a[:, ::-1, ::2, 1:]),
+        ((9000,), lambda a: a[::-1]),
+        ((9000,), lambda a: a[8999:100:-3]),
+        ((1, 70, 1, 70, 1), lambda a: a.transpose(3, 4, 2, 0, 1)),
+        ((1, 1, 3), lambda a: a[..., :1].transpose(2, 0, 1)),
+    ],
+)
+def test_strided_copies_leave_what_lies_beyond(queue, shape, view):
+    array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    given, wanted = view(Tensor.from_numpy(array, queue)), view(array)
+    target = Tensor.from_numpy(np.full(wanted.size + 64, np.nan, np.float32), queue)
+    copy_strided(queue, given.base_data, given.offset, given.shape, given.strides, 4, target.base_data)
+    got = target.numpy()
+    np.testing.assert_array_equal(got[: wanted.size].reshape(wanted.shape), wanted)
+    assert np.isnan(got[wanted.size :]).all()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "float64", "complex128"])

@@ -106,9 +106,15 @@ def key_of(*parts: str | bytes) -> str:
     return digest.hexdigest()
 
 
+@functools.lru_cache(maxsize=64)
+def _is_for(collection: Collection, device: cl.Device) -> bool:
+    """Whether a collection is for devices like this one; looked at once while it gathers or is in force."""
+    return collection.identity == identity(device)
+
+
 def in_force(device: cl.Device | None = None) -> bool:
     """Whether any collection answers for a device, or at all."""
-    return any(device is None or one.identity == identity(device) for one in _in_force)
+    return any(device is None or _is_for(one, device) for one in _in_force)
 
 
 def wanted(device: cl.Device | None = None) -> bool:
@@ -129,7 +135,7 @@ def all_weights() -> bool:
 def find(table: str, key: str, device: cl.Device | None = None) -> tuple[Any, str] | None:
     """A value and the name of the collection that holds it; None where none in force for the device does."""
     for one in _in_force:
-        if device is None or one.identity == identity(device):
+        if device is None or _is_for(one, device):
             value = one.get(table, key)
             if value is not None:
                 return value, one.name
@@ -139,7 +145,7 @@ def find(table: str, key: str, device: cl.Device | None = None) -> tuple[Any, st
 def note(table: str, key: str, value: Callable[[], Any], device: cl.Device | None = None) -> None:
     """Give those who gather a value, which is asked for where it is new."""
     for one in list(_gathering):
-        if key not in one.tables[table] and (device is None or one.identity == identity(device)):
+        if key not in one.tables[table] and (device is None or _is_for(one, device)):
             one.tables[table][key] = value()
 
 
@@ -155,6 +161,7 @@ def gathering(device: cl.Device, all_weights: bool = False) -> Iterator[Gathered
     finally:
         with _lock:
             _gathering[:] = [one for one in _gathering if one is not gathered]
+            _is_for.cache_clear()
 
 
 def put_in_force(collection: Collection) -> None:
@@ -167,6 +174,7 @@ def take_out_of_force(collection: Collection) -> None:
     """It answers no more; what was made of it stays."""
     with _lock:
         _in_force[:] = [one for one in _in_force if one is not collection]
+        _is_for.cache_clear()
 
 
 def forbid_uncarried(what: str, device: cl.Device) -> None:

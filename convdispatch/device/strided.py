@@ -10,6 +10,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from .kernels import Launch, build, config_macros, keeps_programs, kernel_text
+from .platforms import device_info
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["copy_strided"]
 
 _AXES = 8
+_RUN = 4096
+"""Elements that a CPU's work item copies: starting one costs as much as some hundred of them."""
 _BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "ulong2"}
 
 
@@ -39,15 +42,27 @@ def copy_strided(
             f"a strided copy takes up to {_AXES} axes of elements of {', '.join(map(str, _BITS))} bytes, "
             f"got {len(shape)} axes of {itemsize} bytes"
         )
-    missing = _AXES - len(shape)
-    sizes = [1] * missing + list(shape)
-    steps = [0] * missing + [stride // itemsize for stride in strides]
-    scalars = map(np.int64, (offset // itemsize, *sizes[1:], *steps))
-    return _launch(queue.context, itemsize, math.prod(shape))(queue, (source, *scalars, target))
+    axes, size = _merged(shape, strides), math.prod(shape)
+    axes = [(1, 0)] * (_AXES - len(axes)) + axes
+    scalars = (offset // itemsize, size, *(n for n, _ in axes[1:]), *(stride // itemsize for _, stride in axes))
+    return _launch(queue.context, itemsize, size)(queue, (source, *map(np.int64, scalars), target))
+
+
+def _merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """Sizes and strides of fewer axes for the same elements: those that continue each other are one."""
+    found: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if found and found[-1][1] == size * stride:
+            found[-1] = found[-1][0] * size, stride
+        elif size > 1:
+            found.append((size, stride))
+    return found
 
 
 @keeps_programs
 def _launch(context: cl.Context, itemsize: int, size: int) -> Launch:
-    text = config_macros({"bits": _BITS[itemsize]}) + kernel_text(__package__, "strided.cl")
-    names = ("x", "offset", *(f"n{a}" for a in range(1, _AXES)), *(f"s{a}" for a in range(_AXES)), "y")
-    return Launch(build(context, text), "strided", (size,), None, " ".join(names), names=names)
+    run = _RUN if device_info(context.devices[0]).type == "cpu" else 1
+    text = config_macros({"bits": _BITS[itemsize], "run": run}) + kernel_text(__package__, "strided.cl")
+    names = ("x", "offset", "size", *(f"n{a}" for a in range(1, _AXES)), *(f"s{a}" for a in range(_AXES)), "y")
+    sizes, local = ((size,), None) if run == 1 else ((-(-size // run), 1, 1), (1, 1, 1))
+    return Launch(build(context, text), "strided", sizes, local, " ".join(names), names=names)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-__all__ = ["naming", "operation", "source", "tracing"]
+__all__ = ["bound", "naming", "operation", "source", "tracing"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Note = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -34,6 +35,14 @@ def operation(function: Function) -> Function:
         return function(*args, **kwargs) if note is None else note(function, args, kwargs)
 
     return call  # type: ignore[return-value]
+
+
+_signature = functools.lru_cache(maxsize=256)(inspect.signature)
+
+
+def bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    """The arguments of an operation's call by their names."""
+    return _signature(function).bind(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -18,9 +18,9 @@ from ..device.runtime import device_info
 from ..selection.asking import predicted
 from ..selection.evidence import measured_s
 from ..selection.ranking import Choices
-from .graph import Graph
+from .graph import Graph, is_planned
 from .layout import LAYOUTS, relayout, reorder, traced_layout
-from .lower import is_planned, problem_of
+from .lower import problem_of
 from .planning import plan
 
 if TYPE_CHECKING:

@@ -11,7 +11,11 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..api.activation import ACTIVATIONS
+from ..device.runtime import device_info
+from ..device.tracing import bound
 from ..nn import functional
 from ..tensor import Tensor
 from .graph import Graph, Node, Ref, Value
@@ -23,7 +27,10 @@ CONVOLUTION, LINEAR, BATCH_NORM = "convolution", "linear", "batch_norm"
 
 
 def fuse(graph: Graph) -> Graph:
-    """Apply all passes until none finds anything; the graph is changed in place and returned."""
+    """Apply all passes until none finds anything; the graph is changed in place and returned.
+
+    Some weights may still be computed then: see ``graph.aside``.
+    """
     for node in graph.nodes:
         _name_arguments(node)
         if node.name == LINEAR:
@@ -36,10 +43,10 @@ def fuse(graph: Graph) -> Graph:
 
 def _name_arguments(node: Node) -> None:
     """Bind positional operands to their names, so that passes look at names alone."""
-    bound = inspect.signature(node.function).bind(*node.args, **node.kwargs)
-    kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
+    given = bound(node.function, node.args, node.kwargs)
+    kinds = {name: parameter.kind for name, parameter in given.signature.parameters.items()}
     named = {}
-    for name, value in bound.arguments.items():
+    for name, value in given.arguments.items():
         if kinds[name] is inspect.Parameter.VAR_POSITIONAL:  # only bound where there are some: nothing to name
             return
         named |= value if kinds[name] is inspect.Parameter.VAR_KEYWORD else {name: value}
@@ -103,11 +110,21 @@ def _fold(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[
     if any(isinstance(value, Ref) for value in (w, bias, *(given[name] for name in names))):
         return None  # computed by the net itself
     parts = [given[name].numpy() for name in names]
-    weights, shift = functional.fold_batch_norm(
-        w.numpy(), *parts, given.get("epsilon", 1e-5), None if bias is None else bias.numpy()
-    )
-    options = {"w": Tensor.from_numpy(weights, w.queue), "bias": Tensor.from_numpy(shift, w.queue)}
+    factor, shift = functional.folding(*parts, given.get("epsilon", 1e-5), None if bias is None else bias.numpy())
+    weights = _scaled(graph, w, factor.reshape(-1, *[1] * (w.ndim - 1)))
+    options = {"w": weights, "bias": Tensor.from_numpy(shift.astype(w.dtype), w.queue)}
     return producer, options | {name: given.get(name) for name in ("activation", "residual")}
+
+
+def _scaled(graph: Graph, w: Tensor, factor: np.ndarray) -> Tensor:
+    """Weights times a factor, by products of float64; on a CPU in a thread, while the net is planned."""
+    if device_info(w.queue.device).type != "cpu":
+        return Tensor.from_numpy((w.numpy() * factor).astype(w.dtype), w.queue)
+    made = Tensor.empty(w.shape, w.dtype, w.queue)
+    # The memory as it lies, complete; what tells NumPy of it says nothing of dtypes that it lacks.
+    source, target = (np.asarray(tensor).view(w.dtype) for tensor in (w, made))
+    graph.aside.begin(made, np.multiply, source, factor, out=target, casting="unsafe")
+    return made
 
 
 def _add(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..tensor import Tensor
+from .weights import Aside
 
-__all__ = ["Graph", "Node", "Ref", "Value", "map_operands", "operands"]
+__all__ = ["Graph", "Node", "Ref", "Value", "is_planned", "map_operands", "operands"]
 
 
 @dataclass(eq=False)
@@ -82,6 +83,11 @@ class Node:
         return [value for value in made if value.node is self]
 
 
+def is_planned(node: Node) -> bool:
+    """A convolution with constant weights, which is planned and packed when the net is lowered."""
+    return node.name == "convolution" and isinstance(node.kwargs["w"], Tensor)
+
+
 @dataclass(eq=False)
 class Graph:
     """Nodes in an order in which they can run; ``output`` holds Refs in the structure that the net answers."""
@@ -89,6 +95,8 @@ class Graph:
     inputs: list[Value]
     nodes: list[Node] = field(default_factory=list)
     output: Any = None
+    aside: Aside = field(default_factory=Aside)
+    """What still computes some of the weights."""
 
     def uses(self) -> dict[Value, int]:
         """How many operands of nodes, and of the output, view each value."""
@@ -116,6 +124,7 @@ class Graph:
             if not isinstance(operand, Tensor) or operand.queue.context == queue.context:
                 return operand
             if id(operand) not in moved:
+                self.aside.end()
                 moved[id(operand)] = Tensor.from_numpy(operand.numpy(), queue)
             return moved[id(operand)]
 

@@ -16,7 +16,7 @@ from ..device.tracing import operation
 from ..elementwise import apply
 from ..elementwise.interleaving import interleaved
 from ..tensor import Tensor
-from .graph import Graph, Node, Ref, Value, map_operands, operands
+from .graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 
 __all__ = ["LAYOUTS", "MIXED", "can_turn", "relayout", "reorder", "traced_layout"]
 
@@ -87,7 +87,10 @@ class _Relayout:
         for node in self.old.nodes:
             turns = self._turns(node)
             change = self._other_operand if turns else self._plain_operand
-            args, kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
+            given = dict(node.kwargs)
+            # What is packed is laid out then: it may not be computed yet.
+            weights = {"w": given.pop("w").transpose(*self.order)} if turns and is_planned(node) else {}
+            args, kwargs = map_operands(change, node.args), map_operands(change, given) | weights
             if turns and node.name in _AWARE:
                 kwargs["layout"] = self.layout
             if turns and node.name == "sampled":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,10 +17,11 @@ from ..elementwise.apply import compute
 from ..elementwise.joining import concatenation_buffer
 from ..nn.convolution import dense
 from ..selection import dispatch
-from ..selection.prepared import Prepared, constant
+from ..selection.prepared import Prepared
 from ..tensor import Tensor
-from .graph import Graph, Node, Ref, Value, map_operands, operands
+from .graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 from .growing import grown
+from .weights import Weights
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -48,49 +50,58 @@ class Lowered:
     needs: dict[int, tuple[int, ...]]
 
 
-def lower(graph: Graph, queue: cl.CommandQueue, ready: Mapping[ConvProblem, Prepared] | None = None) -> Lowered:
-    """Record every node of ``graph`` once; plans that are not ``ready`` are made, and constant weights packed, now."""
+def lower(
+    graph: Graph,
+    queue: cl.CommandQueue,
+    ready: Mapping[ConvProblem, Prepared] | None = None,
+    weights: Weights | None = None,
+) -> Lowered:
+    """Record every node of ``graph`` once; plans that are not ``ready`` are made, and constant weights packed, now.
+
+    With ``weights`` these are packed once ``weights.settle()`` has returned.
+    """
+    taken = weights or Weights(queue, graph.aside)
     with tracing(None):
-        return _Lowering(graph, queue, ready or {}).run()
-
-
-def is_planned(node: Node) -> bool:
-    """A convolution with constant weights, which is planned and packed when the net is lowered."""
-    return node.name == "convolution" and isinstance(node.kwargs["w"], Tensor)
+        lowered = _Lowering(graph, queue, ready or {}, taken).run()
+    if weights is None:
+        taken.settle()
+    return lowered
 
 
 def problem_of(node: Node) -> ConvProblem:
     """What a convolution with constant weights asks to solve."""
     given = node.kwargs
     x = given["x"]
-    return describe(
-        "fwd",
-        x.shape,
-        given["w"].shape,
-        None,
-        (x.value if isinstance(x, Ref) else x).dtype.name,
-        **{name: given.get(name, 1) for name in ("stride", "dilation", "groups")},
-        padding=given.get("padding", 0),
-        layout=given.get("layout", "nchw"),
-        math=given.get("math", "float32"),
-        bias=given.get("bias") is not None,
-        residual=given.get("residual") is not None,
-        activation=given.get("activation"),
-        constant_weights=True,
-    )
+    flags = {name: given.get(name) is not None for name in ("bias", "residual")}
+    options = {name: _hashable(given[name]) for name in _OPTIONS if name in given}
+    return _described(x.shape, given["w"].shape, (x.value if isinstance(x, Ref) else x).dtype.name, **flags, **options)
+
+
+_OPTIONS = ("stride", "padding", "dilation", "groups", "layout", "math", "activation")
+
+
+def _hashable(option: Any) -> Any:
+    return tuple(map(_hashable, option)) if isinstance(option, list | tuple) else option
+
+
+@functools.lru_cache(maxsize=1024)
+def _described(x_shape: tuple[int, ...], w_shape: tuple[int, ...], dtype: str, **given: Any) -> ConvProblem:
+    """One problem for layers alike, however often they are asked."""
+    options: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
+    return describe("fwd", x_shape, w_shape, None, dtype, **options | given, constant_weights=True)
 
 
 class _Lowering:
-    def __init__(self, graph: Graph, queue: cl.CommandQueue, ready: Mapping[ConvProblem, Prepared]) -> None:
-        self._ready = ready
+    def __init__(
+        self, graph: Graph, queue: cl.CommandQueue, ready: Mapping[ConvProblem, Prepared], weights: Weights
+    ) -> None:
+        self._ready, self._weights = ready, weights
         self.graph, self.recording = graph, Recording(queue)
         self._memory: dict[Value, Tensor] = {}
         self._align = self.recording.device.mem_base_addr_align // 8
         self._place = {node: place for place, node in enumerate(graph.nodes)}
         self._joins = self._find_joins()
         self._grown = {node: later for node, later in grown(graph).items() if not self._is_contiguous(later)}
-        self._packing: list[tuple[Any, Tensor]] = []
-        """Events of packed weights, and the weights."""
 
     def run(self) -> Lowered:
         """All nodes in order."""
@@ -102,16 +113,12 @@ class _Lowering:
             nodes.append(replace(self._node(node), sources=node.sources))
         output = map_operands(self._operand, self.graph.output)
         map_operands(_keep, output)
-        for packed, _ in self._packing:  # replays have no event to wait for
-            packed.wait()
         return Lowered(self.recording, inputs, output, nodes, self._needs())
 
     def _await_constants(self) -> None:
         """Weights may just be computed on the queue of the net, with which the recording's has no order."""
-        constants = [
-            x for node in self.graph.nodes for x in operands((node.args, node.kwargs)) if isinstance(x, Tensor)
-        ]
-        for queue in {x.queue for x in constants if x.queue != self.recording.queue}:
+        given = [x for node in self.graph.nodes for x in operands((node.args, node.kwargs))]
+        for queue in {x.queue for x in given if not isinstance(x, Ref)} - {self.recording.queue}:
             queue.finish()
 
     def _needs(self) -> dict[int, tuple[int, ...]]:
@@ -165,15 +172,7 @@ class _Lowering:
         prepared = self._ready.get(problem) or dispatch.prepare(
             problem, recording.context, replace(current_policy(), patience=None)
         )
-        w = given["w"]
-        if w.offset or not w.contiguous:
-            w = w.copy()
-            w.queue.finish()  # before it is packed on another
-        weights = w.base_data
-        if prepared.packed_size:
-            weights, packed = constant(w).packed(prepared, recording.queue, weights)
-            if packed is not None:  # while it is packed, the next nodes are recorded
-                self._packing.append((packed, w))
+        weights = self._weights.take(given["w"], prepared)
         y = self._result(node)
         extras = [
             None if given.get(name) is None else self._start(self._operand(given[name]))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..api.problem import MATHS
 from ..calls.libraries import library_of
 from ..calls.library import Library
 from ..device import carried, runtime
@@ -18,19 +17,19 @@ from ..device.compiling import side_by_side
 from ..device.stream import CudaMemory, CudaStream
 from ..selection import dispatch
 from ..selection.planpack import from_environment
+from ..selection.prepared import Prepared
 from ..tensor import Tensor
 from . import remembered
-from .foretold import Ranked, foretold, planned
-from .fuse import fuse
-from .graph import Graph, map_operands
+from .foretold import foretold
+from .graph import is_planned, map_operands
+from .graphs import asked, fused, in_layouts, layouts_of, mixed
 from .judging import check_purpose, judge
-from .layout import LAYOUTS, MIXED, relayout
-from .lower import Lowered, is_planned, lower, problem_of
-from .precision import dtype_of, traced_in, with_dtype, with_math
+from .layout import LAYOUTS, MIXED
+from .lower import Lowered, lower, problem_of
 from .program import Program
 from .schedule import Schedule
 from .slicing import sliced
-from .trace import trace
+from .weights import Weights
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -92,28 +91,35 @@ def build(
         raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
     from_environment()
     compiled = thread.compiled
-    graph = _fused(net, shapes, dtype, queue, math)
+    graph = fused(net, shapes, dtype, queue, math)
     # What tracing needs was not there, nor will be the rest; but beside a GPU's compilers that start, choosing is slow.
     is_cold = thread.compiled > compiled and runtime.device_info(queue.device).type == "cpu"
-    layouts, counts = _layouts(graph, layout), _counts(queues)
+    layouts, counts = layouts_of(graph, layout), _counts(queues)
     free = layout is None and queues is None
-    key = remembered.key_of(graph, queue, purpose) if recall and free else None
-    known = None if key is None else remembered.recall(key)
-    if known is not None and known.is_final and known.layout in (*layouts, MIXED):
-        layouts, counts = (known.layout,), (known.queues,)
     net_key = carried.key_of(purpose, *remembered.described(graph)) if free and carried.wanted(queue.device) else ""
     packed = carried.find("forms", net_key, queue.device) if net_key else None
-    if packed is not None and packed[0]["layout"] in (*_layouts(graph, layout), MIXED):
+    key = remembered.key_of(graph, queue, purpose) if recall and free and packed is None else None
+    known = None if key is None else remembered.recall(key)
+    if packed is not None and packed[0]["layout"] in (*layouts, MIXED):
         layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)
+    elif known is not None and known.is_final and known.layout in (*layouts, MIXED):
+        layouts, counts = (known.layout,), (known.queues,)
     with side_by_side(queue.device, at_once=is_cold):
-        graphs, counts, ranked = foretold(_shaped(graph, layouts, queue), counts, queue)
+        graphs, counts, ranked = foretold(in_layouts(graph, layouts, queue), counts, queue)
         if layout is None and len(layouts) > 1:
-            graphs |= _mixed(graph, queue, ranked)
+            graphs |= mixed(graph, queue, ranked)
         graphs = {each: sliced(shaped, runtime.device_info(queue.device)) for each, shaped in graphs.items()}
-        asked = [problem for each in graphs.values() for problem in _asked(each)]
-        ready = dispatch.prepare_all(asked, queue.context, ranked)
-        lowered = {each: lower(shaped, queue, ready) for each, shaped in graphs.items()}
+        weights, given = Weights(queue, graph.aside), asked(graphs.values())
+
+        def pack(problem: ConvProblem, prepared: Prepared) -> None:
+            for w in given[problem]:
+                weights.take(w, prepared)
+
+        ready = dispatch.prepare_all(list(given), queue.context, ranked, pack)
+        lowered = {each: lower(shaped, queue, ready, weights) for each, shaped in graphs.items()}
     forms = [form for each in graphs for form in _forms(each, counts, lowered[each])]
+    weights.settle()
+    graph.aside.end()
     best = _fastest(forms, purpose, key, known)
     if net_key:
         carried.note("forms", net_key, lambda: {"layout": best.layout, "queues": best.queues}, queue.device)
@@ -131,63 +137,15 @@ def problems(
 ) -> list[ConvProblem]:
     """The convolutions that ``build`` would ask for, in order, with what is fused into them; for both layouts, the one
     after the other, where ``layout`` is None. Nothing is planned or computed."""
-    graph = _fused(net, shapes, dtype, queue or runtime.queue(), math)
+    graph = fused(net, shapes, dtype, queue or runtime.queue(), math)
     queue = queue or runtime.queue()
-    shaped = _shaped(graph, _layouts(graph, layout), queue).values()
-    return [problem for each in shaped for problem in _asked(sliced(each, runtime.device_info(queue.device)))]
-
-
-def _shaped(graph: Graph, layouts: Sequence[str | None], queue: cl.CommandQueue) -> dict[str | None, Graph]:
-    """The graph in each layout; as traced for None, and where no mixture of both is worth it."""
-    found = {}
-    for layout in layouts:
-        if layout == MIXED:
-            found |= _mixed(graph, queue, {}) or {MIXED: graph}
-        else:
-            found[layout] = graph if layout is None else relayout(graph, layout)
-    return found
-
-
-def _mixed(graph: Graph, queue: cl.CommandQueue, ranked: Ranked) -> dict[str | None, Graph]:
-    made = planned(graph, runtime.device_info(queue.device), ranked)
-    return {} if made is None else {MIXED: made}
-
-
-def _asked(graph: Graph) -> list[ConvProblem]:
-    return [problem_of(node) for node in graph.nodes if is_planned(node)]
-
-
-def _fused(
-    net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, queue: cl.CommandQueue, math: str | None
-) -> Graph:
-    if math is not None and math not in MATHS:
-        raise InvalidArgument(f"math must be None or one of {', '.join(MATHS)}, got {math!r}")
-    each = isinstance(dtype, list | tuple)
-    wanted = dtype if each else dtype_of(dtype)
-    traced = wanted if each else traced_in(net, wanted)
-    # A module in training would update its statistics and drop activations.
-    training = getattr(net, "training", False)
-    if training:
-        net.eval()  # type: ignore[attr-defined]
-    try:
-        graph = fuse(trace(net, shapes, traced, queue))
-        if traced != wanted:
-            graph = with_dtype(graph, wanted)
-        if math is not None:
-            graph = with_math(graph, math)
-        graph.move(queue)
-        return graph
-    finally:
-        if training:
-            net.train()  # type: ignore[attr-defined]
-
-
-def _layouts(graph: Graph, wanted: str | None) -> tuple[str | None, ...]:
-    """None is the layout as traced."""
-    if wanted is not None:
-        return (wanted,)
-    pictures = any(len(ref.shape) == 4 for node in graph.nodes for ref in node.refs)
-    return LAYOUTS if pictures else (None,)
+    shaped = in_layouts(graph, layouts_of(graph, layout), queue).values()
+    return [
+        problem_of(node)
+        for each in shaped
+        for node in sliced(each, runtime.device_info(queue.device)).nodes
+        if is_planned(node)
+    ]
 
 
 def _counts(wanted: int | None) -> tuple[int, ...]:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..device.rates import rates
-from .graph import Graph, Node, Ref, Value, operands
+from .graph import Graph, Node, Ref, Value, is_planned, operands
 from .layout import LAYOUTS, can_turn, traced_layout
-from .lower import is_planned, problem_of
+from .lower import problem_of
 
 if TYPE_CHECKING:
     from ..api.device import DeviceInfo

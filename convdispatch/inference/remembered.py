@@ -28,10 +28,10 @@ from ..selection.loader import plugins
 from ..selection.records.packs import publish
 from ..selection.records.perfdb import user_folder
 from ..selection.registry import registry_path
-from .graph import Graph, Ref, operands
+from .graph import Graph, Ref, is_planned, operands
 from .judging import Verdict
 from .layout import LAYOUTS, MIXED
-from .lower import is_planned, problem_of
+from .lower import problem_of
 
 if TYPE_CHECKING:
     import pyopencl as cl

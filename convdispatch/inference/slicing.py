@@ -18,9 +18,8 @@ from typing import Any
 from ..api.device import DeviceInfo
 from ..elementwise import concatenate
 from ..tensor import Tensor
-from .graph import Graph, Node, Ref, Value, map_operands, operands
+from .graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 from .layout import reorder
-from .lower import is_planned
 
 __all__ = ["sliced"]
 

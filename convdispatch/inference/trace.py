@@ -6,7 +6,6 @@ much, and from running the operation on the recording for the others.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..calls.arguments import describe
 from ..device.recording import Recording, Slot
-from ..device.tracing import source, tracing
+from ..device.tracing import bound, source, tracing
 from ..tensor import Tensor
 from .graph import Graph, Node, Ref, Value, map_operands
 
@@ -111,15 +110,11 @@ def _fresh(answer: Any, known: dict[Slot, Value]) -> list[Tensor]:
 # Shape and dtype of the result, without running the operation: (function, args, kwargs) -> (shape, dtype).
 
 
-def _bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    return inspect.signature(function).bind(*args, **kwargs).arguments
-
-
 _DENSE = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
 
 
 def _convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    given = _bound(function, args, kwargs)
+    given = bound(function, args, kwargs).arguments
     names = ("stride", "padding", "dilation", "groups", "layout", "math", "activation")
     problem = describe(
         "fwd",
@@ -133,12 +128,12 @@ def _convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...]
 
 
 def _linear(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    given = _bound(function, args, kwargs)
+    given = bound(function, args, kwargs).arguments
     return (given["x"].shape[0], given["w"].shape[0]), given["x"].dtype
 
 
 def _like_first(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    x = _bound(function, args, kwargs)["x"]
+    x = bound(function, args, kwargs).arguments["x"]
     return x.shape, x.dtype
 
 

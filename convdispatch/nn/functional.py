@@ -11,7 +11,7 @@ from .dropout import dropout
 from .group_norm import group_norm, layer_norm, standardize
 from .losses import cross_entropy, log_softmax, mse_loss, softmax
 from .matrix import matmul
-from .normalization import batch_norm, fold_batch_norm, local_response_norm
+from .normalization import batch_norm, fold_batch_norm, folding, local_response_norm
 from .pool_places import max_pool_with_places
 from .pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, global_average_pool, lp_pool, max_pool
 from .spatial_pooling import pool
@@ -31,6 +31,7 @@ __all__ = [
     "dropout",
     "flatten",
     "fold_batch_norm",
+    "folding",
     "global_average_pool",
     "group_norm",
     "concatenation_buffer",

@@ -21,7 +21,7 @@ from .convolution import dense
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["batch_norm", "fold_batch_norm", "local_response_norm"]
+__all__ = ["batch_norm", "fold_batch_norm", "folding", "local_response_norm"]
 
 # From sums of x - k and of its square (k is one of the channel's values, so that the difference of squares below does
 # not cancel): mean, 1 / deviation, the factor of x, and the running statistics, in one kernel over the channels.
@@ -185,13 +185,25 @@ def fold_batch_norm(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Weights and bias of the convolution that equals ``w`` (``[oc, ...]``) followed by a batch norm at inference.
 
-    ``(conv(x, w) + bias - mean) * scale / sqrt(variance + epsilon) + shift``; computed in float64, returned in w's
-    dtype.
+    Computed in float64, returned in w's dtype.
     """
+    factor, folded = folding(scale, shift, mean, variance, epsilon, bias)
+    return (w * factor.reshape(-1, *[1] * (w.ndim - 1))).astype(w.dtype), folded.astype(w.dtype)
+
+
+def folding(
+    scale: np.ndarray,
+    shift: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    epsilon: float = 1e-5,
+    bias: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a batch norm multiplies the output channels of a convolution's weights by, and the bias that is left:
+    ``(conv(x, w) + bias - mean) * scale / sqrt(variance + epsilon) + shift``, in float64."""
     factor = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
     start = 0.0 if bias is None else bias.astype(np.float64)
-    folded = w * factor.reshape(-1, *[1] * (w.ndim - 1))
-    return folded.astype(w.dtype), (shift + (start - mean) * factor).astype(w.dtype)
+    return factor, shift + (start - mean) * factor
 
 
 @operation

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import reprlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -102,15 +102,19 @@ def prepare_all(
     problems: Sequence[ConvProblem],
     context: cl.Context,
     ranked: Mapping[ConvProblem, Iterable[Candidate]] = MappingProxyType({}),
+    then: Callable[[ConvProblem, Prepared], Any] | None = None,
 ) -> dict[ConvProblem, Prepared]:
     """The plans of several problems, side by side where ``compiling.side_by_side`` is in force; elsewhere none.
 
-    Those that cannot be planned are left out: ``prepare`` says why. ``ranked`` are candidates that are known.
+    Those that cannot be planned are left out: ``prepare`` says why. ``ranked`` are candidates that are known; ``then``
+    is called with each plan as it is there, and what it raises passed over.
     """
     policy, found = replace(current_policy(), patience=None), {}
 
     def one(problem: ConvProblem) -> None:
-        found[problem] = prepare(problem, context, policy, ranked.get(problem))
+        found[problem] = prepared = prepare(problem, context, policy, ranked.get(problem))
+        if then is not None:
+            then(problem, prepared)
 
     if not policy.frozen:
         plugins()  # once, before threads ask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -126,15 +127,16 @@ def _pack(prepared: Prepared, commands: Commands, queue: Any, w: Any, wait_for: 
 
 def _gathered(form: str, prepared: Prepared, commands: Commands, w: Any, wait_for: Any, made: Callable[[], Any]) -> Any:
     """What ``made`` answers, noted for a pack where packing takes longer than reading the packed form would."""
-    _, event = made()  # the first time loads kernels
-    event.wait()
-    start = time.perf_counter()
-    memory, event = made()
-    event.wait()
-    packed_s, start = time.perf_counter() - start, time.perf_counter()
-    key = _weights_key(form, prepared, commands, w, wait_for)
-    content = _read(commands, memory, prepared.packed_size)
-    read_s = time.perf_counter() - start
+    made()[1].wait()  # the first time loads kernels
+    packed_s = read_s = math.inf
+    for _ in range(3):  # the least: who else works here must not decide what a pack holds
+        start = time.perf_counter()
+        memory, event = made()
+        event.wait()
+        packed_s, start = min(packed_s, time.perf_counter() - start), time.perf_counter()
+        key = _weights_key(form, prepared, commands, w, wait_for)
+        content = _read(commands, memory, prepared.packed_size)
+        read_s = min(read_s, time.perf_counter() - start)
     if carried.all_weights() or packed_s > read_s:
         carried.note("weights", form, lambda: b"", commands.device)
         carried.note("weights", key, lambda: content, commands.device)

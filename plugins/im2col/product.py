@@ -51,16 +51,18 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     method = "flipped" if flipped else "lower"
     seen = []
     for form in forms:
+        known: dict[GemmSpec, list[dict[str, Any]]] = {}  # chunks of a small picture are alike under many caps
         for cap in caps:
             kind = {"kind": "cpu" if device.type == "cpu" else "gpu"}
             draft = WindowProduct(problem, {"method": method, "form": form, "cap": cap, "gemm": kind})
             spec = draft.spec(draft.largest)
-            choices = [each for each in gemm_configs(spec, device) if draft.suits(each)]
-            if draft.in_place and draft.cpu:
-                choices.sort(key=functools.partial(gemm_cost, spec))
-            elif draft.cpu and not problem.constant_weights:
-                choices.sort(key=draft.packing_cost)
-            for gemm in choices[: 1 if cap != caps[0] else None]:
+            if spec not in known:
+                known[spec] = choices = [each for each in gemm_configs(spec, device) if draft.suits(each)]
+                if draft.in_place and draft.cpu:
+                    choices.sort(key=functools.partial(gemm_cost, spec))
+                elif draft.cpu and not problem.constant_weights:
+                    choices.sort(key=draft.packing_cost)
+            for gemm in known[spec][: 1 if cap != caps[0] else None]:
                 config = {"method": method, "form": form, "cap": cap, "gemm": gemm}
                 seen.append((caps.index(cap) > 0, config))
     yield from (config for _, config in sorted(seen, key=lambda pair: pair[0]))

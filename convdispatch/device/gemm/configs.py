@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,19 +61,12 @@ def cpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
     if spec.dtype == "float64":
         lanes //= 2
     registers = 32 if simd >= 16 else 16
-    choices = []
     plain = {swap: (spec.swapped if swap else spec).simplified for swap in (False, True)}
-    for swap, inner in plain.items():
-        scatter = inner.c.col.stride != 1
-        for nv in range(1, 9):
-            if nv > 1 and (nv - 1) * lanes >= inner.n:
-                break
-            for mr in sorted({*range(1, 9), 10, 12, 14, 24, inner.m}):
-                # Several vectors with more sums than three quarters of the registers spill.
-                if mr > inner.m or mr * nv + nv + 1 > registers or (nv > 1 and mr * nv > registers * 3 // 4):
-                    continue
-                cost = _tile_cost(inner, mr, nv, lanes, scatter)
-                choices.append((cost, swap, mr, nv))
+    choices = [
+        (cost, swap, mr, nv)
+        for swap, inner in plain.items()
+        for cost, mr, nv in _tiles(inner.m, inner.n, inner.k, lanes, registers, inner.c.col.stride != 1)
+    ]
     choices.sort()
     # The product's other way round, too: what scattered sums and packing cost, these counts do not tell.
     other = [choice for choice in choices[6:] if choice[1] != choices[0][1]][:2]
@@ -82,20 +76,36 @@ def cpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
         yield from _cpu_blocks(plain[swap], device, swap, mr, nv, lanes)
 
 
-def _tile_cost(spec: GemmSpec, mr: int, nv: int, lanes: int, scatter: bool) -> float:
-    """Cycles a batch, roughly: multiply-adds and loads of all tiles, edges included, and the stores of C."""
-    total = 0.0
-    whole_m, rest_m = divmod(spec.m, mr)
-    whole_n, rest_n = divmod(spec.n, nv * lanes)
-    for rows, count_m in ((mr, whole_m), (rest_m, 1)):
-        for vectors, count_n in ((nv, whole_n), (_ceil(rest_n, lanes), 1)):
-            if rows and vectors and count_m and count_n:
-                sums = rows * vectors
-                step = max(sums, (rows + vectors) * 0.7, 4 * sums / (sums * _unroll(rows, vectors)))
-                store = sums * (lanes * 2 if scatter else 2)
-                total += count_m * count_n * (step * spec.k + store + 20)
-    # Many rows of A in memory lie at many addresses that share a cache set, or need packing.
-    return total * (1.06 if mr > 8 else 1.0 + 0.002 * abs(mr - 6))
+@functools.lru_cache(maxsize=1024)
+def _tiles(m: int, n: int, k: int, lanes: int, registers: int, scatter: bool) -> list[tuple[float, int, int]]:
+    """Register tiles, rows by vectors, and the cycles that each takes for a batch, roughly: multiply-adds and loads of
+    all tiles, edges included, and the stores of C."""
+    found, heights = [], sorted({*range(1, 9), 10, 12, 14, 24, m})
+    store = lanes * 2 if scatter else 2
+    for nv in range(1, 9):
+        if nv > 1 and (nv - 1) * lanes >= n:
+            break
+        whole_n, rest_n = divmod(n, nv * lanes)
+        wide = [(vectors, count) for vectors, count in ((nv, whole_n), (_ceil(rest_n, lanes), 1)) if vectors and count]
+        for mr in heights:
+            # Several vectors with more sums than three quarters of the registers spill.
+            if mr > m or mr * nv + nv + 1 > registers or (nv > 1 and mr * nv > registers * 3 // 4):
+                continue
+            whole_m, rest_m = divmod(m, mr)
+            total = 0.0
+            for rows, count_m in ((mr, whole_m), (rest_m, 1)) if rest_m else ((mr, whole_m),):
+                for vectors, count_n in wide:
+                    total += count_m * count_n * (_step(rows, vectors) * k + rows * vectors * store + 20)
+            # Many rows of A in memory lie at many addresses that share a cache set, or need packing.
+            found.append((total * (1.06 if mr > 8 else 1.0 + 0.002 * abs(mr - 6)), mr, nv))
+    return found
+
+
+@functools.cache
+def _step(rows: int, vectors: int) -> float:
+    """Cycles of a step of k in a tile."""
+    sums = rows * vectors
+    return max(sums, (rows + vectors) * 0.7, 4 * sums / (sums * _unroll(rows, vectors)))
 
 
 def _unroll(rows: int, vectors: int) -> int:

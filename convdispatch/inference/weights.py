@@ -1,0 +1,80 @@
+"""Constant weights on their way into plans.
+
+A thread multiplies batch norms into them while the net is planned; each is packed as soon as its plan is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ..selection.prepared import Prepared, constant
+from ..tensor import Tensor
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Aside", "Weights"]
+
+
+class Aside:
+    """Computes tensors in a thread, one after the other."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: dict[int, Future[Any]] = {}
+        """By their memory, which views share."""
+
+    def begin(self, made: Tensor, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Let ``compute`` fill ``made``."""
+        self._thread = self._thread or ThreadPoolExecutor(1, "convdispatch-weights")
+        self._pending[id(made.base_data)] = self._thread.submit(compute, *args, **kwargs)
+
+    def wait(self, made: Tensor) -> None:
+        """Wait for a tensor, if it is computed here."""
+        found = self._pending.get(id(made.base_data))
+        if found is not None:
+            found.result()
+
+    def end(self) -> None:
+        """Wait for all of them."""
+        for each in self._pending.values():
+            each.result()
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._pending, self._thread = {}, None
+
+
+class Weights:
+    """Weights in the forms that plans take, for commands of ``queue``; safe from several threads."""
+
+    def __init__(self, queue: cl.CommandQueue, aside: Aside) -> None:
+        self._queue, self._aside = queue, aside
+        self._made: dict[Any, Any] = {}
+        self._packing: list[tuple[Any, Tensor | None]] = []
+        """Events of weights that are being packed, and what must live until then."""
+
+    def take(self, given: Tensor, prepared: Prepared) -> Any:
+        """Memory with weights as a plan takes them; nodes that share weights share it."""
+        key = id(given), prepared.pack_key if prepared.packed_size else None
+        return self._made[key] if key in self._made else self._made.setdefault(key, self._make(given, prepared))
+
+    def _make(self, w: Tensor, prepared: Prepared) -> Any:
+        self._aside.wait(w)
+        if w.offset or not w.contiguous:
+            w = w.copy()
+        if w.queue != self._queue:  # with which there is no order
+            w.queue.finish()
+        if not prepared.packed_size:
+            return w.base_data
+        memory, event = constant(w).packed(prepared, self._queue, w.base_data)
+        if event is not None:
+            # A copy on the same queue may be given back: its memory serves what is enqueued after the packing.
+            self._packing.append((event, None if w.queue == self._queue else w))
+        return memory
+
+    def settle(self) -> None:
+        """Wait until all are packed: replays have no event to wait for."""
+        while self._packing:
+            self._packing.pop()[0].wait()
