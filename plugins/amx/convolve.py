@@ -107,7 +107,7 @@ class TilesKernel:
         text += kernel_text(__package__, "split.cl") + kernel_text(__package__, "rows.cl")
         if flat.taps:
             text += self._tables() + kernel_text(__package__, "band.cl") + CONFIGURE + self._products()
-            text += kernel_text(__package__, "pack.cl")
+            text += kernel_text(__package__, "turn.cl.mako") + kernel_text(__package__, "pack.cl")
         rest = walk.m % 32
         return text + kernel_text(
             __package__, "convolve.cl.mako", taps=bool(flat.taps), nhwc=self.nhwc, bias=problem.bias,
@@ -118,7 +118,7 @@ class TilesKernel:
         w, backwards = TensorLayout.of(self.problem, "w"), self.problem.direction == "bwd_data"
         n, c = (w.channel, w.image) if backwards else (w.image, w.channel)
         group = math.prod(self.problem.w_shape) // self.walk.groups
-        return define(WN=f"{n}L", WC=c, WT=f"{w.axes[2]}L", W_GROUP=f"{group}L")
+        return define(WN=n, WC=c, WT=f"{w.axes[2]}L", W_GROUP=f"{group}L")
 
     def _tables(self) -> str:
         flat = self.flat

@@ -99,7 +99,7 @@ class WeightsKernel:
         for r, c in kinds:
             for name, goes_on in (("begin", False), ("more", True)):
                 text += product(f"{name}_{r}{c}", self.planes, x, dy, (r, c), goes_on)
-        return text + kernel_text(
+        return text + kernel_text(__package__, "turn.cl.mako") + kernel_text(
             __package__, "weights.cl.mako", nhwc=self.nhwc, once=self.once, splits=self.splits, tiles=kinds,
             accumulate=problem.accumulate,
         )  # fmt: skip
