@@ -19,7 +19,7 @@ from convdispatch.tools.selftest import cases, families
 from convdispatch.tools.selftest.run import named, run
 from convdispatch.tools.selftest.targets import VARIABLE, compiling_for, runnable
 
-SHARES = 136
+SHARES = 112
 """Each target computes what is known to be hostile and one of so many shares of the rest; ``--full``: all of them."""
 
 
