@@ -40,8 +40,9 @@ def test_constant_weights_are_packed_once_and_again_when_they_change(monkeypatch
         layer.weight.data.mul_(2)
         assert error(layer(x), F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)) < 1e-5
     assert not packed
+    other = torch.randn(2, 32, 15, 16)
     with ct.enable():
-        layer.requires_grad_(False)(x)
+        layer.requires_grad_(False)(other)
     assert packed
     assert ct.counters()["left"] == 0
 

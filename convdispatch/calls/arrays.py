@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..selection.prepared import Constant
 from ..selection.serial import serial
 from .libraries import library_of
 from .library import Library
-from .operands import Operands, contiguous_strides, host_memory, native, overlaps
+from .operands import Operands, address, contiguous_strides, host_memory, native, overlaps
 from .roads import Road, device_road, host_queue, host_road
 
 __all__ = ["PLACES", "Call", "Kind"]
@@ -106,7 +106,9 @@ class Call:
         lead = operands[self._lead]
         self.known: Any = None
         """The queue that was last seen to be of the context, and that the plan takes as it is."""
-        self._native = lead.dtype.isnative and operands[self._other].dtype.isnative
+        read = (lead, operands[self._other], bias)
+        self._native = all(array is None or array.dtype.isnative for array in read)
+        self._promised = kind.host and type(operands[1]) is Constant
         self.make: Any = None if self.host else maker_of(type(lead), self.out_shape, self._out_strides, self.dtype)
         self.ask: Any = None
         """Answers the queue for host memory where the caller names none."""
@@ -133,37 +135,34 @@ class Call:
             return device_road(self)
         if not (self._pointers and self._native):
             return None
-        shape, dtype, size = self.out_shape, self.dtype, self._out_bytes
-        device = self.context.devices[0]
+        shape, dtype, size, device = self.out_shape, self.dtype, self._out_bytes, self.context.devices[0]
 
-        def fits(place: int) -> Callable[[Any], bool]:
-            if place != self._out:
-                return lambda array: type(array) is not Constant and array.flags.carray
-            return lambda array: array.shape == shape and array.dtype == dtype and array.flags.carray
+        def written(array: Any) -> int:
+            fits = array.shape == shape and array.dtype == dtype and array.flags.writeable
+            return address(array) if fits else 0
 
-        def make() -> tuple[Any, Any]:
+        def make() -> tuple[np.ndarray, int]:
             made = host.empty(device, shape, dtype, size)
-            return made, host_memory(made)
+            return made, address(made)
 
-        return host_road(self, lambda place: host_memory, fits, make)
+        return host_road(self, address, written, make)
 
     def foreign_road(self, library: Library, lead: Any) -> Road | None:
         """The short way of another library's host arrays; None where there is none."""
-        if not (self._pointers and self._native) or library.host_memory(0) is None:
+        address: Any = library.host_address
+        if not (self._pointers and self._native) or address(lead) is None:
             return None
-        plainly, shape, size, like = library.lies_plainly, self.out_shape, self._out_bytes, lead[:0]
-        device, dtype, their_dtype = self.context.devices[0], self.dtype, lead.dtype
+        shape, size, like, their_dtype = self.out_shape, self._out_bytes, lead[:0], lead.dtype
+        device, dtype = self.context.devices[0], self.dtype
 
-        def fits(place: int) -> Callable[[Any], bool]:
-            if place != self._out:
-                return plainly
-            return lambda array: array.shape == shape and array.dtype == their_dtype and plainly(array)
+        def written(array: Any) -> int:
+            return address(array) if array.shape == shape and array.dtype == their_dtype else 0
 
-        def make() -> tuple[Any, Any]:
-            made = host.empty(device, shape, dtype, size)
-            return library.from_host(made, like), host_memory(made)
+        def make() -> tuple[Any, int]:
+            made = library.from_host(host.empty(device, shape, dtype, size), like)
+            return made, address(made)
 
-        return host_road(self, lambda place: library.host_memory(self.sizes[place]), fits, make)
+        return host_road(self, address, written, make)
 
     def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
         """Run; returns the array that was written."""
@@ -172,9 +171,14 @@ class Call:
             if self._road is not None:
                 if queue is None and self.ask is not None:
                     queue = self.ask()
-                done = self._road(operands, queue)
+                promise = None
+                if self._promised:
+                    promise, operands[1] = w, w.array
+                lead, other, out = self.places
+                done = self._road(operands[lead], operands[other], operands[out], queue, bias, promise)
                 if done is not None:
                     return done
+                operands[1] = w
             out = operands[self._out]
             if out is not None and (out.shape != self.out_shape or out.dtype != self.dtype):
                 self._check_out(out)

@@ -34,8 +34,7 @@ _WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
 _calls = Programs()
 _MOST = 256
 _last: dict[int, tuple[Any, Any]] = {}
-"""Other libraries' arrays: by the second operand's id, (what decided its last call, that call). Nothing rests on the
-id."""
+"""By the second operand's id, (what decided its last call, that call). Nothing rests on the id."""
 dispatch.on_forget(_calls.drop)
 dispatch.on_forget(_last.clear)
 
@@ -214,7 +213,7 @@ def _call(
             None if residual is None else (residual.shape, residual.dtype, type(residual)),
             current_policy(),
         )
-        call = _calls.get(key)
+        call = _recalled(key, other)
     except TypeError:  # a list among the options, or something that is no array
         changed = tuple(map(_hashable, options))
         if changed != options:
@@ -261,8 +260,7 @@ def _call_foreign(
             None if bias is None else (bias.shape, bias.dtype),
             None if residual is None else (residual.shape, residual.dtype), current_policy(),
         )  # fmt: skip
-        last = _last.get(id(second))  # a layer's weights tell its call, most often: comparing is sooner than hashing
-        call = last[1] if last is not None and last[0] == key else _found(key, second)
+        call = _recalled(key, second)
     except (TypeError, AttributeError):  # a list among the options, or something that is no array
         key = call = None
     if looked[read] is None:
@@ -295,7 +293,11 @@ def _call_foreign(
     return call(*given)
 
 
-def _found(key: Any, second: Any) -> Any:
+def _recalled(key: Any, second: Any) -> Any:
+    """The kept call; a layer's weights tell it, most often, and comparing is sooner than hashing."""
+    last = _last.get(id(second))
+    if last is not None and last[0] == key:
+        return last[1]
     call = _calls.get(key)
     if call is not None:
         if len(_last) >= _MOST:

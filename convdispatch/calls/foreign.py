@@ -22,7 +22,6 @@ from ..device.cuda import NO_CONTEXT, CudaError
 from ..device.launches import Launches
 from ..device.memory import out_of_memory
 from ..device.ptx import Unlaunchable
-from ..device.recording import Recording
 from ..device.stream import BLOCKED, CudaMemory, CudaStream
 from ..selection import dispatch
 from ..selection.prepared import Constant, Prepared
@@ -50,7 +49,7 @@ class OnHost:
         )
         x, w, y, bias, residual = map(self._view, given)
         self._call = describe((x, w, y), bias, residual)
-        self._road = self._call.foreign_road(library, given[self._lead])
+        self._road, self._places = self._call.foreign_road(library, given[self._lead]), self._call.places
 
     def _view(self, array: Any) -> Any:
         if array is None or isinstance(array, np.ndarray):
@@ -62,7 +61,11 @@ class OnHost:
     def __call__(self, given: Sequence[Any], queue: Any) -> Any:
         """Run; waits."""
         if self._road is not None:
-            done = self._road(list(given[:3]), self._call.ask() if queue is None else queue)
+            (lead, other, out), promise = self._places, None
+            second = given[other]
+            if type(second) is Constant:
+                promise, second = self._view(second), second.array
+            done = self._road(given[lead], second, given[out], queue or self._call.ask(), given[3], promise)
             if done is not None:
                 return done
         view = self._view
@@ -308,16 +311,10 @@ def rehearse(prepared: Prepared, stream: CudaStream) -> Launches | None:
             return None
         why = "layers see OpenCL's queues" if prepared.layered else "it enqueues by its own means, on OpenCL's queues"
         raise Unlaunchable(why)
-    recording, problem = Recording(runtime.queue(stream.device)), prepared.problem
-    sizes = [math.prod(shape) * problem.itemsize for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
-    if prepared.packed_size:
-        sizes[1] = prepared.packed_size
-    x, w, y = (recording.allocate(size) for size in sizes)
-    extras = [recording.allocate(1) if each else None for each in (problem.bias, problem.residual)]
-    prepared.enqueue(recording, x, w, y, *extras)  # type: ignore[arg-type]
+    recording, given = prepared.recorded(runtime.queue(stream.device))
     for command in recording.commands:
         command.make(lambda slot: CudaMemory(0, slot.size), stream)
-    return Launches.of(recording, (x, w, y, *extras), stream)
+    return Launches.of(recording, given, stream)
 
 
 def one_library(

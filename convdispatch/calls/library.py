@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..device.host import HostMemory
 from ..device.stream import CudaStream
 
 __all__ = ["Library"]
@@ -88,13 +87,10 @@ class Library:
     def keep(self, stream: CudaStream, held: Any) -> None:
         """Hold operands while the stream uses them, where the library does not see to that itself."""
 
-    def host_memory(self, size: int) -> Callable[[Any], HostMemory] | None:
-        """What answers the memory of a host array of ``size`` bytes as kernels take it; None where views serve."""
+    def host_address(self, array: Any) -> int | None:
+        """Where a host array begins whose elements lie in C order without gaps, as they are; 0 of other arrays. None
+        where NumPy's views serve."""
         return None
-
-    def lies_plainly(self, array: Any) -> bool:
-        """Whether a host array's elements lie in C order without gaps, as they are."""
-        raise NotImplementedError
 
     def host(self, array: Any) -> np.ndarray:
         """NumPy's view of an array in host memory."""

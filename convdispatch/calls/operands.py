@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pyopencl import SVM
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
@@ -22,7 +23,7 @@ from ..selection.prepared import Constant
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Operands", "contiguous_strides", "host_memory", "native", "overlaps"]
+__all__ = ["Operands", "address", "contiguous_strides", "host_memory", "native", "overlaps"]
 
 
 class Operands:
@@ -211,6 +212,21 @@ def host_memory(array: np.ndarray) -> HostMemory:
         return HostMemory(array)
     except (ValueError, TypeError):  # read-only, or of a dtype that buffers have no letter for
         return HostMemory.at(array.__array_interface__["data"][0], array.nbytes, array)
+
+
+def address(array: Any) -> int:
+    """Where a NumPy array begins that lies as kernels read it; 0 of one that does not, and of other things."""
+    try:
+        flags = array.flags
+        if flags.carray:
+            return SVM(array).svm_ptr
+        if not (flags.c_contiguous and flags.aligned):
+            return 0
+    except AttributeError:
+        return 0
+    except (ValueError, TypeError):  # of a dtype that buffers have no letter for
+        pass
+    return array.__array_interface__["data"][0]
 
 
 def overlaps(out: Any, array: Any) -> bool:

@@ -1,12 +1,14 @@
 """The short way of a warm call: what its arrays must be like was seen at the first one, so the others only look.
 
-A road is ``road(operands, queue)`` with operands x, w, y, whose place for the result it fills. It answers the array
-that was written, or None before anything is done where an operand lies otherwise than plainly (an offset, gaps, another
-queue, a recording): then the call goes the general way. A plan that fails is ``dispatch``'s matter, as there.
+A road is ``road(lead, other, out, queue, bias, promise)``: operands in the order of ``PLACES``, the weights' promise.
+It answers the array that was written, or None before anything is done where an operand lies otherwise than plainly (an
+offset, gaps, another queue, a recording): then the call goes the general way. A plan that fails is ``dispatch``'s
+matter, as there.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,25 +16,27 @@ from typing import Any
 from ..api.policy import current_policy
 from ..device import runtime
 from ..device.commands import Commands, thread
-from ..device.host import HostQueue
+from ..device.host import HostMemory, HostQueue
+from ..device.hostlaunches import HostLaunches
 from ..selection import dispatch
 
 __all__ = ["Road", "device_road", "host_queue", "host_road"]
 
 Road = Callable[..., Any]
+_OTHER, _OUT, _BIAS = 1, 2, 3
+"""Their places among a road's operands; weights that are read are always the other."""
+_numbers = itertools.count()
 
 
 def _plain(call: Any) -> bool:
-    """Whether the plan's own enqueue is all that a call does, on operands that are only read or only written."""
-    problem, prepared = call.problem, call.prepared
-    if prepared is None or problem.accumulate or problem.bias or problem.residual:
-        return False
-    return prepared.bare and current_policy().tune is None
+    """Whether operands are only read or only written, and nobody looks on."""
+    problem = call.problem
+    return call.prepared is not None and not (problem.accumulate or problem.residual or current_policy().tune)
 
 
 def device_road(call: Any) -> Road | None:
-    """For arrays on a device, without bias, residual and promises."""
-    if not _plain(call) or call.problem.constant_weights:
+    """For arrays on a device, without bias, residual and promises, where the plan's own enqueue is all of a call."""
+    if not _plain(call) or not call.prepared.bare or call.problem.constant_weights:
         return None
     problem, prepared, make = call.problem, call.prepared, None if current_policy().frozen else call.make
     lead_at, other_at, out_at = call.places
@@ -40,8 +44,7 @@ def device_road(call: Any) -> Road | None:
     shape, dtype = call.out_shape, call.dtype
     enqueue, size, allocate = prepared.plan.enqueue, prepared.workspace_size, runtime.allocate
 
-    def road(operands: list[Any], queue: Any) -> Any:
-        lead, other, out = operands[lead_at], operands[other_at], operands[out_at]
+    def road(lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, promise: Any = None) -> Any:
         if queue is None:
             queue = lead.queue
         if (
@@ -73,6 +76,7 @@ def device_road(call: Any) -> Road | None:
         before = getattr(lead, "events", None)
         if before is not None:
             before = [*before, *other.events, *(wait or ())]
+        operands = [None, None, None]
         operands[lead_at], operands[other_at], operands[out_at] = first, second, third
         x, w, y = operands
         try:
@@ -91,59 +95,105 @@ def device_road(call: Any) -> Road | None:
 
 
 def host_road(
-    call: Any, memory_of: Callable[[int], Callable[[Any], Any]], fits: Callable[[int], Any], make: Callable[..., Any]
+    call: Any,
+    address: Callable[[Any], int],
+    written: Callable[[Any], int],
+    make: Callable[[], tuple[Any, int]],
+    of_bias: Callable[[Any], int] | None = None,
 ) -> Road | None:
-    """For arrays on the host whose pointers the device takes; waits. Takes a third argument: the weights' promise.
+    """For arrays on the host whose pointers the device takes; waits.
 
-    ``memory_of(place)`` answers what takes an array of that place as a kernel does, ``fits(place)`` what tells whether
-    it may, ``make()`` a new result and its memory.
+    ``address(array)`` is where an operand begins, ``written(array)`` where a result, 0 of one that kernels cannot take
+    as it lies; ``make()`` a new result, and where that begins. The first call goes by the plan's enqueue, the others by
+    the launches that it gave, where these are all it gives.
     """
     if not _plain(call) or not call.prepared.recordable:
         return None
-    problem, prepared = call.problem, call.prepared
-    lead_at, other_at, out_at = call.places
-    lead_fits, other_fits, out_fits = map(fits, call.places)
-    lead_of, other_of, out_of = map(memory_of, call.places)
-    lead_size, other_size, out_size = (call.sizes[place] for place in call.places)
-    enqueue, size, packs = prepared.plan.enqueue, prepared.workspace_size, prepared.packed_size
+    problem, prepared, places = call.problem, call.prepared, call.places
+    sizes = [*(call.sizes[place] for place in places), problem.channels_out * problem.itemsize]
+    of_bias = of_bias or address
+    packs, launches, asked, key = prepared.packed_size, None, False, next(_numbers)
 
-    def road(operands: list[Any], queue: Any, promise: Any = None) -> Any:
-        lead, other, out = operands[lead_at], operands[other_at], operands[out_at]
-        if not (lead_fits(lead) and other_fits(other)) or thread.capturing is not None:
-            return None
-        if out is None:
-            (out, third), first, second = make(), lead_of(lead), other_of(other)
-        elif not out_fits(out):
-            return None
-        else:
-            first, second, third = lead_of(lead), other_of(other), out_of(out)
-            begin, one, two = third.svm_ptr, first.svm_ptr, second.svm_ptr
-            end = begin + out_size
-            if (begin < one + lead_size and one < end) or (begin < two + other_size and two < end):
-                return None
-        operands[lead_at], operands[other_at], operands[out_at] = first, second, third
-        x, w, y = operands
-        commands = HostQueue(queue)
-        try:
+    def fit(addresses: list[int]) -> bool:
+        """Whether all operands lie plainly, and the result over none of them."""
+        begin = addresses[_OUT]
+        end = begin + sizes[_OUT]
+        over = [at for at, size in zip(addresses, sizes, strict=False) if begin < at + size and at < end]
+        return 0 not in addresses and over == [begin]
+
+    def by_plan(addresses: list[int], queue: Any, promise: Any, failed: BaseException | None = None) -> None:
+        nonlocal launches, asked
+        commands, operands = HostQueue(queue), list(map(HostMemory.at, addresses, sizes))
+        x, w, y = (operands[places.index(place)] for place in range(3))
+        bias: Any = operands[_BIAS] if problem.bias else None
+        if failed is None:
             try:
-                wait, weights = None, w
+                weights, wait = w, None
                 if packs:
                     weights, packed = promise.packed(prepared, commands, w)
                     wait = None if packed is None else [packed]
-                event = enqueue(commands, x, weights, y, commands.allocate(size) if size else None, wait)
+                event = prepared.enqueue(commands, x, weights, y, bias, None, wait)
                 if not hasattr(event, "wait"):
                     raise dispatch.no_event(prepared, event)
             except BaseException as error:
-                wrong = isinstance(error, AttributeError | TypeError)
-                failed = prepared.misused(commands, error) if wrong else error
-                event = dispatch.run(problem, prepared, commands, x, w, y, constant=promise, failed=failed)
-            commands.finish(event)
+                failed = error
+        if failed is not None:
+            event = dispatch.run(problem, prepared, commands, x, w, y, bias, constant=promise, failed=failed)
+        commands.finish(event)
+        if failed is not None:
+            return
+        if not asked:
+            asked = True
+            launches = _launches(call, queue, fit)
+        if packs and launches is not None:
+            promise.addresses[key] = weights
+
+    def road(lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, promise: Any = None) -> Any:
+        if thread.capturing is not None:
+            return None
+        if out is None:
+            out, begin = make()
+        else:
+            begin = written(out)
+        packed = promise.addresses.get(key) if packs else None
+        addresses = [address(lead), address(other) if packed is None else promise.token, begin]
+        if bias is not None:
+            addresses.append(of_bias(bias))
+        try:
+            if launches is None or (packs and packed is None):
+                if not fit(addresses):
+                    return None
+                by_plan(addresses, queue, promise)
+                return out
+            try:
+                given = launches.give(queue, addresses, packed)
+            except BaseException as error:
+                addresses[_OTHER] = address(other)
+                if not addresses[_OTHER]:
+                    raise
+                by_plan(addresses, queue, promise, error)
+                return out
+            if given is None:
+                return None
+            if given[0] is not None:
+                given[0].wait()
         except BaseException:
             queue.finish()  # no command may use the host's memory any longer
             raise
         return out
 
     return road
+
+
+def _launches(call: Any, queue: Any, fit: Callable[[list[int]], bool]) -> HostLaunches | None:
+    """The launches of a plan that just ran, in the order of a road's operands; None where it gives other commands."""
+    try:
+        recording, slots = call.prepared.recorded(queue)
+        return HostLaunches.of(recording, [slots[place] for place in (*call.places, _BIAS)], fit)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # it goes by its enqueue, as it did
+        return None
 
 
 def host_queue(device: Any = None, alone: bool = False) -> Callable[[], Any]:

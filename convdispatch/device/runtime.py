@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "address",
     "allocate",
+    "computes_at_once",
     "context",
     "copy",
     "cuda_address",
@@ -218,6 +219,11 @@ def serial_queue(device: cl.Device | None = None) -> cl.CommandQueue | None:
             with contextlib.suppress(cl.Error):
                 queues[device] = cl.CommandQueue(context(device), properties=_LOCAL_THREAD)
     return queues[device]
+
+
+def computes_at_once(queue: cl.CommandQueue) -> bool:
+    """Whether commands are over when the call that gives them returns, as Intel says of this thread's serial queues."""
+    return any(queue is each for each in _threads.__dict__.get("serial", {}).values())
 
 
 def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:

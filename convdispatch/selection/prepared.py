@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import threading
 import time
@@ -22,6 +23,7 @@ from ..device.memory import same_memory
 from ..device.phases import layer, phase
 from ..device.ptx import Unlaunchable
 from ..device.queues import OpenCLQueue, commands_of
+from ..device.recording import Recording, Slot
 from ..device.steps import StepPlan
 from .layered import enqueue_plan, run_layered
 from .loader import plugins
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Constant", "Prepared", "constant", "enqueue_plan"]
 
+_tokens = itertools.count(1)
+
 
 class Constant:
     """Weights that will not change: a plan may pack or transform them once, and the packed form is kept here.
@@ -39,12 +43,12 @@ class Constant:
     that nothing detects.
     """
 
-    __slots__ = ("_device_copies", "_lock", "_packed", "_seen", "addresses", "array")
+    __slots__ = ("_device_copies", "_lock", "_packed", "_seen", "addresses", "array", "token")
 
     def __init__(self, array: Any) -> None:
-        self.array = array
+        self.array, self.token = array, next(_tokens)
         self._packed: dict[Any, Any] = {}
-        self.addresses: dict[Any, int] = {}
+        self.addresses: dict[Any, Any] = {}
         """Where packed forms lie, once they are there, by whatever their reader looks them up by."""
         self._device_copies: dict[Any, Any] = {}
         self._seen: dict[str, Constant] = {}
@@ -233,6 +237,18 @@ class Prepared:
             except (AttributeError, TypeError) as error:
                 raise self.misused(commands, error) from error
         return commands.call(self._enqueue_own, (x, w, y, bias, residual), self.solver.name, wait_for)
+
+    def recorded(self, queue: cl.CommandQueue) -> tuple[Recording, list[Slot | None]]:
+        """Its commands on slots, which stand for x, w, y, bias and residual; ``w`` is the packed form, where there is
+        one."""
+        recording, problem = Recording(queue), self.problem
+        sizes = [math.prod(shape) * problem.itemsize for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
+        if self.packed_size:
+            sizes[1] = self.packed_size
+        x, w, y = (recording.allocate(size) for size in sizes)
+        bias, residual = (recording.allocate(1) if each else None for each in (problem.bias, problem.residual))
+        self.enqueue(recording, x, w, y, bias, residual)  # type: ignore[arg-type]
+        return recording, [x, w, y, bias, residual]
 
     def misused(self, commands: Commands, error: AttributeError | TypeError) -> PluginError:
         """What pyopencl's error of what is no OpenCL queue and no buffer means."""

@@ -12,7 +12,6 @@ import torch
 from ..api.errors import NoDevice
 from ..api.problem import ConvProblem
 from ..calls.arrays import PLACES, Call
-from ..calls.libraries import library_of
 from ..calls.roads import host_queue, host_road
 from ..device import host, runtime
 from ..device.host import HostMemory, HostQueue
@@ -83,20 +82,19 @@ class HostCall:
         self._solver = self.solver
 
     def _short_way(self) -> Any:
-        form, library = self.form, library_of(torch.Tensor)
+        form = self.form
 
-        def fits(place: int) -> Any:
-            return lambda tensor: tensor.is_contiguous(memory_format=form) and not tensor.is_neg()
+        def address(tensor: torch.Tensor) -> int:
+            return tensor.data_ptr() if tensor.is_contiguous(memory_format=form) and not tensor.is_neg() else 0
 
-        def make() -> tuple[Any, Any]:
+        def of_bias(bias: torch.Tensor) -> int:
+            return bias.data_ptr() if bias.is_contiguous() and not bias.is_neg() else 0
+
+        def make() -> tuple[torch.Tensor, int]:
             made = self.result()
-            return made, out_of(made)
+            return made, made.data_ptr()
 
-        def memory_of(place: int) -> Any:
-            return library.host_memory(self.sizes[place])  # type: ignore[union-attr]
-
-        out_of = memory_of(self.written)
-        return host_road(self, memory_of, fits, make)
+        return host_road(self, address, address, make, of_bias)
 
     @property
     def solver(self) -> str:
@@ -126,16 +124,16 @@ class HostCall:
     ) -> torch.Tensor:
         """Run; waits."""
         if self._road is not None:
-            operands = [x, w, y]
-            operands[self.written] = None
-            out = self._road(operands, self._queue(), constant)
+            given = (x, w, y)
+            lead, other = self.read
+            out = self._road(given[lead], given[other], None, self._queue(), bias, constant)
             if out is not None:
                 solved(self._solver)
                 return out
         out = self.result()
         if self.empty:
             return out.zero_()
-        given: list[Any] = [x, w, y]
+        given: Any = [x, w, y]
         given[self.written] = out
         for place in self.read:
             if not given[place].is_contiguous(memory_format=self.form):

@@ -1,0 +1,274 @@
+"""Warm calls on the host's memory: the plan's launches are given again, on whatever operands each call brings."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyopencl as cl
+import pytest
+from checking import call, make_operands
+
+import convdispatch as cd
+from convdispatch import ConvProblem
+from convdispatch.api.errors import ConvDispatchWarning
+from convdispatch.api.policy import Policy
+from convdispatch.calls.arrays import Call
+from convdispatch.device import host, hostlaunches, runtime
+from convdispatch.device.hostlaunches import HostLaunches
+from convdispatch.device.kernels import Launch, build
+from convdispatch.device.recording import Recording
+from convdispatch.selection import dispatch, ranking
+
+TEXTS = (
+    "mb1ic24ih1oc72kh1", "mb2ic16ih9oc24kh3ph1+bias", "g16mb1ic16ih8oc16kh3ph1", "bwd_data_mb2ic8ih7oc12kh3ph1",
+    "bwd_weights_mb3ic6ih9oc8kh3ph1", "nhwc_mb2ic8ih6oc16kh3ph1+bias+relu", "f64_mb1ic5ih6oc7kh1+bias",
+    "f16_mb2ic8ih6oc16kh3ph1",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def given(device, monkeypatch):
+    """How often launches were given, and how often operands did not fit."""
+    if not host.has_system_svm(device):
+        pytest.skip("the device has no fine-grained system SVM: buffers over the host's memory stay")
+    found, own = [], HostLaunches.give
+
+    def give(self, *rest):
+        answer = own(self, *rest)
+        found.append(answer is not None)
+        return answer
+
+    monkeypatch.setattr(HostLaunches, "give", give)
+    return found
+
+
+def turns(problem, count):
+    """Operands and what they give, of several calls in turn."""
+    return [
+        (operands.present(), expected) for operands, expected in (make_operands(problem, seed=s) for s in range(count))
+    ]
+
+
+def solvers(problem, device):
+    info = runtime.device_info(device)
+    for name, solver in ranking.contestants(problem, info).items():
+        if ranking.refusal(solver, problem, info, Policy()) is None and "+" not in name:
+            yield name
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["weights", "constant"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_solvers_launches_serve_operands_that_change(device, text, constant, given):
+    problem = ConvProblem.parse(text)
+    if constant and problem.direction == "bwd_weights":
+        pytest.skip("weights are written")
+    cases = turns(problem, 3)
+    kept = [{n: cd.constant(a) if constant and n == "w" else a for n, a in arrays.items()} for arrays, _ in cases]
+    queues = [runtime.queue(device), runtime.serial_queue(device)]
+    ran = 0
+    for name in solvers(problem.replace(constant_weights=constant), device):
+        exact = ranking.contestants(problem, runtime.device_info(device))[name].exact
+        given.clear()
+        with cd.policy(solver=name, fallback=False):
+            for turn, queue in itertools.product((0, 1, 2, 2, 0, 1), filter(None, queues)):
+                out = np.full(problem.out_shape, np.nan, kept[0]["x" if "x" in kept[0] else "y"].dtype)
+                for made in (call(problem, kept[turn], queue=queue), call(problem, kept[turn], out, queue)):
+                    expected = cases[turn][1]
+                    limit = 0 if exact else 1e-3 * np.abs(expected).max() * (30 if problem.dtype == "float16" else 1)
+                    np.testing.assert_allclose(made, expected, rtol=0, atol=limit, err_msg=f"{name}, operands {turn}")
+        ran += len(given) > 10
+    assert ran, "no solver's launches were given again"
+
+
+ADD = """kernel void add(global const float *a, global const float *b, global float *c, int n) {
+    for (int i = 0; i < n; i++) c[i] = a[i] + b[i];
+}"""
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_launches_on_parts_of_operands_and_of_scratch_memory(device, serial):
+    """y = x's second half + w, by way of the second of two areas that the recording asked for."""
+    queue = (serial and runtime.serial_queue(device)) or runtime.queue(device)
+    add = Launch(build(runtime.context(device), ADD), "add", (1,), (1,), ("a", "b", "c", np.int32(3)), names="abc")
+    recording = Recording(queue)
+    x, w, y = (recording.allocate(size) for size in (32, 12, 12))
+    first, second = recording.allocate(12), recording.allocate(20)
+    half, part = x.get_sub_region(16, 12), second.get_sub_region(8, 12)
+    add(recording, (half, w, first))
+    add(recording, (first, w, part))
+    add(recording, (part, half, y))
+    launches = HostLaunches.of(recording, (x, w, y, None), lambda addresses: 0 not in addresses)
+    random = np.random.default_rng(0)
+    held = [[random.standard_normal(size).astype(np.float32) for size in (8, 3, 3)] for _ in range(2)]
+    for turn in (0, 1, 1, 0):
+        operands = held[turn]
+        operands[2][:] = np.nan
+        event, _scratch = launches.give(queue, [array.ctypes.data for array in operands])
+        assert (event is None) == serial
+        if event is not None:
+            event.wait()
+        np.testing.assert_allclose(operands[2], 2 * (operands[0][4:7] + operands[1]), rtol=1e-6)
+    assert launches.give(queue, [0, 0, 0]) is None
+    add(recording, (x, w.get_sub_region(4, 8), y))
+    assert HostLaunches.of(recording, (x, w, y), bool) is None, "packed weights have no address to add to"
+    copies = Recording(queue)
+    copies.copy(y, x, 12)
+    assert HostLaunches.of(copies, (x, w, y), bool) is None
+
+
+def test_a_result_over_an_operand_and_arrays_with_gaps_go_the_general_way(given):
+    problem = ConvProblem.parse("mb2ic8ih1iw1oc8kh1kw1")
+    (arrays, expected), (other, theirs) = turns(problem, 2)
+    for _ in range(3):
+        made = call(problem, arrays, out=np.empty(problem.out_shape, np.float32))
+        np.testing.assert_array_equal(made, expected)
+    assert given == [True, True]
+    for turn in range(2):  # the same operands once more: what did not fit is not remembered
+        x = arrays["x"].copy()
+        assert call(problem, {"x": x, "w": arrays["w"]}, out=x) is x
+        np.testing.assert_array_equal(x, expected, err_msg=f"turn {turn}")
+    assert given == [True, True, False, False]
+    wide = np.repeat(other["x"], 2, axis=1)[:, ::2]
+    np.testing.assert_array_equal(call(problem, {"x": wide, "w": other["w"]}), theirs)
+    np.testing.assert_array_equal(call(problem, other), theirs)
+    held = np.zeros((2, 16, 1, 1), np.float32)
+    np.testing.assert_array_equal(call(problem, other, out=held[:, ::2]), theirs)
+    np.testing.assert_array_equal(held[:, ::2], theirs)
+    assert not held[:, 1::2].any()
+
+
+def test_operands_that_are_only_read_may_be_read_only_and_results_may_not(given):
+    problem = ConvProblem.parse("mb1ic8ih3oc8kh3ph1+bias")
+    ((arrays, expected),) = turns(problem, 1)
+    for array in arrays.values():
+        array.flags.writeable = False
+    for w in (arrays["w"], cd.constant(arrays["w"])):
+        given.clear()
+        for _ in range(3):
+            np.testing.assert_array_equal(call(problem, {**arrays, "w": w}), expected)
+        assert given == [True, True]
+    locked = np.empty(problem.out_shape, np.float32)
+    call(problem, arrays, out=locked)
+    locked.flags.writeable = False
+    with pytest.raises(cd.InvalidArgument, match="out must be writeable"):
+        call(problem, arrays, out=locked)
+
+
+def test_packed_weights_are_never_taken_for_others(given):
+    """Promises come and go: neither an address nor an object's id tells them."""
+    problem = ConvProblem.parse("mb1ic16ih5oc16kh3ph1")
+    cases = turns(problem, 4)
+    for arrays, expected in cases * 5:
+        w = cd.constant(arrays["w"].copy())
+        for _ in range(2):
+            np.testing.assert_array_equal(call(problem, {"x": arrays["x"], "w": w}), expected)
+        del w
+    assert len(given) >= 20
+
+
+def test_an_out_of_order_queue_keeps_the_launches_order(device):
+    queue = cl.CommandQueue(
+        runtime.context(device), properties=cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+    )
+    problem = ConvProblem.parse("mb2ic16ih14oc16kh3ph1")
+    cases = turns(problem, 2)
+    for name in ("winograd.f2x3", "im2col"):
+        with cd.policy(solver=name, fallback=False):
+            for arrays, expected in cases * 4:
+                np.testing.assert_allclose(call(problem, arrays, queue=queue), expected, atol=0.05)
+
+
+def test_threads_have_arguments_of_their_own(given):
+    problem = ConvProblem.parse("mb1ic24ih1iw1oc72kh1kw1")
+    cases = turns(problem, 8)
+
+    def work(number):
+        arrays, expected = cases[number]
+        w = cd.constant(arrays["w"]) if number % 2 else arrays["w"]
+        for _ in range(300):
+            out = np.full(problem.out_shape, np.nan, np.float32)  # what an earlier call wrote there would be right
+            np.testing.assert_array_equal(call(problem, {**arrays, "w": w}, out), expected)
+        return True
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert all(each.result(120) for each in [pool.submit(work, number) for number in range(8)])
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(given) > 2000
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["weights", "constant"])
+def test_launches_that_fail_set_the_solver_aside_and_the_next_one_runs(constant, monkeypatch):
+    problem = ConvProblem.parse("mb1ic16ih5oc16kh1+bias")
+    ((arrays, expected),) = turns(problem, 1)
+    arrays["w"] = cd.constant(arrays["w"]) if constant else arrays["w"]
+    for _ in range(3):
+        np.testing.assert_array_equal(call(problem, arrays), expected)
+
+    def fails(*arguments):
+        raise cl.LogicError("the driver has no more words")
+
+    monkeypatch.setattr(hostlaunches, "_enqueue", fails)
+    try:
+        with pytest.warns(ConvDispatchWarning, match="is set aside .* it failed as it ran: .*no more words"):
+            np.testing.assert_array_equal(call(problem, arrays), expected)
+    finally:
+        ranking.forgive()
+        dispatch.forget()
+
+
+def test_a_capture_takes_no_launches(queue, given):
+    problem = ConvProblem.parse("mb1ic24ih1iw1oc72kh1kw1")
+    ((arrays, expected),) = turns(problem, 1)
+    for _ in range(3):
+        call(problem, arrays, queue=queue)
+    given.clear()
+    with Recording(queue).capture():
+        np.testing.assert_array_equal(call(problem, arrays, queue=queue), expected)
+    assert not given
+
+
+def test_torch_takes_the_same_launches(given):
+    torch = pytest.importorskip("torch")
+    import convdispatch.torch as ct
+
+    x, layer = torch.randn(2, 12, 6, 6), torch.nn.Conv2d(12, 8, 3, padding=1)
+    expected = torch.nn.functional.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)
+    with ct.enable():
+        for constant in (False, True):
+            layer.requires_grad_(not constant)
+            given.clear()
+            for _ in range(3):
+                assert (layer(x) - expected).norm() <= 1e-5 * expected.norm()
+            assert given == [True, True]
+            gaps = x.repeat_interleave(2, -1)[..., ::2]
+            assert (layer(gaps) - expected).norm() <= 1e-5 * expected.norm()
+            assert (layer(x.neg().neg()) - expected).norm() <= 1e-5 * expected.norm()
+    with torch.no_grad():
+        for turn in range(3):
+            found = cd.conv(x, cd.constant(layer.weight), layer.bias, padding=1)
+            assert (found - expected).norm() <= 1e-5 * expected.norm(), turn
+
+
+def test_what_gives_other_commands_goes_by_its_plan(monkeypatch, given):
+    """A plan that copies, or one that cannot be recorded, runs as it did."""
+    problem = ConvProblem.parse("mb1ic24ih1iw1oc72kh1kw1")
+    ((arrays, expected),) = turns(problem, 1)
+    monkeypatch.setattr(HostLaunches, "of", classmethod(lambda *_: None))
+    general = []
+    monkeypatch.setattr(Call, "_run_host", lambda *_: general.append(1))
+    dispatch.forget()
+    try:
+        for w in (arrays["w"], cd.constant(arrays["w"])):
+            for _ in range(3):
+                np.testing.assert_array_equal(call(problem, {**arrays, "w": w}), expected)
+    finally:
+        dispatch.forget()
+    assert not given
+    assert not general
