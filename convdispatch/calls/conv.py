@@ -296,8 +296,11 @@ def _call_foreign(
 def _recalled(key: Any, second: Any) -> Any:
     """The kept call; a layer's weights tell it, most often, and comparing is sooner than hashing."""
     last = _last.get(id(second))
-    if last is not None and last[0] == key:
-        return last[1]
+    try:
+        if last is not None and last[0] == key:
+            return last[1]
+    except ValueError:  # an array among the options: it has no hash either, which says what to do
+        pass
     call = _calls.get(key)
     if call is not None:
         if len(_last) >= _MOST:
