@@ -104,8 +104,8 @@ def grown(work, queue, device, watched, steps=STEPS) -> dict:
     assert watched.count > steps, "nothing was launched"
     for name in ("pool", "events", "programs", "tensors"):
         assert last[name] == first[name], f"{name}: {first[name]} after 10 runs, {last[name]} after {steps}"
-    assert last["objects"] - first["objects"] < steps // 10, f"{first['objects']} objects, then {last['objects']}"
-    # The host's allocator settles during the first runs; a leak goes on.
+    # What is kept of calls, and the host's allocator, settle during the first runs; a leak goes on.
+    assert last["objects"] - middle["objects"] < steps // 10, f"{middle['objects']} objects, then {last['objects']}"
     assert last["resident"] - middle["resident"] < LEAST_LEAK * steps // 2, f"{middle['resident']}, {last['resident']}"
     return last
 
