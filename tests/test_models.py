@@ -6,10 +6,12 @@ import pickle
 import struct
 import zipfile
 
+import convdispatch_amx
 import numpy as np
 import pytest
 from checking import compare
 
+from convdispatch.api import policy
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.models import efficientnet
 from convdispatch.models.checkpoint import read_checkpoint
@@ -281,13 +283,17 @@ def test_pictures_are_recognised(queue, layout):
 
 @needs_weights
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_logits_equal_torchs(queue, layout):
+@pytest.mark.parametrize("solver", [None, "[!a]*"], ids=["chosen", "vectors"])
+def test_logits_equal_torchs(queue, layout, solver):
     torch = pytest.importorskip("torch")
     x = np.random.default_rng(0).uniform(-1, 1, (2, 3, 224, 224)).astype(np.float32)
     expected = torch_logits(torch, read_checkpoint(weights_file()), x)
     given = x if layout == "nchw" else np.ascontiguousarray(x.transpose(0, 2, 3, 1))
-    got = EfficientNetLite0.pretrained(layout, queue)(Tensor.from_numpy(given, queue)).numpy()
-    compare(got, expected, 5e-5)  # float32 promises 1e-5 a layer, which matrix registers make use of
+    with policy(solver=solver):
+        got = EfficientNetLite0.pretrained(layout, queue)(Tensor.from_numpy(given, queue)).numpy()
+    # Matrix registers make use of what float32 promises, 1e-5 a layer; vectors stay well below it.
+    registers = solver is None and convdispatch_amx.missing() is None
+    compare(got, expected, 5e-5 if registers else 2e-5)
 
 
 def torch_logits(torch, state: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:

@@ -105,7 +105,7 @@ def grown(work, queue, device, watched, steps=STEPS) -> dict:
     for name in ("pool", "events", "programs", "tensors"):
         assert last[name] == first[name], f"{name}: {first[name]} after 10 runs, {last[name]} after {steps}"
     # What is kept of calls, and the host's allocator, settle during the first runs; a leak goes on.
-    assert last["objects"] - middle["objects"] < steps // 10, f"{middle['objects']} objects, then {last['objects']}"
+    assert last["objects"] - middle["objects"] < steps // 20, f"{middle['objects']} objects, then {last['objects']}"
     assert last["resident"] - middle["resident"] < LEAST_LEAK * steps // 2, f"{middle['resident']}, {last['resident']}"
     return last
 
