@@ -1,4 +1,5 @@
-"""amx: places in rows, numbers in planes, refusals, instructions. Whole convolutions: ``test_amx_kernels.py``.
+"""amx: numbers in planes, refusals, instructions. Places in rows: ``test_amx_geometry.py``; whole convolutions:
+``test_amx_kernels.py``.
 
 Nothing here needs matrix registers: where a processor has them, what it computes is compared with ``as_amx.py`` bit by
 bit.
@@ -19,129 +20,16 @@ import pytest
 from as_amx import native, translated
 from checking import numpy_dtype
 from convdispatch_amx import instructions, processor
-from convdispatch_amx.convolve import Tiles, TilesKernel
-from convdispatch_amx.geometry import flat_of
+from convdispatch_amx.convolve import Tiles
 from convdispatch_amx.splits import PRODUCTS, planes_of
-from hypothesis import given
-from strategies import FUZZ, problems
 
 from convdispatch import ConvProblem
 from convdispatch.api import define, kernel_text, storage_macros
 from convdispatch.api.device import DeviceInfo
-from convdispatch.api.walk import walk_of
 from convdispatch.device import runtime
 from convdispatch.selection.loader import plugins
 
 CPU = DeviceInfo("a CPU", "intel", "cpu", "", simd_width=16, compute_units=4)
-
-
-# --- geometry ---------------------------------------------------------------------------------------------------------
-
-
-def laid_out(walk, flat, part: int) -> np.ndarray:
-    """Where each position of a part reads, by the kernel's rules: an element of one channel, all images; -1: a zero."""
-    rows = np.arange(walk.images * flat.rows + flat.beyond)
-    image, rest = rows // flat.rows, rows % flat.rows
-    tall, size = flat.axes[1].pitch, walk.source.size
-    first = [remainder + axis.first for remainder, axis in zip(flat.parts[part], flat.axes, strict=True)]
-    d, h = rest // tall * walk.step[0] + first[0], rest % tall * walk.step[1] + first[1]
-    w = np.arange(flat.pitch) * walk.step[2] + first[2]
-    there = (image < walk.images) & (d >= 0) & (d < size[0]) & (h >= 0) & (h < size[1])
-    inside = there[:, None] & (w >= 0) & (w < size[2])
-    return np.where(inside, (((image * size[0] + d) * size[1] + h) * size[2])[:, None] + w, -1).ravel()
-
-
-def check_flat(problem: ConvProblem) -> None:
-    """A tap is one offset: from every place it finds the element that the walk says, or a zero."""
-    walk = walk_of(problem)
-    written = np.zeros(walk.target.size, int)
-    for phase in walk.phases:
-        at = [f + np.arange(n) * step for f, n, step in zip(phase.first, phase.count, walk.out_step, strict=True)]
-        written[np.ix_(*at)] += 1
-        flat = flat_of(walk, phase)
-        assert len(flat.taps) == phase.volume
-        image, *place = np.ix_(range(walk.images), *map(range, phase.count))
-        position = ((image * flat.axes[0].pitch + place[0]) * flat.axes[1].pitch + place[1]) * flat.pitch + place[2]
-        parts = [laid_out(walk, flat, part) for part in range(len(flat.parts))] if flat.taps else []
-        assert [tap.offset >= 0 for tap in flat.taps] == [True] * len(flat.taps)
-        for tap, t in zip(flat.taps, itertools.product(*map(range, phase.taps)), strict=True):
-            kernel = [k + n * step for k, n, step in zip(phase.tap0, t, walk.tap_step, strict=True)]
-            assert tap.kernel == np.ravel_multi_index(kernel, walk.kernel)
-            read = [
-                each * walk.step[axis] + phase.origin[axis] + t[axis] * walk.spread[axis]
-                for axis, each in enumerate(place)
-            ]
-            size = walk.source.size
-            d, h, w = ((each >= 0) & (each < n) for each, n in zip(read, size, strict=True))
-            element = ((image * size[0] + read[0]) * size[1] + read[1]) * size[2] + read[2]
-            np.testing.assert_array_equal(parts[tap.part][position + tap.offset], np.where(d & h & w, element, -1))
-    assert (written == 1).all()
-
-
-GEOMETRY = [
-    "mb2ic8ih7oc8kh3ph1",
-    "mb3ic8ih4iw5oc8kh3kw4ph2pw1ph_r0pw_r3",
-    "mb2ic8ih9iw8oc8kh3ph1sh2",
-    "mb2ic8ih11iw9oc8kh5kw2ph2sh3sw2",
-    "mb2ic8ih9oc8kh3ph2dh2",
-    "mb1ic8ih13iw12oc8kh3ph3dh3sh2",
-    "mb2ic8ih12oc8kh2sh4dh2",
-    "mb2ic8ih3oc8kh3ph5",
-    "mb2ic8ih9oc8kh1sh2",
-    "mb2ic8ih9oc8kh2sh3",
-    "mb2ic8iw19oc8kw4pw1sw2dw3",
-    "mb2ic8id3ih4iw5oc8kd3kh2kw3pd1pw1sd2",
-    "mb1ic8id5ih3iw6oc8kd2kh1kw3pd2ph0pw1sw2dd3",
-]
-
-
-@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
-@pytest.mark.parametrize("text", GEOMETRY)
-def test_taps_are_offsets(text, direction):
-    check_flat(ConvProblem.parse(f"{direction}_{text}"))
-
-
-@FUZZ
-@given(problems())
-def test_taps_are_offsets_whatever_the_geometry(problem):
-    check_flat(problem)
-
-
-@pytest.mark.parametrize(
-    ("text", "pitch"),
-    [
-        ("mb1ic8ih1iw7oc8kh1kw3pw1", 8),  # a border of 1 serves two rows
-        ("mb1ic8ih1iw7oc8kh1kw1", 7),
-        ("mb1ic8ih1iw7oc8kh1kw3pw0", 7),  # unpadded rows share nothing: as many positions as elements
-        ("mb1ic8ih1iw7oc8kh1kw5pw2", 9),
-        ("mb1ic8ih1iw7oc8kh1kw3pw2dw2", 9),
-        ("mb1ic8ih1iw7oc8kh1kw3pw1pw_r0", 8),  # a border on one side is all of it
-        ("mb1ic8ih1iw7oc8kh1kw3pw0pw_r1", 8),
-        ("mb1ic8ih1iw7oc8kh1kw3pw2pw_r1", 9),
-        ("mb1ic8ih1iw8oc8kh1kw3pw1sw2", 5),  # odd and even elements apart; a zero before the odd ones
-        ("bwd_data_mb1ic8ih1iw7oc8kh1kw3pw1", 8),
-    ],
-)
-def test_rows_share_their_zeros(text, pitch):
-    walk = walk_of(ConvProblem.parse(text))
-    assert flat_of(walk, walk.phases[0]).pitch == pitch
-
-
-@pytest.mark.parametrize("rows", [1, 3, 1000])
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("text", GEOMETRY)
-def test_what_tiles_read_lies_in_the_slot(text, layout, rows):
-    """The last tile of a band begins inside it and reads 32 positions from its furthest tap."""
-    problem = ConvProblem.parse(text).replace(layout=layout)
-    for phase in walk_of(problem).phases:
-        kernel = TilesKernel(problem, phase, {"planes": 3, "rows": rows, "panels": 1, "items": 4})
-        furthest = max(tap.offset for tap in kernel.flat.taps)
-        assert kernel.rows * kernel.flat.pitch + furthest <= kernel.band_rows * kernel.flat.pitch
-        assert kernel.band_rows * kernel.flat.pitch + 31 <= kernel.positions  # a tile, or what a vector writes too far
-        assert kernel.area * len(kernel.flat.parts) * kernel.blocks <= kernel.sums_at
-        assert kernel.sums_at + 4096 <= kernel.slot
-        reach = 64 * 3 if layout == "nhwc" else 4
-        assert max(kernel.offsets) <= (kernel.blocks * len(kernel.flat.parts) - 1) * kernel.area + furthest * reach
 
 
 # --- planes -----------------------------------------------------------------------------------------------------------
@@ -329,24 +217,26 @@ def test_the_tiles_are_whole():
     assert not any(made[32:48] + made[56:])
 
 
-def multiplied(queue, text: str, a: np.ndarray, b: np.ndarray, offsets, steps: int, sums: np.ndarray) -> np.ndarray:
+def multiplied(queue, text: str, a: np.ndarray, b: np.ndarray, offsets, more: tuple, sums: np.ndarray) -> np.ndarray:
     """What ``product`` of the text makes of memory; in plain C where the text is."""
-    text += f"constant int OFFSETS[] = {{{', '.join(map(str, offsets))}}};\n"
-    text += "kernel void whole(global const uchar *a, global const uchar *b, global float *sums) {\n"
-    text += f"TILES_BEGIN();\nproduct(a, b, OFFSETS, {steps}, sums);\nTILES_END();\n}}\n"
+    text += "kernel void whole(global const uchar *a, global const uchar *b, global const int *offsets,\n"
+    text += f"global float *sums) {{\nTILES_BEGIN();\nproduct(a, b, {', '.join(map(str, more))});\nTILES_END();\n}}\n"
     program = cl.Program(queue.context, text).build([] if "__asm__" in text else ["-cl-opt-disable"])
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    given = [cl.Buffer(queue.context, flags, hostbuf=array) for array in (a, b, sums)]
+    given = [cl.Buffer(queue.context, flags, hostbuf=array) for array in (a, b, np.array(offsets, np.int32), sums)]
     program.whole(queue, (1,), (1,), *given)
     result = np.empty_like(sums)
-    cl.enqueue_copy(queue, result, given[2])
+    cl.enqueue_copy(queue, result, given[3])
     return result
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.parametrize("tiles", [(2, 2), (1, 2), (2, 1), (1, 1)], ids=str)
-@pytest.mark.parametrize(("planes", "listed"), [(1, "a"), (2, "b"), (3, "")])
-def test_product(queue, device, planes, listed, tiles, goes_on):
+@pytest.mark.parametrize(
+    ("planes", "listed", "lined"),
+    [(1, "a", ""), (2, "b", ""), (3, "", ""), (1, "b", "b"), (2, "b", "b"), (3, "a", "a")],
+)
+def test_product(queue, device, planes, listed, lined, tiles, goes_on):
     """Sums of 32 by 32 over steps that lie anywhere, planes and tiles at any distance; on integers, exactly."""
     random, steps, rows = np.random.default_rng(planes), 3, {"a": 16 * tiles[0], "b": 16 * tiles[1]}
     where = {"row": 64 * planes, "plane": 64, "tile": 1024 * planes, "step": 2048 * planes}
@@ -357,7 +247,8 @@ def test_product(queue, device, planes, listed, tiles, goes_on):
         tile = data.reshape(steps, planes, 2, 16, 32)
         if side == "b":  # rows of B are pairs of summed indices
             tile = data.reshape(steps, planes, 2, 16, 16, 2).swapaxes(3, 4).reshape(steps, planes, 2, 16, 32)
-        memory[side] = np.ascontiguousarray(tile.transpose(0, 2, 3, 1, 4)).astype(numpy_dtype("bfloat16"))
+        tile = tile.transpose((0, 3, 1, 2, 4) if side == lined else (0, 2, 3, 1, 4))  # lines hold both tiles of a plane
+        memory[side] = np.ascontiguousarray(tile).astype(numpy_dtype("bfloat16"))
         if side == listed:
             memory[side] = np.ascontiguousarray(memory[side][order])
     offsets = [order.index(step) * where["step"] for step in range(steps)]
@@ -366,16 +257,22 @@ def test_product(queue, device, planes, listed, tiles, goes_on):
     for p, q in PRODUCTS[planes]:
         expected = expected + np.einsum("smk,snk->mn", values["a"][:, p], values["b"][:, q])
     expected[rows["a"] :], expected[:, rows["b"] :] = before[rows["a"] :], before[:, rows["b"] :]
-    sides = [{key: value for key, value in where.items() if key != "step" or side != listed} for side in "ab"]
+    sides = [
+        {"tile": 64}
+        if side == lined
+        else {key: value for key, value in where.items() if key != "step" or side != listed}
+        for side in "ab"
+    ]
     text = instructions.CONFIGURE + instructions.product("product", planes, *sides, tiles, goes_on)
+    more = (*(["offsets"] if listed else []), steps, "sums", *([128] if lined else []))
     held = [memory[side].view(np.uint8) for side in "ab"]
-    np.testing.assert_array_equal(multiplied(queue, translated(text), *held, offsets, steps, before), expected)
+    np.testing.assert_array_equal(multiplied(queue, translated(text), *held, offsets, more, before), expected)
     if native(device) is None:
-        np.testing.assert_array_equal(multiplied(queue, text, *held, offsets, steps, before), expected)
+        np.testing.assert_array_equal(multiplied(queue, text, *held, offsets, more, before), expected)
         # Numbers of all sizes, also those that count as zero.
         noise = [random.standard_normal(each.shape) * 1e-19 ** random.random(each.shape) for each in memory.values()]
         held = [each.astype(numpy_dtype("bfloat16")).view(np.uint8) for each in noise]
-        one, other = (multiplied(queue, each, *held, offsets, steps, before) for each in (text, translated(text)))
+        one, other = (multiplied(queue, each, *held, offsets, more, before) for each in (text, translated(text)))
         assert one.tobytes() == other.tobytes(), "the stand-in rounds otherwise than the processor"
 
 

@@ -17,7 +17,7 @@ import pytest
 from as_amx import native, translated
 from as_gpu import hurried
 from checking import call, check, make_operands
-from convdispatch_amx import convolve, weights
+from convdispatch_amx import convolve, instructions, probe, weights
 from plans import check_plan, table_cases
 
 import convdispatch
@@ -63,7 +63,7 @@ def emulated(cpu, monkeypatch):
 
     monkeypatch.setattr(kernels, "_compile", compile_plain)
     for module in (convolve, weights):
-        monkeypatch.setattr(module, "require", lambda context: None)
+        monkeypatch.setattr(module, "require", lambda *given: None)
     kernels._programs.drop()
     yield
     kernels._programs.drop()
@@ -134,6 +134,17 @@ SHAPES = [
     "mb2ic16iw67oc16kw7pw3sw2",
     "mb1ic16id3ih4iw5oc16kd3kh3kw3pd1ph1pw1",
     "mb2ic9id5ih4iw18oc16kd2kh1kw3pd0pw1sd2",
+    "mb3ic16ih12iw14oc40kh1",  # rows of several rows of pixels, images that end amid a tile
+    "mb2ic40ih28iw8oc17kh1",
+    "mb2ic9id2ih3iw8oc33kd1kh1kw1",
+    "g2mb5ic34ih7oc48kh1",
+    "mb2ic16ih7iw9oc40kh1sh2",
+    "mb1ic33ih6iw7oc35kh5kw4ph2pw2",  # weights of more taps than a vector holds, and more than are turned at once
+    "mb2ic40ih9iw8oc20kh7ph3",
+    "mb1ic17iw90oc19kw81pw40",
+    "mb1ic40ih7iw8oc33kh4ph1sh2",
+    "mb2ic33ih16iw13oc20kh3ph1",  # weights' gradients: more steps than stay near
+    "mb1ic16ih7iw6oc16kh9ph4",  # more taps than are passed
     "g2mb2ic32ih5oc32kh3ph1",  # groups
     "g3mb1ic27ih5iw7oc51kh3ph1",
     "g2mb2ic80ih5oc34kh3ph1sh2",
@@ -265,14 +276,21 @@ def computed(queue, problem: ConvProblem, plan, operands) -> np.ndarray:
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize(
-    "text", ["mb2ic16ih5iw6oc24kh3ph1", "nhwc_mb2ic16ih5iw6oc24kh3ph1", "mb1ic16ih9iw8oc16kh3ph1sh2"]
+    "text",
+    [
+        "mb2ic16ih5iw6oc24kh3ph1",
+        "nhwc_mb2ic16ih5iw6oc24kh3ph1",
+        "mb1ic16ih9iw8oc16kh3ph1sh2",
+        "g2mb1ic18ih5iw6oc16kh3ph1",  # a group's last channel is half of a pair
+        "g2mb1ic18ih5iw6oc16kh1",
+    ],
 )
 def test_what_is_not_finite_reaches_its_readers_alone(queue, cpu, emulated, text, value):
-    """Beside zeros that rows share, and in every part of an image."""
+    """Beside zeros that rows share, in every part of an image, and in another group's first channel."""
     problem = ConvProblem.parse(text)
     operands, _ = make_operands(problem, "real")
     plan = TILES.plan(queue.context, problem, next(iter(TILES.configs(problem, cpu))))
-    for place in ((0, 0, 0, 0), (0, 5, 4, 5), (-1, 15, -1, -1)):
+    for place in ((0, 0, 0, 0), (0, 5, 4, 5), (0, 9, 3, 2), (-1, 15, -1, -1)):
         x = (operands.x if problem.layout == "nchw" else np.moveaxis(operands.x, -1, 1)).copy()
         x[place] = value
         x = x if problem.layout == "nchw" else np.ascontiguousarray(np.moveaxis(x, 1, -1))
@@ -292,7 +310,7 @@ def test_every_configuration(queue, cpu, emulated):
         run(queue, cpu, problem, *configs)
 
 
-GUARDED = ["mb1ic16ih8oc16kh3ph1", "mb1ic32ih6iw16oc32kh3ph1sh2"]
+GUARDED = ["mb1ic16ih8oc16kh3ph1", "mb1ic32ih6iw16oc32kh3ph1sh2", "mb1ic24ih8oc16kh1"]
 
 
 @pytest.mark.parametrize("way", ["whole", "overrun"])
@@ -306,7 +324,7 @@ def test_nothing_reads_beyond_a_tensor(cpu, device, way):
     if way == "overrun":
         assert done.returncode < 0, "the guard pages guard nothing"
     else:
-        assert (done.returncode, done.stdout.split()) == (0, ["done"] * 6 * len(GUARDED)), done.stderr[-2000:]
+        assert (done.returncode, done.stdout.split()) == (0, ["done"] * 7 * len(GUARDED)), done.stderr[-2000:]
 
 
 def test_public_calls(registers):
@@ -321,6 +339,21 @@ def test_public_calls(registers):
         for _ in range(3):
             assert np.array_equal(convdispatch.conv(operands.x, weights, padding=1, queue=queue), expected)
     assert len(weights._packed) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["mb1ic16ih5oc16kh1", "mb1ic16ih5oc16kh3", "nhwc_mb1ic16ih5oc16kh1", "nhwc_mb1ic16iw5oc16kw3"]
+)
+def test_the_probe_in_every_form(queue, cpu, emulated, monkeypatch, text):
+    """It passes, and notices a product that is wrong."""
+    problem = ConvProblem.parse(text)
+    monkeypatch.setattr(probe, "missing", lambda: None)
+    monkeypatch.setattr(probe, "proven", lambda package, what, device, answer: answer())
+    probe.require(queue.context, problem)
+    monkeypatch.setattr(instructions, "ROWS", 15)  # the second tile of sums begins a row too early
+    kernels._programs.drop()
+    with pytest.raises(convdispatch.PluginError, match="wrong results"):
+        probe.require(queue.context, problem)
 
 
 def test_threads(registers):

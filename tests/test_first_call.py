@@ -170,7 +170,8 @@ def test_a_net_compiles_few_programs(queue, monkeypatch):
         net = catalogue.create("resnet50", queue=queue)
         net = inference.build(net, (1, 3, 64, 64), layout="nchw", queues=1, queue=queue)
     assert len(net.layers) > 50
-    assert len(asked) <= 38, "one program for each kind of convolution, and few for what is packed"
+    registers = "amx.tiles" in {layer.solver for layer in net.layers}  # whose programs take all sizes as arguments
+    assert len(asked) <= (27 if registers else 38), "a program for each kind of convolution, and few for what is packed"
     assert not any("pool_backward" in text for text in asked if "pool_rows" not in text), "no gradients are asked for"
     assert notes.of("compile").count + notes.of("load").count == len(asked)
     assert notes.of("selection").count == len({layer.problem for layer in net.layers if layer.problem})

@@ -16,7 +16,6 @@ from convdispatch.api import (
     ConvProblem,
     DeviceInfo,
     Launch,
-    Phase,
     Solver,
     StepPlan,
     TensorLayout,
@@ -30,9 +29,10 @@ from convdispatch.api import (
 )
 from convdispatch.api.cpu import PAGE, uneven
 
-from .geometry import bands_of, flat_of
+from .geometry import bands_of, flat_of, merged
 from .instructions import CONFIGURE, product
 from .probe import require
+from .sizes import passed
 from .splits import PRODUCTS, planes_of
 
 __all__ = ["Tiles"]
@@ -42,6 +42,10 @@ _LEAST = 8
 _SLOT, _MOST_SLOT = 768 * 1024, 4 << 20  # bytes of a band's planes: wanted, and at most
 _NEAR = 512 * 1024
 """Bytes of weights that stay in the cache beside a band."""
+_RUN = 512
+"""Vectors of weights that are turned before the first of them is packed, at most."""
+_SIDE = 2048
+"""Sums of a tile, as they are and turned."""
 _STEPS = 4096
 """Entries of the table of offsets at most."""
 
@@ -51,13 +55,17 @@ def _ceil(a: int, b: int) -> int:
 
 
 class TilesKernel:
-    """One phase of one configuration, worked out without compiling."""
+    """One configuration, worked out without compiling."""
 
-    def __init__(self, problem: ConvProblem, phase: Phase, config: Mapping[str, Any]) -> None:
-        self.problem, self.config = problem, config
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        self.problem = problem = merged(problem)
+        self.config = config
         self.walk = walk = walk_of(problem)
-        self.flat = flat = flat_of(walk, phase)
+        self.flat = flat = flat_of(walk)
         self.planes, self.nhwc = config["planes"], problem.layout == "nhwc"
+        # In NCHW a single tap reads whole lines of places as they lie; of several taps all but one begin amid a line.
+        self.across = not self.nhwc and walk.volume == 1
+        self.sides = 2 if not self.nhwc and walk.out_step[2] == 2 and walk.target.size[2] > 1 else 1
         self.blocks, self.panels = _ceil(walk.c, 32), _ceil(walk.m, 32)
         self.all_rows = walk.images * flat.rows
         self.rows = min(config["rows"], self.all_rows)
@@ -65,109 +73,116 @@ class TilesKernel:
         self.band_rows = self.rows + flat.beyond
         # An odd number of cache lines a plane, so that rows spread over the cache's sets.
         self.positions = (_ceil(self.band_rows * flat.pitch + 48, 16) | 1) * 16
-        self.unit = 64 * self.planes if self.nhwc else 4
+        self.unit = 4 if self.across else 64 * self.planes
         self.area = self.positions * 64 * self.planes
         self.sums_at = _ceil(self.blocks * len(flat.parts) * self.area, 64) * 64
-        self.slot = _ceil(self.sums_at + 4096 + 256, PAGE) * PAGE
         self.shares = _ceil(self.panels, config["panels"])
         self.jobs = walk.groups * self.bands * self.shares
         self.items = min(self.jobs, config["items"])
-        self.steps = self.blocks * len(flat.taps)
+        self.taps = [len(taps) for taps in flat.taps]
+        self.steps = self.blocks * sum(self.taps)
+        # Where rows read, where those of each phase are written, and where steps begin.
+        lists = 8 * (self.band_rows + len(walk.phases) * self.rows) + 4 * self.steps
+        self.slot = _ceil(self.sums_at + self.sides * 4 * _SIDE + lists + 256, PAGE) * PAGE
         self.step_w = 2048 * self.planes
         self.slots_size = self.items * self.slot
         self.packed_size = walk.groups * self.panels * self.steps * self.step_w
 
     @property
-    def offsets(self) -> list[int]:
-        """Bytes of the slot where each step begins for position 0."""
-        parts = len(self.flat.parts)
-        return [
-            (block * parts + tap.part) * self.area + tap.offset * self.unit
-            for block in range(self.blocks)
-            for tap in self.flat.taps
-        ]
+    def packed(self) -> list[int]:
+        """Bytes of packed weights before those of each phase."""
+        size = self.walk.groups * self.panels * self.blocks * self.step_w
+        return [size * sum(self.taps[:phase]) for phase in range(len(self.taps))]
 
-    def text(self) -> str:
-        """The program."""
-        problem, walk, flat = self.problem, self.walk, self.flat
-        source, target = walk.source, walk.target
-        text = storage_macros(problem.dtype) + epilogue_macros(problem) + define(V="float16", LANES=16)
-        triples = {"X": source.size, "S": walk.step, "Q": [axis.pitch for axis in flat.axes], "Y": flat.phase.count,
-                   "T": target.size, "F": flat.phase.first}  # fmt: skip
-        for prefix, triple in triples.items():
-            text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
-        text += define(**{f"O{axis}_": value for axis, value in zip("DHW", walk.out_step, strict=True)})
-        text += define(NHWC=int(self.nhwc), PLANES=self.planes, IMAGES=walk.images, GROUPS=walk.groups)
-        text += define(G=source.channels, C=walk.c, N=walk.m, BLOCKS=self.blocks, PANELS=self.panels)
-        text += define(PER=self.config["panels"], PARTS_OF_N=self.shares, ROWS=self.rows, BANDS=self.bands)
-        text += define(BAND_ROWS=self.band_rows, ALL_ROWS=self.all_rows, POSITIONS=self.positions, UNIT=self.unit)
-        text += define(AREA=f"{self.area}L", SUMS_AT=f"{self.sums_at}L", SLOT=f"{self.slot}L", JOBS=f"{self.jobs}L")
-        text += define(ITEMS=self.items, STEPS=f"{self.steps}L", STEP_W=f"{self.step_w}L", TAPS=len(flat.taps))
-        text += define(PARTS=len(flat.parts)) + self._weights()
-        text += kernel_text(__package__, "split.cl") + kernel_text(__package__, "rows.cl")
-        if flat.taps:
-            text += self._tables() + kernel_text(__package__, "band.cl") + CONFIGURE + self._products()
-            text += kernel_text(__package__, "turn.cl.mako") + kernel_text(__package__, "pack.cl")
-        rest = walk.m % 32
-        return text + kernel_text(
-            __package__, "convolve.cl.mako", taps=bool(flat.taps), nhwc=self.nhwc, bias=problem.bias,
-            narrow=0 < rest <= 16, places_first=self.nhwc and self.config["panels"] * self.steps * self.step_w <= _NEAR,
-        )  # fmt: skip
+    def sizes(self) -> tuple[str, Any]:
+        """(text, the argument) of the geometry's numbers."""
+        walk, flat, size = self.walk, self.flat, self.walk.target.size
+        triples = {"X": walk.source.size, "S": walk.step, "Q": [axis.pitch for axis in flat.axes], "T": size}
+        ints = {name + axis: n for name, triple in triples.items() for axis, n in zip("DHW", triple, strict=True)}
+        ints |= {f"O{axis}_": value for axis, value in zip("DHW", walk.out_step, strict=True)}
+        ints |= {"IMAGES": walk.images, "GROUPS": walk.groups, "G": walk.source.channels, "C": walk.c, "N": walk.m}
+        ints |= {"BLOCKS": self.blocks, "PANELS": self.panels, "PER": self.config["panels"], "PARTS_OF_N": self.shares}
+        ints |= {"ROWS": self.rows, "BANDS": self.bands, "BAND_ROWS": self.band_rows, "ALL_ROWS": self.all_rows}
+        near = self.nhwc and self.config["panels"] * self.steps * self.step_w <= _NEAR
+        ints |= {"POSITIONS": self.positions, "ITEMS": self.items, "PLACES_FIRST": near}
+        ints |= {"PHASES": len(walk.phases), "PARTS": len(flat.parts)}
+        longs = {"AREA": self.area, "SUMS_AT": self.sums_at, "SLOT": self.slot, "JOBS": self.jobs}
+        phases, unit = walk.phases, walk.target.channels if self.nhwc else 1
+        first = [((f[0] * size[1] + f[1]) * size[2] + f[2]) * unit for f in (phase.first for phase in phases)]
+        taps = [tap.part * self.area + tap.offset * self.unit for taps in flat.taps for tap in taps]
+        parts = [r + axis.first for part in flat.parts for r, axis in zip(part, flat.axes, strict=True)]
+        lists = {"TAP_AT": ("int", taps, 16), "PART_AT": ("int", parts, 16),
+                 "PLACES": ("int", [n for phase in phases for n in phase.count], 1), "FIRST": ("long", first, 1),
+                 "TAPS": ("int", self.taps, 1), "PACKED": ("long", self.packed, 1),
+                 "BEFORE": ("int", [sum(self.taps[:phase]) for phase in range(len(phases))], 1)}  # fmt: skip
+        return passed(ints, longs, lists)
 
-    def _weights(self) -> str:
-        w, backwards = TensorLayout.of(self.problem, "w"), self.problem.direction == "bwd_data"
-        n, c = (w.channel, w.image) if backwards else (w.image, w.channel)
-        group = math.prod(self.problem.w_shape) // self.walk.groups
-        return define(WN=n, WC=c, WT=f"{w.axes[2]}L", W_GROUP=f"{group}L")
+    def _begin(self) -> str:
+        text = storage_macros(self.problem.dtype) + define(V="float16", LANES=16, NHWC=int(self.nhwc))
+        return text + define(ACROSS=int(self.across), PLANES=self.planes, STEP_W=f"{self.step_w}L")
 
-    def _tables(self) -> str:
-        flat = self.flat
-        first = [axis.first for axis in flat.axes]
-        parts = [[r + at for r, at in zip(part, first, strict=True)] for part in flat.parts]
-        at = ", ".join(f"(int4)({d}, {h}, {w}, 0)" for d, h, w in parts)
-        return (
-            f"constant int OFFSETS[] = {{{', '.join(map(str, self.offsets))}}};\n"
-            f"constant int TAP_AT[] = {{{', '.join(str(tap.kernel) for tap in flat.taps)}}};\n"
-            f"constant int4 PART_AT[] = {{{at}}};\n"
-        )
+    def text(self, sizes: str) -> str:
+        """The program; ``sizes`` is the text of the geometry's numbers."""
+        text = self._begin() + epilogue_macros(self.problem) + sizes
+        text += define(UNIT=self.unit, SIDES=self.sides, SIDE_=_SIDE)
+        if not self.nhwc:
+            text += define(STEP=self.walk.step[2], OUT_STEP=self.walk.out_step[2])
+        for name in ("split.cl", "rows.cl", "turn.cl.mako", "band.cl"):
+            text += kernel_text(__package__, name)
+        return text + CONFIGURE + self._products() + kernel_text(__package__, "convolve.cl")
 
     def _products(self) -> str:
         weights = {"row": 64, "tile": 1024, "plane": 2048, "step": self.step_w}
-        line = 4 * self.positions
-        source = {"row": 64 * self.planes, "tile": 1024 * self.planes, "plane": 64} if self.nhwc else {
-            "row": line * self.planes, "tile": 64, "plane": line}  # fmt: skip
-        a, b = (source, weights) if self.nhwc else (weights, source)
-        whole = product("tile", self.planes, a, b, (2, 2))
-        return whole + product("narrow_tile", self.planes, a, b, (2, 1) if self.nhwc else (1, 2))
+        if self.across:
+            a, b, narrow = weights, {"tile": 64}, (1, 2)
+        else:
+            a, b, narrow = {"row": 64 * self.planes, "tile": 1024 * self.planes, "plane": 64}, weights, (2, 1)
+        return product("tile", self.planes, a, b, (2, 2)) + product("narrow_tile", self.planes, a, b, narrow)
 
-    def launches(self, context: Any, packed_at: int) -> tuple[list[Launch], Launch]:
-        """(the weights' packing, where there is some; the product). ``packed_at``: where in the packed form."""
-        program, constant = build(context, self.text()), self.problem.constant_weights
-        source, target = ("x", "y") if self.problem.direction == "fwd" else ("y", "x")
-        extras = [name for name in ("bias", "residual") if getattr(self.problem, name)]
-        at = np.int64(packed_at)
-        arguments = [source, "w" if constant else "workspace", at, "workspace", target, *extras]
-        run = Launch(program, "conv", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
-        if not self.steps:
-            return [], run
-        sizes = (self.walk.groups * self.panels, self.blocks, 1)
-        return [Launch(program, "pack", sizes, (1, 1, 1), ["w", "workspace", at], names=OPERANDS)], run
+    def areas(self) -> tuple[int, int, int]:
+        """(bytes of workspace, where packed weights begin, bytes of these): slots first."""
+        areas = Areas(PAGE)
+        areas.add(self.slots_size)
+        place = 0 if self.problem.constant_weights else areas.add(self.packed_size)
+        return areas.size, place, self.packed_size
 
+    def plan(self, context: Any) -> StepPlan:
+        """Compile."""
+        problem = self.problem
+        size, place, packed = self.areas()
+        (text, sizes), (packing, taps) = self.sizes(), self._packing()
+        source, target = ("x", "y") if problem.direction == "fwd" else ("y", "x")
+        extras = [name for name in ("bias", "residual") if getattr(problem, name)]
+        weights, at = "w" if problem.constant_weights else "workspace", np.int64(place)
+        arguments = [source, weights, at, "workspace", sizes, target, *extras]
+        run = Launch(build(context, self.text(text)), "conv", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
+        items, arguments = (self.walk.groups * self.panels, self.blocks, 1), ["w", "workspace", at, taps]
+        pack = Launch(build(context, packing), "pack", items, (1, 1, 1), arguments, names=OPERANDS)
+        if not problem.constant_weights:
+            return StepPlan(size, [pack, run])
+        key = json.dumps([Tiles.name, str(problem.replace(mb=1)), self.planes])
+        return StepPlan(size, [run], packed, [pack], key)
 
-def kernels(problem: ConvProblem, config: Mapping[str, Any]) -> list[TilesKernel]:
-    """One a phase."""
-    return [TilesKernel(problem, phase, config) for phase in walk_of(problem).phases]
-
-
-def areas_of(problem: ConvProblem, found: list[TilesKernel]) -> tuple[int, list[int], int]:
-    """(bytes of workspace, where each phase's packed weights begin, bytes of these): slots first, shared by phases."""
-    areas, packed = Areas(PAGE), Areas(PAGE)
-    if not problem.constant_weights:
-        packed = areas
-    areas.add(max(kernel.slots_size for kernel in found))
-    before = packed.size
-    places = [packed.add(kernel.packed_size) for kernel in found]
-    return areas.size, places, packed.size - before
+    def _packing(self) -> tuple[str, Any]:
+        """(the program that packs weights, what it is passed)."""
+        problem, walk = self.problem, self.walk
+        w, backwards = TensorLayout.of(problem, "w"), problem.direction == "bwd_data"
+        n, c = (w.channel, w.image) if backwards else (w.image, w.channel)
+        size = math.prod(problem.w_shape)
+        longs = {"WN": n, "WC": c, "WT": w.axes[2], "W_GROUP": size // walk.groups, "W_SIZE": size}
+        ints = {"ALL_TAPS": walk.volume, "C": walk.c, "N": walk.m, "PANELS": self.panels, "BLOCKS": self.blocks}
+        rows = [(-1, 0)] * walk.volume
+        for taps, place in zip(self.flat.taps, self.packed, strict=True):
+            for number, tap in enumerate(taps):
+                rows[tap.kernel] = place + number * self.step_w, len(taps) * self.step_w
+        columns = zip(("TO_AT", "TO_BLOCK"), zip(*rows, strict=True), strict=True)
+        sizes, given = passed(ints, longs, {name: ("long", column, 16) for name, column in columns})
+        text = self._begin() + sizes + define(ORDER=0 if n == 1 else 1 if n < c else 2)
+        if c < n:
+            run = 1 if c == 1 else walk.volume
+            text += define(RUN=run, CHUNK=next((some for some in (32, 16, 8, 4) if some * run <= _RUN), 2))
+        files = ("split.cl", "turn.cl.mako", "pack.cl")
+        return text + "".join(kernel_text(__package__, name) for name in files), given
 
 
 class Tiles(Solver):
@@ -193,7 +208,7 @@ class Tiles(Solver):
         if not any(phase.volume for phase in walk.phases):
             return "some tap that reaches the image only"
         least = {"planes": planes_of(problem), "rows": 1, "panels": 1, "items": 1}
-        worst = max(kernels(problem, least), key=lambda kernel: kernel.slot)
+        worst = TilesKernel(problem, least)
         if worst.slot > _MOST_SLOT or worst.positions > 1 << 20:
             return f"rows of {_MOST_SLOT} bytes for all channels of a group at most, got {worst.slot}"
         if worst.steps > _STEPS:
@@ -205,8 +220,8 @@ class Tiles(Solver):
         walk, units = walk_of(problem), device.compute_units
         panels = _ceil(walk.m, 32)
         base = {"planes": planes_of(problem), "panels": panels, "items": min(4 * units, max(units, 16))}
-        most = max(kernel.all_rows for kernel in kernels(problem, {**base, "rows": 1}))
-        slots = {rows: max(each.slot for each in kernels(problem, {**base, "rows": rows})) for rows in bands_of(most)}
+        most = TilesKernel(problem, {**base, "rows": 1}).all_rows
+        slots = {rows: TilesKernel(problem, {**base, "rows": rows}).slot for rows in bands_of(most)}
         found: dict[str, tuple[float, dict[str, Any]]] = {}
         for rows in ([rows for rows, slot in slots.items() if slot <= _SLOT] or [1])[-4:]:
             for shares in sorted({1, min(2, panels), min(4, panels), min(panels, 2 * units)}):
@@ -217,49 +232,36 @@ class Tiles(Solver):
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Slots, and packed weights unless they are constant."""
-        return areas_of(problem, kernels(problem, config))[0]
+        return TilesKernel(problem, config).areas()[0]
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """What tiles take, what is split and stored, and launches."""
-        return sum(cost_of(kernel, device) for kernel in kernels(problem, config)) / rates(device).flops
+        return cost_of(TilesKernel(problem, config), device) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile, once the device has proved that it can. Raises PluginError."""
-        require(context)
-        return compiled(context, problem, config)
-
-
-def compiled(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-    """The plan of one configuration."""
-    found = kernels(problem, config)
-    size, places, packed = areas_of(problem, found)
-    packers, runs = [], []
-    for kernel, at in zip(found, places, strict=True):
-        pack, run = kernel.launches(context, at)
-        packers += pack
-        runs.append(run)
-    if not problem.constant_weights:
-        return StepPlan(size, [*packers, *runs])
-    key = json.dumps([Tiles.name, str(problem.replace(mb=1)), config["planes"]])
-    return StepPlan(size, runs, packed, packers, key)
+        require(context, problem)
+        return TilesKernel(problem, config).plan(context)
 
 
 # In operations of the peak, what takes the time of: a product of a step of a tile, a byte of weights read for a band,
-# an element split, one written, one of the weights packed (channels last: 1.4 times as much), and a launch.
-# In NCHW a tile's rows of the source lie far apart and across cache lines.
-_STEP, _STEP_NCHW, _READ, _SPLIT, _STORED, _PACKED, _LAUNCH = 3600.0, 5000.0, 8.0, 85.0, 60.0, 270.0, 4e6
+# one of the weights packed, and a launch; an element split and one written: channels last, turned, and across.
+# In NCHW a row whose elements are not neighbours is split by parts of vectors.
+_STEP, _STEP_ACROSS, _READ, _PACKED, _LAUNCH = 4650.0, 7200.0, 6.0, 112.0, 3.8e6
+_SPLIT, _STORED, _SPLIT_APART = (63.0, 86.0, 50.0), (21.0, 115.0, 23.0), 134.0
 
 
 def cost_of(kernel: TilesKernel, device: DeviceInfo) -> float:
-    """Operations of the peak that one phase takes the time of."""
+    """Operations of the peak that a configuration takes the time of."""
     walk, flat = kernel.walk, kernel.flat
-    tiles = walk.groups * kernel.bands * _ceil(kernel.rows * flat.pitch, 32) * kernel.panels
-    step = _STEP if kernel.nhwc else _STEP_NCHW
+    form = 0 if kernel.nhwc else 2 if kernel.across else 1
+    tiles = walk.groups * kernel.bands * _ceil(kernel.rows * flat.pitch, 32) * _ceil(walk.m, 16) / 2
+    step = _STEP_ACROSS if kernel.across else _STEP
     work = step * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps + _READ * kernel.bands * kernel.packed_size
     split = walk.groups * kernel.bands * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)
-    split *= min(kernel.shares, kernel.items)
-    idle = uneven(kernel.jobs, device)
-    cost = (work + _SPLIT * split + _STORED * 1024 * tiles) * idle + _LAUNCH
-    if not kernel.problem.constant_weights and kernel.steps:
-        cost += _PACKED * (1.4 if kernel.nhwc else 1) * kernel.packed_size / (2 * kernel.planes) + _LAUNCH
-    return cost
+    split *= min(kernel.shares, kernel.items) * (_SPLIT_APART if form and walk.step[2] > 1 else _SPLIT[form])
+    stored = _STORED[form] * 1024 * tiles * len(walk.phases)
+    cost = (work + split + stored) * uneven(kernel.jobs, device) + _LAUNCH
+    return (
+        cost if kernel.problem.constant_weights else cost + _PACKED * kernel.packed_size / (2 * kernel.planes) + _LAUNCH
+    )

@@ -3,34 +3,38 @@
 Padded coordinates along an axis are ``place * step + e`` with ``e = tap * spread`` from the least one on; the position
 is ``place + e // step`` among those of remainder ``e % step``. Rows of all images follow one another at a pitch, and
 the zeros after a row are those before the next one: 8 columns for 7 with a border of 1, where 9 would stand alone.
+A data gradient's phases read the same source, at offsets of their own.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from convdispatch.api import Phase, Walk
+from convdispatch.api import ConvProblem, Phase, Walk, walk_of
 
-__all__ = ["Axis", "Flat", "bands_of", "flat_of"]
+__all__ = ["Axis", "Flat", "bands_of", "flat_of", "merged"]
 
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
+_MOST_ROW = 128
+"""Positions of a row that is made of several: one image still falls into bands."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a phase."""
+    """One axis of all phases."""
 
     count: int
-    """Places."""
+    """Places of the phase that has most."""
     step: int
     size: int
     """Of the source."""
     first: int
     """The source's coordinate of padded coordinate 0."""
     reads: tuple[int, ...]
-    """Padded coordinate of each tap at place 0."""
+    """Padded coordinates of all taps at place 0."""
 
     @functools.cached_property
     def pitch(self) -> int:
@@ -68,11 +72,11 @@ class Tap(NamedTuple):
 
 @dataclass(frozen=True)
 class Flat:
-    """A phase over all axes (d, h, w)."""
+    """All phases over the same positions, along (d, h, w)."""
 
-    phase: Phase
     axes: tuple[Axis, Axis, Axis]
-    taps: tuple[Tap, ...]
+    taps: tuple[tuple[Tap, ...], ...]
+    """Of each phase."""
 
     @property
     def pitch(self) -> int:
@@ -93,30 +97,52 @@ class Flat:
     @property
     def beyond(self) -> int:
         """Rows that a band reads after its own."""
-        return -(-max((tap.offset for tap in self.taps), default=0) // self.pitch)
+        return -(-max((tap.offset for taps in self.taps for tap in taps), default=0) // self.pitch)
 
 
 @functools.lru_cache(maxsize=256)
-def flat_of(walk: Walk, phase: Phase) -> Flat:
-    """The flat form of a phase."""
-    axes, reads = [], []
-    for axis in range(3):
-        spread, taps = walk.spread[axis], phase.taps[axis] * bool(phase.volume)
-        first = phase.origin[axis] + min(0, max(taps - 1, 0) * spread)
-        reads.append([phase.origin[axis] + t * spread - first for t in range(taps)])
-        axes.append(Axis(phase.count[axis], walk.step[axis], walk.source.size[axis], first, tuple(reads[-1])))
-    parts = {part: number for number, part in enumerate(Flat(phase, tuple(axes), ()).parts)}  # type: ignore[arg-type]
-    taps = []
-    steps, pitches = [axis.step for axis in axes], [axis.pitch for axis in axes]
+def flat_of(walk: Walk) -> Flat:
+    """The flat form of a walk's phases."""
+    axes: list[Axis] = []
+    reading = [phase for phase in walk.phases if phase.volume]
+    for axis, spread in enumerate(walk.spread):
+        reads = {phase.origin[axis] + t * spread for phase in reading for t in range(phase.taps[axis])}
+        first, count = min(reads, default=0), max(phase.count[axis] for phase in walk.phases)
+        places = tuple(sorted(each - first for each in reads))
+        axes.append(Axis(count, walk.step[axis], walk.source.size[axis], first, places))
+    bare = Flat(tuple(axes), ())  # type: ignore[arg-type]
+    return Flat(bare.axes, tuple(_taps(walk, phase, bare) for phase in walk.phases))
+
+
+def _taps(walk: Walk, phase: Phase, flat: Flat) -> tuple[Tap, ...]:
+    parts, found = {part: number for number, part in enumerate(flat.parts)}, []
+    pitches = [axis.pitch for axis in flat.axes]
     for tap in range(phase.volume):
         t = (tap // (phase.taps[1] * phase.taps[2]), tap // phase.taps[2] % phase.taps[1], tap % phase.taps[2])
-        e = [reads[axis][t[axis]] for axis in range(3)]
+        e = [phase.origin[axis] + t[axis] * walk.spread[axis] - flat.axes[axis].first for axis in range(3)]
         k = [phase.tap0[axis] + t[axis] * walk.tap_step[axis] for axis in range(3)]
-        z, y, x = (each // step for each, step in zip(e, steps, strict=True))
-        part = parts[e[0] % steps[0], e[1] % steps[1], e[2] % steps[2]]
+        z, y, x = (each // step for each, step in zip(e, walk.step, strict=True))
+        part = parts[e[0] % walk.step[0], e[1] % walk.step[1], e[2] % walk.step[2]]
         number = (k[0] * walk.kernel[1] + k[1]) * walk.kernel[2] + k[2]
-        taps.append(Tap(number, part, (z * pitches[1] + y) * pitches[2] + x))
-    return Flat(phase, tuple(axes), tuple(taps))  # type: ignore[arg-type]
+        found.append(Tap(number, part, (z * pitches[1] + y) * pitches[2] + x))
+    return tuple(found)
+
+
+def merged(problem: ConvProblem) -> ConvProblem:
+    """The same memory in other rows where each pixel is a place and rows are free: such that fill vectors best."""
+    if not walk_of(problem).pointwise:
+        return problem
+    sizes = [getattr(problem, "i" + axis) for axis in problem.axes]
+    rows = math.prod(sizes[:-1])
+    widths = [sizes[-1] * n for n in range(1, rows + 1) if rows % n == 0 and sizes[-1] * n <= _MOST_ROW]
+    if len(sizes) == 1 or not widths:
+        return problem
+    best = max(widths, key=lambda width: (width / (-(-width // 16)), width))
+    changes = {letter + axis: 1 for axis in problem.axes for letter in "is"} | {
+        "ih": math.prod(sizes) // best,
+        "iw": best,
+    }
+    return problem.replace(**changes)
 
 
 def bands_of(rows: int) -> list[int]:

@@ -28,29 +28,32 @@ def product(
 
     ``a`` and ``b`` say where their tiles lie, in bytes: ``row`` from row to row, ``tile`` from tile to tile, ``plane``
     from plane to plane, ``step`` from step to step. An operand without a step begins each one where ``offsets`` says;
-    where both have one, ``offsets`` is not read. ``tiles``: of A and of B, one or two. ``goes_on``: sums begin with
-    what memory holds, not with 0.
+    where both have one, there is no ``offsets``. One of these without a plane has planes ``line`` bytes apart, a last
+    parameter, and its rows are as many lines. ``tiles``: of A and of B, one or two. ``goes_on``: sums begin with what
+    memory holds, not with 0.
     """
     rows, columns = tiles
     sums = [(i, j) for i in range(rows) for j in range(columns)]
     sides = {"a": (a, 4, rows), "b": (b, 6, columns)}
     listed = [side for side, (where, _, _) in sides.items() if "step" not in where]
-    place = {side: "t" if side in listed else side for side in sides}
+    lined = [side for side in listed if "plane" not in sides[side][0]]
 
     def loads(side: str, plane: int) -> list[str]:
         where, first, count = sides[side]
-        return [
-            f"tileloadd {plane * where['plane'] + i * where['tile']}(%[{place[side]}],%[{side}row],1), %%tmm{first + i}"
-            for i in range(count)
-        ]
+        begin = f"%[t{plane}]" if side in lined else "%[t0]" if side in listed else f"%[{side}]"
+        at = plane * where.get("plane", 0)
+        return [f"tileloadd {at + i * where['tile']}({begin},%[{side}row],1), %%tmm{first + i}" for i in range(count)]
 
     def each_sum(instruction: str) -> list[str]:
         return [f"{instruction} {i * ROWS * 128 + j * BYTES}(%[sums],%[pitch],1), %%tmm{2 * i + j}" for i, j in sums]
 
+    places = [f"t{plane}" for plane in range(planes if lined else len(listed))]
     lines = each_sum("tileloadd") if goes_on else [f"tilezero %%tmm{2 * i + j}" for i, j in sums]
     lines += ["1:"]
     for side in listed:
-        lines += ["movslq (%[offsets]), %[t]", f"add %[{side}], %[t]", "add $4, %[offsets]"]
+        lines += ["movslq (%[offsets]), %[t0]", f"add %[{side}], %[t0]", "add $4, %[offsets]"]
+    for plane in range(1, len(places)):
+        lines += [f"mov %[t{plane - 1}], %[t{plane}]", f"add %[line], %[t{plane}]"]
     held: dict[str, int] = {}
     for pair in PRODUCTS[planes]:
         for side, plane in zip("ab", pair, strict=True):
@@ -62,13 +65,19 @@ def product(
     lines += ["dec %[steps]", "jnz 1b"]
     lines += [f"tilestored %%tmm{2 * i + j}, {i * ROWS * 128 + j * BYTES}(%[sums],%[pitch],1)" for i, j in sums]
     body = "\\n".join(lines)
+    rows_of = {side: f"line * {planes}" if side in lined else f"{where['row']}L" for side, (where, *_) in sides.items()}
+    moved = ["a", "b", *(["offsets"] if listed else []), "steps"]
+    outputs = [f'[{each}] "+r"({each})' for each in moved] + [f'[{each}] "=&r"({each})' for each in places]
+    inputs = [f'[{side}row] "r"({row})' for side, row in rows_of.items()] + ['[line] "r"(line)'] * bool(lined)
+    given = ["global const uchar *a", "global const uchar *b", *["global const int *offsets"] * bool(listed)]
+    given += ["long steps", "global float *sums", *["long line"] * bool(lined)]
     return f"""
 __attribute__((noinline))
-void {name}(global const uchar *a, global const uchar *b, constant int *offsets, long steps, global float *sums) {{
-  long t;
+void {name}({", ".join(given)}) {{
+  {f"long {', '.join(places)};" if places else ""}
   __asm__ volatile("{body}"
-                   : [a] "+r"(a), [b] "+r"(b), [offsets] "+r"(offsets), [steps] "+r"(steps), [t] "=&r"(t)
-                   : [arow] "r"({a["row"]}L), [brow] "r"({b["row"]}L), [sums] "r"(sums), [pitch] "r"(128L)
+                   : {", ".join(outputs)}
+                   : {", ".join(inputs)}, [sums] "r"(sums), [pitch] "r"(128L)
                    : "memory");
 }}
 """

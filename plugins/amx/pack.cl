@@ -1,64 +1,83 @@
-// Weights as tiles: [group][panel of 32 target channels][block of 32 source channels][tap][plane][half][1 KB].
+// Weights as tiles for all phases at once: [group][panel of 32 target channels][block of 32 source channels]
+// [tap of the phase][plane][half][1 KB].
 //
-// NHWC  a tile's rows are pairs of source channels, of 16 target channels each
-// else  a tile's rows are target channels, of 32 source channels each
+// A tile's rows are pairs of source channels, of 16 target channels each; ACROSS: target channels, of 32 source channels.
 //
 // WN WC  elements of w from target channel to target channel and from source channel to source channel, W_GROUP from
-//        group to group, WT from tap to tap; TAP_AT the phase's taps
-#define AT_(i) LOAD(p, (i) * (long)WC)
-inline float16 channels_of(global const REAL *p, int n) {
-#if WC == 1
-  return first_of(p, n);
-#else
-  if (n >= 16)
-    return (float16)(AT_(0), AT_(1), AT_(2), AT_(3), AT_(4), AT_(5), AT_(6), AT_(7),
-                     AT_(8), AT_(9), AT_(10), AT_(11), AT_(12), AT_(13), AT_(14), AT_(15));
-  union { float16 v; float s[16]; } u;
-  u.v = 0;
-  ONCE for (int c = 0; c < n; ++c) u.s[c] = AT_(c);
-  return u.v;
-#endif
+//        group to group, WT from tap to tap, W_SIZE in all
+// ORDER  0: target channels are neighbours; 1: taps, then target channels; 2: source channels, with RUN taps each
+// TO_    for each tap of the kernel where its tiles begin in its phase, or -1; bytes from block to block there
+#define TILE_(tap) (to + TO_AT[tap] + (((long)g * PANELS + panel) * BLOCKS + block) * TO_BLOCK[tap])
+// Sixteen target channels of a pair of source channels.
+inline void put_pair(global uchar *row, uint16 even, uint16 odd) {
+  uint16 p[3], q[3];
+  split(as_float16(even), p);
+  split(as_float16(odd), q);
+  for (int plane = 0; plane < PLANES; ++plane) *(global pairs16 *)(row + plane * 2048) = p[plane] >> 16 | q[plane];
 }
-// A tile row of a target channel: 32 source channels, n of them there.
-inline void row_of(uint16 *p, global const REAL *w, int n) {
-  const float16 a = channels_of(w, n), b = channels_of(w + 16 * (long)WC, n - 16);
-  uint16 odd[3];
-  split((float16)(a.even, b.even), p);
-  split((float16)(a.odd, b.odd), odd);
-  for (int plane = 0; plane < PLANES; ++plane) p[plane] = p[plane] >> 16 | odd[plane];
+inline void end_tile(global uchar *tile) {
+#if ACROSS
+  for (int plane = 0; plane < PLANES; ++plane) {
+    global pairs16 *rows = (global pairs16 *)(tile + plane * 2048);
+    uint16 v[16];
+    for (int i = 0; i < 16; ++i) v[i] = rows[i];
+    turn(v);
+    for (int i = 0; i < 16; ++i) rows[i] = v[i];
+  }
+#endif
 }
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
-void pack(global const REAL *restrict w, global uchar *restrict to, long to_at) {
+void pack(global const REAL *restrict w, global uchar *restrict to, long to_at, const Sizes given) {
+  const Sizes *sizes = &given;
   const int panel = get_global_id(0) % PANELS, g = get_global_id(0) / PANELS, block = get_global_id(1);
-  to += to_at + (((long)g * PANELS + panel) * STEPS + block * TAPS) * STEP_W;
-  w += (long)g * W_GROUP + (long)(32 * panel) * WN + (long)(32 * block) * WC;
-  const int channels = min(32, C - 32 * block), rows = min(32, N - 32 * panel);
-  ONCE for (int side = 0; side < 2; ++side)
-    ONCE for (int tap = 0; tap < TAPS; ++tap) {
-      global uchar *tile = to + (long)tap * STEP_W + 1024 * side;
-      global const REAL *from = w + (long)(16 * side) * WN + (long)TAP_AT[tap] * WT;
-#if NHWC && WN == 1
-      ONCE for (int pair = 0; pair < 16; ++pair) {
-        uint16 even[3], odd[3];
-        const int c = 2 * pair, n = rows - 16 * side;
-        split(first_of(from + c * (long)WC, c < channels ? n : 0), even);
-        split(first_of(from + (c + 1) * (long)WC, c + 1 < channels ? n : 0), odd);
-        for (int plane = 0; plane < PLANES; ++plane)
-          *(global pairs16 *)(tile + plane * 2048 + pair * 64) = even[plane] >> 16 | odd[plane];
-      }
-#else
-      uint16 v[PLANES][16];
-      ONCE for (int n = 0; n < 16; ++n) {
-        uint16 p[3];
-        row_of(p, from + (long)n * WN, 16 * side + n < rows ? channels : 0);
-        for (int plane = 0; plane < PLANES; ++plane) v[plane][n] = p[plane];
-      }
-      for (int plane = 0; plane < PLANES; ++plane) {
-#if NHWC
-        turn(v[plane]);
-#endif
-        for (int i = 0; i < 16; ++i) *(global pairs16 *)(tile + plane * 2048 + i * 64) = v[plane][i];
-      }
-#endif
+  const long begin = (long)g * W_GROUP + (long)(32 * panel) * WN + (long)(32 * block) * WC;
+  const int channels = min(32, C - 32 * block);
+  to += to_at;
+  ONCE for (int side = 0; side < 2; ++side, to += 1024) {
+    const int rows = min(16, N - 32 * panel - 16 * side);
+    const long at = begin + (long)(16 * side) * WN;
+#if ORDER == 0
+    ONCE for (int tap = 0; tap < ALL_TAPS; ++tap) {
+      if (TO_AT[tap] < 0) continue;
+      global const REAL *from = w + at + (long)tap * WT;
+      ONCE for (int c = 0; c < 32; c += 2)
+        put_pair(TILE_(tap) + 32 * c, as_uint16(first_of(from + c * (long)WC, c < channels ? rows : 0)),
+                 as_uint16(first_of(from + (c + 1) * (long)WC, c + 1 < channels ? rows : 0)));
+      end_tile(TILE_(tap));
     }
+#elif ORDER == 1  // vectors of taps are turned, as many as a vector holds
+    ONCE for (int first = 0; first < ALL_TAPS; first += 16)
+      ONCE for (int c = 0; c < 32; c += 2) {
+        uint16 v[2][16];
+        for (int odd = 0; odd < 2; ++odd) {
+          const long from = at + first + (c + odd) * (long)WC;
+          ONCE for (int n = 0; n < 16; ++n) {
+            const long left = n < rows && c + odd < channels ? min(16L, W_SIZE - from - n * (long)WN) : 0;
+            v[odd][n] = as_uint16(first_of(w + from + n * (long)WN, left));
+          }
+          turn(v[odd]);
+        }
+        ONCE for (int t = 0; t < min(16, ALL_TAPS - first); ++t)
+          if (TO_AT[first + t] >= 0) put_pair(TILE_(first + t) + 32 * c, v[0][t], v[1][t]);
+      }
+#else  // vectors of source channels, with their taps, are turned
+    ONCE for (int first = 0; first < ALL_TAPS; first += RUN)
+      ONCE for (int some = 0; some < 32; some += CHUNK) {
+        const int run = (channels - some) * RUN;
+        uint16 v[(CHUNK * RUN + 15) / 16 * 16];
+        ONCE for (int j = 0; j < CHUNK * RUN; j += 16) {
+          ONCE for (int n = 0; n < 16; ++n) {
+            global const REAL *from = w + at + n * (long)WN + (long)first * WT + (long)some * WC + j;
+            v[j + n] = as_uint16(first_of(from, n < rows ? run - j : 0));
+          }
+          turn(v + j);
+        }
+        ONCE for (int t = 0; t < RUN; ++t)
+          if (TO_AT[first + t] >= 0)
+            ONCE for (int c = 0; c < CHUNK; c += 2)
+              put_pair(TILE_(first + t) + 32 * (some + c), v[c * RUN + t], v[(c + 1) * RUN + t]);
+        if (some + CHUNK == 32 && TO_AT[first] >= 0) end_tile(TILE_(first));
+      }
+#endif
+  }
 }

@@ -16,12 +16,13 @@ inline void split(float16 v, uint16 *p) {
   p[0] = nearest(v);
 #endif
 #if PLANES > 1
+  // What is left is finite and far from the largest number; of two that are equally near, the one further from 0.
   const int16 whole = (as_uint16(v) & 0x7fffffffu) < 0x7f800000u;
   v = select((float16)(0), v - as_float16(p[0]), whole);
-  p[1] = nearest(v);
+  p[1] = (as_uint16(v) + 0x8000u) & 0xffff0000u;
 #endif
 #if PLANES > 2
-  p[2] = nearest(v - as_float16(p[1]));
+  p[2] = as_uint16(v - as_float16(p[1]));  // eight bits, or the first of them
 #endif
 }
 // The first n of sixteen elements; the others 0.

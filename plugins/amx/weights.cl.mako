@@ -9,9 +9,10 @@
 //
 // C source channels in BLOCKS, N target channels in PANELS, PER of these a job; POSITIONS of a channel of x
 // ROWS rows of positions of a band, BANDS bands dealt to SPLITS parts of the sum; STEPS of 32 positions
-// AREA sums of a part and group; JOBS jobs for ITEMS work items
-// FLAT_AT DY_AT SUMS_AT  bytes of the slot before what is turned, dy, and the sums of a tile
-#define LAST_W ((long)N * C * ALL_TAPS)
+// AREA sums of a part and group; RUN taps that neighbour in dw; JOBS jobs for ITEMS work items
+// NEAR steps that all taps go over before the next ones
+// FLAT_AT DY_AT SUMS_AT  bytes of the slot before what is turned, dy, and the sums of all taps
+#define LAST_W ((long)N * C * TAPS)
 #define PLANE_ (64L * POSITIONS)
 #define PAIR (128 * PLANES)
 
@@ -27,7 +28,7 @@ inline void pairs_of(uint16 *v, global const uchar *from) {
 void lay_x(global uchar *to, global uchar *flat, global const REAL *x, long first, int4 f, int c0, int channels,
            int begin, int end) {
   ONCE for (int row = 0; row < BAND_ROWS; ++row) {
-    const long at = source_row(first + row, f.s0, f.s1);
+    const long at = source_at(SIZES place_of(SIZES first + row), f.s0, f.s1);
     fill_positions(flat + (long)row * QW * (PLANES * 64), 0, x + max(at, 0L) + (long)f.s2 * G + c0,
                    at < 0 ? QW : begin, at < 0 ? QW : end, QW, (long)SW * G, channels);
   }
@@ -44,7 +45,7 @@ void lay_x(global uchar *to, global uchar *flat, global const REAL *x, long firs
 }
 void lay_dy(global uchar *to, global uchar *flat, global const REAL *dy, long first, int n0, int channels) {
   ONCE for (int row = 0; row < ROWS; ++row) {
-    const long at = target_row(first + row);
+    const long at = target_at(SIZES place_of(SIZES first + row), YD, YH);
     fill_positions(flat + (long)row * QW * (PLANES * 64), 0, dy + max(at, 0L) + n0, 0, at < 0 ? 0 : YW, QW, N * GROUPS,
                    channels);
   }
@@ -83,7 +84,7 @@ void lay_x(global uchar *to, global uchar *flat, global const REAL *x, long firs
   const long plane = (long)XD * XH * XW;
   ONCE for (int c = 0; c < (channels > 16 ? 32 : 16); ++c, to += 2L * POSITIONS) {
     ONCE for (int row = 0; row < BAND_ROWS; ++row) {
-      const long at = c < channels ? source_row(first + row, f.s0, f.s1) : -1;
+      const long at = c < channels ? source_at(SIZES place_of(SIZES first + row), f.s0, f.s1) : -1;
       const long from = at < 0 ? 0 : at + (c0 + c) * plane;
       fill_neighbours(to + 2L * row * QW, PLANE_, x + from, at < 0 ? QW : begin, at < 0 ? QW : end, f.s2,
                       IMAGES * G * plane - from, SW);
@@ -93,46 +94,58 @@ void lay_x(global uchar *to, global uchar *flat, global const REAL *x, long firs
 }
 void lay_dy(global uchar *to, global uchar *flat, global const REAL *dy, long first, int n0, int channels) {
   const long plane = (long)YD * YH * YW, pitch = 2L * FLAT, plane_ = 32 * pitch;
-  ONCE for (int n = 0; n < (channels > 16 ? 32 : 16); ++n) {
-    ONCE for (int row = 0; row < ROWS; ++row) {
-      const long at = n < channels ? target_row(first + row) : -1, from = at < 0 ? 0 : at + (n0 + n) * plane;
-      fill_neighbours(flat + n * pitch + 2L * row * QW, plane_, dy + from, 0, at < 0 ? 0 : YW, 0,
-                      IMAGES * (N * GROUPS) * plane - from, 1);
+  ONCE for (int row = 0, p = 0; row <= ROWS; ++row) {
+    const long at = row < ROWS ? target_at(SIZES place_of(SIZES first + row), YD, YH) : -1;
+    ONCE for (int n = 0; n < (channels > 16 ? 32 : 16); ++n) {
+      global uchar *line = flat + n * pitch + 2L * row * QW;
+      const long from = at < 0 || n >= channels ? -1 : at + (n0 + n) * plane;
+      if (row == ROWS) zero_after(line, plane_, 32);
+      else fill_neighbours(line, plane_, dy + max(from, 0L), 0, from < 0 ? 0 : YW, 0, IMAGES * (N * GROUPS) * plane - from, 1);
     }
-    zero_after(flat + n * pitch + 2L * ROWS * QW, plane_, 32);
+    // What whole rows have filled is turned while it is near.
+    ONCE for (; row == ROWS ? p < 32 * (int)STEPS : p + 32 <= (row + 1) * QW; p += 32)
+      ONCE for (int plane = 0; plane < PLANES; ++plane)
+        ONCE for (int side = 0; side < (channels > 16 ? 2 : 1); ++side) {
+          uint16 v[16];
+          for (int n = 0; n < 16; ++n)
+            v[n] = *(global const pairs16 *)(flat + plane * plane_ + (16 * side + n) * pitch + 2 * p);
+          turn(v);
+          for (int i = 0; i < 16; ++i)
+            *(global pairs16 *)(to + (p / 2 + i) * PAIR + 128 * plane + 64 * side) = v[i];
+        }
   }
-  ONCE for (int p = 0; p < 32 * (int)STEPS; p += 32)
-    ONCE for (int plane = 0; plane < PLANES; ++plane)
-      ONCE for (int side = 0; side < (channels > 16 ? 2 : 1); ++side) {
-        uint16 v[16];
-        for (int n = 0; n < 16; ++n)
-          v[n] = *(global const pairs16 *)(flat + plane * plane_ + (16 * side + n) * pitch + 2 * p);
-        turn(v);
-        for (int i = 0; i < 16; ++i)
-          *(global pairs16 *)(to + (p / 2 + i) * PAIR + 128 * plane + 64 * side) = v[i];
-      }
 }
 % endif
 
-// A tile's sums [32 c][32 n] to dw: of panel and block, for a tap of the kernel.
-void put_tile(global const float *sums, global REAL *w, int panel, int block, int tap) {
-  const int channels = min(32, C - 32 * block), rows = min(32, N - 32 * panel);
-  ONCE for (int n = 0; n < rows; ++n)
-    ONCE for (int c = 0; c < channels; ++c) {
-% if nhwc:
-      const long at = ((long)(32 * panel + n) * ALL_TAPS + tap) * C + 32 * block + c;
-% else:
-      const long at = ((long)(32 * panel + n) * C + 32 * block + c) * ALL_TAPS + tap;
-% endif
-      STORE(w, at, ${"LOAD(w, at) + " if accumulate else ""}sums[c * 32 + n]);
+// Sums [tap][32 c][32 n], of as many parts as there are, to dw: sixteen target channels from n on, of panel and block.
+// What neighbours in dw, taps of channels or (channels last) channels of a tap, is turned out of vectors over n.
+void put_sums(global const float *sums, global REAL *w, int panel, int block, int n, const int parts) {
+  const int run = min(32, C - 32 * block) * RUN, rows = min(16, N - 32 * panel - n);
+  ONCE for (int tap = 0; tap < TAPS; tap += RUN)
+    ONCE for (int j = 0; j < run; j += 16) {
+      uint16 v[16];
+      for (int i = 0; i < 16; ++i) {
+        global const float *s = sums + (tap + (j + i) % RUN) * 1024 + (j + i) / RUN * 32 + n;
+        float16 sum = LOADW(s);
+        for (int part = 1; part < parts; ++part) sum += LOADW(s + (long)part * GROUPS * AREA);
+        v[i] = as_uint16(sum);
+      }
+      turn(v);
+      global REAL *to = w + ((long)(32 * panel + n) * TAPS + tap) * C + (long)(32 * block) * RUN + j;
+      ONCE for (int i = 0; i < rows; ++i, to += (long)C * TAPS) {
+        union { float16 v; float s[16]; } u;
+        u.v = as_float16(v[i]);
+        if (run - j >= 16) STOREV(to, ${"LOADV(to) + " if accumulate else ""}u.v);
+        else ONCE for (int k = 0; k < run - j; ++k) STORE(to, k, ${"LOAD(to, k) + " if accumulate else ""}u.s[k]);
+      }
     }
 }
 
-inline void tile(global const uchar *x, global const uchar *dy, global float *sums, int channels, int rows, bool on) {
+inline void tile(global const uchar *x, global const uchar *dy, long steps, global float *sums, int channels, int rows, bool on) {
 % for r, c in tiles:
   ${"else " if not loop.first else ""}${"if (%s && %s)" % ("channels > 16" if r == 2 else "channels <= 16", "rows > 16" if c == 2 else "rows <= 16") if len(tiles) > 1 else ""} {
-    if (on) more_${r}${c}(x, dy, TAP_AT, STEPS, sums);
-    else begin_${r}${c}(x, dy, TAP_AT, STEPS, sums);
+    if (on) more_${r}${c}(x, dy, steps, sums);
+    else begin_${r}${c}(x, dy, steps, sums);
   }
 % endfor
 }
@@ -159,14 +172,19 @@ void weights(global const REAL *restrict x, global const REAL *restrict dy, glob
         }
       ONCE for (int panel = share * PER; panel < panels; ++panel) {
         lay_dy(gradient, slot + FLAT_AT, dy, (long)band * ROWS, g * N + 32 * panel, min(32, N - 32 * panel));
-        ONCE for (int block = 0; block < BLOCKS; ++block)
-          ONCE for (int tap = 0; tap < TAPS; ++tap) {
-            const int2 at = OFFSETS[tap];
-            global float *sums = ${"(global float *)(slot + SUMS_AT)" if once else "area + (((long)panel * BLOCKS + block) * TAPS + tap) * 1024"};
-            tile(slot + ((long)block * PARTS + at.s0) * (PLANES * PLANE_) + 2L * at.s1, gradient, sums,
-                 min(32, C - 32 * block), min(32, N - 32 * panel), band > from);
-            if (SPLITS == 1 && band == to - 1) put_tile(sums, w + g * LAST_W, panel, block, TAP_AT[tap]);
-          }
+        ONCE for (int block = 0; block < BLOCKS; ++block) {
+          global float *sums = ${"(global float *)(slot + SUMS_AT)" if once else "area + ((long)panel * BLOCKS + block) * TAPS * 1024"};
+          ONCE for (long step = 0; step < STEPS; step += NEAR)
+            ONCE for (int tap = 0; tap < TAPS; ++tap) {
+              const int2 at = OFFSETS[tap];
+              tile(slot + ((long)block * PARTS + at.s0) * (PLANES * PLANE_) + 2L * at.s1 + 64 * step,
+                   gradient + step * (16 * PAIR), min((long)NEAR, STEPS - step), sums + tap * 1024,
+                   min(32, C - 32 * block), min(32, N - 32 * panel), band > from || step);
+            }
+          if (SPLITS == 1 && band == to - 1)
+            ONCE for (int n = 0; n < min(32, N - 32 * panel); n += 16)
+              put_sums(sums, w + g * LAST_W, panel, block, n, 1);
+        }
       }
     }
   }
@@ -176,13 +194,8 @@ void weights(global const REAL *restrict x, global const REAL *restrict dy, glob
 % if splits > 1:
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void reduce(global uchar *restrict workspace, global REAL *restrict w) {
-  const int tile = get_global_id(0), g = get_global_id(1);
-  global float *sums = (global float *)workspace + (long)g * AREA + (long)tile * 1024;
-  ONCE for (int i = 0; i < 1024; i += 16) {
-    float16 v = LOADW(sums + i);
-    ONCE for (int part = 1; part < SPLITS; ++part) v += LOADW(sums + (long)part * GROUPS * AREA + i);
-    STOREW(sums + i, v);
-  }
-  put_tile(sums, w + g * LAST_W, tile / (TAPS * BLOCKS), tile / TAPS % BLOCKS, TAP_AT[tile % TAPS]);
+  const int tile = get_global_id(0) / 2, n = get_global_id(0) % 2 * 16, g = get_global_id(1), panel = tile / BLOCKS;
+  global float *sums = (global float *)workspace + (long)g * AREA + (long)tile * (TAPS * 1024);
+  if (32 * panel + n < N) put_sums(sums, w + g * LAST_W, panel, tile % BLOCKS, n, SPLITS);
 }
 % endif

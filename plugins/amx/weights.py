@@ -22,7 +22,7 @@ from convdispatch.api import (
 )
 from convdispatch.api.cpu import PAGE, uneven
 
-from .geometry import bands_of, flat_of
+from .geometry import bands_of, flat_of, merged
 from .instructions import CONFIGURE, product
 from .probe import require
 from .splits import PRODUCTS, planes_of
@@ -33,6 +33,10 @@ _LEAST = 8
 """Channels of a group, below which most of a tile would be empty."""
 _SLOT, _MOST_SLOT = 1 << 20, 4 << 20  # bytes of a band's planes: wanted, and at most
 _AREAS = 16 << 20  # bytes of all parts of dw
+_NEAR = 4
+"""Steps of positions that all taps take before the next ones: so many of x and dy stay in the first cache."""
+_ONCE = 32
+"""Taps whose sums stay in a slot at most."""
 
 
 def _ceil(a: int, b: int) -> int:
@@ -43,9 +47,11 @@ class WeightsKernel:
     """One configuration, worked out without compiling."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        self.problem, self.config = problem, config
+        self.problem = problem = merged(problem)
+        self.config = config
         self.walk = walk = walk_of(problem)
-        self.flat = flat = flat_of(walk, walk.phases[0])
+        self.flat = flat = flat_of(walk)
+        self.taps = flat.taps[0]
         self.planes, self.nhwc = config["planes"], problem.layout == "nhwc"
         self.blocks, self.panels = _ceil(walk.c, 32), _ceil(walk.m, 32)
         self.all_rows = walk.images * flat.rows
@@ -53,6 +59,7 @@ class WeightsKernel:
         self.bands = _ceil(self.all_rows, self.rows)
         self.band_rows = self.rows + flat.beyond
         self.steps = _ceil(self.rows * flat.pitch, 32)
+        self.near = _NEAR if len(self.taps) > 1 else self.steps
         # Rows of an odd number of cache lines, so that a tile's spread over the cache's sets.
         self.positions = (_ceil(self.band_rows * flat.pitch + 64, 32) | 1) * 32
         self.turned = (_ceil(self.rows * flat.pitch + 64, 32) | 1) * 32
@@ -60,14 +67,14 @@ class WeightsKernel:
         areas.add(self.blocks * len(flat.parts) * self.planes * 64 * self.positions)
         self.dy_at = areas.add(32 * self.steps * 64 * self.planes)
         self.flat_at = areas.add(64 * self.planes * (self.positions + 64 if self.nhwc else self.turned))
-        self.sums_at = areas.add(4096 + 64)
-        self.slot = areas.size
         self.splits = min(config["splits"], self.bands)
         self.shares = _ceil(self.panels, config["panels"])
         self.jobs = walk.groups * self.splits * self.shares
         self.items = min(self.jobs, config["items"])
-        self.tiles = self.panels * self.blocks * len(flat.taps)
-        self.once = self.bands == 1 and self.splits == 1
+        self.tiles = self.panels * self.blocks * len(self.taps)
+        self.once = self.bands == 1 and self.splits == 1 and len(self.taps) <= _ONCE
+        self.sums_at = areas.add(4096 * len(self.taps) * self.once + 64)
+        self.slot = areas.size
         self.area = 0 if self.once else self.tiles * 1024
         workspace = Areas(PAGE)
         workspace.add(4 * self.area * walk.groups * self.splits)
@@ -79,17 +86,24 @@ class WeightsKernel:
         problem, walk, flat = self.problem, self.walk, self.flat
         text = storage_macros(problem.dtype) + define(V="float16", LANES=16)
         triples = {"X": walk.source.size, "S": walk.step, "Q": [axis.pitch for axis in flat.axes],
-                   "Y": flat.phase.count, "T": flat.phase.count, "F": (0, 0, 0)}  # fmt: skip
+                   "Y": walk.target.size, "T": walk.target.size}  # fmt: skip
         for prefix, triple in triples.items():
             text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
         text += define(OD_=1, OH_=1, OW_=1, NHWC=int(self.nhwc), PLANES=self.planes, IMAGES=walk.images)
         text += define(G=walk.source.channels, GROUPS=walk.groups, C=walk.c, N=walk.m, BLOCKS=self.blocks)
         text += define(PANELS=self.panels, PER=self.config["panels"], SHARES=self.shares, SPLITS=self.splits)
         text += define(ROWS=self.rows, BANDS=self.bands, BAND_ROWS=self.band_rows, POSITIONS=self.positions)
-        text += define(FLAT=self.turned, STEPS=f"{self.steps}L", TAPS=len(flat.taps), ALL_TAPS=walk.volume)
+        text += define(
+            FLAT=self.turned,
+            STEPS=f"{self.steps}L",
+            TAPS=len(self.taps),
+            NEAR=f"{self.near}L",
+            RUN=1 if self.nhwc else len(self.taps),
+        )
         text += define(PARTS=len(flat.parts), AREA=f"{self.area}L", SLOTS=f"{self.slots_at}L", SLOT=f"{self.slot}L")
         text += define(DY_AT=f"{self.dy_at}L", FLAT_AT=f"{self.flat_at}L", SUMS_AT=f"{self.sums_at}L")
         text += define(JOBS=f"{self.jobs}L", ITEMS=self.items)
+        text += define(SIZES_IN="", SIZES="")  # sizes are in the text
         text += kernel_text(__package__, "split.cl") + kernel_text(__package__, "rows.cl") + self._tables()
         kinds = [(r, c) for r in _sizes(walk.c) for c in _sizes(walk.m)]
         line = 2 * self.positions
@@ -109,8 +123,7 @@ class WeightsKernel:
         first = [axis.first for axis in flat.axes]
         parts = [[r + at for r, at in zip(part, first, strict=True)] for part in flat.parts]
         return (
-            f"constant int TAP_AT[] = {{{', '.join(str(tap.kernel) for tap in flat.taps)}}};\n"
-            f"constant int2 OFFSETS[] = {{{', '.join(f'(int2)({tap.part}, {tap.offset})' for tap in flat.taps)}}};\n"
+            f"constant int2 OFFSETS[] = {{{', '.join(f'(int2)({tap.part}, {tap.offset})' for tap in self.taps)}}};\n"
             f"constant int4 PART_AT[] = {{{', '.join(f'(int4)({d}, {h}, {w}, 0)' for d, h, w in parts)}}};\n"
         )
 
@@ -119,7 +132,7 @@ class WeightsKernel:
         program = build(context, self.text())
         steps = [Launch(program, "weights", (self.items, 1, 1), (1, 1, 1), "x y w workspace", names=OPERANDS)]
         if self.splits > 1:
-            sizes = (self.tiles, self.walk.groups, 1)
+            sizes = (2 * self.panels * self.blocks, self.walk.groups, 1)
             steps.append(Launch(program, "reduce", sizes, (1, 1, 1), "workspace w", names=OPERANDS))
         return StepPlan(self.workspace_size, steps)
 
@@ -187,20 +200,23 @@ class Weights(Solver):
         return WeightsKernel(problem, config).plan(context)
 
 
-# In operations of the peak, what takes the time of: a product of a step of a tile, a tile's sums kept for other bands,
-# and a launch; an element of x and of dy laid out and one of dw written, in NCHW and channels last.
-_STEP, _KEPT, _LAUNCH = 5000.0, 40e3, 4e6
-_X, _DY, _RESULT = (85.0, 150.0), (95.0, 150.0), (200.0, 130.0)
+# In operations of the peak, what takes the time of: a product of a step of a tile for one tap and for several, sums
+# that a tile begins and ends with, an element of dw, one of a part of it, and a launch; an element of x and of dy laid
+# out, in NCHW and channels last; one of x in NCHW whose neighbours in a row are not read.
+_STEP, _STEP_TAPS, _ROUND, _RESULT, _PART, _LAUNCH = 8400.0, 3800.0, 51e3, 18.0, 38.0, 5e6
+_X, _DY, _X_APART = (62.0, 76.0), (53.0, 61.0), 170.0
 
 
 def cost_of(kernel: WeightsKernel, device: DeviceInfo) -> float:
     """Operations of the peak that a configuration takes the time of."""
     walk, flat = kernel.walk, kernel.flat
-    bands = walk.groups * kernel.bands
-    work = _STEP * len(PRODUCTS[kernel.planes]) * bands * kernel.tiles * kernel.steps
-    x = _X[kernel.nhwc] * bands * kernel.shares * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)
+    bands, taps = walk.groups * kernel.bands, len(kernel.taps)
+    tiles = bands * taps * _ceil(walk.c, 16) * _ceil(walk.m, 16) / 4
+    work = (_STEP_TAPS if taps > 1 else _STEP) * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps
+    work += _ROUND * tiles * _ceil(kernel.steps, kernel.near)
+    x = bands * kernel.shares * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)
+    x *= _X_APART if walk.step[2] > 1 and not kernel.nhwc else _X[kernel.nhwc]
     dy = _DY[kernel.nhwc] * bands * kernel.rows * flat.pitch * kernel.panels * 32
-    kept = 0 if kernel.once else _KEPT * bands * kernel.tiles
-    result = _RESULT[kernel.nhwc] * walk.groups * kernel.tiles * 1024
-    cost = (work + x + dy + kept + (result if kernel.splits == 1 else 0)) * uneven(kernel.jobs, device) + _LAUNCH
-    return cost if kernel.splits == 1 else cost + result + 20 * walk.groups * kernel.splits * kernel.area + _LAUNCH
+    result = _RESULT * walk.groups * kernel.tiles * 1024
+    cost = (work + x + dy + (result if kernel.splits == 1 else 0)) * uneven(kernel.jobs, device) + _LAUNCH
+    return cost if kernel.splits == 1 else cost + result + _PART * walk.groups * kernel.splits * kernel.area + _LAUNCH

@@ -1,0 +1,142 @@
+// y[n, place] = epilogue(sum over (c, tap) of w[n, c, tap] x[c, place * step + origin + tap * spread]) by matrix registers
+//
+// A work item takes bands of rows. It splits the source of a band into its slot (band.cl) and computes tiles of 32
+// positions by 32 target channels there, one after the other, for some panels of 32 channels. What stands at a position
+// that is no place is dropped.
+//
+// N target channels a group in PANELS panels of 32, PER of them a job
+// PHASES phases: PLACES of each, elements before its FIRST one; its TAPS, those BEFORE it, bytes before its PACKED weights
+// SIDES phases whose places are neighbours leave together; SIDE_ sums from one to the next
+// ROWS rows of positions of a band, BANDS bands; JOBS jobs for ITEMS work items
+// SUMS_AT  bytes of the slot before sums, which are followed by where rows read, where those of each phase are written, and
+//          where each step begins for position 0
+// OUT_STEP  OW_ in the text, where vectors lie along rows (channels first): there sums of positions are turned first
+// PLACES_FIRST  1: panels are the inner loop, so that what neighbours in memory is written in turn
+#include <convdispatch/first_lanes.cl>
+inline void put_some(OUT_PARAMS, long at, V v, int n, ACC b) {
+  if (n >= 16) put_vector(OUT_ARGS, at, v, b);
+  else put_first(OUT_ARGS, at, v, n, b);
+}
+
+#if !NHWC && !ACROSS
+// [32 positions][32 n] to [n][positions], half of it where ``channels`` say so.
+void turn_tile(global const float *sums, global float *turned, int channels) {
+  ONCE for (int n = 0; n < channels; n += 16)
+    ONCE for (int i = 0; i < 32; i += 16) {
+      uint16 v[16];
+      for (int j = 0; j < 16; ++j) v[j] = *(global const uint16 *)(sums + (i + j) * 32 + n);
+      turn(v);
+      for (int j = 0; j < 16; ++j) *(global uint16 *)(turned + (n + j) * 32 + i) = v[j];
+    }
+}
+#endif
+
+void put_tile(SIZES_IN global float *sums, OUT_PARAMS, global const long *rows_at, int rows, int places, int q, int n0,
+              int g) {
+  const int channels = min(32, N - n0);
+#if NHWC && BIAS
+  const V low = first_of(bias + g * N + n0, channels), high = first_of(bias + g * N + n0 + 16, channels - 16);
+#elif NHWC
+  const V low = 0, high = 0;
+#elif !ACROSS
+  ONCE for (int side = 0; side < SIDES; ++side)
+    turn_tile(sums + side * SIDE_, sums + side * SIDE_ + 1024, channels);
+  sums += 1024;
+#endif
+  const int width = QW;
+  ONCE for (int i = 0, row = 0; i < 32 && row < rows; i += width - q, q = 0, ++row) {
+    const int run = min(32 - i, places - q);
+    const long at = rows_at[row];
+    if (run > 0 && at >= 0) {
+#if NHWC
+      const long pitch = (long)OW_ * (N * GROUPS);
+      long to = at + q * pitch + g * N + n0;
+      global const float *s = sums + i * 32;
+      if (channels == 32) {
+        ONCE for (int j = 0; j < run; ++j, to += pitch, s += 32) {
+          put_vector(OUT_ARGS, to, LOADW(s) + low, 0);
+          put_vector(OUT_ARGS, to + 16, LOADW(s + 16) + high, 0);
+        }
+      } else {
+        ONCE for (int j = 0; j < run; ++j, to += pitch, s += 32) {
+          put_some(OUT_ARGS, to, LOADW(s) + low, channels, 0);
+          if (channels > 16) put_some(OUT_ARGS, to + 16, LOADW(s + 16) + high, channels - 16, 0);
+        }
+      }
+#else
+      const long plane = (long)TD * TH * TW;
+      long to = at + (g * N + n0) * plane + (long)q * OUT_STEP;
+      global const float *s = sums + i;
+      ONCE for (int n = 0; n < channels; ++n, to += plane, s += 32) {
+#if BIAS
+        const ACC b = LOAD(bias, g * N + n0 + n);
+#else
+        const ACC b = 0;
+#endif
+#if OUT_STEP == 1
+        if (run > 16) put_vector(OUT_ARGS, to, LOADW(s), b);
+        const int rest = run > 16 ? 16 : 0;
+        put_some(OUT_ARGS, to + rest, LOADW(s + rest), run - rest, b);
+#elif SIDES == 2
+        ONCE for (int j = 0; j < run; j += 16)
+          put_pairs(OUT_ARGS, to + 2 * j, LOADW(s + j), LOADW(s + SIDE_ + j), min(2 * min(16, run - j), TW - 2 * (q + j)), b);
+#else
+        ONCE for (int j = 0; j < run; ++j) put_one(OUT_ARGS, to + j * OUT_STEP, s[j], b);
+#endif
+      }
+#endif
+    }
+  }
+}
+
+#if !ACROSS
+#define PRODUCT_(name) name(at, weights, steps_at, steps, to)
+#else
+#define PRODUCT_(name) name(weights, at, steps_at, steps, to, 4L * POSITIONS)
+#endif
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
+void conv(global const REAL *restrict x, global const uchar *restrict w, long w_at, global uchar *workspace,
+          const Sizes given, OUT_PARAMS) {
+  const Sizes *sizes = &given;
+  const int item = get_global_id(0);
+  global uchar *slot = workspace + item * SLOT;
+  global float *sums = (global float *)(slot + SUMS_AT);
+  global long *sources = (global long *)(sums + SIDES * SIDE_), *targets = sources + BAND_ROWS;
+  global int *offsets = (global int *)(targets + PHASES * ROWS);
+  const int last = (int)((item + 1) * JOBS / ITEMS);
+  int band_there = -1;
+  w += w_at;
+  list_steps(SIZES offsets);
+  TILES_BEGIN();
+  ONCE for (int job = (int)(item * JOBS / ITEMS); job < last; ++job) {
+    const int part = job % PARTS_OF_N, band = job / PARTS_OF_N, g = band / BANDS;
+    const int first = band % BANDS * ROWS, rows = min(ROWS, ALL_ROWS - first), tiles = (rows * QW + 31) / 32;
+    const int begin = part * PER, panels = min(PANELS - begin, PER);
+    if (band != band_there) {
+      fill(SIZES slot, x, sources, first, g);
+      ONCE for (int phase = 0; phase < PHASES; ++phase) list_targets(SIZES targets + phase * ROWS, first, rows, phase);
+      band_there = band;
+    }
+    ONCE for (int outer = 0; outer < (PLACES_FIRST ? tiles : panels); ++outer)
+      ONCE for (int inner = 0; inner < (PLACES_FIRST ? panels : tiles); ++inner) {
+        const int p = 32 * (PLACES_FIRST ? outer : inner), panel = begin + (PLACES_FIRST ? inner : outer);
+        const int row = p < QW ? 0 : p / QW;
+        global const uchar *at = slot + (long)p * UNIT;
+        ONCE for (int phase = 0; phase < PHASES; phase += SIDES) {
+          ONCE for (int side = 0; side < SIDES; ++side) {
+            const long steps = BLOCKS * (long)TAPS[phase + side];
+            global const uchar *weights = w + PACKED[phase + side] + ((long)g * PANELS + panel) * (steps * STEP_W);
+            global const int *steps_at = offsets + BLOCKS * BEFORE[phase + side];
+            global float *to = sums + side * SIDE_;
+            if (!steps)
+              ONCE for (int i = 0; i < 1024; i += 16) STOREW(to + i, (V)(0));
+            else if (N - 32 * panel <= 16) PRODUCT_(narrow_tile);
+            else PRODUCT_(tile);
+          }
+          put_tile(SIZES sums, OUT_ARGS, targets + phase * ROWS + row, rows - row, PLACES[3 * phase + 2], p - row * QW,
+                   32 * panel, g);
+        }
+      }
+  }
+  TILES_END();
+}

@@ -1,0 +1,45 @@
+"""A geometry's numbers as one argument of a kernel: a program serves all geometries that differ in numbers alone.
+
+Compiling takes longer than reading a number: what stays in the text are types, layouts, planes and what follows a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["passed"]
+
+_MOST = 64
+"""Numbers of a list that is passed; longer ones are in the text."""
+
+
+def passed(
+    ints: Mapping[str, int], longs: Mapping[str, int], lists: Mapping[str, tuple[str, Sequence[int], int]]
+) -> tuple[str, Any]:
+    """(OpenCL text, the argument): a struct ``Sizes``, whose members are macros of the given names.
+
+    ``lists`` have a type, ``int`` or ``long``, values, and for how many there is always room; other room is a power of
+    four. ``SIZES_IN`` begins the parameters of a function that reads some, ``SIZES`` the arguments of a call where
+    ``sizes`` points to them. The text depends on names and room alone. Raises OverflowError for numbers too large.
+    """
+    kinds, before = {"int": "<i4", "long": "<i8"}, ""
+    members = [(name, "long", 1, value) for name, value in longs.items()]
+    members += [(name, "int", 1, value) for name, value in ints.items()]
+    text, types, values = "", [], []
+    for name, (kind, given, least) in lists.items():
+        if len(given) > _MOST:
+            before += f"constant {kind} {name}[] = {{{', '.join(map(str, given))}}};\n"
+            continue
+        room = next(4**n for n in range(4) if 4**n >= max(len(given), least))
+        members.append((name, kind, room, [*given, *[0] * (room - len(given))]))  # type: ignore[arg-type]
+    for name, kind, room, value in members:
+        text += f"  {kind} {name}_{f'[{room}]' if name in lists else ''};\n"
+        types.append((name, kinds[kind], (room,)) if name in lists else (name, kinds[kind]))
+        values.append(value)
+    text = "typedef struct {\n" + text + "} Sizes;\n" + "".join(f"#define {n} (sizes->{n}_)\n" for n, *_ in members)
+    text += "#define SIZES_IN const Sizes *restrict sizes,\n#define SIZES sizes,\n"
+    made = np.array([tuple(values)], np.dtype(types, align=True))
+    return before + text, np.void(made.tobytes())  # without names: pyopencl's caches tell types apart by size alone
