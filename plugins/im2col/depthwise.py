@@ -35,6 +35,8 @@ MOST_PLANE = 1 << 26  # bytes of one padded plane
 # Operations of the peak in the time of one, of the launch, and of an element of the source that is copied into its
 # plane: as it lies, forward and for the weights, or dealt out by a stride; channels last it is read where it is.
 _WORK, _LAUNCH, _FILLED, _PARTED = 3.0, 4.8e6, (12.0, 31.0), 42.0
+_ADDED = 700.0
+"""Of a weight's gradient, whose vector is added lane by lane."""
 _WORK_NHWC, _LAUNCH_NHWC, _ROWS = 4.3, 7.5e6, 17.0
 
 
@@ -106,6 +108,7 @@ class Depthwise:
         if window.nhwc:
             return _LAUNCH_NHWC + _ROWS * source + _WORK_NHWC * self.problem.flops
         filled = (_PARTED if window.step[2] > 1 else _FILLED[self.gradient]) * source
+        filled += _ADDED * math.prod(self.problem.w_shape) * self.gradient
         return _LAUNCH + filled + _WORK * self.problem.flops * up(window.places[2], self.lanes) / window.places[2]
 
     def plan(self, context: Any) -> StepPlan:

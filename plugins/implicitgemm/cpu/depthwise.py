@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import EPILOGUE, Areas, ConvProblem, DeviceInfo, Solver, StepPlan, rates
-from convdispatch.api.cpu import PAGE
+from convdispatch.api.cpu import PAGE, registers, uneven
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .depthwise_kernels import DepthwiseKernel, PlaneKernel, RowKernel
+from .depthwise_vectors import VectorKernel
 from .passes import passes
+from .places import fits, lanes_in
 
 __all__ = ["Depthwise"]
 
@@ -22,6 +24,8 @@ _SLOT = 96 * 1024  # bytes of a band's source rows
 # times of 11 layers drawn for it, and over 37 layers with channels last.
 _LAUNCH, _PACK, _PACKED = 5.8e6, 2.5e6, 160.0
 _RATES = {"nchw": (1.65, 75.0), "nhwc": (0.95, 15.0)}
+# The same from registers: of the launch, an operation of a lane, used or not, an element, one of x with a stride.
+_LAUNCHED, _LANE, _ELEMENT, _APART = 4.8e6, 1.3, 12.0, 27.0
 
 
 class Depthwise(Solver):
@@ -48,10 +52,13 @@ class Depthwise(Solver):
         return device.supports(problem.dtype)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """NHWC: places of a tile, channels at a time (0: as many as stay near). NCHW: the slot's size."""
+        """NHWC: places of a tile, channels at a time (0: as many as stay near). NCHW: vectors of a tile, or a slot."""
         lanes = lanes_of(device, problem.dtype)
         base: dict[str, Any] = {"lanes": lanes, "items": 16 * device.compute_units}
         if problem.layout == "nchw":
+            if fits(problem, lanes):
+                most = 6 if registers(device) > 16 else 3
+                yield from ({**base, "rows": rows} for rows in (most, most - 2, most + 2))
             yield from ({**base, "slot": slot} for slot in (_SLOT, _SLOT // 4))
             return
         while lanes > problem.g:
@@ -76,12 +83,20 @@ class Depthwise(Solver):
         return offsets, weights.size, slots.size
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Slots, and packed weights unless they are constant."""
+        """Slots, and packed weights unless they are constant; nothing for what is computed from registers."""
+        if "rows" in config:
+            return 0
         _, weights, slots = self._areas(self._kernels(problem, config))
         return slots if problem.constant_weights else slots + weights
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The launch of each pass, operations, elements, and weights that are not constant, which are packed."""
+        if "rows" in config:
+            x, y = math.prod(problem.x_shape), math.prod(problem.y_shape)
+            element = _ELEMENT if problem.sw == 1 else _APART
+            work = _LANE * 2 * lanes_in(passes(problem)[0], config["lanes"]) * problem.kh * problem.kw
+            work *= uneven(problem.mb * problem.g, device)
+            return (_LAUNCHED + work + element * x + _ELEMENT * y) / rates(device).flops
         work, element = _RATES[problem.layout]
         launches = len(passes(problem)) * (_LAUNCH if problem.constant_weights else _LAUNCH + _PACK)
         packed = 0.0 if problem.constant_weights else _PACKED * math.prod(problem.w_shape)
@@ -90,6 +105,8 @@ class Depthwise(Solver):
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""
+        if "rows" in config:
+            return VectorKernel(problem, config).plan(context)
         kernels = self._kernels(problem, config)
         offsets, weights, slots = self._areas(kernels)
         held, base = ("w", 0) if problem.constant_weights else ("workspace", slots)

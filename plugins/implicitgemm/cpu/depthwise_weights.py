@@ -23,17 +23,21 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE
+from convdispatch.api.cpu import PAGE, uneven
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .depthwise_kernels import Bands
+from .depthwise_vectors_weights import VectorSums
 from .passes import Pass, passes
+from .places import fits, lanes_in
 
 __all__ = ["DepthwiseWeights"]
 
 _SLOT = 48 * 1024  # bytes of a band's source rows
 # Operations of the peak in the time of one, of both launches, of an element of x or dy, and of dw.
 _WORK, _LAUNCHES, _COPIED, _RESULT = 2.25, 8e6, 70.0, 670.0
+# From registers: of the launch, an operation of a lane, an element of x or dy, one of x with a stride, and of dw.
+_LAUNCH, _LANE, _ELEMENT, _APART, _ADDED = 4.8e6, 1.8, 12.0, 27.0, 450.0
 
 
 def _ceil(a: int, b: int) -> int:
@@ -121,6 +125,9 @@ class DepthwiseWeights(Solver):
         lanes, units = lanes_of(device, problem.dtype), device.compute_units
         sums = 25 if device.simd_width >= 16 else 12
         base = {"lanes": lanes, "p": 8, "cb": 0, "slot": _SLOT, "sums": sums}
+        if fits(problem.replace(direction="fwd", accumulate=False), lanes):
+            for rows in (6, 4, 2) if sums > 16 else (3, 2):
+                yield {"lanes": lanes, "items": 16 * units, "rows": rows, "sums": sums}
         base |= {"chunks": 16 * units, "parts": 16 * units}
         yield base
         yield {**base, "slot": 4 * _SLOT}
@@ -129,14 +136,21 @@ class DepthwiseWeights(Solver):
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Parts of dw and the bands' slots."""
-        return _Kernel(problem, config).workspace_size
+        return 0 if "rows" in config else _Kernel(problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The launches, and the copies of x and dy."""
-        copied = _COPIED * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
-        result = _RESULT * math.prod(problem.w_shape)
+        """The launches, and the copies of x and dy; from registers their elements."""
+        x, y, w = (math.prod(shape) for shape in (problem.x_shape, problem.y_shape, problem.w_shape))
+        if "rows" in config:
+            work = _LANE * 2 * lanes_in(_pass(problem), config["lanes"]) * problem.kh * problem.kw
+            work *= uneven(problem.g, device)
+            moved = (_ELEMENT if problem.sw == 1 else _APART) * x + _ELEMENT * y
+            return (_LAUNCH + work + moved + _ADDED * w) / rates(device).flops
+        copied = _COPIED * (x + y)
+        result = _RESULT * w
         return (_LAUNCHES + _WORK * problem.flops + copied + result) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""
-        return _Kernel(problem, config).plan(context)
+        kernel = VectorSums if "rows" in config else _Kernel
+        return kernel(problem, config).plan(context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,15 +27,19 @@ from convdispatch.api import (
 from convdispatch.api.cpu import lanes as lanes_of
 from convdispatch.api.cpu import registers
 
-from .passes import passes
+from .passes import Pass, passes
+from .places import Read, cover, moved, name, runs_of
 
 __all__ = ["Stem"]
 
 FILES = ("runs.cl", "planes.cl.mako", "stem.cl.mako")
-_CHANNELS, _WIDTH = 8, 11  # source channels a group and taps along w, which are unrolled, at most
+_CHANNELS, _MANY, _WIDTH = 8, 32, 11
+"""Source channels a group at most, where rows are copied and where taps are read in place; taps along w, unrolled."""
+_SHORT = 3  # taps along w, at most, that are read where they lie
 _SLOT = 24 * 1024  # bytes of a band's source rows: half of the nearest cache, beside what a tile writes
-# Operations of the peak in the time of one in a tile, of an element copied for a band or written, and of the launch.
-_WORK, _STAGED, _STORED, _LAUNCH = 1.15, 20.0, 12.0, 4e6
+# Operations of the peak in the time of one in a tile, of an element copied for a band, read in place or written, and of
+# the launch.
+_WORK, _STAGED, _READ, _STORED, _LAUNCH = 1.15, 20.0, 6.0, 12.0, 4e6
 _APART = 150.0
 """Of an element copied one by one, as every third and further of a row are."""
 
@@ -75,15 +79,19 @@ class StemKernel:
             found.append(([*starts, rest - self.lanes], self.lanes - over) if over else (starts, 0))
         return found
 
-    def text(self) -> str:
-        """The program."""
+    def _macros(self) -> str:
         p, config, acc = self.p, self.config, DTYPES[self.p.dtype].accumulator
         text = storage_macros(p.dtype) + epilogue_macros(self.problem)
         text += define(V=f"{acc}{self.lanes}", LANES=self.lanes)
         for prefix, triple in (("X", p.source), ("Y", p.places), ("T", p.taps), ("S", p.step), ("D", p.spread)):
             text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
-        text += define(IMAGES=p.images, GROUPS=p.groups, G=p.groups * p.c, C=p.c, N=p.n, R=config["rows"], CB=1)
-        text += define(MR=config["mr"], BLOCKS=_ceil(p.n, config["mr"]), ITEMS=self.items, SLOT=f"{self.slot}L")
+        text += define(IMAGES=p.images, GROUPS=p.groups, G=p.groups * p.c, C=p.c, N=p.n, R=config["rows"])
+        return text + define(MR=config["mr"], BLOCKS=_ceil(p.n, config["mr"]), ITEMS=self.items)
+
+    def text(self) -> str:
+        """The program."""
+        p, config = self.p, self.config
+        text = self._macros() + define(SLOT=f"{self.slot}L", CB=1)
         text += define(WP=self.wp, PROWS=self.prows, PART=self.part, PLANE=self.plane)
         rest, wide = p.n % config["mr"], config["nv"] * self.lanes
         values = {
@@ -103,6 +111,66 @@ class StemKernel:
         return StepPlan(self.workspace_size, [launch])
 
 
+class Across(NamedTuple):
+    """A tile of ``RowsKernel``: where its vectors begin, the last one's first lane that no other computes, the source's
+    vectors that it reads, and of each tap each vector's operand, None outside of the row."""
+
+    starts: tuple[int, ...]
+    first: int
+    windows: tuple[int, ...]
+    reads: tuple[tuple[Read | None, ...], ...]
+
+
+class RowsKernel(StemKernel):
+    """The same without a copy: taps are read where they lie."""
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        super().__init__(problem, config)
+        self.workspace_size = 0
+
+    def _across(self) -> tuple[dict[Across, str], list[tuple[str, int, int, int]]]:
+        """Functions, and their calls along a row."""
+        p, wide, width = self.p, self.config["nv"] * self.lanes, self.p.places[2]
+        tiles: dict[Across, str] = {}
+        calls = []
+        for column in range(0, width, wide):
+            starts, first = self.tiles[0] if column + wide <= width else self.tiles[-1]
+            base, windows, reads = column * p.step[2], [], []
+            for tap in range(p.taps[2]):
+                operands = []
+                for start in starts:
+                    at = ((column + start + i) * p.step[2] + tap * p.spread[2] - p.pad[2] for i in range(self.lanes))
+                    offsets = tuple(each - base if 0 <= each < p.source[2] else None for each in at)
+                    outside = all(each is None for each in offsets)
+                    operands.append(
+                        None if outside else cover(offsets, windows, -base, p.source[2] - self.lanes - base)
+                    )
+                reads.append(tuple(operands))
+            tile = Across(tuple(starts), first, tuple(windows), tuple(reads))
+            calls.append((0, column, tiles.setdefault(tile, f"tile_{len(tiles)}")))
+        return tiles, runs_of(calls)[0].calls
+
+    def text(self) -> str:
+        """The program."""
+        p, config, acc = self.p, self.config, DTYPES[self.p.dtype].accumulator
+        tiles, calls = self._across()
+        rest = p.n % config["mr"]
+        text = self._macros() + define(KEPT=f"{'long' if acc == 'double' else 'int'}{self.lanes}")
+        text += define(**{"P" + axis: f"({pad})" for axis, pad in zip("DHW", p.pad, strict=True)})
+        text += define(BANDS=_ceil(p.places[1], config["rows"]))
+        return text + kernel_text(
+            __package__, "stem_rows.cl.mako", tiles=tiles, calls=calls, moved=moved, name=name,
+            heights=[config["mr"], rest] if rest else [config["mr"]], bias=self.problem.bias,
+            rereads=self.problem.accumulate or self.problem.residual,
+        )  # fmt: skip
+
+    def plan(self, context: Any) -> StepPlan:
+        """Compile."""
+        extras = [name for name in ("bias", "residual") if getattr(self.problem, name)]
+        arguments, size = ["x", "w", "y", *extras], (self.items, 1, 1)
+        return StepPlan(0, [Launch(build(context, self.text()), "conv", size, (1, 1, 1), arguments, names=OPERANDS)])
+
+
 class Stem(Solver):
     """Vectors of a row's places by a few target channels, on a CPU: stems, whose three channels fill no vector."""
 
@@ -118,8 +186,9 @@ class Stem(Solver):
             return f"forward only, got {problem.direction}"
         if problem.layout != "nchw":
             return f"nchw only, got {problem.layout}"
-        if problem.ic // problem.g > _CHANNELS:
-            return f"{_CHANNELS} channels a group at most, got {problem.ic // problem.g}"
+        most = _MANY if _in_place(passes(problem)[0], lanes_of(device, problem.dtype)) else _CHANNELS
+        if problem.ic // problem.g > most:
+            return f"{most} channels a group at most, got {problem.ic // problem.g}"
         if problem.kw > _WIDTH:
             return f"{_WIDTH} taps along w at most, got {problem.kw}"
         if problem.ow < lanes_of(device, problem.dtype):
@@ -147,6 +216,10 @@ class Stem(Solver):
         rows = min(rows, max(1, p.places[1] * outer // (8 * device.compute_units)), p.places[1])
         base = {"lanes": lanes, "rows": rows, "items": 16 * device.compute_units}
         choices.sort()
+        if _in_place(p, lanes):
+            # What is read and moved needs registers too.
+            few = [(nv, mr) for _, nv, mr in choices if nv <= 2 and mr <= room // 4]
+            yield from ({**base, "mr": mr, "nv": nv, "staged": False} for nv, mr in few[:2])
         for _, nv, mr in choices[:3]:
             yield {**base, "mr": mr, "nv": nv}
         if rows > 3:
@@ -167,7 +240,7 @@ class Stem(Solver):
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """The work items' slots."""
-        return StemKernel(problem, config).workspace_size
+        return _kernel(problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The tiles' cycles, what is copied and written, and one launch."""
@@ -175,10 +248,19 @@ class Stem(Solver):
         cycles = self._cycles(problem, config["mr"], config["nv"], config["lanes"])
         work = 2 * config["lanes"] * cycles * p.images * p.groups * p.c * p.volume * p.places[0] * p.places[1]
         halo = 1 + (p.taps[1] - 1) / max(1, config["rows"] * p.step[1])
-        staged = _STAGED if p.step[2] in (1, 2, 4) else _APART
+        staged = _READ if not config.get("staged", True) else _STAGED if p.step[2] in (1, 2, 4) else _APART
         moved = staged * math.prod(problem.x_shape) * halo * p.taps[0] + _STORED * math.prod(problem.y_shape)
         return (_WORK * work + moved + _LAUNCH) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""
-        return StemKernel(problem, config).plan(context)
+        return _kernel(problem, config).plan(context)
+
+
+def _in_place(p: Pass, lanes: int) -> bool:
+    """Whether taps may be read where they lie."""
+    return p.source[2] >= lanes and p.step[2] <= 2 and p.taps[2] <= _SHORT
+
+
+def _kernel(problem: ConvProblem, config: Mapping[str, Any]) -> StemKernel:
+    return (StemKernel if config.get("staged", True) else RowsKernel)(problem, config)

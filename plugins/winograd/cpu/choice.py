@@ -26,6 +26,10 @@ _L3 = 16 << 20
 _KEPT = 6 << 20  # bytes of weights that caches keep between calls, of one layer among a net's
 _WRITTEN = 10 << 20  # bytes of transformed weights beyond which writing them goes to memory and takes their place first
 _LAUNCH = 20_000.0  # cycles
+_WAITS = (
+    1.15,
+    1.3,
+)  # what data and weights' gradients take beside this count, of layers that no other's operands follow
 _FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
 
 
@@ -97,7 +101,7 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
     cycles = groups * (forward + other + products + moved + back) + outside + (launches - 1) * _LAUNCH * cores
     if isinstance(kernel, DataKernel) and not kernel.apart and kernel.items < cores:
         cycles *= 1.5
-    return _FLOPS * case.lanes * cycles
+    return _FLOPS * case.lanes * cycles * _WAITS[case.weights]
 
 
 def _register_tiles(case: Case, registers: int, rows: int) -> list[tuple[int, int]]:

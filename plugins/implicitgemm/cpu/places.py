@@ -1,0 +1,206 @@
+"""Depthwise layers in NCHW from registers: where each lane's operands lie, worked out a tile of places at a time.
+
+A vector is neighbouring places: of one row, or of as many whole rows as it has room for. What a tap of it reads are
+*windows*, vectors of the plane at literal offsets, whose lanes are moved where they belong; lanes that no tap reaches,
+for they lie outside of the plane or the row, are 0. Tiles that do the same from another place on share a function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from convdispatch.api import ConvProblem
+
+from .passes import Pass, passes
+
+__all__ = ["Run", "Store", "Tile", "cover", "fits", "lanes_in", "moved", "name", "runs_of", "tiles_of"]
+
+Lanes = tuple[int | None, ...]
+"""Of each lane, an element's offset from the tile's first one; None is 0."""
+Read = tuple[tuple[int, int] | None, ...]
+"""Of each lane, a window and the lane there; None is 0."""
+_TAPS = 7
+"""Taps of a row at most; they are unrolled."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """A vector's lanes from ``first`` to ``used`` go to ``at`` on; ``whole``: all may be written, in order."""
+
+    at: int
+    first: int
+    used: int
+    whole: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Sums of some vectors: each operand with the (vector, tap) that it serves."""
+
+    windows: tuple[int, ...]
+    reads: tuple[tuple[Read, tuple[tuple[int, int], ...]], ...]
+    stores: tuple[Store, ...]
+
+
+def fits(problem: ConvProblem, lanes: int) -> bool:
+    """Whether this kernel computes a depthwise problem: planes of a vector or more, in one pass."""
+    p = passes(problem)[0]
+    flat = p.source[0] == p.places[0] == p.kernel[0] == 1 and p.dense and not p.empty
+    smallest = min(p.source[1] * p.source[2], p.places[1] * p.places[2])
+    return problem.layout == "nchw" and flat and p.taps[2] <= _TAPS and smallest >= lanes
+
+
+def lanes_in(p: Pass, lanes: int) -> int:
+    """Lanes of the vectors of all planes, also those that no place fills."""
+    height, width = p.places[1:]
+    rows = height if width >= lanes else -(-height // (lanes // width))
+    return p.images * p.groups * rows * -(-width // lanes) * lanes
+
+
+def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = None) -> list[tuple[int, int, Tile]]:
+    """Tiles of a plane, each (row, column, what it does), in the plane's order.
+
+    ``rows`` are the most vectors of a tile; ``once``: no place may be stored twice; ``taps``: rows of the kernel.
+    """
+    taps = range(p.taps[1]) if taps is None else taps
+    height, width = p.places[1:]
+    deep = 1 if width >= lanes else min(height, lanes // width)
+    columns = [0] if width < lanes else [*range(0, width - lanes, lanes), width - lanes]
+    groups = [*range(0, height - deep, deep), height - deep]
+    known: dict[Any, Tile] = {}
+    found = []
+    for part in (groups[at : at + rows] for at in range(0, len(groups), rows)):
+        # Tiles far from the plane's ends are alike.
+        inside = part[0] * p.step[1] - p.pad[1] >= lanes
+        inside &= (part[-1] + deep) * p.step[1] + p.taps[1] * p.spread[1] - p.pad[1] + lanes < p.source[1]
+        for number, column in enumerate(columns):
+            key = column, len(part), None if inside else part[0], part[-1] == groups[-1]
+            if key not in known:
+                before = columns[number - 1] + lanes - column if number else 0
+                if deep > 1 and part[-1] == groups[-1] and len(groups) > 1:
+                    before = (groups[-2] + deep - groups[-1]) * width
+                known[key] = _tile(p, lanes, part, deep, column, before, once, taps)
+            found.append((part[0], column, known[key]))
+    return found
+
+
+def _tile(
+    p: Pass, lanes: int, rows: list[int], deep: int, column: int, before: int, once: bool, taps: Iterable[int]
+) -> Tile:
+    """Vectors of ``deep`` rows from each of ``rows`` on; ``before`` lanes of the last one were another's already, or of
+    all where a vector is one row."""
+    (height, width), (source_h, source_w) = p.places[1:], p.source[1:]
+    wide = min(width, lanes)
+    used, base, out = deep * wide, rows[0] * p.step[1] * source_w + column * p.step[2], rows[0] * width + column
+    wanted: dict[Lanes, list[tuple[int, int]]] = {}
+    stores = []
+    for vector, row in enumerate(rows):
+        for ty, tx in itertools.product(taps, range(p.taps[2])):
+            offsets: list[int | None] = [None] * lanes
+            for lane in range(used):
+                y = (row + lane // wide) * p.step[1] + ty * p.spread[1] - p.pad[1]
+                x = (column + lane % wide) * p.step[2] + tx * p.spread[2] - p.pad[2]
+                if 0 <= y < source_h and 0 <= x < source_w:
+                    offsets[lane] = y * source_w + x - base
+            if any(offset is not None for offset in offsets):
+                wanted.setdefault(tuple(offsets), []).append((vector, ty * p.taps[2] + tx))
+        at, shared = row * width + column, before if deep == 1 or row == rows[-1] else 0
+        within = at + lanes <= height * width and not once
+        stores.append(Store(at - out, shared if once else 0, used, used == lanes or within))
+    windows: list[int] = []
+    ends = -base, source_h * source_w - lanes - base
+    order = sorted(wanted, key=lambda each: min(offset for offset in each if offset is not None))
+    reads = tuple((cover(offsets, windows, *ends), tuple(wanted[offsets])) for offsets in order)
+    return Tile(tuple(windows), reads, tuple(stores))
+
+
+def cover(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> Read:
+    """Each lane's window and lane in it; adds the windows that are wanting, between ``lowest`` and ``highest``."""
+    lanes, plain = len(offsets), offsets[0]
+    if plain is not None and offsets == tuple(range(plain, plain + lanes)):
+        if plain not in windows:
+            windows.append(plain)
+        return tuple((plain, lane) for lane in range(lanes))
+    kept, new = (_choose(offsets, some, lowest, highest) for some in (windows, []))
+    chosen = min(kept, new, key=len)  # a load costs less than moving lanes once more
+    windows += [window for window in chosen if window not in windows]
+    return tuple(
+        None if offset is None else next((w, offset - w) for w in chosen if w <= offset < w + lanes)
+        for offset in offsets
+    )
+
+
+def _choose(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> list[int]:
+    """Windows that hold all offsets, of those there are while they hold as many as a new one."""
+    lanes = len(offsets)
+    left = [offset for offset in offsets if offset is not None]
+    chosen: list[int] = []
+    while left:
+        fit = [w for w in windows if any(w <= offset < w + lanes for offset in left)]
+        best = max(fit, key=lambda w: sum(w <= offset < w + lanes for offset in left), default=None)
+        new = max(lowest, min(highest, min(left) - (0 if best is not None or chosen else _shift(offsets))))
+        if best is None or sum(new <= o < new + lanes for o in left) > sum(best <= o < best + lanes for o in left):
+            best = new
+        chosen.append(best)
+        left = [offset for offset in left if not best <= offset < best + lanes]
+    return chosen
+
+
+def _shift(offsets: Lanes) -> int:
+    """The first lane that is not 0: a window that begins so much earlier needs no lane moved."""
+    return next(lane for lane, offset in enumerate(offsets) if offset is not None)
+
+
+@dataclasses.dataclass
+class Run:
+    """Calls of functions, each (name, first column, last column, columns apart), for rows ``apart`` rows apart."""
+
+    first: int
+    last: int
+    apart: int
+    calls: list[tuple[str, int, int, int]]
+
+
+def runs_of(calls: Iterable[tuple[int, int, str]]) -> list[Run]:
+    """Calls at (row, column, function), row by row, in loops."""
+    runs: list[Run] = []
+    for row, line in itertools.groupby(calls, lambda call: call[0]):
+        spots: list[tuple[str, int, int, int]] = []
+        for _, column, function in line:
+            same, first, last, apart = spots[-1] if spots else ("", 0, 0, 0)
+            if same == function and apart in (0, column - last):
+                spots[-1] = function, first, column, column - last
+            else:
+                spots.append((function, column, column, 0))
+        if runs and runs[-1].calls == spots and runs[-1].apart in (0, row - runs[-1].last):
+            runs[-1].last, runs[-1].apart = row, row - runs[-1].last
+        else:
+            runs.append(Run(row, row, 0, spots))
+    return runs
+
+
+def name(window: int, of: str = "x") -> str:
+    """What a window is called in OpenCL C."""
+    return f"{of}{window}" if window >= 0 else f"{of}_{-window}"
+
+
+def moved(read: Read, of: str = "x", to: str = "m") -> tuple[list[str], str]:
+    """Statements, and the expression of an operand after them: lanes brought together, what is 0 masked away."""
+    lines, value = [], ""
+    for window in dict.fromkeys(source[0] for source in read if source is not None):
+        lane_of = {lane: source[1] for lane, source in enumerate(read) if source is not None and source[0] == window}
+        if not value and all(lane == there for lane, there in lane_of.items()):
+            value = name(window, of)
+            continue
+        had = value or name(window, of)
+        picks = (f"{name(window, of)}.s{lane_of[i]:x}" if i in lane_of else f"{had}.s{i:x}" for i in range(len(read)))
+        lines.append(f"{'' if value == to else 'V '}{to} = (V)({', '.join(picks)});")
+        value = to
+    if None in read:
+        mask = ", ".join("0" if source is None else "-1" for source in read)
+        lines.append(f"{'' if value == to else 'V '}{to} = AS_V(AS_KEPT({value}) & (KEPT)({mask}));")
+        value = to
+    return lines, value
