@@ -16,7 +16,7 @@ along = (0, 1) if p.nhwc else (1, 0)  # axes of the launch: channels, tiles
 size = (lanes, deep) if p.nhwc else (deep, lanes)
 %>\
 #define VECTOR ${p.vector}
-${words}
+#include <convdispatch/words.cl>
 #define INDEX ${p.index}
 kernel __attribute__((reqd_work_group_size(${size[0]}, ${size[1]}, 1)))
 void depthwise(global const REAL *restrict w, global const REAL *restrict b, OUT_PARAMS) {

@@ -46,7 +46,7 @@ def depthwise_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]
     tile = DepthwiseTile(problem, **config)
     text = problem.macros() + f"#define OUT_INDEX {element_index(math.prod(problem.out_shape))}\n#define PARTIAL 0\n"
     text += kernel_text(__package__, "output.cl")
-    text += kernel_text(__package__, "depthwise.cl.mako", p=tile, words=kernel_text(__package__, "words.cl"))
+    text += kernel_text(__package__, "depthwise.cl.mako", p=tile)
     source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
     given = ["w", source, written, *(name for name in ("bias", "residual") if getattr(problem, name))]
     size = tile.size(tile.blocks * tile.deep, tile.slabs * tile.lanes)

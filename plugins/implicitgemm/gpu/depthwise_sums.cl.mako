@@ -17,7 +17,7 @@ chunks = [values[at : at + s.chunk] for at in range(0, len(values), s.chunk)]
 segments = s.segments
 %>\
 #define VECTOR ${p.vector}
-${words}
+#include <convdispatch/words.cl>
 #define INDEX ${p.index}
 #if ACCUMULATE
 #define HELD(i) LOAD(partial, i)

@@ -87,10 +87,7 @@ def sums_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> 
     """The parts' sums, then their sum."""
     sums = Sums.of(problem, config)
     tile, text = sums.tile, problem.macros()
-    words = kernel_text(__package__, "words.cl")
-    first = build(
-        context, text + kernel_text(__package__, "depthwise_sums.cl.mako", p=tile, s=sums, words=words, math=math)
-    )
+    first = build(context, text + kernel_text(__package__, "depthwise_sums.cl.mako", p=tile, s=sums, math=math))
     text += f"#define CHANNELS {problem.oc}\n#define TAPS {tile.geometry.volume}\n#define COUNT {sums.parts}\n"
     text += f"#define ACROSS {_ACROSS}\n#define DEEP {_DEEP}\n"
     given = ["y", "x", "workspace" if sums.parts > 1 else "w"]
