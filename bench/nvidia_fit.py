@@ -49,6 +49,7 @@ MOST_BYTES, MOST_FLOPS, LEAST_FLOPS = 160e6, 80e9, 0.3e9
 KINDS = {
     "half": {"dtype": "float16", "layout": "nhwc"},
     "tf32": {"dtype": "float32", "math": "tf32"},
+    "tf32_nhwc": {"dtype": "float32", "math": "tf32", "layout": "nhwc"},
     "float32": {"dtype": "float32", "math": "float32"},
 }
 

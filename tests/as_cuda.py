@@ -26,20 +26,50 @@ typedef unsigned uint; typedef unsigned char uchar; typedef unsigned long ulong;
 #define as_uint __float_as_uint
 #define as_float __uint_as_float
 #define vload_half(i, p) __half2float((p)[i])
+#define vload_half2(i, p) __half22float2(((half2 *)(p))[i])
 #define vstore_half_rte(v, i, p) ((p)[i] = __float2half_rn(v))
 #define vstore_half2_rte(v, i, p) (((half2 *)(p))[i] = __floats2half2_rn((v).x, (v).y))
+inline float2 make_float2(float v) { return make_float2(v, v); }
+inline float4 make_float4(float v) { return make_float4(v, v, v, v); }
+inline uint4 make_uint4(uint v) { return make_uint4(v, v, v, v); }
+struct float8 { union { struct { float4 lo, hi; }; struct { float s0, s1, s2, s3, s4, s5, s6, s7; }; }; };
+inline float8 make_float8(float4 low, float4 high) { float8 v; v.lo = low; v.hi = high; return v; }
+inline float8 make_float8(float v) { return make_float8(make_float4(v), make_float4(v)); }
+inline float8 make_float8(float a, float b, float c, float d, float e, float f, float g, float h) {
+  return make_float8(make_float4(a, b, c, d), make_float4(e, f, g, h));
+}
+inline float2 &operator+=(float2 &v, float2 a) { return v = make_float2(v.x + a.x, v.y + a.y); }
+inline float4 &operator+=(float4 &v, float4 a) {
+  return v = make_float4(v.x + a.x, v.y + a.y, v.z + a.z, v.w + a.w);
+}
+inline float4 &operator+=(float4 &v, float a) { return v += make_float4(a); }
+inline float8 &operator+=(float8 &v, float8 a) { v.lo += a.lo; v.hi += a.hi; return v; }
+"""
+
+
+# OpenCL chooses between vectors number by number, CUDA's "?:" does not.
+ACTIVATION = r"""
+#define OF_ONE(T, v) \1
+inline float activation(float v) { return OF_ONE(float, v); }
+inline float2 activation(float2 v) { return make_float2(activation(v.x), activation(v.y)); }
+inline float4 activation(float4 v) {
+  return make_float4(activation(v.x), activation(v.y), activation(v.z), activation(v.w));
+}
+inline float8 activation(float8 v) { return make_float8(activation(v.lo), activation(v.hi)); }
+#define ACTIVATION(T, v) activation(v)
 """
 
 
 def cuda(text: str) -> str:
     """The product's program as CUDA, whose compiler needs no GPU: instructions and registers are the real ones."""
     text = re.sub(r"#line.*", "", text)
+    text = re.sub(r"#define ACTIVATION\(T, v\) (.*)", ACTIVATION, text, count=1)
     text = re.sub(r"kernel __attribute__\(\(reqd_work_group_size\((\d+), 1, 1\)\)\)\s*void",
                   r'extern "C" __global__ void __launch_bounds__(\1)', text)  # fmt: skip
     text = re.sub(r"local (float4|uint4) area\[\d+\] __attribute__\(\(aligned\((\d+)\)\)\)",
                   r"extern __shared__ __align__(\2) \1 area[]", text)  # fmt: skip
     text = text.replace("((uint)(ulong)(memory))", "((uint)__cvta_generic_to_shared(memory))")
-    text = re.sub(r"\((float[24]|uint[24])\)\(", r"make_\1(", text)
+    text = re.sub(r"\((float[248]|uint[24])\)\(", r"make_\1(", text)
     text = re.sub(r"\bconstant (ulong|int)\b", r"__constant__ \1", text)
     return CUDA + re.sub(r"(?<![.\w])(global|local)\b", "", text)
 

@@ -16,9 +16,9 @@ HINT = "#define kernel __attribute__((vec_type_hint(float16))) kernel\n"
 """Before a kernel's text: work items run one after another on a CPU, and its compiler makes one form, not two."""
 
 
-def hinted(context: cl.Context, text: str) -> str:
-    """The text with the hint, where a CPU runs it."""
-    return (HINT if all(device.type & cl.device_type.CPU for device in context.devices) else "") + text
+def hinted(context: cl.Context, text: str | bytes) -> str | bytes:
+    """The text with the hint, where a CPU runs it; a GPU's program may also be PTX."""
+    return HINT + text if all(device.type & cl.device_type.CPU for device in context.devices) else text
 
 
 optimised = False

@@ -100,18 +100,18 @@ CALLED void mma(float *c, local uint *scratch, const uint *a, const uint *b) {
 #define wgmma_finish(c)
 inline WIDE element(local const uchar *memory, int row_bytes, uint at) {
   at ^= (at >> 7 & (row_bytes == 128 ? 7 : 3)) << 4;  // the swizzle
-  return value_of(*(local const ushort *)(memory + at), 0);
+  return value_of(*(local const ${"uint" if type == "tf32" else "ushort"} *)(memory + at), 0);
 }
-// Where element (row or column x, k) of a matrix lies, with k along rows or, transposed, down them.
+// Where element (row or column x, k) of a matrix lies, with k along rows or, transposed, down them (numbers of two bytes).
 inline uint matrix_at(int transposed, int row_bytes, uint at, uint lbo, uint sbo, int x, int k) {
-  return transposed ? at + x / (row_bytes / 2) * lbo + x % (row_bytes / 2) * 2 + k % 8 * row_bytes + k / 8 * sbo : at + x / 8 * sbo + x % 8 * row_bytes + k * 2;
+  return transposed ? at + x / (row_bytes / 2) * lbo + x % (row_bytes / 2) * 2 + k % 8 * row_bytes + k / 8 * sbo : at + x / 8 * sbo + x % 8 * row_bytes + k * ${4 if type == "tf32" else 2};
 }
 CALLED void wgmma(float *c, local const uchar *memory, uint a, uint b, uint lbo, uint sbo, uint b_lbo, uint b_sbo, int add) {
   const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32 % 4;
   for (int i = 0; i < ${wgmma.sums}; ++i) {
     const int row = warp * 16 + lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
     WIDE sum = add ? c[i] : 0;
-    for (int k = 0; k < 16; ++k)
+    for (int k = 0; k < ${8 if type == "tf32" else 16}; ++k)
       sum += element(memory, ${wgmma.rows[0]}, matrix_at(${int(wgmma.a_transposed)}, ${wgmma.rows[0]}, a, lbo, sbo, row, k)) * element(memory, ${wgmma.rows[1]}, matrix_at(${int(wgmma.b_transposed)}, ${wgmma.rows[1]}, b, b_lbo, b_sbo, column, k));
     c[i] = TOWARD_ZERO(sum);
   }

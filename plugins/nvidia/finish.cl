@@ -1,7 +1,9 @@
-// What follows the sum, for one element (the header's ``put``) and for two or eight neighbouring channels.
+// What follows the sum, for one element (the header's ``put``) and for two, four or eight neighbouring channels.
 //
 // PAIRS      1: two neighbouring columns are neighbouring channels in memory (channels last)
 // OCTETS     1: so are eight, and they begin at a multiple of eight
+//
+// Four float32 numbers, or eight of 16 bits, are 16 bytes: what a work item writes at once.
 #include <convdispatch/output.cl>
 #include <convdispatch/vectors.cl>
 #if PARTIAL
@@ -9,34 +11,72 @@ inline void put2(OUT_PARAMS, float v0, float v1, OUT_INDEX at, int row) {
   *(global float2 *)(out + PARTIAL_AT + at) = (float2)(v0, v1);
 }
 #if OCTETS
-inline void put8(OUT_PARAMS, const float *v, OUT_INDEX at, int row) {
+inline void put4_part(OUT_PARAMS, const float *v, OUT_INDEX at) {
+  *(global float4 *)(out + PARTIAL_AT + at) = (float4)(v[0], v[1], v[2], v[3]);
+}
+#define put4(v, at, row) put4_part(OUT_ARGS, v, at)
+inline void put8_part(OUT_PARAMS, const float *v, OUT_INDEX at) {
   global float4 *to = (global float4 *)(out + PARTIAL_AT + at);
   to[0] = (float4)(v[0], v[1], v[2], v[3]);
   to[1] = (float4)(v[4], v[5], v[6], v[7]);
 }
+#define put8(v, at, row) put8_part(OUT_ARGS, v, at)
 #endif
 #else
 inline void put2(OUT_PARAMS, float v0, float v1, OUT_INDEX at, int row) {
-  v0 = finished(OUT_ARGS, v0, at, row);
-  v1 = finished(OUT_ARGS, v1, at + 1, row + 1);
-  STORE2(out + at, (float2)(v0, v1));
+  float2 v = (float2)(v0, v1);
+  EPILOGUE(float2, v, LOAD2(bias + row), LOAD2(residual + at), LOAD2(out + at))
+  STORE2(out + at, v);
 }
 #if OCTETS
-// ``narrow`` comes before this text: its 16-bit type is the output's.
-inline void put8(OUT_PARAMS, const float *v, OUT_INDEX at, int row) {
-  float f[8];
-#pragma unroll
-  for (int e = 0; e < 8; ++e) f[e] = finished(OUT_ARGS, v[e], at + e, row + e);
+// Eight neighbours as they lie in memory, and as numbers. ``narrow`` comes before this text: its type is the output's.
+#if FLOAT32
+#define RAW8 float8
+#define NO_RAW8 ((float8)(0))
+inline RAW8 raw8(global const REAL *p) {
+  global const float4 *from = (global const float4 *)p;
+  return (float8)(from[0], from[1]);
+}
+#define WIDE8(v) (v)
+#define RAW4 float4
+#define raw4(p) (*(global const float4 *)(p))
+inline void put4_beside(OUT_PARAMS, const float *v, RAW4 beside, OUT_INDEX at, int row) {
+  float4 f = (float4)(v[0], v[1], v[2], v[3]);
+  EPILOGUE(float4, f, raw4(bias + row), beside, raw4(out + at))
+  *(global float4 *)(out + at) = f;
+}
+#if RESIDUAL
+#define put4(v, at, row) put4_beside(OUT_ARGS, v, raw4(residual + (at)), at, row)
+#else
+#define put4(v, at, row) put4_beside(OUT_ARGS, v, (float4)(0), at, row)
+#endif
+#else
+#define RAW8 uint4
+#define NO_RAW8 ((uint4)(0))
+inline RAW8 raw8(global const REAL *p) { return *(global const uint4 *)p; }
+inline float8 wide8(uint4 u) {
+  return (float8)(widen((ushort)u.x), widen((ushort)(u.x >> 16)), widen((ushort)u.y), widen((ushort)(u.y >> 16)),
+                  widen((ushort)u.z), widen((ushort)(u.z >> 16)), widen((ushort)u.w), widen((ushort)(u.w >> 16)));
+}
+#define WIDE8(v) wide8(v)
+#endif
+// ``beside`` is the residual's: read before, for many rows at once, it is not waited for row after row.
+inline void put8_beside(OUT_PARAMS, const float *v, RAW8 beside, OUT_INDEX at, int row) {
+  float8 f = (float8)(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]);
+  EPILOGUE(float8, f, WIDE8(raw8(bias + row)), WIDE8(beside), WIDE8(raw8(out + at)))
 #if FLOAT32
   global float4 *to = (global float4 *)(out + at);
-  to[0] = (float4)(f[0], f[1], f[2], f[3]);
-  to[1] = (float4)(f[4], f[5], f[6], f[7]);
+  to[0] = f.lo;
+  to[1] = f.hi;
 #else
-  uint pair[4];
-#pragma unroll
-  for (int e = 0; e < 4; ++e) pair[e] = narrow(f[2 * e]) | (uint)narrow(f[2 * e + 1]) << 16;
-  *(global uint4 *)(out + at) = (uint4)(pair[0], pair[1], pair[2], pair[3]);
+  *(global uint4 *)(out + at) = (uint4)(narrow(f.s0) | (uint)narrow(f.s1) << 16, narrow(f.s2) | (uint)narrow(f.s3) << 16,
+                                        narrow(f.s4) | (uint)narrow(f.s5) << 16, narrow(f.s6) | (uint)narrow(f.s7) << 16);
 #endif
 }
+#if RESIDUAL
+#define put8(v, at, row) put8_beside(OUT_ARGS, v, raw8(residual + (at)), at, row)
+#else
+#define put8(v, at, row) put8_beside(OUT_ARGS, v, NO_RAW8, at, row)
+#endif
 #endif
 #endif

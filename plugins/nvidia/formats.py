@@ -5,7 +5,7 @@ leading parts of the product; the product of the two small planes is left out.
 
 | format | planes | significant bits | products | range |
 |---|---|---|---|---|
-| ``native`` | the 16-bit value itself | 11 or 8 | 1 | the dtype's |
+| ``native`` | the 16-bit value itself, or a float32 read as TF32 (``tf32``) | 11 or 8 | 1 | the dtype's |
 | ``half1`` | float16 | 11 | 1 | 2^39 below a row's largest value |
 | ``half2`` | float16 + float16 | 22 | 3 | as above |
 | ``bfloat2`` | bfloat16 + bfloat16 | 16 | 3 | float32's |
@@ -37,17 +37,20 @@ class Format:
     """Whether values are scaled by powers of two first."""
     float32_accurate: bool = True
     """Whether sums are moved to float32 registers often: tensor cores round them toward zero."""
+    tf32: bool = False
+    """Whether the plane is the float32 number itself, of which tensor cores read TF32's bits."""
 
     @property
     def type(self) -> str:
         """PTX name."""
-        return "bf16" if self.bfloat else "f16"
+        return "tf32" if self.tf32 else "bf16" if self.bfloat else "f16"
 
 
 _ONE, _TWO = ((0, 0),), ((1, 0), (0, 1), (0, 0))
 FORMATS = {
     "float16": Format("native", False, _ONE, 1, float32_accurate=False),
     "bfloat16": Format("native", True, _ONE, 1, float32_accurate=False),
+    "tf32": Format("native", False, _ONE, 1, float32_accurate=False, tf32=True),
     "half1": Format("half1", False, _ONE, 1, scaled=True, float32_accurate=False),
     "half2": Format("half2", False, _TWO, 2, scaled=True),
     "bfloat2": Format("bfloat2", True, _TWO, 2),

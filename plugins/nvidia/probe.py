@@ -18,11 +18,12 @@ _TILES = {
     "mma": {"bm": 32, "bn": 32, "wm": 2, "wn": 1, "bk": 32, "format": "bfloat2", "stages": 2},
     "wgmma": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "bk": 32, "format": "bfloat2", "stages": 3},
     "tma": {"bm": 64, "bn": 64, "wm": 1, "wn": 1, "format": "float16", "stages": 3},
+    "tma_tf32": {"bm": 64, "bn": 64, "wm": 1, "wn": 1, "bk": 32, "format": "tf32", "stages": 3},
     "direct": {"bm": 32, "bn": 64, "wm": 1, "wn": 2, "bk": 16},
     "grouped": {"frag_m": 1, "warps": 4},
 }
 _HOPPER, _AMPERE = ("sm_90",), ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
-_HAVE = {"mma": _AMPERE, "wgmma": _HOPPER, "tma": _HOPPER, "direct": _AMPERE, "grouped": _AMPERE}
+_HAVE = {"mma": _AMPERE, "wgmma": _HOPPER, "tma": _HOPPER, "tma_tf32": _HOPPER, "direct": _AMPERE, "grouped": _AMPERE}
 """Architectures that have an engine's instructions; whether the driver takes them is another question."""
 _failed: dict[tuple[str, str, str], str] = {}
 """By device, driver and engine: what was found wrong in this process."""
@@ -41,8 +42,9 @@ def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
     if engine == "grouped":
         problem = _PROBLEM.replace(dtype="float16", layout="nhwc")
         return problem, GroupedPlan(context, problem, tile)
-    if engine == "tma":
-        problem = _PROBLEM.replace(dtype="float16", layout="nhwc")
+    if engine in ("tma", "tma_tf32"):
+        number = {"dtype": "float16"} if engine == "tma" else {"math": "tf32"}
+        problem = _PROBLEM.replace(layout="nhwc", **number)
         return problem, TmaPlan(context, problem, tile, "wgmma")
     return _PROBLEM, NvidiaPlan(context, _PROBLEM, tile, engine)
 

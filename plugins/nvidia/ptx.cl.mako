@@ -95,10 +95,11 @@ outs = ", ".join(f'"+f"(c[{i}])' for i in range(sums))
 #define WGMMA_BEGIN() asm volatile("//@wgmma.fence.sync.aligned;\n" ::: "memory")
 #define WGMMA_COMMIT() asm volatile("//@wgmma.commit_group.sync.aligned;\n" ::: "memory")
 #define WGMMA_WAIT(left) asm volatile("//@wgmma.wait_group.sync.aligned " #left ";\n" ::: "memory")
-// c (64 x ${wgmma.columns}, float32) = a (64x16) b (16 x ${wgmma.columns}) [+ c]; a and b lie in local memory as their descriptors say.
+<% depth, majors = (8, "") if type == "tf32" else (16, f", {int(wgmma.a_transposed)}, {int(wgmma.b_transposed)}") %>\
+// c (64 x ${wgmma.columns}, float32) = a (64 x ${depth}) b (${depth} x ${wgmma.columns}) [+ c]; a and b lie in local memory as their descriptors say.
 inline void wgmma(float *c, ulong a, ulong b, int add) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %${sums + 2}, 0;\n"
-               "//@wgmma.mma_async.sync.aligned.m64n${wgmma.columns}k16.f32.${type}.${type} {${registers}}, %${sums}, %${sums + 1}, p, 1, 1, ${int(wgmma.a_transposed)}, ${int(wgmma.b_transposed)};\n}\n"
+               "//@wgmma.mma_async.sync.aligned.m64n${wgmma.columns}k${depth}.f32.${type}.${type} {${registers}}, %${sums}, %${sums + 1}, p, 1, 1${majors};\n}\n"
                : ${outs} : "l"(a), "l"(b), "r"(add) : "memory");
 }
 // The sums are complete after this; naming them keeps their uses behind it.
@@ -161,6 +162,9 @@ ${copier("copy_box3", "tile", 3, 0)}\
 #define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(map, base + (to), c, w, h, n, ow, oh, bar)
 #define COPY_BOX2(map, to, c0, c1, bar) copy_box2(map, base + (to), c0, c1, bar)
 #define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box3(map, base + (to), c0, c1, c2, bar)
+
+// The line of the cache at an address is fetched, and nobody waits.
+inline void prefetch_line(global const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // --- between lanes: v of the lane whose number differs from this one's in the bits of ``with``
 inline float shuffle_xor(float v, int with) {

@@ -104,36 +104,35 @@ both = [Copies(0), Copies(1)]
         const int dz = min(${p.sd}, ${p.id} - z), dy = min(${p.sh}, ${p.ih} - y), dx = min(${p.sw}, ${p.iw} - x);
         for (int i = 0; i < dz; ++i)
           for (int j = 0; j < dy; ++j)
-            for (int l = 0; l < dx; ++l)
-              put_run(OUT_ARGS, from, (i | j | l) == 0, at + ((OUT_INDEX)(i * ${p.ih} + j) * ${p.iw} + l) * ${p.ic if job.nhwc else 1}, channel);
+            for (int l = 0; l < dx; ++l) {
+              const OUT_INDEX to = at + ((OUT_INDEX)(i * ${p.ih} + j) * ${p.iw} + l) * ${p.ic if job.nhwc else 1};
+              put_run(OUT_ARGS, from, (i | j | l) == 0, BESIDE(to), to, channel);
+            }
       }
 % else:
-      put_run(OUT_ARGS, from, 1, at, channel);
+      put_run(OUT_ARGS, from, 1, BESIDE(at), at, channel);
 % endif
 </%def>
 // Element (row, k) of a tile in local memory.
 % for number in (0, 1):
 #define ${"AB"[number]}_TILE(row, k) ${f"(row) * {job.pitch(number)} + (k)" if job.operands[number].along_k else f"(k) * {job.pitch(number)} + (row)"}
 % endfor
-// ${width} neighbouring results, or zeros unless kept.
-inline void put_run(OUT_PARAMS, local const float *from, int kept, OUT_INDEX at, int channel) {
-  float v[${width}];
-${unroll}
-  for (int i = 0; i < ${width}; ++i) {
-    v[i] = kept ? from[i] : 0;
-#if !PARTIAL
-    v[i] = finished(OUT_ARGS, v[i], at + i, channel${" + i" if job.nhwc else ""});
-#endif
-  }
+<% run = "float" if width == 1 else f"float{width}" %>\
+// ${width} neighbouring results, or zeros unless kept. ``beside`` is what the residual holds there.
+inline void put_run(OUT_PARAMS, local const float *from, int kept, ${run} beside, OUT_INDEX at, int channel) {
+  ${run} v = kept ? (${run})(${", ".join(f"from[{i}]" for i in range(width))}) : (${run})(0);
 #if PARTIAL
   out += PARTIAL_AT;
+#else
+  EPILOGUE(${run}, v, ${f"*(global const {run} *)(bias + channel)" if job.nhwc else "bias[channel]"}, beside, *(global const ${run} *)(out + at))
 #endif
-% if width == 1:
-  out[at] = v[0];
-% else:
-  *(global float${width} *)(out + at) = (float${width})(${", ".join(f"v[{i}]" for i in range(width))});
-% endif
+  *(global ${run} *)(out + at) = v;
 }
+#if RESIDUAL && !PARTIAL
+#define BESIDE(at) (*(global const ${run} *)(residual + (at)))
+#else
+#define BESIDE(at) ((${run})(0))
+#endif
 #define INDEX ${job.index}
 kernel __attribute__((reqd_work_group_size(${t.items}, 1, 1)))
 void direct(global const float *restrict a, global const float *restrict b, ${"global uchar *workspace, " if t.fixup else ""}OUT_PARAMS) {
@@ -273,16 +272,40 @@ ${unroll}
       *(local float2 *)to = (float2)(${name}[at], ${name}[at + 1]);
       *(local float2 *)(to + ${8 * pitch_out}) = (float2)(${name}[at + 2], ${name}[at + 3]);
 </%def>\
+<% at_once, down = (4 if p.residual and not job.gaps else 1), t.items // across %>\
+<%def name="place_of(m)">\
+      const int m = ${m}, channel = group * ${(p.channels_out if job.data else p.oc) // p.g} + ${"n" if job.nhwc else "m"};
+      const OUT_INDEX at = at_n + ${row.at("m").replace("INDEX", "OUT_INDEX")};
+</%def>\
 <%def name="leave(rows, m)">\
   for (int c = tid % ${across} * ${width}; c < ${t.bn} && n0 + c < ${job.n}; c += ${across * width}) {
     const int n = n0 + c;
     const OUT_INDEX at_n = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 and not t.fixup else ""}(OUT_INDEX)group * ${job.target.group} + ${column.at("n").replace("INDEX", "OUT_INDEX")};
-    for (int r = tid / ${across}; r < ${rows} && ${m} < ${job.m}; r += ${t.items // across}) {
-      const int m = ${m}, channel = group * ${(p.channels_out if job.data else p.oc) // p.g} + ${"n" if job.nhwc else "m"};
-      const OUT_INDEX at = at_n + ${row.at("m").replace("INDEX", "OUT_INDEX")};
+% if at_once > 1:
+    // Residuals of ${at_once} rows are read before one of them is written: else each would wait for the one before.
+    for (int first = tid / ${across}; first < ${rows}; first += ${at_once * down}) {
+      ${run} beside[${at_once}];
+${unroll}
+      for (int u = 0; u < ${at_once}; ++u) {
+        const int r = min(first + u * ${down}, ${rows} - 1);
+${place_of(m)}\
+        beside[u] = BESIDE(m < ${job.m} ? at : 0);
+      }
+${unroll}
+      for (int u = 0; u < ${at_once}; ++u) {
+        const int r = first + u * ${down};
+        if (r >= ${rows}) continue;
+${place_of(m)}\
+        if (m < ${job.m}) put_run(OUT_ARGS, staging + r * ${pitch_out} + c, 1, beside[u], at, channel);
+      }
+    }
+% else:
+    for (int r = tid / ${across}; r < ${rows} && ${m} < ${job.m}; r += ${down}) {
+${place_of(m)}\
       local const float *from = staging + r * ${pitch_out} + c;
 ${put_pixels()}\
     }
+% endif
   }
 </%def>\
 % if t.fixup:

@@ -14,6 +14,15 @@
         + (OUT_INDEX)(pixel % ${count[2]} * ${geo.out_step[2]} + ${phase("first", 2)}) * ${dst.axes[2]} + (OUT_INDEX)group * ${channels} * ${dst.channel};
 % endif
 </%def>
+<% octets = t.bm * t.bn // 8 %>\
+<%def name="octet(i)">\
+      const int r = ${i} / ${t.bn // 8}, c = ${i} % ${t.bn // 8} * 8, n = n0 + c, row = group * ${geo.m} + n;
+      const OUT_INDEX out_at = place_of_row[r];
+</%def>
+<%def name="staged_octet()">\
+        const float4 low = *(local float4 *)(staging + r * ${pitch} + c), high = *(local float4 *)(staging + r * ${pitch} + c + 4);
+        const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+</%def>
 % if f.scaled:
   {
 % for r in range(2 * frag_m):
@@ -82,14 +91,34 @@ ${place_of("m")}\
         }
     }
 % elif dst.nhwc:
-    for (int i = tid; i < ${t.bm * t.bn // 8}; i += ${items}) {
-      const int r = i / ${t.bn // 8}, c = i % ${t.bn // 8} * 8, n = n0 + c, row = group * ${geo.m} + n;
-      const OUT_INDEX out_at = place_of_row[r];
+#if OCTETS && RESIDUAL && !PARTIAL
+    // Residuals of four octets are read before one of them is written: else each would wait for the one before.
+    for (int first = tid; first < ${octets}; first += ${4 * items}) {
+      RAW8 beside[4];
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        const int i = min(first + u * ${items}, ${octets - 1});
+${octet("i")}\
+        beside[u] = raw8(residual + (out_at >= 0 & n < ${geo.m} ? out_at + n : 0));
+      }
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        const int i = first + u * ${items};
+        if (i >= ${octets}) continue;
+${octet("i")}\
+        if (out_at >= 0 & n < ${geo.m}) {
+${staged_octet()}\
+          put8_beside(OUT_ARGS, v, beside[u], out_at + n, row);
+        }
+      }
+    }
+#else
+    for (int i = tid; i < ${octets}; i += ${items}) {
+${octet("i")}\
       if (out_at >= 0 & n < ${geo.m}) {
-        const float4 low = *(local float4 *)(staging + r * ${pitch} + c), high = *(local float4 *)(staging + r * ${pitch} + c + 4);
-        const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+${staged_octet()}\
 #if OCTETS
-        put8(OUT_ARGS, v, out_at + n, row);
+        put8(v, out_at + n, row);
 #else
 #pragma unroll
         for (int e = 0; e < 8; ++e)
@@ -97,6 +126,7 @@ ${place_of("m")}\
 #endif
       }
     }
+#endif
 % else:
 <% rows_at_once = min(t.bm, items); columns_at_once = items // rows_at_once %>\
 % for r0 in range(0, t.bm, rows_at_once):

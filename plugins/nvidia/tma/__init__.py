@@ -1,1 +1,1 @@
-"""16-bit tensors, channels last, fed to the tensor cores by Hopper's copy engine: ``nvidia.tma``."""
+"""Channels-last tensors of 16 bits, or of float32 for TF32, fed by Hopper's copy engine: ``nvidia.tma``."""

@@ -19,12 +19,13 @@ from convdispatch.api import ConvProblem
 from ..hopper import LOCAL_LIMIT
 from ..pace import COPY
 from .fold import folded, folds
+from .gather import gathered, gathers
 from .job import TmaJob, TmaTile
 
 __all__ = ["choices", "seconds"]
 
 _CLOCK = 1.7e9
-_MACS = 2010.0  # multiply-adds a cycle of a multiprocessor
+_MACS = 2010.0  # multiply-adds a cycle of a multiprocessor, of 16-bit numbers; of TF32 half as many
 _COPIED = 71.0  # bytes a cycle from the L2 cache into local memory
 _HALF_ROWS = 1.38  # copies of 64-byte rows, in times of those of 128 bytes
 _APART = {128: 1.0, 64: 1.31, 32: 1.78, 16: 2.98}  # times of rows whose distance is no multiple of 128 bytes
@@ -37,27 +38,28 @@ _START = 5.5e-6  # seconds
 _SUM, _SUMMED = 4.5e-6, 0.426  # seconds of the parts' sum; of a copy's bandwidth, at which their bytes move
 _FIXED, _ADDED = 6700.0, 9.3  # cycles of a tile whose parts work groups add, and its bytes a cycle
 _COUNTED, _TAKEN = 1000.0, 1450.0  # cycles until a part is counted, and 32 columns are taken
-_FOLDED = 2.0e-6  # seconds of the launch that writes folded weights
+_FOLDED = 2.0e-6  # seconds of the launch that writes folded, widened or turned weights
+_GATHERED = 1.2e-12  # seconds of a number of the source of a first layer, on 132 multiprocessors
 _FEW = 4  # parts that work groups add: more wait for each other's counting
 _MOST = 24
 
 
-def _apart(channels: int) -> float:
+def _apart(row_bytes: int) -> float:
     """Times that rows take whose distance in memory is no multiple of 128 bytes."""
-    return _APART[math.gcd(2 * channels, 128)]
+    return _APART[math.gcd(row_bytes, 128)]
 
 
 def seconds(job: TmaJob, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
-    t, problem = job.tile, job.problem
-    c, m = problem.ic, problem.oc
+    t, problem, size = job.tile, job.problem, job.itemsize
+    c, m = problem.ic * size, problem.oc * size
     source, target = (c, m) if problem.direction == "fwd" else (m, c)
     a, b = (source, source if problem.direction == "fwd" else c) if job.data else (m, c)
     half_a, half_b = (_HALF_ROWS if bytes_of == 64 else 1 for bytes_of in (job.row_bytes, job.b_row_bytes))
     copied = (job.a_bytes * half_a * _apart(a) + job.b_bytes * half_b * _apart(b)) / _COPIED
-    macs = t.bm * t.bn * t.bk / _MACS
+    macs = t.bm * t.bn * t.bk / _MACS * size / 2
     slice_of = max(macs, copied) + _SLICE
-    each = _TILE + t.bm * t.bn * (4 if job.partial else 2 * _apart(target if job.data else c)) / _WRITTEN
+    each = _TILE + t.bm * t.bn * (4 if job.partial else size * _apart(target if job.data else c)) / _WRITTEN
     if t.fixup:  # where all run at once they count one after another; else a tile's last adds all parts
         waits = _COUNTED * t.split if job.tiles <= job.groups(units) else _TAKEN * t.bn / 32 / t.split
         each += _FIXED + waits + t.bm * t.bn * 4 / _ADDED
@@ -68,11 +70,12 @@ def seconds(job: TmaJob, units: int, copy: float = COPY) -> float:
         product = phase.slices / t.split * slice_of * (1 + _SHARED * (t.resident - 1))
         cycles += tiles * (product + each / t.resident)
         begin = end
-    moved = 2 * sum(math.prod(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
+    moved = size * sum(math.prod(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
     both = (cycles / _CLOCK) ** _HIDDEN + (moved / (_MEMORY * copy)) ** _HIDDEN
     total = both ** (1 / _HIDDEN) + _START
-    if t.pixels > 1 and not problem.constant_weights:
+    if job.weights_bytes and not problem.constant_weights:
         total += _FOLDED
+    total += sum(_FOLDED + _GATHERED * source.bytes / size * 132 / units for source in job.sources)
     return total + (_SUM + job.partial_bytes / (_SUMMED * copy) if job.partial else 0)
 
 
@@ -83,24 +86,27 @@ def _parts(job: TmaJob, units: int) -> list[int]:
     return sorted(parts for parts in filling if 1 < parts <= slices // 2 and parts * job.sums <= 4 * room)
 
 
-def _shapes(depth: int) -> Iterator[tuple[int, int, int, int]]:
+def _shapes(row_bytes: int) -> Iterator[tuple[int, int, int, int]]:
     """(bm, bn, work groups of a multiprocessor, stages): as many stages as local memory holds."""
     for bm in (64, 128, 192, 256):
         for bn in (32, 64, 96, 128, 160, 192, 224, 256):
             for resident in (1, 2, 3, 4):
-                stages = (LOCAL_LIMIT + 1024) // resident // ((bm + bn) * depth * 2 + 16) - (resident > 1)
+                stages = (LOCAL_LIMIT + 1024) // resident // ((bm + bn) * row_bytes + 16) - (resident > 1)
                 if stages >= 3:
-                    yield bm, bn, resident, min(stages, 7 * 64 // depth)
+                    yield bm, bn, resident, min(stages, 7 * 128 // row_bytes)
 
 
 def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
-    problem = folded(unfolded, pixels)
+    taps = gathers(unfolded)
+    problem = gathered(unfolded, taps) if taps else folded(unfolded, pixels)
     data, channels = problem.direction != "bwd_weights", problem.oc if problem.direction == "bwd_data" else problem.ic
-    widths = (64, 32) if -(channels // problem.g) % 64 >= 32 else (64,)  # of boxes; of 32 where that saves copies
+    whole = 128 // problem.itemsize  # channels of a box; half as many where that saves copies
+    widths = (whole, whole // 2) if -(channels // problem.g) % whole >= whole // 2 else (whole,)
+    number = "tf32" if problem.dtype == "float32" else problem.dtype
     for width, depth in ((width, width if data else 64) for width in widths):
-        for bm, bn, resident, stages in _shapes(depth):
-            plain = TmaTile(bm, bn, bm // 64, 1, problem.dtype, "wgmma", depth, stages, resident=resident,
-                            block=64 if data else width, pixels=pixels)  # fmt: skip
+        for bm, bn, resident, stages in _shapes(depth * problem.itemsize):
+            plain = TmaTile(bm, bn, bm // 64, 1, number, "wgmma", depth, stages, resident=resident,
+                            block=64 if data else width, pixels=pixels, taps=taps)  # fmt: skip
             fewer = dataclasses.replace(plain, stages=stages - 1)
             tile = next((each for each in (plain, fewer) if TmaJob(problem, each).misfit is None), None)
             if tile is None:

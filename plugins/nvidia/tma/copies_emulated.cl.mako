@@ -1,11 +1,14 @@
 ## Hopper's copy engine in plain OpenCL C (tests): all work items copy; the kernel's barriers stand for the engine's.
-<% box = job.gathered %>\
-inline void put_swizzled(local uchar *memory, int width, uint to, int row, int c, ushort v) {
-  const int place = row * width * 2 + c * 2;
-  *(local ushort *)(memory + to + (place ^ (place >> 7 & (width == 64 ? 7 : 3)) << 4)) = v;
+<%
+box, size = job.gathered, job.itemsize
+number, rounded = ("uint", "cvt_tf32_f32(as_float({}))") if job.format.tf32 else ("ushort", "{}")
+%>\
+inline void put_swizzled(local uchar *memory, int width, uint to, int row, int c, ${number} v) {
+  const int place = (row * width + c) * ${size};
+  *(local ${number} *)(memory + to + (place ^ (place >> 7 & (width == ${128 // size} ? 7 : 3)) << 4)) = ${rounded.format("v")};
 }
 // What the copy engine does with a map: ${box.pixels} places of ${box.channels} channels from (w, h, n) on.
-inline void copy_im2col(local uchar *memory, global const ushort *tensor, uint to, int c, int w, int h, int n, int ow, int oh) {
+inline void copy_im2col(local uchar *memory, global const ${number} *tensor, uint to, int c, int w, int h, int n, int ow, int oh) {
 <% (cols, lines), (cs, ws, hs, ns) = box.places, box.sizes %>\
   for (int i = get_local_id(0); i < ${box.pixels * box.channels}; i += get_local_size(0)) {
     const int r = i / ${box.channels}, e = c + i % ${box.channels};
@@ -16,13 +19,13 @@ inline void copy_im2col(local uchar *memory, global const ushort *tensor, uint t
   }
 }
 <% sizes, rows, wide = job.other.sizes, job.other.box[-1], job.other.box[0] %>\
-inline void copy_box(local uchar *memory, global const ushort *tensor, uint to, int c0, int c1, int c2) {
+inline void copy_box(local uchar *memory, global const ${number} *tensor, uint to, int c0, int c1, int c2) {
   for (int i = get_local_id(0); i < ${rows * wide}; i += get_local_size(0)) {
     const int e = c0 + i % ${wide}, r = c2 + i / ${wide};
     const int real = e < ${sizes[0]} & r < ${sizes[-1]};
     put_swizzled(memory, ${wide}, to, i / ${wide}, i % ${wide}, real ? tensor[(long)r * ${sizes[0] * (sizes[1] if len(sizes) > 2 else 1)} + (long)c1 * ${sizes[0]} + e] : 0);
   }
 }
-#define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, map, to, c, w, h, n, ow, oh)
-#define COPY_BOX2(map, to, c0, c1, bar) copy_box(memory, map, to, c0, 0, c1)
-#define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box(memory, map, to, c0, c1, c2)
+#define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, (global const ${number} *)(map), to, c, w, h, n, ow, oh)
+#define COPY_BOX2(map, to, c0, c1, bar) copy_box(memory, (global const ${number} *)(map), to, c0, 0, c1)
+#define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box(memory, (global const ${number} *)(map), to, c0, c1, c2)

@@ -1,5 +1,15 @@
-// From two columns of each of four groups to the eight columns of group ``lane % 4``.
+// From two columns of each of four groups of eight to the eight columns of group ``lane % 4``; from two columns of each of
+// two groups to four columns of group ``lane % 2``, the upper four for the upper two of four lanes.
 % if emulate:
+inline void four(float *v, local float *quads, float a0, float a1, float b0, float b1) {
+  const int tid = get_local_id(0), lane = tid % 4;
+  local float *mine = quads + tid * 4;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  mine[0] = a0, mine[1] = a1, mine[2] = b0, mine[3] = b1;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int e = 0; e < 4; ++e) v[e] = quads[(tid - lane % 2 + e / 2) * 4 + lane % 2 * 2 + e % 2];
+}
+#define FOUR(v, ...) four(v, quads, __VA_ARGS__)
 inline void eight(float *v, local float *quads, float a0, float a1, float b0, float b1, float c0, float c1, float d0, float d1) {
   const int tid = get_local_id(0), lane = tid % 4;
   local float *mine = quads + tid * 8;
@@ -10,6 +20,12 @@ inline void eight(float *v, local float *quads, float a0, float a1, float b0, fl
 }
 #define EIGHT(v, ...) eight(v, quads, __VA_ARGS__)
 % else:
+inline void four(float *v, int lane, float a0, float a1, float b0, float b1) {
+  const int odd = lane & 1;
+  const float s0 = shuffle_xor(odd ? a0 : b0, 1), s1 = shuffle_xor(odd ? a1 : b1, 1);
+  v[0] = odd ? s0 : a0, v[1] = odd ? s1 : a1, v[2] = odd ? b0 : s0, v[3] = odd ? b1 : s1;
+}
+#define FOUR(v, ...) four(v, lane, __VA_ARGS__)
 inline void eight(float *v, int lane, float a0, float a1, float b0, float b1, float c0, float c1, float d0, float d1) {
   const int odd = lane & 1, high = lane & 2;
   // Neighbours exchange: even lanes keep groups 0 and 2, odd ones 1 and 3.

@@ -24,7 +24,8 @@ def folds(problem: ConvProblem) -> tuple[int, ...]:
     geometry = [getattr(problem, letter + axis) for axis in problem.axes for letter in "kspd"]
     far = [getattr(problem, f"p{axis}_r") for axis in problem.axes]
     plain = geometry == [1, 1, 0, 1] * len(problem.axes) and not any(far)
-    if not plain or problem.g > 1 or problem.layout != "nhwc" or problem.direction == "bwd_weights":
+    narrow = problem.itemsize == 2 and problem.layout == "nhwc" and problem.direction != "bwd_weights"
+    if not plain or problem.g > 1 or not narrow:
         return (1,)
     source, target = (problem.ic, problem.oc) if problem.direction == "fwd" else (problem.oc, problem.ic)
     places = problem.mb * problem.id * problem.ih * problem.iw

@@ -16,6 +16,7 @@ from ..packed.tile import Tile
 from ..parts import MOST_PARTS, STATE
 from ..walk import Phase
 from .fold import folded
+from .gather import Gathered, gathered
 from .maps import Im2col, Map, Tiled
 
 __all__ = ["MAPS", "MOST_GROUPS", "PhaseOfTiles", "TmaJob", "TmaTile"]
@@ -25,13 +26,15 @@ MAPS = 256
 MOST_GROUPS = 512
 _BLOCK = 64
 """Columns of a box where k runs down its rows."""
+_BESIDE_SUMS = 80
+"""Registers that leaving results take beside sums and residuals."""
 _NEAREST, _FARTHEST, _OFFSET, _STEP = -128, 127, 255, 8
 """What an im2col map of four axes can say: its corners, its offsets and its steps."""
 
 
 @dataclass(frozen=True)
 class TmaTile(Tile):
-    """A Tile whose slices are boxes: bk channels of places (data), or 64 places."""
+    """A Tile whose slices are boxes: bk channels of places (data), 64 or 128 bytes of them, or 64 places."""
 
     stages: int = 4
     resident: int = 1
@@ -42,6 +45,8 @@ class TmaTile(Tile):
     """Whether work groups of the product add the parts of a sum, not a launch after it."""
     pixels: int = 1
     """Neighbouring pixels that are one pixel to the product; see ``fold``."""
+    taps: int = 0
+    """Channels of a source that is written first, whose channels are taps along w; see ``gather``. 0: none is."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +68,38 @@ class TmaJob(Job):
 
     @classmethod
     def of(cls, problem: ConvProblem, tile: TmaTile) -> TmaJob:
-        """The job of a problem whose pixels the tile may fold."""
-        return cls(folded(problem, tile.pixels), tile)
+        """The job of a problem whose pixels or taps the tile may fold."""
+        return cls(gathered(problem, tile.taps) if tile.taps else folded(problem, tile.pixels), tile)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return self.problem.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of local memory: a swizzle's width."""
+        return self.tile.bk * self.itemsize if self.data else 128
+
+    @property
+    def a_bytes(self) -> int:
+        """Bytes of A in a stage."""
+        return self.tile.bm * self.tile.bk * self.itemsize
+
+    @property
+    def b_bytes(self) -> int:
+        """Bytes of B in a stage."""
+        return self.tile.bn * self.tile.bk * self.itemsize
 
     @property
     def transposed_weights(self) -> bool:
         """The data gradient reads weights with k down the rows."""
-        return self.problem.direction == "bwd_data"
+        return self.problem.direction == "bwd_data" and not self.format.tf32
+
+    @property
+    def turned_weights(self) -> bool:
+        """Tensor cores take TF32 with k along the rows alone: the data gradient's weights are turned first."""
+        return self.problem.direction == "bwd_data" and self.format.tf32
 
     @property
     def instructions(self) -> Instructions:
@@ -79,13 +109,20 @@ class TmaJob(Job):
 
     @functools.cached_property
     def direct_weights(self) -> bool:
-        """Always, or the tile is a misfit; but folded ones are written first."""
-        return self.data and self.tile.pixels == 1
+        """Always, or the tile is a misfit; but folded, widened and turned ones are written first."""
+        return self.data and self.tile.pixels == 1 and not self.tile.taps and not self.turned_weights
+
+    @property
+    def sources(self) -> tuple[Gathered, ...]:  # type: ignore[override]
+        """Tensors that are written first."""
+        nbytes = self.itemsize * math.prod(self.problem.x_shape)
+        return (Gathered("x", nbytes),) if self.tile.taps else ()
 
     @property
     def weights_bytes(self) -> int:
-        """Of folded weights."""
-        return 2 * math.prod(self.problem.w_shape) if self.data and self.tile.pixels > 1 else 0
+        """Of folded, widened or turned weights."""
+        written = self.data and not self.direct_weights
+        return self.itemsize * math.prod(self.problem.w_shape) if written else 0
 
     @property
     def partial(self) -> bool:
@@ -122,7 +159,7 @@ class TmaJob(Job):
     @property
     def b_row_bytes(self) -> int:
         """Bytes of a row of B in local memory."""
-        return 2 * (_BLOCK if self.transposed_weights else self.block)
+        return self.itemsize * (_BLOCK if self.transposed_weights else self.block)
 
     @property
     def n_tiles(self) -> int:
@@ -187,6 +224,27 @@ class TmaJob(Job):
         """Slices, their barriers, and a word that a work group's warps share."""
         return self.stage_bytes * self.tile.stages + 16 * self.tile.stages + 16
 
+    @property
+    def run(self) -> int:
+        """Neighbouring results that a work item writes at once, 16 bytes."""
+        return 4 if self.partial or self.itemsize == 4 else 8
+
+    def batches(self, half: int, runs: int) -> list[range]:
+        """A half's runs of results, in batches whose residuals are read at once: as many as registers hold by then.
+
+        Each run that leaves frees its sums; a multiprocessor's quarter has 16384 registers for its warps.
+        """
+        t, found, at = self.tile, [], 0
+        warps = -(-(t.items + 32) * t.resident // 128)
+        room = min(255, 512 // warps) - _BESIDE_SUMS
+        whole = t.bn // 4 if runs > 16 // self.run else 0
+        while at < runs:
+            left = (2 - half) * whole - at * self.run
+            many = max(1, min((room - left) // 4, runs - at))
+            found.append(range(at, at + many))
+            at += many
+        return found
+
     # --- maps --------------------------------------------------------------------------------------------------------
 
     @functools.cached_property
@@ -216,11 +274,13 @@ class TmaJob(Job):
 
     @functools.cached_property
     def other(self) -> Tiled:
-        """The weights, (channels, taps, output channels); for their gradient dy, (channels, places)."""
+        """The weights, (channels that are summed, taps, the others); for their gradient dy, (channels, places)."""
         problem, t = self.problem, self.tile
         if not self.data:
             return Tiled(problem.dtype, (problem.oc, self.n_places), (_BLOCK, _BLOCK))
         sizes = (problem.ic // problem.g, math.prod(self.walk.kernel), problem.oc)
+        if self.turned_weights:
+            sizes = (problem.oc // problem.g, sizes[1], problem.ic)
         box = (_BLOCK, 1, t.bk) if self.transposed_weights else (t.bk, 1, min(t.bn, self.walk.m))
         return Tiled(problem.dtype, sizes, box)
 
@@ -251,7 +311,9 @@ class TmaJob(Job):
     def _misfit_of_problem(self) -> str | None:
         problem, geo = self.problem, self.walk
         if problem.layout != "nhwc" or self.format.name != "native":
-            return "16-bit numbers, channels last"
+            return "16-bit numbers, or float32 ones for TF32, channels last"
+        if self.format.tf32 and not self.data:
+            return "forward and data gradient of float32 numbers"
         if geo.fold or geo.stacked or problem.ndim > 2:
             return "two axes, eight source channels or more"
         if geo.c % 8 or geo.m % 8 or (geo.groups > 1 and geo.c % self.block):
@@ -269,8 +331,8 @@ class TmaJob(Job):
         t = self.tile
         if t.bm != t.wm * 64 or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.window:
             return "64 rows a group of warps, columns in multiples of 32"
-        if t.bk != _BLOCK and not (t.bk == 32 and self.data):
-            return "slices 64 deep, or 32 channels"
+        if self.row_bytes not in (64, 128) or t.bk * self.itemsize != self.row_bytes:
+            return "slices 64 deep, or channels of 64 or 128 bytes"
         boxed = not self.data or self.transposed_weights
         if t.block not in (32, _BLOCK) or (boxed and t.bn * 2 % self.b_row_bytes):
             return "blocks of columns do not fit the tile"

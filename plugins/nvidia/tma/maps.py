@@ -19,11 +19,13 @@ __all__ = ["Im2col", "Map", "Tiled", "missing"]
 WORDS = 16
 """Of 64 bits."""
 _ANYWHERE = 1 << 20
-_TYPES = {"float16": 6, "bfloat16": 9}
+_TYPES = {"float16": 6, "bfloat16": 9, "float32": 11}
+"""The driver's; float32 numbers are rounded to TF32 on their way."""
 _NO_INTERLEAVE, _PROMOTE_256, _ZEROS = 0, 3, 0
 _SWIZZLES = {64: 2, 128: 3}
 """By the bytes of a box's rows."""
-_ITEM = 2
+_ITEM = {"float16": 2, "bfloat16": 2, "float32": 4}
+"""Bytes."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -53,7 +55,7 @@ def _array(kind: type, values: Sequence[int]) -> ctypes.Array:
 
 @dataclass(frozen=True)
 class Map:
-    """A dense tensor of 16-bit numbers."""
+    """A dense tensor."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -61,7 +63,7 @@ class Map:
     @property
     def _strides(self) -> list[int]:
         """Bytes from one to the next along every axis but the innermost."""
-        steps = [_ITEM]
+        steps = [_ITEM[self.dtype]]
         for size in self.sizes[:-1]:
             steps.append(steps[-1] * size)
         return steps[1:]
@@ -88,10 +90,9 @@ class Map:
     def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
         raise NotImplementedError
 
-
-def _how(row: int) -> tuple[int, ...]:
-    """The rest, for boxes of ``row`` numbers a row."""
-    return (_NO_INTERLEAVE, _SWIZZLES[row * _ITEM], _PROMOTE_256, _ZEROS)
+    def _how(self, row: int) -> tuple[int, ...]:
+        """What every map ends with, for boxes of ``row`` numbers a row."""
+        return (_NO_INTERLEAVE, _SWIZZLES[row * _ITEM[self.dtype]], _PROMOTE_256, _ZEROS)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Tiled(Map):
 
     def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
         box, ones = _array(ctypes.c_uint32, self.box), _array(ctypes.c_uint32, [1] * len(self.sizes))
-        return int(driver.cuTensorMapEncodeTiled(*common, box, ones, *_how(self.box[0])))
+        return int(driver.cuTensorMapEncodeTiled(*common, box, ones, *self._how(self.box[0])))
 
 
 @dataclass(frozen=True)
@@ -131,5 +132,7 @@ class Im2col(Map):
         corners = (_array(ctypes.c_int, self.lower), _array(ctypes.c_int, self.upper))
         steps = _array(ctypes.c_uint32, (1, *self.step, 1))
         return int(
-            driver.cuTensorMapEncodeIm2col(*common, *corners, self.channels, self.pixels, steps, *_how(self.channels))
+            driver.cuTensorMapEncodeIm2col(
+                *common, *corners, self.channels, self.pixels, steps, *self._how(self.channels)
+            )
         )

@@ -1,4 +1,5 @@
-## C[m, n] = sum over k of A[m, k] B[k, n] on Hopper's tensor cores, from 16-bit tensors where they lie, channels last.
+## C[m, n] = sum over k of A[m, k] B[k, n] on Hopper's tensor cores, from tensors where they lie, channels last: 16-bit ones,
+## or float32 ones, of which the copy engine leaves TF32's bits.
 ##
 ## Data (forward, data gradient): m = place, n = target channel, k = blocks of channels of tap after tap. The data
 ## gradient of a stride has phases, one after another, whose places have neighbours a stride away.
@@ -28,8 +29,12 @@ rows = 64 * t.wm
 warps = t.wm * 4
 sums = t.frag_n * 4
 m_end = job.n_places if data else geo.m
-unit = t.bk * 2 if data else 128
+unit = job.row_bytes
 columns = t.bn // 32
+beside = job.problem.residual and not job.partial and not many
+lines = -(-t.bn * job.itemsize // 128)
+run = job.run
+frags, exchange, own = (2, "FOUR", "lane % 2 * 8 + lane / 2 % 2 * 4") if run == 4 else (4, "EIGHT", "lane % 4 * 8")
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
 states_at = partial_at + job.sums * t.split * tile_sums * 16
@@ -77,13 +82,15 @@ constant int PHASES[${10 * len(phases)}] = {${", ".join(str(n) for phase in phas
       const int tap = slice / ${job.blocks}, channel = slice % ${job.blocks} * ${t.bk};
       const int ky = tap / ${of("taps_w")}, kx = tap % ${of("taps_w")};
       COPY_IM2COL(MAP_A, at, group * ${geo.c} + channel, w, h, image, ${of("offset", 1)} + kx * (${geo.spread[2]}), ${of("offset", 0)} + ky * (${geo.spread[1]}), full);
-% if job.transposed_weights:
+% if job.transposed_weights or job.turned_weights:
       const int kernel_tap = (ky * ${geo.tap_step[1]} + ${of('tap0', 0)}) * ${geo.kernel[2]} + kx * ${geo.tap_step[2]} + ${of('tap0', 1)};
+% endif
+% if job.transposed_weights:
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i)
         COPY_BOX3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, n0 + i * 64, kernel_tap, group * ${geo.c} + channel, full);
 % else:
-      COPY_BOX3(MAP_B, at + ${a_bytes}, channel, tap, group * ${geo.m} + n0, full);
+      COPY_BOX3(MAP_B, at + ${a_bytes}, channel, ${"kernel_tap" if job.turned_weights else "tap"}, group * ${geo.m} + n0, full);
 % endif
 % else:
 #pragma unroll
@@ -99,12 +106,18 @@ ${start_of("(slice * 64)")}\
 % endif
 </%def>
 <%def name="multiply(at)">\
-% for k in range(t.bk // 16):
+% for k in range(unit // 32 if data else t.bk // 16):
       WGMMA(sum, ${at} + a_from + ${k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
 % endfor
 </%def>
+<%def name="column_of(j, first)">\
+        const int n = n0 + ${first} + ${j * 8} + ${own};
+        const int kept = ${"exists" if many else f"m < {m_end}"} & n < ${geo.m}${f" & n >= n_tile * {t.bn}" if ragged else ""};
+        const OUT_INDEX to = ${f"(OUT_INDEX)part * {job.partial_elements} + " if job.partial else ""}(OUT_INDEX)${"place" if many else "m"} * ${geo.m * geo.groups} + group * ${geo.m} + n;
+</%def>
 <%def name="write_columns(name, count, first)">\
-    // Four lanes hold two neighbouring columns each of four groups of eight: they exchange until each has eight.
+    // Four lanes hold two neighbouring columns each of every group of eight: they exchange until each has ${run}, 16 bytes,
+    // and together whole sectors of the cache.
 % for half in (0, 1):
     {
       const int m = m0 + wg * 64 + warp % 4 * 16 + lane / 4 + ${half * 8};
@@ -113,23 +126,44 @@ ${start_of("(slice * 64)")}\
       const int exists = m < ${m_end} & row < ${of("count", 0)} & column < ${of("count", 1)};
       const OUT_INDEX place = (OUT_INDEX)(m / ${count_h * count_w} * ${geo.target[1]} + row * ${geo.out_step[1]} + ${of("first", 0)}) * ${geo.target[2]} + column * ${geo.out_step[2]} + ${of("first", 1)};
 % endif
-% for j in range(0, count, 4):
+% for batch in job.batches(half, count // frags) if beside else [range(count // frags)]:
+% if beside:
+      RAW${run} beside${batch[0]}[${len(batch)}];
+% for number in batch:
       {
-        float v[8];
-        EIGHT(v, ${", ".join(f"{name}[{(j + i) * 4 + half * 2 + e}]" for i in range(4) for e in range(2))});
-        const int n = n0 + ${first} + ${j * 8} + lane % 4 * 8;
+${column_of(number * frags, first)}\
+        beside${batch[0]}[${number - batch[0]}] = raw${run}(residual + (kept ? to : 0));
+      }
+% endfor
+% endif
+% for j in (number * frags for number in batch):
+      {
+        float v[${run}];
+        ${exchange}(v, ${", ".join(f"{name}[{(j + i) * 4 + half * 2 + e}]" for i in range(frags) for e in range(2))});
 % if data:
-        if (${"exists" if many else f"m < {m_end}"} & n < ${geo.m}${f" & n >= n_tile * {t.bn}" if ragged else ""})
-          put8(OUT_ARGS, v, ${f"(OUT_INDEX)part * {job.partial_elements} + " if job.partial else ""}(OUT_INDEX)${"place" if many else "m"} * ${geo.m * geo.groups} + group * ${geo.m} + n, ${f"n % {geo.m // t.pixels}" if t.pixels > 1 else f"group * {geo.m} + n"});
+${column_of(j, first)}\
+        const int channel = ${f"n % {geo.m // t.pixels}" if t.pixels > 1 else f"group * {geo.m} + n"};
+        if (kept) ${f"put{run}_beside(OUT_ARGS, v, beside{batch[0]}[{j // frags - batch[0]}], to, channel)" if beside else f"put{run}(v, to, channel)"};
 % else:
+        const int n = n0 + ${first} + ${j * 8} + ${own};
         const int q = n / ${job.block}, tap = q / ${job.blocks}, c = q % ${job.blocks} * ${job.block} + n % ${job.block};
         if (m < ${m_end} & tap < ${volume} & c < ${geo.c})
-          put8(OUT_ARGS, v, ((OUT_INDEX)(${f"part * {geo.groups} + " if job.partial else ""}group) * ${geo.m} + m) * ${job.n} + tap * ${geo.c} + c, 0);
+          put${run}(v, ((OUT_INDEX)(${f"part * {geo.groups} + " if job.partial else ""}group) * ${geo.m} + m) * ${job.n} + tap * ${geo.c} + c, 0);
 % endif
       }
 % endfor
+% endfor
     }
 % endfor
+</%def>
+<%def name="prefetch_beside()">\
+% if beside and t.split == 1:
+      // What is added to the sums is on its way to the cache while they are made.
+      for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
+        const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // job.itemsize};
+        if (m < ${m_end} & n < ${geo.m}) prefetch_line(residual + ((OUT_INDEX)m * ${geo.m * geo.groups} + group * ${geo.m} + n));
+      }
+% endif
 </%def>
 <%def name="write_sums()">\
 % if t.fixup:
@@ -194,7 +228,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
       global ulong *maps = (global ulong *)(workspace + ${maps_at} + get_group_id(0) * ${maps_each});
 #pragma unroll
       for (int i = 0; i < 32; ++i) maps[i] = MAPS[i];
-      map_address(maps, a);
+      map_address(maps, a + A_AT);
       map_address(maps + 16, b + B_AT);
       maps_visible(maps);
       const ulong MAP_A = (ulong)maps, MAP_B = (ulong)(maps + 16);
@@ -229,6 +263,7 @@ ${begin_sums()}\
     for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
     for (int tile = first; tile < ${job.tiles}; tile += step) {
 ${tile_of()}\
+${prefetch_beside()}\
       uint last = 0;
       int add = 0;
 % if t.fixup or empty:
@@ -271,7 +306,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   const uint a_from = wg * ${rows_bytes}, at = 0, full = 0;
   local int word[1], *shared = word;
 ${begin_sums()}\
-  global const ushort *MAP_A = a, *MAP_B = b + B_AT;
+  global const ushort *MAP_A = a + A_AT, *MAP_B = b + B_AT;
   float sum[${sums}];
   for (int tile = get_group_id(0); tile < ${job.tiles}; tile += get_num_groups(0)) {
 ${tile_of()}\

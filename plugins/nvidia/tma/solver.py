@@ -1,4 +1,4 @@
-"""nvidia.tma: 16-bit tensors, channels last, read where they lie by Hopper's copy engine; nothing is packed."""
+"""nvidia.tma: channels-last tensors of 16 bits, or of float32 for TF32, read where they lie by Hopper's copy engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch, build, kernel_text
 
 from .. import SHARED
-from ..formats import formats
 from ..hopper import build_for_hopper
 from ..pace import memory
 from ..packed.job import Job
@@ -20,8 +19,10 @@ from ..parts import parts_text
 from ..probe import refusal, require
 from .choice import choices, seconds
 from .fold import fold_launch
+from .gather import gathers, w_launch, x_launch
 from .job import MAPS, TmaJob, TmaTile
 from .maps import WORDS, missing
+from .turn import turn_launch
 
 __all__ = ["Tma", "TmaPlan"]
 
@@ -36,21 +37,29 @@ class TmaPlan(NvidiaPlan):
         return TmaJob.of(problem, TmaTile.of(config))
 
     def _key(self) -> str:
-        return repr((self.job.tile.pixels, super()._key()))
+        return repr((self.job.tile.pixels, self.job.tile.taps, super()._key()))
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
-        """Nothing, but for weights of folded pixels."""
-        where, pixels = self._where.at, self.job.tile.pixels
-        return [fold_launch(context, self._unfolded, pixels, where["w"] // 2)] if tensors else []
+        """Nothing, but for weights of folded pixels and turned ones, and the operands of first layers."""
+        at, problem, job = self._where.at, self._unfolded, self.job
+        if job.tile.taps:
+            launches = {"x": x_launch, "w": w_launch}
+            return [launches[name](context, problem, job.tile.taps, at[name]) for name, _ in tensors]
+        if not tensors:
+            return []
+        if job.turned_weights:
+            return [turn_launch(context, problem, at["w"] // 4)]
+        return [fold_launch(context, problem, job.tile.pixels, at["w"] // 2)]
 
     def product_text(self) -> str:
         """The product's program."""
         job, where = self.job, self._where
         text = self._common + f"#define PARTIAL {int(job.partial)}\n#define PARTIAL_AT {where.partial // 4}L\n"
         text += f"#define PAIRS 0\n#define OCTETS 1\n#define B_AT {where.at.get('w', 0) // 2}L\n"
+        text += f"#define A_AT {where.at.get('x', 0) // 2}L\n"
         encoded = [(0,) * WORDS] * 2 if self._emulate else [each.encode() for each in job.maps]
         text += job.instructions.text(self._emulate)
-        for file in ("narrow.cl.mako", "finish.cl"):
+        for file in ("finish.cl",) if job.format.tf32 else ("narrow.cl.mako", "finish.cl"):
             text += kernel_text(SHARED, file, job=job)
         text += parts_text(job, job.tile.split, job.tile.bn // 32) if job.tile.fixup else ""
         text += kernel_text(__package__, "copies_emulated.cl.mako", job=job) if self._emulate else ""
@@ -61,7 +70,7 @@ class TmaPlan(NvidiaPlan):
     def _product(self, context: Any) -> Launch:
         job, text = self.job, self.product_text()
         t = job.tile
-        a, b = ("y", "x") if not job.data else (job.source.name, "w")
+        a, b = ("y", "x") if not job.data else ("workspace" if job.sources else job.source.name, "w")
         if job.data and not job.direct_weights and not self._where.constant:
             b = "workspace"
         given = [a, b, "workspace"]
@@ -70,6 +79,11 @@ class TmaPlan(NvidiaPlan):
         items = t.items if self._emulate else t.items + 32
         groups = job.groups(context.devices[0].max_compute_units)
         return Launch(program, "product", (groups * items,), (items,), given, names=OPERANDS)
+
+
+def _engine(problem: ConvProblem) -> str:
+    """What the device must prove (``probe``)."""
+    return "tma" if problem.itemsize == 2 else "tma_tf32"
 
 
 class Tma(TensorCores):
@@ -81,20 +95,22 @@ class Tma(TensorCores):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What the copy engine cannot gather, and devices without one."""
-        return self.limits(problem, device) or missing() or refusal(device, "tma")
+        return self.limits(problem, device) or missing() or refusal(device, _engine(problem))
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says before it asks the device."""
         if device.vendor != "nvidia" or device.type != "gpu":
             return f"nvidia gpus only, got {device.vendor} {device.type}"
-        if problem.dtype not in ("float16", "bfloat16") or not formats(problem):
-            return f"float16 and bfloat16 only, got {problem.dtype}"
+        if problem.dtype == "float32":
+            if problem.math not in ("tf32", "fast"):
+                return f"float32 for math tf32 and fast only, got {problem.math}"
+        elif problem.dtype not in ("float16", "bfloat16"):
+            return f"float16, bfloat16 and float32 only, got {problem.dtype}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        small = TmaTile(
-            64, 64, 1, 1, problem.dtype, "wgmma", 64 if problem.direction == "bwd_weights" else 32, block=32
-        )
-        job = TmaJob(problem, small)
+        number, depth = (problem.dtype, 32) if problem.itemsize == 2 else ("tf32", 16)
+        depth = 64 if problem.direction == "bwd_weights" else depth
+        job = TmaJob.of(problem, TmaTile(64, 64, 1, 1, number, "wgmma", depth, block=32, taps=gathers(problem)))
         reason = job.misfit
         return f"{reason} only" if reason else None
 
@@ -118,5 +134,5 @@ class Tma(TensorCores):
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TmaPlan:
         """Compile a configuration."""
-        require(context, "tma")
+        require(context, _engine(problem))
         return TmaPlan(context, problem, config, "wgmma")
