@@ -83,6 +83,7 @@ ZONES = {
     """,
     "calls": """
         arrays*
+        calls_again
         conv
         conv_*
         interop

@@ -9,7 +9,7 @@ A warm call is one look-up: everything that shapes, dtypes and options decide wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,12 @@ from ..api.problem import ConvProblem
 from ..device.kernels import Programs
 from ..selection import dispatch
 from ..selection.prepared import Constant, constant
+from .again import once_more
 from .arguments import describe, transposed_shape
 from .arrays import PLACES, Call, is_array
 from .extending import extended
 from .foreign import CudaCall, OnHost, one_library
-from .libraries import library_of
+from .libraries import Torch, library_of
 from .library import Library
 
 __all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"]
@@ -35,8 +36,11 @@ _calls = Programs()
 _MOST = 256
 _last: dict[int, tuple[Any, Any]] = {}
 """By the second operand's id, (what decided its last call, that call). Nothing rests on the id."""
+_again: dict[int, Callable[..., Any]] = {}
+"""By the same, the call that was made twice in a row; see ``again``."""
 dispatch.on_forget(_calls.drop)
 dispatch.on_forget(_last.clear)
+dispatch.on_forget(_again.clear)
 
 
 def conv(
@@ -191,6 +195,11 @@ def _call(
 ) -> Any:
     first, second, written = PLACES[direction]
     read, other = operands[first], operands[second]
+    again = _again.get(id(other))
+    if again is not None and bias is None and residual is None and queue is None:
+        done = again(direction, operands, options, shape)
+        if done is not None:
+            return done
     kind = type(read)
     library = library_of(kind)
     if library is not None:
@@ -260,9 +269,10 @@ def _call_foreign(
             None if bias is None else (bias.shape, bias.dtype),
             None if residual is None else (residual.shape, residual.dtype), current_policy(),
         )  # fmt: skip
+        last = _last.get(id(second))
         call = _recalled(key, second)
     except (TypeError, AttributeError):  # a list among the options, or something that is no array
-        key = call = None
+        key = call = last = None
     if looked[read] is None:
         if call is None:
 
@@ -290,6 +300,10 @@ def _call_foreign(
             return CudaCall(problem, library, looked[read], written, roles, library.stream(lead, looked[read]))
 
         call = describe_call() if key is None else _calls.make(key, describe_call)
+    if last is not None and last[1] is call and call.plain and type(library) is Torch and bias is residual is None:
+        if len(_again) >= _MOST:
+            _again.clear()
+        _again[id(second)] = once_more(call, library, operands, options, shape)
     return call(*given)
 
 

@@ -25,16 +25,13 @@ from ..device.ptx import Unlaunchable
 from ..device.stream import BLOCKED, CudaMemory, CudaStream
 from ..selection import dispatch
 from ..selection.prepared import Constant, Prepared
+from .again import ALIGNMENT, NOTHING
 from .arrays import PLACES, Call
 from .libraries import library_of
 from .library import Library
 
 __all__ = ["CudaCall", "OnHost", "one_library"]
 
-_ALIGNMENT = 16
-"""Bytes that kernels load and copy at once, at most."""
-_NOTHING = (0, 0)
-"""The addresses of no bias and no residual."""
 _warned: set[tuple[str, str]] = set()
 
 
@@ -112,7 +109,8 @@ class CudaCall:
         self._read = [(place, size) for place, size in enumerate(self.sizes) if place != written]
         self.prepared: Any = None
         self.launches: Launches | None = None
-        self._plain = False
+        self.plain = False
+        """Whether launches on three operands are all of it."""
         self.through_host: str | None = None
         if self.empty:
             return
@@ -128,7 +126,7 @@ class CudaCall:
                 self.launches = rehearse(self.prepared, stream)
             except Unlaunchable as error:
                 self._give_up(str(error))
-        self._plain = self.launches is not None and not (
+        self.plain = self.launches is not None and not (
             problem.bias or problem.residual or problem.constant_weights or library.copies
         )
 
@@ -147,7 +145,7 @@ class CudaCall:
 
     def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any) -> Any:
         """Give the call to the caller's stream; the array that will be written."""
-        if self._plain:
+        if self.plain:
             done = self._at_once(x, w, y)
             if done is not None:
                 return done
@@ -198,20 +196,23 @@ class CudaCall:
             out = operands[written] = library.empty(self.out_shape, lead, stream)
         addresses = library.pointers(operands, stream)
         first, second, third = addresses
-        if not (first and second and third) or (first | second | third) % _ALIGNMENT:
+        if not (first and second and third) or (first | second | third) % ALIGNMENT:
             return None
         self._apart(addresses)
+        return out if self.given(stream, [*addresses, *NOTHING]) else None
+
+    def given(self, stream: CudaStream, addresses: list[int]) -> bool:
+        """Whether the launches were given on the operands' addresses; none was where memory or a context is lacking."""
         stream.place.recent.append(self._name)
-        addresses += _NOTHING
         try:
             self.launches.give(stream, addresses)  # type: ignore[union-attr]
         except CudaError as error:
             if not (out_of_memory(error) or error.status == NO_CONTEXT):
                 raise
-            return None
+            return False
         if BLOCKED:
             stream.check()
-        return out
+        return True
 
     def _apart(self, addresses: Sequence[int]) -> None:
         """Raises InvalidArgument where the result would lie over an operand that is still read."""
@@ -242,7 +243,7 @@ class CudaCall:
             if residual.address == out.address and not self.prepared.fuses_residual:
                 same, residual = residual, stream.allocate(size)
                 stream.copy(residual, same, size)
-        if out.address % _ALIGNMENT:
+        if out.address % ALIGNMENT:
             given[self.written] = stream.allocate(size)
             if self.problem.accumulate:
                 stream.copy(given[self.written], out, size)
@@ -251,7 +252,7 @@ class CudaCall:
         if promise is not None or not self._launched(stream, addresses):
             x, w, y = given
             dispatch.run(self.problem, self.prepared, stream, x, w, y, bias, residual, None, promise)
-        if out.address % _ALIGNMENT:
+        if out.address % ALIGNMENT:
             stream.copy(out, given[self.written], size)
         stream.check()
 
@@ -276,7 +277,7 @@ class CudaCall:
                 raise InvalidArgument(f"out must be contiguous, got one of shape {tuple(array.shape)} with gaps")
             address, held = library.address(array if library.contiguous(array) else library.compact(array), stream)
         found = CudaMemory(address, size, held)
-        if out or address % _ALIGNMENT == 0:
+        if out or address % ALIGNMENT == 0:
             return found
         aligned = stream.allocate(size)
         stream.copy(aligned, found, size)

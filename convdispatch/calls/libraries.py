@@ -32,9 +32,15 @@ class Torch(Library):
     def __init__(self, torch: Any) -> None:
         self.torch = torch
         self._names = {getattr(torch, name): name for name in ("float16", "float32", "float64", "bfloat16")}
-        self._streams: dict[tuple[int, int], CudaStream] = {}
-        self._raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        self._number = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+        self.streams: dict[tuple[int, int], CudaStream] = {}
+        """By the device's number and the stream's handle."""
+        self.raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or self._current_stream
+        """The handle of the current stream of a device of a number."""
+        self.current = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+        """The number of this thread's device."""
+
+    def _current_stream(self, number: int) -> int:
+        return int(self.torch.cuda.current_stream(number).cuda_stream)
 
     def device(self, array: Any) -> int | None:
         """See Library."""
@@ -71,16 +77,16 @@ class Torch(Library):
 
     def stream(self, array: Any, number: int) -> CudaStream:
         """See Library."""
-        raw = self._raw(number) if self._raw else self.torch.cuda.current_stream(number).cuda_stream
-        found = self._streams.get((number, raw))
+        raw = self.raw(number)
+        found = self.streams.get((number, raw))
         if found is None:
             allocate = functools.partial(self._allocate, self.torch.device("cuda", number))
-            found = self._streams[number, raw] = CudaStream(place_of(number), raw, allocate)
+            found = self.streams[number, raw] = CudaStream(place_of(number), raw, allocate)
         return found
 
     def is_current(self, stream: CudaStream) -> bool:
         """See Library. By PyTorch's word: a thread whose context it has not made yet learns so from the launch."""
-        return self._number() == stream.place.number
+        return bool(self.current() == stream.place.number)
 
     def _allocate(self, device: Any, size: int) -> tuple[int, Any]:
         try:
