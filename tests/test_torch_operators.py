@@ -145,6 +145,87 @@ def test_layers_of_other_classes_are_left_as_they_are():
     assert type(model[1]) is not torch.nn.Conv2d
 
 
+def pairs():
+    """Convolutions with what follows them: taken in, and not."""
+    nn = torch.nn
+    inner = nn.Sequential(nn.Conv2d(8, 8, 3, groups=2, padding=1, padding_mode="circular"), nn.Tanh())
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding="same"), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1, bias=False)),
+        *(nn.LeakyReLU(0.3), inner, nn.Conv2d(8, 8, 1), nn.SiLU(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)),
+        *(nn.LeakyReLU(-0.3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.ReLU(), nn.Linear(72, 4)),
+    )
+
+
+FUSED = torch.ops.convdispatch.fused_convolution.default
+
+
+class Counted(torch.utils._python_dispatch.TorchDispatchMode):
+    """How many fused and plain convolutions ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.fused = self.plain = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        self.fused += function is FUSED
+        self.plain += function is operator
+        return function(*arguments, **(named or {}))
+
+
+def test_sequences_take_in_activations_in_training():
+    import copy
+    import pickle
+
+    model, x = pairs(), torch.randn(2, 3, 3, 3)
+    expected, names = trained(copy.deepcopy(model), x), list(model.state_dict())
+    layers = [type(each) for each in model]
+    made = ct.convert(copy.deepcopy(model), fuse="training")
+    assert list(made.state_dict()) == names
+    assert all(isinstance(mine, theirs) for mine, theirs in zip(made, layers, strict=True))
+    for each in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made)), ct.convert(made, fuse="training")):
+        with Counted() as seen:
+            each(x)
+        assert (seen.fused, seen.plain) == (3, 3)
+        each.load_state_dict(model.state_dict())
+        assert_close(trained(each, x), expected)
+    torch._dynamo.reset()
+    made.load_state_dict(model.state_dict())
+    assert_close(trained(torch.compile(made, fullgraph=True, backend="aot_eager"), x), expected)
+    assert not ct.counters()["left"]
+    with pytest.raises(ValueError, match="fuse must be False, True or 'training', got 'all'"):
+        ct.convert(model, fuse="all")
+    assert type(model[0]) is torch.nn.Conv2d
+    inference = ct.convert(made.eval(), fuse=True)
+    taken = sorted(each for each in ct.fusion(inference).fused if "+" in each)
+    assert taken == ["0 + 1", "2 + 3", "4.0 + 4.1", "5 + 6", "8 + 9"]
+    with torch.no_grad():
+        torch.testing.assert_close(inference.forward(x), made(x), atol=1e-4, rtol=1e-4)
+
+
+def test_watched_layers_of_a_sequence_run_one_by_one():
+    model, x = ct.convert(pairs(), fuse="training"), torch.randn(2, 3, 3, 3)
+    seen = []
+    handles = [
+        model[0].register_forward_hook(lambda module, inputs, y: seen.append(bool((y < 0).any()))),
+        model[3].register_full_backward_pre_hook(lambda module, gradients: seen.append(len(gradients))),
+    ]
+    with Counted() as calls:
+        model(x).sum().backward()
+    assert (calls.fused, calls.plain) == (1, 5)
+    assert seen == [True, 1]
+    for handle in handles:
+        handle.remove()
+    with Counted() as calls:
+        assert (model[:1](x) < 0).any(), "a layer by itself has no activation"
+        model[:2](x)
+    assert (calls.fused, calls.plain) == (1, 1)
+    everywhere = torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, y: None)
+    with Counted() as calls:
+        model(x)
+    everywhere.remove()
+    assert (calls.fused, calls.plain) == (0, 6)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("road", ["convert", "enable"])
 def test_compiled_models(backend, road):
@@ -155,6 +236,29 @@ def test_compiled_models(backend, road):
     else:
         ct.enable()
     assert_close(trained(torch.compile(model, fullgraph=True, backend=backend), x), expected)
+    assert (ct.counters()["ours"], ct.counters()["left"]) == (6, 0), ct.counters()
+
+
+def test_a_compiler_gets_a_bias_gradient_as_a_plain_sum():
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    graphs = []
+
+    def seen(graph, inputs):
+        graphs.append(graph.graph)
+        return make_boxed_func(graph.forward)
+
+    model, x = Net(), torch.randn(2, 3, 12, 12)
+    expected = trained(model, x)
+    compiler = aot_autograd(fw_compiler=seen, bw_compiler=seen)
+    compiled = torch.compile(ct.convert(model), fullgraph=True, backend=compiler)
+    assert_close(trained(compiled, x), expected)
+    calls = [node for node in graphs[1].nodes if node.target is backward]
+    assert [list(node.args[-1]) for node in calls] == [[True, True, False], [True, True, False], [False, True, False]]
+    gradients = {node.args[0] for node in calls}
+    sums = [node for node in graphs[1].nodes if node.target is torch.ops.aten.sum.dim_IntList]
+    assert sum(node.args[0] in gradients and list(node.args[1]) == [0, 2, 3] for node in sums) == 3
     assert (ct.counters()["ours"], ct.counters()["left"]) == (6, 0), ct.counters()
 
 

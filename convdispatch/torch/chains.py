@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-__all__ = ["Chain", "chains", "has_hooks"]
+__all__ = ["MODULES", "Chain", "chains", "has_hooks"]
 
 F = torch.nn.functional
 _SIMPLE = {"relu": "relu", "relu_": "relu", "sigmoid": "sigmoid", "sigmoid_": "sigmoid", "tanh": "tanh"}
@@ -26,7 +26,7 @@ _FUNCTIONS: dict[Any, str] = {
     F.sigmoid: "sigmoid", F.tanh: "tanh",
 }  # fmt: skip
 """Functions of a tensor, and of ``inplace`` at most."""
-_MODULES: dict[type, Callable[[Any], str]] = {
+MODULES: dict[type, Callable[[Any], str]] = {
     nn.ReLU: lambda m: "relu",
     nn.ReLU6: lambda m: "relu6",
     nn.Hardtanh: lambda m: f"clip({float(m.min_val)!r}, {float(m.max_val)!r})",
@@ -36,6 +36,7 @@ _MODULES: dict[type, Callable[[Any], str]] = {
     nn.SiLU: lambda m: "silu",
     nn.Tanh: lambda m: "tanh",
 }
+"""Layers, as ``conv()``'s words."""
 _SUMS = (operator.add, operator.iadd, torch.add)
 _BATCH_NORMS = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
 _WRITING = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and not name.startswith("is")}
@@ -136,7 +137,7 @@ def _activation(node: fx.Node, module: Any, mine: fx.Node) -> str | None:
     if not node.args or node.args[0] is not mine:
         return None
     if node.op == "call_module":
-        found = _MODULES.get(type(module))
+        found = MODULES.get(type(module))
         return None if found is None or len(node.args) + len(node.kwargs) != 1 else found(module)
     if node.op == "call_method":
         return _SIMPLE.get(str(node.target)) if len(node.args) == 1 and not node.kwargs else None
@@ -149,7 +150,8 @@ def _activation(node: fx.Node, module: Any, mine: fx.Node) -> str | None:
 
 def has_hooks(module: Any) -> bool:
     """Whether somebody looks at a module's calls, or changes them."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    before = module._forward_pre_hooks or module._backward_pre_hooks
+    return bool(before or module._forward_hooks or module._backward_hooks)
 
 
 def _may_write(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

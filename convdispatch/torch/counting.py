@@ -16,7 +16,7 @@ _solvers: Counter[str] = Counter()
 _watchers: list[Callable[[str, str], None]] = []
 
 
-_ticks: dict[str, list[None]] = {"convolution": [], "convolution_backward": []}
+_ticks: dict[str, list[None]] = {"convolution": [], "convolution_backward": [], "max_pool2d": []}
 """One None a call that was not added to the counts yet: to append is one step for Python, so it takes no lock."""
 _MOST_TICKS = 4096
 
@@ -69,10 +69,11 @@ def counters() -> dict[str, Any]:
     """What became of the calls so far, in this process.
 
     ``ours`` and ``left`` count calls of operators; ``convolution``, ``convolution_backward`` say which of ours they
-    were, ``fallback`` counts other operators that ran on the CPU for the device "opencl". ``reasons`` maps a sentence
-    to how many calls were left for it, ``solvers`` a solver's name to how often it ran.
+    were, ``max_pool2d`` counts a fused model's poolings beside them, ``fallback`` other operators that ran on the CPU
+    for the device "opencl". ``reasons`` maps a sentence to how many calls were left for it, ``solvers`` a solver's name
+    to how often it ran.
     """
-    names = ("left", "convolution", "convolution_backward", "fallback")
+    names = ("left", "convolution", "convolution_backward", "max_pool2d", "fallback")
     with _lock:
         _add_ticks()
         ours = _counts["convolution"] + _counts["convolution_backward"]

@@ -20,6 +20,7 @@ from . import background
 from .geometry import Geometry, Left
 from .making import PLAIN, Asked, made
 from .settings import DEFAULT, Settings, benchmark, policy_of, switches
+from .sums import bias_gradient, make_ready
 from .weights import promise
 
 __all__ = ["backward", "forward", "fused", "kept", "key_of", "watch", "watched"]
@@ -64,7 +65,7 @@ def forward(
     call = kept("forward", geometry, x, w, None, bias, constant is not None, settings)
     result = call(None, w, x, bias, constant) if transposed else call(x, w, None, bias, constant)
     if not call.foretold:
-        call.foretold = _foretell(geometry, x, w, result, settings)
+        call.foretold = _foretell(geometry, x, w, bias, result, settings)
     if _watchers:
         for watcher in _watchers:
             watcher("forward", call, (x, w, bias), Geometry.of(*geometry))
@@ -91,6 +92,8 @@ def fused(
     if residual is not None and call.shape is not None and not _alike(residual, x, call.shape):
         raise Left("what is added is not like the result")
     result = call(x, w, None, bias, constant, residual)
+    if not call.foretold:
+        call.foretold = _foretell(geometry, x, w, bias, result, settings)
     for watcher in _watchers:
         watcher("forward", call, (x, w, bias, residual), Geometry.of(*geometry))
     return result
@@ -137,12 +140,17 @@ def backward(
     if weights is not None:
         weights = weights(grad, None, x) if transposed else weights(x, None, grad)
     if output_mask[2]:
-        sums = grad.sum((0, *range(2, grad.ndim)))
+        sums = bias_gradient(grad)
     return data, weights, sums
 
 
 def _foretell(
-    geometry: tuple[Any, ...], x: torch.Tensor, w: torch.Tensor, result: torch.Tensor, settings: Settings
+    geometry: tuple[Any, ...],
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    result: torch.Tensor,
+    settings: Settings,
 ) -> bool:
     """Make ready now what the backward of a call will ask for; whether that is both gradients.
 
@@ -155,6 +163,8 @@ def _foretell(
                 constant = part == "data" and promise(w) is not None
                 with contextlib.suppress(ConvDispatchError, Left):  # the backward will say so
                     kept(part, geometry, x, w, result, None, constant, settings)
+        if bias is not None and bias.requires_grad:
+            make_ready(result)
         return x.requires_grad and w.requires_grad
     return False
 

@@ -13,7 +13,7 @@ import torch
 
 from ..api.activation import parse_activation
 from . import engine
-from .operators import autocasts, convolution, convolution_backward
+from .operators import autocasts, convolution, gradients
 from .routing import original, routed, settings_in_force
 
 __all__ = ["activate", "fused_convolution", "unfused"]
@@ -25,19 +25,26 @@ class _Activation(NamedTuple):
     forward: Callable[..., torch.Tensor]
     """Of a tensor and the activation's numbers."""
     backward: Callable[..., torch.Tensor]
-    """Of the result's gradient, the activation's input and its result, and the numbers."""
+    """Of the result's gradient, the activation's result, and the numbers; of its input where ``again``."""
+    again: bool = False
+    """Whether the slope cannot be told from the result."""
 
 
 _ACTIVATIONS = {
-    "relu": _Activation(torch.relu, lambda g, v, y: _aten.threshold_backward(g, y, 0)),
-    "relu6": _Activation(_F.relu6, lambda g, v, y: _aten.hardtanh_backward(g, v, 0.0, 6.0)),
-    "clip": _Activation(_F.hardtanh, lambda g, v, y, a, b: _aten.hardtanh_backward(g, v, a, b)),
-    "leaky_relu": _Activation(_F.leaky_relu, lambda g, v, y, a: _aten.leaky_relu_backward(g, v, a, False)),
-    "elu": _Activation(_F.elu, lambda g, v, y, a: _aten.elu_backward(g, a, 1.0, 1.0, False, v)),
-    "sigmoid": _Activation(torch.sigmoid, lambda g, v, y: _aten.sigmoid_backward(g, y)),
-    "silu": _Activation(_F.silu, lambda g, v, y: g * (s := torch.sigmoid(v)) * (1 + v * (1 - s))),
-    "tanh": _Activation(torch.tanh, lambda g, v, y: _aten.tanh_backward(g, y)),
+    "relu": _Activation(torch.relu, lambda g, y: _aten.threshold_backward(g, y, 0)),
+    "relu6": _Activation(_F.relu6, lambda g, y: _aten.hardtanh_backward(g, y, 0.0, 6.0)),
+    "clip": _Activation(_F.hardtanh, lambda g, y, a, b: _aten.hardtanh_backward(g, y, a, b)),
+    "leaky_relu": _Activation(_F.leaky_relu, lambda g, y, a: _aten.leaky_relu_backward(g, y, a, True)),
+    "elu": _Activation(_F.elu, lambda g, y, a: _aten.elu_backward(g, a, 1.0, 1.0, True, y)),
+    "sigmoid": _Activation(torch.sigmoid, lambda g, y: _aten.sigmoid_backward(g, y)),
+    "silu": _Activation(_F.silu, lambda g, v: g * (s := torch.sigmoid(v)) * (1 + v * (1 - s)), again=True),
+    "tanh": _Activation(torch.tanh, lambda g, y: _aten.tanh_backward(g, y)),
 }
+_BELOW = {
+    "leaky_relu": lambda g, v, a: _aten.leaky_relu_backward(g, v, a, False),
+    "elu": lambda g, v, a: _aten.elu_backward(g, a, 1.0, 1.0, False, v),
+}
+"""As ``backward``, of the input: where the number is below zero the result's sign does not tell the input's."""
 
 
 def activate(v: torch.Tensor, activation: str | None) -> torch.Tensor:
@@ -82,31 +89,50 @@ def _(x: Any, w: Any, bias: Any, residual: Any, activation: Any, *rest: Any) -> 
     return unfused(_aten.convolution.default(x, w, bias, *_geometry(*rest)), residual, activation)
 
 
+def _slope_from_result(activation: str | None) -> bool:
+    """Whether a gradient needs the result alone, and computes no convolution again."""
+    if activation is None:
+        return True
+    name, numbers = parse_activation(activation)
+    return not _ACTIVATIONS[name].again and not (name in _BELOW and numbers[0] < 0)
+
+
 def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     x, w, bias, residual, activation, *rest = inputs
-    ctx.save_for_backward(x, w, bias, residual)
+    ctx.from_result = _slope_from_result(activation)
+    ctx.save_for_backward(x, w, bias, residual, output if ctx.from_result and activation is not None else None)
     ctx.activation, ctx.rest = activation, rest
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    """The convolution is computed again: not every activation's slope can be told from its result."""
-    x, w, bias, residual = ctx.saved_tensors
+    """Where the slope cannot be told from the result the convolution is computed again."""
+    x, w, bias, residual, y = ctx.saved_tensors
     geometry = _geometry(*ctx.rest)
     if ctx.activation is not None:
         name, numbers = parse_activation(ctx.activation)
-        v = convolution(x, w, bias, *geometry)
-        v = v if residual is None else v + residual
-        grad = _ACTIVATIONS[name].backward(grad, v, activate(v, ctx.activation), *numbers)
+        if ctx.from_result:
+            grad = _ACTIVATIONS[name].backward(grad, y, *numbers)
+        else:
+            v = unfused(convolution(x, w, bias, *geometry), residual, None)
+            grad = _BELOW.get(name, _ACTIVATIONS[name].backward)(grad, v, *numbers)
     inner = grad
-    if residual is not None and residual.shape != grad.shape:  # one of them was spread over the other
-        inner = grad.sum_to_size(convolution(x, w, bias, *geometry).shape)
-    asked = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and bias is not None]
-    sizes = None if bias is None else [bias.shape[0]]
-    found = convolution_backward(inner, x, w, sizes, *geometry, asked)
+    if residual is not None:  # it may have spread the convolution's result
+        inner = grad.sum_to_size(_shape(x, w, *ctx.rest[:3]))
+    found = gradients(ctx, inner, x, w, None if bias is None else [bias.shape[0]], geometry)
     of_residual = None
     if residual is not None and ctx.needs_input_grad[3]:
         of_residual = grad.sum_to_size(residual.shape).to(residual.dtype)
-    return (*(each if wanted else None for each, wanted in zip(found, asked, strict=True)), of_residual, *[None] * 5)
+    return *found, of_residual, *[None] * 5
+
+
+def _shape(x: torch.Tensor, w: torch.Tensor, *geometry: Sequence[int]) -> list[int]:
+    """The convolution's result's, whose ``geometry`` is stride, padding and dilation."""
+    axes = zip(x.shape[2:], w.shape[2:], *(_each(values, x.ndim - 2) for values in geometry), strict=True)
+    return [x.shape[0], w.shape[0], *((i + 2 * p - d * (k - 1) - 1) // s + 1 for i, k, s, p, d in axes)]
+
+
+def _each(values: Sequence[int], ndim: int) -> list[int]:
+    return [*values] * ndim if len(values) == 1 else [*values]
 
 
 torch.library.register_autograd("convdispatch::fused_convolution", _gradients, setup_context=_keep, lib=_library)

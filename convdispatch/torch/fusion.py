@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from ..api.errors import ConvDispatchWarning, InvalidArgument
+from . import pooling
 from .chains import Chain, chains, has_hooks
 from .forms import FusedModel
 from .modules import FUSED, swap
@@ -55,13 +56,17 @@ def fusion(model: nn.Module) -> Fusion:
     return Fusion(tuple(fused), left, forms)
 
 
-def convert(model: nn.Module, *, fuse: bool = False) -> nn.Module:
+def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
     """Replace ``nn.Conv1d`` to ``nn.ConvTranspose3d`` in ``model`` by layers of the same parameters that call
     ``torch.ops.convdispatch.convolution``; changes the model, and answers it.
 
     Layers of classes derived from these are left: what they changed would be lost.
 
-    With ``fuse`` the answer is another model, for inference, with weights of its own. By ``torch.fx``, batch norms
+    With ``fuse="training"`` besides, in each ``nn.Sequential`` a convolution takes in the activation that follows it,
+    in one pass that has gradients: ReLU, ReLU6, Hardtanh, LeakyReLU, ELU, Sigmoid and Tanh. Layers, parameters and
+    names stay what they are; where one of a pair has hooks, both run one by one.
+
+    With ``fuse=True`` the answer is another model, for inference, with weights of its own. By ``torch.fx``, batch norms
     are folded into the weights of the convolution before them (in float64), and a convolution takes in the sum with
     another tensor and the activation that follow it, where nobody else reads what lies between: ReLU, ReLU6, Hardtanh,
     LeakyReLU, ELU, Sigmoid, SiLU and Tanh. The fused weights do not learn. What
@@ -71,12 +76,14 @@ def convert(model: nn.Module, *, fuse: bool = False) -> nn.Module:
     each set of input shapes, made at its first call: see ``docs/torch.md``.
 
     Raises InvalidArgument where ``model`` is to be fused in training mode: batch norms would use the batch's own
-    statistics, so call ``model.eval()`` first.
+    statistics, so call ``model.eval()`` first; and for another ``fuse``.
     """
-    if fuse:
+    if not isinstance(fuse, bool) and fuse != "training":
+        raise InvalidArgument(f"fuse must be False, True or 'training', got {fuse!r}")
+    if fuse is True:
         return _fused_model(model)
-    for module in model.modules():
-        swap(module)
+    for module in list(model.modules()):
+        swap(module, pairs=fuse == "training")
     return model
 
 
@@ -192,6 +199,7 @@ def _rewritten(root: nn.Module, graph: fx.Graph) -> FusedModel:
         attributes[name] = _layer(modules[str(chain.convolution.target)], chain.batch_norm, chain.activation)
         words.append(chain.words)
         _replace(graph, chain, name)
+    pooling.place(graph, modules, attributes)
     graph.lint()
     for node in graph.nodes:
         if node.op == "call_module" and node.target not in attributes:

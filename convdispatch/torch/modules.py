@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from . import functional
+from .chains import MODULES, has_hooks
 
-__all__ = ["FUSED", "swap"]
+__all__ = ["FUSED", "Sequential", "swap"]
 
 
 class _Conv:
@@ -64,19 +65,22 @@ _OURS: dict[type, type] = {
 }
 
 
+def _fused(layer: Any, input: torch.Tensor, residual: Any, activation: str | None) -> torch.Tensor:
+    padding = layer.padding
+    if layer.padding_mode != "zeros":
+        input = nn.functional.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+        padding = 0
+    geometry = (layer.stride, padding, layer.dilation, layer.groups)
+    return functional.fused(input, layer.weight, layer.bias, residual, activation, *geometry)
+
+
 class _Fused:
     """``activation(conv(input) + residual)``; the weights hold the batch norm that followed, and do not learn."""
 
     activation: str | None = None
 
     def forward(self, input: torch.Tensor, residual: Any = None) -> torch.Tensor:
-        layer: Any = self
-        padding = layer.padding
-        if layer.padding_mode != "zeros":
-            input = nn.functional.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-            padding = 0
-        geometry = (layer.stride, padding, layer.dilation, layer.groups)
-        return functional.fused(input, layer.weight, layer.bias, residual, self.activation, *geometry)
+        return _fused(self, input, residual, self.activation)
 
     def extra_repr(self) -> str:
         text: str = super().extra_repr()  # type: ignore[misc]
@@ -97,17 +101,68 @@ class FusedConv3d(_Fused, nn.Conv3d):
 
 FUSED: dict[type, type] = {}
 """By the kind of layer: the kind that takes in what follows it."""
-for _plain, _ours, _fused in (
+for _plain, _ours, _kind in (
     (nn.Conv1d, Conv1d, FusedConv1d),
     (nn.Conv2d, Conv2d, FusedConv2d),
     (nn.Conv3d, Conv3d, FusedConv3d),
 ):
-    FUSED[_plain] = FUSED[_ours] = _fused
+    FUSED[_plain] = FUSED[_ours] = _kind
 
 
-def swap(module: nn.Module) -> bool:
-    """Let a layer call the operator, in place, where it is exactly PyTorch's; whether it does."""
-    ours = _OURS.get(type(module))
+class Sequential(nn.Sequential):
+    """``nn.Sequential`` whose convolutions take in the activation that follows, in training too.
+
+    Each layer stays what it is, with its own parameters and name; a pair of which somebody watches one runs one by one.
+    """
+
+    def forward(self, input: Any) -> Any:
+        """As PyTorch's."""
+        before = None
+        for layer in self:
+            if before is not None:
+                activation = _activation(before, layer) if isinstance(input, torch.Tensor) else None
+                if activation is not None:
+                    input, before = _fused(before, input, None, activation), None
+                    continue
+                input, before = before(input), None
+            if type(layer) in _PAIRED:
+                before = layer
+            else:
+                input = layer(input)
+        return input if before is None else before(input)
+
+
+_PAIRED = (Conv1d, Conv2d, Conv3d)
+
+
+def _activation(layer: Any, after: Any) -> str | None:
+    """What comes after a convolution in ``conv()``'s words, where one pass may compute both and the result tells the
+    slope."""
+    kind = type(after)
+    if kind not in MODULES or kind is nn.SiLU or _watched(layer) or _watched(after):
+        return None
+    if (kind is nn.LeakyReLU and after.negative_slope < 0) or (kind is nn.ELU and after.alpha < 0):
+        return None
+    return MODULES[kind](after)
+
+
+def _watched(module: Any) -> bool:
+    """Whether somebody looks at a module's calls, or changes them; or at all modules'."""
+    hooks = nn.modules.module
+    return bool(
+        has_hooks(module)
+        or "forward" in module.__dict__
+        or hooks._global_forward_hooks
+        or hooks._global_forward_pre_hooks
+        or hooks._global_backward_hooks
+        or hooks._global_backward_pre_hooks
+    )
+
+
+def swap(module: nn.Module, pairs: bool = False) -> bool:
+    """Let a layer call the operator, in place, where it is exactly PyTorch's; whether it does. With ``pairs`` let
+    sequences take in activations."""
+    ours = Sequential if pairs and type(module) is nn.Sequential else _OURS.get(type(module))
     if ours is not None:
         module.__class__ = ours
     return ours is not None

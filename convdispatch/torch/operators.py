@@ -14,7 +14,7 @@ import torch
 from . import engine
 from .routing import original, routed, settings_in_force
 
-__all__ = ["autocasts", "convolution", "convolution_backward"]
+__all__ = ["autocasts", "convolution", "convolution_backward", "gradients"]
 
 _GEOMETRY = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
@@ -74,10 +74,23 @@ def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    x, w = ctx.saved_tensors
-    asked = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and ctx.bias_sizes is not None]
-    found = convolution_backward(grad, x, w, ctx.bias_sizes, *ctx.geometry, asked)
-    return (*(each if wanted else None for each, wanted in zip(found, asked, strict=True)), *[None] * 6)
+    return *gradients(ctx, grad, *ctx.saved_tensors, ctx.bias_sizes, ctx.geometry), *[None] * 6
+
+
+def gradients(
+    ctx: Any, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias_sizes: Any, geometry: Sequence[Any]
+) -> list[torch.Tensor | None]:
+    """Those of input, weights and bias, the operator's first arguments; None for what is not asked for."""
+    asked = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and bias_sizes is not None]
+    apart = asked[2] and type(grad) is not torch.Tensor  # a compiler's, which fuses a plain sum with its neighbours
+    mask = [*asked[:2], asked[2] and not apart]
+    found: Any = (None, None, None)
+    if any(mask):
+        found = convolution_backward(grad, x, w, bias_sizes, *geometry, mask)
+    made = [each if wanted else None for each, wanted in zip(found, mask, strict=True)]
+    if apart:
+        made[2] = grad.sum((0, *range(2, grad.ndim)))
+    return made
 
 
 def _keep_backward(ctx: Any, inputs: Sequence[Any], output: Any) -> None:

@@ -25,7 +25,7 @@ from ..selection.prepared import Constant
 from .counting import solved
 from .geometry import Left
 
-__all__ = ["CAPTURED", "StreamCall", "device"]
+__all__ = ["CAPTURED", "StreamCall", "device", "stream_of"]
 
 _ALIGNMENT = 16
 """Bytes that kernels load and copy at once, at most."""
@@ -33,7 +33,8 @@ _numbers = itertools.count()
 CAPTURED = "new while a CUDA graph was captured: run the model once before, so that its programs are there"
 
 
-def _stream(tensor: torch.Tensor) -> Any:
+def stream_of(tensor: torch.Tensor) -> Any:
+    """PyTorch's current stream of a CUDA tensor's device. Raises Left."""
     library: Any = library_of(torch.Tensor)
     try:
         return library.stream(tensor, tensor.get_device())
@@ -43,7 +44,7 @@ def _stream(tensor: torch.Tensor) -> Any:
 
 def device(tensor: torch.Tensor) -> Any:
     """The OpenCL device on which a CUDA tensor lies. Raises Left."""
-    return _stream(tensor).device
+    return stream_of(tensor).device
 
 
 class StreamCall:
@@ -54,7 +55,7 @@ class StreamCall:
         self.dtype, self.where, self.number = like.dtype, like.device, like.get_device()
         self.strides = torch.empty(shape, device="meta", memory_format=form).stride()
         self.library: Any = library_of(torch.Tensor)
-        stream = _stream(like)
+        stream = stream_of(like)
         self.device = stream.device
         unsupported = runtime.device_info(self.device).supports(problem.dtype)
         if unsupported:

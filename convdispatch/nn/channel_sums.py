@@ -1,0 +1,60 @@
+"""The sum of each channel over all pixels, of data with channels last: a bias' gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..api.dtypes import DTYPES, storage_macros
+from ..device.commands import Commands
+from ..device.kernels import Launch, build, define, kernel_text
+from ..device.platforms import device_info
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["channel_sums"]
+
+_GROUP, _DEEP, _WIDEST = 256, 32, 64
+"""Work items of a first group, those of a second one that share a channel, vectors side by side in a first group."""
+_FULL, _ROWS = 8, 16
+"""First groups a compute unit, and rows of a work item below which there are fewer."""
+
+
+def channel_sums(context: cl.Context, dtype: str, rows: int, channels: int) -> Callable[[Commands, Any, Any], None]:
+    """``give(commands, g, sums)``: g ``[rows, channels]`` to sums ``[channels]``, both of ``dtype``, summed in float32.
+
+    ``dtype`` is float32, float16 or bfloat16; g begins at a multiple of 16 bytes. The same numbers each time. Raises
+    ValueError for another dtype, for channels that are no multiple of 16 bytes, and for more rows than 31 bits count.
+    """
+    if dtype not in ("float32", "float16", "bfloat16"):
+        raise ValueError(f"channels are summed in float32, float16 and bfloat16, got {dtype}")
+    vector = 16 // DTYPES[dtype].itemsize
+    if channels % vector or not 0 < rows < 1 << 31:
+        raise ValueError(f"sums take channels that {vector} divides and up to 2**31 rows, got {channels} and {rows}")
+    columns = next(n for n in range(min(_WIDEST, channels // vector), 0, -1) if channels // vector % n == 0)
+    deep = _GROUP // columns
+    units = device_info(context.devices[0]).compute_units
+    most = max(1, _FULL * units * columns * vector // channels)
+    groups = max(1, min(most, -(-rows // (deep * _ROWS))))
+    text = storage_macros(dtype) + define(VECTOR=vector, GROUP=_GROUP, DEEP=_DEEP)
+    program = build(context, text + kernel_text(__package__, "channel_sums.cl"))
+    many = (np.uint32(rows), np.uint32(groups), np.uint32(channels))
+    across = channels // vector
+    local = (columns, deep)
+    first = Launch(
+        program, "channel_parts", (across, groups * deep), local, ("g", "parts", many[0], many[2]), names=("g", "parts")
+    )
+    size = (channels, _DEEP)
+    second = Launch(
+        program, "channel_sums", size, (vector, _DEEP), ("parts", "sums", *many[1:]), names=("parts", "sums")
+    )
+
+    def give(commands: Commands, g: Any, sums: Any) -> None:
+        parts = commands.allocate(4 * groups * channels)
+        first(commands, (g, parts))  # type: ignore[arg-type]
+        second(commands, (parts, sums))  # type: ignore[arg-type]
+
+    return give
