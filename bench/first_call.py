@@ -1,11 +1,12 @@
 """What a first call takes: each figure from processes of its own, medians and spreads.
 
-    python bench/first_call.py [--device NAME] [--runs 3] [--only first,net,pack,cli] [--net resnet50] [--json FILE]
+    python bench/first_call.py [--device NAME] [--runs 3] [--only floor,first,net,pack,cli] [--net NAME] [--json FILE]
 
-``first``: seconds of a process' first ``conv()`` beyond imports, with an empty and with a full kernel cache. ``net``:
-``inference.build`` of a net with random weights, the same. ``pack``: ``load_pack`` and ``build``, no kernel cache.
-``cli``: ``convdispatch info`` and ``explain``, whole processes. A full cache is what a run before left. Python's
-bytecode is there in all rows, as pip leaves it.
+``floor``: what OpenCL alone takes for a context, a queue, one kernel of a line and its result. ``first``: seconds of a
+process' first ``conv()`` beyond imports, with an empty and with a full kernel cache. ``net``: ``inference.build`` of a
+net with random weights, the same. ``pack``: ``load_pack`` and ``build``, no kernel cache. ``cli``: ``info``
+and ``explain``, whole processes. A full cache is what a run before left. Python's bytecode is there in all rows, as pip
+leaves it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,23 @@ print("\\n" + json.dumps({"seconds": seconds, "phases": said, "counts": counts})
 """
 _DRIVERS = (("full", "off"), ("empty", "empty"))
 """What the driver itself keeps of compiled kernels, and the cache that a child has."""
+_FLOOR = """
+import pyopencl as cl
+from convdispatch import runtime
+with phases.noting() as notes:
+    start = time.perf_counter()
+    context = cl.Context([runtime.find_device(device or None)])
+    queue = cl.CommandQueue(context)
+    made = time.perf_counter() - start
+    program = cl.Program(context, "kernel void f(global float *x) { x[get_global_id(0)] += 1; }").build()
+    built = time.perf_counter() - start
+    x = np.zeros(1024, np.float32)
+    held = cl.Buffer(context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=x)
+    program.f(queue, (1024,), None, held)
+    cl.enqueue_copy(queue, x, held)
+    seconds = time.perf_counter() - start
+    print(f"context and queue {made:.3f}, with a kernel {built:.3f}", file=sys.stderr)
+"""
 _FIRST = """
 x = np.random.default_rng(0).standard_normal((1, 64, 56, 56), np.float32)
 w = np.random.default_rng(1).standard_normal((64, 64, 3, 3), np.float32)
@@ -114,7 +132,7 @@ class Processes:
 @click.command()
 @click.option("--device", default=None)
 @click.option("--runs", default=3, show_default=True)
-@click.option("--only", default="first,net,pack,cli", show_default=True)
+@click.option("--only", default="floor,first,net,pack,cli", show_default=True)
 @click.option("--net", default="resnet50", show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=None)
 def main(device: str | None, runs: int, only: str, net: str, json_path: Path | None) -> None:
@@ -126,6 +144,7 @@ def main(device: str | None, runs: int, only: str, net: str, json_path: Path | N
     with tempfile.TemporaryDirectory() as folder:
         children, pack = Processes(device, net, Path(folder)), str(Path(folder) / "net.cdpack")
         plans = {
+            "floor": [(f"OpenCL alone, {cache} cache", _FLOOR, cache, "") for cache in ("empty", "full")],
             "first": [
                 ("first conv(), empty cache", _FIRST, "empty", ""),
                 ("first conv(), full cache", _FIRST, "full", ""),

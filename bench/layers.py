@@ -32,6 +32,8 @@ from convdispatch.selection.loader import plugins
 Work = Callable[[], None]
 REST_S = 0.25
 """OpenMP's threads spin for up to 0.2 s by default."""
+TURN_S = 0.03
+"""Of calls in a row."""
 
 
 def solver_work(problem: ConvProblem, name: str | None, config: int | None) -> tuple[str, Work]:
@@ -95,17 +97,26 @@ def torch_work(problem: ConvProblem) -> Work:
 
 
 def race(works: dict[str, Work], seconds: float, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each, taken in turns for some seconds and at least some rounds."""
+    """Median milliseconds of each, in turns of some calls in a row, for some seconds and at least some rounds.
+
+    A turn's first call does not count: it finds cores that have slept and caches that hold another's numbers, and takes
+    up to four times as long as those that follow.
+    """
     for work in works.values():
         work()
     time.sleep(REST_S)
     samples: dict[str, list[float]] = {name: [] for name in works}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(samples[next(iter(works))]) < rounds:
+    end, turns = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end or turns < rounds:
+        turns += 1
         for name, work in works.items():
-            start = time.perf_counter_ns()
             work()
-            samples[name].append((time.perf_counter_ns() - start) / 1e6)
+            stop, count = time.perf_counter() + TURN_S, 0
+            while count < 3 or time.perf_counter() < stop:
+                start = time.perf_counter_ns()
+                work()
+                samples[name].append((time.perf_counter_ns() - start) / 1e6)
+                count += 1
             if name.startswith("torch"):
                 time.sleep(REST_S)
     return {name: statistics.median(values) for name, values in samples.items()}

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import torch_precision
 from torch_rows import AHEAD, fused, graph, infer, overhead, say, train
 
 HERE = Path(__file__).resolve()
@@ -52,6 +53,29 @@ ROWS: dict[str, tuple[str, Callable[[str], None], float]] = {
     "vgg16-infer-tf32": ("cuda", lambda row: infer(row, "vgg16", 64, tf32=True), 200),
     "resnet50-train-last": ("cuda", lambda row: train(row, "resnet50", last=True), 150),
     "resnet50-infer-first": ("cuda", lambda row: infer(row, "resnet50", 64, last=False), 200),
+    **{
+        f"{net}-infer-{precision}-{batch}": (
+            "cuda",
+            lambda row, net=net, batch=batch, precision=precision: torch_precision.infer(row, net, batch, precision),
+            200,
+        )
+        for net in ("resnet50", "vgg16")
+        for precision in ("float16", "tf32")
+        for batch in (1, 16, 64)
+    },
+    **{
+        f"resnet50-infer-{precision}-{batch}-max": (
+            "cuda",
+            lambda row, batch=batch, precision=precision: torch_precision.infer(
+                row, "resnet50", batch, precision, ("reduce-overhead", "max-autotune")
+            ),
+            400,
+        )
+        for precision in ("float16", "tf32")
+        for batch in (1, 64)
+    },
+    "resnet50-train-bf16": ("cuda", lambda row: torch_precision.train(row, "resnet50", "bfloat16"), 200),
+    "vgg16-train-bf16": ("cuda", lambda row: torch_precision.train(row, "vgg16", "bfloat16"), 200),
     "ddp-1": ("cuda1", lambda row: ranks(row, 1), 200),
     "ddp-2": ("cuda2", lambda row: ranks(row, 2), 200),
     "ddp-4": ("cuda4", lambda row: ranks(row, 4), 240),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -115,6 +116,19 @@ def images(count: int, device: str, last: bool) -> Any:
     return x.contiguous(memory_format=torch.channels_last) if last else x
 
 
+def settled(name: str, batch: int, device: str, last: bool) -> tuple[Any, Any]:
+    """A net for inference and its input, with a batch's statistics, so that the input reaches the logits."""
+    import torch
+
+    model, x = net(name, device, True, last), images(max(batch, 8), device, last)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():
+        model(x)
+    return model.eval(), x[:batch].clone(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
 def switches(tf32: bool) -> None:
     """PyTorch's own switches, as its users set them."""
     import torch
@@ -180,14 +194,7 @@ def fused(row: str, name: str, batch: int) -> None:
 
     import convdispatch.torch as ct
 
-    model, x = net(name, "cpu", True, False), images(max(batch, 8), "cpu", False)
-    for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.momentum = 1.0
-    with torch.no_grad():
-        model(x)  # statistics with which the input reaches the logits
-    model.eval()
-    x = x[:batch].clone()
+    model, x = settled(name, batch, "cpu", False)
 
     def eager() -> Any:
         with torch.inference_mode():
@@ -209,43 +216,49 @@ def fused(row: str, name: str, batch: int) -> None:
     compare(row, {"ours, fused": ours, "torch": eager}, False, 1.0, **more, **left())
 
 
-def graph(row: str, tf32: bool = False) -> None:
-    """ResNet-50, batch 1, in a CUDA graph."""
+def captured(model: Any, x: Any, enabled: bool = False) -> tuple[Any, Any]:
+    """(CUDA graph of a model's inference, the tensor that its replay writes); the graph reads the model's weights."""
     import torch
 
     import convdispatch.torch as ct
 
-    switches(tf32)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    taken = torch.cuda.CUDAGraph()
+    with ct.enable() if enabled else contextlib.nullcontext(), torch.inference_mode():
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                model(x)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(taken):
+            y = model(x)
+    return taken, y
+
+
+def graph(row: str) -> None:
+    """ResNet-50, batch 1, in a CUDA graph: as it is, and by ``convert(fuse=True)``."""
+    import torch
+
+    import convdispatch.torch as ct
+
+    switches(False)
     model = net("resnet50", "cuda", False, True)
     x = images(1, "cuda", True)
-
-    def captured(enabled: bool) -> Any:
-        torch.cuda.synchronize()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        taken = torch.cuda.CUDAGraph()
-        with torch.inference_mode():
-            guard = ct.enable() if enabled else None
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    model(x)
-            torch.cuda.current_stream().wait_stream(side)
-            with torch.cuda.graph(taken):
-                y = model(x)
-            if guard is not None:
-                guard.__exit__()
-        return taken, y
-
-    theirs, expected = captured(False)
-    ours, got = captured(True)
-    theirs.replay()
-    ours.replay()
+    folded = ct.convert(model, fuse=True)
+    theirs, expected = captured(model, x)
+    ours, got = captured(model, x, True)
+    fused, mine = captured(folded, x)
+    for each in (theirs, ours, fused):
+        each.replay()
     torch.cuda.synchronize()
-    error = difference(got, expected)
-    compare(row, {"ours": ours.replay, "torch": theirs.replay}, True, difference=error, **left())
+    errors = {"difference": difference(got, expected), "fused": difference(mine, expected)}
+    sides = {"ours": ours.replay, "ours, fused": fused.replay, "torch": theirs.replay}
+    compare(row, sides, True, **errors, **left())
     for name, made in (
         ("torch, reduce-overhead", model),
         ("ours, reduce-overhead", ct.convert(net("resnet50", "cuda", False, True))),
+        ("ours, fused, reduce-overhead", folded),
     ):
         compiled = torch.compile(made, mode="reduce-overhead")
 
