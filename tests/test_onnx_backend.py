@@ -71,7 +71,9 @@ def test_the_interface():
     np.testing.assert_array_equal(in_order, alone)
     np.testing.assert_array_equal(in_order, named)
     assert prepared.run([x])["y"] is not None
-    np.testing.assert_array_equal(Backend.run_model(residual(), [x])[0], alone)
+    # Made ready anew: another form may be the faster one this time, whose sums are rounded in another order.
+    (anew,) = Backend.run_model(residual(), [x])
+    assert np.linalg.norm(anew - alone) <= 1e-6 * np.linalg.norm(alone)
     (got,) = Backend.run_node(onnx.helper.make_node("Relu", ["x"], ["y"]), [x])
     np.testing.assert_array_equal(got, np.maximum(x, 0))
     assert not Backend.is_compatible(onnx.helper.make_model(onnx.helper.make_graph(
