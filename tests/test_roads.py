@@ -9,7 +9,7 @@ import pytest
 import convdispatch as cd
 from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.calls.arrays import Call
-from convdispatch.device import hostlaunches
+from convdispatch.device import hostlaunches, queuelaunches
 from convdispatch.device.host import has_system_svm
 from convdispatch.device.kernels import Launch
 from convdispatch.selection import dispatch
@@ -70,8 +70,10 @@ def test_a_plan_that_fails_on_the_short_way_is_set_aside(kind, queue, monkeypatc
     options = {"queue": queue} if kind in ("numpy", "torch") else {}
     for _ in range(3):
         cd.conv(x, w, **options)
-    # The host's arrays go by the launches that the plan gave, the others by its enqueue.
-    where, name = (hostlaunches, "_enqueue") if options and has_system_svm(queue.device) else (Launch, "__call__")
+    # By the launches that the plan gave, but for the host's arrays where the device does not take its pointers.
+    where, name = (hostlaunches if options else queuelaunches), "_enqueue"
+    if options and not has_system_svm(queue.device):
+        where, name = Launch, "__call__"
     failures, real = [1], getattr(where, name)
 
     def fails_once(*arguments):

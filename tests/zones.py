@@ -83,7 +83,7 @@ ZONES = {
     """,
     "calls": """
         arrays*
-        calls_again
+        calls_*
         conv
         conv_*
         interop

@@ -1,7 +1,7 @@
-"""The same call once more, on PyTorch's CUDA tensors: checked piece by piece, with no key to make or to look up.
+"""The same call once more: checked piece by piece, with no key to make or to look up.
 
-What a warm call on a CUDA stream costs is asking its tensors what they are; here each is asked once. Where anything is
-not as it was the last time the answer is None, and the call goes the usual way.
+What a warm call on a CUDA stream or an OpenCL queue costs is asking its arrays what they are; here each is asked once.
+Where anything is not as it was the last time the answer is None, and the call goes the usual way.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ..api.policy import current_policy, forbid_when_frozen
 
 if TYPE_CHECKING:
+    from .arrays import Call
     from .foreign import CudaCall
     from .libraries import Torch
 
-__all__ = ["ALIGNMENT", "NOTHING", "once_more"]
+__all__ = ["ALIGNMENT", "NOTHING", "asked_again", "once_more"]
 
 ALIGNMENT = 16
 """Bytes that kernels load and copy at once, at most."""
@@ -84,5 +85,36 @@ def once_more(
         addresses = [0, 0, 0, *NOTHING]
         addresses[first], addresses[second], addresses[written] = a, b, at
         return out if launched(stream, addresses) else None
+
+    return again
+
+
+def asked_again(call: Call, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:
+    """As ``once_more`` for arrays on OpenCL's queues, by the call's short way."""
+    direction, (first, second, written), road = call.problem.direction, call.places, call.road
+    lead, other = operands[first], operands[second]
+    lead_kind, other_kind, out_kind = type(lead), type(other), type(operands[written])
+    dtype, beside, lead_shape, other_shape = lead.dtype, other.dtype, lead.shape, other.shape
+    policy = current_policy()
+
+    def again(asked: str, given: Sequence[Any], wanted: tuple[Any, ...], sizes: Any) -> Any:
+        x, w, out = given[first], given[second], given[written]
+        try:
+            if asked != direction or wanted != options or sizes != shape:
+                return None
+        except ValueError:  # an array among the options
+            return None
+        if (
+            type(x) is not lead_kind
+            or type(w) is not other_kind
+            or type(out) is not out_kind
+            or x.dtype is not dtype
+            or w.dtype is not beside
+            or x.shape != lead_shape
+            or w.shape != other_shape
+            or current_policy() is not policy
+        ):
+            return None
+        return road(x, w, out, None)
 
     return again

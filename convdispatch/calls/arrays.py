@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from ..api.errors import InvalidArgument, MemoryLimit
 from ..api.policy import current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import host, memory, runtime
-from ..device.commands import Commands
+from ..device.commands import Commands, thread
 from ..device.host import HostQueue
 from ..selection import dispatch
 from ..selection.prepared import Constant
@@ -128,11 +129,11 @@ class Call:
         if self._pointers and not self.empty:
             alone = current_policy().tune is None and serial(self.prepared)
             self.ask = host_queue(commands.device if alone else None, alone)
-        self._road = self._short_way()
+        self.road = self._short_way(operands)
 
-    def _short_way(self) -> Road | None:
+    def _short_way(self, operands: Sequence[Any]) -> Road | None:
         if not self.host:
-            return device_road(self)
+            return device_road(self, operands)
         if not (self._pointers and self._native):
             return None
         shape, dtype, size, device = self.out_shape, self.dtype, self._out_bytes, self.context.devices[0]
@@ -168,14 +169,14 @@ class Call:
         """Run; returns the array that was written."""
         operands = [x, w, y]
         try:
-            if self._road is not None:
+            if self.road is not None:
                 if queue is None and self.ask is not None:
                     queue = self.ask()
                 promise = None
                 if self._promised:
                     promise, operands[1] = w, w.array
                 lead, other, out = self.places
-                done = self._road(operands[lead], operands[other], operands[out], queue, bias, promise)
+                done = self.road(operands[lead], operands[other], operands[out], queue, bias, promise)
                 if done is not None:
                     return done
                 operands[1] = w
@@ -339,31 +340,49 @@ def is_array(value: Any) -> bool:
 def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> Any:
     """``make(queue, like)``: an uninitialised C-contiguous array of class ``kind``; sizes are worked out once."""
     count = math.prod(shape)
+    new = object.__new__
     if hasattr(kind, "empty"):  # Tensor, also of a subclass: a result is no parameter
         base, nbytes = next(each for each in kind.__mro__ if "empty" in vars(each)), count * dtype.itemsize
-        return lambda queue, like: base(runtime.allocate(queue, nbytes), shape, dtype, queue, strides)
-    size, allocate, state = max(1, count * dtype.itemsize), memory.allocate, {"queue": None}
+        last: tuple[Any, Any] = None, None
+
+        def tensor(queue: Any, like: Any) -> Any:
+            nonlocal last
+            known, give = last
+            if known is not queue or thread.capturing is not None:
+                if isinstance(queue, Commands) or thread.capturing is not None:
+                    return base(runtime.allocate(queue, nbytes), shape, dtype, queue, strides)
+                _, give = last = queue, memory.taker(queue, nbytes)
+            return base(give(), shape, dtype, queue, strides)
+
+        return tensor
+    size = max(1, count * dtype.itemsize)
+    state: tuple[Any, Any, Any, dict[str, Any]] = None, None, None, {}
+    """The last queue and allocator, what answers memory for them, and an array's other fields."""
 
     def make(queue: Any, like: Any) -> Any:
         nonlocal state
-        allocator, context = like.allocator, like.context
-        # The queue's pool, where the caller brought none: the driver's memory costs a page fault for every 4 KB.
-        block = memory.with_room(queue.device, lambda: allocator(size)) if allocator else allocate(queue, size)
-        if state["queue"] is queue and state["allocator"] is allocator:
-            made = object.__new__(kind)  # another as the first: the constructor takes as long as the call
-            fields = made.__dict__
-            fields.update(state)
-            fields["base_data"], fields["events"] = block, []
+        allocator = like.allocator
+        known, same, give, fields = state
+        if known is queue and same is allocator:
+            made = new(kind)  # another as the first: the constructor takes as long as the call
+            fields = fields.copy()
+            fields["base_data"], fields["events"] = give(), []
+            made.__dict__ = fields
             return made
+        # The queue's pool, where the caller brought none: the driver's memory costs a page fault for every 4 KB.
+        give = memory.taker(queue, size)
+        if allocator:
+            give = functools.partial(memory.with_room, queue.device, functools.partial(allocator, size))
+        block = give()
         given = {"allocator": allocator, "data": block, "strides": strides}
         try:  # its checks take six times as long
-            made = kind(queue, shape, dtype, **given, _fast=True, _size=count, _context=context, _queue=queue)
+            made = kind(queue, shape, dtype, **given, _fast=True, _size=count, _context=like.context, _queue=queue)
         except TypeError:  # a pyopencl without this road, or a subclass that closed it
             return kind(queue, shape, dtype, **given)
         found = dict(vars(made))
         mutable = {name for name, value in found.items() if isinstance(value, list | dict | set)}
         if kind.__module__ == "pyopencl.array" and found.pop("base_data", None) is block and mutable == {"events"}:
-            state = found
+            state = queue, allocator, give, found
         return made
 
     return make

@@ -20,7 +20,7 @@ from ..api.problem import ConvProblem
 from ..device.kernels import Programs
 from ..selection import dispatch
 from ..selection.prepared import Constant, constant
-from .again import once_more
+from .again import asked_again, once_more
 from .arguments import describe, transposed_shape
 from .arrays import PLACES, Call, is_array
 from .extending import extended
@@ -222,20 +222,23 @@ def _call(
             None if residual is None else (residual.shape, residual.dtype, type(residual)),
             current_policy(),
         )
+        last = _last.get(id(other))
         call = _recalled(key, other)
     except TypeError:  # a list among the options, or something that is no array
         changed = tuple(map(_hashable, options))
         if changed != options:
             return _call(direction, operands, bias, residual, queue, changed, shape, names)
-        key = call = None
+        key = call = last = None
     except AttributeError:
-        key = call = None
+        key = call = last = None
     if call is None:
 
         def describe_call() -> Call:
             return _describe_call(direction, operands, bias, residual, queue, options, shape, names)
 
         call = describe_call() if key is None else _calls.make(key, describe_call)
+    if last is not None and last[1] is call and not call.host and call.road and bias is residual is queue is None:
+        _remember(other, asked_again(call, operands, options, shape))
     x, w, y = operands
     return call(x, w, y, bias, residual, queue)
 
@@ -301,10 +304,15 @@ def _call_foreign(
 
         call = describe_call() if key is None else _calls.make(key, describe_call)
     if last is not None and last[1] is call and call.plain and type(library) is Torch and bias is residual is None:
-        if len(_again) >= _MOST:
-            _again.clear()
-        _again[id(second)] = once_more(call, library, operands, options, shape)
+        _remember(second, once_more(call, library, operands, options, shape))
     return call(*given)
+
+
+def _remember(second: Any, again: Callable[..., Any]) -> None:
+    """Calls with this second operand ask ``again`` first."""
+    if len(_again) >= _MOST:
+        _again.clear()
+    _again[id(second)] = again
 
 
 def _recalled(key: Any, second: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..api.policy import current_policy
@@ -18,6 +18,7 @@ from ..device import runtime
 from ..device.commands import Commands, thread
 from ..device.host import HostMemory, HostQueue
 from ..device.hostlaunches import HostLaunches
+from ..device.queuelaunches import QueueLaunches
 from ..selection import dispatch
 
 __all__ = ["Road", "device_road", "host_queue", "host_road"]
@@ -34,17 +35,28 @@ def _plain(call: Any) -> bool:
     return call.prepared is not None and not (problem.accumulate or problem.residual or current_policy().tune)
 
 
-def device_road(call: Any) -> Road | None:
-    """For arrays on a device, without bias, residual and promises, where the plan's own enqueue is all of a call."""
+def device_road(call: Any, given: Sequence[Any]) -> Road | None:
+    """For arrays on a device, without bias, residual and promises, where the plan's own enqueue is all of a call, and
+    all operands (``given`` are the first call's) carry events or none does.
+
+    The first call goes by the plan's enqueue, the others by the launches that it gave, where these are all
+    it gives.
+    """
     if not _plain(call) or not call.prepared.bare or call.problem.constant_weights:
         return None
     problem, prepared, make = call.problem, call.prepared, None if current_policy().frozen else call.make
+    carries = hasattr(given[call.places[0]], "events")
+    if any(hasattr(array, "events") is not carries for array in given if array is not None):
+        return None
     lead_at, other_at, out_at = call.places
     lead_strides, other_strides, out_strides = (call.strides[place] for place in call.places)
     shape, dtype = call.out_shape, call.dtype
     enqueue, size, allocate = prepared.plan.enqueue, prepared.workspace_size, runtime.allocate
+    launches: QueueLaunches | None = None
+    asked = False
 
     def road(lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, promise: Any = None) -> Any:
+        nonlocal launches, asked
         if queue is None:
             queue = lead.queue
         if (
@@ -72,22 +84,26 @@ def device_road(call: Any) -> Road | None:
             third = out.base_data
             if third is first or third is second or third.int_ptr in (first.int_ptr, second.int_ptr):
                 return None
-            wait = getattr(out, "events", None)
-        before = getattr(lead, "events", None)
-        if before is not None:
-            before = [*before, *other.events, *(wait or ())]
+            wait = out.events if carries else None
+        before = [*lead.events, *other.events, *(wait or ())] if carries else None
         operands = [None, None, None]
         operands[lead_at], operands[other_at], operands[out_at] = first, second, third
-        x, w, y = operands
         try:
-            event = enqueue(queue, x, w, y, allocate(queue, size) if size else None, before or None)
-            if not hasattr(event, "wait"):
-                raise dispatch.no_event(prepared, event)
+            if launches is not None:
+                event = launches.give(queue, operands, before or None)
+            else:
+                x, w, y = operands
+                event = enqueue(queue, x, w, y, allocate(queue, size) if size else None, before or None)
+                if not hasattr(event, "wait"):
+                    raise dispatch.no_event(prepared, event)
+                if not asked:
+                    asked = True
+                    launches = _queue_launches(prepared, queue)
         except BaseException as error:
             wrong = isinstance(error, AttributeError | TypeError) and isinstance(queue, Commands)
             failed = prepared.misused(queue, error) if wrong else error
-            event = dispatch.run(problem, prepared, queue, x, w, y, wait_for=before or None, failed=failed)
-        if before is not None:
+            event = dispatch.run(problem, prepared, queue, *operands, wait_for=before or None, failed=failed)
+        if carries:
             out.events[:] = (event,)
         return out
 
@@ -183,6 +199,19 @@ def host_road(
         return out
 
     return road
+
+
+def _queue_launches(prepared: Any, queue: Any) -> QueueLaunches | None:
+    """The launches of a plan that just ran on an OpenCL queue; None where it gives other commands."""
+    if isinstance(queue, Commands) or not prepared.recordable:
+        return None
+    try:
+        recording, slots = prepared.recorded(queue)
+        return QueueLaunches.of(recording, slots[:3])
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # it goes by its enqueue, as it did
+        return None
 
 
 def _launches(call: Any, queue: Any, fit: Callable[[list[int]], bool]) -> HostLaunches | None:

@@ -15,7 +15,7 @@ import pyopencl as cl
 
 from . import host, runtime
 from .commands import Kernel
-from .recording import Recording, Slot
+from .recording import Recording, Slot, launched, with_numbers
 
 __all__ = ["HostLaunches"]
 
@@ -70,14 +70,10 @@ class HostLaunches:
     ) -> HostLaunches | None:
         """``given`` stand for the operands, of which None are left out. None where the recording holds anything but
         launches, or takes a part of what may be packed weights."""
-        operands, scratch, launches = [slot for slot in given if slot is not None], {}, []
-        for command in recording.commands:
-            part = any(slot.offset and slot.root is given[_WEIGHTS] for slot in command.slots)
-            if command.kernel is None or command.late or part:
-                return None
-            launches.append((command.kernel, command.arguments))
-            scratch |= {slot.root: None for slot in command.slots if slot.root not in operands}
-        return cls(recording.device, launches, operands, list(scratch), fit)
+        operands = [slot for slot in given if slot is not None]
+        found = launched(recording, operands)
+        parts = (slot.offset and slot.root is given[_WEIGHTS] for each in recording.commands for slot in each.slots)
+        return None if found is None or any(parts) else cls(recording.device, found[0], operands, found[1], fit)
 
     def give(
         self, queue: cl.CommandQueue, addresses: list[int], packed: Any = None
@@ -94,7 +90,7 @@ class HostLaunches:
         try:
             own = self._threads.own
         except AttributeError:
-            kernels = [(_made(kernel, arguments), kernel) for kernel, arguments, _ in self._launches]
+            kernels = [(with_numbers(kernel, arguments), kernel) for kernel, arguments, _ in self._launches]
             own = self._threads.own = _Own([(made, kernel.global_size, kernel.local_size) for made, kernel in kernels])
         if own.addresses != addresses:
             if not self._fit(addresses):
@@ -121,12 +117,3 @@ class HostLaunches:
 def _at(address: int) -> cl.SVM:
     """As a kernel's argument."""
     return cl.SVM(_byte.from_address(address))
-
-
-def _made(kernel: Kernel, arguments: Sequence[Any]) -> cl.Kernel:
-    """A kernel with all its arguments but slots."""
-    made = kernel.plain()
-    for at, (given, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
-        if type(given) is not Slot:
-            made.set_arg(at, given if dtype is None else dtype.type(given))
-    return made

@@ -44,6 +44,7 @@ __all__ = [
     "persistent",
     "sub_region",
     "take",
+    "taker",
     "with_room",
 ]
 
@@ -87,6 +88,24 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     if pool is None:
         pool = _make_pool(queue)
     return take(pool, queue, size)
+
+
+def taker(queue: cl.CommandQueue, size: int) -> Callable[[], cl.MemoryObject]:
+    """``allocate(queue, size)``, for many times: the queue's pool is looked up once."""
+    pool = _pools.get(queue) or _make_pool(queue)
+    size, give, owner = size or 1, pool.allocate, _callers.get(queue)  # who holds a queue's owner keeps its pool
+
+    def take(_held: Any = owner) -> cl.MemoryObject:
+        if size > _LARGE or _limits or current_policy().frozen:
+            return allocate(queue, size)
+        try:
+            return give(size)
+        except Exception as error:
+            if not (out_of_memory(error) or type(error) is MemoryError):
+                raise
+        return allocate(queue, size)
+
+    return take
 
 
 def take(pool: Any, place: Any, size: int, **options: Any) -> Any:

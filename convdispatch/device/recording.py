@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyopencl as cl
 
-__all__ = ["Command", "Late", "Recording", "Slot"]
+__all__ = ["Command", "Late", "Recording", "Slot", "launched", "with_numbers"]
 
 
 class Slot:
@@ -173,6 +173,29 @@ class Recording(Commands):
         command = Command(make, slots, what, self.step)
         self.commands.append(command)
         return command
+
+
+def launched(
+    recording: Recording, operands: Sequence[Slot]
+) -> tuple[list[tuple[Kernel, Sequence[Any]]], list[Slot]] | None:
+    """A recording's kernels with their arguments, and the slots beyond those of operands; None where it holds other
+    commands, or numbers that each replay asks for anew."""
+    found, scratch = [], dict[Slot, None]()
+    for command in recording.commands:
+        if command.kernel is None or command.late:
+            return None
+        found.append((command.kernel, command.arguments))
+        scratch |= {slot.root: None for slot in command.slots if slot.root not in operands}
+    return found, list(scratch)
+
+
+def with_numbers(kernel: Kernel, arguments: Sequence[Any]) -> cl.Kernel:
+    """A kernel of its own with all its arguments set but slots."""
+    made = kernel.plain()
+    for at, (given, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
+        if type(given) is not Slot:
+            made.set_arg(at, given if dtype is None else dtype.type(given))
+    return made
 
 
 def _real(memory: Callable[[Any], Any], operands: Iterable[Any]) -> list[Any]:

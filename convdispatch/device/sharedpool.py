@@ -7,10 +7,12 @@ as soon as the host lets go of them; those of an out-of-order queue when all com
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +33,7 @@ OWN = _SLAB // 2 + 1
 _lock = threading.RLock()
 _addresses: dict[int, int] = {}
 """CUDA address by ``int_ptr`` of an OpenCL buffer."""
-_leases: weakref.WeakValueDictionary[int, _Lease] = weakref.WeakValueDictionary()
+_leases: dict[int, weakref.ref[_Lease]] = {}
 """Blocks in use, by CUDA address."""
 
 
@@ -57,12 +59,12 @@ def cuda_address(memory: cl.MemoryObject) -> int | None:
 
 def shared_block(address: int) -> tuple[cl.MemoryObject, int] | None:
     """(buffer, bytes into it) of pool memory that CUDA sees at ``address``, held in use; None for other memory."""
-    for lease in list(_leases.values()):
-        start = lease.start
-        if start <= address < start + lease.block.size:
+    for start, reference in list(_leases.items()):
+        lease = reference()
+        if lease is not None and start <= address < start + lease.block.size:
             import pyopencl as cl
 
-            memory = cl.Buffer.from_int_ptr(lease.block.memory.int_ptr, retain=True)
+            memory = cl.Buffer.from_int_ptr(lease.block.handle, retain=True)
             memory._lease = lease
             return memory, address - start
     return None
@@ -81,21 +83,27 @@ class _Block:
     whole: bool = True
     """Whether the block is all of an allocation."""
 
+    def __post_init__(self) -> None:
+        self.handle = self.memory.int_ptr
+        self.start = _addresses.get(self.handle)
+        """Where CUDA sees it."""
+
 
 class _Lease:
     """Gives its block back when the last buffer that holds it goes: to the pool if ``kept``, else to the device."""
 
-    __slots__ = ("__weakref__", "block", "give_back", "start")
+    __slots__ = ("__weakref__", "block", "give_back")
 
-    def __init__(self, pool: SharedPool, block: _Block, kept: bool) -> None:
-        self.block, self.give_back = block, pool.take_back if kept else pool.give_up
-        self.start = _addresses.get(block.memory.int_ptr)
-        if self.start is not None:
-            _leases[self.start] = self
+    def __init__(self, block: _Block, give_back: Callable[[_Block], None]) -> None:
+        self.block, self.give_back = block, give_back
+        if block.start is not None:
+            _leases[block.start] = weakref.ref(self)
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.give_back(self.block)
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _ending():
+            block = self.block
+            _leases.pop(block.start, None)  # type: ignore[arg-type]
+            self.give_back(block)
 
 
 class Arena:
@@ -123,7 +131,7 @@ class Arena:
             shared, parent = self._slab
             start, self._used = self._used, self._used + size
             memory = parent.get_sub_region(start, size)
-            _addresses[memory.int_ptr] = shared.address + start
+            _addresses[memory.int_ptr] = shared.address + start  # before the block is made, which looks there
             return _Block(memory, parent, start, size, None, whole=False)
 
     def shares(self, size: int) -> bool:
@@ -158,6 +166,7 @@ class Arena:
         return shared, memory
 
 
+@functools.lru_cache(maxsize=1024)
 def rounded(size: int) -> int:
     """The size of the block that serves ``size`` bytes: powers of two in slabs, an eighth of one apart beyond."""
     if size <= _SLAB // 2:
@@ -173,6 +182,7 @@ class SharedPool:
         import pyopencl as cl
 
         self._queue, self._arena, self._marker = queue, arena, cl.enqueue_marker
+        self._buffer = cl.Buffer.from_int_ptr
         self._free: dict[int, list[tuple[Any, _Block]]] = defaultdict(list)
         self._disorderly = out_of_order(queue)
         self._lock = threading.RLock()  # a lease may end inside a call, when garbage is collected
@@ -185,19 +195,21 @@ class SharedPool:
 
     def allocate(self, size: int, kept: bool = True) -> cl.Buffer:
         """A block of ``size`` bytes or more, back in the pool (or the device, if not ``kept``) when it is let go."""
-        import pyopencl as cl
-
         size = rounded(size)
-        self._arena.shares(size)  # may wait for a child process, the first time: not with the lock
         with self._lock:
             block = self._reused(size)
-            if block is None:
+            if block is not None:
+                self.active_bytes += size
+                self.active_blocks += 1
+        if block is None:
+            self._arena.shares(size)  # may wait for a child process, the first time: not with the lock
+            with self._lock:
                 block = self._arena.block(size)
                 self.managed_bytes += size
-            self.active_bytes += size
-            self.active_blocks += 1
-        memory = cl.Buffer.from_int_ptr(block.memory.int_ptr, retain=True)
-        memory._lease = _Lease(self, block, kept)
+                self.active_bytes += size
+                self.active_blocks += 1
+        memory = self._buffer(block.handle, True)  # retained
+        memory._lease = _Lease(block, self.take_back if kept else self.give_up)
         return memory
 
     def give_up(self, block: _Block) -> None:
@@ -213,13 +225,13 @@ class SharedPool:
         self._arena.free([block], later=no_wait.depth > 0)
 
     def _reused(self, size: int) -> _Block | None:
-        import pyopencl as cl
-
         waiting = self._free.get(size)
         if not waiting:
             return None
         if not self._disorderly:
             return waiting.pop()[1]
+        import pyopencl as cl
+
         if waiting[0][0].command_execution_status <= cl.command_execution_status.COMPLETE:  # below: failed, but done
             return waiting.pop(0)[1]
         return None
