@@ -4,6 +4,7 @@ all that is not as it was sends a call the usual way."""
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,11 +19,13 @@ from test_host_launches import ADD, solvers
 import convdispatch as cd
 from convdispatch import ConvProblem, Tensor
 from convdispatch.calls.arrays import Call
+from convdispatch.calls.operands import contiguous_strides
 from convdispatch.device import runtime
 from convdispatch.device.kernels import Launch, build
 from convdispatch.device.queuelaunches import QueueLaunches
 from convdispatch.device.recording import Recording
 
+calls = importlib.import_module("convdispatch.calls.conv")
 TEXTS = (
     "mb1ic24ih1oc72kh1", "mb2ic16ih9oc24kh3ph1", "g16mb1ic16ih8oc16kh3ph1", "bwd_data_mb2ic8ih7oc12kh3ph1",
     "bwd_weights_mb3ic6ih9oc8kh3ph1", "nhwc_mb2ic8ih6oc16kh3ph1+relu", "f64_mb1ic5ih6oc7kh1", "f16_mb2ic8ih6oc16kh3ph1",
@@ -111,15 +114,35 @@ def _warm(bring, new):
     return arrays["x"], arrays["w"], out, expected
 
 
+def _other(array, **changes):
+    """An array over the same memory, other in some respect."""
+    now = {name: getattr(array, name) for name in ("shape", "dtype", "strides", "offset", "queue")} | changes
+    if isinstance(array, Tensor):
+        return Tensor(
+            array.base_data, now["shape"], np.dtype(now["dtype"]), now["queue"], now["strides"], now["offset"]
+        )
+    rest = {"strides": now["strides"], "offset": now["offset"], "data": array.base_data}
+    return cla.Array(now["queue"], now["shape"], now["dtype"], **rest)
+
+
+def _elsewhere(array):
+    return _other(array, queue=cl.CommandQueue(array.queue.context))
+
+
+def _other_kind(array):
+    if isinstance(array, Tensor):
+        return cla.to_device(array.queue, array.numpy())
+    return Tensor.from_numpy(array.get(), array.queue)
+
+
 def test_memory_that_another_array_had_is_seen_as_what_it_is_now(bring, given):
     """The same buffers as another dtype, another shape, other strides, from another byte on."""
     x, w, _, _ = _warm(bring, True)
     host = values(x)
 
     def seen(shape, dtype, strides=None, offset=0):
-        if isinstance(x, Tensor):
-            return Tensor(x.base_data, shape, np.dtype(dtype), x.queue, strides, offset)
-        return cla.Array(x.queue, shape, dtype, data=x.base_data, strides=strides, offset=offset)
+        strides = strides or contiguous_strides(shape, np.dtype(dtype).itemsize)
+        return _other(x, shape=shape, dtype=dtype, strides=strides, offset=offset)
 
     given.clear()
     half = seen((1, 4, 8, 8), np.float16)
@@ -138,6 +161,96 @@ def test_memory_that_another_array_had_is_seen_as_what_it_is_now(bring, given):
     if isinstance(x, cla.Array):
         y = cd.conv(x.with_queue(cl.CommandQueue(x.context)), w, padding=1)
         np.testing.assert_array_equal(y.get(), values(cd.conv(x, w, padding=1)))
+
+
+CHANGES = {
+    "x of another dtype": (0, lambda x: _other(x, dtype=np.int32)),
+    "x of more images": (0, lambda x: _other(x, shape=(2, 4, 8, 8))),
+    "x with gaps": (0, lambda x: _other(x, strides=(1024, 256, 4, 32))),
+    "x from another byte on": (0, lambda x: _other(x, offset=512)),
+    "x of another queue": (0, _elsewhere),
+    "x of another kind": (0, _other_kind),
+    "x of NumPy": (0, lambda x: np.ones((1, 4, 8, 8), np.float32)),
+    "w of another dtype": (1, lambda w: _other(w, dtype=np.int32)),
+    "w of fewer channels": (1, lambda w: _other(w, shape=(7, 4, 3, 3))),
+    "w with gaps": (1, lambda w: _other(w, strides=(144, 36, 4, 12))),
+    "w from another byte on": (1, lambda w: _other(w, offset=512)),
+    "w of another queue": (1, _elsewhere),
+    "w of another kind": (1, _other_kind),
+    "constant w": (1, cd.constant),
+    "out of another dtype": (2, lambda out: _other(out, dtype=np.int32)),
+    "out of more images": (2, lambda out: _other(out, shape=(2, 8, 8, 8))),
+    "out with gaps": (2, lambda out: _other(out, strides=(2048, 256, 4, 32))),
+    "out from another byte on": (2, lambda out: _other(out, offset=512)),
+    "out of another queue": (2, _elsewhere),
+    "out of another kind": (2, _other_kind),
+    "no out": (2, lambda out: None),
+}
+OPTIONS = (1, 1, 1, 1, None, "nchw", "float32", False)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_arrays_go_the_usual_way(bring, change, given):
+    x, w, out, expected = _warm(bring, False)
+    again, operands = calls._again[id(w)], [x, w, out]
+    given.clear()
+    place, other = CHANGES[change]
+    operands[place] = other(operands[place])
+    assert again("fwd", operands, OPTIONS, None) is None
+    assert not given
+    assert again("fwd", [x, w, out], OPTIONS, None) is out
+    assert given
+    np.testing.assert_array_equal(values(out), expected)
+
+
+@pytest.mark.parametrize("change", ["x of another queue", "w of another queue", "out of another queue"])
+def test_a_named_queue_waits_for_those_of_arrays(bring, change, given):
+    """Calls with ``queue=`` take the short way without being remembered by their weights."""
+    x, w, out, expected = _warm(bring, False)
+    for _ in range(4):
+        cd.conv(x, w, padding=1, out=out, queue=bring.queue)
+    given.clear()
+    place, other = CHANGES[change]
+    operands = [x, w, out]
+    operands[place] = other(operands[place])
+    x, w, out = operands
+    y = cd.conv(x, w, padding=1, out=out, queue=bring.queue)
+    bring.queue.finish()
+    np.testing.assert_array_equal(values(y), expected)
+    assert not given
+
+
+def test_gradients_that_differ_in_direction_or_size_alone_are_told_apart(bring):
+    random = np.random.default_rng(4)
+    lead, other = (random.integers(-4, 5, (4, 4, n, n)).astype(np.float32) for n in (6, 3))
+    data = cd.conv_backward_data(lead, other, (4, 4, 6, 6), padding=1)
+    weights = cd.conv_backward_weights(lead, other, (4, 4, 6, 6), padding=1)
+    a, b = bring(lead), bring(other)
+    for _ in range(2):
+        for _ in range(4):
+            np.testing.assert_array_equal(values(cd.conv_backward_data(a, b, (4, 4, 6, 6), padding=1)), data)
+        for _ in range(4):
+            np.testing.assert_array_equal(values(cd.conv_backward_weights(a, b, (4, 4, 6, 6), padding=1)), weights)
+    for size in (11, 12) * 2:
+        expected = cd.conv_backward_data(lead, other, (4, 4, size, size), padding=1, stride=2)
+        for _ in range(4):
+            made = cd.conv_backward_data(a, b, (4, 4, size, size), padding=1, stride=2)
+            np.testing.assert_array_equal(values(made), expected)
+
+
+@pytest.mark.parametrize("name", ["winograd.f2x3", "im2col"])
+def test_an_out_of_order_queue_keeps_the_launches_order(device, name, given):
+    chaotic = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+    if not device.queue_on_host_properties & chaotic:
+        pytest.skip("the device has no out-of-order queues")
+    queue = cl.CommandQueue(runtime.context(device), properties=chaotic)
+    cases = turns(ConvProblem.parse("mb2ic16ih40oc16kh3ph1"), lambda array: cla.to_device(queue, array), 2)
+    with cd.policy(solver=name, fallback=False):
+        for arrays, expected in [*cases] * 6:
+            x, w = arrays["x"], arrays["w"]
+            for _ in range(2):
+                np.testing.assert_allclose(cd.conv(x, w, padding=1).get(), expected, atol=0.05)
+    assert len(given) > 10
 
 
 @pytest.mark.parametrize("new", [False, True], ids=["out given", "new"])
@@ -171,10 +284,8 @@ def test_out_over_an_operand_is_an_error(bring):
     with pytest.raises(cd.InvalidArgument, match="out shares memory with x"):
         cd.conv(x, w, out=x)
     twin = cl.Buffer.from_int_ptr(x.base_data.int_ptr, retain=True)  # another object for the same buffer
-    if isinstance(x, Tensor):
-        over = Tensor(twin, x.shape, x.dtype, x.queue)
-    else:
-        over = cla.Array(x.queue, x.shape, x.dtype, data=twin)
+    over = _other(x)
+    over.base_data = twin
     with pytest.raises(cd.InvalidArgument, match="out shares memory with x"):
         cd.conv(x, w, out=over)
 
