@@ -48,12 +48,14 @@ def device_road(call: Any, given: Sequence[Any]) -> Road | None:
     carries = hasattr(given[call.places[0]], "events")
     if any(hasattr(array, "events") is not carries for array in given if array is not None):
         return None
-    lead_at, other_at, out_at = call.places
     lead_strides, other_strides, out_strides = (call.strides[place] for place in call.places)
     shape, dtype = call.out_shape, call.dtype
     enqueue, size, allocate = prepared.plan.enqueue, prepared.workspace_size, runtime.allocate
     launches: QueueLaunches | None = None
     asked = False
+
+    def order(*memory: Any) -> list[Any]:
+        return [memory[call.places.index(place)] for place in range(3)]
 
     def road(lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, promise: Any = None) -> Any:
         nonlocal launches, asked
@@ -70,11 +72,13 @@ def device_road(call: Any, given: Sequence[Any]) -> Road | None:
             or thread.capturing is not None
         ):
             return None
-        first, second = lead.base_data, other.base_data
+        first, second, before = lead.base_data, other.base_data, None
+        if carries:
+            before = lead.events + other.events
         if out is None:
             if make is None:
                 return None
-            out, wait = make(queue, lead), None
+            out = make(queue, lead)
             third = out.base_data
         else:
             if out.queue is not queue or out.offset or out.strides != out_strides:
@@ -84,25 +88,24 @@ def device_road(call: Any, given: Sequence[Any]) -> Road | None:
             third = out.base_data
             if third is first or third is second or third.int_ptr in (first.int_ptr, second.int_ptr):
                 return None
-            wait = out.events if carries else None
-        before = [*lead.events, *other.events, *(wait or ())] if carries else None
-        operands = [None, None, None]
-        operands[lead_at], operands[other_at], operands[out_at] = first, second, third
+            if carries:
+                before += out.events
         try:
             if launches is not None:
-                event = launches.give(queue, operands, before or None)
+                event = launches.give(queue, (first, second, third), before or None)
             else:
-                x, w, y = operands
+                x, w, y = order(first, second, third)
                 event = enqueue(queue, x, w, y, allocate(queue, size) if size else None, before or None)
                 if not hasattr(event, "wait"):
                     raise dispatch.no_event(prepared, event)
                 if not asked:
                     asked = True
-                    launches = _queue_launches(prepared, queue)
+                    launches = _queue_launches(call, queue)
         except BaseException as error:
             wrong = isinstance(error, AttributeError | TypeError) and isinstance(queue, Commands)
             failed = prepared.misused(queue, error) if wrong else error
-            event = dispatch.run(problem, prepared, queue, *operands, wait_for=before or None, failed=failed)
+            x, w, y = order(first, second, third)
+            event = dispatch.run(problem, prepared, queue, x, w, y, wait_for=before or None, failed=failed)
         if carries:
             out.events[:] = (event,)
         return out
@@ -201,13 +204,13 @@ def host_road(
     return road
 
 
-def _queue_launches(prepared: Any, queue: Any) -> QueueLaunches | None:
-    """The launches of a plan that just ran on an OpenCL queue; None where it gives other commands."""
-    if isinstance(queue, Commands) or not prepared.recordable:
+def _queue_launches(call: Any, queue: Any) -> QueueLaunches | None:
+    """As ``_launches`` for buffers on an OpenCL queue."""
+    if isinstance(queue, Commands) or not call.prepared.recordable:
         return None
     try:
-        recording, slots = prepared.recorded(queue)
-        return QueueLaunches.of(recording, slots[:3])
+        recording, slots = call.prepared.recorded(queue)
+        return QueueLaunches.of(recording, [slots[place] for place in call.places])
     except KeyboardInterrupt:
         raise
     except BaseException:  # it goes by its enqueue, as it did

@@ -33,8 +33,8 @@ OWN = _SLAB // 2 + 1
 _lock = threading.RLock()
 _addresses: dict[int, int] = {}
 """CUDA address by ``int_ptr`` of an OpenCL buffer."""
-_leases: dict[int, weakref.ref[_Lease]] = {}
-"""Blocks in use, by CUDA address."""
+_blocks: dict[int, _Block] = {}
+"""By CUDA address."""
 
 
 def out_of_order(queue: cl.CommandQueue) -> bool:
@@ -59,12 +59,11 @@ def cuda_address(memory: cl.MemoryObject) -> int | None:
 
 def shared_block(address: int) -> tuple[cl.MemoryObject, int] | None:
     """(buffer, bytes into it) of pool memory that CUDA sees at ``address``, held in use; None for other memory."""
-    for start, reference in list(_leases.items()):
-        lease = reference()
-        if lease is not None and start <= address < start + lease.block.size:
+    for start, block in list(_blocks.items()):
+        if start <= address < start + block.size and (lease := block.lease()) is not None:
             import pyopencl as cl
 
-            memory = cl.Buffer.from_int_ptr(lease.block.handle, retain=True)
+            memory = cl.Buffer.from_int_ptr(block.handle, retain=True)
             memory._lease = lease
             return memory, address - start
     return None
@@ -84,26 +83,26 @@ class _Block:
     """Whether the block is all of an allocation."""
 
     def __post_init__(self) -> None:
-        self.handle = self.memory.int_ptr
-        self.start = _addresses.get(self.handle)
-        """Where CUDA sees it."""
+        self.handle, self.after = self.memory.int_ptr, None
+        self.lease: Callable[[], _Lease | None] = lambda: None
+        """Answers what holds it in use."""
+        start = _addresses.get(self.handle)
+        if start is not None:
+            _blocks[start] = self
 
 
 class _Lease:
-    """Gives its block back when the last buffer that holds it goes: to the pool if ``kept``, else to the device."""
+    """Gives its block back when the last buffer that holds it goes."""
 
     __slots__ = ("__weakref__", "block", "give_back")
 
     def __init__(self, block: _Block, give_back: Callable[[_Block], None]) -> None:
         self.block, self.give_back = block, give_back
-        if block.start is not None:
-            _leases[block.start] = weakref.ref(self)
+        block.lease = weakref.ref(self)
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _ending():
-            block = self.block
-            _leases.pop(block.start, None)  # type: ignore[arg-type]
-            self.give_back(block)
+            self.give_back(self.block)
 
 
 class Arena:
@@ -155,7 +154,7 @@ class Arena:
                 self._late += blocks
             raise
         for block in blocks:
-            _addresses.pop(block.memory.int_ptr, None)
+            _blocks.pop(_addresses.pop(block.handle, 0), None)
             block.memory.release()
             if block.shared is not None:
                 block.shared.release()
@@ -183,31 +182,41 @@ class SharedPool:
 
         self._queue, self._arena, self._marker = queue, arena, cl.enqueue_marker
         self._buffer = cl.Buffer.from_int_ptr
-        self._free: dict[int, list[tuple[Any, _Block]]] = defaultdict(list)
+        self._free: dict[int, list[_Block]] = defaultdict(list)
         self._disorderly = out_of_order(queue)
         self._lock = threading.RLock()  # a lease may end inside a call, when garbage is collected
-        self.managed_bytes = self.active_bytes = self.active_blocks = 0
+        self.managed_bytes = self._blocks = 0
 
     @property
     def held_blocks(self) -> int:
         """Blocks that wait for their next use."""
-        return sum(map(len, self._free.values()))
+        return sum(map(len, list(self._free.values())))
+
+    @property
+    def active_blocks(self) -> int:
+        """Blocks in use."""
+        return self._blocks - self.held_blocks
+
+    @property
+    def active_bytes(self) -> int:
+        """Bytes of the blocks in use."""
+        return self.managed_bytes - sum(size * len(blocks) for size, blocks in list(self._free.items()))
 
     def allocate(self, size: int, kept: bool = True) -> cl.Buffer:
         """A block of ``size`` bytes or more, back in the pool (or the device, if not ``kept``) when it is let go."""
         size = rounded(size)
-        with self._lock:
-            block = self._reused(size)
-            if block is not None:
-                self.active_bytes += size
-                self.active_blocks += 1
+        waiting, block = self._free.get(size), None
+        if waiting:
+            if self._disorderly:
+                block = self._reused(waiting)
+            else:
+                block = _popped(waiting)
         if block is None:
             self._arena.shares(size)  # may wait for a child process, the first time: not with the lock
             with self._lock:
                 block = self._arena.block(size)
                 self.managed_bytes += size
-                self.active_bytes += size
-                self.active_blocks += 1
+                self._blocks += 1
         memory = self._buffer(block.handle, True)  # retained
         memory._lease = _Lease(block, self.take_back if kept else self.give_up)
         return memory
@@ -219,40 +228,42 @@ class SharedPool:
         thread must not wait: then it goes with the next.
         """
         with self._lock:
-            self.active_bytes -= block.size
             self.managed_bytes -= block.size
-            self.active_blocks -= 1
+            self._blocks -= 1
         self._arena.free([block], later=no_wait.depth > 0)
 
-    def _reused(self, size: int) -> _Block | None:
-        waiting = self._free.get(size)
-        if not waiting:
-            return None
-        if not self._disorderly:
-            return waiting.pop()[1]
+    def _reused(self, waiting: list[_Block]) -> _Block | None:
         import pyopencl as cl
 
-        if waiting[0][0].command_execution_status <= cl.command_execution_status.COMPLETE:  # below: failed, but done
-            return waiting.pop(0)[1]
+        with self._lock:
+            # Below: failed, but done.
+            if waiting and waiting[0].after.command_execution_status <= cl.command_execution_status.COMPLETE:
+                return waiting.pop(0)
         return None
 
     def take_back(self, block: _Block) -> None:
         """The host has let go of the block."""
-        after = None
         if self._disorderly:
-            after = self._marker(self._queue)  # of all commands so far: on such a queue any may still run
-        with self._lock:
-            self.active_bytes -= block.size
-            self.active_blocks -= 1
-            self._free[block.size].append((after, block))
+            block.after = self._marker(self._queue)  # of all commands so far: on such a queue any may still run
+        self._free[block.size].append(block)
 
     def free_held(self) -> None:
         """Give blocks that are not in use back to the device; waits for the queue."""
+        blocks = []
         with self._lock:
-            blocks = [
-                self._free[size].pop()[1] for size in list(self._free) if size > _SLAB // 2 for _ in self._free[size][:]
-            ]
+            for size, waiting in list(self._free.items()):
+                while size > _SLAB // 2 and (block := _popped(waiting)) is not None:
+                    blocks.append(block)
             self.managed_bytes -= sum(block.size for block in blocks)
+            self._blocks -= len(blocks)
         if blocks:
             self._queue.finish()  # without the lock: who enqueues meanwhile may want a block
         self._arena.free(blocks)
+
+
+def _popped(waiting: list[_Block]) -> _Block | None:
+    """The last of them, unless another thread took it: without a lock, which takes as long."""
+    try:
+        return waiting.pop()
+    except IndexError:
+        return None
