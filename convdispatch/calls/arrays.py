@@ -130,6 +130,9 @@ class Call:
             alone = current_policy().tune is None and serial(self.prepared)
             self.ask = host_queue(commands.device if alone else None, alone)
         self.road = self._short_way(operands)
+        self.key: Any = None
+        self.again: Any = None
+        """The same call once more, where it has been made twice in a row; see ``again``."""
 
     def _short_way(self, operands: Sequence[Any]) -> Road | None:
         if not self.host:

@@ -9,7 +9,7 @@ A warm call is one look-up: everything that shapes, dtypes and options decide wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,13 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
-from ..device.kernels import Programs
-from ..selection import dispatch
 from ..selection.prepared import Constant, constant
 from .again import asked_again, once_more
 from .arguments import describe, transposed_shape
 from .arrays import PLACES, Call, is_array
 from .extending import extended
 from .foreign import CudaCall, OnHost, one_library
+from .kept import AGAIN, CALLS, LAST, recalled, remember
 from .libraries import Torch, library_of
 from .library import Library
 
@@ -32,15 +31,6 @@ __all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "c
 
 _READ = {"fwd": (0, 1), "bwd_data": (2, 1), "bwd_weights": (0, 2)}
 _WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
-_calls = Programs()
-_MOST = 256
-_last: dict[int, tuple[Any, Any]] = {}
-"""By the second operand's id, (what decided its last call, that call). Nothing rests on the id."""
-_again: dict[int, Callable[..., Any]] = {}
-"""By the same, the call that was made twice in a row; see ``again``."""
-dispatch.on_forget(_calls.drop)
-dispatch.on_forget(_last.clear)
-dispatch.on_forget(_again.clear)
 
 
 def conv(
@@ -195,7 +185,7 @@ def _call(
 ) -> Any:
     first, second, written = PLACES[direction]
     read, other = operands[first], operands[second]
-    again = _again.get(id(other))
+    again = AGAIN.get(id(other))
     if again is not None and bias is None and residual is None and queue is None:
         done = again(direction, operands, options, shape)
         if done is not None:
@@ -222,8 +212,8 @@ def _call(
             None if residual is None else (residual.shape, residual.dtype, type(residual)),
             current_policy(),
         )
-        last = _last.get(id(other))
-        call = _recalled(key, other)
+        last = LAST.get(id(other))
+        call = recalled(key, other)
     except TypeError:  # a list among the options, or something that is no array
         changed = tuple(map(_hashable, options))
         if changed != options:
@@ -236,9 +226,10 @@ def _call(
         def describe_call() -> Call:
             return _describe_call(direction, operands, bias, residual, queue, options, shape, names)
 
-        call = describe_call() if key is None else _calls.make(key, describe_call)
-    if last is not None and last[1] is call and not call.host and call.road and bias is residual is queue is None:
-        _remember(other, asked_again(call, operands, options, shape))
+        call = describe_call() if key is None else CALLS.make(key, describe_call)
+    if last is not None and last is call and not call.host and call.road and bias is residual is queue is None:
+        call.again = call.again or asked_again(call, operands, options, shape)
+        remember(other, call.again)
     x, w, y = operands
     return call(x, w, y, bias, residual, queue)
 
@@ -272,8 +263,8 @@ def _call_foreign(
             None if bias is None else (bias.shape, bias.dtype),
             None if residual is None else (residual.shape, residual.dtype), current_policy(),
         )  # fmt: skip
-        last = _last.get(id(second))
-        call = _recalled(key, second)
+        last = LAST.get(id(second))
+        call = recalled(key, second)
     except (TypeError, AttributeError):  # a list among the options, or something that is no array
         key = call = last = None
     if looked[read] is None:
@@ -291,7 +282,7 @@ def _call_foreign(
 
                 return OnHost(library, written, describe, given)
 
-            call = on_host() if key is None else _calls.make(key, on_host)
+            call = on_host() if key is None else CALLS.make(key, on_host)
         return call(given, queue)
     if call is None:
         if queue is not None:
@@ -302,33 +293,10 @@ def _call_foreign(
             problem = _problem(direction, operands, bias, residual, dtype, options, shape, names)
             return CudaCall(problem, library, looked[read], written, roles, library.stream(lead, looked[read]))
 
-        call = describe_call() if key is None else _calls.make(key, describe_call)
-    if last is not None and last[1] is call and call.plain and type(library) is Torch and bias is residual is None:
-        _remember(second, once_more(call, library, operands, options, shape))
+        call = describe_call() if key is None else CALLS.make(key, describe_call)
+    if last is not None and last is call and call.plain and type(library) is Torch and bias is residual is None:
+        remember(second, once_more(call, library, operands, options, shape))
     return call(*given)
-
-
-def _remember(second: Any, again: Callable[..., Any]) -> None:
-    """Calls with this second operand ask ``again`` first."""
-    if len(_again) >= _MOST:
-        _again.clear()
-    _again[id(second)] = again
-
-
-def _recalled(key: Any, second: Any) -> Any:
-    """The kept call; a layer's weights tell it, most often, and comparing is sooner than hashing."""
-    last = _last.get(id(second))
-    try:
-        if last is not None and last[0] == key:
-            return last[1]
-    except ValueError:  # an array among the options: it has no hash either, which says what to do
-        pass
-    call = _calls.get(key)
-    if call is not None:
-        if len(_last) >= _MOST:
-            _last.clear()
-        _last[id(second)] = key, call
-    return call
 
 
 def _problem(

@@ -40,6 +40,7 @@ class OnHost:
 
     def __init__(self, library: Library, written: int, describe: Callable[..., Any], given: Sequence[Any]) -> None:
         """``describe(operands, bias, residual)`` answers the call that takes such views."""
+        self.key: Any = None
         self._host, self._from_host, self._written = library.host, library.from_host, written
         self._lead = next(
             place for place, each in enumerate(given[:3]) if place != written and not isinstance(each, Constant)
@@ -97,6 +98,7 @@ class CudaCall:
         if problem.dtype not in DTYPES:
             raise InvalidArgument(f"arrays must be of {', '.join(DTYPES)}, got {problem.dtype}")
         self.problem, self.library, self.number, self.written, self.roles = problem, library, number, written, roles
+        self.key: Any = None
         self.place = stream.place
         unsupported = runtime.device_info(self.place.device).supports(problem.dtype)
         if unsupported:
