@@ -178,6 +178,19 @@ def test_every_kind_of_configuration_of_one_problem(queue):
         run(problem, config, queue)
 
 
+@pytest.mark.parametrize(
+    "text", ["mb3ic21ih9iw7oc34kh1", "g2mb4ic10ih20oc38kh1+accumulate", "f64_mb2ic9iw40oc5kw1", "f16_mb3ic7ih8oc9kh1"]
+)
+def test_weights_gradients_of_images_one_after_another(queue, text):
+    problem, info = ConvProblem.parse("bwd_weights_" + text), runtime.device_info(queue.device)
+    if info.supports(problem.dtype):
+        pytest.skip("the device lacks it")
+    apart = [config for config in SOLVER.configs(problem, info) if config.get("apart")]
+    assert bool(apart) == (info.type == "cpu" and problem.dtype != "float16")  # which is rounded once
+    for config in apart[:1] + apart[-1:]:
+        run(problem, config, queue)
+
+
 @pytest.mark.parametrize("info", [CPU, GPU], ids=["cpu", "gpu"])
 def test_answers_are_pure_and_caps_fall(info):
     for problem in cases()[::53]:

@@ -41,14 +41,16 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     for cap in caps:
         draft = WeightsProduct(problem, {"method": "weights", "cap": cap, "gemm": kind})
         spec = draft.spec(draft.chunks.largest, problem.accumulate)
-        choices = list(gemm_configs(spec, device))
+        found = [{"method": "weights", "cap": cap, "gemm": gemm} for gemm in gemm_configs(spec, device)]
+        if draft.cpu and draft.joined:
+            one = {"method": "weights", "cap": cap, "apart": True}
+            spec = WeightsProduct(problem, {**one, "gemm": kind}).spec(draft.window.pixels, problem.accumulate)
+            found += [{**one, "gemm": gemm} for gemm in gemm_configs(spec, device)]
         if draft.cpu:
-            # A lowered matrix that is copied once more costs what it says and a little, for it is the largest.
-            choices.sort(key=lambda gemm: gemm_cost(spec, gemm) * (1.1 if draft.packs_lowered(gemm) else 1.0))
+            found.sort(key=lambda config: WeightsProduct(problem, config).rating)
         else:
-            choices.sort(key=draft.packs_lowered)
-        for gemm in choices[: 1 if cap != caps[0] else None]:
-            yield {"method": "weights", "cap": cap, "gemm": gemm}
+            found.sort(key=lambda config: draft.packs_lowered(config["gemm"]))
+        yield from found[: 1 if cap != caps[0] else None]
 
 
 class WeightsProduct:
@@ -60,7 +62,10 @@ class WeightsProduct:
         self.window = window = PatchWindow.of(problem)
         total = window.images * window.pixels
         self.in_place = window.in_place
-        self.chunks = runs(total, total)
+        # Several of NCHW's images are no axis that a product reads in place: it packs them, or there is one an image.
+        several = self.in_place and window.images > 1 and not window.nhwc
+        self.joined = several and problem.dtype not in NARROW  # which one product rounds once
+        self.chunks = runs(total, window.pixels if config.get("apart") else total)
         self.lowering = None
         if not self.in_place:
             self.chunks = window.chunks(max(1, config["cap"] // (window.k * window.groups * window.accumulator_size)))
@@ -74,6 +79,13 @@ class WeightsProduct:
     def packs_lowered(self, gemm: Mapping[str, Any]) -> bool:
         """Whether a choice of the product would copy the lowered matrix once more."""
         return not self.in_place and bool(gemm.get("pack_a" if gemm.get("swap") else "pack_b"))
+
+    @property
+    def rating(self) -> float:
+        """What configurations are put in order by: a lowered matrix that is copied once more costs what it says and a
+        little, for it is the largest."""
+        spec, times = self.spec(self.chunks.largest, self.problem.accumulate), self.chunks.count
+        return times * gemm_cost(spec, self.gemm) * (1.1 if self.packs_lowered(self.gemm) else 1.0)
 
     def spec(self, count: int, accumulate: bool) -> GemmSpec:
         """The product over ``count`` places, added to what the result holds or not."""
@@ -168,7 +180,7 @@ class WeightsProduct:
                 "x" if self.in_place else "workspace",
                 result,
                 gradient_offset + window.offset(window.targets, start),
-                0,
+                window.offset(window.channels, start) if self.in_place else 0,
                 result_offset,
                 scratch,
             )
