@@ -5,7 +5,7 @@ from __future__ import annotations
 from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api import GEMM_PACKED as PACKED
 
-__all__ = ["COLUMN", "KEPT", "LAUNCH", "LOWERED", "PACKED", "PACKED_FAR", "PACKED_WIDE"]
+__all__ = ["COLUMN", "FOLLOWS", "HEAVY", "KEPT", "LAUNCH", "LOWERED", "OTHER", "PACKED", "PACKED_FAR", "PACKED_WIDE"]
 
 LOWERED = 110.0
 """Of an element of the lowered matrix: read, placed, written."""
@@ -17,3 +17,9 @@ PACKED_WIDE = 250.0, 650.0
 """Of an element of weights that is packed in panels of whole vectors, and of more weights than caches keep."""
 COLUMN = 75.0
 """Of an element of columns: read and added to what it goes into."""
+FOLLOWS = 3e6
+"""Of a product's launches, what one spares that follows another."""
+HEAVY = 3 << 19
+"""Bytes of weights that are read from afar for each image anew."""
+OTHER = 1.07
+"""What several images take beside their count as one matrix, or apart, where the other is expected to pay."""

@@ -31,7 +31,7 @@ from convdispatch.api import (
     packed_layout,
 )
 
-from .cost import KEPT, LAUNCH, LOWERED, PACKED, PACKED_FAR, PACKED_WIDE
+from .cost import HEAVY, KEPT, LAUNCH, LOWERED, OTHER, PACKED, PACKED_FAR, PACKED_WIDE
 from .lower import Lowering
 from .window import PatchWindow
 
@@ -47,7 +47,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     elif window.nhwc or window.images == 1:
         forms = ["flat"]
     else:
-        forms = ["batched", "flat"] if window.pixels >= 128 else ["flat", "batched"]
+        forms = ["flat", "batched"] if _folds(window) else ["batched", "flat"]
     method = "flipped" if flipped else "lower"
     seen = []
     for form in forms:
@@ -66,6 +66,13 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
                 config = {"method": method, "form": form, "cap": cap, "gemm": gemm}
                 seen.append((caps.index(cap) > 0, config))
     yield from (config for _, config in sorted(seen, key=lambda pair: pair[0]))
+
+
+def _folds(window: PatchWindow) -> bool:
+    """Whether several images of NCHW are expected to take less as one matrix: of few pixels, or of weights that no
+    nearer cache keeps from image to image."""
+    heavy = window.targets * window.k * window.accumulator_size > HEAVY
+    return window.pixels < 32 or (heavy and 128 <= window.pixels < 256)
 
 
 def _forms(window: PatchWindow, device: DeviceInfo) -> list[str]:
@@ -197,6 +204,8 @@ class WindowProduct:
         """Operations of the peak, on a CPU."""
         window, sizes = self.window, self.chunks.sizes
         total = sum(times * gemm_cost(self.spec(count), self.gemm) for count, times in sizes.items())
+        if self.in_place and window.images > 1 and not window.nhwc and self.batched == _folds(window):
+            total *= OTHER
         if self.lowering is not None:
             total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * self.chunks.count
         if self.packs_weights and not self.problem.constant_weights:

@@ -28,7 +28,7 @@ from convdispatch.api import (
 )
 
 from .convert import NARROW, inward, outward
-from .cost import LAUNCH, LOWERED
+from .cost import FOLLOWS, LAUNCH, LOWERED
 from .lower import Lowering
 from .window import PatchWindow, runs
 
@@ -85,7 +85,8 @@ class WeightsProduct:
         """What configurations are put in order by: a lowered matrix that is copied once more costs what it says and a
         little, for it is the largest."""
         spec, times = self.spec(self.chunks.largest, self.problem.accumulate), self.chunks.count
-        return times * gemm_cost(spec, self.gemm) * (1.1 if self.packs_lowered(self.gemm) else 1.0)
+        cost = times * gemm_cost(spec, self.gemm) * (1.1 if self.packs_lowered(self.gemm) else 1.0)
+        return cost - self._in_a_row
 
     def spec(self, count: int, accumulate: bool) -> GemmSpec:
         """The product over ``count`` places, added to what the result holds or not."""
@@ -152,7 +153,12 @@ class WeightsProduct:
         total = sum(times * gemm_cost(spec, self.gemm_for(spec)) for spec, times in self._specs().items())
         if self.lowering is not None:
             total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * self.chunks.count
-        return total
+        return total - self._in_a_row
+
+    @property
+    def _in_a_row(self) -> float:
+        """What products of one image after another take less than as many alone: between launches nobody waits."""
+        return FOLLOWS * (self.chunks.count - 1) if self.in_place else 0.0
 
     # --- compiled --------------------------------------------------------------------------------------------------
 

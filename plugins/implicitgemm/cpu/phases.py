@@ -37,7 +37,7 @@ __all__ = ["Phases"]
 _SLOT, _MOST_SLOT = 256 * 1024, 2 << 20  # bytes of a band's source rows: wanted, and at most
 # Operations of the peak in the time of one in a tile, of an element that is copied for a band or written, of packing an
 # element of w, and of a launch.
-_WORK, _STAGED, _STORED, _PACKED, _LAUNCH = 0.97, 12.0, 15.0, 120.0, 4e6
+_WORK, _STAGED, _STORED, _PACKED, _LAUNCH = 1.07, 13.0, 17.0, 130.0, 4e6
 
 
 def _ceil(a: int, b: int) -> int:

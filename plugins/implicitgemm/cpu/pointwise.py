@@ -25,10 +25,23 @@ from convdispatch.api import (
 
 __all__ = ["Pointwise"]
 
-# NCHW's images are folded into one product below so many pixels, for short rows leave vectors half empty; and up to so
-# many more where weights of so many bytes would be read again for each image. Folded columns are packed at every call:
-# 512 to 128 channels on 7x7, 8 images, took 0.26 ms folded and 0.13 image by image, 256 to 1024 on 14x14 1.95 and 1.93.
-_FOLD, _FOLD_HEAVY, _HEAVY = 32, 256, 3 << 19
+# NCHW's images are folded into one product below so many pixels, for short rows leave vectors half empty, and of so
+# many where weights of so many bytes would be read again for each image. Folded columns are packed at every call.
+_FOLD, _FOLD_HEAVY, _HEAVY = 32, range(128, 256), 3 << 19
+_OTHER = 1.07
+"""What the other way takes beside its count: over 18 layers of 36 to 225 pixels, four images, 0.98 to 1.36 times."""
+
+
+def _several(problem: ConvProblem) -> bool:
+    """Whether images may be folded or not."""
+    return problem.layout == "nchw" and problem.mb > 1 and problem.direction != "bwd_weights"
+
+
+def _folds(problem: ConvProblem) -> bool:
+    """Whether folding is expected to pay."""
+    pixels, weights = problem.id * problem.ih * problem.iw, problem.oc * problem.ic // problem.g
+    heavy = weights * (8 if problem.dtype == "float64" else 4) > _HEAVY
+    return pixels < _FOLD or (heavy and pixels in _FOLD_HEAVY)
 
 
 def _spec(problem: ConvProblem, fold: bool) -> GemmSpec:
@@ -126,13 +139,8 @@ class Pointwise(Solver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """The product's own choices, with NCHW's images folded and not."""
-        folds = [True]
-        if problem.layout == "nchw" and problem.mb > 1 and problem.direction != "bwd_weights":
-            pixels, weights = problem.id * problem.ih * problem.iw, problem.oc * problem.ic // problem.g
-            heavy = weights * (8 if problem.dtype == "float64" else 4) > _HEAVY
-            small = pixels < (_FOLD_HEAVY if heavy else _FOLD)
-            folds = [small, not small]
-        for fold in folds:
+        folds = _folds(problem)
+        for fold in [folds, not folds] if _several(problem) else [True]:
             spec = _spec(problem, fold)
             for gemm in sorted(gemm_configs(spec, device), key=functools.partial(gemm_cost, spec)):
                 yield {"fold": fold, "gemm": gemm}
@@ -143,7 +151,10 @@ class Pointwise(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The product's operations, what it reads, packs and writes, and launches."""
-        return gemm_cost(_spec(problem, config["fold"]), config["gemm"]) / rates(device).flops
+        other = _several(problem) and config["fold"] != _folds(problem)
+        return (
+            (_OTHER if other else 1.0) * gemm_cost(_spec(problem, config["fold"]), config["gemm"]) / rates(device).flops
+        )
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> PointwisePlan:
         """Compile."""

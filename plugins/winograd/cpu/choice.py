@@ -92,7 +92,7 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
         if not case.problem.constant_weights:
             weights = case.c * case.n * groups * math.prod(case.taps) * case.size
             far = case.problem.direction == "bwd_data" and weights > _KEPT  # read across, a row of w for each channel
-            back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * (10 if far else 1.2))
+            back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * (2.5 if far else 1.2))
             if bytes_u * groups > _WRITTEN:
                 back += 2 * bytes_u / _FAR
         launches = 3 * kernel.chunks * groups if kernel.apart else 1
