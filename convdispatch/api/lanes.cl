@@ -3,7 +3,8 @@
 // LANES      4, 8 or 16; V  type of as many ACC
 //
 // LOADV(p) reads one from REALs, STOREV(p, v) rounds and writes one; LOADW and STOREW the same of ACCs, LOADL and STOREL
-// of ACCs in local memory
+// of ACCs in local memory; STREAMW writes ACCs past the caches to an address that is a multiple of a vector's size: for
+// what is larger than caches, which else read each line before it is written
 #ifndef LOADV
 typedef V __attribute__((aligned(sizeof(ACC)))) vec;
 #define LOADW(p) (*(global const vec *)(p))
@@ -22,6 +23,13 @@ typedef WITH_LANES(ushort, LANES, ) __attribute__((aligned(2))) vec_real;
 #else
 #define LOADV LOADW
 #define STOREV STOREW
+#endif
+#define STREAMW STOREW
+#ifdef __has_builtin
+#if __has_builtin(__builtin_nontemporal_store)
+#undef STREAMW
+#define STREAMW(p, v) __builtin_nontemporal_store(v, (global V *)(p))
+#endif
 #endif
 // Before a loop: compilers unroll what they can count and spill what they unrolled.
 #define ONCE __attribute__((opencl_unroll_hint(1)))

@@ -30,7 +30,7 @@ _PAIRS = {
     5: ("5/8", "3/2"),
     6: ("5/16", "13/16", "7/4"),
     7: ("1/2", "1", "2"),
-    8: ("1/4", "5/8", "9/8", "9/4"),
+    8: ("1/4", "11/16", "9/8", "9/4"),
     9: ("3/8", "7/8", "5/4", "5/2"),
 }
 
@@ -94,21 +94,21 @@ def transform(m: int, r: int, points: tuple[Fraction, ...] | None = None, once: 
     if once == "g":
         g = [[value / norm for value in row] for row, norm in zip(g, norms, strict=True)]
     else:
-        raised = [_raised(row) for row in g]
+        raised = [_raised(row, alpha) for row in g]
         g = [[value / power for value in row] for row, power in zip(g, raised, strict=True)]
         a = [[value * power / norm for value in row] for row, power, norm in zip(a, raised, norms, strict=True)]
     at = [list(column) for column in zip(*a, strict=True)]
     return Transform(m, r, finite, _freeze(at), _freeze(g), _freeze(bt))
 
 
-def _raised(row: list[Fraction]) -> Fraction:
-    """The power of two below a row's largest value from 8 on, else 1: what leaves ``g`` for ``at``.
+def _raised(row: list[Fraction], alpha: int) -> Fraction:
+    """The power of two that leaves ``g`` for ``at``: below a row's largest value from 8 on; of 9 near its norm.
 
-    Products of transformed tiles then stay near the results' size, and overflow hardly before these do; below 8 it is
+    Products of transformed tiles then stay near the results' size, and overflow hardly before these do; below it is
     not worth an operation.
     """
-    most = math.floor(math.log2(max(map(abs, row))))
-    return Fraction(2**most if most >= 3 else 1)
+    most, norm = math.floor(math.log2(max(map(abs, row)))), math.hypot(*map(float, row))
+    return Fraction(2**most if most >= 3 else 2 ** round(math.log2(norm)) if norm >= 3 and alpha > 8 else 1)
 
 
 def _monic(roots: tuple[Fraction, ...] | list[Fraction], size: int) -> list[Fraction]:

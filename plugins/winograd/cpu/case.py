@@ -21,10 +21,18 @@ from convdispatch.api import ConvProblem
 
 from ..transforms import Transform, transform
 
-__all__ = ["Case", "Pair"]
+__all__ = ["Case", "Pair", "summed"]
 
 Pair = tuple[int, int]
 _LOCAL = 30 * 1024  # bytes of a strip's copy: the first-level cache holds it, and every device's local memory
+
+
+def summed(m: int, r: int) -> int:
+    """Products of one running sum: longer sums are sums of such sums, whose rounding error is smaller.
+
+    Seven tenths of F(7, 3)'s error at 64 products are the sums', a third at 32.
+    """
+    return 32 if (m, r) == (7, 3) else 128
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,11 @@ class Case:
     def across(self) -> int:
         """Strips of a row of tiles."""
         return -(-self.tiles[1] // self.strip)
+
+    @property
+    def summed(self) -> int:
+        """Products of one running sum."""
+        return summed(self.m, max(self.taps))
 
     @property
     def strips(self) -> int:

@@ -26,10 +26,7 @@ _L3 = 16 << 20
 _KEPT = 6 << 20  # bytes of weights that caches keep between calls, of one layer among a net's
 _WRITTEN = 10 << 20  # bytes of transformed weights beyond which writing them goes to memory and takes their place first
 _LAUNCH = 20_000.0  # cycles
-_WAITS = (
-    1.15,
-    1.3,
-)  # what data and weights' gradients take beside this count, of layers that no other's operands follow
+_WAITS = 1.15, 0.9  # what data and weights' gradients take beside this count, of layers that no other's operands follow
 _FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
 
 
@@ -52,6 +49,16 @@ def _multiply(mr: int, nv: int) -> float:
     return max(mr * nv, 0.75 * (mr + nv), 4) + 0.1 * (mr + nv) + 0.5
 
 
+def _runs(case: Case, count: int, mr: int, nv: int) -> float:
+    """Cycles of a register tile's sums of ``count`` products beside its multiply-adds: what it reads, adds and writes.
+
+    Short runs wait for their rows besides: F(7, 3) of 256 channels took 1.04, 1.24 and 1.41 times as long in tiles of
+    6 by 4, 8 by 3 and 11 by 2 as in 4 by 4.
+    """
+    waits = 3 * mr * mr if case.summed < 128 else 0
+    return ceil(count, case.summed) * (2.0 * mr * nv + 8 + waits)
+
+
 def _kernel(case: Case, config: Mapping[str, Any]) -> DataKernel | WeightsKernel:
     return WeightsKernel(case, config) if case.weights else DataKernel(case, config)
 
@@ -70,16 +77,21 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
     if isinstance(kernel, WeightsKernel):
         other = tiles * vectors_n * _transform(case, th.g, tw.g, read)
         rows = kernel.chunks * kernel.s * case.strip
-        products = case.products * kernel.blocks * (kernel.cm // mr) * rows * _multiply(mr, nv)
+        one = rows * _multiply(mr, nv) + _runs(case, rows, mr, nv)
+        products = case.products * kernel.blocks * (kernel.cm // mr) * one
         held = kernel.m_at * case.size < _L3
         moved = 2 * (bytes_v + bytes_m) / (_NEAR if held else _FAR)
-        moved += 2 * bytes_u * kernel.chunks / (_NEAR if bytes_u < _L3 else _FAR)
-        back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * 3)
+        back = case.c * vectors_n * (case.products * (3.0 if kernel.joined else 8.0) + 14 * math.prod(case.taps))
+        if kernel.joined:  # each job reads its part of both
+            moved += (bytes_v * kernel.blocks + bytes_m * ceil(case.c, kernel.cr)) / _NEAR
+        else:
+            moved += 2 * bytes_u * kernel.chunks / (_NEAR if bytes_u < _L3 else _FAR)
         launches = 2 * kernel.chunks * groups
     else:
         other = tiles * vectors_n * _transform(case, th.at, tw.at, read)
         rows = ceil(kernel.s * case.strip, mr)
-        products = case.products * kernel.blocks * kernel.chunks * rows * (case.c * _multiply(mr, nv) + 2 * mr * nv + 8)
+        one = case.c * _multiply(mr, nv) + _runs(case, case.c, mr, nv)
+        products = case.products * kernel.blocks * kernel.chunks * rows * one
         constant = case.problem.constant_weights  # others were written just before
         near = bytes_u * groups < (_KEPT if constant else _L3)
         again = 1 if kernel.apart and kernel.chunks == 1 else kernel.chunks
@@ -115,7 +127,11 @@ def _register_tiles(case: Case, registers: int, rows: int) -> list[tuple[int, in
             # More sums, and Intel's compiler moves and spills them: 95 instructions for 28 multiply-adds, 46 for 26.
             if mr * nv + nv + 2 > registers or mr * nv > registers * 27 // 32:
                 break
-            cost = blocks * ceil(rows, mr) * _multiply(mr, nv)
+            cost = (
+                blocks
+                * ceil(rows, mr)
+                * (_multiply(mr, nv) + (_runs(case, 32, mr, nv) / 32 if case.summed < 128 else 0))
+            )
             best[nv] = min(best.get(nv, (math.inf, 0)), (cost, mr))
     return [(mr, nv) for nv, (_, mr) in sorted(best.items(), key=lambda item: item[1][0])]
 

@@ -7,15 +7,16 @@
 ## ITEMS     work items of the one kernel, each with a slot of SLOT elements, M from SLOT_M on
 ## E, C, N, G  products, channels a group, groups
 
-// Rows 0 to rows - 1 of a block of a product.
+// Rows 0 to rows - 1 of a block of a product. A part of the packed weights stays in the first-level cache over all rows.
 __attribute__((noinline))
 void multiply_block(global const ACC *restrict v, global const ACC *restrict packed, global ACC *restrict m, int rows) {
-  ONCE for (int row = 0; row < rows; row += MR)
 % if c > kb:
-    ONCE for (int k = 0; k < C; k += ${kb})
-      multiply(v + row * VT + k, packed + k * NVL, m + (long)row * MT, MT, min(${kb}, C - k), k == 0);
+  ONCE for (int k0 = 0; k0 < C; k0 += ${near})
+    ONCE for (int row = 0; row < rows; row += MR)
+      ONCE for (int k = k0; k < min(k0 + ${near}, C); k += ${kb})
+        multiply(v + row * VT + k, packed + k * NVL, m + (long)row * MT, MT, ${f"min({kb}, C - k)" if c % kb else kb}, k == 0);
 % else:
-    multiply(v + row * VT, packed, m + (long)row * MT, MT, C);
+  ONCE for (int row = 0; row < rows; row += MR) multiply(v + row * VT, packed, m + (long)row * MT, MT, C);
 % endif
 }
 

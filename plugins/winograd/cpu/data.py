@@ -29,14 +29,14 @@ from ..program import program
 from ..transforms import Matrix
 from .case import Case
 
-__all__ = ["SUMMED", "DataKernel", "ceil", "even", "pitch", "printed"]
+__all__ = ["DataKernel", "ceil", "even", "pitch", "printed"]
 
 SPREAD = 128
 """Channels of a work item that transforms."""
+_STREAMED = 8 << 20
+"""Bytes of a chunk's transformed tiles from which on they are written past the caches."""
 FAR, PACKED = 16 << 20, 8 << 20
 """Bytes of packed weights that leave the third-level cache, and of the parts that are packed and used in turn."""
-SUMMED = 128
-"""Products of one running sum: longer sums are sums of such sums, whose rounding error is smaller."""
 
 
 def ceil(a: int, b: int) -> int:
@@ -61,6 +61,11 @@ def printed(matrix: Matrix, dtype: str) -> str:
     inputs, outputs = [f"d{i}" for i in range(len(matrix[0]))], [f"o{i}" for i in range(len(matrix))]
     scalar = "double" if dtype == "float64" else "float"
     return program(matrix, inputs, outputs, type="V", dtype=scalar, declare=True, indent="      ").text
+
+
+def spread_store(apart: bool, size: int) -> str:
+    """How transformed tiles are written, where a chunk's take ``size`` bytes."""
+    return "STREAMW" if apart and size > _STREAMED else "STOREW"
 
 
 class DataKernel:
@@ -108,18 +113,19 @@ class DataKernel:
         common = {
             "lanes": case.lanes, "nhwc": case.nhwc, "groups": p.g,
             "images": p.mb, "strip": case.strip, "across": case.across, "c": case.c, "n_": case.n,
+            "store": spread_store(self.apart, self.slots_size),
             "patch_h": th.alpha, "patch_w": tw.alpha, "tile_h": th.m, "tile_w": tw.m,
         }  # fmt: skip
-        kb = even(case.c, SUMMED)
+        kb = even(case.c, case.summed)
         parts: list[tuple[str, dict[str, Any]]] = [
-            ("transpose.cl.mako", {}),
+            ("transpose.cl.mako", {"wanted": not case.nhwc}),
             ("spread.cl.mako", {
                 "name": "x", "out_h": th.alpha, "out_w": tw.alpha, "step_h": th.m, "step_w": tw.m,
                 "h": case.source[0], "w": case.source[1], "pad_h": case.pad[0], "pad_w": case.pad[1],
                 "program_h": printed(th.bt, p.dtype), "program_w": printed(tw.bt, p.dtype),
             }),
             ("multiply.cl.mako", {
-                "mr": config["mr"], "nv": config["nv"], "a_row": self.vt, "a_k": 1, "adds": case.c > kb,
+                "mr": config["mr"], "nv": config["nv"], "a_row": self.vt, "a_k": 1, "adds": case.c > kb, "ahead": False,
             }),
             ("gather.cl.mako", {
                 "bias": p.bias,
@@ -131,7 +137,7 @@ class DataKernel:
                 "out_h": th.alpha, "out_w": tw.alpha, "taps_h": th.r, "taps_w": tw.r,
                 "program_h": printed(th.g, p.dtype), "program_w": printed(tw.g, p.dtype),
             }),
-            ("data.cl.mako", {"apart": self.apart, "kb": kb}),
+            ("data.cl.mako", {"apart": self.apart, "kb": kb, "near": max(1, 128 // kb) * kb}),
         ]  # fmt: skip
         return text + "".join(kernel_text(__package__, file, **(common | values)) for file, values in parts)
 

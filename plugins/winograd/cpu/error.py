@@ -11,7 +11,7 @@ import math
 
 from convdispatch.api import ConvProblem
 
-from .data import SUMMED
+from .case import summed
 
 __all__ = ["TILES", "expected_error", "plain_error", "refusal"]
 
@@ -47,8 +47,9 @@ def expected_error(problem: ConvProblem, m: int, r: int) -> float:
     axes = (problem.kh > 1) + (problem.kw > 1)
     spared = m**axes if problem.direction == "bwd_weights" else r**axes
     terms = max(1, _length(problem) // spared)
-    # A transformed element sums runs of SUMMED products, then the runs; below 32 its own rounding shows.
-    return _RATE[m, r][2 - axes] * math.sqrt(max(32, min(terms, SUMMED) + terms / SUMMED))
+    run = summed(m, r)
+    # A transformed element sums runs of products, then the runs; below 32 its own rounding shows.
+    return _RATE[m, r][2 - axes] * math.sqrt(max(32, min(terms, run) + terms / run))
 
 
 def plain_error(problem: ConvProblem) -> float:

@@ -3,10 +3,18 @@
 ## MR, NV      rows and vectors of a register tile; NVL = NV * LANES
 ## a_row, a_k  elements of A from row to row and from k to k; B's rows follow one another
 ## adds        whether to add to what C holds
+## ahead       whether C lies far: its lines are asked for before the sums are complete
 inline void multiply(global const ACC *restrict a, global const ACC *restrict b, global ACC *restrict c, int c_row, int count${", int first" if adds else ""}) {
 % for i in range(mr):
   V ${", ".join(f"s{i}_{v} = 0" for v in range(nv))};
 % endfor
+% if ahead:
+% for i in range(mr):
+% for v in range(nv):
+  __builtin_prefetch((const void *)(size_t)(c + ${i} * c_row + ${v * lanes}), 1);
+% endfor
+% endfor
+% endif
   ONCE for (int k = 0; k < count; ++k, a += ${a_k}, b += ${nv * lanes}) {
 % for v in range(nv):
     const V b${v} = LOADW(b + ${v * lanes});

@@ -5,6 +5,7 @@
 ##
 ## name, program_h, program_w   this source's name, and the products with M_h and M_w
 ## patch_h, patch_w    size of a patch; out_h, out_w of a transformed one; step_w tiles' distance
+## store               STOREW, or STREAMW past the caches
 ## h, w, c, groups     the source's planes and channels a group
 <%
 width = (strip - 1) * step_w + patch_w
@@ -77,7 +78,7 @@ ${program_h}\
 % endfor
 ${program_w}\
 % for j in range(out_w):
-      STOREW(v + (k * ${out_w} + ${j}) * e_step, o${j});
+      ${store}(v + (k * ${out_w} + ${j}) * e_step, o${j});
 % endfor
     }
   }

@@ -1,4 +1,4 @@
-## Vectors of channels in memory of any dtype, and a square of them transposed where the layout asks.
+## Vectors of channels in memory of any dtype, and a square of them transposed where that is ``wanted``.
 ##
 ## LANES, V   elements of a vector of sums, its type
 #include <convdispatch/lanes.cl>
@@ -6,7 +6,7 @@
 stages = lanes.bit_length() - 1
 half = lanes // 2
 %>\
-% if not nhwc:
+% if wanted:
 // Transposes the square of LANES x LANES at p.
 __attribute__((noinline))
 void transpose(local ACC *p) {
