@@ -28,7 +28,8 @@ _PANEL = 25.0, 55.0  # of an element of B that is packed, along its rows as it l
 _LOCAL = 14.0, 75.0  # the same by the work item that needs it
 _WIDENED = 4.0  # of an element of A that a tile widens for itself
 _READ, _WRITTEN, _SCATTERED = 30.0, 5.0, 90.0  # of an element of A or B; of C; of C whose columns lie apart
-_FAR, _KEPT = 20.0, 1 << 20  # of an element of A that a panel of B, or of a panel that an item reads from memory anew
+_FAR, _KEPT = 20.0, 1 << 20  # of an element of A that a panel of B, or of a panel that an item reads from memory anew;
+# of A's rows side by side in place, columns apart, whole lines come for a tile's few
 _CROWDED, _PAGE = 8.0, 4096  # of one in place, read again: of B's rows whole pages apart, of A's columns on many pages
 _AGAIN, _NEAR = 0.35, 32 * 1024  # of an element of B that a row of tiles reads anew from beyond the nearest cache
 _CUT, _LINE = 0.7, 64  # of one of B in place, in vectors across lines: NumPy's large arrays lie 16 bytes beyond one
@@ -109,7 +110,8 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
     again_a, again_b = _read_again(spec, gemm, min(gemm["kc"], spec.k))
     cost += again_a * every_a * panels + again_b * every_b * rows
     if spec.m * spec.k * size > _KEPT:
-        cost += _FAR * (every_a * panels - a)
+        lines = not (gemm["pack_a"] or spec.a_packed) and spec.a.row.stride == 1 and spec.a.col.stride * size >= _LINE
+        cost += _FAR * (max(1.0, _LINE / (mr * size)) if lines else 1.0) * (every_a * panels - a)
     if spec.k * wide * size > _KEPT:
         cost += _FAR * (every_b * sweeps - b)
     if spec.c.col.stride > 1:
@@ -127,7 +129,7 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
         if gemm["pack_b"] == "local":  # every item of a panel's rows packs it again
             cost += (_LOCAL[across] + each) * every_b * sweeps
         else:
-            cost += (_PANEL[across] + each) * b + LAUNCH
+            cost += (_PANEL[across] + each) * b + LAUNCH + (_AWAY * b if b * size > _HELD else 0.0)
     if packed * size > _HELD:
         cost += _AWAY * packed
     return cost
