@@ -5,7 +5,19 @@ from __future__ import annotations
 from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api import GEMM_PACKED as PACKED
 
-__all__ = ["COLUMN", "FOLLOWS", "HEAVY", "KEPT", "LAUNCH", "LOWERED", "OTHER", "PACKED", "PACKED_FAR", "PACKED_WIDE"]
+__all__ = [
+    "BEHIND",
+    "COLUMN",
+    "FOLLOWS",
+    "HEAVY",
+    "KEPT",
+    "LAUNCH",
+    "LOWERED",
+    "OTHER",
+    "PACKED",
+    "PACKED_FAR",
+    "PACKED_WIDE",
+]
 
 LOWERED = 110.0
 """Of an element of the lowered matrix: read, placed, written."""
@@ -23,3 +35,5 @@ HEAVY = 3 << 19
 """Bytes of weights that are read from afar for each image anew."""
 OTHER = 1.07
 """What several images take beside their count as one matrix, or apart, where the other is expected to pay."""
+BEHIND = 1.12
+"""What columns and their product take beside their counts: each finds what the other left in the caches."""
