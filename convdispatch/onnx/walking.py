@@ -88,6 +88,9 @@ class Walk:
         self._nodes, self._most = 0, queue.device.global_mem_size
         self.zero_pads: dict[int, tuple[Tensor, Tensor, dict[int, tuple[int, int]]]] = {}
         """Tensors, by id, that are another one with so many zeros before and behind it along each axis."""
+        self.made: dict[int, tuple[str, Sequence[Operand], Mapping[str, Any]]] = {}
+        """The operator of ONNX's own that made a tensor, by id, its operands and attributes; see ``quotients``."""
+        self._seen: list[Tensor] = []
         _count(model.graph.node, self._functions, {})
 
     def upload(self, value: np.ndarray) -> Tensor:
@@ -130,6 +133,9 @@ class Walk:
             results = self._results(node, scope, operands, attributes, sources)
         if len(results) < len([name for name in node.output if name]):
             raise Unsupported(f"{describe_node(node)} has {len(node.output)} outputs, of which {len(results)} are here")
+        if standard(node.domain) and results and isinstance(results[0], Tensor):
+            self.made[id(results[0])] = node.op_type, operands, attributes
+            self._seen.append(results[0])  # held: its id stays its own
         depends = frozenset().union(*sources)
         for name, value in zip(node.output, results, strict=False):
             if isinstance(value, Tensor) and value.nbytes > self._most:

@@ -12,7 +12,7 @@ from ...nn import functional
 from ...tensor import Tensor
 from ..call import Call, operator
 
-__all__ = ["formula", "pair", "scalar"]
+__all__ = ["QUOTIENT", "formula", "pair", "scalar"]
 
 _FUNCTIONS = {
     "Abs": "abs", "Sign": "sign", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Erf": "erf", "Floor": "floor",
@@ -25,7 +25,7 @@ _TESTS = {
     "And": "x and y", "Or": "x or y", "Xor": "(x != 0) != (y != 0)",
 }  # fmt: skip
 _MAGNITUDE = "abs(x) // abs(y)"
-_QUOTIENT = f"where((x < 0) != (y < 0), -({_MAGNITUDE}), {_MAGNITUDE})"
+QUOTIENT = f"where((x < 0) != (y < 0), -({_MAGNITUDE}), {_MAGNITUDE})"
 _MOST_OPERANDS = 8
 
 
@@ -119,20 +119,13 @@ def _per_channel(call: Call) -> Tensor | None:
     return functional.batch_norm(x, scale, shift, zero, one, training=False, epsilon=0.0)  # type: ignore[no-any-return]
 
 
-@operator("Div")
-def _divide(call: Call) -> Tensor:
-    given = pair(call)
-    whole = next(value for value in given.values() if isinstance(value, Tensor)).dtype.kind in "iu"
-    return formula(call, _QUOTIENT if whole else "x / y", **given)
-
-
 @operator("Mod")
 def _modulo(call: Call) -> Tensor:
     given = pair(call)
     if not call.get("fmod", 0):
         return formula(call, "x % y", **given)
     whole = next(value for value in given.values() if isinstance(value, Tensor)).dtype.kind in "iu"
-    return formula(call, f"x - y * ({_QUOTIENT})" if whole else "x - y * trunc(x / y)", **given)
+    return formula(call, f"x - y * ({QUOTIENT})" if whole else "x - y * trunc(x / y)", **given)
 
 
 @operator("Pow")

@@ -1,0 +1,75 @@
+"""Quotients, and what exporters write out that ends in one: several nodes that are one operation here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...nn import functional
+from ...tensor import Tensor
+from ..call import Call, operator
+from .elementwise import QUOTIENT, formula, pair, scalar
+
+_VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
+
+
+@operator("Div")
+def _divide(call: Call) -> Tensor:
+    found = _response_norm(call)
+    if found is not None:
+        return found
+    given = pair(call)
+    whole = next(value for value in given.values() if isinstance(value, Tensor)).dtype.kind in "iu"
+    return formula(call, QUOTIENT if whole else "x / y", **given)
+
+
+def _response_norm(call: Call) -> Tensor | None:
+    """``x / (k + alpha * mean) ** beta``, the mean of x² over neighbouring channels, as PyTorch's exporter writes its
+    ``local_response_norm``: x² as pictures of one channel, with zeros around and averaged; None for another quotient.
+    """
+    x, divisor = call.raw(0), call.raw(1)
+    if not isinstance(x, Tensor) or x.dtype.kind != "f" or x.ndim < 3:
+        return None
+    found = []
+    for kind in ("Pow", "Add", "Mul"):
+        divisor, number = _with_number(call, divisor, kind)
+        if number is None:
+            return None
+        found.append(float(number))
+    beta, k, alpha = found
+    if divisor.shape != x.shape:
+        return None
+    pool, given, attributes = call.walk.made.get(id(_unviewed(call, divisor)), (None, (), {}))
+    size, *rest = attributes.get("kernel_shape", [0])
+    padded = any(attributes.get("pads", ())) or attributes.get("auto_pad", b"NOTSET") != b"NOTSET"
+    steps = (*attributes.get("strides", ()), *attributes.get("dilations", ()), *rest)
+    if pool != "AveragePool" or padded or attributes.get("ceil_mode") or set(steps) - {1}:
+        return None
+    _, inner, around = call.walk.zero_pads.get(id(given[0]), (None, None, {}))
+    pads = {axis: pair for axis, pair in around.items() if any(pair)}
+    if inner is None or pads != {2: (size // 2, (size - 1) // 2)}:
+        return None
+    if inner.shape[:3] != (x.shape[0], 1, x.shape[1]) or math.prod(inner.shape[3:]) != math.prod(x.shape[2:]):
+        return None
+    square, factors, _ = call.walk.made.get(id(_unviewed(call, inner)), (None, (), {}))
+    if square != "Mul" or any(factor is not x for factor in factors):
+        return None
+    return functional.local_response_norm(x, size, alpha, beta, k)  # type: ignore[no-any-return]
+
+
+def _with_number(call: Call, value: Any, kind: str) -> tuple[Any, float | int | None]:
+    """The operand of the ``kind`` of node that made a value, and the number beside it; a power's is the second one."""
+    made, operands, _ = call.walk.made.get(id(value), (None, (), {}))
+    for first, second in ((0, 1), (1, 0)) if kind != "Pow" else ((0, 1),):
+        if made == kind and isinstance(operands[first], Tensor) and scalar(operands[second]) is not None:
+            return operands[first], scalar(operands[second])
+    return None, None
+
+
+def _unviewed(call: Call, value: Any) -> Any:
+    """The tensor whose elements, in their order, a value has in another shape."""
+    while True:
+        made, operands, _ = call.walk.made.get(id(value), (None, (), {}))
+        if made not in _VIEWS:
+            return value
+        value = operands[0]
