@@ -90,7 +90,21 @@ def draw(source: random.Random) -> ConvProblem:
             values["math"] = source.choice(("float32", "float32", "ieee", "tf32", "fast"))
         if values["direction"] != "bwd_weights" and source.random() < 0.4:
             values["bias"], values["residual"] = source.random() < 0.5, source.random() < 0.5
-            words = (None, "relu", "relu6", "clip(-1,2.5)", "leaky_relu(0.25)", "elu", "sigmoid", "silu", "tanh")
+            words = (
+                None,
+                "relu",
+                "relu6",
+                "clip(-1,2.5)",
+                "leaky_relu(0.25)",
+                "elu",
+                "sigmoid",
+                "silu",
+                "tanh",
+                "hardswish",
+                "hardsigmoid",
+                "gelu",
+                "mish",
+            )
             values["activation"] = source.choice(words)
         elif source.random() < 0.2 and values["direction"] == "bwd_weights":
             values["accumulate"] = True

@@ -28,7 +28,7 @@ _SENTINEL = 0xA5
 _EXACT_LIMIT = {"float32": 2**24, "float64": 2**53, "float16": 2**11, "bfloat16": 2**8}
 """Integers up to here are exact in the dtype."""
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
-_ROUNDING_ACTIVATIONS = ("leaky_relu", "elu", "sigmoid", "silu", "tanh")
+_ROUNDING_ACTIVATIONS = ("leaky_relu", "elu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish", "gelu", "mish")
 
 
 def numpy_dtype(name: str) -> np.dtype:

@@ -194,7 +194,7 @@ def test_epilogues(queue, cpu, emulated, text, number):
         run(queue, cpu, problem, BANDS[number % 2], data="real" if "leaky" in text else "integer")
 
 
-@pytest.mark.parametrize("activation", ["elu(0.5)", "sigmoid", "silu", "tanh"])
+@pytest.mark.parametrize("activation", ["elu(0.5)", "sigmoid", "silu", "tanh", "gelu"])
 def test_activations(queue, cpu, emulated, activation):
     problem = ConvProblem.parse("mb1ic16ih4iw19oc24kh3ph1").replace(activation=activation, bias=True)
     run(queue, cpu, problem.replace(layout="nhwc" if activation in ("silu", "tanh") else "nchw"), data="real")

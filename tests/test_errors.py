@@ -63,7 +63,7 @@ BAD = {
     "layout_upper": ({"layout": "NHWC"}, "layout must be one of"),
     "layout_none": ({"layout": None}, "layout must be one of"),
     "math": ({"math": "exact"}, "math must be one of float32, ieee, tf32, fast, got 'exact'"),
-    "activation": ({"activation": "gelu"}, "activation must be None or one of relu"),
+    "activation": ({"activation": "softmax"}, "activation must be None or one of relu"),
     "activation_number": ({"activation": 3}, "activation must be None or one of"),
     "activation_arguments": ({"activation": "relu(1)"}, "at most 0 numbers"),
     "w_dtype": ({"w": w(dtype=np.float64)}, "w must be float32 as x is, got float64"),

@@ -268,7 +268,7 @@ def test_epilogues(queue, device, generator, epilogue, layout, split):
 
 
 @both
-@pytest.mark.parametrize("activation", ["relu6", "elu", "sigmoid", "silu", "tanh"])
+@pytest.mark.parametrize("activation", ["relu6", "elu", "sigmoid", "silu", "tanh", "hardswish", "gelu"])
 def test_activations(queue, device, generator, activation):
     spec = dense(7, 37, 5, epilogue=Epilogue(bias="n", activation=activation))
     run(queue, spec, choose(generator, spec, device), real=True)

@@ -180,6 +180,8 @@ BAD = {
     "--stag=aBx16b ic8ih9oc8oh7kh3": "aBx16b",
     "--stag=axb --dtag=abx ic8ih9oc8oh7kh3": "same layout",
     "--attr-post-ops=gelu ic8ih9oc8oh7kh3": "post-op 'gelu'",
+    "--attr-post-ops=swish:0.5 ic8ih9oc8oh7kh3": "swish has",
+    "--attr-post-ops=hardswish:0.2:0.5 ic8ih9oc8oh7kh3": "hardswish has",
     "--attr-scales=src:common:2 ic8ih9oc8oh7kh3": "has no meaning here",
     "--mb=many ic8ih9oc8oh7kh3": "cannot read '--mb=many'",
     "MIOpenDriver conv -n 1 -c x": "needs a number, got 'x'",

@@ -112,25 +112,21 @@ CASES = {
         arrays((2, 3, 4, 6)),
     ),
 }
-for _name in ("relu", "relu6", "leaky_relu(0.2)", "elu", "sigmoid", "silu", "tanh", "gelu", "softplus", "hardsigmoid"):
+for _name in ("relu", "relu6", "leaky_relu(0.2)", "elu", "sigmoid", "silu", "tanh", "gelu", "softplus", "hardsigmoid",
+              "hardswish", "mish"):  # fmt: skip
     _theirs = _name.split("(")[0]
     CASES["activation " + _name] = (
         lambda a, n=_name: functional.activate(a, n),
         lambda t, a, n=_theirs: getattr(t.nn.functional, n)(a, *((0.2,) if n == "leaky_relu" else ())),
         [distinct(60) * 4 + 0.013],
     )
-CASES["activation hardswish"] = (
-    lambda a: functional.activate(a, "hardswish"),
-    lambda t, a: t.nn.functional.hardswish(a),
-    [distinct(60) * 4 + 0.013],
-)
 CONVOLUTIONS = {
     "plain": ((2, 3, 6, 7), (4, 3, 3, 2), {"stride": 1}),
     "strided, padded": ((2, 4, 7, 8), (6, 2, 3, 3), {"stride": (2, 1), "padding": (1, 2), "groups": 2}),
     "dilated depthwise": ((1, 4, 9, 8), (4, 1, 3, 3), {"dilation": 2, "padding": 2, "groups": 4}),
 }
 for _name, (_x, _w, _options) in CONVOLUTIONS.items():
-    for _activation in (None, "relu", "silu", "leaky_relu(0.1)", "relu6"):
+    for _activation in (None, "relu", "silu", "leaky_relu(0.1)", "relu6", "hardsigmoid", "gelu"):
         if _activation and _name != "plain":
             continue
         _act = _activation.split("(")[0] if _activation else None

@@ -62,6 +62,31 @@ def test_convolutions_take_in_what_follows_them(net):
 
 
 @pytest.mark.parametrize(
+    ("nodes", "fused"),
+    [
+        ([node("HardSwish", "c", "y")], True),
+        ([node("HardSigmoid", "c", "h", alpha=1 / 6), node("Mul", "c h", "y")], True),  # as exported to opset 13
+        ([node("HardSigmoid", "c", "h", alpha=1 / 6), node("Mul", "h c", "y")], True),
+        ([node("HardSigmoid", "c", "h"), node("Mul", "c h", "y")], False),  # its slope is 0.2
+        ([node("HardSigmoid", "c", "h", alpha=1 / 6, beta=0.4), node("Mul", "c h", "y")], False),
+        ([node("HardSigmoid", "c", "y", beta=0.3)], True),
+        ([node("Sigmoid", "c", "h"), node("Mul", "c h", "y")], True),
+        ([node("Gelu", "c", "y")], True),
+        ([node("Gelu", "c", "y", approximate="tanh")], False),
+        ([node("Mish", "c", "y")], True),
+        ([node("Softplus", "c", "y")], False),
+    ],
+    ids=lambda value: "+".join(each.op_type for each in value) if isinstance(value, list) else None,
+)
+def test_activations_become_the_convolutions(nodes, fused):
+    proto = model([node("Conv", "x w", "c"), *nodes], {"x": [1, 3, 7, 6]}, ["y"], {"w": normal(4, 3, 3, 3)})
+    net, x = load(proto), normal(1, 3, 7, 6, seed=1)
+    np.testing.assert_allclose(net(x), expected(proto, x)[0], rtol=1e-4, atol=1e-5)
+    names = {layer.name for layer in net.latest.layers} - {"reorder"}
+    assert (names == {"convolution"}) == fused
+
+
+@pytest.mark.parametrize(
     ("pads", "value", "others", "fused"),
     [
         ([0, 0, 1, 0, 0, 0, 2, 1], 0.0, False, True),

@@ -97,7 +97,7 @@ REFUSED = {
     "iw5kw1xx3": "cannot read 'xx3'",
     "iw5kw1ow9": "ow9",
     "mb4ic4": "size along w",
-    "iw5kw1+gelu": "activation",
+    "iw5kw1+softmax": "activation",
     "iw5kw1+leaky_relu(a)": "numbers",
     "iw5kw1+relu6(3)": "at most 0",
     "bwd_weights_iw5kw1+bias": "bwd_weights",

@@ -124,7 +124,12 @@ BODIES = {
     "a spread sum": (lambda m, x: F.relu6(m.conv(x) + x[:, :, :1, :1]), ["conv + add + relu6"]),
     "a sum that spreads it": (lambda m, x: torch.tanh(m.conv(x[:1]) + x), ["conv + add + tanh"]),
     "numbers": (lambda m, x: F.leaky_relu(m.conv(x), 0.3), ["conv"]),
-    "none of conv's": (lambda m, x: F.gelu(m.bn(m.conv(x))), ["conv + bn"]),
+    "of other functions": (
+        lambda m, x: F.mish(m.bn2(m.other(F.gelu(m.conv(x))))),
+        ["conv + gelu", "other + bn2 + mish"],
+    ),
+    "numbers of gelu": (lambda m, x: F.gelu(m.conv(x), approximate="tanh"), ["conv"]),
+    "none of conv's": (lambda m, x: F.softplus(m.bn(m.conv(x))), ["conv + bn"]),
     "the answer": (lambda m, x: m.conv(x), ["conv"]),
 }
 
@@ -149,7 +154,11 @@ def test_chains(name):
         (nn.Sigmoid(), "sigmoid"),
         (nn.SiLU(inplace=True), "silu"),
         (nn.Tanh(), "tanh"),
-        (nn.Hardswish(), None),
+        (nn.Hardsigmoid(), "hardsigmoid"),
+        (nn.Hardswish(), "hardswish"),
+        (nn.GELU(), "gelu"),
+        (nn.GELU("tanh"), None),
+        (nn.Mish(), "mish"),
         (nn.Softplus(), None),
     ],
 )

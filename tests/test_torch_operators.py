@@ -151,7 +151,8 @@ def pairs():
     inner = nn.Sequential(nn.Conv2d(8, 8, 3, groups=2, padding=1, padding_mode="circular"), nn.Tanh())
     return nn.Sequential(
         *(nn.Conv2d(3, 8, 3, padding="same"), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1, bias=False)),
-        *(nn.LeakyReLU(0.3), inner, nn.Conv2d(8, 8, 1), nn.SiLU(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)),
+        *(nn.LeakyReLU(0.3), inner, nn.Conv2d(8, 8, 1), nn.SiLU(), nn.Conv2d(8, 8, 1), nn.Hardswish()),
+        *(nn.Conv2d(8, 8, 1), nn.Hardsigmoid(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)),
         *(nn.LeakyReLU(-0.3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.ReLU(), nn.Linear(72, 4)),
     )
 
@@ -185,7 +186,7 @@ def test_sequences_take_in_activations_in_training():
     for each in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made)), ct.convert(made, fuse="training")):
         with Counted() as seen:
             each(x)
-        assert (seen.fused, seen.plain) == (3, 3)
+        assert (seen.fused, seen.plain) == (4, 4)
         each.load_state_dict(model.state_dict())
         assert_close(trained(each, x), expected)
     torch._dynamo.reset()
@@ -197,7 +198,7 @@ def test_sequences_take_in_activations_in_training():
     assert type(model[0]) is torch.nn.Conv2d
     inference = ct.convert(made.eval(), fuse=True)
     taken = sorted(each for each in ct.fusion(inference).fused if "+" in each)
-    assert taken == ["0 + 1", "2 + 3", "4.0 + 4.1", "5 + 6", "8 + 9"]
+    assert taken == ["0 + 1", "12 + 13", "2 + 3", "4.0 + 4.1", "5 + 6", "7 + 8", "9 + 10"]
     with torch.no_grad():
         torch.testing.assert_close(inference.forward(x), made(x), atol=1e-4, rtol=1e-4)
 

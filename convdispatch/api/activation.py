@@ -6,6 +6,7 @@ An activation is written ``name`` or ``name(number, ...)``, as in ``"relu"`` or 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,8 +26,14 @@ class Activation(NamedTuple):
     opencl: str
     """Expression of ``v`` (scalar or vector), ``T`` (its type) and ``{0}``, ``{1}`` (the parameters)."""
     numpy: str
-    """The same of ``v`` and ``p`` (the parameters); evaluated with ``np`` in scope."""
+    """The same of ``v`` and ``p`` (the parameters); evaluated with ``np`` and ``erf`` in scope."""
 
+
+_HARD_SIGMOID = (
+    "((v) * (T)({0}) + (T)({1}) < (T)(0) ? (T)(0) : (v) * (T)({0}) + (T)({1}) > (T)(1) ? (T)(1) : "
+    "(v) * (T)({0}) + (T)({1}))"
+)
+_HARD_SIGMOID_NUMPY = "np.clip(v * p[0] + p[1], 0, 1)"
 
 # A comparison, not fmax: NaN must come out as NaN, as in PyTorch.
 ACTIVATIONS: dict[str, Activation] = {
@@ -44,6 +51,14 @@ ACTIVATIONS: dict[str, Activation] = {
     "sigmoid": Activation((), "((T)(1) / ((T)(1) + exp(-(v))))", "1 / (1 + np.exp(-v))"),
     "silu": Activation((), "((v) / ((T)(1) + exp(-(v))))", "v / (1 + np.exp(-v))"),
     "tanh": Activation((), "tanh(v)", "np.tanh(v)"),
+    "hardsigmoid": Activation((1 / 6, 0.5), _HARD_SIGMOID, _HARD_SIGMOID_NUMPY),
+    "hardswish": Activation((), "((v) * " + _HARD_SIGMOID.format(1 / 6, 0.5) + ")", "v * np.clip(v / 6 + 0.5, 0, 1)"),
+    "gelu": Activation(
+        (),
+        "((T)(0.5) * (v) * ((T)(1) + erf((v) * (T)(0.7071067811865476))))",
+        "0.5 * v * (1 + erf(v * 0.7071067811865476))",
+    ),
+    "mish": Activation((), "((v) * tanh(log1p(exp(v))))", "v * np.tanh(np.logaddexp(v, 0))"),
 }
 
 _FORM = re.compile(r"(\w+)(?:\(([^()]*)\))?")
@@ -91,4 +106,5 @@ def apply_activation(text: str | None, v: np.ndarray) -> np.ndarray:
     import numpy as np
 
     name, numbers = parse_activation(text)
-    return eval(ACTIVATIONS[name].numpy, {"np": np, "v": v, "p": numbers})  # our own table's text, never a caller's
+    scope = {"np": np, "erf": np.vectorize(math.erf, [float]), "v": v, "p": numbers}
+    return eval(ACTIVATIONS[name].numpy, scope)  # our own table's text, never a caller's

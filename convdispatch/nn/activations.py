@@ -19,10 +19,11 @@ FORMULAS = {
     "sigmoid": "sigmoid(x)",
     "silu": "x * sigmoid(x)",
     "tanh": "tanh(x)",
-    "gelu": "0.5 * x * (1 + erf(x * 0.7071067811865476))",
-    "softplus": "where(x > 20, x, log1p(exp(x)))",
-    "hardsigmoid": "clip(x / 6 + 0.5, 0, 1)",
+    "hardsigmoid": "clip(x * {0} + {1}, 0, 1)",
     "hardswish": "x * clip(x / 6 + 0.5, 0, 1)",
+    "gelu": "0.5 * x * (1 + erf(x * 0.7071067811865476))",
+    "mish": "x * tanh(where(x > 20, x, log1p(exp(x))))",
+    "softplus": "where(x > 20, x, log1p(exp(x)))",
 }
 """What each computes of x; ``{0}`` and ``{1}`` are its parameters."""
 
@@ -35,13 +36,13 @@ _FROM_RESULT = {
     "elu": "where(y > 0, dy, dy * (y + {0}))",
     "sigmoid": "dy * y * (1 - y)",
     "tanh": "dy * (1 - y * y)",
+    "hardsigmoid": "where(y > 0 and y < 1, {0} * dy, 0)",
 }
-_MORE = ("gelu", "softplus", "hardsigmoid", "hardswish")
 
 
 @operation
 def activate(x: Tensor, activation: str) -> Tensor:
-    """An activation by name: those of ``conv()``'s epilogue, gelu, softplus, hardsigmoid or hardswish.
+    """An activation by name: those of ``conv()``'s epilogue, or softplus.
 
     Raises InvalidProblem for another name.
     """
@@ -50,7 +51,7 @@ def activate(x: Tensor, activation: str) -> Tensor:
 
 def formula_of(activation: str) -> str:
     """What an activation computes of x, as a formula. Raises InvalidProblem for an unknown name."""
-    if activation in _MORE:
+    if activation == "softplus":
         return FORMULAS[activation]
     name, numbers = parse_activation(activation)
     return FORMULAS[name].format(*numbers)

@@ -280,7 +280,7 @@ def _one(activation: str) -> Callable[..., Tensor]:
 for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/")):
     for _kind in ("Tensor", "Scalar"):
         _OPERATORS[f"aten.{_name}.{_kind}"] = _two(f"x {_sign} y")
-for _name in ("relu", "sigmoid", "silu", "tanh", "hardswish", "hardsigmoid"):
+for _name in ("relu", "sigmoid", "silu", "tanh", "hardswish", "hardsigmoid", "mish"):
     _OPERATORS[f"aten.{_name}.default"] = _one(_name)
 
 

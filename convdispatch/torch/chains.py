@@ -23,10 +23,11 @@ _SIMPLE |= {"tanh_": "tanh"}
 _FUNCTIONS: dict[Any, str] = {
     torch.relu: "relu", torch.relu_: "relu", torch.sigmoid: "sigmoid", torch.sigmoid_: "sigmoid",
     torch.tanh: "tanh", torch.tanh_: "tanh", F.relu: "relu", F.relu_: "relu", F.relu6: "relu6", F.silu: "silu",
-    F.sigmoid: "sigmoid", F.tanh: "tanh",
+    F.sigmoid: "sigmoid", F.tanh: "tanh", F.hardsigmoid: "hardsigmoid", F.hardswish: "hardswish", F.gelu: "gelu",
+    F.mish: "mish",
 }  # fmt: skip
 """Functions of a tensor, and of ``inplace`` at most."""
-MODULES: dict[type, Callable[[Any], str]] = {
+MODULES: dict[type, Callable[[Any], str | None]] = {
     nn.ReLU: lambda m: "relu",
     nn.ReLU6: lambda m: "relu6",
     nn.Hardtanh: lambda m: f"clip({float(m.min_val)!r}, {float(m.max_val)!r})",
@@ -35,8 +36,12 @@ MODULES: dict[type, Callable[[Any], str]] = {
     nn.Sigmoid: lambda m: "sigmoid",
     nn.SiLU: lambda m: "silu",
     nn.Tanh: lambda m: "tanh",
+    nn.Hardsigmoid: lambda m: "hardsigmoid",
+    nn.Hardswish: lambda m: "hardswish",
+    nn.GELU: lambda m: "gelu" if m.approximate == "none" else None,
+    nn.Mish: lambda m: "mish",
 }
-"""Layers, as ``conv()``'s words."""
+"""Layers, as ``conv()``'s words; None where it has none."""
 _SUMS = (operator.add, operator.iadd, torch.add)
 _BATCH_NORMS = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
 _WRITING = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and not name.startswith("is")}

@@ -30,6 +30,12 @@ class _Activation(NamedTuple):
     """Whether the slope cannot be told from the result."""
 
 
+def _mish_backward(g: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """PyTorch's own has no gradient."""
+    t = torch.tanh(_F.softplus(v))
+    return g * (t + v * torch.sigmoid(v) * (1 - t * t))
+
+
 _ACTIVATIONS = {
     "relu": _Activation(torch.relu, lambda g, y: _aten.threshold_backward(g, y, 0)),
     "relu6": _Activation(_F.relu6, lambda g, y: _aten.hardtanh_backward(g, y, 0.0, 6.0)),
@@ -39,6 +45,12 @@ _ACTIVATIONS = {
     "sigmoid": _Activation(torch.sigmoid, lambda g, y: _aten.sigmoid_backward(g, y)),
     "silu": _Activation(_F.silu, lambda g, v: g * (s := torch.sigmoid(v)) * (1 + v * (1 - s)), again=True),
     "tanh": _Activation(torch.tanh, lambda g, y: _aten.tanh_backward(g, y)),
+    "hardsigmoid": _Activation(
+        lambda v, a, b: torch.clamp(v * a + b, 0, 1), lambda g, y, a, b: g * a * ((y > 0) & (y < 1))
+    ),
+    "hardswish": _Activation(_F.hardswish, lambda g, v: _aten.hardswish_backward(g, v), again=True),
+    "gelu": _Activation(_F.gelu, lambda g, v: _aten.gelu_backward(g, v), again=True),
+    "mish": _Activation(_F.mish, lambda g, v: _mish_backward(g, v), again=True),
 }
 _BELOW = {
     "leaky_relu": lambda g, v, a: _aten.leaky_relu_backward(g, v, a, False),

@@ -133,13 +133,15 @@ class Sequential(nn.Sequential):
 
 
 _PAIRED = (Conv1d, Conv2d, Conv3d)
+_BY_INPUT = (nn.SiLU, nn.Hardswish, nn.GELU, nn.Mish)
+"""Whose slope the result does not tell."""
 
 
 def _activation(layer: Any, after: Any) -> str | None:
     """What comes after a convolution in ``conv()``'s words, where one pass may compute both and the result tells the
     slope."""
     kind = type(after)
-    if kind not in MODULES or kind is nn.SiLU or _watched(layer) or _watched(after):
+    if kind not in MODULES or kind in _BY_INPUT or _watched(layer) or _watched(after):
         return None
     if (kind is nn.LeakyReLU and after.negative_slope < 0) or (kind is nn.ELU and after.alpha < 0):
         return None

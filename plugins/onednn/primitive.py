@@ -33,6 +33,10 @@ _ELTWISE = {
     "sigmoid": (41, lambda p: (0.0, 0.0)),
     "silu": (44, lambda p: (1.0, 0.0)),
     "tanh": (33, lambda p: (0.0, 0.0)),
+    "hardsigmoid": (40, lambda p: p),
+    "hardswish": (52, lambda p: (1 / 6, 0.5)),
+    "gelu": (49, lambda p: (0.0, 0.0)),
+    "mish": (51, lambda p: (0.0, 0.0)),
 }
 _QUERY = {"x": 129, "dx": 130, "w": 131, "dw": 132, "y": 133, "dy": 134, "scratch": 136}
 

@@ -16,7 +16,7 @@ __all__ = ["Data", "allowed", "data_for"]
 
 _EXACT = {"float64": 2**53, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
 """Integers up to here are exact in the dtype."""
-_ROUND = ("leaky_relu", "elu", "sigmoid", "silu", "tanh")
+_ROUND = ("leaky_relu", "elu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish", "gelu", "mish")
 """Activations that do not map integers to integers."""
 
 

@@ -43,7 +43,13 @@ _ACTIVATIONS = {
     "elu": "elu",
     "clip": "clip",
     "clip_v2": "clip",
+    "hardsigmoid": "hardsigmoid",
+    "hardswish": "hardswish",
+    "gelu_erf": "gelu",
+    "mish": "mish",
 }
+_FIXED = {"swish": (1.0,), "hardswish": (1 / 6, 0.5)}
+"""Numbers of benchdnn's that ours do not have."""
 _IGNORED = re.compile(
     r"conv|mode|v\d*|verbose|engine|skip-impl|impl|alg|perf-template|fix-times-per-prb|max-ms-per-prb|memory-kind|"
     r"cold-cache|ctx-init|ctx-exe|stream-kind|summary|allow-enum-tags-only|canonical|wtag|attr-scratchpad|"
@@ -100,6 +106,10 @@ def _epilogue(value: str) -> tuple[tuple[str, object], ...]:
         elif word == "relu" and "activation" not in fields:
             fields["activation"] = f"leaky_relu({float(numbers[0])!r})" if numbers else "relu"
         elif word in _ACTIVATIONS and "activation" not in fields:
+            if any(abs(float(got) - ours) > 1e-4 for got, ours in zip(numbers, _FIXED.get(word, ()), strict=False)):
+                raise InvalidProblem(
+                    f"post-op {step!r} in {value!r} has no counterpart here: {word} has {_FIXED[word]}"
+                )
             known = len(parse_activation(_ACTIVATIONS[word])[1])
             given = ",".join(repr(float(number)) for number in numbers[:known])
             fields["activation"] = _ACTIVATIONS[word] + (f"({given})" if given else "")
@@ -276,6 +286,7 @@ def _post_ops(problem: ConvProblem) -> str:
             "leaky_relu": ("relu", numbers),
             "relu": ("relu", ()),
             "silu": ("swish", (1.0,)),
+            "hardswish": ("hardswish", (1 / 6, 0.5)),
         }.get(ours, (names.get(ours), numbers))
         steps.append(":".join([theirs, *(repr(number) for number in numbers)]))
     return "+".join(steps)

@@ -69,7 +69,8 @@ def _parametric(call: Call) -> Tensor:
 
 @operator("HardSigmoid")
 def _hard_sigmoid(call: Call) -> Tensor:
-    return formula(call, "clip(x * a + b, 0, 1)", x=call.tensor(0), a=call.get("alpha", 0.2), b=call.get("beta", 0.5))
+    slope, middle = float(call.get("alpha", 0.2)), float(call.get("beta", 0.5))
+    return functional.activate(call.tensor(0), f"hardsigmoid({slope!r}, {middle!r})")
 
 
 @operator("HardSwish")
@@ -107,7 +108,7 @@ def _softsign(call: Call) -> Tensor:
 
 @operator("Mish")
 def _mish(call: Call) -> Tensor:
-    return formula(call, f"x * tanh({_LOG1P})", x=call.tensor(0))
+    return functional.activate(call.tensor(0), "mish")
 
 
 @operator("Swish")

@@ -84,21 +84,30 @@ def _function(call: Call) -> Tensor:
 def _arithmetic(call: Call) -> Tensor:
     gate = _gate(call)
     if gate is not None:
-        return functional.activate(gate, "silu")
+        return functional.activate(*gate)
     found = _per_channel(call)
     return formula(call, _ARITHMETIC[call.node.op_type], **pair(call)) if found is None else found
 
 
-def _gate(call: Call) -> Tensor | None:
-    """The x of ``x * sigmoid(x)``, which a convolution takes in as one activation."""
+def _gate(call: Call) -> tuple[Tensor, str] | None:
+    """The x of ``x * sigmoid(x)`` or ``x * hardsigmoid(x)``, and the one activation that a convolution takes in."""
     if call.node.op_type != "Mul":
         return None
     for place in (0, 1):
         maker = call.maker(place)
-        if maker is not None and maker.op_type == "Sigmoid" and maker.input[0] == call.node.input[1 - place]:
+        activation = None if maker is None else _gated(maker)
+        if maker is not None and activation is not None and maker.input[0] == call.node.input[1 - place]:
             x = call.raw(1 - place)
-            return x if isinstance(x, Tensor) and x.dtype.kind == "f" else None
+            return (x, activation) if isinstance(x, Tensor) and x.dtype.kind == "f" else None
     return None
+
+
+def _gated(maker: Any) -> str | None:
+    """What a tensor times this function of it is called."""
+    if maker.op_type == "HardSigmoid":
+        numbers = {"alpha": 0.2, "beta": 0.5} | {each.name: each.f for each in maker.attribute}
+        return "hardswish" if abs(numbers["alpha"] * 6 - 1) < 1e-6 and numbers["beta"] == 0.5 else None
+    return "silu" if maker.op_type == "Sigmoid" else None
 
 
 def _per_channel(call: Call) -> Tensor | None:

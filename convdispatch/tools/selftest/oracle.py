@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,11 +111,5 @@ def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def activation(name: str, x: np.ndarray) -> np.ndarray:
-    """One of conv()'s activations, or of those that nets have besides."""
-    if name == "gelu":
-        return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-    if name == "softplus":
-        return np.log1p(np.exp(x))
-    if name in ("hardsigmoid", "hardswish"):
-        return np.clip(x / 6 + 0.5, 0, 1) * (x if name == "hardswish" else 1)
-    return apply_activation(name, x)
+    """One of conv()'s activations, or softplus, which nets have besides."""
+    return np.log1p(np.exp(x)) if name == "softplus" else apply_activation(name, x)
