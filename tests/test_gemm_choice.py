@@ -77,7 +77,7 @@ def test_a_long_sum_reads_its_wide_operand_once():
     [
         (256, 256, 14, "winograd.f2x3"),  # F(5) reads three times the weights
         (512, 512, 14, "winograd.f2x3"),
-        (64, 64, 56, "winograd.f6x3"),  # few weights
+        (64, 64, 56, "winograd.f7x3"),  # few weights, whole tiles
     ],
 )
 def test_few_tiles_take_the_transform_of_fewer_weights(ic, oc, size, name):

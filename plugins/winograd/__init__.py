@@ -16,7 +16,7 @@ from convdispatch.api import EPILOGUE, Declared, Solver, cpus_only, gpus_only, h
 
 __all__ = ["convdispatch_solvers"]
 
-_TILES = ((2, 3), (4, 3), (5, 3), (6, 3), (2, 5), (4, 5), (2, 7), (4, 7))
+_TILES = ((2, 3), (4, 3), (5, 3), (6, 3), (7, 3), (2, 5), (4, 5), (2, 7), (4, 7))
 """Outputs and taps of the tiles whose error is of use; F(7, 3) needs short sums, which CPUs' products have."""
 
 
