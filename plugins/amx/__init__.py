@@ -11,6 +11,7 @@ in ``instructions``; ``processor`` says whether a machine has them, ``probe`` ha
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, cpus_only, hookimpl
 
@@ -22,15 +23,21 @@ __all__ = ["convdispatch_solvers"]
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
     """This plugin's solvers; on other processors they refuse every problem in words."""
-    own = functools.partial(Declared, serves=_serves, deterministic=True, exact=True)
+
+    def own(module: str, make: str, name: str, vectors: bool, fuses: Iterable[str]) -> Declared:
+        serves = functools.partial(_serves, vectors)
+        return Declared(f"{__name__}.{module}", make, name=name, serves=serves, fuses=fuses, exact=True)
+
     return [
-        own(f"{__name__}.convolve", "Tiles", name="amx.tiles", fuses=EPILOGUE),
-        own(f"{__name__}.weights", "Weights", name="amx.weights", fuses={"accumulate"}),
+        own("convolve", "Tiles", "amx.tiles", False, EPILOGUE),
+        own("weights", "Weights", "amx.weights", False, {"accumulate"}),
+        own("vectors", "Vectors", "amx.vectors", True, EPILOGUE),
+        own("vectors", "VectorWeights", "amx.vector_weights", True, {"accumulate"}),
     ]
 
 
-def _serves(device: DeviceInfo) -> str | None:
+def _serves(vectors: bool, device: DeviceInfo) -> str | None:
     other = cpus_only(device)
     if other is None and (device.vendor != "intel" or device.simd_width < 16):
         other = f"Intel's runtime with vectors of 16 floats only, got {device.vendor} with {device.simd_width}"
-    return other or missing()
+    return other or missing(vectors)

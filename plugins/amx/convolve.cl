@@ -44,8 +44,8 @@ void put_tile(SIZES_IN global float *sums, OUT_PARAMS, global const long *rows_a
   sums += 1024;
 #endif
   const int width = QW;
-  ONCE for (int i = 0, row = 0; i < 32 && row < rows; i += width - q, q = 0, ++row) {
-    const int run = min(32 - i, places - q);
+  ONCE for (int i = 0, row = 0; i < TALL && row < rows; i += width - q, q = 0, ++row) {
+    const int run = min(TALL - i, places - q);
     const long at = rows_at[row];
     if (run > 0 && at >= 0) {
 #if NHWC
@@ -89,10 +89,29 @@ void put_tile(SIZES_IN global float *sums, OUT_PARAMS, global const long *rows_a
   }
 }
 
-#if !ACROSS
-#define PRODUCT_(name) name(at, weights, steps_at, steps, to)
+#if ACROSS
+#define PRODUCT_(name, to, ...) name(weights, at, steps_at, steps, to, 4L * POSITIONS, ##__VA_ARGS__)
+#elif VECTORS
+#define PRODUCT_(name, to, ...) name(at, weights, steps_at, steps, to, ROW, ##__VA_ARGS__)
 #else
-#define PRODUCT_(name) name(weights, at, steps_at, steps, to, 4L * POSITIONS)
+#define PRODUCT_(name, to) name(at, weights, steps_at, steps, to)
+#endif
+#if ROUNDED
+// A tile whose positions from q on are neighbours in the target, of as many as ``most``, leaves registers as bfloat16;
+// false where this is none. rows_at: of position 0.
+bool put_rounded(SIZES_IN global const uchar *at, global const uchar *weights, global const int *steps_at, long steps,
+                 OUT_PARAMS, global const long *rows_at, int most, int q, int n0, int g) {
+  const int channels = min(32, N - n0);
+  if (q + TALL > most || channels % 16 || rows_at[0] < 0) return false;
+#if NHWC
+  const long pitch = (long)N * GROUPS, to = rows_at[0] + q * pitch + g * N + n0;
+#else
+  const long pitch = (long)TD * TH * TW, to = rows_at[0] + q + (g * N + n0) * pitch;
+#endif
+  if (channels == 32) PRODUCT_(rounded_tile, (global uchar *)(out + to), 2 * pitch);
+  else PRODUCT_(narrow_rounded_tile, (global uchar *)(out + to), 2 * pitch);
+  return true;
+}
 #endif
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void conv(global const REAL *restrict x, global const uchar *restrict w, long w_at, global uchar *workspace,
@@ -110,31 +129,47 @@ void conv(global const REAL *restrict x, global const uchar *restrict w, long w_
   TILES_BEGIN();
   ONCE for (int job = (int)(item * JOBS / ITEMS); job < last; ++job) {
     const int part = job % PARTS_OF_N, band = job / PARTS_OF_N, g = band / BANDS;
-    const int first = band % BANDS * ROWS, rows = min(ROWS, ALL_ROWS - first), tiles = (rows * QW + 31) / 32;
+    const int first = band % BANDS * ROWS, rows = min(ROWS, ALL_ROWS - first), tiles = (rows * QW + TALL - 1) / TALL;
     const int begin = part * PER, panels = min(PANELS - begin, PER);
     if (band != band_there) {
+#if !IN_PLACE
       fill(SIZES slot, x, sources, first, g);
+#endif
       ONCE for (int phase = 0; phase < PHASES; ++phase) list_targets(SIZES targets + phase * ROWS, first, rows, phase);
       band_there = band;
     }
     ONCE for (int outer = 0; outer < (PLACES_FIRST ? tiles : panels); ++outer)
       ONCE for (int inner = 0; inner < (PLACES_FIRST ? panels : tiles); ++inner) {
-        const int p = 32 * (PLACES_FIRST ? outer : inner), panel = begin + (PLACES_FIRST ? inner : outer);
+        const int p = TALL * (PLACES_FIRST ? outer : inner), panel = begin + (PLACES_FIRST ? inner : outer);
         const int row = p < QW ? 0 : p / QW;
+#if IN_PLACE
+        // The last tile ends where the rows do.
+        const int back = max(p + TALL - rows * QW, 0);
+        global const uchar *at = (global const uchar *)(x + ((long)first * QW + p - back) * G + g * C);
+#else
+        const int back = 0;
         global const uchar *at = slot + (long)p * UNIT;
+#endif
         ONCE for (int phase = 0; phase < PHASES; phase += SIDES) {
+          global const long *rows_at = targets + phase * ROWS + row;
+          const int places = PLACES[3 * phase + 2], q = p - row * QW;
+          bool gone = false;
           ONCE for (int side = 0; side < SIDES; ++side) {
             const long steps = BLOCKS * (long)TAPS[phase + side];
             global const uchar *weights = w + PACKED[phase + side] + ((long)g * PANELS + panel) * (steps * STEP_W);
             global const int *steps_at = offsets + BLOCKS * BEFORE[phase + side];
             global float *to = sums + side * SIDE_;
+#if ROUNDED
+            gone = steps && put_rounded(SIZES at, weights, steps_at, steps, OUT_ARGS, NHWC ? targets : rows_at, NHWC ? rows * QW : places,
+                                        NHWC ? p - back : q, 32 * panel, g);
+            if (gone) continue;
+#endif
             if (!steps)
               ONCE for (int i = 0; i < 1024; i += 16) STOREW(to + i, (V)(0));
-            else if (N - 32 * panel <= 16) PRODUCT_(narrow_tile);
-            else PRODUCT_(tile);
+            else if (N - 32 * panel <= 16) PRODUCT_(narrow_tile, to);
+            else PRODUCT_(tile, to);
           }
-          put_tile(SIZES sums, OUT_ARGS, targets + phase * ROWS + row, rows - row, PLACES[3 * phase + 2], p - row * QW,
-                   32 * panel, g);
+          if (!gone) put_tile(SIZES sums + 32 * back, OUT_ARGS, rows_at, rows - row, places, q, 32 * panel, g);
         }
       }
   }

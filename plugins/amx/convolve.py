@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,8 @@ _LEAST = 8
 _SLOT, _MOST_SLOT = 768 * 1024, 4 << 20  # bytes of a band's planes: wanted, and at most
 _NEAR = 512 * 1024
 """Bytes of weights that stay in the cache beside a band."""
+_FIRST = 34 << 10
+"""Bytes of weights that stay in the first cache beside eight positions."""
 _RUN = 512
 """Vectors of weights that are turned before the first of them is packed, at most."""
 _SIDE = 2048
@@ -54,8 +56,37 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
+TAKES = "float32 but for ieee, float16 and bfloat16"
+
+
+class Costs(NamedTuple):
+    """In operations of the peak, what takes the time of one; of splitting and storing: channels last, turned, across."""
+
+    step: float
+    """A product of a step of a tile."""
+    step_across: float
+    read: float
+    """A byte of weights, for a band."""
+    packed: float
+    """A weight."""
+    launch: float
+    split: tuple[float, float, float]
+    """An element of a band."""
+    split_apart: float
+    """One in NCHW whose neighbours in a row are not read: such rows are split by parts of vectors."""
+    stored: tuple[float, float, float]
+    """An element of the target."""
+    rounded: float = 0.0
+    """One that leaves registers as bfloat16."""
+
+
 class TilesKernel:
     """One configuration, worked out without compiling."""
+
+    name = "amx.tiles"
+    vectors = False
+    """AVX512-BF16 takes the place of matrix registers."""
+    costs = Costs(4650.0, 7200.0, 6.0, 112.0, 3.8e6, (63.0, 86.0, 50.0), 134.0, (21.0, 115.0, 23.0))
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem = problem = merged(problem)
@@ -69,12 +100,17 @@ class TilesKernel:
         self.blocks, self.panels = _ceil(walk.c, 32), _ceil(walk.m, 32)
         self.all_rows = walk.images * flat.rows
         self.rows = min(config["rows"], self.all_rows)
+        whole = walk.pointwise if self.nhwc else self.across and walk.out_step[2] == 1
+        self.in_place = self.vectors and self.nhwc and whole and walk.c % 32 == 0 and self.rows * flat.pitch >= 32
+        self.rounded = self.vectors and whole and not fused(problem)
+        near = 64 * config["panels"] * _ceil(walk.c, 32) * 32
+        self.tall = 8 if self.in_place and near <= _FIRST else 32
         self.bands = _ceil(self.all_rows, self.rows)
         self.band_rows = self.rows + flat.beyond
         # An odd number of cache lines a plane, so that rows spread over the cache's sets.
         self.positions = (_ceil(self.band_rows * flat.pitch + 48, 16) | 1) * 16
         self.unit = 4 if self.across else 64 * self.planes
-        self.area = self.positions * 64 * self.planes
+        self.area = 64 if self.in_place else self.positions * 64 * self.planes
         self.sums_at = _ceil(self.blocks * len(flat.parts) * self.area, 64) * 64
         self.shares = _ceil(self.panels, config["panels"])
         self.jobs = walk.groups * self.bands * self.shares
@@ -119,25 +155,27 @@ class TilesKernel:
 
     def _begin(self) -> str:
         text = storage_macros(self.problem.dtype) + define(V="float16", LANES=16, NHWC=int(self.nhwc))
-        return text + define(ACROSS=int(self.across), PLANES=self.planes, STEP_W=f"{self.step_w}L")
+        text += define(ACROSS=int(self.across), PLANES=self.planes, STEP_W=f"{self.step_w}L")
+        return text + define(VECTORS=int(self.vectors), IN_PLACE=int(self.in_place), ROUNDED=int(self.rounded))
 
     def text(self, sizes: str) -> str:
         """The program; ``sizes`` is the text of the geometry's numbers."""
         text = self._begin() + epilogue_macros(self.problem) + sizes
-        text += define(UNIT=self.unit, SIDES=self.sides, SIDE_=_SIDE)
+        text += define(UNIT=self.unit, SIDES=self.sides, SIDE_=_SIDE, TALL=self.tall, ROW="2L * G" if self.in_place else "64L")
         if not self.nhwc:
             text += define(STEP=self.walk.step[2], OUT_STEP=self.walk.out_step[2])
         for name in ("split.cl", "rows.cl", "turn.cl.mako", "band.cl"):
             text += kernel_text(__package__, name)
-        return text + CONFIGURE + self._products() + kernel_text(__package__, "convolve.cl")
+        return text + self.products() + kernel_text(__package__, "convolve.cl")
 
-    def _products(self) -> str:
+    def products(self) -> str:
+        """The functions that multiply."""
         weights = {"row": 64, "tile": 1024, "plane": 2048, "step": self.step_w}
         if self.across:
             a, b, narrow = weights, {"tile": 64}, (1, 2)
         else:
             a, b, narrow = {"row": 64 * self.planes, "tile": 1024 * self.planes, "plane": 64}, weights, (2, 1)
-        return product("tile", self.planes, a, b, (2, 2)) + product("narrow_tile", self.planes, a, b, narrow)
+        return CONFIGURE + product("tile", self.planes, a, b, (2, 2)) + product("narrow_tile", self.planes, a, b, narrow)
 
     def areas(self) -> tuple[int, int, int]:
         """(bytes of workspace, where packed weights begin, bytes of these): slots first."""
@@ -160,7 +198,7 @@ class TilesKernel:
         pack = Launch(build(context, packing), "pack", items, (1, 1, 1), arguments, names=OPERANDS)
         if not problem.constant_weights:
             return StepPlan(size, [pack, run])
-        key = json.dumps([Tiles.name, str(problem.replace(mb=1)), self.planes])
+        key = json.dumps([self.name, str(problem.replace(mb=1)), self.planes])
         return StepPlan(size, [run], packed, [pack], key)
 
     def _packing(self) -> tuple[str, Any]:
@@ -185,19 +223,27 @@ class TilesKernel:
         return text + "".join(kernel_text(__package__, name) for name in files), given
 
 
+def fused(problem: ConvProblem) -> bool:
+    """Whether anything follows a sum."""
+    return problem.bias or problem.residual or problem.accumulate or problem.activation is not None
+
+
 class Tiles(Solver):
     """Forward and data gradient on a CPU with matrix registers."""
 
-    name = "amx.tiles"
+    name = TilesKernel.name
     exact = True
     fuses = EPILOGUE
+    kernel: type[TilesKernel] = TilesKernel
+    takes = TAKES
+    planes_of = staticmethod(planes_of)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Weights' gradients, float64, few channels, and bands that fit no cache."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got bwd_weights"
-        if not planes_of(problem):
-            return f"float32 but for ieee, float16 and bfloat16 only, got {problem.dtype} and {problem.math}"
+        if not self.planes_of(problem):
+            return f"{self.takes} only, got {problem.dtype} and {problem.math}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         walk = walk_of(problem)
@@ -207,8 +253,8 @@ class Tiles(Solver):
             return f"strides of 16 phases at most, got {len(walk.phases)}"
         if not any(phase.volume for phase in walk.phases):
             return "some tap that reaches the image only"
-        least = {"planes": planes_of(problem), "rows": 1, "panels": 1, "items": 1}
-        worst = TilesKernel(problem, least)
+        least = {"planes": self.planes_of(problem), "rows": 1, "panels": 1, "items": 1}
+        worst = self.kernel(problem, least)
         if worst.slot > _MOST_SLOT or worst.positions > 1 << 20:
             return f"rows of {_MOST_SLOT} bytes for all channels of a group at most, got {worst.slot}"
         if worst.steps > _STEPS:
@@ -219,9 +265,9 @@ class Tiles(Solver):
         """Bands and shares by predicted cost."""
         walk, units = walk_of(problem), device.compute_units
         panels = _ceil(walk.m, 32)
-        base = {"planes": planes_of(problem), "panels": panels, "items": min(4 * units, max(units, 16))}
-        most = TilesKernel(problem, {**base, "rows": 1}).all_rows
-        slots = {rows: TilesKernel(problem, {**base, "rows": rows}).slot for rows in bands_of(most)}
+        base = {"planes": self.planes_of(problem), "panels": panels, "items": min(4 * units, max(units, 16))}
+        most = self.kernel(problem, {**base, "rows": 1}).all_rows
+        slots = {rows: self.kernel(problem, {**base, "rows": rows}).slot for rows in bands_of(most)}
         found: dict[str, tuple[float, dict[str, Any]]] = {}
         for rows in ([rows for rows, slot in slots.items() if slot <= _SLOT] or [1])[-4:]:
             for shares in sorted({1, min(2, panels), min(4, panels), min(panels, 2 * units)}):
@@ -232,36 +278,29 @@ class Tiles(Solver):
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Slots, and packed weights unless they are constant."""
-        return TilesKernel(problem, config).areas()[0]
+        return self.kernel(problem, config).areas()[0]
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """What tiles take, what is split and stored, and launches."""
-        return cost_of(TilesKernel(problem, config), device) / rates(device).flops
+        return cost_of(self.kernel(problem, config), device) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile, once the device has proved that it can. Raises PluginError."""
-        require(context, problem)
-        return TilesKernel(problem, config).plan(context)
-
-
-# In operations of the peak, what takes the time of: a product of a step of a tile, a byte of weights read for a band,
-# one of the weights packed, and a launch; an element split and one written: channels last, turned, and across.
-# In NCHW a row whose elements are not neighbours is split by parts of vectors.
-_STEP, _STEP_ACROSS, _READ, _PACKED, _LAUNCH = 4650.0, 7200.0, 6.0, 112.0, 3.8e6
-_SPLIT, _STORED, _SPLIT_APART = (63.0, 86.0, 50.0), (21.0, 115.0, 23.0), 134.0
+        require(context, problem, self.kernel)
+        return self.kernel(problem, config).plan(context)
 
 
 def cost_of(kernel: TilesKernel, device: DeviceInfo) -> float:
     """Operations of the peak that a configuration takes the time of."""
-    walk, flat = kernel.walk, kernel.flat
+    walk, flat, costs = kernel.walk, kernel.flat, kernel.costs
     form = 0 if kernel.nhwc else 2 if kernel.across else 1
     tiles = walk.groups * kernel.bands * _ceil(kernel.rows * flat.pitch, 32) * _ceil(walk.m, 16) / 2
-    step = _STEP_ACROSS if kernel.across else _STEP
-    work = step * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps + _READ * kernel.bands * kernel.packed_size
+    step = costs.step_across if kernel.across else costs.step
+    work = step * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps + costs.read * kernel.bands * kernel.packed_size
     split = walk.groups * kernel.bands * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)
-    split *= min(kernel.shares, kernel.items) * (_SPLIT_APART if form and walk.step[2] > 1 else _SPLIT[form])
-    stored = _STORED[form] * 1024 * tiles * len(walk.phases)
-    cost = (work + split + stored) * uneven(kernel.jobs, device) + _LAUNCH
-    return (
-        cost if kernel.problem.constant_weights else cost + _PACKED * kernel.packed_size / (2 * kernel.planes) + _LAUNCH
-    )
+    split *= min(kernel.shares, kernel.items) * (costs.split_apart if form and walk.step[2] > 1 else costs.split[form])
+    stored = (costs.rounded if kernel.rounded else costs.stored[form]) * 1024 * tiles * len(walk.phases)
+    cost = (work + (not kernel.in_place) * split + stored) * uneven(kernel.jobs, device) + costs.launch
+    if kernel.problem.constant_weights:
+        return cost
+    return cost + costs.packed * kernel.packed_size / (2 * kernel.planes) + costs.launch

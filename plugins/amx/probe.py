@@ -15,30 +15,34 @@ _PROBLEM = ConvProblem(mb=2, ic=40, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1, l
 _ONE_TAP = {"kh": 1, "kw": 1, "ph": 0, "pw": 0, "ph_r": 0, "pw_r": 0}
 
 
-def require(context: Any, problem: ConvProblem = _PROBLEM) -> None:
-    """Have the context's device prove that tiles are multiplied, unless it has. Raises PluginError.
+def require(context: Any, problem: ConvProblem = _PROBLEM, tiles: Any = None) -> None:
+    """Have the context's device prove that ``tiles``, a kernel's class, multiply, unless it has. Raises PluginError.
 
     It does so in the layout of ``problem``, and with one tap or several as that, whose programs may then be the same.
     """
     taps = 1 if math.prod(problem.w_shape[2:] if problem.layout == "nchw" else problem.w_shape[1:-1]) == 1 else 3
     own = _PROBLEM.replace(layout=problem.layout, **({} if taps == 3 else _ONE_TAP))
-    failure = missing() or proven(__package__, "tiles", context.devices[0], lambda: _answer(context, own))
+    if tiles.vectors:
+        own = own.replace(dtype="bfloat16")
+    failure = missing(tiles.vectors) or proven(
+        __package__, tiles.name, context.devices[0], lambda: _answer(context, own, tiles)
+    )
     if failure is not None:
         raise PluginError(failure)
 
 
-def _answer(context: Any, problem: ConvProblem) -> str | None:
+def _answer(context: Any, problem: ConvProblem, tiles: Any) -> str | None:
+    import ml_dtypes  # noqa: F401 its import makes "bfloat16" a dtype of NumPy's
     import numpy as np
     import pyopencl as cl
-
-    from .convolve import TilesKernel
 
     random, taps, pad = np.random.default_rng(3), range(problem.kh), problem.ph
     x = random.integers(-3, 4, problem.x_shape)
     w = random.integers(-3, 4, problem.w_shape)
     y = np.full(problem.y_shape, np.nan, problem.dtype)
     try:
-        plan = TilesKernel(problem, {"planes": 2, "rows": 7, "panels": 1, "items": 2}).plan(context)
+        config = {"planes": 1 if tiles.vectors else 2, "rows": 7, "panels": 1, "items": 2}
+        plan = tiles(problem, config).plan(context)
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
         buffers = [cl.Buffer(context, flags, hostbuf=each.astype(problem.dtype)) for each in (x, w, y)]
         queue = cl.CommandQueue(context)
@@ -51,5 +55,5 @@ def _answer(context: Any, problem: ConvProblem) -> str | None:
     last = (lambda each: each) if problem.layout == "nhwc" else (lambda each: np.moveaxis(each, 1, -1))
     padded, w = np.pad(last(x), ((0, 0), (pad, pad), (pad, pad), (0, 0))), last(w)
     views = ((i, j, padded[:, i : i + problem.oh, j : j + problem.ow]) for i in taps for j in taps)
-    right = np.array_equal(last(y), sum(np.einsum("ohwc,nc->ohwn", view, w[:, i, j]) for i, j, view in views))
-    return None if right else "the probe computed wrong results"
+    wanted = sum(np.einsum("ohwc,nc->ohwn", view, w[:, i, j]) for i, j, view in views)
+    return None if np.array_equal(last(y), wanted.astype(problem.dtype)) else "the probe computed wrong results"

@@ -1,4 +1,4 @@
-"""Whether this machine's processor has matrix registers, and leave to use them."""
+"""Whether this machine's processor has the instructions, and a process leave to use matrix registers."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from pathlib import Path
 
 __all__ = ["missing"]
 
-_NEEDED = ("amx_tile", "amx_bf16")
+_NEEDED = {False: ("amx_tile", "amx_bf16"), True: ("avx512_bf16",)}
+"""By whether vectors are meant."""
 # Linux gives a process the registers' 8 KB of state a thread on request: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA),
 # https://docs.kernel.org/arch/x86/xstate.html.
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
 
 
 @functools.cache
-def missing() -> str | None:
-    """Why this process cannot use the matrix registers, or None; asks the system for them, once."""
+def missing(vectors: bool = False) -> str | None:
+    """Why this process cannot use the matrix registers, for which it asks the system once, or vectors; or None."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return f"x86-64 under Linux only, got {platform.machine()} under {platform.system()}"
-    lacking = [flag for flag in _NEEDED if flag not in _flags()]
+    needed = _NEEDED[vectors]
+    lacking = [flag for flag in needed if flag not in _flags()]
     if lacking:
-        return f"processors with {' and '.join(_NEEDED)} only, got one without {lacking[0]}"
+        return f"processors with {' and '.join(needed)} only, got one without {lacking[0]}"
+    if vectors:
+        return None
     status = ctypes.CDLL(None, use_errno=True).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA)
     return None if status == 0 else f"the system grants no matrix registers (errno {ctypes.get_errno()})"
 

@@ -16,7 +16,28 @@
 #define PLANE_ (64L * POSITIONS)
 #define PAIR (128 * PLANES)
 
-% if nhwc:
+% if paired:
+// n positions from ``from`` on, ``pitch`` elements apart, to[block: AREA bytes][pair][32 channels][2]; blocks in turn, so
+// that what neighbours in memory is read in turn.
+void lay_pairs(global uchar *to, const long area, global const REAL *from, long pitch, int n, int channels) {
+  ONCE for (int p = 0; p < 32 * (int)STEPS; p += 2, from += 2 * pitch, to += 128) {
+    global uchar *pair = to;
+    int c = 0;
+    if (p + 1 < n)
+      ONCE for (; c + 32 <= channels; c += 32, pair += area)
+        for (int side = 0; side < 32; side += 16)
+          *(global pairs16 *)(pair + 4 * side) =
+              as_uint16(LOADV(from + c + side)) >> 16 | as_uint16(LOADV(from + pitch + c + side));
+    ONCE for (; c < channels; c += 32, pair += area)
+      ONCE for (int side = 0; side < min(channels - c, 32); side += 16) {
+        const int some = channels - c - side;
+        const uint16 a = as_uint16(first_of(from + c + side, p < n ? some : 0));
+        const uint16 b = as_uint16(first_of(from + pitch + c + side, p + 1 < n ? some : 0));
+        *(global pairs16 *)(pair + 4 * side) = a >> 16 | b;
+      }
+  }
+}
+% elif nhwc:
 // 32 positions of 16 channels as pairs: v[pair].s[channel].
 inline void pairs_of(uint16 *v, global const uchar *from) {
   for (int i = 0; i < 16; ++i) {
@@ -163,6 +184,9 @@ void weights(global const REAL *restrict x, global const REAL *restrict dy, glob
     const int from = (int)((long)part * BANDS / SPLITS), to = (int)((long)(part + 1) * BANDS / SPLITS);
     const int panels = min(PANELS, share * PER + PER);
     ONCE for (int band = from; band < to; ++band) {
+% if paired:
+      lay_pairs(slot, PLANE_, x + (long)band * (ROWS * QW) * G + g * C, G, min(ROWS, ALL_ROWS - band * ROWS) * QW, C);
+% else:
       ONCE for (int block = 0; block < BLOCKS; ++block)
         ONCE for (int p = 0; p < PARTS; ++p) {
           const int4 f = PART_AT[p];
@@ -170,14 +194,20 @@ void weights(global const REAL *restrict x, global const REAL *restrict dy, glob
           lay_x(slot + ((long)block * PARTS + p) * (PLANES * PLANE_), slot + FLAT_AT, x, (long)band * ROWS, f,
                 g * C + 32 * block, min(32, C - 32 * block), begin, end);
         }
+% endif
       ONCE for (int panel = share * PER; panel < panels; ++panel) {
+% if paired:
+        lay_pairs(gradient, 0, dy + (long)band * (ROWS * QW) * (N * GROUPS) + g * N + 32 * panel, N * GROUPS,
+                  min(ROWS, ALL_ROWS - band * ROWS) * QW, min(32, N - 32 * panel));
+% else:
         lay_dy(gradient, slot + FLAT_AT, dy, (long)band * ROWS, g * N + 32 * panel, min(32, N - 32 * panel));
+% endif
         ONCE for (int block = 0; block < BLOCKS; ++block) {
           global float *sums = ${"(global float *)(slot + SUMS_AT)" if once else "area + ((long)panel * BLOCKS + block) * TAPS * 1024"};
           ONCE for (long step = 0; step < STEPS; step += NEAR)
             ONCE for (int tap = 0; tap < TAPS; ++tap) {
               const int2 at = OFFSETS[tap];
-              tile(slot + ((long)block * PARTS + at.s0) * (PLANES * PLANE_) + 2L * at.s1 + 64 * step,
+              tile(slot + ((long)block * PARTS + at.s0) * (PLANES * PLANE_) + 2L * at.s1 + ${2048 if paired else 64} * step,
                    gradient + step * (16 * PAIR), min((long)NEAR, STEPS - step), sums + tap * 1024,
                    min(32, C - 32 * block), min(32, N - 32 * panel), band > from || step);
             }

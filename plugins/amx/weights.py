@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from convdispatch.api import (
     OPERANDS,
@@ -22,6 +22,7 @@ from convdispatch.api import (
 )
 from convdispatch.api.cpu import PAGE, uneven
 
+from .convolve import TAKES, TilesKernel
 from .geometry import bands_of, flat_of, merged
 from .instructions import CONFIGURE, product
 from .probe import require
@@ -43,8 +44,33 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
+class Costs(NamedTuple):
+    """In operations of the peak, what takes the time of one."""
+
+    step: float
+    """A product of a step of a tile for one tap, and for several."""
+    step_taps: float
+    round: float
+    """The sums that a tile begins and ends with."""
+    result: float
+    """An element of dw, and of a part of it."""
+    part: float
+    launch: float
+    x: tuple[float, float]
+    """An element of x, and of dy, laid out in NCHW and channels last."""
+    dy: tuple[float, float]
+    x_apart: float
+    """One of x in NCHW whose neighbours in a row are not read."""
+
+
 class WeightsKernel:
     """One configuration, worked out without compiling."""
+
+    tiles = TilesKernel
+    """Of the other directions, by the same instructions."""
+    most_near = 0
+    """Steps of positions that a single tap takes before other channels do; 0: all."""
+    costs = Costs(8400.0, 3800.0, 51e3, 18.0, 38.0, 5e6, (62.0, 76.0), (53.0, 61.0), 170.0)
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem = problem = merged(problem)
@@ -59,7 +85,8 @@ class WeightsKernel:
         self.bands = _ceil(self.all_rows, self.rows)
         self.band_rows = self.rows + flat.beyond
         self.steps = _ceil(self.rows * flat.pitch, 32)
-        self.near = _NEAR if len(self.taps) > 1 else self.steps
+        self.near = _NEAR if len(self.taps) > 1 else self.most_near or self.steps
+        self.paired = self.tiles.vectors and self.nhwc and walk.pointwise
         # Rows of an odd number of cache lines, so that a tile's spread over the cache's sets.
         self.positions = (_ceil(self.band_rows * flat.pitch + 64, 32) | 1) * 32
         self.turned = (_ceil(self.rows * flat.pitch + 64, 32) | 1) * 32
@@ -100,7 +127,7 @@ class WeightsKernel:
             NEAR=f"{self.near}L",
             RUN=1 if self.nhwc else len(self.taps),
         )
-        text += define(PARTS=len(flat.parts), AREA=f"{self.area}L", SLOTS=f"{self.slots_at}L", SLOT=f"{self.slot}L")
+        text += define(ALL_ROWS=self.all_rows, PARTS=len(flat.parts), AREA=f"{self.area}L", SLOTS=f"{self.slots_at}L", SLOT=f"{self.slot}L")
         text += define(DY_AT=f"{self.dy_at}L", FLAT_AT=f"{self.flat_at}L", SUMS_AT=f"{self.sums_at}L")
         text += define(JOBS=f"{self.jobs}L", ITEMS=self.items)
         text += define(SIZES_IN="", SIZES="")  # sizes are in the text
@@ -108,15 +135,18 @@ class WeightsKernel:
         kinds = [(r, c) for r in _sizes(walk.c) for c in _sizes(walk.m)]
         line = 2 * self.positions
         x = {"row": line, "tile": 16 * line, "plane": 32 * line, "step": 64}
+        x = {"row": 4, "pair": 128, "step": 2048} if self.paired else x
         dy = {"row": 128 * self.planes, "tile": 64, "plane": 128, "step": 2048 * self.planes}
-        text += CONFIGURE
-        for r, c in kinds:
-            for name, goes_on in (("begin", False), ("more", True)):
-                text += product(f"{name}_{r}{c}", self.planes, x, dy, (r, c), goes_on)
+        ways = [(f"{name}_{r}{c}", (r, c), goes_on) for r, c in kinds for name, goes_on in (("begin", False), ("more", True))]
+        text += self.products(x, dy, ways)
         return text + kernel_text(__package__, "turn.cl.mako") + kernel_text(
-            __package__, "weights.cl.mako", nhwc=self.nhwc, once=self.once, splits=self.splits, tiles=kinds,
+            __package__, "weights.cl.mako", nhwc=self.nhwc, paired=self.paired, once=self.once, splits=self.splits, tiles=kinds,
             accumulate=problem.accumulate,
         )  # fmt: skip
+
+    def products(self, x: dict[str, int], dy: dict[str, int], ways: list[tuple[str, tuple[int, int], bool]]) -> str:
+        """The functions that multiply, of these names, tiles, and whether they begin with what memory holds."""
+        return CONFIGURE + "".join(product(name, self.planes, x, dy, tiles, goes_on) for name, tiles, goes_on in ways)
 
     def _tables(self) -> str:
         flat = self.flat
@@ -149,20 +179,23 @@ class Weights(Solver):
     name = "amx.weights"
     exact = True
     fuses = frozenset({"accumulate"})
+    kernel: type[WeightsKernel] = WeightsKernel
+    takes = TAKES
+    planes_of = staticmethod(planes_of)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Other directions, float64, few channels, and bands that fit no cache."""
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
-        if not planes_of(problem):
-            return f"float32 but for ieee, float16 and bfloat16 only, got {problem.dtype} and {problem.math}"
+        if not self.planes_of(problem):
+            return f"{self.takes} only, got {problem.dtype} and {problem.math}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         walk = walk_of(problem)
         if min(walk.c, walk.m) < _LEAST:
             return f"{_LEAST} channels a group or more, got {min(walk.c, walk.m)}"
-        least = {"planes": planes_of(problem), "rows": 1, "panels": 1, "splits": 1, "items": 1}
-        kernel = WeightsKernel(problem, least)
+        least = {"planes": self.planes_of(problem), "rows": 1, "panels": 1, "splits": 1, "items": 1}
+        kernel = self.kernel(problem, least)
         if kernel.slot > _MOST_SLOT:
             return f"rows of {_MOST_SLOT} bytes for all channels of a group at most, got {kernel.slot}"
         return None
@@ -171,15 +204,15 @@ class Weights(Solver):
         """Bands, parts and shares by predicted cost."""
         walk, units = walk_of(problem), device.compute_units
         panels = _ceil(walk.m, 32)
-        base = {"planes": planes_of(problem), "panels": panels, "splits": 1, "items": min(4 * units, max(units, 16))}
-        all_rows = WeightsKernel(problem, {**base, "rows": 1}).all_rows
-        fits = [n for n in bands_of(all_rows) if WeightsKernel(problem, {**base, "rows": n}).slot <= _SLOT] or [1]
+        base = {"planes": self.planes_of(problem), "panels": panels, "splits": 1, "items": min(4 * units, max(units, 16))}
+        all_rows = self.kernel(problem, {**base, "rows": 1}).all_rows
+        fits = [n for n in bands_of(all_rows) if self.kernel(problem, {**base, "rows": n}).slot <= _SLOT] or [1]
         found: dict[str, tuple[float, dict[str, Any]]] = {}
         for rows in fits[-3:]:
             for shares in sorted({1, min(units, panels), min(2 * units, panels)}):
                 for splits in (1, units, 2 * units):
                     config = {**base, "rows": rows, "panels": _ceil(panels, shares), "splits": splits}
-                    kernel = WeightsKernel(problem, config)
+                    kernel = self.kernel(problem, config)
                     if splits == 1 or 4 * kernel.area * walk.groups * splits <= _AREAS:
                         config["splits"] = kernel.splits
                         found[str(config)] = cost_of(kernel, device), config
@@ -188,35 +221,30 @@ class Weights(Solver):
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Sums of the parts, and slots."""
-        return WeightsKernel(problem, config).workspace_size
+        return self.kernel(problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """What tiles take, what is split, turned and added, and launches."""
-        return cost_of(WeightsKernel(problem, config), device) / rates(device).flops
+        return cost_of(self.kernel(problem, config), device) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile, once the device has proved that it can. Raises PluginError."""
-        require(context)
-        return WeightsKernel(problem, config).plan(context)
-
-
-# In operations of the peak, what takes the time of: a product of a step of a tile for one tap and for several, sums
-# that a tile begins and ends with, an element of dw, one of a part of it, and a launch; an element of x and of dy laid
-# out, in NCHW and channels last; one of x in NCHW whose neighbours in a row are not read.
-_STEP, _STEP_TAPS, _ROUND, _RESULT, _PART, _LAUNCH = 8400.0, 3800.0, 51e3, 18.0, 38.0, 5e6
-_X, _DY, _X_APART = (62.0, 76.0), (53.0, 61.0), 170.0
+        require(context, tiles=self.kernel.tiles)
+        return self.kernel(problem, config).plan(context)
 
 
 def cost_of(kernel: WeightsKernel, device: DeviceInfo) -> float:
     """Operations of the peak that a configuration takes the time of."""
-    walk, flat = kernel.walk, kernel.flat
+    walk, flat, costs = kernel.walk, kernel.flat, kernel.costs
     bands, taps = walk.groups * kernel.bands, len(kernel.taps)
     tiles = bands * taps * _ceil(walk.c, 16) * _ceil(walk.m, 16) / 4
-    work = (_STEP_TAPS if taps > 1 else _STEP) * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps
-    work += _ROUND * tiles * _ceil(kernel.steps, kernel.near)
+    work = (costs.step_taps if taps > 1 else costs.step) * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps
+    work += costs.round * tiles * _ceil(kernel.steps, kernel.near)
     x = bands * kernel.shares * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)
-    x *= _X_APART if walk.step[2] > 1 and not kernel.nhwc else _X[kernel.nhwc]
-    dy = _DY[kernel.nhwc] * bands * kernel.rows * flat.pitch * kernel.panels * 32
-    result = _RESULT * walk.groups * kernel.tiles * 1024
-    cost = (work + x + dy + (result if kernel.splits == 1 else 0)) * uneven(kernel.jobs, device) + _LAUNCH
-    return cost if kernel.splits == 1 else cost + result + _PART * walk.groups * kernel.splits * kernel.area + _LAUNCH
+    x *= costs.x_apart if walk.step[2] > 1 and not kernel.nhwc else costs.x[kernel.nhwc]
+    dy = costs.dy[kernel.nhwc] * bands * kernel.rows * flat.pitch * kernel.panels * 32
+    result = costs.result * walk.groups * kernel.tiles * 1024
+    cost = (work + x + dy + (result if kernel.splits == 1 else 0)) * uneven(kernel.jobs, device) + costs.launch
+    if kernel.splits == 1:
+        return cost
+    return cost + result + costs.part * walk.groups * kernel.splits * kernel.area + costs.launch

@@ -1,0 +1,68 @@
+"""``amx.vectors`` and ``amx.vector_weights``: the same walks by AVX512-BF16, where a processor has no matrix registers.
+
+One plane of bfloat16 alone: its instruction does twice the multiply-adds of float32's, which three products of planes
+would use up.
+"""
+
+from __future__ import annotations
+
+from convdispatch.api import ConvProblem
+
+from .convolve import Costs, Tiles, TilesKernel
+from .dots import NOTHING, product
+from .weights import Costs as WeightsCosts
+from .weights import Weights, WeightsKernel
+
+__all__ = ["VectorWeights", "Vectors"]
+
+
+def _planes(problem: ConvProblem) -> int:
+    return 1 if problem.dtype == "bfloat16" else 0
+
+
+class VectorsKernel(TilesKernel):
+    """Blocks of 8 places by 32 channels in vectors."""
+
+    name = "amx.vectors"
+    vectors = True
+    costs = Costs(4650.0, 7200.0, 6.0, 112.0, 3.8e6, (63.0, 86.0, 50.0), 134.0, (21.0, 115.0, 23.0))
+
+    def products(self) -> str:
+        """The functions that multiply."""
+        weights = {"row": 64, "tile": 1024, "step": self.step_w}
+        a, b, narrow = (weights, {"tile": 64}, (16, 2)) if self.across else ({}, weights, (self.tall, 1))
+        text = NOTHING + product("tile", a, b, self.tall, 2) + product("narrow_tile", a, b, *narrow)
+        if not self.rounded:
+            return text
+        whole = product("rounded_tile", a, b, self.tall, 2, rounded=True)
+        return text + whole + product("narrow_rounded_tile", a, b, *narrow, rounded=True)
+
+
+class VectorWeightsKernel(WeightsKernel):
+    """Blocks of 8 source by 32 target channels in vectors."""
+
+    tiles = VectorsKernel
+    most_near = 8
+    costs = WeightsCosts(8400.0, 3800.0, 51e3, 18.0, 38.0, 5e6, (62.0, 76.0), (53.0, 61.0), 170.0)
+
+    def products(self, x: dict[str, int], dy: dict[str, int], ways: list[tuple[str, tuple[int, int], bool]]) -> str:
+        """The functions that multiply."""
+        return NOTHING + "".join(product(name, x, dy, 16 * rows, columns, goes_on) for name, (rows, columns), goes_on in ways)
+
+
+class Vectors(Tiles):
+    """Forward and data gradient of bfloat16 on a CPU with AVX512-BF16."""
+
+    name = VectorsKernel.name
+    kernel = VectorsKernel
+    takes = "bfloat16"
+    planes_of = staticmethod(_planes)
+
+
+class VectorWeights(Weights):
+    """The weights' gradient of bfloat16 on a CPU with AVX512-BF16."""
+
+    name = "amx.vector_weights"
+    kernel = VectorWeightsKernel
+    takes = "bfloat16"
+    planes_of = staticmethod(_planes)
