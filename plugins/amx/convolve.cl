@@ -97,17 +97,18 @@ void put_tile(SIZES_IN global float *sums, OUT_PARAMS, global const long *rows_a
 #define PRODUCT_(name, to) name(at, weights, steps_at, steps, to)
 #endif
 #if ROUNDED
-// A tile whose positions from q on are neighbours in the target, of as many as ``most``, leaves registers as bfloat16;
-// false where this is none. rows_at: of position 0.
+// A tile whose positions from q on are places and neighbours in the target, through as many rows, leaves registers as
+// bfloat16; false where this is none. rows_at: of position 0, and of the rows behind it.
 bool put_rounded(SIZES_IN global const uchar *at, global const uchar *weights, global const int *steps_at, long steps,
-                 OUT_PARAMS, global const long *rows_at, int most, int q, int n0, int g) {
-  const int channels = min(32, N - n0);
-  if (q + TALL > most || channels % 16 || rows_at[0] < 0) return false;
+                 OUT_PARAMS, global const long *rows_at, int rows, int places, int q, int n0, int g) {
+  const int channels = min(32, N - n0), end = (q + TALL - 1) / QW;
+  if (channels % 16 || rows_at[0] < 0 || (end && places < QW) || end >= rows || q + TALL - end * QW > places) return false;
 #if NHWC
-  const long pitch = (long)N * GROUPS, to = rows_at[0] + q * pitch + g * N + n0;
+  const long pitch = (long)N * GROUPS, unit = pitch, to = rows_at[0] + q * pitch + g * N + n0;
 #else
-  const long pitch = (long)TD * TH * TW, to = rows_at[0] + q + (g * N + n0) * pitch;
+  const long pitch = (long)TD * TH * TW, unit = 1, to = rows_at[0] + q + (g * N + n0) * pitch;
 #endif
+  if (rows_at[end] - rows_at[0] != unit * end * QW) return false;
   if (channels == 32) PRODUCT_(rounded_tile, (global uchar *)(out + to), 2 * pitch);
   else PRODUCT_(narrow_rounded_tile, (global uchar *)(out + to), 2 * pitch);
   return true;
@@ -160,8 +161,8 @@ void conv(global const REAL *restrict x, global const uchar *restrict w, long w_
             global const int *steps_at = offsets + BLOCKS * BEFORE[phase + side];
             global float *to = sums + side * SIDE_;
 #if ROUNDED
-            gone = steps && put_rounded(SIZES at, weights, steps_at, steps, OUT_ARGS, NHWC ? targets : rows_at, NHWC ? rows * QW : places,
-                                        NHWC ? p - back : q, 32 * panel, g);
+            gone = steps && put_rounded(SIZES at, weights, steps_at, steps, OUT_ARGS, rows_at, rows - row, places, q - back,
+                                        32 * panel, g);
             if (gone) continue;
 #endif
             if (!steps)

@@ -76,8 +76,10 @@ class Costs(NamedTuple):
     """One in NCHW whose neighbours in a row are not read: such rows are split by parts of vectors."""
     stored: tuple[float, float, float]
     """An element of the target."""
-    rounded: float = 0.0
+    rounded: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """One that leaves registers as bfloat16."""
+    narrow: float = 0.5
+    """A tile of 16 channels or fewer, beside a whole one."""
 
 
 class TilesKernel:
@@ -290,16 +292,21 @@ class Tiles(Solver):
         return self.kernel(problem, config).plan(context)
 
 
+def tiles_of(channels: int, narrow: float) -> float:
+    """Tiles of 32 channels, of which the last may be a narrow one."""
+    return channels // 32 + (0 if channels % 32 == 0 else narrow if channels % 32 <= 16 else 1)
+
+
 def cost_of(kernel: TilesKernel, device: DeviceInfo) -> float:
     """Operations of the peak that a configuration takes the time of."""
     walk, flat, costs = kernel.walk, kernel.flat, kernel.costs
     form = 0 if kernel.nhwc else 2 if kernel.across else 1
-    tiles = walk.groups * kernel.bands * _ceil(kernel.rows * flat.pitch, 32) * _ceil(walk.m, 16) / 2
+    tiles = walk.groups * kernel.bands * _ceil(kernel.rows * flat.pitch, 32) * tiles_of(walk.m, costs.narrow)
     step = costs.step_across if kernel.across else costs.step
     work = step * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps + costs.read * kernel.bands * kernel.packed_size
     split = walk.groups * kernel.bands * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)
     split *= min(kernel.shares, kernel.items) * (costs.split_apart if form and walk.step[2] > 1 else costs.split[form])
-    stored = (costs.rounded if kernel.rounded else costs.stored[form]) * 1024 * tiles * len(walk.phases)
+    stored = (costs.rounded if kernel.rounded else costs.stored)[form] * 1024 * tiles * len(walk.phases)
     cost = (work + (not kernel.in_place) * split + stored) * uneven(kernel.jobs, device) + costs.launch
     if kernel.problem.constant_weights:
         return cost

@@ -25,7 +25,9 @@ class VectorsKernel(TilesKernel):
 
     name = "amx.vectors"
     vectors = True
-    costs = Costs(4650.0, 7200.0, 6.0, 112.0, 3.8e6, (63.0, 86.0, 50.0), 134.0, (21.0, 115.0, 23.0))
+    costs = Costs(
+        32e3, 26e3, 0.8, 30.0, 2.5e6, (25.0, 39.0, 23.0), 60.0, (20.0, 111.0, 150.0), (6.0, 0.0, 89.0), 0.7
+    )
 
     def products(self) -> str:
         """The functions that multiply."""
@@ -43,7 +45,9 @@ class VectorWeightsKernel(WeightsKernel):
 
     tiles = VectorsKernel
     most_near = 8
-    costs = WeightsCosts(8400.0, 3800.0, 51e3, 18.0, 38.0, 5e6, (62.0, 76.0), (53.0, 61.0), 170.0)
+    costs = WeightsCosts(
+        30.3e3, 32.5e3, 5.6e3, 19.0, 13.0, 2.9e6, (27.0, 23.0, 12.0), (22.0, 17.0, 15.0), 98.0, 0.7
+    )
 
     def products(self, x: dict[str, int], dy: dict[str, int], ways: list[tuple[str, tuple[int, int], bool]]) -> str:
         """The functions that multiply."""

@@ -22,7 +22,7 @@ from convdispatch.api import (
 )
 from convdispatch.api.cpu import PAGE, uneven
 
-from .convolve import TAKES, TilesKernel
+from .convolve import TAKES, TilesKernel, tiles_of
 from .geometry import bands_of, flat_of, merged
 from .instructions import CONFIGURE, product
 from .probe import require
@@ -56,11 +56,13 @@ class Costs(NamedTuple):
     """An element of dw, and of a part of it."""
     part: float
     launch: float
-    x: tuple[float, float]
-    """An element of x, and of dy, laid out in NCHW and channels last."""
-    dy: tuple[float, float]
+    x: tuple[float, ...]
+    """An element of x, and of dy, laid out in NCHW, channels last, and channels last as pairs."""
+    dy: tuple[float, ...]
     x_apart: float
     """One of x in NCHW whose neighbours in a row are not read."""
+    narrow: float = 0.5
+    """A tile of 16 target channels or fewer, beside a whole one."""
 
 
 class WeightsKernel:
@@ -237,12 +239,13 @@ def cost_of(kernel: WeightsKernel, device: DeviceInfo) -> float:
     """Operations of the peak that a configuration takes the time of."""
     walk, flat, costs = kernel.walk, kernel.flat, kernel.costs
     bands, taps = walk.groups * kernel.bands, len(kernel.taps)
-    tiles = bands * taps * _ceil(walk.c, 16) * _ceil(walk.m, 16) / 4
+    tiles = bands * taps * _ceil(walk.c, 16) / 2 * tiles_of(walk.m, costs.narrow)
     work = (costs.step_taps if taps > 1 else costs.step) * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps
     work += costs.round * tiles * _ceil(kernel.steps, kernel.near)
     x = bands * kernel.shares * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)
-    x *= costs.x_apart if walk.step[2] > 1 and not kernel.nhwc else costs.x[kernel.nhwc]
-    dy = costs.dy[kernel.nhwc] * bands * kernel.rows * flat.pitch * kernel.panels * 32
+    form = kernel.nhwc + kernel.paired
+    x *= costs.x_apart if walk.step[2] > 1 and not kernel.nhwc else costs.x[form]
+    dy = costs.dy[form] * bands * kernel.rows * flat.pitch * kernel.panels * 32
     result = costs.result * walk.groups * kernel.tiles * 1024
     cost = (work + x + dy + (result if kernel.splits == 1 else 0)) * uneven(kernel.jobs, device) + costs.launch
     if kernel.splits == 1:
