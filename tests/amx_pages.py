@@ -15,7 +15,7 @@ import pyopencl as cl
 from as_amx import native, translated
 from as_gpu import hurried
 from checking import make_operands, numpy_dtype
-from convdispatch_amx import convolve, weights
+from convdispatch_amx import convolve, vectors, weights
 
 from convdispatch import ConvProblem
 from convdispatch.device import kernels, runtime
@@ -24,6 +24,9 @@ PAGE, HOME = mmap.PAGESIZE, []
 KINDS = ("fwd_f32_", "fwd_bf16_nhwc_", "bwd_data_f32_", "bwd_data_f32_nhwc_", "bwd_weights_f16_",
          "bwd_weights_f32_nhwc_", "fwd_f32_")  # fmt: skip
 """The last begins where its pages do, the others end there."""
+VECTOR_KINDS = tuple(
+    f"{way}_bf16_{layout}_" for way in ("fwd", "bwd_data", "bwd_weights") for layout in ("nchw", "nhwc")
+)
 OVERRUN = "kernel void overrun(global float *x, global float *y) { *y = x[get_global_size(0)]; }"
 
 
@@ -52,14 +55,15 @@ def main(way: str, where: str, *texts: str) -> None:
         queue.finish()
         return
     if where == "native":
-        assert native(device) is None  # which also asks the system for the registers
+        assert native(device, "amx.vectors" if way == "vectors" else "amx.tiles") is None  # also asks for registers
     else:
-        convolve.require = weights.require = lambda *given: None
+        convolve.require = weights.require = lambda *given, **named: None
         kernels._compile = lambda context, text, options: compiled(context, translated(text), hurried(context, options))
     for text in texts:
-        for number, kind in enumerate(KINDS):
+        for number, kind in enumerate(KINDS if way != "vectors" else VECTOR_KINDS * 2):
             problem = ConvProblem.parse(kind + text)
-            solver = weights.Weights() if problem.direction == "bwd_weights" else convolve.Tiles()
+            makes = (convolve.Tiles, weights.Weights) if way != "vectors" else (vectors.Vectors, vectors.VectorWeights)
+            solver = makes[problem.direction == "bwd_weights"]()
             operands, expected = make_operands(problem)
             held = {**operands.present(), problem.written: np.full(problem.out_shape, np.nan, expected.dtype)}
             plan = solver.plan(context, problem, next(iter(solver.configs(problem, info))))

@@ -15,9 +15,9 @@ from convdispatch.device import runtime
 from convdispatch.selection.loader import plugins
 
 
-def native(device: Any) -> str | None:
-    """Why a device does not run the kernels as they are, or None."""
-    return plugins().solvers["amx.tiles"].rejects(ConvProblem.parse("mb1ic16ih8oc16kh3"), runtime.device_info(device))
+def native(device: Any, solver: str = "amx.tiles") -> str | None:
+    """Why a device does not run a solver's kernels as they are, or None."""
+    return plugins().solvers[solver].rejects(ConvProblem.parse("bf16_mb1ic16ih8oc16kh3"), runtime.device_info(device))
 
 
 TILES = r"""
@@ -47,8 +47,26 @@ void tile_product(uint16 *c, const uint16 *a, const uint16 *b) {
     c[m] = flushed(as_uint16(as_float16(flushed(c[m])) + both));
   }
 }
+
+// Vectors, as sixteen words.
+typedef uint8 __attribute__((aligned(1))) half_row;
+typedef uint __attribute__((aligned(1))) one_word;
+inline uint16 row_at(ulong at) { return *(global const tile_row *)at; }
+// Of each pair the odd product is added first.
+void vector_pairs(uint16 *c, uint16 a, uint16 b) {
+  float16 sum = as_float16(flushed(*c));
+  TILE_ADD(sum, flushed(a & 0xffff0000u), flushed(b & 0xffff0000u));
+  TILE_ADD(sum, flushed(a << 16), flushed(b << 16));
+  *c = as_uint16(sum);
+}
+inline ushort16 rounded_words(uint16 v) {
+  const uint16 u = flushed(v), m = u & 0x7fffffffu;
+  return convert_ushort16(select(u + 0x7fffu + ((u >> 16) & 1u), u | 0x400000u, m > 0x7f800000u) >> 16);
+}
 """
 _NAME, _TILE = r"%\[(\w+)\]", r"%%tmm(\d)"
+_VECTOR = r"%%[yz]mm(\d+)"
+_AT = r"@\{([^}]*)\}"
 _WHERE = rf"(-?\d+)?\({_NAME},{_NAME},1\)"
 MEANINGS = [
     (r"ldtilecfg \(%0\)|tilerelease", ""),
@@ -56,6 +74,18 @@ MEANINGS = [
     (rf"tileloadd {_WHERE}, {_TILE}", r"tile_load(tmm[\4], \2_ + (\1), \3_);"),
     (rf"tilestored {_TILE}, {_WHERE}", r"tile_store(tmm[\1], \3_ + (\2), \4_);"),
     (rf"tdpbf16ps {_TILE}, {_TILE}, {_TILE}", r"tile_product(tmm[\3], tmm[\2], tmm[\1]);"),
+    (rf"vpxord {_VECTOR}, {_VECTOR}, {_VECTOR}", r"zmm[\3] = zmm[\1] ^ zmm[\2];"),
+    (rf"vmovups {_AT}, %%zmm(\d+)", r"zmm[\2] = row_at(\1);"),
+    (rf"vmovups %%zmm(\d+), {_AT}", r"*(global tile_row *)(\2) = zmm[\1];"),
+    (rf"vmovups %%ymm(\d+), {_AT}", r"*(global half_row *)(\2) = zmm[\1].lo;"),
+    (rf"vbroadcastss {_AT}, %%zmm(\d+)", r"zmm[\2] = *(global const one_word *)(\1);"),
+    (rf"vdpbf16ps {_VECTOR}, {_VECTOR}, {_VECTOR}", r"vector_pairs(zmm + \3, zmm[\2], zmm[\1]);"),
+    (rf"vcvtneps2bf16 {_VECTOR}, {_VECTOR}", r"zmm[\2].lo = as_uint8(rounded_words(zmm[\1]));"),
+    (
+        rf"vcvtne2ps2bf16 {_VECTOR}, {_VECTOR}, {_VECTOR}",
+        r"zmm[\3] = (uint16)(as_uint8(rounded_words(zmm[\1])), as_uint8(rounded_words(zmm[\2])));",
+    ),
+    (rf"lea {_AT}, {_NAME}", r"\2_ = \1;"),
     (rf"movslq \({_NAME}\), {_NAME}", r"\2_ = *(global const int *)\1_;"),
     (rf"mov {_NAME}, {_NAME}", r"\2_ = \1_;"),
     (rf"add \$(-?\d+), {_NAME}", r"\2_ += \1;"),
@@ -67,9 +97,15 @@ MEANINGS = [
 """Instructions, and what stands for them; ``NAME_`` is the 64-bit register of an operand."""
 
 
+def _sum(found: re.Match[str]) -> str:
+    offset, base, index, scale = found.groups()
+    return f"@{{{base}_{f' + {index}_ * {scale or 1}' if index else ''} + ({offset or 0})}}"
+
+
 def _meaning(line: str) -> str:
+    placed = re.sub(rf"(-?\d+)?\({_NAME}(?:,{_NAME})?(?:,(\d))?\)", _sum, line)
     for pattern, meaning in MEANINGS:
-        found = re.fullmatch(pattern, line)
+        found = re.fullmatch(pattern, line) or re.fullmatch(pattern, placed)
         if found:
             return found.expand(meaning).replace(" + ()", "")
     raise AssertionError(f"as_amx.py does not know the instruction {line!r}")
@@ -80,7 +116,9 @@ def _block(found: re.Match[str]) -> str:
     if not any(lines):
         return "do {} while (0)"
     outputs, inputs = (re.findall(r'\[(\w+)\] "([=+&r]+)"\(([^()]*)\)', each) for each in (found[2], found[3]))
-    text = "uint16 tmm[8][16]; for (int i = 0; i < 8; ++i) tile_fill(tmm[i], 0xffffffffu); bool zero_ = false;\n"
+    text = "uint16 zmm[32]; for (int i = 0; i < 32; ++i) zmm[i] = 0xffffffffu;\n" * ("zmm" in found[1])
+    text += "uint16 tmm[8][16]; for (int i = 0; i < 8; ++i) tile_fill(tmm[i], 0xffffffffu);\n" * ("tmm" in found[1])
+    text += "bool zero_ = false;\n"
     text += "".join(f"ulong {name}_ = (ulong)({value});\n" for name, how, value in outputs + inputs if how[0] != "=")
     text += "".join(f"ulong {name}_;\n" for name, how, _ in outputs if how[0] == "=")
     text += "\n".join(lines) + "\n"

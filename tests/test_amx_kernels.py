@@ -63,7 +63,7 @@ def emulated(cpu, monkeypatch):
 
     monkeypatch.setattr(kernels, "_compile", compile_plain)
     for module in (convolve, weights):
-        monkeypatch.setattr(module, "require", lambda *given: None)
+        monkeypatch.setattr(module, "require", lambda *given, **named: None)
     kernels._programs.drop()
     yield
     kernels._programs.drop()
@@ -347,13 +347,13 @@ def test_public_calls(registers):
 def test_the_probe_in_every_form(queue, cpu, emulated, monkeypatch, text):
     """It passes, and notices a product that is wrong."""
     problem = ConvProblem.parse(text)
-    monkeypatch.setattr(probe, "missing", lambda: None)
+    monkeypatch.setattr(probe, "missing", lambda vectors: None)
     monkeypatch.setattr(probe, "proven", lambda package, what, device, answer: answer())
-    probe.require(queue.context, problem)
+    probe.require(queue.context, problem, convolve.TilesKernel)
     monkeypatch.setattr(instructions, "ROWS", 15)  # the second tile of sums begins a row too early
     kernels._programs.drop()
     with pytest.raises(convdispatch.PluginError, match="wrong results"):
-        probe.require(queue.context, problem)
+        probe.require(queue.context, problem, convolve.TilesKernel)
 
 
 def test_threads(registers):

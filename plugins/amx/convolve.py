@@ -60,7 +60,7 @@ TAKES = "float32 but for ieee, float16 and bfloat16"
 
 
 class Costs(NamedTuple):
-    """In operations of the peak, what takes the time of one; of splitting and storing: channels last, turned, across."""
+    """In operations of the peak, what takes the time of one; tuples: channels last, turned, across."""
 
     step: float
     """A product of a step of a tile."""
@@ -163,7 +163,9 @@ class TilesKernel:
     def text(self, sizes: str) -> str:
         """The program; ``sizes`` is the text of the geometry's numbers."""
         text = self._begin() + epilogue_macros(self.problem) + sizes
-        text += define(UNIT=self.unit, SIDES=self.sides, SIDE_=_SIDE, TALL=self.tall, ROW="2L * G" if self.in_place else "64L")
+        text += define(
+            UNIT=self.unit, SIDES=self.sides, SIDE_=_SIDE, TALL=self.tall, ROW="2L * G" if self.in_place else "64L"
+        )
         if not self.nhwc:
             text += define(STEP=self.walk.step[2], OUT_STEP=self.walk.out_step[2])
         for name in ("split.cl", "rows.cl", "turn.cl.mako", "band.cl"):
@@ -177,7 +179,9 @@ class TilesKernel:
             a, b, narrow = weights, {"tile": 64}, (1, 2)
         else:
             a, b, narrow = {"row": 64 * self.planes, "tile": 1024 * self.planes, "plane": 64}, weights, (2, 1)
-        return CONFIGURE + product("tile", self.planes, a, b, (2, 2)) + product("narrow_tile", self.planes, a, b, narrow)
+        return (
+            CONFIGURE + product("tile", self.planes, a, b, (2, 2)) + product("narrow_tile", self.planes, a, b, narrow)
+        )
 
     def areas(self) -> tuple[int, int, int]:
         """(bytes of workspace, where packed weights begin, bytes of these): slots first."""

@@ -23,13 +23,19 @@ _PAIRS = 16
 
 
 def product(
-    name: str, a: dict[str, int], b: dict[str, int], tall: int, columns: int, goes_on: bool = False, rounded: bool = False
+    name: str,
+    a: dict[str, int],
+    b: dict[str, int],
+    tall: int,
+    columns: int,
+    goes_on: bool = False,
+    rounded: bool = False,
 ) -> str:
     """OpenCL function ``name(a, b, offsets, steps, sums, line)``: as of ``instructions.product`` of one plane.
 
     ``tall`` rows of A by ``columns`` vectors of B. ``pair`` of A: bytes from pair to pair, where these are no
-    neighbours. An operand without ``row`` has its rows ``line`` bytes apart, a last parameter. ``rounded``: sums are written as
-    bfloat16, to rows that are ``pitch`` bytes apart, one more parameter.
+    neighbours. An operand without ``row`` has its rows ``line`` bytes apart, a last parameter. ``rounded``: sums are
+    written as bfloat16, to rows that are ``pitch`` bytes apart, one more parameter.
     """
     text = _block(name, a, b, columns, goes_on, rounded)
     given, passed = _parameters(a, b, rounded)
@@ -78,8 +84,14 @@ def _block(name: str, a: dict[str, int], b: dict[str, int], columns: int, goes_o
     if rounded:
         for i in range(ROWS):
             low = f"%%zmm{number[i, 0]}"
-            lines += [f"vcvtne2ps2bf16 {low}, %%zmm{number[i, 1]}, {low}", f"vmovups {low}, (%[sums])"] if columns == 2 else [
-                f"vcvtneps2bf16 {low}, {low.replace('zmm', 'ymm')}", f"vmovups {low.replace('zmm', 'ymm')}, (%[sums])"]
+            lines += (
+                [f"vcvtne2ps2bf16 {low}, %%zmm{number[i, 1]}, {low}", f"vmovups {low}, (%[sums])"]
+                if columns == 2
+                else [
+                    f"vcvtneps2bf16 {low}, {low.replace('zmm', 'ymm')}",
+                    f"vmovups {low.replace('zmm', 'ymm')}, (%[sums])",
+                ]
+            )
             lines += ["add %[pitch], %[sums]"]
     else:
         lines += [f"vmovups %%zmm{k}, {128 * i + 64 * j}(%[sums])" for (i, j), k in number.items()]

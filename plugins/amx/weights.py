@@ -129,7 +129,13 @@ class WeightsKernel:
             NEAR=f"{self.near}L",
             RUN=1 if self.nhwc else len(self.taps),
         )
-        text += define(ALL_ROWS=self.all_rows, PARTS=len(flat.parts), AREA=f"{self.area}L", SLOTS=f"{self.slots_at}L", SLOT=f"{self.slot}L")
+        text += define(
+            ALL_ROWS=self.all_rows,
+            PARTS=len(flat.parts),
+            AREA=f"{self.area}L",
+            SLOTS=f"{self.slots_at}L",
+            SLOT=f"{self.slot}L",
+        )
         text += define(DY_AT=f"{self.dy_at}L", FLAT_AT=f"{self.flat_at}L", SUMS_AT=f"{self.sums_at}L")
         text += define(JOBS=f"{self.jobs}L", ITEMS=self.items)
         text += define(SIZES_IN="", SIZES="")  # sizes are in the text
@@ -139,11 +145,15 @@ class WeightsKernel:
         x = {"row": line, "tile": 16 * line, "plane": 32 * line, "step": 64}
         x = {"row": 4, "pair": 128, "step": 2048} if self.paired else x
         dy = {"row": 128 * self.planes, "tile": 64, "plane": 128, "step": 2048 * self.planes}
-        ways = [(f"{name}_{r}{c}", (r, c), goes_on) for r, c in kinds for name, goes_on in (("begin", False), ("more", True))]
+        ways = [
+            (f"{name}_{r}{c}", (r, c), goes_on)
+            for r, c in kinds
+            for name, goes_on in (("begin", False), ("more", True))
+        ]
         text += self.products(x, dy, ways)
         return text + kernel_text(__package__, "turn.cl.mako") + kernel_text(
-            __package__, "weights.cl.mako", nhwc=self.nhwc, paired=self.paired, once=self.once, splits=self.splits, tiles=kinds,
-            accumulate=problem.accumulate,
+            __package__, "weights.cl.mako", nhwc=self.nhwc, paired=self.paired, once=self.once, splits=self.splits,
+            tiles=kinds, accumulate=problem.accumulate,
         )  # fmt: skip
 
     def products(self, x: dict[str, int], dy: dict[str, int], ways: list[tuple[str, tuple[int, int], bool]]) -> str:
@@ -206,7 +216,12 @@ class Weights(Solver):
         """Bands, parts and shares by predicted cost."""
         walk, units = walk_of(problem), device.compute_units
         panels = _ceil(walk.m, 32)
-        base = {"planes": self.planes_of(problem), "panels": panels, "splits": 1, "items": min(4 * units, max(units, 16))}
+        base = {
+            "planes": self.planes_of(problem),
+            "panels": panels,
+            "splits": 1,
+            "items": min(4 * units, max(units, 16)),
+        }
         all_rows = self.kernel(problem, {**base, "rows": 1}).all_rows
         fits = [n for n in bands_of(all_rows) if self.kernel(problem, {**base, "rows": n}).slot <= _SLOT] or [1]
         found: dict[str, tuple[float, dict[str, Any]]] = {}
