@@ -58,7 +58,7 @@ def test_the_sentence_names_the_rule_its_line_the_prediction_and_the_next(db):
 
 
 def test_a_rule_with_alternatives_and_one_for_everything(db, monkeypatch):
-    monkeypatch.setattr(convdispatch_amx, "missing", lambda: "this processor has none")
+    monkeypatch.setattr(convdispatch_amx, "missing", lambda vectors: "this processor has none")
     narrow = explain(POINTWISE.replace(dtype="float16"), CPU)
     assert "registry.yaml:27 prefers implicitgemm.pointwise for" in narrow.why
     assert "direction fwd or bwd_data" in narrow.why

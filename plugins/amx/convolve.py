@@ -275,7 +275,10 @@ class Tiles(Solver):
         most = self.kernel(problem, {**base, "rows": 1}).all_rows
         slots = {rows: self.kernel(problem, {**base, "rows": rows}).slot for rows in bands_of(most)}
         found: dict[str, tuple[float, dict[str, Any]]] = {}
-        for rows in ([rows for rows, slot in slots.items() if slot <= _SLOT] or [1])[-4:]:
+        fits = [rows for rows, slot in slots.items() if slot <= _SLOT] or [1]
+        if self.kernel(problem, {**base, "rows": most}).in_place:  # nothing is copied: bands are but shares of the work
+            fits = [rows for rows in fits if rows <= -(-most // base["items"])] or fits[:1]
+        for rows in fits[-4:]:
             for shares in sorted({1, min(2, panels), min(4, panels), min(panels, 2 * units)}):
                 config = {**base, "rows": rows, "panels": _ceil(panels, shares)}
                 found[str(config)] = self.cost(problem, device, config), config
