@@ -7,7 +7,7 @@ import itertools
 import checking
 import numpy as np
 import pytest
-from convdispatch_winograd.cpu.error import TILES, expected_error, plain_error
+from convdispatch_winograd.cpu.error import TILES, expected_error, plain_error, shrunk
 
 import convdispatch
 from convdispatch import NoSolver
@@ -129,6 +129,17 @@ def test_tiles_stay_within_their_stated_error(device, full, tile, direction):
     assert error <= 1e-5
 
 
+@pytest.mark.parametrize(
+    "activation", ["tanh", "sigmoid", "clip(-1,2.5)", "clip(-0.4,0.4)", "relu6", "hardsigmoid", "relu", "silu"]
+)
+def test_errors_behind_activations_that_shrink_results(device, activation):
+    plain = ConvProblem.parse("nhwc_mb1ic64ih14oc32kh3ph1")
+    problem = plain.replace(activation=activation)
+    behind = run(problem, device, (4, 3)) / run(plain, device, (4, 3))
+    assert behind == pytest.approx(shrunk(problem), rel=0.4)
+    assert (shrunk(problem) > 1) == (activation not in ("relu", "silu"))
+
+
 EPILOGUES = (
     {"bias": True, "activation": "relu6"},
     {"bias": True, "residual": True, "activation": "relu"},
@@ -200,6 +211,7 @@ def test_same_bits_every_time(device):
         ((4, 3), "mb1ic16id9ih9iw9oc16kd3kh3kw3", "1-D and 2-D only, got 3-D"),
         ((4, 3), "mb1ic3ih9oc16kh3", "channels a group or more, got 3"),
         ((6, 3), "mb1ic64ih3oc64kh3", "multiplications spared 1.2 times or more, got"),
+        ((6, 3), "mb1ic64ih28oc64kh3ph1+tanh", "got 3.3e-06, 3.7 times that behind tanh"),
         ((6, 3), "ieee_mb1ic64ih14oc64kh3", "twice a plain sum's error"),
     ],
 )
