@@ -10,17 +10,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from convdispatch import ConvProblem, InvalidArgument
+from convdispatch.api.activation import apply_activation
 from convdispatch.device.runtime import device_info
+from convdispatch.measurement import reference
 from convdispatch.measurement.conformance import levels
 from convdispatch.measurement.conformance.checks import CHECKS, LONG
+from convdispatch.measurement.conformance.data import data_for
 from convdispatch.measurement.conformance.outcome import Outcome, Report, load
 from convdispatch.measurement.conformance.page import render
 from convdispatch.measurement.conformance.session import Kit
 from convdispatch.measurement.conformance.verify import verify
+from convdispatch.measurement.search.trialdata import operands_of
 from convdispatch.selection import loader
 from convdispatch.tools.cli import main
 
@@ -110,7 +115,20 @@ def test_derived_solvers_go_through_the_same(drop_in, device):
 
 def test_the_lists_are_the_ones_of_their_version():
     """Whoever changes a case raises VERSION and pins the new digest here."""
-    assert (levels.VERSION, levels.digest()) == (4, "a4a4490e209edc89")
+    assert (levels.VERSION, levels.digest()) == (5, "a4a4490e209edc89")
+
+
+@pytest.mark.parametrize("activation", ["tanh", "sigmoid", "hardsigmoid(0.3,0.4)"])
+@pytest.mark.parametrize("kind", ["integer", "real"])
+def test_what_enters_an_activation_does_not_saturate_it(kind, activation):
+    plain = ConvProblem.parse("nhwc_mb2ic16ih9oc24kh3ph1+bias")
+    before, after = (data_for(plain.replace(activation=each), kind, 1) for each in (None, activation))
+    entered = reference.compute(plain, **operands_of(plain, after.operands))
+    assert 0.5 < entered.std() < 2
+    scale = np.abs(after.operands["w"]).max() / np.abs(before.operands["w"]).max()
+    assert np.log2(scale).is_integer(), "no digit is lost"
+    np.testing.assert_array_equal(entered, before.expected * scale)
+    np.testing.assert_array_equal(after.expected, apply_activation(activation, entered))
 
 
 def test_levels_hold_each_other_and_names_are_unique():

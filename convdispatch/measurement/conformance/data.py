@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ _EXACT = {"float64": 2**53, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8
 """Integers up to here are exact in the dtype."""
 _ROUND = ("leaky_relu", "elu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish", "gelu", "mish")
 """Activations that do not map integers to integers."""
+_SATURATE = ("sigmoid", "tanh", "hardsigmoid")
+"""Of large sums they make constants, which tell nothing; and of an error beside a sum of zero, most of the result's."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Data:
 def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
     """``"integer"`` data lie within +-4, thinned until every sum is exact in the dtype; ``"real"`` are standard normal.
 
+    Before an activation that saturates, all but the tensor that is convolved is divided by a power of two, so that sums
+    deviate by about 1.
     Kept, as every solver is asked the same: the arrays must not be written to.
     """
     problem = problem.replace(constant_weights=False)
@@ -41,6 +46,13 @@ def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
         operands = random_operands(problem, seed)
     else:
         operands = _integers(problem, seed)
+    if problem.activation is not None and problem.activation.startswith(_SATURATE):
+        deviation = float(_compute(problem.replace(activation=None), operands).std())
+        scale = 2.0 ** -round(math.log2(max(deviation, 1.0)))
+        unscaled = "y" if problem.direction == "bwd_data" else "x"
+        operands = {
+            name: array if name == unscaled else (array * array.dtype.type(scale)) for name, array in operands.items()
+        }
     return Data(kind, operands, _compute(problem, operands))
 
 
