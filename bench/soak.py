@@ -33,6 +33,7 @@ import numpy as np
 
 import convdispatch
 from convdispatch import ConvProblem, policy, runtime
+from convdispatch.api.activation import ACTIVATIONS
 from convdispatch.api.errors import ConvDispatchError, ConvDispatchWarning, InvalidProblem
 from convdispatch.api.policy import current_policy
 from convdispatch.measurement import reference
@@ -90,22 +91,7 @@ def draw(source: random.Random) -> ConvProblem:
             values["math"] = source.choice(("float32", "float32", "ieee", "tf32", "fast"))
         if values["direction"] != "bwd_weights" and source.random() < 0.4:
             values["bias"], values["residual"] = source.random() < 0.5, source.random() < 0.5
-            words = (
-                None,
-                "relu",
-                "relu6",
-                "clip(-1,2.5)",
-                "leaky_relu(0.25)",
-                "elu",
-                "sigmoid",
-                "silu",
-                "tanh",
-                "hardswish",
-                "hardsigmoid",
-                "gelu",
-                "mish",
-            )
-            values["activation"] = source.choice(words)
+            values["activation"] = source.choice((None, "clip(-1,2.5)", "leaky_relu(0.25)", *ACTIVATIONS))
         elif source.random() < 0.2 and values["direction"] == "bwd_weights":
             values["accumulate"] = True
         try:

@@ -8,16 +8,60 @@ the text that matrix registers get.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from convdispatch import ConvProblem
-from convdispatch.device import runtime
+import pytest
+from as_gpu import hurried
+from convdispatch_amx import convolve, weights
+from plans import check_plan
+
+from convdispatch import ConvProblem, Solver
+from convdispatch.api.device import DeviceInfo
+from convdispatch.device import kernels, runtime
 from convdispatch.selection.loader import plugins
 
 
 def native(device: Any, solver: str = "amx.tiles") -> str | None:
     """Why a device does not run a solver's kernels as they are, or None."""
     return plugins().solvers[solver].rejects(ConvProblem.parse("bf16_mb1ic16ih8oc16kh3"), runtime.device_info(device))
+
+
+def cpu_of(device: Any) -> DeviceInfo:
+    """The device as the solver knows it; the kernels are for CPUs, whatever their vectors."""
+    info = runtime.device_info(device)
+    if info.type != "cpu":
+        pytest.skip("the kernels are for CPUs")
+    return info
+
+
+@contextmanager
+def plain_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels in plain C, compiled in a hurry; no program from before is used, nor one of these later."""
+    compiled = kernels._compile
+
+    def compile_plain(context, text, options):
+        return compiled(context, translated(text), hurried(context, options))
+
+    monkeypatch.setattr(kernels, "_compile", compile_plain)
+    for module in (convolve, weights):
+        monkeypatch.setattr(module, "require", lambda *given, **named: None)
+    kernels._programs.drop()
+    yield
+    kernels._programs.drop()
+
+
+def run_configs(queue, cpu: DeviceInfo, solver: Solver, problem: ConvProblem, *changes: dict, **options) -> float:
+    """The solver's first configuration, with each of the changes; the last error."""
+    assert solver.rejects(problem, cpu) is None, problem
+    first = next(iter(solver.configs(problem, cpu)))
+    for change in changes or ({},):
+        config = {**first, **{key: value for key, value in change.items() if key in first}}
+        plan = solver.plan(queue.context, problem, config)
+        assert plan.workspace_size == solver.workspace(problem, cpu, config)
+        error = check_plan(queue, problem, plan, f"{problem} {config}", **options)
+    return error
 
 
 TILES = r"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 
-from convdispatch.api.activation import parse_activation
+from convdispatch.api.activation import ACTIVATIONS, parse_activation
 from convdispatch.api.errors import InvalidProblem
 from convdispatch.api.problem import ConvProblem
 
@@ -28,20 +28,7 @@ def problems(draw, plain=False) -> ConvProblem:
         values["math"] = draw(st.sampled_from(["float32", "float32", "ieee", "tf32", "fast"]))
         if values["direction"] != "bwd_weights":
             values["bias"], values["residual"] = draw(st.booleans()), draw(st.booleans())
-            words = [
-                "relu",
-                "relu6",
-                "clip(-1,2.5)",
-                "leaky_relu(0.25)",
-                "elu",
-                "sigmoid",
-                "silu",
-                "tanh",
-                "hardswish",
-                "hardsigmoid",
-                "gelu",
-                "mish",
-            ]
+            words = ["clip(-1,2.5)", "leaky_relu(0.25)", *ACTIVATIONS]
             values["activation"] = draw(st.one_of(st.none(), st.sampled_from(words)))
         values["accumulate"] = values.get("activation") is None and draw(st.booleans())
         values["constant_weights"] = draw(st.integers(0, 3)) == 0

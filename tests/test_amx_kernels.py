@@ -14,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from as_amx import native, translated
-from as_gpu import hurried
+from as_amx import cpu_of, native, plain_c, run_configs
 from checking import call, check, make_operands
 from convdispatch_amx import convolve, instructions, probe, weights
-from plans import check_plan, table_cases
+from plans import table_cases
 
 import convdispatch
 from convdispatch import ConvProblem, Solver
@@ -37,11 +36,7 @@ def solver_of(problem: ConvProblem) -> Solver:
 
 @pytest.fixture
 def cpu(device):
-    """The device as the solver knows it; the kernels are for CPUs, whatever their vectors."""
-    info = runtime.device_info(device)
-    if info.type != "cpu":
-        pytest.skip("the kernels are for CPUs")
-    return info
+    return cpu_of(device)
 
 
 @pytest.fixture
@@ -55,18 +50,8 @@ def registers(device, cpu):
 
 @pytest.fixture
 def emulated(cpu, monkeypatch):
-    """Kernels in plain C, compiled in a hurry; no program from before is used, nor one of these later."""
-    compiled = kernels._compile
-
-    def compile_plain(context, text, options):
-        return compiled(context, translated(text), hurried(context, options))
-
-    monkeypatch.setattr(kernels, "_compile", compile_plain)
-    for module in (convolve, weights):
-        monkeypatch.setattr(module, "require", lambda *given, **named: None)
-    kernels._programs.drop()
-    yield
-    kernels._programs.drop()
+    with plain_c(monkeypatch):
+        yield
 
 
 @pytest.fixture(params=["emulated", "native"])
@@ -78,15 +63,7 @@ def engine(request, cpu):
 
 def run(queue, cpu, problem: ConvProblem, *changes: dict, **options) -> float:
     """The solver's first configuration, with each of the changes; the last error."""
-    solver = solver_of(problem)
-    assert solver.rejects(problem, cpu) is None, problem
-    first = next(iter(solver.configs(problem, cpu)))
-    for change in changes or ({},):
-        config = {**first, **{key: value for key, value in change.items() if key in first}}
-        plan = solver.plan(queue.context, problem, config)
-        assert plan.workspace_size == solver.workspace(problem, cpu, config)
-        error = check_plan(queue, problem, plan, f"{problem} {config}", **options)
-    return error
+    return run_configs(queue, cpu, solver_of(problem), problem, *changes, **options)
 
 
 def ways(text: str, number: int, full: bool) -> list[tuple[ConvProblem, list[dict]]]:
