@@ -199,6 +199,25 @@ def test_an_interrupt_keeps_what_is_done_and_the_next_run_goes_on(farm, records,
     assert {str(results.problem) for results in rest} == {str(ConvProblem.parse(text)) for text in PROBLEMS} - done
 
 
+def test_what_an_interrupt_finds_recorded_has_been_told_of(farm, records, monkeypatch):
+    """Ctrl-C in the middle of recording: the search is whole, in the database and in what was told."""
+    written, told = perfdb.PerfDB.record, []
+
+    def interrupted(self, *new):
+        signal.raise_signal(signal.SIGINT)
+        written(self, *new)
+
+    monkeypatch.setattr(perfdb.PerfDB, "record", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            find_many(PROBLEMS[:4], farm.address, budget_ms=300, agree=0, each=told.append)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [record.problem for record in records()] == [str(results.problem) for results in told]
+    assert len(told) == 1
+
+
 def test_a_task_costs_little_beside_its_work_and_failures_are_said(farm):
     with client_of(farm) as client:
         run = Run(client, Workers(client))

@@ -18,6 +18,7 @@ from ..selection.records.perfdb import perfdb, scope_of
 from ..selection.records.record import Record
 from .agreement import compare, is_checked
 from .connecting import Workers, connected
+from .interrupts import interrupts_wait
 from .measuring import from_json
 from .placing import Job
 from .running import Failed, Run
@@ -107,10 +108,11 @@ class _Finding:
         start(len(jobs), known, sum(len(kind.workers) for kind in self._kinds.values()))
         self._run.add(*jobs)
         for job, answer in self._run.answers():
-            results = self._heard(job, answer)
-            if results is not None:
-                found.append(results)
-                each(results)
+            with interrupts_wait():  # what is recorded has been told of
+                results = self._heard(job, answer)
+                if results is not None:
+                    found.append(results)
+                    each(results)
         return found
 
     def _job(self, problem: ConvProblem, key: str, **more: Any) -> Job:
