@@ -91,6 +91,7 @@ def renderings(monkeypatch):
 
 PACK = {
     "elementwise": False,
+    "narrow": 0,
     "lanes": 8,
     "width": 8,
     "accsize": 4,

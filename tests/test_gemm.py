@@ -363,6 +363,28 @@ def test_packing_kernels_follow_the_formula(queue, device):
                 assert packed.unchanged(except_at=packed.at)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("mr", [1, 2, 3, 5, 6, 8, 10])
+def test_columns_of_a_packed_in_narrow_panels(queue, device, mr, dtype):
+    """Vectors write beyond a panel's k, of more k's than one work item packs and rows that end within a panel."""
+    if refusal := runtime.device_info(device).supports(dtype):
+        pytest.skip(refusal)
+    spec = dense(12 * mr + 1, 33, 600, 2, "tnn", dtype=dtype)
+    config = {**choose("cpu", spec, device), "swap": False, "mr": mr, "nv": 1, "ku": 1, "pack_a": True}
+    run(queue, spec, {**config, "split": 1, "ks": 600, "kc": 600, "pack_b": dtype == "float16"})
+
+
+@pytest.mark.parametrize("run_length", [5, 15, 16, 20, 100])
+def test_panels_across_images(queue, device, run_length):
+    """Columns are images' places: of a panel's vectors some lie in one image, some in two and more."""
+    images = 3
+    b = Matrix(Axis(run_length), Axis(1, run_length, 7 * run_length))
+    c = Matrix(Axis(run_length), Axis(1, run_length, 9 * run_length))
+    spec = GemmSpec(9, images * run_length, 7, 1, "float32", Matrix(Axis(7), Axis(1)), b, c)
+    config = {**choose("cpu", spec, device), "swap": False, "mr": 3, "nv": 3, "ku": 1}
+    run(queue, spec, {**config, "pack_b": True, "split": 1, "kc": 7, "ks": 7})
+
+
 def test_packed_index_macro(queue):
     """The OpenCL text of the index agrees with the Python formula."""
     m, n, k, batch, a, b, c = SPLIT_AXES["image and group batches"]

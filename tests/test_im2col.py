@@ -157,6 +157,34 @@ def test_the_smallest_cap(queue, text):
     run(problem, list(SOLVER.configs(problem, runtime.device_info(queue.device)))[-1], queue)
 
 
+STRIDED = [  # rows of more than a vector, and of less; taps that overlap, that leave phases out, that lie outside
+    "mb2ic7ih11iw70oc6kh4sh2ph1+bias+relu",
+    "mb2ic9ih10iw20oc5kh2sh2",
+    "mb1ic3ih9iw67oc4kh5sh2ph3pw4+residual",
+    "f64_mb2ic5ih9iw37oc6kh3sh2ph1",
+    "bf16_mb2ic5ih9iw37oc6kh4sh2ph1",
+    "mb2ic3ih9iw40oc4kh1sh2",
+    "mb1ic2ih7iw90oc3kh3dh2dw3sh2ph2pw6",
+    "g3mb2ic6ih13iw29oc9kh4kw5sh2sw3ph1pw2+bias",
+    "mb1ic3ih40iw53oc2kh16sh16",
+    "mb1ic2ih5iw150oc3kh1kw3sh1sw70pw1",
+    "mb1ic2id7ih9iw19oc3kd3kh3kw4sd2sh2sw2pd1ph1pw1",
+]
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
+@pytest.mark.parametrize("text", STRIDED)
+def test_rows_of_a_stride(queue, text, direction):
+    text = text if direction == "fwd" else text.replace("+relu", "")
+    if direction == "bwd_weights":
+        text = text.partition("+")[0]
+    problem, info = ConvProblem.parse(f"{direction}_{text}"), runtime.device_info(queue.device)
+    if info.supports(problem.dtype):
+        pytest.skip("the device lacks it")
+    configs = [each for each in SOLVER.configs(problem, info) if each["method"] in ("lower", "col2im", "weights")]
+    run(problem, configs[0], queue)
+
+
 def test_an_out_of_order_queue_keeps_the_order(device):
     import pyopencl as cl
 

@@ -76,6 +76,16 @@ def test_edges(device, full, text, direction, layout):
     run(text, device, "direct" if direction != "bwd_weights" else "weights", direction=direction, layout=layout)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["mb1ic5ih6oc45kh3", "g2mb2ic6ih9oc68kh4sh2ph1", "nhwc_mb1ic19ih5oc70kh3ph1", "nhwc_mb1ic2ih5oc33kh2",
+     "f64_mb1ic3ih5oc19kh3", "bf16_mb1ic3ih5oc35kh3", "mb1ic3iw20oc33kw2", "mb1ic9ih4oc32kh3+constant"],
+)  # fmt: skip
+def test_weights_turned_in_registers_are_exact(device, text):
+    """Channels and (channel, tap) pairs of whole blocks and a rest, of less than a block, of one group and of two."""
+    run(text, device, "direct")
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("number", "text"),

@@ -2,7 +2,9 @@
 // oz SD + tz DD - PD = iz and likewise along y and x. Every element gathers its own sum: no atomics.
 //
 // NHWC      columns are [place][group][tap][channel]; otherwise [group][channel][tap][place]
-// CPU, TILE a work item sums rows of x, TILE elements at a time; otherwise one element
+// ROWS, TILE a work item sums rows of x, NHWC TILE elements at a time; otherwise one element
+// LANES, V, KEPT, IDS  elements of a vector of sums, its type, that of integers of its size, 0 to LANES - 1
+// FRONT     elements of the workspace before the columns
 // rows      rows of a CPU work item
 // image0, images, group0, groups, channel0, channels: the piece of x; channels are counted within a group
 #include <convdispatch/output.cl>
@@ -18,10 +20,11 @@ inline int place(int i, int tap, int step, int spread, int pad, int places) {
   return from >= 0 && o < places && o * step == from ? o : -1;
 }
 
-#if !CPU
+#if !ROWS
 kernel void gather(PARAMS) {
   const long id = get_global_id(0);
   const int pieces = groups * channels;
+  columns += FRONT;
 #if NHWC
   const int piece = id % pieces;
   const long pixel = id / pieces;
@@ -66,6 +69,7 @@ kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void gather(PARAMS) {
   const int y0 = get_global_id(0) * rows, y1 = min(XH, y0 + rows);
   const int iz = get_global_id(1) % XD, image = get_global_id(1) / XD;
+  columns += FRONT;
   ACC sum[TILE];
   for (int iy = y0; iy < y1; ++iy)
     for (int ix = 0; ix < XW; ++ix)
@@ -97,39 +101,51 @@ void gather(PARAMS) {
         }
 }
 #else
+#include <convdispatch/first_lanes.cl>
+// Places from ox on of a row of columns, 0 beyond its ends. What is read there is the workspace's.
+inline V row_of(global const ACC *restrict from, int ox) {
+  const KEPT at = ox + (KEPT)(IDS);
+  return select((V)(0), LOADW(from + clamp(ox, -LANES, YW)), at >= 0 & at < YW);
+}
+
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void gather(PARAMS) {
   const int y0 = get_global_id(0) * rows, y1 = min(XH, y0 + rows), piece = get_global_id(2);
   const int iz = get_global_id(1) % XD, image = get_global_id(1) / XD;
   const int channel = (group0 + piece / channels) * CG + channel0 + piece % channels;
-  ACC sum[TILE];
-  for (int iy = y0; iy < y1; ++iy)
-    for (int x0 = 0; x0 < XW; x0 += TILE) {
-      const int n = min(TILE, XW - x0);
-      for (int j = 0; j < n; ++j) sum[j] = 0;
-      for (int tz = 0; tz < TD; ++tz) {
+  columns += FRONT + ((long)piece * TAPS * images + image) * PLACES;
+#if BIAS
+  const ACC b = LOAD(bias, channel);
+#else
+  const ACC b = 0;
+#endif
+  ONCE for (int iy = y0; iy < y1; ++iy) {
+    const long at = ((((long)(image0 + image) * C + channel) * XD + iz) * XH + iy) * XW;
+    ONCE for (int ix = 0; ix < XW; ix += SW * LANES) {
+      union { V v[SW]; ACC s[SW * LANES]; } u;  // of elements that are congruent modulo the stride, side by side
+      for (int f = 0; f < SW; ++f) u.v[f] = 0;
+      ONCE for (int tz = 0; tz < TD; ++tz) {
         const int oz = place(iz, tz, SD, DD, PD, YD);
         if (oz < 0) continue;
-        for (int ty = 0; ty < TH; ++ty) {
+        ONCE for (int ty = 0; ty < TH; ++ty) {
           const int oy = place(iy, ty, SH, DH, PH, YH);
           if (oy < 0) continue;
-          for (int tx = 0; tx < TW; ++tx) {
-            global const ACC *from = columns + ((long)piece * TAPS + (tz * TH + ty) * TW + tx) * (images * PLACES)
-                + image * PLACES + ((long)oz * YH + oy) * YW;
-            // Places low to high - 1 reach this tile, at ox SW + to.
-            const int to = tx * DW - PW - x0;
-            const int low = to < 0 ? (-to + SW - 1) / SW : 0;
-            const int high = min(YW, n <= to ? 0 : (n - to + SW - 1) / SW);
-            int ox = low;
-#if SW == 1
-            for (; ox + 16 <= high; ox += 16) *(run16 *)(sum + ox + to) += *(global const run16 *)(from + ox);
-#endif
-            for (; ox < high; ++ox) sum[ox * SW + to] += from[ox];
+          global const ACC *from = columns + (long)(tz * TH + ty) * (TW * images * PLACES) + ((long)oz * YH + oy) * YW;
+          for (int tx = 0; tx < TW; ++tx, from += images * PLACES) {
+            const int to = tx * DW - PW, f = (to % SW + SW) % SW;
+            u.v[f] += row_of(from, ix / SW + (f - to) / SW);
           }
         }
       }
-      const long at = ((((long)(image0 + image) * C + channel) * XD + iz) * XH + iy) * XW + x0;
-      for (int j = 0; j < n; ++j) put(OUT_ARGS, sum[j], at + j, channel);
+      const int n = min(SW * LANES, XW - ix);
+#if SW == 1
+      put_first(OUT_ARGS, at + ix, u.v[0], n, b);
+#elif SW == 2
+      put_pairs(OUT_ARGS, at + ix, u.v[0], u.v[1], n, b);
+#else
+      ONCE for (int j = 0; j < n; ++j) put_one(OUT_ARGS, at + ix + j, u.s[j % SW * LANES + j / SW], b);
+#endif
     }
+  }
 }
 #endif

@@ -41,6 +41,8 @@ from .window import PatchWindow, runs
 __all__ = ["Col2im", "configs", "flipped_pays"]
 
 _TILE = 256  # elements of x that a CPU work item sums at once
+_PHASES = 64  # of rows that a work item sums in vectors
+_FRONT = 32  # elements before and behind the columns: a vector at a row's end reads beyond it
 
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
@@ -68,6 +70,7 @@ class Col2im:
         self.problem, self.gemm = problem, config["gemm"]
         self.cpu = self.gemm["kind"] == "cpu"
         self.window = window = PatchWindow.of(problem)
+        self.rows = self.cpu and (window.nhwc or window.step[2] <= _PHASES)
         self.widened = problem.dtype in NARROW
         most = max(1, config["cap"] // (window.volume * window.pixels * window.accumulator_size))  # channels of columns
         images = max(1, most // window.channels)
@@ -116,7 +119,7 @@ class Col2im:
         """Byte offsets of scratch memory, float32 dy and float32 w, and the workspace's size."""
         areas = Areas()
         specs = [self.spec(*size) for size in self.sizes()]
-        areas.add(max(spec.m * spec.n * spec.batch * spec.accumulator_size for spec in specs))
+        areas.add(max((spec.m * spec.n * spec.batch + 2 * _FRONT) * spec.accumulator_size for spec in specs))
         scratch = areas.add(max(gemm_workspace(spec, self.gemm) for spec in specs))
         wide_y = wide_w = areas.size
         if self.widened:
@@ -165,7 +168,7 @@ class Col2im:
                 gradient_offset
                 + window.offset(window.targets, image * window.pixels)
                 + group * window.group_targets * (1 if window.nhwc else window.pixels),
-                0,
+                _FRONT,
                 scratch,
             )
             steps += [product, self._gather(program, (image, images), (group, groups), (channel, channels))]
@@ -176,8 +179,12 @@ class Col2im:
         window, problem = self.window, self.problem
         kind = DTYPES[window.dtype].accumulator
         text = window.macros() + epilogue_macros(problem)
-        text += define(NHWC=int(window.nhwc), CPU=int(self.cpu), TILE=_TILE, V16=f"{kind}16")
+        text += define(NHWC=int(window.nhwc), ROWS=int(self.rows), FRONT=_FRONT, TILE=_TILE, V16=f"{kind}16")
         text += define(ACCSIZE=window.accumulator_size)
+        if self.rows:
+            lanes = self.gemm["lanes"]
+            integers = f"{'long' if kind == 'double' else 'int'}{lanes}"
+            text += define(LANES=lanes, V=f"{kind}{lanes}", KEPT=integers, IDS=", ".join(map(str, range(lanes))))
         return text + kernel_text(__package__, "col2im.cl")
 
     def _gather(self, program: Any, image: Any, group: Any, channel: Any) -> Launch:
@@ -185,7 +192,7 @@ class Col2im:
         window = self.window
         depth, height, width = window.source
         piece = group[1] * channel[1]
-        if self.cpu:
+        if self.rows:
             rows = max(1, min(height, -(-32768 // (width * window.volume * (piece if window.nhwc else 1)))))
             size: tuple[int, ...] = (-(-height // rows), depth * image[1], 1 if window.nhwc else piece)
             local: tuple[int, ...] = (1, 1, 1)

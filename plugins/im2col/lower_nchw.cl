@@ -53,6 +53,8 @@ void lower(global const SRC *restrict x, global DST *restrict lowered, long star
               }
 #if SW == 1
               copy_run(target + low, row + (tx * DW + low), high - low);
+#elif SW == 2
+              copy_second(target + low, row + (tx * DW + low * 2), high - low);
 #else
               for (int j = low; j < high; ++j) target[j] = GET(row, tx * DW + j * SW);
 #endif

@@ -3,7 +3,7 @@
 // I, K        sizes of the operand
 // SIZES       where sizes are arguments, their declarations: one program packs operands of all sizes
 // W           panel width; PANELS = ceil(I / W)
-// KCHUNK      k's of one panel that a work item packs (CPU form)
+// KCHUNK      k's that a work item packs, of GROUP panels (CPU form)
 // X_BATCH(z), X_I(i), X_K(k)  element offsets in the source
 // PACKED_BATCH: z counts distinct operands; Z(z) is the first batch that uses it
 % if elementwise:
@@ -17,6 +17,25 @@ kernel void pack(global const REAL *restrict x, long x_off, global ACC *restrict
 % else:
 #include <convdispatch/lanes.cl>
 #define BLOCK ${lanes}
+% if narrow:
+// Panels narrower than vectors, of neighbours i: what a vector writes beyond its panel's k is the next one's, written next.
+typedef WITH_LANES(ACC, ${narrow}, ) __attribute__((aligned(sizeof(ACC)))) wide;
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
+void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed, long packed_off SIZES) {
+  const int k0 = get_global_id(0) * KCHUNK, panel0 = get_global_id(1) * GROUP, z = get_global_id(2);
+  const int k1 = min(K, k0 + KCHUNK), panel1 = min(PANELS, panel0 + GROUP);
+  x += x_off + X_BATCH(Z(z));
+  packed += packed_off + (long)z * PANELS * ((long)K * W);
+  ONCE for (int k = k0; k < k1; ++k)
+    ONCE for (int panel = panel0; panel < panel1; ++panel) {
+      const int i0 = panel * W;
+      global const REAL *from = x + X_K(k) + i0;
+      global ACC *to = packed + ((long)panel * K + k) * W;
+      if (k + 1 < k1 && i0 + ${narrow} <= I) *(global wide *)to = *(global const wide *)from;
+      else ONCE for (int lane = 0; lane < W; ++lane) to[lane] = i0 + lane < I ? LOAD(from, lane) : (ACC)0;
+    }
+}
+% else:
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed, long packed_off SIZES) {
@@ -38,7 +57,16 @@ void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed
     }
     return;
   }
-% endif
+  ONCE for (int lane = 0; lane < count; lane += LANES) {
+    const int i = i0 + lane, some = min(LANES, count - lane);
+    if (some == LANES${f" && i % {run} + LANES <= {run}" if run else ""}) {
+      global const REAL *p = x + X_I(i);
+      ONCE for (int k = k0; k < k1; ++k) STOREW(packed + (long)k * W + lane, LOADV(p + X_K(k)));
+    } else
+      ONCE for (int k = k0; k < k1; ++k)
+        ONCE for (int q = 0; q < some; ++q) packed[(long)k * W + lane + q] = LOAD(x, X_I(i + q) + X_K(k));
+  }
+% else:
 % if k_unit:
   // Neighbours along k: short runs of k, so that the scattered writes stay in the first cache.
   for (int k = k0, end; k < k1; k = end) {
@@ -90,5 +118,7 @@ half = lanes // 2
     else
       for (int lane = 0; lane < count; ++lane) packed[(long)k * W + lane] = LOAD(x, X_I(i0 + lane) + X_K(k));
 % endif
+% endif
 }
+% endif
 % endif

@@ -13,7 +13,7 @@ from ..commands import Kernel
 from ..kernels import build
 from ..queues import commands_of
 from .layout import direct, packed_layout
-from .source import gemm_text, pack_chunk, pack_text, reduce_text
+from .source import gemm_text, packing, reduce_text
 from .spec import GemmSpec
 
 if TYPE_CHECKING:
@@ -143,13 +143,7 @@ class GemmPlan:
         with self._pack_lock:
             if letter not in self._packers:
                 theirs = "ab"[self._order.index(letter)]
-                layout = self._layouts[letter]
-                if self.config["kind"] == "gpu":
-                    sizes, local = (layout.width, layout.k, layout.panels * layout.batches), None
-                else:
-                    sizes = (-(-layout.k // pack_chunk(layout.width)), layout.panels, layout.batches)
-                    local = (1, 1, 1)
-                text, numbers = pack_text(self._inner, self.config, theirs)
+                text, sizes, local, numbers = packing(self._inner, self.config, theirs)
                 self._packers[letter] = _Kernel(build(self._context, text), "pack", sizes, local, 2, numbers)
             return self._packers[letter]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,11 @@ from ..kernels import define, kernel_text
 from .layout import packed_layout
 from .spec import Axis, GemmSpec
 
-__all__ = ["gemm_text", "pack_text", "reduce_text"]
+__all__ = ["Packing", "gemm_text", "packing", "reduce_text"]
 
+_ITEM, _GROUP = 1 << 14, 64
+"""Elements that a work item should pack, so that it is worth starting; neighbours of a row that it packs together
+where panels are narrow: lines that several panels share are read once."""
 _FAR, _PANEL = 1 << 16, 1 << 13
 """Elements of a batch's packed operand whose lines are asked for ahead, and of B's panel, which a first-level cache
 keeps if it is smaller. 1x1 layers of as many weights took 0.81 to 0.98 of the time, smaller ones 0.96 to 1.04; a matrix
@@ -213,35 +216,47 @@ def _gpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
     )
 
 
-def pack_text(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> tuple[str, list[Any]]:
-    """The program that packs operand ``letter`` of ``spec`` (simplified, swapped where the configuration says so).
+class Packing(NamedTuple):
+    """How an operand is packed."""
 
-    And the numbers that follow the kernel's other arguments: sizes, where they cost nothing as arguments, so that the
-    many operands of a net share a program.
-    """
+    text: str
+    """The program."""
+    sizes: tuple[int, int, int]
+    """Work items."""
+    local: tuple[int, int, int] | None
+    numbers: tuple[Any, ...]
+    """What follows the kernel's other arguments: sizes, where they cost nothing as arguments, so that the many operands
+    of a net share a program."""
+
+
+def packing(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> Packing:
+    """Of operand ``letter`` of ``spec`` (simplified, swapped where the configuration says so)."""
     config = {**config, "swap": False}
     matrix, layout = getattr(spec, letter), packed_layout(spec, config, letter)
     i, k = (matrix.row, matrix.col) if letter == "a" else (matrix.col, matrix.row)
     lanes = config.get("lanes", 4)
     axis = layout.batch  # the first batch that uses distinct operand z
     first = f"((z) * {axis.inner})" if not axis.plain and axis.outer else "(z)"
-    text = _types(spec, lanes) + define(W=layout.width, KCHUNK=pack_chunk(layout.width))
+    narrow = 0 if config["kind"] == "gpu" else _narrow(spec, i, layout.width, lanes)
+    group = max(1, _GROUP // layout.width) if narrow else 1
+    depth = max(16, _ITEM // (layout.width * group) // 16 * 16)
+    text = _types(spec, lanes) + define(W=layout.width, KCHUNK=depth, GROUP=group)
     text += f"#define X_BATCH(z) {matrix.batch.text('z')}\n#define X_K(k) {k.text('k')}\n#define Z(z) {first}\n"
-    size = spec.m if letter == "a" else spec.n
+    size, numbers = spec.m if letter == "a" else spec.n, ()
     k_unit = k.stride == 1 and i.stride != 1
     if (
         k_unit and k.plain and i.plain and config["kind"] == "cpu"
     ):  # reads run along k: the distance of rows bears on no loop
         text += "#define SIZES , int I, int K, int PANELS, long I_STEP\n#define X_I(i) ((long)(i) * I_STEP)\n"
-        numbers = [np.int32(size), np.int32(spec.k), np.int32(layout.panels), np.int64(i.stride)]
+        numbers = (np.int32(size), np.int32(spec.k), np.int32(layout.panels), np.int64(i.stride))
     else:
         text += define(I=size, K=spec.k, PANELS=layout.panels, SIZES="") + f"#define X_I(i) {i.text('i')}\n"
-        numbers = []
     text += kernel_text(
         __package__,
         "pack.cl.mako",
         elementwise=config["kind"] == "gpu",
         lanes=lanes,
+        narrow=narrow,
         width=layout.width,
         accsize=spec.accumulator_size,
         k_unit=k_unit,
@@ -249,12 +264,18 @@ def pack_text(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> tuple[s
         vectors=i.stride == 1 and layout.width % lanes == 0,
         run=0 if i.plain else i.inner,
     )
-    return text, numbers
+    if config["kind"] == "gpu":
+        return Packing(text, (layout.width, layout.k, layout.panels * layout.batches), None, numbers)
+    sizes = (-(-layout.k // depth), -(-layout.panels // group), layout.batches)
+    return Packing(text, sizes, (1, 1, 1), numbers)
 
 
-def pack_chunk(width: int) -> int:
-    """The k's of one panel that a work item packs on a CPU: some 16,000 elements, so that items are worth starting."""
-    return max(16, 16384 // width // 16 * 16)
+def _narrow(spec: GemmSpec, axis: Axis, width: int, lanes: int) -> int:
+    """Elements of the vectors that pack panels of fewer neighbours, each reaching no further than the next k; or 0."""
+    fits = [n for n in (2, 4, 8, 16) if width <= n <= lanes]
+    if spec.dtype not in ("float32", "float64") or not axis.plain or axis.stride != 1 or width < 2:
+        return 0
+    return fits[0] if fits and width % lanes else 0
 
 
 def reduce_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:

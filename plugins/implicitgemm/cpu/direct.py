@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -93,10 +94,20 @@ class PassKernel:
             "straight": self.straight,
             "runs": p.spread[2] == 1 and self.cp == p.c, "dense": p.dense, "fold": p.fold, "bias": self.problem.bias,
         }  # fmt: skip
-        text += kernel_text(__package__, "pack.cl") + kernel_text(__package__, "runs.cl")
+        text += kernel_text(__package__, "pack.cl.mako", lanes=self.lanes, turned=self.turned)
+        text += kernel_text(__package__, "runs.cl")
         last = [] if self.straight else ["finish.cl.mako"]
         files = ("stage.cl.mako", *last, "direct.cl.mako")
         return text + "".join(kernel_text(__package__, file, **values) for file in files)
+
+    @property
+    def turned(self) -> bool:
+        """Whether a target channel's weights lie in the order of the tile's loops."""
+        p = self.p
+        if p.fold > 1 or p.empty or p.volume != math.prod(p.kernel) or any(p.w_first) or set(p.w_step) != {1}:
+            return False
+        order = (1, p.c) if self.inter else (p.volume, 1)
+        return p.w_strides[1:] == order and (not self.inter or self.ncb == 1)
 
     @property
     def pack_c(self) -> int:

@@ -4,6 +4,9 @@
 // WN WC WT  elements of w from n to n, c to c, tap to tap; F? kernel position of tap 0 (arguments), K? its step
 // EMPTY   1: all weights are 0
 // FOLD    n counts (j, channel): FOLD neighbouring places of a row as channels, whose taps are shifted by j
+// PACK_C  source channels of a work item
+//
+// turned  w[n] lies in the order of the tile's loops: blocks of LANES channels by LANES of it are turned in registers
 #include <convdispatch/lanes.cl>
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void pack(global const REAL *restrict w, global ACC *restrict packed, long packed_off, int fd, int fh, int fw) {
@@ -15,6 +18,34 @@ void pack(global const REAL *restrict w, global ACC *restrict packed, long packe
   w += (long)n0 * WN;
 #endif
   packed += packed_off + (long)get_global_id(1) * WBLOCK;
+% if turned:
+  const int k0 = c0 * (TD * TH * TW), k1 = c1 * (TD * TH * TW);
+  ONCE for (int n = 0; n < NVL; n += LANES) {
+    const int whole = n + LANES <= count && k1 - k0 >= LANES ? k1 : k0;  // the last block ends there
+    ONCE for (int next = k0; next < whole; next += LANES) {
+      const int k = min(next, k1 - LANES);
+      global const REAL *from = w + (long)n * WN + k;
+      global ACC *to = packed + (long)k * NVL + n;
+% for i in range(lanes):
+      const V t0_${i} = LOADV(from + ${i}L * WN);
+% endfor
+<%
+stages = lanes.bit_length() - 1
+half = lanes // 2
+%>\
+% for t in range(1, stages + 1):
+% for i in range(half):
+      const V t${t}_${i} = (V)(t${t - 1}_${2 * i}.even, t${t - 1}_${2 * i + 1}.even), t${t}_${i + half} = (V)(t${t - 1}_${2 * i}.odd, t${t - 1}_${2 * i + 1}.odd);
+% endfor
+% endfor
+% for i in range(lanes):
+      STOREW(to + ${i} * NVL, t${stages}_${i});
+% endfor
+    }
+    ONCE for (int k = whole; k < k1; ++k)
+      ONCE for (int j = n; j < n + LANES; ++j) packed[(long)k * NVL + j] = j < count ? LOAD(w, (long)j * WN + k) : (ACC)0;
+  }
+% else:
   ONCE for (int c = c0; c < c1; ++c) {
 #if INTER
     const int cb = c / CB, cn = min(CB, C - cb * CB);
@@ -46,4 +77,5 @@ void pack(global const REAL *restrict w, global ACC *restrict packed, long packe
 #endif
         }
   }
+% endif
 }
