@@ -76,7 +76,8 @@ class Kernel:
 
 
 class Late:
-    """A kernel's number that is asked for anew at every replay, such as the next counter of a random stream."""
+    """A kernel's argument that is another at every replay: a number that is asked for, such as the next counter of a
+    random stream, or memory that the caller sets."""
 
     __slots__ = ("ask", "value")
 

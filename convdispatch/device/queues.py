@@ -48,9 +48,12 @@ class OpenCLQueue(Commands):
         import pyopencl as cl
 
         own, sizes, enqueue = kernel.plain(), (kernel.global_size, kernel.local_size), cl.enqueue_nd_range_kernel
-        late = [(i, kernel.dtypes[i].type, a) for i, a in enumerate(arguments) if type(a) is Late]
+        late = []
         for place, (given, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
-            own.set_arg(place, given if dtype is None else dtype.type(0 if type(given) is Late else given))
+            if type(given) is Late:
+                late.append((place, _itself if dtype is None else dtype.type, given))
+            else:
+                own.set_arg(place, given if dtype is None else dtype.type(given))
 
         def run(commands: OpenCLQueue, wait_for: Any = None, _held: Any = arguments) -> cl.Event:
             for place, number, given in late:
@@ -111,6 +114,11 @@ class OpenCLQueue(Commands):
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
         """See Commands."""
         return work(self.queue, *operands, wait_for=wait_for)
+
+
+def _itself(memory: Any) -> Any:
+    """Memory as a kernel's argument."""
+    return memory
 
 
 def commands_of(queue: Any) -> Commands:

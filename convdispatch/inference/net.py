@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,12 @@ from ..selection.prepared import Prepared
 from ..tensor import Tensor
 from . import remembered
 from .foretold import foretold
-from .graph import is_planned, map_operands
+from .graph import is_planned, map_operands, operands
 from .graphs import asked, fused, in_layouts, layouts_of, mixed
 from .judging import check_purpose, judge
 from .layout import LAYOUTS, MIXED
 from .lower import Lowered, lower, problem_of
+from .on_host import OnHost
 from .program import Program
 from .schedule import Schedule
 from .slicing import sliced
@@ -254,23 +256,40 @@ class InferenceNet:
             raise InvalidArgument(f"the net takes {len(self._lowered.inputs)} inputs, got {len(inputs)}")
         library = library_of(type(inputs[0])) if inputs else None
         if library is None:
-            host = all(isinstance(given, np.ndarray) for given in inputs)
-            if host and self.watch is not None:
-                return self.watch.call(self, lambda: self._call(inputs, self._fetch_host))
-            return self._call(inputs, self._fetch_host if host else self._fetch)
+            if not all(isinstance(given, np.ndarray) for given in inputs):
+                return self._call(inputs, self._fetch)
+            if self.watch is not None:
+                return self.watch.call(self, lambda: self._call_on_host(inputs))
+            return self._call_on_host(inputs)
         places = [library.place(given) for given in inputs]
         if any(library_of(type(given)) is not library for given in inputs) or len(set(places)) > 1:
             raise InvalidArgument(f"the net's inputs must all be of {library.name}, in one place")
         if places[0] is not None:
             return self._call_on_cuda(library, inputs, library.stream(inputs[0], places[0]))
         views = [library.host(given) for given in inputs]
-        return self._call(views, lambda inner: library.from_host(self._fetch_host(inner), inputs[0]))
+        return map_operands(lambda array: library.from_host(array, inputs[0]), self._call_on_host(views))
 
     def _call(self, inputs: Sequence[Any], fetch: Callable[[Tensor], Any]) -> Any:
         for given, inner in zip(inputs, self._lowered.inputs, strict=True):
             self._bring(given, inner)
         self._program.run()
         return map_operands(fetch, self._lowered.output)
+
+    def _call_on_host(self, inputs: Sequence[np.ndarray]) -> Any:
+        """The results as arrays: where the arrays lie, if the device can, else by way of its memory."""
+        on_host = self._on_host
+        if on_host is None:
+            return self._call(inputs, self._fetch_host)
+        for given, inner in zip(inputs, self._lowered.inputs, strict=True):
+            if given.shape != inner.shape or given.dtype != inner.dtype:
+                self._check(given.shape, given.dtype.name, inner)
+        made = iter(on_host(inputs))
+        return map_operands(lambda _: next(made), self._lowered.output)
+
+    @functools.cached_property
+    def _on_host(self) -> OnHost | None:
+        results = list(operands(self._lowered.output))
+        return OnHost.of(self._program, self._lowered.recording.commands, self._lowered.inputs, results)
 
     def _call_on_cuda(self, library: Library, inputs: Sequence[Any], stream: CudaStream) -> Any:
         """The result for another library's arrays on a CUDA device, all of it on one stream."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..api.errors import ConvDispatchError, InvalidArgument
@@ -36,7 +36,8 @@ class Program:
     """
 
     def __init__(self, recording: Recording, schedule: Schedule | None = None) -> None:
-        self.queue, self._lock = recording.queue, threading.Lock()
+        self.queue, self.lock = recording.queue, threading.Lock()
+        """The lock is held while commands are given."""
         self.schedule = schedule or Schedule.single(recording.commands)
         align = max(128, runtime.device_info(recording.device).buffer_alignment)
         self.arena: Arena = lay_out(lifetimes(recording.commands, self.schedule.regions), align)
@@ -86,12 +87,23 @@ class Program:
 
     def run(self) -> cl.Event | None:
         """Enqueue all commands; the event of the last one. Never waits."""
-        with self._lock:
+        with self.lock:
             for late in self._lates:
                 late.draw()
             if self.on_graph:
                 return self._run_beside()
-            return self._run_plain() if self._plain else self._run_on_several()
+            return self.enqueue(self._runs)
+
+    def bound(self, memory: Callable[[Slot], Any], roots: set[Slot]) -> list[Callable[..., Any]]:
+        """The commands with what ``memory`` answers for slots, those that take a part of ``roots`` bound anew to it."""
+        return [
+            command.make(memory, self._queues[0]) if any(slot.root in roots for slot in command.slots) else run
+            for command, run in zip(self._commands, self._runs, strict=True)
+        ]
+
+    def enqueue(self, runs: Sequence[Callable[..., Any]]) -> Any:
+        """Enqueue ``runs``, the commands as ``bound`` answers them, under the lock; the event of the last one."""
+        return self._run_plain(runs) if self._plain else self._run_on_several(runs)
 
     def timed(self, runs: int) -> list[float]:
         """The least milliseconds of each command on the device in ``runs`` runs on one queue; NaN where unknown."""
@@ -101,7 +113,7 @@ class Program:
             self.queue.context, self.queue.device, cl.command_queue_properties.PROFILING_ENABLE
         )
         commands, found = OpenCLQueue(profiling), [float("nan")] * len(self._runs)
-        with self._lock:
+        with self.lock:
             self.queue.finish()
             for _ in range(max(1, runs)):
                 for late in self._lates:
@@ -138,7 +150,7 @@ class Program:
         """Give all commands to a CUDA stream of the device, in place of the queue. Raises InvalidArgument."""
         if self.replay is None:
             raise InvalidArgument(f"the program does not run on a CUDA stream: {self.no_graph}")
-        with self._lock:
+        with self.lock:
             for late in self._lates:
                 late.draw()
             self.replay.give(stream)
@@ -151,16 +163,15 @@ class Program:
             self._replay.give(CudaStream(place_of(across.cuda.number), across.stream.value or 0))
             return across.leave()
 
-    def _run_plain(self) -> Any:
+    def _run_plain(self, runs: Sequence[Callable[..., Any]]) -> Any:
         commands, event = self._queues[0], None
-        for run in self._runs:
+        for run in runs:
             event = run(commands)
         return event
 
-    def _run_on_several(self) -> Any:
+    def _run_on_several(self, runs: Sequence[Callable[..., Any]]) -> Any:
         last: list[Any] = [None] * len(self._queues)
         done: dict[int, Any] = {}
-        runs = self._runs
         start = [self._mark()] if any(step.starts for step in self._steps) else None
         for step in self._steps:
             commands = self._queues[step.queue]
