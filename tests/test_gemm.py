@@ -16,6 +16,7 @@ from convdispatch.api.errors import InvalidArgument
 from convdispatch.device import runtime
 from convdispatch.device.gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, configs, packed_layout
 from convdispatch.device.gemm.configs import cpu_configs, gpu_configs
+from convdispatch.device.gemm.source import gemm_text
 
 GENERATORS = {"cpu": cpu_configs, "gpu": gpu_configs}
 NUMPY = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -323,6 +324,22 @@ def test_register_tiles(queue, device, lanes, mr, nv, ku, packs):
     spec = dense(29, 139, 37)
     config = choose("cpu", spec, device) | {"lanes": lanes, "mr": mr, "nv": nv, "ku": ku, "mt": 2, "np": 2}
     run(queue, spec, config | dict(zip(("pack_a", "pack_b"), packs, strict=True)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("mr", "nv", "ku", "k", "kc"), [(6, 4, 1, 100, 100), (4, 2, 1, 96, 41), (3, 1, 2, 83, 83)])
+def test_rows_asked_for_ahead(queue, device, dtype, mr, nv, ku, k, kc):
+    """Whole lines of a row, a rest, and passes that begin within a line; rows of A lie apart or side by side."""
+    lanes = 16 if dtype == "float32" else 8
+    for step in (k, k + 5):
+        spec = dense(4003, 70, k, 1, "nnn", dtype)
+        spec = dataclasses.replace(spec, a=Matrix(Axis(step), Axis(1)))
+        config = choose("cpu", spec, device) | {"swap": False, "pack_a": False, "pack_b": True, "split": 1, "kc": kc}
+        config |= {"lanes": lanes, "mr": mr, "nv": nv, "ku": ku, "mt": 200, "np": 2}
+        packed = dataclasses.replace(spec, b_packed=True)
+        assert "AHEAD(pa0" in gemm_text(packed, config)
+        assert "AHEAD(pa0" not in gemm_text(dataclasses.replace(packed, m=40), config)
+        run(queue, spec, config)
 
 
 @pytest.mark.parametrize("case", ["b nnn float32 64", "b ntn float32 16", "b nnn bfloat16 64", "b ttn float64 23",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
@@ -32,6 +33,23 @@ def test_vectors_run_along_channels_that_lie_beside_each_other(sizes):
     first = chosen(pointwise(*sizes))
     assert first["swap"]
     assert not first["pack_b"]
+
+
+@pytest.mark.parametrize("sizes", [(512, 128, 6272), (128, 512, 6272), (320, 192, 3200), (64, 128, 100352)])
+def test_rows_asked_for_ahead_are_read_where_they_lie(sizes):
+    """With sixteen registers, too, whose tiles are narrow: reading pictures once more a panel costs little."""
+    avx2 = dataclasses.replace(CPU, simd_width=8)
+    spec = pointwise(*sizes)
+    first = min(configs(spec, avx2), key=functools.partial(product_cost, spec))
+    assert first["swap"]
+    assert not first["pack_b"]
+    assert first["mr"] * first["nv"] > 9
+
+
+def test_panels_of_whole_lines_are_written_once():
+    avx2 = dataclasses.replace(CPU, simd_width=8)
+    spec = pointwise(64, 128, 100352)
+    assert min(configs(spec, avx2), key=functools.partial(product_cost, spec))["nv"] % 2 == 0
 
 
 def test_a_tile_has_sums_enough_to_hide_an_addition():

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .layout import distinct
+from .layout import distinct, far_rows
 from .spec import GemmSpec
 
 __all__ = ["LAUNCH", "PACKED", "product_cost"]
@@ -30,6 +30,7 @@ _WIDENED = 4.0  # of an element of A that a tile widens for itself
 _READ, _WRITTEN, _SCATTERED = 30.0, 5.0, 90.0  # of an element of A or B; of C; of C whose columns lie apart
 _FAR, _KEPT = 20.0, 1 << 20  # of an element of A that a panel of B, or of a panel that an item reads from memory anew;
 # of A's rows side by side in place, columns apart, whole lines come for a tile's few
+_ASKED = 2.0  # the same of rows in place whose lines are asked for ahead
 _CROWDED, _PAGE = 8.0, 4096  # of one in place, read again: of B's rows whole pages apart, of A's columns on many pages
 _AGAIN, _NEAR = 0.35, 32 * 1024  # of an element of B that a row of tiles reads anew from beyond the nearest cache
 _CUT, _LINE = 0.7, 64  # of one of B in place, in vectors across lines: NumPy's large arrays lie 16 bytes beyond one
@@ -49,15 +50,14 @@ def _ceil(a: int, b: int) -> int:
 @functools.lru_cache(maxsize=4096)
 def _operations(m: int, n: int, k: int, mr: int, nv: int, lanes: int) -> float:
     """Multiply-adds, two each, that a core could do while it computes all tiles of a batch, the edges' among them."""
-    total = 0.0
+    total, unrolled = 0.0, max(1, min(4, 8 // (min(mr, m) * nv)))
     (tall, rest_m), (wide, rest_n) = divmod(m, mr), divmod(n, nv * lanes)
     for rows, count_m in ((mr, tall), (rest_m, 1)):
         for vectors, count_n in ((nv, wide), (_ceil(rest_n, lanes), 1)):
             if rows and vectors:
                 # A step of k: the multiply-adds, the loads beside them, or the four cycles, each of two multiply-adds,
-                # that a sum takes before the next may be added to it.
-                unrolled = max(1, min(4, 8 // (rows * vectors)))
-                total += count_m * count_n * max(rows * vectors, 0.7 * (rows + vectors), 8 / unrolled)
+                # that a sum takes before the next may be added to it; just eight sums take a ninth longer.
+                total += count_m * count_n * max(rows * vectors, 0.7 * (rows + vectors), 9 / unrolled)
     return 2.0 * lanes * total * k
 
 
@@ -110,10 +110,15 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
     again_a, again_b = _read_again(spec, gemm, min(gemm["kc"], spec.k))
     cost += again_a * every_a * panels + again_b * every_b * rows
     if spec.m * spec.k * size > _KEPT:
-        lines = not (gemm["pack_a"] or spec.a_packed) and spec.a.row.stride == 1 and spec.a.col.stride * size >= _LINE
-        cost += _FAR * (max(1.0, _LINE / (mr * size)) if lines else 1.0) * (every_a * panels - a)
+        in_place = not (gemm["pack_a"] or spec.a_packed)
+        lines = in_place and spec.a.row.stride == 1 and spec.a.col.stride * size >= _LINE
+        each = _ASKED if far_rows(spec, not in_place, nv) else _FAR * (max(1.0, _LINE / (mr * size)) if lines else 1.0)
+        cost += each * (every_a * panels - a)
     if spec.k * wide * size > _KEPT:
         cost += _FAR * (every_b * sweeps - b)
+    if spec.c.col.stride == 1 and c * size > _KEPT:
+        # Lines that two panels share are brought and written twice.
+        cost += _FAR * c * (_LINE - math.gcd(wide * size, _LINE)) / (wide * size)
     if spec.c.col.stride > 1:
         # A row of a tile is written to as many lines, which share few places of the nearest cache where columns lie so.
         apart = wide * math.gcd(spec.c.col.stride * size, _PAGE) > _WAYS * _PAGE

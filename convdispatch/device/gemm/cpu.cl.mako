@@ -10,6 +10,7 @@
 // NP     column panels of a work item
 // BT     batches of a work item
 // a_local  A's elements are narrower than sums: a tile widens its rows into local memory, as they lie
+// far_rows rows of A, read where they lie, come from beyond the second-level cache: a tile asks for the next one's lines
 // far_a, far_b  the packed operand is too large for a second-level cache to keep: its lines are asked for ahead
 // b_local  the work item itself packs KC rows of a panel of B into local memory, which is its own: groups hold one item
 <%
@@ -58,8 +59,16 @@ steps = range(ku)
       global const ACC *restrict pb = b + B_COL(panel * ${nr}) + B_ROW(k0);
 % endif
       int k = 0;
+% if far_rows:
+      while (k < kb) {
+        const int stop = min(k + ${far_rows}, kb);  // a line of each row
+% for i in range(rows):
+        AHEAD(pa${i} + A_ROW(MR));
+% endfor
+        __attribute__((opencl_unroll_hint(1)))
+% endif
 % for width in ([ku, 1] if ku > 1 else [1]):
-      for (; k + ${width} <= kb; k += ${width}) {
+      for (; k + ${width} <= ${"stop" if far_rows else "kb"}; k += ${width}) {
 % if far_b:
 % for u in range(width):
 % for j in range(0, vectors, max(1, 16 // lanes)):
@@ -88,6 +97,9 @@ steps = range(ku)
 % endif
       }
 % endfor
+% if far_rows:
+      }
+% endif
 % for i in range(rows):
 % for j in range(vectors):
 <% total = " + ".join(f"c{u}_{i}_{j}" for u in steps) %>\
@@ -170,7 +182,7 @@ ${tile(mr, columns)}\
 ${tile(tail_m, columns)}\
 % endif
 </%def>
-% if far_a or far_b:
+% if far_a or far_b or far_rows:
 // OpenCL's own prefetch is a function of Intel's library, with which products took three times as long.
 #define AHEAD(p) __builtin_prefetch((const void *)(size_t)(p))
 % endif

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...api.activation import activation_macro
+from ...api.cpu import LINE
 from ...api.dtypes import DTYPES, storage_macros
 from ..kernels import define, kernel_text
-from .layout import packed_layout
+from .layout import far_rows, packed_layout
 from .spec import Axis, GemmSpec
 
 __all__ = ["Packing", "gemm_text", "packing", "reduce_text"]
@@ -136,6 +137,7 @@ def _cpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
         b_packed=spec.b_packed,
         far_a=spec.a_packed and spec.m * spec.k > _FAR,
         far_b=spec.b_packed and spec.m > 1 and spec.k * nr > _PANEL and spec.n * spec.k > _FAR,
+        far_rows=LINE // spec.accumulator_size if far_rows(spec, spec.a_packed, config["nv"]) else 0,
         a_step=spec.a.col.stride,
         a_local=config["pack_a"] == "local" and not spec.a_packed,
         b_step=nr if spec.b_packed or b_local else k.stride,

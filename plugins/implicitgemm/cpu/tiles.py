@@ -88,9 +88,11 @@ def complete(p: Pass, device: DeviceInfo, nv: int, pr: int, pc: int, weights: in
     bands = outer * _ceil(height, rows)
     blocks = _ceil(p.n, nv * lanes)
     parts = max(1, min(blocks, 4 * device.compute_units // bands))
-    cb = max(1, weights // (nv * lanes * p.volume * size))
-    cb = p.c if cb >= p.c else _ceil(p.c, _ceil(p.c, cb))
-    return {"nv": nv, "pr": pr, "pc": pc, "rows": rows, "cb": min(cb, p.c), "items": min(bands, _ITEMS), "parts": parts}
+    # Sums that wait between blocks are stored and read once more: weights in four times the room cost less than that.
+    each = nv * lanes * p.volume * size
+    cb = p.c if p.c * each <= (4 if straight(p, p.c) else 1) * weights else max(1, weights // each)
+    cb = _ceil(p.c, _ceil(p.c, cb))
+    return {"nv": nv, "pr": pr, "pc": pc, "rows": rows, "cb": cb, "items": min(bands, _ITEMS), "parts": parts}
 
 
 def default(p: Pass, device: DeviceInfo) -> dict[str, Any]:
