@@ -114,6 +114,42 @@ def test_edges(device, full, text, number):
             assert run(problem, device, tile, number) <= 1e-5
 
 
+JOINED = (
+    ((2, 3), EDGES["tiles' and vectors' rests"]),
+    ((4, 3), EDGES["groups of vectors' parts"]),
+    ((7, 3), "mb2ic70ih13oc48kh3ph1"),
+    ((4, 3), EDGES["no padding, full vectors, a sum in parts"]),
+    ((2, 3), EDGES["a row cut into strips"]),
+    ((4, 3), EDGES["taps along h"]),
+    ((4, 3), EDGES["one dimension"]),
+    ((2, 5), "mb1ic37ih9oc33kh5ph2"),
+    ((2, 7), "mb1ic32ih9oc17kh7ph3"),
+    ((4, 3), "f16_mb2ic48ih9oc32kh3ph1"),
+    ((4, 3), "bf16_mb2ic50ih9oc34kh3ph1"),
+    ((2, 3), "f64_mb2ic24ih9oc18kh3ph1"),
+    ((4, 3), "g2mb2ic96ih9iw12oc64kh3ph1+bias+residual+relu"),
+)
+
+
+@pytest.mark.parametrize(("tile", "text"), JOINED, ids=[text for _, text in JOINED])
+@pytest.mark.parametrize(("layout", "direction"), list(itertools.product(LAYOUTS, ("fwd", "bwd_data"))))
+@pytest.mark.parametrize("block", [1, 1 << 20], ids=["chunks", "whole"])
+def test_weights_that_are_transformed_where_they_are_used(
+    device, full, monkeypatch, tile, text, layout, direction, block
+):
+    """By blocks of target and parts of source channels, also again for each chunk, however the weights lie."""
+    from convdispatch_winograd.cpu import choice
+
+    turn = len(text) + LAYOUTS.index(layout) + 2 * DIRECTIONS.index(direction) + block
+    if not full and turn % 3:
+        pytest.skip("thinned out; --full runs it")
+    monkeypatch.setattr(choice, "_BLOCK", block)
+    problem = admitting(text, tile, device, layout=layout, direction=direction)
+    found = list(solver_of(tile).configs(problem, runtime.device_info(device)))
+    number = next(i for i, config in enumerate(found) if config["form"] == "joined")
+    assert run(problem, device, tile, number) <= checking.TOLERANCE[problem.dtype]
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("tile", TILES, ids=[f"f{m}x{r}" for m, r in TILES])
 def test_tiles_stay_within_their_stated_error(device, full, tile, direction):

@@ -14,10 +14,11 @@ from typing import Any
 from ..program import program
 from ..transforms import Matrix
 from .case import Case
-from .data import DataKernel, ceil
+from .data import DataKernel, ceil, turned
+from .joined import JoinedKernel
 from .weights import WeightsKernel
 
-__all__ = ["configs", "predicted"]
+__all__ = ["configs", "kernel", "predicted"]
 
 _FUSED = 800 << 10  # bytes of V and M of a work item: the second-level cache holds them
 _APART = (2 << 20, 24 << 20)  # bytes of V and M of a chunk: as many as the weights or dw, which pass once a chunk
@@ -25,8 +26,12 @@ _NEAR, _FAR = 16.0, 5.0  # bytes a cycle and core from the third-level cache, fr
 _L3 = 16 << 20
 _KEPT = 6 << 20  # bytes of weights that caches keep between calls, of one layer among a net's
 _WRITTEN = 10 << 20  # bytes of transformed weights beyond which writing them goes to memory and takes their place first
+_HELD = 768 << 10  # bytes of a block of M that stay in the second-level cache beside its weights
+_BLOCK = 1300 << 10  # bytes of a block of M at most: beyond, weights are transformed again for the next chunk
 _LAUNCH = 20_000.0  # cycles
-_WAITS = 1.15, 0.9  # what data and weights' gradients take beside this count, of layers that no other's operands follow
+_CORES = 2
+# What the forms and weights' gradients take beside this count, of layers that no other's operands follow.
+_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.0, "weights": 0.9}
 _FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
 
 
@@ -49,57 +54,75 @@ def _multiply(mr: int, nv: int) -> float:
     return max(mr * nv, 0.75 * (mr + nv), 4) + 0.1 * (mr + nv) + 0.5
 
 
-def _runs(case: Case, count: int, mr: int, nv: int) -> float:
+def _runs(case: Case, count: int, mr: int, nv: int, run: int = 0) -> float:
     """Cycles of a register tile's sums of ``count`` products beside its multiply-adds: what it reads, adds and writes.
+
+    A sum is one of ``run`` products, and else as long as its error admits.
 
     Short runs wait for their rows besides: F(7, 3) of 256 channels took 1.04, 1.24 and 1.41 times as long in tiles of
     6 by 4, 8 by 3 and 11 by 2 as in 4 by 4.
     """
     waits = 3 * mr * mr if case.summed < 128 else 0
-    return ceil(count, case.summed) * (2.0 * mr * nv + 8 + waits)
+    return ceil(count, run or case.summed) * (2.0 * mr * nv + 8 + waits)
 
 
-def _kernel(case: Case, config: Mapping[str, Any]) -> DataKernel | WeightsKernel:
-    return WeightsKernel(case, config) if case.weights else DataKernel(case, config)
+def kernel(case: Case, config: Mapping[str, Any]) -> DataKernel | WeightsKernel:
+    """What a configuration runs."""
+    if case.weights:
+        return WeightsKernel(case, config)
+    return JoinedKernel(case, config) if config["form"] == "joined" else DataKernel(case, config)
 
 
 def predicted(case: Case, config: Mapping[str, Any]) -> float:
     """FLOPs at the peak that a configuration's time amounts to."""
     th, tw = case.transforms
     read = 2.0 if case.nhwc else 6.0
-    kernel = _kernel(case, config)
+    work = kernel(case, config)
     vectors_c, vectors_n = ceil(case.c, case.lanes), ceil(case.n, case.lanes)
     groups, tiles = case.problem.g, case.strips * case.strip
     mr, nv = config["mr"], config["nv"]
     forward = tiles * vectors_c * _transform(case, th.bt, tw.bt, read)
-    bytes_v, bytes_m = (tiles * c * case.products * case.size for c in (case.c, kernel.blocks * kernel.nvl))
-    bytes_u = case.products * kernel.blocks * case.c * kernel.nvl * case.size
-    if isinstance(kernel, WeightsKernel):
+    bytes_v, bytes_m = (tiles * c * case.products * case.size for c in (case.c, work.blocks * work.nvl))
+    bytes_u = case.products * work.blocks * case.c * work.nvl * case.size
+    if isinstance(work, WeightsKernel):
         other = tiles * vectors_n * _transform(case, th.g, tw.g, read)
-        rows = kernel.chunks * kernel.s * case.strip
+        rows = work.chunks * work.s * case.strip
         one = rows * _multiply(mr, nv) + _runs(case, rows, mr, nv)
-        products = case.products * kernel.blocks * (kernel.cm // mr) * one
-        held = kernel.m_at * case.size < _L3
+        products = case.products * work.blocks * (work.cm // mr) * one
+        held = work.m_at * case.size < _L3
         moved = 2 * (bytes_v + bytes_m) / (_NEAR if held else _FAR)
-        back = case.c * vectors_n * (case.products * (3.0 if kernel.joined else 8.0) + 14 * math.prod(case.taps))
-        if kernel.joined:  # each job reads its part of both
-            moved += (bytes_v * kernel.blocks + bytes_m * ceil(case.c, kernel.cr)) / _NEAR
+        back = case.c * vectors_n * (case.products * (3.0 if work.joined else 8.0) + 14 * math.prod(case.taps))
+        if work.joined:  # each job reads its part of both
+            moved += (bytes_v * work.blocks + bytes_m * ceil(case.c, work.cr)) / _NEAR
         else:
-            moved += 2 * bytes_u * kernel.chunks / (_NEAR if bytes_u < _L3 else _FAR)
-        launches = 2 * kernel.chunks * groups
+            moved += 2 * bytes_u * work.chunks / (_NEAR if bytes_u < _L3 else _FAR)
+        launches = 2 * work.chunks * groups
+    elif isinstance(work, JoinedKernel):
+        other = tiles * vectors_n * _transform(case, th.at, tw.at, read)
+        rows = ceil(work.s * case.strip, mr)
+        one = case.c * _multiply(mr, nv) + _runs(case, case.c, mr, nv, work.vt)
+        products = case.products * work.blocks * work.chunks * rows * one
+        held = work.block < _HELD
+        moved = (bytes_v * (2 + work.blocks) + (0 if held else 2 * bytes_m * ceil(case.c, work.vt))) / _NEAR
+        taps = math.prod(case.taps) * (12.0 if turned(case) == "none" else 32.0)
+        back = work.chunks * case.c * work.blocks * nv * (case.products * 3.3 + taps)
+        cores = max(1, config["items"] // 4)
+        share = ceil(work.blocks, cores) * cores / work.blocks
+        products, back, other = products * share, back * share, other * share
+        launches = 2 * work.chunks * groups
     else:
         other = tiles * vectors_n * _transform(case, th.at, tw.at, read)
-        rows = ceil(kernel.s * case.strip, mr)
+        rows = ceil(work.s * case.strip, mr)
         one = case.c * _multiply(mr, nv) + _runs(case, case.c, mr, nv)
-        products = case.products * kernel.blocks * kernel.chunks * rows * one
+        products = case.products * work.blocks * work.chunks * rows * one
         constant = case.problem.constant_weights  # others were written just before
         near = bytes_u * groups < (_KEPT if constant else _L3)
-        again = 1 if kernel.apart and kernel.chunks == 1 else kernel.chunks
+        again = 1 if work.apart and work.chunks == 1 else work.chunks
         # Few tiles multiply so little that they wait for weights from memory; what caches cannot keep at all, whole.
-        shown = 1.0 if not kernel.apart else 0.5 if near or not constant else 0.75 if bytes_u <= _L3 else 1.0
+        shown = 1.0 if not work.apart else 0.5 if near or not constant else 0.75 if bytes_u <= _L3 else 1.0
         moved = bytes_u * again / (_NEAR if near else _FAR) * shown
-        if kernel.apart:
-            moved += 2 * (bytes_v + bytes_m) / (_NEAR if kernel.slots_size < _L3 else _FAR)
+        if work.apart:
+            moved += 2 * (bytes_v + bytes_m) / (_NEAR if work.slots_size < _L3 else _FAR)
         back = 0.0
         if not case.problem.constant_weights:
             weights = case.c * case.n * groups * math.prod(case.taps) * case.size
@@ -107,13 +130,12 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
             back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * (2.5 if far else 1.2))
             if bytes_u * groups > _WRITTEN:
                 back += 2 * bytes_u / _FAR
-        launches = 3 * kernel.chunks * groups if kernel.apart else 1
+        launches = 3 * work.chunks * groups if work.apart else 1
     outside = case.problem.bytes / _FAR * 0.7
-    cores = 2
-    cycles = groups * (forward + other + products + moved + back) + outside + (launches - 1) * _LAUNCH * cores
-    if isinstance(kernel, DataKernel) and not kernel.apart and kernel.items < cores:
+    cycles = groups * (forward + other + products + moved + back) + outside + (launches - 1) * _LAUNCH * _CORES
+    if isinstance(work, DataKernel) and not work.apart and work.items < _CORES:
         cycles *= 1.5
-    return _FLOPS * case.lanes * cycles * _WAITS[case.weights]
+    return _FLOPS * case.lanes * cycles * _WAITS["weights" if case.weights else config["form"]]
 
 
 def _register_tiles(case: Case, registers: int, rows: int) -> list[tuple[int, int]]:
@@ -161,10 +183,17 @@ def configs(case: Case, registers: int, cores: int) -> Iterator[dict[str, Any]]:
             "lanes": case.lanes, "form": form, "mr": mr, "nv": nv, "strips": strips, "blocks": blocks, "items": items
         }  # fmt: skip
 
-    shapes = [("apart", _strips(case, _chunk(case)), 1)]
+    shapes: list[tuple[str, int, int]] = [("apart", _strips(case, _chunk(case)), 1)]
+    joined = []
     if case.weights:
         shapes.append(("apart", _strips(case, _chunk(case) // 4), 1))
     else:
+        for nv in range(1, 5):
+            fitting = max(1, _BLOCK // (case.strip * case.products * nv * case.lanes * case.size))
+            strips = ceil(case.strips, ceil(case.strips, fitting))
+            tiles = dict(map(reversed, _register_tiles(case, registers, strips * case.strip)))
+            if nv in tiles:
+                joined.append(make("joined", strips, 1) | {"mr": tiles[nv], "nv": nv})
         share = ceil(case.strips * case.problem.g, cores)
         one = case.strip * case.products * case.size
         for blocks in (1, 4):
@@ -175,7 +204,11 @@ def configs(case: Case, registers: int, cores: int) -> Iterator[dict[str, Any]]:
     found.insert(1, make(*shapes[0], place=1))
     smaller = [make("apart", strips, 1) for strips in (found[0]["strips"] // 4, found[0]["strips"] // 16) if strips]
     smaller.append(make("apart", 1, 1) if case.weights else {**make("fused", 1, 1), "items": cores})
-    found += sorted(smaller, key=lambda config: -_kernel(case, config).workspace_size)
+    found += sorted(smaller, key=lambda config: -kernel(case, config).workspace_size)
+    if joined:
+        best = min(joined, key=lambda config: predicted(case, config))
+        cheaper = predicted(case, best) < predicted(case, found[0])
+        found.insert(0 if cheaper else 1, best)
     seen: list[dict[str, Any]] = []
     for config in found:
         if config not in seen:

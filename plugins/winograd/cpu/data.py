@@ -35,6 +35,8 @@ SPREAD = 128
 """Channels of a work item that transforms."""
 _STREAMED = 8 << 20
 """Bytes of a chunk's transformed tiles from which on they are written past the caches."""
+_TURNED = 30 << 10
+"""Bytes of weights that are turned at once: every device's local memory holds them."""
 FAR, PACKED = 16 << 20, 8 << 20
 """Bytes of packed weights that leave the third-level cache, and of the parts that are packed and used in turn."""
 
@@ -63,6 +65,21 @@ def printed(matrix: Matrix, dtype: str) -> str:
     return program(matrix, inputs, outputs, type="V", dtype=scalar, declare=True, indent="      ").text
 
 
+def turned(case: Case) -> str:
+    """How vectors of target channels are read from the weights: pack.cl.mako."""
+    if case.strides()["w_n"] == 1:
+        return "none"
+    if math.prod(case.taps) * case.lanes**2 * case.size > _TURNED:
+        return "never"
+    return "each" if case.rotated else "taps" if case.nhwc else "runs"
+
+
+def turned_size(case: Case) -> int:
+    """Elements of the squares in which weights are turned."""
+    how, taps = turned(case), math.prod(case.taps)
+    return {"none": 0, "never": 0, "each": ceil(taps, case.lanes)}.get(how, taps) * case.lanes**2
+
+
 def spread_store(apart: bool, size: int) -> str:
     """How transformed tiles are written, where a chunk's take ``size`` bytes."""
     return "STREAMW" if apart and size > _STREAMED else "STOREW"
@@ -77,9 +94,13 @@ class DataKernel:
         self.blocks = ceil(case.n, self.nvl)
         self.s = min(config["strips"], case.strips)
         self.chunks = ceil(case.strips, self.s)
-        self.apart = config["form"] == "apart"
+        self.apart = config["form"] != "fused"
+        self._areas(ceil(self.s * case.strip, config["mr"]) * config["mr"])
+
+    def _areas(self, rows: int) -> None:
+        """Places of V, M and the packed weights, in rows of tiles rounded up to a register tile."""
+        case, config = self.case, self.config
         self.within = self.blocks if self.apart else min(config["blocks"], self.blocks)
-        rows = ceil(self.s * case.strip, config["mr"]) * config["mr"]
         self.vt, self.mt = pitch(case.c, case.size), pitch(self.within * self.nvl, case.size)
         self.ve, self.me = pitch(rows * self.vt, case.size), pitch(rows * self.mt, case.size)
         slot = Areas(PAGE)
@@ -99,6 +120,18 @@ class DataKernel:
         """Bytes of V and M, and of the packed weights unless they are constant."""
         return self.slots_size + (0 if self.case.problem.constant_weights else self.packed_size)
 
+    @property
+    def kept(self) -> int:
+        """Elements of local memory of a work item that transforms weights and collects."""
+        return max(self.case.local, turned_size(self.case))
+
+    def sizes(self) -> str:
+        """The text's own names for what _areas laid out."""
+        return define(
+            VT=self.vt, VE=f"{self.ve}L", MT=self.mt, ME=f"{self.me}L", UE=f"{self.ue}L", PASS=self.within,
+            CHUNKS=self.chunks, SLOT=f"{self.slot}L", SLOT_M=f"{self.slot_m}L",
+        )  # fmt: skip
+
     @functools.cached_property
     def text(self) -> str:
         """The program: packing and convolution."""
@@ -107,9 +140,8 @@ class DataKernel:
         text = storage_macros(p.dtype) + epilogue_macros(p)
         text += define(V=f"{DTYPES[p.dtype].accumulator}{case.lanes}", LANES=case.lanes, NVL=self.nvl, MR=config["mr"])
         text += define(ACROSS=case.across, TILES_H=case.tiles[0], STRIPS=case.strips, S=self.s, XS=case.strip)
-        text += define(CHUNKS=self.chunks, ITEMS=self.items, PASS=self.within, NB=self.blocks, E=case.products)
-        text += define(C=case.c, N=case.n, G=p.g, LOCAL=case.local, SLOT=f"{self.slot}L", SLOT_M=f"{self.slot_m}L")
-        text += define(VT=self.vt, VE=f"{self.ve}L", MT=self.mt, ME=f"{self.me}L", UE=f"{self.ue}L", SPREAD_C=SPREAD)
+        text += define(ITEMS=self.items, NB=self.blocks, E=case.products, C=case.c, N=case.n, G=p.g, SPREAD_C=SPREAD)
+        text += define(LOCAL=case.local, TURNED=max(1, turned_size(case)), KEPT=self.kept) + self.sizes()
         common = {
             "lanes": case.lanes, "nhwc": case.nhwc, "groups": p.g,
             "images": p.mb, "strip": case.strip, "across": case.across, "c": case.c, "n_": case.n,
@@ -118,14 +150,14 @@ class DataKernel:
         }  # fmt: skip
         kb = even(case.c, case.summed)
         parts: list[tuple[str, dict[str, Any]]] = [
-            ("transpose.cl.mako", {"wanted": not case.nhwc}),
+            ("transpose.cl.mako", {"wanted": not case.nhwc or turned(case) in ("runs", "taps", "each")}),
             ("spread.cl.mako", {
                 "name": "x", "out_h": th.alpha, "out_w": tw.alpha, "step_h": th.m, "step_w": tw.m,
                 "h": case.source[0], "w": case.source[1], "pad_h": case.pad[0], "pad_w": case.pad[1],
                 "program_h": printed(th.bt, p.dtype), "program_w": printed(tw.bt, p.dtype),
             }),
             ("multiply.cl.mako", {
-                "mr": config["mr"], "nv": config["nv"], "a_row": self.vt, "a_k": 1, "adds": case.c > kb, "ahead": False,
+                "mr": config["mr"], "nv": config["nv"], "a_row": self.vt, "a_k": 1, "adds": self.adds, "ahead": False,
             }),
             ("gather.cl.mako", {
                 "bias": p.bias,
@@ -133,18 +165,28 @@ class DataKernel:
                 "program_h": printed(th.at, p.dtype), "program_w": printed(tw.at, p.dtype),
             }),
             ("pack.cl.mako", case.strides() | {
-                "pack_c": self.pack_c,
+                "pack_c": self.pack_c, "turned": turned(case), "total": math.prod(p.w_shape),
+                "packs": self.config["form"] != "joined",
                 "out_h": th.alpha, "out_w": tw.alpha, "taps_h": th.r, "taps_w": tw.r,
                 "program_h": printed(th.g, p.dtype), "program_w": printed(tw.g, p.dtype),
             }),
-            ("data.cl.mako", {"apart": self.apart, "kb": kb, "near": max(1, 128 // kb) * kb}),
+            ("data.cl.mako", {
+                "form": self.config["form"], "adds": self.adds, "kb": kb, "near": max(1, 128 // kb) * kb,
+            }),
         ]  # fmt: skip
         return text + "".join(kernel_text(__package__, file, **(common | values)) for file, values in parts)
 
     @property
+    def adds(self) -> bool:
+        """Whether a sum of the products is made of several."""
+        return self.case.c > even(self.case.c, self.case.summed)
+
+    @property
     def pack_c(self) -> int:
         """Source channels of a packing work item."""
-        return max(1, min(self.case.c, 16384 // (self.case.products * self.nvl)))
+        fitting = max(1, min(self.case.c, 16384 // (self.case.products * self.nvl)))
+        whole = turned(self.case) in ("runs", "taps")
+        return ceil(fitting, self.case.lanes) * self.case.lanes if whole else fitting
 
     def packer(self, context: Any, offset: int, g: int | None = None, block: int = 0) -> Launch:
         """Packs w, or a part of a group, into the workspace or the buffer in its place, from byte ``offset`` on."""

@@ -9,10 +9,8 @@ from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, Solver, ra
 from convdispatch.api.cpu import lanes, registers
 
 from .case import Case
-from .choice import configs, predicted
-from .data import DataKernel
+from .choice import configs, kernel, predicted
 from .error import refusal
-from .weights import WeightsKernel
 
 __all__ = ["Winograd"]
 
@@ -58,9 +56,8 @@ class Winograd(Solver):
         case = Case(problem, self.m, lanes(device, problem.dtype))
         return configs(case, registers(device), device.compute_units)
 
-    def _kernel(self, problem: ConvProblem, config: Mapping[str, Any]) -> DataKernel | WeightsKernel:
-        case = Case(problem, self.m, config["lanes"])
-        return WeightsKernel(case, config) if case.weights else DataKernel(case, config)
+    def _kernel(self, problem: ConvProblem, config: Mapping[str, Any]) -> Any:
+        return kernel(Case(problem, self.m, config["lanes"]), config)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Transformed tiles, and packed weights unless they are constant."""
