@@ -74,12 +74,19 @@ def test_layers_of_large_weights_are_computed_for_all_images(queue, small):
     assert images(slicing.sliced(graph, CPU)) == [2, 2, 4, 4]
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_depthwise_layers_end_what_is_sliced(queue, small, place):
-    layers = [nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)]
-    layers.insert(place, nn.Conv2d(16, 16, 3, padding=1, groups=16))
-    graph = building.fused(nn.Sequential(*layers), [(4, 16, 16, 16)], np.float32, queue, None)
-    assert images(slicing.sliced(graph, CPU)) == ([4, 4, 4] if place == 0 else [2, 2, 4, 4])
+@pytest.mark.parametrize("groups", [2, 16])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_layers_in_groups_are_sliced(queue, small, monkeypatch, groups, layout):
+    layers = [nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=groups), nn.Conv2d(16, 8, 1)]
+    net, shape = nn.Sequential(*layers), (4, 16, 16, 16)
+    graph = building.fused(net, [shape], np.float32, queue, None)
+    assert images(slicing.sliced(graph, CPU)) == [2] * 6
+    x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+    wanted = net(Tensor.from_numpy(x, queue)).numpy()
+    monkeypatch.setattr(building, "sliced", lambda graph, device: slicing.sliced(graph, CPU))
+    built = inference.build(net, shape, queue=queue, layout=layout, queues=1)
+    assert {layer.problem.mb for layer in built.layers if layer.problem is not None} == {2}
+    np.testing.assert_allclose(built(x), wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_what_is_handed_on_is_written_in_place(queue, small):
