@@ -35,7 +35,7 @@ from convdispatch.api import (
 )
 
 from .convert import NARROW, inward
-from .cost import BEHIND, COLUMN, LAUNCH
+from .cost import COLUMN, LAUNCH
 from .window import PatchWindow, runs
 
 __all__ = ["Col2im", "configs", "flipped_pays"]
@@ -138,7 +138,7 @@ class Col2im:
         window, sizes = self.window, self.sizes()
         total = sum(times * gemm_cost(self.spec(*size), self.gemm) for size, times in sizes.items())
         columns = window.k * window.groups * window.images * window.pixels
-        return BEHIND * (total + COLUMN * columns) + LAUNCH * sum(sizes.values())
+        return total + COLUMN[window.nhwc] * columns + LAUNCH * sum(sizes.values())
 
     # --- compiled --------------------------------------------------------------------------------------------------
 

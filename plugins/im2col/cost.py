@@ -6,7 +6,6 @@ from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api import GEMM_PACKED as PACKED
 
 __all__ = [
-    "BEHIND",
     "COLUMN",
     "FOLLOWS",
     "HEAVY",
@@ -27,13 +26,11 @@ PACKED_FAR = 240.0
 """Of an element of more weights than that, which is packed across rows."""
 PACKED_WIDE = 250.0, 650.0
 """Of an element of weights that is packed in panels of whole vectors, and of more weights than caches keep."""
-COLUMN = 75.0
-"""Of an element of columns: read and added to what it goes into."""
+COLUMN = 35.0, 75.0
+"""Of an element of columns: read and added to what it goes into, NCHW and channels last."""
 FOLLOWS = 3e6
 """Of a product's launches, what one spares that follows another."""
 HEAVY = 3 << 19
 """Bytes of weights that are read from afar for each image anew."""
 OTHER = 1.07
 """What several images take beside their count as one matrix, or apart, where the other is expected to pay."""
-BEHIND = 1.12
-"""What columns and their product take beside their counts: each finds what the other left in the caches."""

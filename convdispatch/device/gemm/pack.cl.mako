@@ -81,7 +81,9 @@ void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed
       for (int lane = 0; lane < W; lane += BLOCK) {
         global const REAL *from = x + col;
         global ACC *to = packed + (long)k * W + lane;
+        // Of so many rows far apart processors fetch nothing ahead by themselves.
 % for i in range(lanes):
+        __builtin_prefetch((const void *)(size_t)(from + X_I(i0 + lane + ${i}) + 64));
         const V t0_${i} = LOADV(from + X_I(i0 + lane + ${i}));
 % endfor
 <%

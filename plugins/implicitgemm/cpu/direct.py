@@ -34,7 +34,8 @@ from .tiles import default, predicted, spaces, straight
 
 __all__ = ["Direct", "PassKernel"]
 
-_PACKED, _LAUNCH = 155.0, 4e6  # operations of the peak in the time of packing an element of w, and of a launch
+# Operations of the peak in the time of packing an element of w, one by one or turned in registers, and of a launch.
+_PACKED, _LAUNCH = (155.0, 60.0), 4e6
 
 
 def _ceil(a: int, b: int) -> int:
@@ -190,7 +191,7 @@ class Direct(Solver):
         kernels = self._kernels(problem, config, device)
         cost = sum(predicted(kernel.p, kernel.config, device) for kernel in kernels) + _LAUNCH * len(kernels)
         if not problem.constant_weights:
-            cost += sum(_PACKED * kernel.packed_size / kernel.size + _LAUNCH for kernel in kernels)
+            cost += sum(_PACKED[kernel.turned] * kernel.packed_size / kernel.size + _LAUNCH for kernel in kernels)
         return cost / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:

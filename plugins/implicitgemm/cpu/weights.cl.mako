@@ -25,7 +25,9 @@ void stage_gradient(global ACC *restrict to, global const REAL *restrict y, int 
   if (count == NVL)
     ONCE for (; q + LANES <= places; q += LANES)
       ONCE for (int n = 0; n < NVL; n += LANES) {
+        // Of so many planes processors fetch nothing ahead by themselves.
 % for i in range(lanes):
+        __builtin_prefetch((const void *)(size_t)(from + (n + ${i}) * PLANE + q + 64));
         const V t0_${i} = LOADV(from + (n + ${i}) * PLANE + q);
 % endfor
 <%
