@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 
 import pytest
+from convdispatch_winograd.cpu.case import Case
+from convdispatch_winograd.cpu.choice import configs as configs_of_winograd
+from convdispatch_winograd.cpu.data import DataKernel
 
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device.gemm import Axis, GemmSpec, Matrix, configs
 from convdispatch.device.gemm.cost import product_cost
+from convdispatch.device.gemm.source import gemm_text
 from convdispatch.selection.loader import plugins
 
 CPU = DeviceInfo("cpu", "intel", "cpu", "", simd_width=16, compute_units=2, local_mem_size=256 << 10)
@@ -105,3 +110,25 @@ def test_few_tiles_take_the_transform_of_fewer_weights(ic, oc, size, name):
         if solver.name.startswith("winograd.") and solver.rejects(problem, CPU) is None:
             costs[solver.name] = solver.cost(problem, CPU, next(iter(solver.configs(problem, CPU))))
     assert min(costs, key=costs.get) == name
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "columns", "lines"),
+    [(49, 512, 2048, 1), (8, 512, 2048, 2), (4, 512, 2048, 0), (1, 2048, 1024, 0), (49, 64, 128, 0)],
+)
+def test_tiles_ask_for_all_of_the_next_panel(rows, k, columns, lines):
+    """Where several tiles of 4 by 64 read a panel of weights that no near cache keeps: lines of it in each k."""
+    x, w = Matrix(Axis(k), Axis(1), Axis(0)), Matrix(Axis(1), Axis(k), Axis(0))
+    spec = GemmSpec(rows, columns, k, 1, "float32", x, w, Matrix(Axis(columns), Axis(1), Axis(0)), b_packed=True)
+    config = {**chosen(spec), "swap": False, "mr": 4, "nv": 4, "ku": 1, "mt": 99, "pack_a": False}
+    steps = {int(found) for found in re.findall(r"next \+= (\d+)", gemm_text(spec.simplified, config))}
+    assert steps == ({16 * lines} if lines else set())
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"), [("ic256ih14oc256", 1), ("ic64ih7oc512", 4), ("ic512ih4oc512", 4), ("ic16ih14oc16", 0)]
+)
+def test_transformed_tiles_ask_for_the_next_weights(text, lines):
+    problem = ConvProblem.parse(f"fwd_f32_nhwc_mb1{text}kh3ph1+constant")
+    case = Case(problem, 4, 16)
+    assert DataKernel(case, next(configs_of_winograd(case, 32, 2))).fetched == lines

@@ -12,6 +12,7 @@
 // a_local  A's elements are narrower than sums: a tile widens its rows into local memory, as they lie
 // far_rows rows of A, read where they lie, come from beyond the second-level cache: a tile asks for the next one's lines
 // far_a, far_b  the packed operand is too large for a second-level cache to keep: its lines are asked for ahead
+// fetched  lines of B's next panel that a step of k asks for, so that it comes from memory while this one is multiplied
 // b_local  the work item itself packs KC rows of a panel of B into local memory, which is its own: groups hold one item
 <%
 nr = nv * lanes
@@ -58,6 +59,10 @@ steps = range(ku)
 % else:
       global const ACC *restrict pb = b + B_COL(panel * ${nr}) + B_ROW(k0);
 % endif
+% if fetched:
+      // The first tiles of a panel ask for the next one; what others ask for is at hand.
+      global const ACC *restrict next = pb + (tile - tile0 < ${-(-nr // (fetched * line))} ? ${k * nr} + (tile - tile0) * kb * ${fetched * line} : 0);
+% endif
       int k = 0;
 % if far_rows:
       while (k < kb) {
@@ -77,6 +82,12 @@ steps = range(ku)
 % endfor
 % elif far_a:
         AHEAD(pa + ${64 * mr});
+% endif
+% if fetched:
+% for i in range(fetched * width):
+        NEXT(next + ${i * line});
+% endfor
+        next += ${fetched * width * line};
 % endif
 % for u in range(width):
 % for j in range(vectors):
@@ -185,6 +196,7 @@ ${tile(tail_m, columns)}\
 % if far_a or far_b or far_rows:
 // OpenCL's own prefetch is a function of Intel's library, with which products took three times as long.
 #define AHEAD(p) __builtin_prefetch((const void *)(size_t)(p))
+#define NEXT(p) __builtin_prefetch((const void *)(size_t)(p), 0, 2)
 % endif
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void gemm(global const ${'REAL' if a_local else 'ACC'} *restrict a_, long a_off, global const ${'REAL' if b_local else 'ACC'} *restrict b_, long b_off, OUT_KERNEL_PARAMS) {

@@ -28,10 +28,13 @@ _KEPT = 6 << 20  # bytes of weights that caches keep between calls, of one layer
 _WRITTEN = 10 << 20  # bytes of transformed weights beyond which writing them goes to memory and takes their place first
 _HELD = 768 << 10  # bytes of a block of M that stay in the second-level cache beside its weights
 _BLOCK = 1300 << 10  # bytes of a block of M at most: beyond, weights are transformed again for the next chunk
+_SHARED = 20 << 20  # bytes of constant weights that one core finds in the third-level cache after another read them
+# Of the time of these weights' way, what is not hidden behind products: fused and apart, up to so many bytes and beyond.
+_SHOWN, _AWAITED = (0.3, 0.35), (0.7, 0.9)
 _LAUNCH = 20_000.0  # cycles
 _CORES = 2
 # What the forms and weights' gradients take beside this count, of layers that no other's operands follow.
-_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.0, "weights": 0.9}
+_WAITS = {"apart": 1.15, "fused": 0.95, "joined": 1.0, "weights": 0.9}
 _FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
 
 
@@ -118,8 +121,8 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
         constant = case.problem.constant_weights  # others were written just before
         near = bytes_u * groups < (_KEPT if constant else _L3)
         again = 1 if work.apart and work.chunks == 1 else work.chunks
-        # Few tiles multiply so little that they wait for weights from memory; what caches cannot keep at all, whole.
-        shown = 1.0 if not work.apart else 0.5 if near or not constant else 0.75 if bytes_u <= _L3 else 1.0
+        # The next weights come while these are multiplied, unless neither the cores together nor the caches keep up.
+        shown = (_SHOWN if bytes_u <= _SHARED else _AWAITED)[work.apart] if constant else 1.0 - 0.5 * work.apart
         moved = bytes_u * again / (_NEAR if near else _FAR) * shown
         if work.apart:
             moved += 2 * (bytes_v + bytes_m) / (_NEAR if work.slots_size < _L3 else _FAR)
@@ -135,7 +138,10 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
     cycles = groups * (forward + other + products + moved + back) + outside + (launches - 1) * _LAUNCH * _CORES
     if isinstance(work, DataKernel) and not work.apart and work.items < _CORES:
         cycles *= 1.5
-    return _FLOPS * case.lanes * cycles * _WAITS["weights" if case.weights else config["form"]]
+    form = "weights" if case.weights else config["form"]
+    if form == "fused" and not case.problem.constant_weights:
+        form = "apart"
+    return _FLOPS * case.lanes * cycles * _WAITS[form]
 
 
 def _register_tiles(case: Case, registers: int, rows: int) -> list[tuple[int, int]]:

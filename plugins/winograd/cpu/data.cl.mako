@@ -11,16 +11,23 @@
 ## E, C, N, G  products, channels a group, groups
 
 % if form != "joined":
-// Rows 0 to rows - 1 of a block of a product. A part of the packed weights stays in the first-level cache over all rows.
+<%
+part = min(near, c)
+parts = -(-part * nvl // (kb * fetched * line)) if fetched else 0  # runs that ask for the next part's lines
+def ahead(k): return f", packed + (run < {parts} ? {k} + run * {kb * fetched * line} : 0)" if fetched else ""
+%>\
+// Rows 0 to rows - 1 of a block of a product. A part of the packed weights stays in the first-level cache over all rows,
+// of which the first ask for the next part; blocks follow one another.
 __attribute__((noinline))
 void multiply_block(global const ACC *restrict v, global const ACC *restrict packed, global ACC *restrict m, int rows) {
 % if c > kb:
   ONCE for (int k0 = 0; k0 < C; k0 += ${near})
-    ONCE for (int row = 0; row < rows; row += MR)
-      ONCE for (int k = k0; k < min(k0 + ${near}, C); k += ${kb})
-        multiply(v + row * VT + k, packed + k * NVL, m + (long)row * MT, MT, ${f"min({kb}, C - k)" if c % kb else kb}, k == 0);
+    ONCE for (int row = 0, run = 0; row < rows; row += MR)
+      ONCE for (int k = k0; k < min(k0 + ${near}, C); k += ${kb}, ++run)
+        multiply(v + row * VT + k, packed + k * NVL, m + (long)row * MT, MT, ${f"min({kb}, C - k)" if c % kb else kb}, k == 0${ahead(f"(k0 + {near}) * NVL")});
 % else:
-  ONCE for (int row = 0; row < rows; row += MR) multiply(v + row * VT, packed, m + (long)row * MT, MT, C);
+  ONCE for (int row = 0, run = 0; row < rows; row += MR, ++run)
+    multiply(v + row * VT, packed, m + (long)row * MT, MT, C${ahead("C * NVL")});
 % endif
 }
 % endif

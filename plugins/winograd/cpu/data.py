@@ -37,6 +37,8 @@ _STREAMED = 8 << 20
 """Bytes of a chunk's transformed tiles from which on they are written past the caches."""
 _TURNED = 30 << 10
 """Bytes of weights that are turned at once: every device's local memory holds them."""
+_KEPT = 256 << 10
+"""Bytes of packed weights that a second-level cache keeps beside the tiles."""
 FAR, PACKED = 16 << 20, 8 << 20
 """Bytes of packed weights that leave the third-level cache, and of the parts that are packed and used in turn."""
 
@@ -121,6 +123,13 @@ class DataKernel:
         return self.slots_size + (0 if self.case.problem.constant_weights else self.packed_size)
 
     @property
+    def fetched(self) -> int:
+        """Cache lines of the weights multiplied next that a register tile's k asks for; 0 where a cache keeps all."""
+        if self.packed_size <= _KEPT:
+            return 0
+        return ceil(self.nvl * self.case.size, LINE * ceil(self.s * self.case.strip, self.config["mr"]))
+
+    @property
     def kept(self) -> int:
         """Elements of local memory of a work item that transforms weights and collects."""
         return max(self.case.local, turned_size(self.case))
@@ -158,6 +167,7 @@ class DataKernel:
             }),
             ("multiply.cl.mako", {
                 "mr": config["mr"], "nv": config["nv"], "a_row": self.vt, "a_k": 1, "adds": self.adds, "ahead": False,
+                "fetched": self.fetched, "line": LINE // case.size,
             }),
             ("gather.cl.mako", {
                 "bias": p.bias,
@@ -172,6 +182,7 @@ class DataKernel:
             }),
             ("data.cl.mako", {
                 "form": self.config["form"], "adds": self.adds, "kb": kb, "near": max(1, 128 // kb) * kb,
+                "nvl": self.nvl, "fetched": self.fetched, "line": LINE // case.size,
             }),
         ]  # fmt: skip
         return text + "".join(kernel_text(__package__, file, **(common | values)) for file, values in parts)

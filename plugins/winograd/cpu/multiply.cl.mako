@@ -4,7 +4,8 @@
 ## a_row, a_k  elements of A from row to row and from k to k; B's rows follow one another
 ## adds        whether to add to what C holds
 ## ahead       whether C lies far: its lines are asked for before the sums are complete
-inline void multiply(global const ACC *restrict a, global const ACC *restrict b, global ACC *restrict c, int c_row, int count${", int first" if adds else ""}) {
+## fetched     lines, each of ``line`` elements, from ``next`` on that a k asks for: they come from memory meanwhile
+inline void multiply(global const ACC *restrict a, global const ACC *restrict b, global ACC *restrict c, int c_row, int count${", int first" if adds else ""}${", global const ACC *restrict next" if fetched else ""}) {
 % for i in range(mr):
   V ${", ".join(f"s{i}_{v} = 0" for v in range(nv))};
 % endfor
@@ -15,7 +16,10 @@ inline void multiply(global const ACC *restrict a, global const ACC *restrict b,
 % endfor
 % endfor
 % endif
-  ONCE for (int k = 0; k < count; ++k, a += ${a_k}, b += ${nv * lanes}) {
+  ONCE for (int k = 0; k < count; ++k, a += ${a_k}, b += ${nv * lanes}${f", next += {fetched * line}" if fetched else ""}) {
+% for i in range(fetched):
+    __builtin_prefetch((const void *)(size_t)(next + ${i * line}), 0, 2);
+% endfor
 % for v in range(nv):
     const V b${v} = LOADW(b + ${v * lanes});
 % endfor

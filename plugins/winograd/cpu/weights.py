@@ -85,7 +85,7 @@ class WeightsKernel:
             }),
             ("multiply.cl.mako", {
                 "mr": config["mr"], "nv": config["nv"], "a_row": 1, "a_k": self.vt, "adds": True,
-                "ahead": not self.joined,
+                "ahead": not self.joined, "fetched": 0, "line": 0,
             }),
             ("weights.cl.mako", case.strides() | {
                 "patch_h": th.alpha, "patch_w": tw.alpha, "tile_h": th.m, "tile_w": tw.m,
