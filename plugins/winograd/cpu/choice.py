@@ -28,13 +28,11 @@ _KEPT = 6 << 20  # bytes of weights that caches keep between calls, of one layer
 _WRITTEN = 10 << 20  # bytes of transformed weights beyond which writing them goes to memory and takes their place first
 _HELD = 768 << 10  # bytes of a block of M that stay in the second-level cache beside its weights
 _BLOCK = 1300 << 10  # bytes of a block of M at most: beyond, weights are transformed again for the next chunk
-_SHARED = 20 << 20  # bytes of constant weights that one core finds in the third-level cache after another read them
-# Of the time of these weights' way, what is not hidden behind products: fused and apart, up to so many bytes and beyond.
-_SHOWN, _AWAITED = (0.3, 0.35), (0.7, 0.9)
 _LAUNCH = 20_000.0  # cycles
 _CORES = 2
 # What the forms and weights' gradients take beside this count, of layers that no other's operands follow.
-_WAITS = {"apart": 1.15, "fused": 0.95, "joined": 1.0, "weights": 0.9}
+_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.0, "weights": 0.9}
+_PACKED = 1.2  # what joined takes beside the others where weights were packed before, whose next ones come meanwhile
 _FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
 
 
@@ -84,6 +82,7 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
     vectors_c, vectors_n = ceil(case.c, case.lanes), ceil(case.n, case.lanes)
     groups, tiles = case.problem.g, case.strips * case.strip
     mr, nv = config["mr"], config["nv"]
+    waits = _WAITS["weights" if case.weights else config["form"]]
     forward = tiles * vectors_c * _transform(case, th.bt, tw.bt, read)
     bytes_v, bytes_m = (tiles * c * case.products * case.size for c in (case.c, work.blocks * work.nvl))
     bytes_u = case.products * work.blocks * case.c * work.nvl * case.size
@@ -113,6 +112,7 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
         share = ceil(work.blocks, cores) * cores / work.blocks
         products, back, other = products * share, back * share, other * share
         launches = 2 * work.chunks * groups
+        waits *= _PACKED if case.problem.constant_weights else 1.0
     else:
         other = tiles * vectors_n * _transform(case, th.at, tw.at, read)
         rows = ceil(work.s * case.strip, mr)
@@ -121,8 +121,8 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
         constant = case.problem.constant_weights  # others were written just before
         near = bytes_u * groups < (_KEPT if constant else _L3)
         again = 1 if work.apart and work.chunks == 1 else work.chunks
-        # The next weights come while these are multiplied, unless neither the cores together nor the caches keep up.
-        shown = (_SHOWN if bytes_u <= _SHARED else _AWAITED)[work.apart] if constant else 1.0 - 0.5 * work.apart
+        # Few tiles multiply so little that they wait for weights from memory; what caches cannot keep at all, whole.
+        shown = 1.0 if not work.apart else 0.5 if near or not constant else 0.75 if bytes_u <= _L3 else 1.0
         moved = bytes_u * again / (_NEAR if near else _FAR) * shown
         if work.apart:
             moved += 2 * (bytes_v + bytes_m) / (_NEAR if work.slots_size < _L3 else _FAR)
@@ -138,10 +138,7 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
     cycles = groups * (forward + other + products + moved + back) + outside + (launches - 1) * _LAUNCH * _CORES
     if isinstance(work, DataKernel) and not work.apart and work.items < _CORES:
         cycles *= 1.5
-    form = "weights" if case.weights else config["form"]
-    if form == "fused" and not case.problem.constant_weights:
-        form = "apart"
-    return _FLOPS * case.lanes * cycles * _WAITS[form]
+    return _FLOPS * case.lanes * cycles * waits
 
 
 def _register_tiles(case: Case, registers: int, rows: int) -> list[tuple[int, int]]:
