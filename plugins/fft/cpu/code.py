@@ -53,6 +53,12 @@ def _zeros(to: _Place, ks: Iterable[int]) -> str:
     return "".join(f"  {to.write(f'i{k}', '(V)(0.0f)')}\n" for k in ks)
 
 
+def _ahead(place: _Place, count: int, write: bool) -> str:
+    """Asks for the next row's elements of a panel, which are far from one another."""
+    parts = [f"{kind}{k}" for k in range(count) for kind in "ri"]
+    return "".join(f"  PREFETCH({place.at(part)} + {2 * place.lanes}, {int(write)});\n" for part in parts)
+
+
 def forward_functions(
     g: Geometry, name: str, given: tuple[int, ...], stride: int, conjugate: bool, stream: bool = False
 ) -> str:
@@ -96,7 +102,7 @@ def forward_functions(
     last = order[-1]
     parameters = "local const float *restrict t, global float *restrict s"
     body = codelet(sizes[last], way, given=given[last]).text(slot.read, spectrum.write)
-    text += _function(f"{name}_column", parameters, body)
+    text += _function(f"{name}_column", parameters, ("" if stream else _ahead(spectrum, sizes[last], True)) + body)
     if g.edges:
 
         def conjugated(output: str, value: str) -> str:
@@ -137,9 +143,8 @@ def inverse_functions(g: Geometry, name: str, wanted: tuple[tuple[int, ...], ...
     def write(output: str, value: str) -> str:
         return slot.write(kept(output), value)
 
-    text += _function(
-        f"{name}_column", parameters, codelet(sizes[last], "inverse", wanted=wanted[last]).text(spectrum.read, write)
-    )
+    body = codelet(sizes[last], "inverse", wanted=wanted[last]).text(spectrum.read, write)
+    text += _function(f"{name}_column", parameters, _ahead(spectrum, sizes[last], False) + body)
     if g.edges:
         text += _function(
             f"{name}_edge",

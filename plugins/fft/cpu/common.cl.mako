@@ -10,6 +10,8 @@
 #define STREAM(p, v) __builtin_nontemporal_store(v, (global vec *)(p))
 #endif
 #endif
+// Asks for the line of memory at p, whatever lies there; ``write``: to write it.
+#define PREFETCH(p, write) __builtin_prefetch((const void *)(size_t)(p), write)
 <%
 stages = lanes.bit_length() - 1
 mid = lanes // 2

@@ -10,8 +10,11 @@
 // SLOT_     floats of a slot, LINES floats of the slot between frequencies of the first axis
 ${macros}
 
+// Elements begin to end of a line, zeros round them. The line behind it is asked for: the transform hides how far it lies.
 __attribute__((noinline)) void ${name}_stage(V *restrict line, global const REAL *restrict from, long at, int channels, int begin, int end) {
 % if unit:
+  ONCE for (int p = begin; p < end; p += 64 / (int)sizeof(REAL))
+    ONCE for (int l = 0; l < channels; ++l) PREFETCH(from + at + (long)A1 + l * (long)CHANNEL + p, 0);
   ONCE for (int p = 0; p < G0; p += LANES) {
     if (begin >= p + LANES || end <= p) continue;
     V square[LANES];
@@ -27,6 +30,7 @@ __attribute__((noinline)) void ${name}_stage(V *restrict line, global const REAL
 % elif inter:
   ONCE for (int j = begin; j < end; ++j) {
     const long p = at + (long)j * A0;
+    PREFETCH(from + p + A1, 0);
     if (p + LANES <= TOTAL) line[j] = LOADV(from + p);
     else
       ONCE for (int l = 0; l < LANES; ++l) ((float *)(line + j))[l] = LOAD(from, p + min(l, channels - 1));

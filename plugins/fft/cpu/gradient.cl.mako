@@ -5,6 +5,15 @@
 ${macros}
 
 __attribute__((noinline)) void put_taps(global REAL *restrict to, const V *restrict line, int channels) {
+% if lane == 1:
+  if (channels == LANES) {
+    ONCE for (int j = 0; j < K0; ++j) {
+      global REAL *tap = to + j * A0;
+      STOREV(tap, SCALE * line[j]${" + LOADV(tap)" if accumulate else ""});
+    }
+    return;
+  }
+% endif
   ONCE for (int l = 0; l < channels; ++l)
     ONCE for (int j = 0; j < K0; ++j) {
       global REAL *tap = to + (long)l * LANE + j * A0;

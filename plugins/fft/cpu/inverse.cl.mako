@@ -8,10 +8,25 @@
 // BLOCKS, ROWS, STRIDE, SLOT_, LINES  as in the forward transforms
 ${macros}
 #include <convdispatch/output_lanes.cl>
+// Asks for the lines of memory that put_line writes, so that they are there after the transform.
+inline void ask_line(OUT_PARAMS, long at, int channels, int count) {
+% if inter:
+  ONCE for (int j = 0; j < count; ++j) PREFETCH(out + at + (long)j * A0, 1);
+% elif unit:
+  ONCE for (int p = 0; p < count; p += 64 / (int)sizeof(REAL))
+    ONCE for (int l = 0; l < channels; ++l) PREFETCH(out + at + l * (long)CHANNEL + p, 1);
+% endif
+}
+
 // count elements of the line, LANES channels of which the first channels are real.
 __attribute__((noinline)) void put_line(OUT_PARAMS, const V *restrict line, V bias, long at, int channels, int count) {
 % if unit:
-  ONCE for (int p = 0; p < count; p += LANES) {
+  ONCE for (int from = 0; from < count; from += LANES) {
+% if again:
+    const int p = count < LANES ? from : min(from, count - LANES);  // the last vector may write what the one before wrote
+% else:
+    const int p = from;
+% endif
     V square[LANES];
     transpose(line + p, square, bias);
     ONCE for (int l = 0; l < channels; ++l) {
@@ -58,8 +73,10 @@ void inverse(OUT_PARAMS, global const float *restrict panels${", global const RE
 ${passes}
     ONCE for (int j2 = 0; j2 < count2; ++j2)
       ONCE for (int j1 = 0; j1 < count1; ++j1) {
+        const long at = base + (long)s0 * A0 + (long)(s1 + j1) * A1 + (long)(s2 + j2) * A2;
+        ask_line(OUT_ARGS, at, channels, count0);
         inverse_line(${"s" if depth == 1 else "slot + (j2 * N1 + j1) * (2 * LANES)" if depth == 3 else "slot + j1 * (2 * LANES)"}, line);
-        put_line(OUT_ARGS, line, b, base + (long)s0 * A0 + (long)(s1 + j1) * A1 + (long)(s2 + j2) * A2, channels, count0);
+        put_line(OUT_ARGS, line, b, at, channels, count0);
       }
   }
 }

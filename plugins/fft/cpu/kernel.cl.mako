@@ -9,6 +9,12 @@ ${macros}
 
 __attribute__((noinline)) void ${name}_stage(V *restrict line, global const REAL *restrict from, int channels) {
   ONCE for (int j = 0; j < G0; ++j) line[j] = (V)(0.0f);
+% if lane == 1:
+  if (channels == LANES) {
+    ONCE for (int j = 0; j < G0; j += D0) line[j] = SCALE * LOADV(from + TAP(j, K0, D0) * A0);
+    return;
+  }
+% endif
   ONCE for (int l = 0; l < channels; ++l)
     ONCE for (int j = 0; j < G0; j += D0) ((float *)line)[j * LANES + l] = SCALE * LOAD(from, (long)l * LANE + TAP(j, K0, D0) * A0);
 }

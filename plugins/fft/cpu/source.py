@@ -147,6 +147,7 @@ def _kernel(g: Geometry) -> str:
     macros |= {"N": g.n, "SCALE": f"{g.tiling.scale:.9g}f"}
     values = {
         "name": "kernels",
+        "lane": macros["LANE"],
         "macros": _define(macros),
         "flipped": axes[g.order[0]].flipped,
         "depth": len(g.order),
@@ -196,6 +197,7 @@ def _inverse(g: Geometry) -> str:
         "depth": len(g.order),
         "passes": _passes(g, "inverse", g.steps, True),
         "bias": p.bias,
+        "again": not (p.residual or p.accumulate),
     }
     wanted = tuple(tuple(range(step)) for step in g.steps)
     return inverse_functions(g, "inverse", wanted, g.result_stride) + kernel_text(
@@ -215,6 +217,7 @@ def _gradient(g: Geometry) -> str:
         "depth": len(g.order),
         "passes": _passes(g, "inverse", g.taps, True),
         "accumulate": p.accumulate,
+        "lane": macros["LANE"],
     }
     return inverse_functions(g, "inverse", g.tiling.kept, g.result_stride) + kernel_text(
         __package__, "gradient.cl.mako", **values
