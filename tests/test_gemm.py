@@ -16,12 +16,14 @@ from convdispatch.api.errors import InvalidArgument
 from convdispatch.device import runtime
 from convdispatch.device.gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, configs, packed_layout
 from convdispatch.device.gemm.configs import cpu_configs, gpu_configs
+from convdispatch.device.gemm.cost import product_cost
 from convdispatch.device.gemm.source import gemm_text
 
 GENERATORS = {"cpu": cpu_configs, "gpu": gpu_configs}
 NUMPY = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 SMALL_GPU = DeviceInfo("small", "arm", "gpu", "", max_work_group_size=256, max_work_item_sizes=(256, 256, 64),
                        local_mem_size=32768, compute_units=4)  # fmt: skip
+SMALL_CPU = DeviceInfo("small", "intel", "cpu", "", compute_units=2, local_mem_size=256 << 10)
 GUARD = 64  # elements before and after every operand
 
 
@@ -340,6 +342,38 @@ def test_rows_asked_for_ahead(queue, device, dtype, mr, nv, ku, k, kc):
         assert "AHEAD(pa0" in gemm_text(packed, config)
         assert "AHEAD(pa0" not in gemm_text(dataclasses.replace(packed, m=40), config)
         run(queue, spec, config)
+
+
+@pytest.mark.parametrize(("k", "kc", "panels"), [(100, 100, 3), (101, 64, 2)])
+@pytest.mark.parametrize("pack", [False, "local"])
+def test_panels_asked_for_ahead(queue, device, k, kc, panels, pack):
+    """Each panel's lines by the tiles of the one before, the next k's first ones by those of the last."""
+    spec = dense(21, 3001, k, 1, "nnn")
+    config = choose("cpu", spec, device) | {"swap": False, "pack_a": False, "pack_b": pack, "split": 1, "kc": kc}
+    config |= {"lanes": 16, "mr": 6, "nv": 3, "ku": 1, "mt": 2, "np": panels}
+    assert "AHEAD(ahead" in gemm_text(spec, config)
+    assert "AHEAD(ahead" not in gemm_text(dataclasses.replace(spec, n=200), config)
+    run(queue, spec, config)
+
+
+@pytest.mark.parametrize("simd", [8, 16])
+@pytest.mark.parametrize("sizes", [(64, 200, 20011), (200, 64, 20011), (24, 144, 40000)])
+def test_sums_longer_than_their_sides(queue, device, simd, sizes):
+    """dw of a 1x1 layer, channels last: parts of the sum, both operands where they lie, each read once."""
+    m, n, k = sizes
+    spec = dense(m, n, k, 1, "tnn")
+    chosen = min(
+        cpu_configs(spec, dataclasses.replace(SMALL_CPU, simd_width=simd)), key=lambda c: product_cost(spec, c)
+    )
+    assert chosen["split"] > 1
+    assert not chosen["pack_a"]
+    assert not chosen["pack_b"]
+    read = spec.swapped if chosen["swap"] else spec
+    assert chosen["np"] * chosen["nv"] * simd >= read.n
+    text = gemm_text(read, chosen)
+    assert text.count("AHEAD(pa0") >= 1
+    assert "AHEAD(ahead" in text
+    run(queue, spec, chosen)
 
 
 @pytest.mark.parametrize("case", ["b nnn float32 64", "b ntn float32 16", "b nnn bfloat16 64", "b ttn float64 23",

@@ -17,6 +17,7 @@ _LOCAL = 128 * 1024  # bytes of local memory for a block of B that a work item p
 _ROWS = 32 * 1024  # bytes of local memory for a tile's rows of A, which should stay in the first-level cache
 _ITEM_FLOPS = 1_000_000  # a CPU work item should do so much, for starting one costs some hundred nanoseconds
 _SPLIT_FLOPS = 1_000_000  # below, adding up the parts of a split sum costs more than other cores save
+_TALL, _PARTS = 128, 4 << 20  # rows of C that an item of a long sum takes; bytes of all its parts
 _GPU_TILES = (  # bm, bn, bk, tm, tn, ln, stages, percent of the multiply-add peak at 4096 cubed on one H200
     (64, 128, 16, 8, 8, 8, 2, 70),
     (128, 128, 8, 8, 8, 8, 2, 69),
@@ -153,6 +154,8 @@ def _cpu_blocks(
     local_kc = min(depth, min(local, _LOCAL) // (nr * spec.accumulator_size))
     local_kc = 0 if local_kc < min(depth, 64) or (narrow and split == 1 and local_kc < depth) else local_kc
     local_kc = local_kc and _ceil(depth, _ceil(depth, local_kc))
+    if direct_a and direct_b and not (spec.a_packed or spec.b_packed) and (long := _long_sum(spec, mr, nr, want)):
+        yield {**config, **long, "pack_a": False, "pack_b": False}
     if pack_b and local_kc and tiles <= 24:  # a packing pass would cost more than what it feeds
         yield {**config, "pack_a": pack_a, "pack_b": "local", "kc": local_kc}
     yield {**config, "pack_a": pack_a, "pack_b": pack_b}
@@ -166,6 +169,24 @@ def _cpu_blocks(
         yield {**config, "pack_a": pack_a, "pack_b": not pack_b}
     if not narrow and kc > 512:
         yield {**config, "pack_a": pack_a, "pack_b": pack_b, "kc": _ceil(kc, _ceil(kc, 384))}
+
+
+def _long_sum(spec: GemmSpec, mr: int, nr: int, want: int) -> dict[str, int] | None:
+    """Blocks of a sum much longer than C's sides; None where parts are not worth it.
+
+    An item takes a part of the sum for all columns of C. It reads B from memory once, and a block of A's rows from the
+    nearest cache.
+    """
+    tiles, size = _ceil(spec.m, mr), spec.accumulator_size
+    sweeps = _ceil(spec.m, _TALL)
+    room = _PARTS // (spec.m * spec.n * spec.batch * size)
+    split = min(_ceil(want, sweeps * spec.batch), spec.k // 256, room)
+    if split < 2 or spec.k < 4 * max(spec.m, spec.n):
+        return None
+    mt = _ceil(tiles, sweeps)
+    ks = _ceil(_ceil(spec.k, split), 16) * 16
+    kc = _ceil(ks, _ceil(ks, max(48, _ROWS // (mt * mr * size))))
+    return {"kc": kc, "mt": mt, "np": _ceil(spec.n, nr), "bt": 1, "split": _ceil(spec.k, ks), "ks": ks}
 
 
 # --- GPU -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .layout import distinct, far_rows
+from .ahead import far_rows
+from .layout import distinct
 from .spec import GemmSpec
 
 __all__ = ["LAUNCH", "PACKED", "product_cost"]
@@ -28,10 +29,14 @@ _PANEL = 25.0, 55.0  # of an element of B that is packed, along its rows as it l
 _LOCAL = 14.0, 75.0  # the same by the work item that needs it
 _WIDENED = 4.0  # of an element of A that a tile widens for itself
 _READ, _WRITTEN, _SCATTERED = 30.0, 5.0, 90.0  # of an element of A or B; of C; of C whose columns lie apart
+_PARTIAL = 20.0  # of one of C that a part of a sum leaves and another kernel adds
 _FAR, _KEPT = 20.0, 1 << 20  # of an element of A that a panel of B, or of a panel that an item reads from memory anew;
 # of A's rows side by side in place, columns apart, whole lines come for a tile's few
 _ASKED = 2.0  # the same of rows in place whose lines are asked for ahead
 _CROWDED, _PAGE = 8.0, 4096  # of one in place, read again: of B's rows whole pages apart, of A's columns on many pages
+_AWAY_AGAIN = (
+    18.0  # of one of A's rows side by side, whose columns share few places of the nearest cache: a line for some
+)
 _AGAIN, _NEAR = 0.35, 32 * 1024  # of an element of B that a row of tiles reads anew from beyond the nearest cache
 _CUT, _LINE = 0.7, 64  # of one of B in place, in vectors across lines: NumPy's large arrays lie 16 bytes beyond one
 _ROOM, _PAGES = 10, 64  # lines of one place that the nearest cache keeps; pages whose addresses are at hand
@@ -84,6 +89,8 @@ def _read_again(spec: GemmSpec, gemm: Mapping[str, Any], depth: int) -> tuple[fl
     if not (gemm["pack_a"] or spec.a_packed):
         step = spec.a.col.stride * size
         a = _CROWDED * (step > size and step * depth > _PAGES * _PAGE)
+        if spec.a.row.stride == 1 and _LINE <= step < _PAGE and _overflows(step, depth, 1):
+            a += _AWAY_AGAIN
     if gemm["pack_b"] or spec.b_packed:
         beyond = depth * nv * gemm["lanes"] * size > _NEAR
     else:
@@ -106,15 +113,19 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
     packed = 0
     cost = _WORK * spec.batch * _operations(spec.m, spec.n, spec.k, mr, nv, lanes)
     cost += _TILE * rows * panels * spec.batch * split * passes
-    cost += _READ * (a + b) + _WRITTEN * c * split * passes + LAUNCH * (1 + (split > 1))
+    cost += _READ * (a + b) + _WRITTEN * c * split * passes + LAUNCH
+    if split > 1:
+        cost += _PARTIAL * c * split + LAUNCH
     again_a, again_b = _read_again(spec, gemm, min(gemm["kc"], spec.k))
     cost += again_a * every_a * panels + again_b * every_b * rows
     if spec.m * spec.k * size > _KEPT:
         in_place = not (gemm["pack_a"] or spec.a_packed)
         lines = in_place and spec.a.row.stride == 1 and spec.a.col.stride * size >= _LINE
         each = _ASKED if far_rows(spec, not in_place, nv) else _FAR * (max(1.0, _LINE / (mr * size)) if lines else 1.0)
-        cost += each * (every_a * panels - a)
-    if spec.k * wide * size > _KEPT:
+        # An item whose rows stay in the second-level cache from one of its panels to the next reads them once.
+        near = gemm["mt"] * mr * min(gemm["kc"], spec.k) * size <= _KEPT // 2
+        cost += each * (every_a * (_ceil(panels, gemm["np"]) if near else panels) - a)
+    if spec.k * (wide if split == 1 else spec.n) * size > _KEPT:
         cost += _FAR * (every_b * sweeps - b)
     if spec.c.col.stride == 1 and c * size > _KEPT:
         # Lines that two panels share are brought and written twice.
@@ -122,7 +133,7 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
     if spec.c.col.stride > 1:
         # A row of a tile is written to as many lines, which share few places of the nearest cache where columns lie so.
         apart = wide * math.gcd(spec.c.col.stride * size, _PAGE) > _WAYS * _PAGE
-        cost += (_APART if apart else _SCATTERED) * c * passes
+        cost += (_APART if apart else _SCATTERED) * c * (passes if split == 1 else 1)
     if gemm["pack_a"] == "local" and not spec.a_packed:
         cost += _WIDENED * every_a * panels
     elif gemm["pack_a"] and not spec.a_packed:

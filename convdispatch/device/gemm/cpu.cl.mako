@@ -11,6 +11,8 @@
 // BT     batches of a work item
 // a_local  A's elements are narrower than sums: a tile widens its rows into local memory, as they lie
 // far_rows rows of A, read where they lie, come from beyond the second-level cache: a tile asks for the next one's lines
+// far_steps    columns of A lie lines apart, its rows side by side: a tile asks for them 32 steps ahead
+// far_columns  rows of B, read where they lie, come from as far: each tile asks for a line of every row of the next panel
 // far_a, far_b  the packed operand is too large for a second-level cache to keep: its lines are asked for ahead
 // fetched  lines of B's next panel that a step of k asks for, so that it comes from memory while this one is multiplied
 // b_local  the work item itself packs KC rows of a panel of B into local memory, which is its own: groups hold one item
@@ -63,6 +65,9 @@ steps = range(ku)
       // The first tiles of a panel ask for the next one; what others ask for is at hand.
       global const ACC *restrict next = pb + (tile - tile0 < ${-(-nr // (fetched * line))} ? ${k * nr} + (tile - tile0) * kb * ${fetched * line} : 0);
 % endif
+% if far_columns:
+      global const ACC *ahead = next + min(tile - tile0, ${-(-nr // far_columns) - 1}) * ${far_columns};
+% endif
       int k = 0;
 % if far_rows:
       while (k < kb) {
@@ -74,6 +79,12 @@ steps = range(ku)
 % endif
 % for width in ([ku, 1] if ku > 1 else [1]):
       for (; k + ${width} <= ${"stop" if far_rows else "kb"}; k += ${width}) {
+% if far_columns:
+% for u in range(width):
+        AHEAD(ahead + B_ROW(${u}));
+% endfor
+        ahead += B_ROW(${width});
+% endif
 % if far_b:
 % for u in range(width):
 % for j in range(0, vectors, max(1, 16 // lanes)):
@@ -88,6 +99,9 @@ steps = range(ku)
         NEXT(next + ${i * line});
 % endfor
         next += ${fetched * width * line};
+% endif
+% if far_steps:
+        AHEAD(pa0 + ${32 * a_step});
 % endif
 % for u in range(width):
 % for j in range(vectors):
@@ -193,7 +207,7 @@ ${tile(mr, columns)}\
 ${tile(tail_m, columns)}\
 % endif
 </%def>
-% if far_a or far_b or far_rows:
+% if far_a or far_b or far_rows or far_columns or far_steps:
 // OpenCL's own prefetch is a function of Intel's library, with which products took three times as long.
 #define AHEAD(p) __builtin_prefetch((const void *)(size_t)(p))
 #define NEXT(p) __builtin_prefetch((const void *)(size_t)(p), 0, 2)
@@ -219,6 +233,11 @@ void gemm(global const ${'REAL' if a_local else 'ACC'} *restrict a_, long a_off,
       const int flags = (k0 > begin ? ADD : FLAGS) | (k0 + KC >= end ? LAST : 0);
       for (int panel = panel0; panel < panel1; ++panel) {
         int tile = tile0;
+% if far_columns:
+        // The item's next panel, another item's first, or the first one of the next k's.
+        const int last = panel + 1 == panel1 && KC < KS;
+        global const ACC *next = b + B_COL((last ? panel0 : panel + 1) * ${nr}) + B_ROW(last ? k0 + KC : k0);
+% endif
 % if full_n and tail_n:
         if (panel < ${full_n}) {
 ${rows(nr)}\

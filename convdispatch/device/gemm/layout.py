@@ -18,12 +18,7 @@ from typing import Any
 
 from .spec import Axis, GemmSpec
 
-__all__ = ["PackedLayout", "direct", "distinct", "far_rows", "packed_layout"]
-
-_HELD = 1 << 20
-"""Bytes that a second-level cache holds."""
-_SHORT = 256
-"""Bytes of a short row."""
+__all__ = ["PackedLayout", "direct", "distinct", "packed_layout"]
 
 
 @dataclass(frozen=True)
@@ -82,15 +77,6 @@ def direct(spec: GemmSpec, letter: str, lanes: int) -> bool:
     if letter == "a":
         return spec.a.col.plain
     return spec.b.row.plain and spec.b.col.plain and spec.b.col.stride == 1 and spec.n >= lanes
-
-
-def far_rows(spec: GemmSpec, packed: bool, vectors: int) -> bool:
-    """Whether rows of A in place are more than second-level caches keep: of so many short runs a processor asks for few
-    in time by itself, so the CPU's kernel asks for a tile's lines while it computes the one before. A tile of one vector
-    loads as often as it multiplies: of rows of some lines it asks for none."""
-    row = spec.k * spec.accumulator_size
-    in_place = not packed and direct(spec, "a", 1) and spec.a.col.stride == 1
-    return in_place and spec.m * row > _HELD and (vectors > 1 or row > _SHORT)
 
 
 def distinct(axis: Axis, batch: int) -> tuple[int, Axis]:

@@ -11,7 +11,8 @@ from ...api.activation import activation_macro
 from ...api.cpu import LINE
 from ...api.dtypes import DTYPES, storage_macros
 from ..kernels import define, kernel_text
-from .layout import far_rows, packed_layout
+from .ahead import far_columns, far_packed, far_rows, far_steps
+from .layout import packed_layout
 from .spec import Axis, GemmSpec
 
 __all__ = ["Packing", "gemm_text", "packing", "reduce_text"]
@@ -19,11 +20,6 @@ __all__ = ["Packing", "gemm_text", "packing", "reduce_text"]
 _ITEM, _GROUP = 1 << 14, 64
 """Elements that a work item should pack, so that it is worth starting; neighbours of a row that it packs together
 where panels are narrow: lines that several panels share are read once."""
-_FAR, _PANEL = 1 << 16, 1 << 13
-"""Elements of a batch's packed operand whose lines are asked for ahead, and of B's panel, which a first-level cache
-keeps if it is smaller. 1x1 layers of as many weights took 0.81 to 0.98 of the time, smaller ones 0.96 to 1.04; a matrix
-times one vector, which reads nothing twice, 1.08. Where several tiles read a panel they ask for the next one besides:
-49 rows by 512x2048, 1024x2048 and 2048x512, with weights in memory, took 0.88, 0.86 and 0.95 of the time, 196 0.97."""
 
 
 def _split_k(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[int, int]:
@@ -123,7 +119,7 @@ def _cpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
     text += f"#define B_ROW(k) {spec.b.row.text('k')}\n#define B_COL(n) {spec.b.col.text('n')}\n"
     nr = config["nv"] * lanes
     k, n = spec.b.row, spec.b.col
-    far_b = spec.b_packed and spec.m > 1 and spec.k * nr > _PANEL and spec.n * spec.k > _FAR
+    far_a, far_b = far_packed(spec, nr)
     line = LINE // spec.accumulator_size
     tiles = min(config["mt"], -(-spec.m // config["mr"]))
     return text + kernel_text(
@@ -139,9 +135,11 @@ def _cpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
         tail=tail,
         a_packed=spec.a_packed,
         b_packed=spec.b_packed,
-        far_a=spec.a_packed and spec.m * spec.k > _FAR,
-        far_rows=line if far_rows(spec, spec.a_packed, config["nv"]) else 0,
+        far_a=far_a,
         far_b=far_b,
+        far_rows=line if far_rows(spec, spec.a_packed, config["nv"]) else 0,
+        far_columns=line if far_columns(spec, lanes) else 0,
+        far_steps=far_steps(spec),
         fetched=-(-nr // (line * tiles)) if far_b and tiles > 1 else 0,
         line=line,
         a_step=spec.a.col.stride,
