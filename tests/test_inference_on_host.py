@@ -1,12 +1,14 @@
 """Nets on NumPy's arrays where they lie: the bits that copies give, whatever the arrays, nothing else touched."""
 
 import threading
+import weakref
 
 import numpy as np
 import pytest
 import small_net
 
 from convdispatch import inference, nn
+from convdispatch.api import InvalidArgument
 from convdispatch.device import host
 from convdispatch.inference.on_host import OnHost
 from convdispatch.nn import functional
@@ -23,8 +25,8 @@ def _pointers(device):
 @pytest.fixture
 def calls(monkeypatch):
     """How many calls went without a copy."""
-    found, own = [], OnHost.__call__
-    monkeypatch.setattr(OnHost, "__call__", lambda self, arrays: found.append(1) or own(self, arrays))
+    found, own = [], OnHost._run
+    monkeypatch.setattr(OnHost, "_run", lambda self, memory: found.append(1) or own(self, memory))
     return found
 
 
@@ -77,27 +79,46 @@ def test_arrays_that_lie_otherwise(queue, calls):
     flat = np.empty(x.nbytes + 64, np.uint8)
     frozen = x.copy()
     frozen.flags.writeable = False
-    for name, given in {
+    for name, given in {  # twice each: the first call goes the general way, others the quick one where they can
+        "plain": x,
         "read-only": frozen,
         "gaps": np.repeat(x, 2, axis=3)[..., ::2],
         "another order": np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
         "backwards": x[::-1].copy()[::-1],
         "swapped bytes": x.astype(x.dtype.newbyteorder()),
     }.items():
-        np.testing.assert_array_equal(built(given), expected, err_msg=name)
+        for _ in range(2):
+            np.testing.assert_array_equal(built(given), expected, err_msg=name)
     for start in (1, 4, 16, 20, 32, 48):  # beside vectors, and between numbers
         given = flat[start : start + x.nbytes].view(x.dtype).reshape(SHAPE)
         given[...] = x
         np.testing.assert_array_equal(built(given), expected, err_msg=f"from byte {start}")
-    assert len(calls) == 11
+    assert len(calls) == 18
+    for wrong in (x[:1], x.astype(np.float64), x[..., :-1]):
+        with pytest.raises(InvalidArgument, match="the net was built for"):
+            built(wrong)
+    with pytest.raises(InvalidArgument, match="takes 1 inputs, got 2"):
+        built(x, x)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sixteen_bits(queue, calls, dtype):
     built = inference.build(small_net.net(queue).eval(), SHAPE, queue=queue, dtype=dtype)
     x = small_net.normal(*SHAPE).astype(built.inputs[0].dtype)
-    np.testing.assert_array_equal(built(x).view(np.uint16), by_copies(built, x).view(np.uint16))
-    assert calls
+    for _ in range(2):
+        np.testing.assert_array_equal(built(x).view(np.uint16), by_copies(built, x).view(np.uint16))
+    assert len(calls) == 2
+
+
+def test_arrays_are_let_go(queue):
+    built = inference.build(small_net.net(queue).eval(), SHAPE, queue=queue)
+    x = small_net.normal(*SHAPE)
+    for _ in range(3):
+        made = weakref.ref(built(x))
+        assert made() is None
+    given = weakref.ref(x)
+    del x
+    assert given() is None
 
 
 def test_nothing_beside_the_results_is_written(queue, monkeypatch):
