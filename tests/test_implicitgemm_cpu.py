@@ -101,6 +101,14 @@ def test_groups_of_a_weights_gradient_are_dealt_to_work_items(device, full, numb
     run(problem, device, "weights")
 
 
+@pytest.mark.parametrize(
+    "text", ["mb2ic5ih7iw5oc58kh1", "g2mb1ic6ih9iw7oc70kh3ph1", "mb2ic4ih3oc20kh1", "mb1ic20ih9iw11oc9kh3+accumulate"]
+)
+def test_weights_gradients_of_channels_that_end_within_a_vector(device, text):
+    """Places of several vectors and a rest, and of less than one; nothing beyond the last channel is touched."""
+    run(f"bwd_weights_{text}", device, "weights")
+
+
 STEMS = (
     "mb2ic3ih21iw40oc13kh3sh2ph1",
     "mb1ic3ih9iw64oc16kh3ph1",

@@ -34,7 +34,7 @@ _CHANNELS, _WIDTH = 64, 11  # source channels a group and taps along w at most
 _SLOT, _MOST_SLOT = 192 * 1024, 1 << 20  # bytes of a band's rows of x and dy: wanted, and at most
 # Operations of the peak in the time of one in a tile, of adding a tile across its lanes, of an element copied for a
 # band, of an element of dw, and of a launch.
-_WORK, _ACROSS, _STAGED, _RESULT, _LAUNCH = 1.5, 6000.0, 15.0, 150.0, 4e6
+_WORK, _ACROSS, _STAGED, _RESULT, _LAUNCH = 1.8, 7200.0, 18.0, 150.0, 4e6
 _APART = 150.0
 """Of an element copied one by one, as every third and further of a row are."""
 

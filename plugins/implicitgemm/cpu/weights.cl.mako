@@ -12,7 +12,8 @@
 #define BANDS_ALL (IMAGES * YD * BANDS)
 #define AREA ((long)G * NB * TD * TH * TW * C * NVL)
 
-// One block of dy for the band's places, zeros beyond the last channel.
+// One block of dy for the band's places; beyond the last channel that one again, whose sums nobody reads.
+#define CHANNEL(n) (N % NVL ? min(n, count - 1) : (n))
 __attribute__((noinline))
 void stage_gradient(global ACC *restrict to, global const REAL *restrict y, int image, int g, int n0, int z, int y0, int places) {
   const int count = min(NVL, N - n0);
@@ -21,14 +22,15 @@ void stage_gradient(global ACC *restrict to, global const REAL *restrict y, int 
   ONCE for (int q = 0; q < places; ++q, from += N * G, to += NVL) stage_run(to, from, 0, count, NVL);
 % else:
   global const REAL *from = y + (((long)image * G + g) * N + n0) * PLANE + ((long)z * YH + y0) * YW;
-  int q = 0;
-  if (count == NVL)
-    ONCE for (; q + LANES <= places; q += LANES)
-      ONCE for (int n = 0; n < NVL; n += LANES) {
-        // Of so many planes processors fetch nothing ahead by themselves.
+  const int whole = places >= LANES ? places : 0;  // the last vectors end there
+  ONCE for (int next = 0; next < whole; next += LANES) {
+    const int q = min(next, places - LANES);
+    ONCE for (int n = 0; n < NVL; n += LANES) {
+      // Of so many planes processors fetch nothing ahead by themselves.
 % for i in range(lanes):
-        __builtin_prefetch((const void *)(size_t)(from + (n + ${i}) * PLANE + q + 64));
-        const V t0_${i} = LOADV(from + (n + ${i}) * PLANE + q);
+      const long at${i} = CHANNEL(n + ${i}) * PLANE + q;
+      __builtin_prefetch((const void *)(size_t)(from + at${i} + 64));
+      const V t0_${i} = LOADV(from + at${i});
 % endfor
 <%
 stages = lanes.bit_length() - 1
@@ -36,18 +38,16 @@ half = lanes // 2
 %>\
 % for t in range(1, stages + 1):
 % for i in range(half):
-        const V t${t}_${i} = (V)(t${t - 1}_${2 * i}.even, t${t - 1}_${2 * i + 1}.even), t${t}_${i + half} = (V)(t${t - 1}_${2 * i}.odd, t${t - 1}_${2 * i + 1}.odd);
+      const V t${t}_${i} = (V)(t${t - 1}_${2 * i}.even, t${t - 1}_${2 * i + 1}.even), t${t}_${i + half} = (V)(t${t - 1}_${2 * i}.odd, t${t - 1}_${2 * i + 1}.odd);
 % endfor
 % endfor
 % for i in range(lanes):
-        STOREW(to + (q + ${i}) * NVL + n, t${stages}_${i});
+      STOREW(to + (q + ${i}) * NVL + n, t${stages}_${i});
 % endfor
-      }
-  ONCE for (; q < places; ++q)
-    for (int n = 0; n < NVL; ++n) {
-      const ACC v = LOAD(from, min(n, count - 1) * PLANE + q);
-      to[q * NVL + n] = n < count ? v : (ACC)0;
     }
+  }
+  ONCE for (int q = whole; q < places; ++q)
+    for (int n = 0; n < NVL; ++n) to[q * NVL + n] = LOAD(from, CHANNEL(n) * PLANE + q);
 % endif
 }
 <%

@@ -34,10 +34,10 @@ FILES = ("runs.cl", "stage.cl.mako", "weights.cl.mako")
 _SLOT = 256 * 1024  # bytes of a band's source rows
 _GRADIENT = 64 * 1024  # bytes of a band's dy, one block of channels
 _LAUNCH = 3.6e6  # operations of the peak in the time of a launch
-# Operations of the peak in the time of one, of an element of x or dy that is copied (of a block with channels to spare
-# one by one), of a tile's sum that is kept between bands, of a part of dw, of dw, and of a work item that adds parts:
-# least squares of logarithms over the layers that docs/measurements.md names.
-_WORK, _SOURCE, _DY, _REST, _TILE = 1.34, 30.0, 23.0, 150.0, 24.0
+# Operations of the peak in the time of one, of an element of x or dy that is copied, of a tile's sum that is kept
+# between bands, of a part of dw, of dw, and of a work item that adds parts: least squares of logarithms over the layers
+# that docs/measurements.md names.
+_WORK, _SOURCE, _DY, _TILE = 1.34, 30.0, 23.0, 24.0
 _PART, _RESULT, _CROWDED, _ITEM = 29.0, 65.0, 450.0, 4.6e3
 _AGAIN, _NEAR = 6.5, 512 * 1024  # of an element of dy that a tile reads anew, of bands of more bytes
 _WAYS = 12  # lines of one place that the first-level cache holds
@@ -154,8 +154,7 @@ def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo) -> float
     cycles = _cycles(p, config["nv"], config["jc"], config["jw"], lanes)
     work = _WORK * 2 * lanes * cycles * p.taps[0] * p.taps[1] * places
     again = max(1.0, config["chunks"] / groups)  # items that share a group each copy its x
-    rest = 0 if p.nhwc else p.n % nvl
-    work += places * (_SOURCE * p.c * again + _DY * (p.n - rest) + _REST * nvl * (rest > 0))
+    work += places * (_SOURCE * p.c * again + _DY * blocks * nvl)
     size = 8 if p.dtype == "float64" else 4
     if config["rows"] * p.places[2] * nvl * size > _NEAR:  # every tile reads a band's dy from beyond the second cache
         sweeps = _ceil(p.c, config["jc"]) * (p.volume // config["jw"])
