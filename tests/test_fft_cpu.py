@@ -98,6 +98,7 @@ EDGES = {
     "1-D": ("mb3ic3iw90oc21kw13pw6", (1, 1, 30)),
     "column": ("g2mb1ic4ih19iw4oc6kh7kw1ph3pw0", (1, 12, 1)),
     "3-D": ("mb1ic3id5ih7iw9oc4kd3kh2kw3pd1ph1pw1", (6, 5, 8)),
+    "few input channels": ("g2mb3ic6ih11iw9oc74kh5ph2", (1, 8, 10)),
     "3-D, two axes": ("mb1ic4id9ih3oc5kd3kh1kw3pd1ph0pw1", (8, 1, 4)),
 }
 

@@ -56,10 +56,11 @@ def predicted(g: Geometry) -> float:
     again = 1 if row_rounds == 1 else block_rounds  # how often the source is transformed
     vector = 8.0 * f * groups * lane  # bytes of a row of one block, all frequencies
     if g.weights_gradient:
-        m, n, k = ceil(t.oc, 4) * 4, blocks_n * lane, rows
+        results, wanted = (t.ic, divided) if g.along_oc else (t.oc, blocks_n)  # rows, and blocks of vectors
+        m, n, k = ceil(results, 4) * 4, wanted * lane, rows
         transforms = rows * (again * blocks_c * _transform(g, g.whole) + divided * _transform(g, g.steps))
-        transforms += t.oc * blocks_n * (_transform(g, g.taps) + 3 * lane * math.prod(g.taps))
-        source, kernel, result = rows * blocks_c * vector, rows * divided * vector, t.oc * blocks_n * vector
+        transforms += results * wanted * (_transform(g, g.taps) + 3 * lane * math.prod(g.taps))
+        source, kernel, result = rows * blocks_c * vector, rows * divided * vector, results * wanted * vector
         moved = [(source, again + block_rounds), (kernel, 2), (result, 2 * row_rounds)]
     else:
         m, n, k = rows, blocks_n * lane, g.c

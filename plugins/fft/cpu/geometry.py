@@ -67,6 +67,9 @@ class Geometry:
         if self.weights_gradient:
             self.c, self.n = t.ic, t.ic
         self.d = t.oc if self.weights_gradient else self.n
+        # Of the weights' gradient the vectors run along oc where ic would leave more of them empty.
+        narrow = ceil(t.ic, 4) * 4 * ceil(t.oc, self.lanes) < ceil(t.oc, 4) * 4 * ceil(t.ic, self.lanes)
+        self.along_oc = self.weights_gradient and narrow
         self.all_rows = t.images * t.tiles
         self.groups = min(config["groups"], t.groups)
         self.rows = min(config["rows"], self.all_rows)
@@ -145,11 +148,13 @@ class Geometry:
     @property
     def result_blocks(self) -> int:
         """Blocks of the result's vectors."""
-        return ceil(self.n, self.lanes) if self.weights_gradient else self.blocks
+        return ceil(self.n, self.lanes) if self.weights_gradient and not self.along_oc else self.blocks
 
     @property
     def result_rows(self) -> int:
-        """Rows of the result: tiles, or oc of the piece for the weights' gradient."""
+        """Rows of the result: tiles, or channels for the weights' gradient: ic, or oc of the piece."""
+        if self.along_oc:
+            return ceil(self.c, 4) * 4
         return min(self.blocks * self.lanes, ceil(self.d, 4) * 4) if self.weights_gradient else self.rows
 
     @property

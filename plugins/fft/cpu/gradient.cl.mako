@@ -1,7 +1,8 @@
-## dw[oc, ic, tap] = inverse transform of spectrum[f][group][block of ic][row oc] at the taps' positions.
+## dw[oc, ic, tap] = inverse transform of spectrum[f][group][block][row] at the taps' positions; blocks of ic, rows of oc, or
+## the other way round.
 //
 // K0 K1 K2  taps along the axes in their order, A? elements of dw between them
-// LANE, ROW elements of dw from ic to ic, from oc to oc; GROUP from group to group
+// LANE, ROW elements of dw from vector lane to lane, from row to row; GROUP from group to group; N channels along vectors
 ${macros}
 
 __attribute__((noinline)) void put_taps(global REAL *restrict to, const V *restrict line, int channels) {
@@ -23,13 +24,13 @@ __attribute__((noinline)) void put_taps(global REAL *restrict to, const V *restr
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void gradient(global REAL *restrict w, global const float *restrict panels, long off, int items, int g0, int groups,
-              int row0, int rows) {
+              int b0, int blocks, int row0, int rows) {
   local float slot[SLOT_];
   V line[K0];
-  const int jobs = groups * BLOCKS * rows, item = get_global_id(0), last = (int)((item + 1L) * jobs / items);
+  const int jobs = groups * blocks * rows, item = get_global_id(0), last = (int)((item + 1L) * jobs / items);
   ONCE for (int job = (int)((long)item * jobs / items); job < last; ++job) {
-    const int row = job % rows, block = job / rows % BLOCKS, group = job / (rows * BLOCKS);
-    const int first = block * LANES, channels = min(LANES, N - first);
+    const int row = job % rows, block = job / rows % blocks, group = job / (rows * blocks);
+    const int first = (b0 + block) * LANES, channels = min(LANES, N - first);
     global REAL *to = w + (long)(g0 + group) * GROUP + (long)first * LANE + (long)(row0 + row) * ROW;
     global const float *s = panels + off + ((long)(group * BLOCKS + block) * ROWS + row) * (2 * LANES);
 ${passes}

@@ -48,9 +48,12 @@ class _Launches:
         g, areas = self.g, self.areas
         size = (g.frequencies, piece.groups, 1)
         if g.weights_gradient:
-            rows = -(-min(piece.blocks * g.lanes, g.d - piece.block * g.lanes) // 4) * 4
+            rows, blocks = -(-min(piece.blocks * g.lanes, g.d - piece.block * g.lanes) // 4) * 4, g.result_blocks
             offsets = [areas["second"], areas["source"], areas["result"]]
-            operands, numbers = ["workspace"] * 3, [rows, piece.rows, g.result_blocks, int(piece.row == 0)]
+            if g.along_oc:
+                rows, blocks = g.result_rows, piece.blocks
+                offsets[:2] = reversed(offsets[:2])
+            operands, numbers = ["workspace"] * 3, [rows, piece.rows, blocks, int(piece.row == 0)]
         else:
             held = 4 * 2 * g.lanes * g.c * (piece.group * g.kernel_blocks + piece.block)
             offsets = [areas["source"], held if g.held else areas["kernel"], areas["result"]]
@@ -70,10 +73,12 @@ class _Launches:
     def gradient(self, piece: Piece) -> Launch:
         """Inverse transforms to dw."""
         g = self.g
-        row, rows = piece.block * g.lanes, min(piece.blocks * g.lanes, g.d - piece.block * g.lanes)
-        jobs = piece.groups * g.result_blocks * rows
+        part = 0, g.result_blocks, piece.block * g.lanes, min(piece.blocks * g.lanes, g.d - piece.block * g.lanes)
+        if g.along_oc:
+            part = piece.block, piece.blocks, 0, g.c
+        jobs = piece.groups * part[1] * part[3]
         return self._shared(
-            "gradient", jobs, ["w", "workspace"], self.areas["result"], piece.group, piece.groups, row, rows
+            "gradient", jobs, ["w", "workspace"], self.areas["result"], piece.group, piece.groups, *part
         )
 
 

@@ -163,6 +163,8 @@ def _product(g: Geometry) -> str:
     config = g.config
     if g.weights_gradient:
         a, b = (g.blocks, g.rows, g.second_stride), (g.source_blocks, g.rows, g.source_stride)
+        if g.along_oc:
+            a, b = b, a
         mr = 4
     else:
         a, b = (g.source_blocks, g.rows, g.source_stride), (g.kernel_blocks, g.c, g.kernel_stride)
@@ -207,11 +209,11 @@ def _inverse(g: Geometry) -> str:
 
 def _gradient(g: Geometry) -> str:
     p = g.problem
-    macros, strides = _weights(p, "ic")
+    macros, strides = _weights(p, "oc" if g.along_oc else "ic")
     macros |= _panel(g, g.result_blocks, g.result_rows, g.result_stride, g.taps)
     macros |= _numbered("K", _along(g, g.taps)) | _numbered("A", _along(g, strides))
     macros |= _numbered("N", _along(g, g.tiling.sizes))
-    macros |= {"N": g.n, "SCALE": f"{g.tiling.scale:.9g}f"}
+    macros |= {"N": g.d if g.along_oc else g.n, "SCALE": f"{g.tiling.scale:.9g}f"}
     values = {
         "macros": _define(macros),
         "depth": len(g.order),

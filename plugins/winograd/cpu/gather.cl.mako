@@ -14,6 +14,11 @@ void gather(OUT_PARAMS, global const ACC *restrict m, long e_step, int tile_step
   const int rows = min(${tile_h}, ${h} - y0), columns = min(${strip * tile_w}, ${w} - x0);
   ONCE for (int i = 0; i * ${tile_w} < columns; ++i, m += tile_step) {
     const int wanted = columns - i * ${tile_w};
+% if nhwc:
+    ONCE for (int row = 0; row < rows; ++row)  // the tile's places are asked for before they are computed
+      ONCE for (int j = 0; j < min(wanted, ${tile_w}); ++j)
+        PREFETCH(out + (((long)image * ${h} + y0 + row) * ${w} + x0 + i * ${tile_w} + j) * ${n_ * groups} + g * ${n_} + n, 1);
+% endif
     local ACC *to = copy + i * ${tile_w} * LANES;
 % if patch_h > 1:
     V mid[${tile_h * patch_w}];

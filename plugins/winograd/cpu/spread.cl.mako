@@ -59,7 +59,15 @@ void spread_${name}(global ACC *restrict v, long e_step, int tile_step, local AC
                     global const REAL *restrict x, int strip, int g, int c0) {
   const int part = strip % ACROSS, ty = strip / ACROSS % TILES_H, image = strip / (ACROSS * TILES_H);
   copy_${name}(copy, x, image, g, c0, ty * ${step_h} - (${pad_h}), part * ${strip * step_w} - (${pad_w}));
+% if nhwc:
+  const long next = (((long)image * ${h} + ty * ${step_h} - (${pad_h})) * ${w} + part * ${strip * step_w} - (${pad_w})) * ${c * groups} + g * ${c}
+                    + (c0 + LANES < ${c} ? c0 + LANES : ${strip * step_w * c * groups});
+% endif
   ONCE for (int i = 0; i < ${strip}; ++i, v += tile_step, copy += ${step_w} * LANES) {
+% if nhwc:
+    ONCE for (int k = 0; k < ${patch_h}; ++k)  // the next channels of the tile's patch, or the next strip
+      ONCE for (int j = 0; j < ${step_w}; ++j) PREFETCH(x + next + (k * ${w}L + i * ${step_w} + j) * ${c * groups}, 0);
+% endif
 % if patch_h > 1:
     V mid[${out_h * patch_w}];
     ONCE for (int j = 0; j < ${patch_w}; ++j) {

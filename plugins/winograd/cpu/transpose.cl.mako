@@ -2,6 +2,8 @@
 ##
 ## LANES, V   elements of a vector of sums, its type
 #include <convdispatch/lanes.cl>
+// Asks for the line of memory at p, whatever lies there; ``write``: to write it.
+#define PREFETCH(p, write) __builtin_prefetch((const void *)(size_t)(p), write)
 <%
 stages = lanes.bit_length() - 1
 half = lanes // 2
