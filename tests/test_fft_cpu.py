@@ -99,6 +99,9 @@ EDGES = {
     "column": ("g2mb1ic4ih19iw4oc6kh7kw1ph3pw0", (1, 12, 1)),
     "3-D": ("mb1ic3id5ih7iw9oc4kd3kh2kw3pd1ph1pw1", (6, 5, 8)),
     "few input channels": ("g2mb3ic6ih11iw9oc74kh5ph2", (1, 8, 10)),
+    "few target channels": ("g2mb2ic64ih11iw9oc6kh5ph2", (1, 9, 12)),
+    "few source channels": ("mb3ic2ih10iw13oc32kh4ph1", (1, 8, 9)),
+    "four target channels, one axis": ("mb2ic48iw90oc4kw7pw3", (1, 1, 20)),
     "3-D, two axes": ("mb1ic4id9ih3oc5kd3kh1kw3pd1ph0pw1", (8, 1, 4)),
 }
 

@@ -63,11 +63,12 @@ def predicted(g: Geometry) -> float:
         source, kernel, result = rows * blocks_c * vector, rows * divided * vector, results * wanted * vector
         moved = [(source, again + block_rounds), (kernel, 2), (result, 2 * row_rounds)]
     else:
-        m, n, k = rows, blocks_n * lane, g.c
+        m, n, k = rows, 2 * g.n if g.along_c else blocks_n * lane, g.c  # a narrow product's sums are merged at the end
+        kernels = g.n * blocks_c if g.along_c else g.c * blocks_n
         transforms = rows * (again * blocks_c * _transform(g, g.whole) + divided * _transform(g, g.steps))
         if not g.held:
-            transforms += g.c * blocks_n * (_transform(g, g.spans) + 3 * lane * math.prod(a.taps for a in t.axes))
-        source, kernel, result = rows * blocks_c * vector, g.c * blocks_n * vector, rows * blocks_n * vector
+            transforms += kernels * (_transform(g, g.spans) + 3 * lane * math.prod(a.taps for a in t.axes))
+        source, kernel, result = rows * blocks_c * vector, kernels * vector, rows * blocks_n * vector
         moved = [(source, again + block_rounds), (kernel, row_rounds + (0 if g.held else 1)), (result, 2)]
     alive = g.areas["size"] + (g.packed_size if g.held else 0)
     far = min(1.0, max(0.0, (alive - _CACHE) / _CACHE))

@@ -71,6 +71,8 @@ class Geometry:
         narrow = ceil(t.ic, 4) * 4 * ceil(t.oc, self.lanes) < ceil(t.oc, 4) * 4 * ceil(t.ic, self.lanes)
         self.along_oc = self.weights_gradient and narrow
         self.all_rows = t.images * t.tiles
+        # Few target channels: the kernel's vectors run along the summed ones instead.
+        self.along_c = not self.weights_gradient and self.n <= 4 and self.c % self.lanes == 0
         self.groups = min(config["groups"], t.groups)
         self.rows = min(config["rows"], self.all_rows)
         self.blocks = min(config["blocks"], ceil(self.d, self.lanes))
@@ -137,13 +139,20 @@ class Geometry:
 
     @property
     def kernel_blocks(self) -> int:
-        """Blocks of the target's channels that are held at a time."""
+        """Blocks of the target's channels that are held at a time; of the summed ones where vectors run along these."""
+        if self.along_c:
+            return self.source_blocks
         return ceil(self.n, self.lanes) if self.held else self.blocks
 
     @property
     def kernel_stride(self) -> int:
         """The same of the kernel's spectrum."""
-        return self._stride(self.kernel_groups, self.kernel_blocks, self.c)
+        return self._stride(self.kernel_groups, self.kernel_blocks, self.kernel_rows)
+
+    @property
+    def kernel_rows(self) -> int:
+        """Rows of the kernel's spectrum: the channels that its vectors do not run along."""
+        return self.n if self.along_c else self.c
 
     @property
     def result_blocks(self) -> int:

@@ -33,7 +33,9 @@ class _Launches:
 
     def kernels(self, group: int, groups: int, block: int, blocks: int, offset: int) -> Launch:
         """Spectra of kernels, to byte ``offset`` of the buffer in the workspace's place."""
-        jobs = groups * blocks * self.g.c
+        if self.g.along_c:
+            block, blocks = 0, self.g.kernel_blocks
+        jobs = groups * blocks * self.g.kernel_rows
         return self._shared("kernels", jobs, ["w", "workspace"], offset, group, groups, block, blocks)
 
     def forward(self, name: str, operand: str, area: str, piece: Piece, block: int, blocks: int) -> Launch:
@@ -55,7 +57,7 @@ class _Launches:
                 offsets[:2] = reversed(offsets[:2])
             operands, numbers = ["workspace"] * 3, [rows, piece.rows, blocks, int(piece.row == 0)]
         else:
-            held = 4 * 2 * g.lanes * g.c * (piece.group * g.kernel_blocks + piece.block)
+            held = 4 * 2 * g.lanes * g.kernel_rows * (piece.group * g.kernel_blocks + piece.block)
             offsets = [areas["source"], held if g.held else areas["kernel"], areas["result"]]
             operands = ["workspace", "w" if g.held else "workspace", "workspace"]
             numbers = [piece.rows, g.c, piece.blocks, 1]

@@ -138,13 +138,13 @@ def _weights(p: ConvProblem, lane: str) -> tuple[dict[str, Any], tuple[int, ...]
 
 def _kernel(g: Geometry) -> str:
     p, axes = g.problem, g.tiling.axes
-    lane = "ic" if p.direction == "bwd_data" else "oc"
+    lane = "ic" if (p.direction == "bwd_data") ^ g.along_c else "oc"
     macros, strides = _weights(p, lane)
-    macros |= _panel(g, g.kernel_blocks, g.c, g.kernel_stride, g.spans)
+    macros |= _panel(g, g.kernel_blocks, g.kernel_rows, g.kernel_stride, g.spans)
     macros |= _numbered("K", _along(g, tuple(axis.taps for axis in axes))) | _numbered("A", _along(g, strides))
     macros |= _numbered("D", _along(g, tuple(axis.dilation for axis in axes))) | _numbered("G", _along(g, g.spans))
     macros |= _numbered("N", _along(g, g.tiling.sizes))
-    macros |= {"N": g.n, "SCALE": f"{g.tiling.scale:.9g}f"}
+    macros |= {"N": g.c if g.along_c else g.n, "SCALE": f"{g.tiling.scale:.9g}f"}
     values = {
         "name": "kernels",
         "lane": macros["LANE"],
@@ -167,12 +167,18 @@ def _product(g: Geometry) -> str:
             a, b = b, a
         mr = 4
     else:
-        a, b = (g.source_blocks, g.rows, g.source_stride), (g.kernel_blocks, g.c, g.kernel_stride)
+        a, b = (g.source_blocks, g.rows, g.source_stride), (g.kernel_blocks, g.kernel_rows, g.kernel_stride)
         mr = config["mr"]
     c = (g.result_blocks, g.result_rows, g.result_stride)
     macros: dict[str, Any] = {}
     for name, (blocks, rows, stride) in zip("ABC", (a, b, c), strict=True):
         macros |= {f"{name}_BLOCKS": blocks, f"{name}_ROWS": rows, f"{name}_STRIDE": f"{stride}L"}
+    if g.along_c:
+        mr = 4 if g.n < 4 and g.lanes == 16 else 2
+        macros["BLOCKS_K"] = g.source_blocks
+        return kernel_text(
+            __package__, "dots.cl.mako", macros=_define(macros), heights=[mr, 1], count=g.n, lanes=g.lanes
+        )
     heights = [4] if g.weights_gradient else [mr, *(m for m in (4, 2, 1) if m < mr)]
     widths = [v for v in (config["nv"], 1) if v <= config["nv"]]
     return kernel_text(

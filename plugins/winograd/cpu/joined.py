@@ -22,7 +22,7 @@ class JoinedKernel(DataKernel):
 
     A work item goes through the source channels in parts: it transforms a part's weights for its block, adds the part's
     products to the block of M, and after the last one transforms M back. U and M lie in the second-level cache, V in
-    the third; of weights r^2 elements a pair of channels come from memory, where alpha^2 are written and read otherwise.
+    the third; of weights r^2 elements a pair of channels come from memory, for alpha^2 written and read otherwise.
     """
 
     def _areas(self, rows: int) -> None:
