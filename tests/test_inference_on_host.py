@@ -26,7 +26,7 @@ def _pointers(device):
 def calls(monkeypatch):
     """How many calls went without a copy."""
     found, own = [], OnHost._run
-    monkeypatch.setattr(OnHost, "_run", lambda self, memory: found.append(1) or own(self, memory))
+    monkeypatch.setattr(OnHost, "_run", lambda self, *given: found.append(1) or own(self, *given))
     return found
 
 
@@ -69,6 +69,20 @@ def test_several_inputs_and_results(queue, calls, queues):
         assert type(got) is type(expected)
         for one, other in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
             np.testing.assert_array_equal(one, other)
+    assert len(calls) == 3
+
+
+def test_another_librarys_arrays(queue, calls):
+    """Results are of that library, in the net's structure; NumPy's arrays before and after give NumPy's."""
+    torch = pytest.importorskip("torch", reason="pip install torch")
+    built = inference.build(Two(queue), SHAPE, SHAPE, queue=queue)
+    a, b = (small_net.normal(*SHAPE, seed=seed) for seed in (3, 4))
+    expected = by_copies(built, a, b)
+    for kind in (torch.Tensor, np.ndarray, torch.Tensor):
+        got = built(a, b) if kind is np.ndarray else built(torch.from_numpy(a), torch.from_numpy(b))
+        for one, other in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
+            assert type(one) is kind
+            np.testing.assert_array_equal(np.asarray(one), other)
     assert len(calls) == 3
 
 

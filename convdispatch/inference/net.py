@@ -271,7 +271,7 @@ class InferenceNet:
         if places[0] is not None:
             return self._call_on_cuda(library, inputs, library.stream(inputs[0], places[0]))
         views = [library.host(given) for given in inputs]
-        return map_operands(lambda array: library.from_host(array, inputs[0]), self._call_on_host(views))
+        return self._call_on_host(views, lambda array: library.from_host(array, inputs[0]))
 
     def _call(self, inputs: Sequence[Any], fetch: Callable[[Tensor], Any]) -> Any:
         for given, inner in zip(inputs, self._lowered.inputs, strict=True):
@@ -279,16 +279,18 @@ class InferenceNet:
         self._program.run()
         return map_operands(fetch, self._lowered.output)
 
-    def _call_on_host(self, inputs: Sequence[np.ndarray]) -> Any:
-        """The results as arrays: where the arrays lie, if the device can, else by way of its memory."""
+    def _call_on_host(
+        self, inputs: Sequence[np.ndarray], change: Callable[[np.ndarray], Any] = lambda array: array
+    ) -> Any:
+        """What ``change`` makes of the results: where the arrays lie, if the device can, else by way of its memory."""
         for given, inner in zip(inputs, self._lowered.inputs, strict=True):
             self._check(given.shape, given.dtype.name, inner)
         plain = [np.asarray(given, inner.dtype) for given, inner in zip(inputs, self._lowered.inputs, strict=True)]
         if self._on_host is None:
-            return self._call(plain, self._fetch_host)
+            return self._call(plain, lambda inner: change(self._fetch_host(inner)))
         if self.watch is None:
             self._quick = self._on_host
-        return self._on_host(plain)
+        return self._on_host(plain, change)
 
     @functools.cached_property
     def _on_host(self) -> OnHost | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,8 +71,9 @@ class OnHost:
             return None
         return cls(program, commands, inputs, output)
 
-    def __call__(self, arrays: Sequence[Any]) -> Any:
-        """The results for NumPy's arrays of the inputs' shapes and dtypes; None, before anything is done, for others.
+    def __call__(self, arrays: Sequence[Any], change: Callable[[np.ndarray], Any] | None = None) -> Any:
+        """The results for NumPy's arrays of the inputs' shapes and dtypes, or what ``change`` makes of each; None,
+        before anything is done, for other inputs.
 
         Both cores stand still until the first command is given, and computing has driven Python out of the caches.
         """
@@ -84,9 +85,9 @@ class OnHost:
                 return None
             start = address(array)
             memory.append(host_memory(array if start and start % _ALIGN == 0 else array.copy()))
-        return self._run(memory)
+        return self._run(memory, change)
 
-    def _run(self, memory: list[Any]) -> Any:
+    def _run(self, memory: list[Any], change: Callable[[np.ndarray], Any] | None) -> Any:
         program = self._program
         try:
             with program.lock:
@@ -103,9 +104,9 @@ class OnHost:
         except BaseException:
             program.queue.finish()  # no command may use the arrays any longer
             raise
+        answers = iter(made if change is None else map(change, made))
         if type(self._output) is Tensor:
-            return made[0]
-        answers = iter(made)
+            return next(answers)
         return map_operands(lambda _: next(answers), self._output)
 
 
