@@ -34,9 +34,7 @@ _FAR, _KEPT = 20.0, 1 << 20  # of an element of A that a panel of B, or of a pan
 # of A's rows side by side in place, columns apart, whole lines come for a tile's few
 _ASKED = 2.0  # the same of rows in place whose lines are asked for ahead
 _CROWDED, _PAGE = 8.0, 4096  # of one in place, read again: of B's rows whole pages apart, of A's columns on many pages
-_AWAY_AGAIN = (
-    18.0  # of one of A's rows side by side, whose columns share few places of the nearest cache: a line for some
-)
+_AWAY_AGAIN = 18.0  # of one of A in rows side by side whose columns share few places of the nearest cache
 _AGAIN, _NEAR = 0.35, 32 * 1024  # of an element of B that a row of tiles reads anew from beyond the nearest cache
 _CUT, _LINE = 0.7, 64  # of one of B in place, in vectors across lines: NumPy's large arrays lie 16 bytes beyond one
 _ROOM, _PAGES = 10, 64  # lines of one place that the nearest cache keeps; pages whose addresses are at hand

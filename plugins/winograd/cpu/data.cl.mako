@@ -70,7 +70,8 @@ void spread(global const REAL *restrict x, global ACC *workspace, int strip, int
 }
 
 % if form == "joined":
-// A block of target channels: weights are transformed VT source channels at a time and used while a cache holds them.
+// Blocks of target channels: their weights are transformed VT source channels at a time and used while a cache holds
+// them; those that come next, perhaps of the next block, are asked for meanwhile.
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void products(global const REAL *restrict w, global ACC *workspace, OUT_PARAMS, int strip, int g, int strips) {
   local ACC copy[KEPT] __attribute__((aligned(64)));
