@@ -30,6 +30,10 @@ class Policy:
     patience: float | None = None
     """Seconds that a first call waits for its plan; then it computes by a plan that is ready, until the other is
     compiled. None waits for the plan; so do ``frozen()``, ``deterministic`` and a pinned solver."""
+    tier: str | None = None
+    """``"full"``: a first call waits for its specialised kernel. ``"ready"``: it is answered at once by what is ready,
+    until that kernel is compiled in the background. None: as the caller's framework has it; ``conv()`` waits, unless
+    ``patience`` is given. ``deterministic``, ``frozen()`` and ranks of one training always wait."""
     tune: str | None = None
     """``"online"``: real calls try other candidates on the caller's data; None: nothing is tried."""
     share: float = 0.05
@@ -45,7 +49,9 @@ class Policy:
     def selection(self) -> Policy:
         """This policy without what does not bear on the choice of a plan."""
         plain = self.fallback and not self.frozen and self.patience is None and self.tune is None and self.share == 0.05
-        return self if plain else replace(self, frozen=False, fallback=True, patience=None, tune=None, share=0.05)
+        if plain and self.tier is None:
+            return self
+        return replace(self, frozen=False, fallback=True, patience=None, tier=None, tune=None, share=0.05)
 
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined]
@@ -94,6 +100,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "fallback": (bool,),
     "frozen": (bool,),
     "patience": (int, float, type(None)),
+    "tier": (str, type(None)),
     "tune": (str, type(None)),
     "share": (int, float),
 }
@@ -108,6 +115,8 @@ def _check(choices: dict[str, Any]) -> None:
             raise InvalidPolicy(f"policy({name}=...) takes {kinds}, got {value!r}")
         if name == "tune" and value not in (None, "online"):
             raise InvalidPolicy(f'policy(tune=...) takes None or "online", got {value!r}')
+        if name == "tier" and value not in (None, "full", "ready"):
+            raise InvalidPolicy(f'policy(tier=...) takes None, "full" or "ready", got {value!r}')
         if name == "share" and not 0 <= cast(float, value) <= 1:
             raise InvalidPolicy(f"policy(share=...) takes 0 to 1, got {value!r}")
         if name in ("max_error", "workspace_limit", "patience") and value is not None and cast(float, value) < 0:

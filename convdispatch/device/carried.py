@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..api.policy import forbid_when_frozen
+from ..api.policy import Policy, forbid_when_frozen
+from ..api.problem import ConvProblem
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -26,6 +27,7 @@ __all__ = [
     "Gathered",
     "all_weights",
     "compiler_variables",
+    "decision_key",
     "find",
     "forbid_uncarried",
     "gathering",
@@ -95,6 +97,12 @@ def _fixed(device: cl.Device) -> dict[str, str]:
         "vector width": str(device.native_vector_width_float),
         "extensions": hashlib.sha256(device.extensions.encode()).hexdigest()[:16],
     }
+
+
+def decision_key(problem: ConvProblem, policy: Policy) -> str:
+    """Under what a decision for a problem is found; files hold those of the default policy alone."""
+    selection = policy.selection
+    return str(problem) if selection == Policy() else f"{problem} under {selection}"
 
 
 def key_of(*parts: str | bytes) -> str:

@@ -28,10 +28,11 @@ _said: set[str] = set()
 
 def decided(problem: ConvProblem, device: cl.Device, info: DeviceInfo, policy: Policy) -> Candidate | None:
     """What a pack in force fixes; None where none does, or a policy or a lock file says more."""
-    found = carried.find("decisions", str(problem), device) if carried.in_force() else None
-    if found is None or policy.selection != Policy() or lockfile.in_force(problem) is not None:
+    found = carried.find("decisions", carried.decision_key(problem, policy), device) if carried.in_force() else None
+    if found is None or lockfile.in_force(problem) is not None:
         return None
     (name, config), pack = (found[0]["solver"], found[0]["config"]), found[1]
+    source = found[0].get("source") or f"plan pack {pack}"
     solver = plugins().solvers.get(name) or contestants(problem, info).get(name)
     if solver is None:
         return _misfit(pack, f"it fixes {name} for {problem}, which no plugin provides")
@@ -40,7 +41,7 @@ def decided(problem: ConvProblem, device: cl.Device, info: DeviceInfo, policy: P
         return _misfit(pack, f"it fixes {name} for {problem}, which refuses: {refused[1]}")
     if not ask(solver, problem, info).offers(config):
         return _misfit(pack, f"it fixes a configuration for {problem} that {name} does not offer")
-    return Candidate(solver, config, f"plan pack {pack}")
+    return Candidate(solver, config, source)
 
 
 def note(prepared: Prepared, device: cl.Device, policy: Policy, compiled: int) -> None:
@@ -54,7 +55,7 @@ def note(prepared: Prepared, device: cl.Device, policy: Policy, compiled: int) -
 
 
 def _misfit(pack: str, why: str) -> None:
-    if pack not in _said:
+    if pack and pack not in _said:  # a collection without a name is this process's own: what changed since is no news
         _said.add(pack)
         words = f"the plan pack {pack} does not fit: {why}; what does not fit is chosen and compiled anew"
         warnings.warn(words, ConvDispatchWarning, stacklevel=6)

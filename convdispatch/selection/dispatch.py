@@ -49,7 +49,19 @@ from .visible import visible_problem
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["adopt", "forget", "make", "no_event", "on_forget", "on_plan", "prepare", "prepare_all", "quarantine", "run"]
+__all__ = [
+    "adopt",
+    "forget",
+    "make",
+    "no_event",
+    "on_forget",
+    "on_plan",
+    "planned",
+    "prepare",
+    "prepare_all",
+    "quarantine",
+    "run",
+]
 
 _plans = Programs()
 """Prepared by (context, problem, what a policy selects)."""
@@ -80,6 +92,11 @@ def prepare(
         for watcher in _watchers:
             watcher(problem, context, policy, prepared)
     return prepared
+
+
+def planned(problem: ConvProblem, context: cl.Context, policy: Policy) -> bool:
+    """Whether ``prepare`` has the plan at hand."""
+    return _plans.get((context, problem, policy.selection)) is not None
 
 
 def _planned_now(

@@ -43,7 +43,7 @@ class Constant:
     that nothing detects.
     """
 
-    __slots__ = ("_device_copies", "_lock", "_packed", "_seen", "addresses", "array", "token")
+    __slots__ = ("__weakref__", "_device_copies", "_lock", "_packed", "_seen", "addresses", "array", "token")
 
     def __init__(self, array: Any) -> None:
         self.array, self.token = array, next(_tokens)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from ..api.errors import ConvDispatchError
+from ..api.policy import policy
+from ..calls.background import progress_line
 from ..device import compiling
 from . import engine, ranks, routing
 from .geometry import Geometry, Left
@@ -45,20 +47,34 @@ def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any
     with keeping_buffers(inner), torch.random.fork_rng(devices=_numbers(inner)), _recorder(calls):
         inner(*inputs, **named)
     tasks, reasons = list(calls.values()), {}
-    first = ranks.share(len(tasks))
-    with _compilers(inner):
-        compiling.run(tasks[first:] + tasks[:first])
-    for task in tasks:
-        try:
-            call = task()
-            reason = call.reason if isinstance(call, Leave) else None
-        except (ConvDispatchError, Left) as error:
-            reason = str(error).splitlines()[0]
+    first, done = ranks.share(len(tasks)), [0]
+    with policy(tier="full"), progress_line.shown("compiling", lambda: (done[0], len(tasks) - done[0])):
+        with _compilers(inner):
+            compiling.run([functools.partial(_counted, task, done) for task in tasks[first:] + tasks[:first]])
+        done[0] = len(tasks)
+        found = [_outcome(task) for task in tasks]
+    for reason in found:
         if reason is not None:
             reasons[reason] = reasons.get(reason, 0) + 1
     left = sum(reasons.values())
     took = time.perf_counter() - begin
     return {"ours": len(tasks) - left, "left": left, "reasons": reasons, "seconds": took}
+
+
+def _counted(task: Callable[[], Any], done: list[int]) -> None:
+    try:
+        task()
+    finally:
+        done[0] += 1
+
+
+def _outcome(task: Callable[[], Any]) -> str | None:
+    """Why a call is PyTorch's; None where it is ours."""
+    try:
+        call = task()
+    except (ConvDispatchError, Left) as error:
+        return str(error).splitlines()[0]
+    return call.reason if isinstance(call, Leave) else None
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["counters", "fallback", "left", "ours", "reset_counters", "several", "solved", "watch_left"]
+__all__ = ["compiling", "counters", "fallback", "left", "ours", "reset_counters", "several", "solved", "watch_left"]
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
@@ -54,6 +54,12 @@ def left(operator: str, reason: str) -> None:
         watcher(operator, reason)
 
 
+def compiling() -> None:
+    """A call was answered by PyTorch's kernel, until ours is compiled."""
+    with _lock:
+        _counts["compiling"] += 1
+
+
 def watch_left(watcher: Callable[[str, str], None]) -> Callable[[], None]:
     """``watcher(operator, reason)`` for each call that is left, until the answer is called."""
     _watchers.append(watcher)
@@ -68,12 +74,13 @@ def solved(solver: str) -> None:
 def counters() -> dict[str, Any]:
     """What became of the calls so far, in this process.
 
-    ``ours`` and ``left`` count calls of operators; ``convolution``, ``convolution_backward`` say which of ours they
-    were, ``max_pool2d`` counts a fused model's poolings beside them, ``fallback`` other operators that ran on the CPU
-    for the device "opencl". ``reasons`` maps a sentence to how many calls were left for it, ``solvers`` a solver's name
-    to how often it ran.
+    ``ours``, ``left`` and ``compiling`` count calls of operators: those computed here, those left to PyTorch for a
+    reason, and those that PyTorch's kernel answered while ours was compiled in the background (``policy(tier="full")``
+    waits instead). ``convolution``, ``convolution_backward`` say which of ours they were, ``max_pool2d`` counts a fused
+    model's poolings beside them, ``fallback`` other operators that ran on the CPU for the device "opencl". ``reasons``
+    maps a sentence to how many calls were left for it, ``solvers`` a solver's name to how often it ran.
     """
-    names = ("left", "convolution", "convolution_backward", "max_pool2d", "fallback")
+    names = ("left", "compiling", "convolution", "convolution_backward", "max_pool2d", "fallback")
     with _lock:
         _add_ticks()
         ours = _counts["convolution"] + _counts["convolution_backward"]

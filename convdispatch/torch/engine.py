@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..api.errors import ConvDispatchError
+from ..api.policy import current_policy
 from ..device.kernels import Programs
 from ..selection import dispatch
 from . import background
@@ -21,6 +22,7 @@ from .geometry import Geometry, Left
 from .making import PLAIN, Asked, made
 from .settings import DEFAULT, Settings, benchmark, policy_of, switches
 from .sums import bias_gradient, make_ready
+from .tiers import Pending
 from .weights import promise
 
 __all__ = ["backward", "forward", "fused", "kept", "key_of", "watch", "watched"]
@@ -210,6 +212,12 @@ def kept(
         if call is None:
             asked = Asked(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after)
             call = _calls.make(key, lambda: made(asked))
+        if type(call) is Pending:
+            loaded = call.resolved(wait=current_policy().tier == "full")
+            if loaded is None:
+                return call
+            call = loaded
+            _calls.put(key, call)
         _remember(part, w, facts, call)
     if benchmark() and call.prepared is not None:
         background.consider(call.problem, call.device, chosen)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..api.policy import policy
 from ..device import runtime
 from ..selection.explanation import explain as explain_problem
 from ..selection.prepared import Constant
@@ -107,7 +108,7 @@ def explain(model: torch.nn.Module, *inputs: Any) -> Explained:
     stop, guard = engine.watch(ours), None if settings_in_force() is not None else enable()
     unwatch = counting.watch_left(theirs)
     try:
-        with torch.no_grad(), keeping_buffers(model), _names(model, names):
+        with torch.no_grad(), keeping_buffers(model), _names(model, names), policy(tier="full"):
             model(*inputs)
     finally:
         stop()

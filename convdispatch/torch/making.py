@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from ..api.errors import InvalidArgument, NoSolver
 from ..api.policy import Policy, policy
 from ..api.problem import ConvProblem
-from . import ranks
+from . import ranks, tiers
 from .geometry import DTYPES, FORMATS, Geometry, Left, format_of, problem_of
 from .host import HostCall
 from .host import device as cpu
@@ -89,7 +90,10 @@ def _call(asked: Asked) -> Any:
             from .streams import StreamCall, device
 
             ranks.agree(problem, lambda: device(x), x)
-            return StreamCall(problem, tuple(shape), form, x)
+            like = torch.empty(0, dtype=x.dtype, device=x.device)  # what is made later must not hold x
+            return tiers.first(
+                device(x), problem, asked.chosen, _under(asked, StreamCall, problem, shape, form, like), True
+            )
         if x.device.type == "opencl":
             from .buffers import BufferCall
 
@@ -97,7 +101,21 @@ def _call(asked: Asked) -> Any:
         if not x.is_cpu:
             raise Left(f"no engine here runs on {x.device.type}")
         ranks.agree(problem, cpu)
-        return HostCall(problem, tuple(shape), form, x.dtype)
+        build = _under(asked, HostCall, problem, shape, form, x.dtype)
+        return tiers.first(cpu(), problem, asked.chosen, build, False)
+
+
+def _under(asked: Asked, kind: Callable[..., Any], problem: ConvProblem, shape: Any, *rest: Any) -> Callable[[], Any]:
+    """What makes a call of a kind, later too, under the policy that holds now."""
+    chosen = asked.chosen
+
+    def build() -> Any:
+        with policy(solver=chosen.solver, deterministic=chosen.deterministic):
+            made = kind(problem, tuple(shape), *rest)
+        made.foretold = True
+        return made
+
+    return build
 
 
 def _problem(asked: Asked, last: bool) -> ConvProblem:

@@ -13,6 +13,7 @@ from ..api.errors import ConvDispatchError, Frozen, InvalidArgument, InvalidPoli
 from . import counting, engine, ranks
 from .geometry import Left
 from .settings import DEFAULT, Settings, checked
+from .tiers import Compiling, watch_captures
 
 __all__ = ["Enabled", "disable", "enable", "original", "routed", "settings_in_force"]
 
@@ -49,6 +50,7 @@ def enable(*, math: str | None = None, solver: str | None = None, min_flops: flo
     """
     settings, before = checked(math, solver, min_flops), _in_force
     ranks.meet()
+    watch_captures()
     _set(settings)
     return Enabled(before)
 
@@ -146,5 +148,8 @@ def _declined(error: Exception, operator: str, theirs: Callable[[], Any]) -> Any
         return result
     if isinstance(error, Frozen | InvalidPolicy) or not isinstance(error, Left | ConvDispatchError):
         raise error
-    counting.left(operator, str(error).splitlines()[0])
+    if isinstance(error, Compiling):
+        counting.compiling()
+    else:
+        counting.left(operator, str(error).splitlines()[0])
     return theirs()

@@ -67,8 +67,10 @@ def math_of(settings: Settings, switched: tuple[Any, ...], dtype: str) -> str:
 
 
 def policy_of(settings: Settings, switched: tuple[Any, ...]) -> Policy:
-    """The policy in force, with what ``enable`` and PyTorch ask for beside it."""
+    """The policy in force, with what ``enable`` and PyTorch ask for beside it; its tier bears on no call's identity."""
     current = current_policy()
+    if current.tier is not None:
+        current = replace(current, tier=None)
     if settings.solver is None and not switched[1]:
         return current
     return replace(

@@ -146,6 +146,17 @@ class StreamCall:
             stream.check()
         return True
 
+    def pack(self, w: torch.Tensor, constant: Constant) -> None:
+        """Pack weights that are promised to stay, before a call asks for them. Raises as a call does."""
+        if not self.packs or self.key in constant.addresses:
+            return
+        w = self._ready(w, self.form)
+        stream = self.library.stream(w, self.number)
+        with stream.current():
+            packed, _ = constant.packed(self.prepared, stream, CudaMemory(w.data_ptr(), self.sizes[1], w))  # type: ignore[arg-type]
+        if self.launches is not None:
+            constant.addresses[self.key] = packed.address  # type: ignore[attr-defined]
+
     def _take(self, given: list[Any], bias: Any, constant: Constant | None, residual: Any) -> None:
         """Give the call to the stream, whatever its operands' memory is like."""
         for place in self.read:

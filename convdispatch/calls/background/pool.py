@@ -1,0 +1,283 @@
+"""The children that plan problems for one device, and what they answered.
+
+A problem is asked for once and answered by a ``Future``; the one on which most time waits goes first. Children start
+where problems wait, one a processor at most (as ``compiling.compilers`` counts them), and end when nothing has been
+asked for a while: on a GPU each holds a context. A child that dies gives its problem back; one that cannot be started,
+or whose plugins are not this process's, is no help, and then the caller plans by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...api.policy import Policy
+from ...api.problem import ConvProblem
+from ...device import carried, runtime
+from ...device.compiling import compilers, receive, send
+from ...selection import dispatch
+from ...selection.loader import plugins
+from . import progress_line
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["NoHelp", "PlannerPool", "pool_of"]
+
+IDLE_S = 20.0
+"""Seconds after its last problem at which a child ends."""
+_TRIES = 2
+"""Children that may die over one problem."""
+_FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+class NoHelp(Exception):
+    """No child planned the problem; the text says why. The caller plans it, and meets what is wrong itself."""
+
+
+@dataclass(order=True)
+class _Task:
+    order: tuple[float, int]
+    problem: ConvProblem = field(compare=False)
+    policy: Policy = field(compare=False)
+    answer: Future[None] = field(compare=False, default_factory=Future)
+    tries: int = field(compare=False, default=0)
+
+
+class PlannerPool:
+    """Plans made aside for one device. Safe from several threads."""
+
+    def __init__(self, device: cl.Device) -> None:
+        self.device = device
+        self.made = carried.Gathered(carried.identity(device))
+        """What children made, until they end; ``lent`` puts it in force."""
+        self.made.name = ""
+        self._for_cuda = runtime.device_info(device).vendor == "nvidia"
+        self._most = max(1, compilers(device) - 1)
+        self._tasks: list[_Task] = []
+        self._places = itertools.count()
+        self._changed = threading.Condition()
+        self._workers = 0
+        self._waiting = 0
+        self._under_way = 0
+        self._finished = 0
+        self._epoch = 0
+        self._told: threading.Event | None = None
+        self._closed: str | None = None
+        dispatch.on_forget(self._forget)
+
+    def ask(self, problem: ConvProblem, policy: Policy, seconds: float) -> Future[None]:
+        """Have a problem planned under a policy; done when ``lent`` holds its decision, texts and binaries.
+
+        ``seconds``: about the time that waits on it. The Future raises NoHelp where no child planned it.
+        """
+        task = _Task((-seconds, next(self._places)), problem, policy)
+        with self._changed:
+            if self._closed is not None:
+                task.answer.set_exception(NoHelp(self._closed))
+                return task.answer
+            heapq.heappush(self._tasks, task)
+            self._tell()
+            if self._waiting < len(self._tasks) and self._workers < self._most:
+                self._workers += 1
+                threading.Thread(target=self._work, name="convdispatch-planner", daemon=True).start()
+            self._changed.notify()
+        return task.answer
+
+    def _tell(self) -> None:
+        """A line on a terminal while much is left. Under the lock."""
+        if self._told is None or self._told.is_set():
+            first = self._finished
+
+            def counts() -> tuple[int, int]:
+                if not self.left and self._told is not None:
+                    self._told.set()
+                return self._finished - first, self.left
+
+            self._told = progress_line.start("compiling kernels in the background", counts, self._most)
+
+    @property
+    def left(self) -> int:
+        """Problems that are asked for and not answered yet."""
+        return len(self._tasks) + self._under_way
+
+    @property
+    def finished(self) -> int:
+        """Problems answered so far."""
+        return self._finished
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """What children made is in force inside the block, in all threads."""
+        carried.put_in_force(self.made)
+        try:
+            yield
+        finally:
+            carried.take_out_of_force(self.made)
+
+    def drop(self, problem: ConvProblem, policy: Policy) -> None:
+        """A decision has been taken: what is chosen later follows what is known then."""
+        self.made.tables["decisions"].pop(carried.decision_key(problem, policy), None)
+
+    def close(self, why: str = "planning aside has ended") -> None:
+        """Answer nothing more; children end with the problems that they plan now."""
+        with self._changed:
+            self._closed = why
+            tasks, self._tasks = self._tasks, []
+            self._changed.notify_all()
+        for task in tasks:
+            task.answer.set_exception(NoHelp(why))
+
+    def _forget(self) -> None:
+        """Records, rules or plugins changed: children forget too, and decisions go; texts and binaries stay true."""
+        self._epoch += 1
+        self.made.tables["decisions"].clear()
+
+    # --- one thread a child -----------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        child = None
+        try:
+            try:
+                child = _Child(self.device)
+            except Exception as error:
+                self._lost(f"a child that plans could not be started: {error}")
+                return
+            while (task := self._next()) is not None:
+                try:
+                    self._plan(child, task)
+                except (OSError, EOFError, ValueError, KeyError) as error:  # the child is gone or talks nonsense
+                    self._give_back(task, error)
+                    return
+        finally:
+            if child is not None:
+                child.close()
+            with self._changed:
+                self._workers -= 1
+                if not self._workers and not self._tasks:
+                    for table in ("texts", "programs"):
+                        self.made.tables[table].clear()
+
+    def _next(self) -> _Task | None:
+        with self._changed:
+            self._waiting += 1
+            try:
+                while not self._tasks and self._closed is None:
+                    if not self._changed.wait(IDLE_S):
+                        break
+                if not self._tasks:
+                    return None
+                self._under_way += 1
+                return heapq.heappop(self._tasks)
+            finally:
+                self._waiting -= 1
+
+    def _plan(self, child: _Child, task: _Task) -> None:
+        epoch = self._epoch
+        said, binaries = child.plan(task.problem, task.policy, epoch, self._for_cuda)
+        why = said.get("failed")
+        if why is None and epoch != self._epoch:  # chosen by what does not hold any more
+            with self._changed:
+                self._under_way -= 1
+                heapq.heappush(self._tasks, task)
+                self._changed.notify()
+            return
+        if why is None:
+            tables, begin = self.made.tables, 0
+            for key, size in said["programs"]:
+                tables["programs"][key] = binaries[begin : begin + size]
+                begin += size
+            tables["texts"].update(said["texts"])
+            decision = {"solver": said["solver"], "config": said["config"], "source": said["source"]}
+            tables["decisions"][carried.decision_key(task.problem, task.policy)] = decision
+        with self._changed:
+            self._under_way -= 1
+            self._finished += 1
+        if why is None:
+            task.answer.set_result(None)
+        else:
+            task.answer.set_exception(NoHelp(why))
+
+    def _give_back(self, task: _Task, error: Exception) -> None:
+        task.tries += 1
+        with self._changed:
+            self._under_way -= 1
+            again = task.tries < _TRIES and self._closed is None
+            if again:
+                heapq.heappush(self._tasks, task)
+                self._workers += 1
+                threading.Thread(target=self._work, name="convdispatch-planner", daemon=True).start()
+        if not again:
+            task.answer.set_exception(NoHelp(f"a child that planned {task.problem} ended: {error}"))
+
+    def _lost(self, why: str) -> None:
+        """No child can be had: whoever waits is told."""
+        with self._changed:
+            if self._workers > 1:
+                return
+        self.close(why)
+
+
+class _Child:
+    """``python -m convdispatch.calls.background.worker`` for a device."""
+
+    def __init__(self, device: cl.Device) -> None:
+        from ...device.platforms import address
+
+        home = str(Path(__file__).parents[3])
+        paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.worker", *address(device).split(":")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **_FEW_THREADS, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        try:
+            said, _ = receive(self._process.stdout)  # type: ignore[arg-type]
+        except BaseException:
+            self.close()
+            raise
+        mine = sorted(plugins().solvers)
+        if said.get("solvers") != mine:
+            self.close()
+            raise RuntimeError("it has other solvers than this process, to which plugins were added since")
+
+    def plan(self, problem: ConvProblem, policy: Policy, epoch: int, for_cuda: bool) -> tuple[dict[str, Any], bytes]:
+        """What it answers. Raises OSError, EOFError or ValueError for a child that is no help."""
+        choices = {name: getattr(policy, name) for name in ("solver", "max_error", "workspace_limit", "deterministic")}
+        asked = {"problem": str(problem), "policy": choices, "epoch": epoch, "for_cuda": for_cuda}
+        send(self._process.stdin, asked, b"")  # type: ignore[arg-type]
+        return receive(self._process.stdout)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """End it now."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+            self._process.wait(10)
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
+
+
+_lock = threading.Lock()
+_pools: dict[Any, PlannerPool] = {}
+
+
+def pool_of(device: cl.Device) -> PlannerPool:
+    """The pool of a device, made once."""
+    with _lock:
+        found = _pools.get(device)
+        if found is None:
+            found = _pools[device] = PlannerPool(device)
+        return found

@@ -1,0 +1,73 @@
+"""One line on a terminal while kernels compile: how many are done, and how long it may take yet.
+
+Shown where standard error is a terminal and more than ``LEAST_S`` lie ahead; nothing is printed otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["LEAST_S", "shown", "start"]
+
+LEAST_S = 3.0
+"""Seconds of work ahead below which nothing is said."""
+_EACH_S = 0.3
+"""Seconds that a problem takes, until some have ended."""
+_EVERY_S = 0.5
+
+
+def _line(what: str, done: int, total: int, left_s: float) -> str:
+    return f"convdispatch: {what}, {done} of {total}, about {max(1, round(left_s))} s left"
+
+
+def _watch(stream: Any, what: str, counts: Callable[[], tuple[int, int]], at_once: int, ended: threading.Event) -> None:
+    """``counts()`` answers how many are done and left; ``at_once`` are worked on side by side until some have ended."""
+    begin, width = time.monotonic(), 0
+    first, _ = counts()
+    while not ended.wait(_EVERY_S):
+        done, left = counts()
+        if not left:
+            break
+        finished = done - first
+        each = (time.monotonic() - begin) / finished if finished else _EACH_S / at_once
+        if not width and each * left < LEAST_S:
+            continue
+        text = _line(what, done, done + left, each * left)
+        with contextlib.suppress(OSError, ValueError):
+            stream.write("\r" + text.ljust(width))
+            stream.flush()
+        width = max(width, len(text))
+    if width:
+        with contextlib.suppress(OSError, ValueError):
+            stream.write("\r" + " " * width + "\r")
+            stream.flush()
+
+
+def start(what: str, counts: Callable[[], tuple[int, int]], at_once: int = 1) -> threading.Event | None:
+    """Show the line until nothing is left or the answer is set; None where there is no terminal."""
+    try:
+        if not sys.stderr.isatty():
+            return None
+    except (AttributeError, ValueError):
+        return None
+    ended = threading.Event()
+    threading.Thread(
+        target=_watch, args=(sys.stderr, what, counts, at_once, ended), name="convdispatch-progress", daemon=True
+    ).start()
+    return ended
+
+
+@contextlib.contextmanager
+def shown(what: str, counts: Callable[[], tuple[int, int]], at_once: int = 1) -> Iterator[None]:
+    """The line while the block runs."""
+    ended = start(what, counts, at_once)
+    try:
+        yield
+    finally:
+        if ended is not None:
+            ended.set()

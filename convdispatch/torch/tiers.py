@@ -1,0 +1,203 @@
+"""Tiers: PyTorch's own kernel answers a problem's first calls; ours takes over once it is compiled in the background.
+
+A compiler with tiers answers at once and gets faster as it goes; so does ``enable()`` on CUDA. A new problem is planned
+within its call while that is short in all: a burst of new problems may take ``BURST_S``. Further ones go to child
+processes, and their calls to PyTorch's kernel, counted as ``compiling``. Once a child has planned a problem, a later
+call loads the plan and keeps it. A capture waits for everything before it begins; nothing changes tier inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from ..api.policy import Policy, current_policy
+from ..api.problem import ConvProblem
+from ..calls.background.pool import NoHelp, PlannerPool, pool_of
+from ..device import runtime
+from ..selection import dispatch
+from ..selection.carrying import decided
+from . import ranks
+from .geometry import Left
+
+__all__ = ["Compiling", "Pending", "drain", "first", "pending", "waits", "watch_captures"]
+
+SWITCH = "CONVDISPATCH_TIER"
+BURST_S = 1.0
+"""Seconds that a burst of new problems may take within calls, before further ones are planned aside."""
+LULL_S = 0.25
+"""Seconds without a new problem, after which the next one begins a burst."""
+LOAD_SHARE = 0.5
+"""Most of the wall time that loading of plans takes from calls while problems are pending."""
+_FLOPS, _BYTES = 20e12, 2e12
+"""Of a second, roughly: only their ratio bears on the order of problems."""
+
+
+class Compiling(Left):
+    """The call is PyTorch's own kernel's, until the specialised one is there."""
+
+    def __init__(self) -> None:
+        super().__init__("its kernels are being compiled in the background", lasting=False)
+
+
+class _Allowance:
+    """What bursts of new problems have taken within calls, and loading. Under ``_lock``."""
+
+    def __init__(self) -> None:
+        self.burst, self.last, self.loaded, self.since = 0.0, 0.0, 0.0, 0.0
+
+    def may_plan(self, now: float) -> bool:
+        """Whether a new problem is planned within its call."""
+        if pending():
+            return False
+        if now - self.last > LULL_S:
+            self.burst = 0.0
+        return self.burst < BURST_S
+
+    def may_load(self, now: float) -> bool:
+        """Whether a call may spend time on loading now."""
+        return self.loaded < LOAD_SHARE * (now - self.since) + 0.05
+
+
+_lock = threading.RLock()
+_allowance = _Allowance()
+_pending: dict[Any, Pending] = {}
+"""By pool, problem and policy: what waits for its plan."""
+
+
+def waits(policy: Policy, on_cuda: bool) -> bool:
+    """Whether a first call under a policy waits for its specialised kernel."""
+    tier = current_policy().tier or os.environ.get(SWITCH) or ("ready" if on_cuda else "full")
+    return tier != "ready" or policy.deterministic or policy.frozen or policy.patience is not None or ranks.many()
+
+
+class Pending:
+    """A problem whose plan is made aside: ``resolved()`` is the call once it is there.
+
+    Weights that a call promised meanwhile are remembered weakly, so that a capture finds them packed.
+    """
+
+    prepared = None
+    shape = None
+    foretold = True
+
+    def __init__(self, key: Any, pool: PlannerPool, problem: ConvProblem, policy: Policy, build: Callable[[], Any]):
+        self.key, self.pool, self.problem, self.policy = key, pool, problem, policy
+        self.call: Any = None
+        self._build = build
+        self._promised: dict[int, tuple[Any, Any]] = {}
+        self.answer: Future[None] = Future()
+        if decided(problem, pool.device, runtime.device_info(pool.device), policy) is not None:  # a pack says all
+            self.answer.set_result(None)
+        else:
+            self.answer = pool.ask(problem, policy, _seconds(problem))
+
+    def resolved(self, wait: bool = False) -> Any:
+        """The call, loaded now where its plan is there; None while it is not, or where loading has had its share.
+
+        Raises what loading it raises.
+        """
+        if self.call is not None:
+            return self.call
+        if not (wait or self.answer.done()) or _capturing():
+            return None
+        failed = self.answer.exception()
+        if failed is not None and not isinstance(failed, NoHelp):
+            raise failed
+        with _lock:
+            begin = time.perf_counter()
+            if self.call is not None or not (wait or _allowance.may_load(begin)):
+                return self.call
+            try:
+                with self.pool.lent():
+                    self.call = self._build()
+            finally:
+                _pending.pop(self.key, None)
+                self.pool.drop(self.problem, self.policy)
+                _allowance.loaded += time.perf_counter() - begin
+        return self.call
+
+    def pack(self) -> None:
+        """Pack the weights that calls promised meanwhile."""
+        promised, self._promised = self._promised, {}
+        for constant, w in promised.values():
+            weights = w()
+            if weights is not None and constant() is not None and hasattr(self.call, "pack"):
+                self.call.pack(weights, constant())
+
+    def __call__(self, x: Any, w: Any, y: Any, bias: Any = None, constant: Any = None, residual: Any = None) -> Any:
+        """Raises Compiling."""
+        if constant is not None:
+            self._promised[id(constant)] = weakref.ref(constant), weakref.ref(w)
+        raise Compiling
+
+
+def first(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], on_cuda: bool) -> Any:
+    """``build()``, now or later: a call, or the ``Pending`` that becomes one. Raises what ``build`` does."""
+    if waits(policy, on_cuda) or problem.mb == 0 or _capturing():
+        return build()
+    if dispatch.planned(problem, runtime.context(device), policy):
+        return build()
+    key = (device, problem, policy.selection)
+    with _lock:
+        found = _pending.get(key)
+        if found is not None:
+            return found
+        now = time.perf_counter()
+        if _allowance.may_plan(now):
+            try:
+                return build()
+            finally:
+                _allowance.last = time.perf_counter()
+                _allowance.burst += _allowance.last - now
+        if not pending():
+            _allowance.since, _allowance.loaded = now, 0.0
+        made = _pending[key] = Pending(key, pool_of(device), problem, policy.selection, build)
+        return made
+
+
+def pending() -> int:
+    """Problems that are being planned aside."""
+    return sum(not each.answer.done() for each in list(_pending.values()))
+
+
+def drain() -> None:
+    """Wait until every pending problem is planned, load them, and pack the weights that they promised."""
+    for each in list(_pending.values()):
+        with contextlib.suppress(Exception):  # the call that asks next says so
+            each.resolved(wait=True)
+            each.pack()
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def _seconds(problem: ConvProblem) -> float:
+    """About what a GPU takes for it: problems are planned in this order."""
+    return max(problem.flops / _FLOPS, problem.bytes / _BYTES)
+
+
+def watch_captures() -> None:
+    """From now on a CUDA graph's capture begins once everything pending is there."""
+    graph: Any = torch.cuda.CUDAGraph
+    begin = graph.capture_begin
+    if getattr(begin, "waits_for_tiers", False):
+        return
+
+    @functools.wraps(begin)
+    def capture_begin(self: Any, *arguments: Any, **named: Any) -> Any:
+        drain()
+        return begin(self, *arguments, **named)
+
+    capture_begin.waits_for_tiers = True  # type: ignore[attr-defined]
+    graph.capture_begin = capture_begin

@@ -1,0 +1,246 @@
+"""Tiers under enable(): answers are right from the first call on, ours take over, and nothing else changes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import convdispatch.torch as ct  # noqa: E402
+from convdispatch import policy  # noqa: E402
+from convdispatch.calls.background import pool as pools  # noqa: E402
+from convdispatch.calls.background import progress_line  # noqa: E402
+from convdispatch.selection import dispatch  # noqa: E402
+from convdispatch.torch import tiers  # noqa: E402
+
+F = torch.nn.functional
+MINUTES = 300.0
+
+
+@pytest.fixture
+def aside(monkeypatch):
+    """Every new problem is planned aside, from nothing."""
+    monkeypatch.setattr(tiers, "BURST_S", 0.0)
+    dispatch.forget()
+    ct.reset_counters()
+    with ct.enable(), policy(tier="ready"):
+        yield
+    tiers.drain()
+
+
+def until(holds) -> None:
+    end = time.monotonic() + MINUTES
+    while not holds():
+        assert time.monotonic() < end, "stuck"
+        time.sleep(0.05)
+
+
+def layer(channels: int = 5, **options):
+    torch.manual_seed(channels)
+    return torch.nn.Conv2d(3, channels, 3, padding=1, **options)
+
+
+def moved(step) -> dict[str, int]:
+    """What a step added to the counters."""
+    before = ct.counters()
+    step()
+    after = ct.counters()
+    return {name: after[name] - before[name] for name in ("ours", "left", "compiling")}
+
+
+def right(got, expected) -> None:
+    assert float((got.detach().double() - expected.detach()).norm() / expected.detach().norm()) < 1e-5
+
+
+def test_every_step_is_right_while_tiers_change(aside):
+    made, x = layer(7), torch.randn(2, 3, 11, 13)
+    exact = torch.nn.Conv2d(3, 7, 3, padding=1).double()
+    exact.load_state_dict(made.state_dict())
+    wide = x.double().requires_grad_()
+    exact(wide).square().sum().backward()
+
+    def step() -> None:
+        lead = x.clone().requires_grad_()
+        made.zero_grad()
+        made(lead).square().sum().backward()
+        right(lead.grad, wide.grad)
+        for mine, other in zip(made.parameters(), exact.parameters(), strict=True):
+            right(mine.grad, other.grad)
+
+    step()
+    assert ct.counters()["compiling"] and not ct.counters()["ours"]
+    until(lambda: moved(step).get("ours") == 2)
+    assert ct.counters()["left"] == 0
+    before = ct.counters()["compiling"]
+    step()
+    assert ct.counters()["compiling"] == before
+
+
+def test_policy_full_waits(aside):
+    x = torch.randn(1, 3, 9, 9)
+    made = layer(6)
+    made(x)
+    assert ct.counters()["compiling"] == 1
+    with policy(tier="full"):
+        made(x)
+        layer(8)(x)
+    assert ct.counters()["ours"] == 2 and ct.counters()["compiling"] == 1
+    made(x)
+    assert ct.counters()["ours"] == 3, "what was loaded inside the block holds outside too"
+
+
+def test_deterministic_mode_waits_so_that_numbers_repeat(aside):
+    x, made = torch.randn(1, 3, 9, 10), layer(9)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = made(x)
+        assert ct.counters()["compiling"] == 0
+        assert all(torch.equal(made(x), first) for _ in range(3))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_burst_is_planned_within_its_calls(monkeypatch):
+    monkeypatch.setattr(tiers, "BURST_S", MINUTES)
+    dispatch.forget()
+    ct.reset_counters()
+    with ct.enable(), policy(tier="ready"):
+        layer(4)(torch.randn(1, 3, 6, 7))
+    assert ct.counters()["ours"] == 1 and ct.counters()["compiling"] == 0
+
+
+def test_what_waits_holds_no_tensor(aside):
+    x, made = torch.randn(1, 3, 12, 9), layer(10)
+    made(x)
+    assert tiers.pending()
+    of_x, of_w = weakref.ref(x), weakref.ref(made.weight)
+    del x, made
+    gc.collect()
+    assert of_x() is None and of_w() is None
+
+
+def test_a_child_that_is_killed_gives_its_problem_back(aside, monkeypatch):
+    killed = []
+    plan = pools._Child.plan
+
+    def killing(self, *arguments):
+        if not killed:
+            killed.append(self._process.pid)
+            os.kill(self._process.pid, signal.SIGKILL)
+        return plan(self, *arguments)
+
+    monkeypatch.setattr(pools._Child, "plan", killing)
+    x, made = torch.randn(1, 3, 10, 9), layer(11)
+    made(x)
+    until(lambda: made(x) is not None and ct.counters()["ours"])
+    assert killed
+
+
+def test_without_children_calls_plan_by_themselves(aside, monkeypatch):
+    def none(*_):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(pools, "_Child", none)
+    monkeypatch.setattr(pools, "_pools", {})
+    x, made = torch.randn(1, 3, 10, 11), layer(12)
+    made(x)
+    until(lambda: made(x) is not None and ct.counters()["ours"])
+    assert ct.counters()["left"] == 0
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(aside, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", "/proc/none")
+    monkeypatch.setattr(pools, "_pools", {})
+    x, made = torch.randn(1, 3, 8, 11), layer(13)
+    made(x)
+    until(lambda: made(x) is not None and ct.counters()["ours"])
+
+
+def test_a_choice_that_was_forgotten_is_made_anew(aside):
+    x, made = torch.randn(1, 3, 7, 11), layer(14)
+    made(x)
+    dispatch.forget()
+    until(lambda: made(x) is not None and ct.counters()["ours"])
+
+
+def test_a_capture_begins_when_all_is_there(aside, monkeypatch):
+    seen = []
+
+    class Graph:
+        def capture_begin(self, pool=None):
+            seen.append(tiers.pending())
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    tiers.watch_captures()
+    tiers.watch_captures()
+    x, made = torch.randn(1, 3, 13, 11), layer(15)
+    made(x)
+    assert tiers.pending() == 1
+    Graph().capture_begin()
+    assert seen == [0]
+    made(x)
+    assert ct.counters()["ours"] == 1
+
+
+def test_nothing_changes_tier_inside_a_capture(aside, monkeypatch):
+    x, made = torch.randn(1, 3, 13, 12), layer(16)
+    made(x)
+    (each,) = tiers._pending.values()
+    each.answer.result(MINUTES)
+    monkeypatch.setattr(tiers, "_capturing", lambda: True)
+    made(x)
+    assert ct.counters()["ours"] == 0
+    monkeypatch.setattr(tiers, "_capturing", lambda: False)
+    made(x)
+    assert ct.counters()["ours"] == 1
+
+
+def test_ranks_of_one_training_wait(aside, monkeypatch):
+    monkeypatch.setattr(tiers.ranks, "many", lambda: True)
+    monkeypatch.setattr(tiers.ranks, "agree", lambda *_: None)
+    layer(17)(torch.randn(1, 3, 5, 12))
+    assert ct.counters()["ours"] == 1 and ct.counters()["compiling"] == 0
+
+
+def test_explain_and_prepare_wait(aside):
+    made, x = layer(18), torch.randn(1, 3, 5, 13)
+    assert ct.prepare(made, x)["ours"] == 2
+    made(x)
+    assert ct.counters()["ours"] == 1
+    other = layer(19)
+    assert ct.explain(other, x).layers[0].solver is not None
+
+
+class Terminal:
+    def __init__(self, attached: bool) -> None:
+        self.text, self.attached = "", attached
+
+    def isatty(self) -> bool:
+        return self.attached
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("attached", "left"), [(True, 100), (True, 2), (False, 100)])
+def test_progress_is_told_on_a_terminal_where_much_lies_ahead(monkeypatch, attached, left):
+    shown = Terminal(attached)
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setattr(progress_line, "_EVERY_S", 0.01)
+    with progress_line.shown("compiling", lambda: (0, left)):
+        if attached and left == 100:
+            until(lambda: shown.text)
+        else:
+            time.sleep(0.2)
+    if attached and left == 100:
+        assert shown.text.startswith("\rconvdispatch: compiling, 0 of 100, about 30 s left")
+    else:
+        assert shown.text == ""
