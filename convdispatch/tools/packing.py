@@ -30,20 +30,23 @@ def make_pack(
     device: str | None = None,
     batch: int | None = None,
     all_weights: bool = False,
+    training: bool = False,
+    autocast: str | None = None,
 ) -> str:
-    """Write a plan pack of a net by name, an ONNX file, a lock file or a problem; a sentence about it.
+    """Write a plan pack of a net by name, an ONNX file, a script's PyTorch model, a lock file or a problem; a sentence
+    about it.
 
     Packed weights go in where they take longer to make than to read, or all of them.
     """
     chosen = find_device(device)
     with carried.gathering(chosen) as first:
-        make_ready(what, device, batch)
+        make_ready(what, device, batch, training, autocast)
     forms = _Forms(first)
     carried.put_in_force(forms)
     try:
         _forget()
         with carried.gathering(chosen, all_weights) as gathered:
-            ready = make_ready(what, device, batch)
+            ready = make_ready(what, device, batch, training, autocast)
     finally:
         carried.take_out_of_force(forms)
     size = planpack.write(target, gathered)

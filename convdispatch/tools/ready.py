@@ -14,6 +14,7 @@ from ..device import phases
 from ..device.runtime import context, device_info, find_device, queue
 from ..models import catalogue
 from ..selection import dispatch, lockfile
+from . import torch_script
 from .model_file import input_shapes, is_model
 
 __all__ = ["Ready", "make_ready"]
@@ -58,15 +59,25 @@ def _ms(spent: phases.Spent | None) -> str:
     return "" if spent is None else f"{spent.seconds * 1e3:.1f} ({spent.count})"
 
 
-def make_ready(what: str, device: str | None = None, batch: int | None = None) -> Ready:
-    """Make ready a net of the catalogue, an ONNX file, a lock file's problems, or one problem.
+def make_ready(
+    what: str,
+    device: str | None = None,
+    batch: int | None = None,
+    training: bool = False,
+    autocast: str | None = None,
+) -> Ready:
+    """Make ready a net of the catalogue, an ONNX file, a script's model, a lock file's problems, or one problem.
+
+    ``training`` and ``autocast`` are a script's: with its backward, under autocast of this dtype.
 
     Raises InvalidArgument where nothing of that name is known, and what the first call would raise.
     """
-    chosen = find_device(device)
+    chosen, scripted = find_device(device), torch_script.is_script(what)
+    if (training or autocast) and not scripted:
+        raise InvalidArgument(f"--training and --autocast are for a PyTorch script, net.py:function; got {what!r}")
     with phases.noting() as notes:
         start = time.perf_counter()
-        held = _held(what, chosen, batch)
+        held = torch_script.make_ready(what, training, autocast) if scripted else _held(what, chosen, batch)
         seconds = time.perf_counter() - start
     return Ready(str(what), str(device_info(chosen)), notes, seconds, held)
 

@@ -26,6 +26,7 @@ from ..calls.background.pool import NoHelp, PlannerPool, pool_of
 from ..device import runtime
 from ..selection import dispatch
 from ..selection.carrying import decided
+from ..selection.planpack import from_environment
 from . import ranks
 from .geometry import Left
 
@@ -147,6 +148,7 @@ def first(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[],
         return build()
     if dispatch.planned(problem, runtime.context(device), policy):
         return build()
+    from_environment()
     key = (device, problem, policy.selection)
     with _lock:
         found = _pending.get(key)
