@@ -153,7 +153,9 @@ def packed(row: str, arguments: argparse.Namespace, caches: Path) -> Path:
     options += ["--autocast", "bfloat16"] if form == "autocast" else []
     options += ["--device", "nvidia" if arguments.device == "cuda" else "intel"]
     command = [sys.executable, "-m", "convdispatch", "pack", f"{__file__}:{function}", "-o", str(target), *options]
-    subprocess.run(command, env=env, check=True, capture_output=True, timeout=600)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
     return target
 
 

@@ -12,10 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import convdispatch.torch as ct  # noqa: E402
-from convdispatch import policy  # noqa: E402
+from convdispatch import InvalidArgument, load_pack, policy  # noqa: E402
 from convdispatch.calls.background import pool as pools  # noqa: E402
 from convdispatch.calls.background import progress_line  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
+from convdispatch.tools.packing import make_pack  # noqa: E402
 from convdispatch.torch import tiers  # noqa: E402
 
 F = torch.nn.functional
@@ -244,3 +245,43 @@ def test_progress_is_told_on_a_terminal_where_much_lies_ahead(monkeypatch, attac
         assert shown.text.startswith("\rconvdispatch: compiling, 0 of 100, about 30 s left")
     else:
         assert shown.text == ""
+
+
+SCRIPT = """
+import torch
+
+def build():
+    torch.manual_seed(3)
+    return torch.nn.Conv2d(3, 20, 3, padding=1), torch.randn(1, 3, 14, 9)
+
+def nothing():
+    return 3
+"""
+
+
+def test_a_pack_of_a_scripts_model_answers_without_children(tmp_path, monkeypatch):
+    script, target = tmp_path / "net.py", tmp_path / "net.cdpack"
+    script.write_text(SCRIPT)
+    make_pack(f"{script}:build", target, training=True)
+    dispatch.forget()
+    ct.reset_counters()
+    monkeypatch.setattr(tiers, "BURST_S", 0.0)
+    monkeypatch.setattr(pools, "_Child", None)
+    torch.manual_seed(3)
+    made, x = torch.nn.Conv2d(3, 20, 3, padding=1), torch.randn(1, 3, 14, 9)
+    with load_pack(target), ct.enable(), policy(tier="ready"):
+        made(x).sum().backward()
+        until(lambda: made(x) is not None and ct.counters()["ours"])
+    assert ct.counters()["left"] == 0
+
+
+@pytest.mark.parametrize(
+    ("named", "words"), [("none.py", "there is no file"), ("net.py", "has no function"), ("net.py:nothing", "answer")]
+)
+def test_a_script_that_is_none_is_refused_in_words(tmp_path, monkeypatch, named, words):
+    (tmp_path / "net.py").write_text(SCRIPT.replace("def build", "def other"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match=words):
+        make_pack(named, tmp_path / "net.cdpack")
+    with pytest.raises(InvalidArgument, match="for a PyTorch script"):
+        make_pack("mb1ic3ih8oc4kh3", tmp_path / "net.cdpack", training=True)

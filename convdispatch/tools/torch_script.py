@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def _built(what: str) -> tuple[Any, tuple[Any, ...]]:
     path, _, name = what.partition(":")
     if not Path(path).is_file():
         raise InvalidArgument(f"there is no file {path}: name a script as net.py:function, got {what!r}")
+    sys.path.insert(0, str(Path(path).resolve().parent))  # as ``python net.py`` has it
     function = runpy.run_path(path, run_name="convdispatch_pack").get(name or "build")
     if not callable(function):
         raise InvalidArgument(f"{path} has no function {name or 'build'}, which answers (model, inputs)")

@@ -30,7 +30,7 @@ from ..selection.planpack import from_environment
 from . import ranks
 from .geometry import Left
 
-__all__ = ["Compiling", "Pending", "drain", "first", "pending", "waits", "watch_captures"]
+__all__ = ["Compiling", "Pending", "drain", "first", "pending", "timed", "waits", "watch_captures"]
 
 SWITCH = "CONVDISPATCH_TIER"
 BURST_S = 1.0
@@ -140,6 +140,21 @@ class Pending:
         if constant is not None:
             self._promised[id(constant)] = weakref.ref(constant), weakref.ref(w)
         raise Compiling
+
+
+def timed(find: Callable[[], Any]) -> Any:
+    """What ``find()`` answers; the time that it takes, as bringing up a device does, is of the burst's."""
+    begin = time.perf_counter()
+    try:
+        return find()
+    finally:
+        now = time.perf_counter()
+        with _lock:
+            if now - _allowance.last > LULL_S and now - begin > LULL_S:
+                _allowance.burst = 0.0
+            _allowance.burst += now - begin
+            if now - begin > LULL_S:
+                _allowance.last = now
 
 
 def first(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], on_cuda: bool) -> Any:
