@@ -3,9 +3,9 @@
     python bench/first_step.py [--device cuda|cpu] [--rows resnet18-train-float32,...] [--seconds 30] [--json FILE]
 
 Each figure is a process of its own. ``torch`` is PyTorch alone. ``cold`` has empty caches, ours and the driver's;
-``warm`` is the process after it on the same machine; ``pack`` has empty caches and a plan pack of the net. A row tells the first
-step's seconds above PyTorch's own first one, the wall seconds after which steps keep 95 % of the final speed, how many
-programs children compiled, and the final step beside PyTorch's.
+``warm`` is the process after it on the same machine; ``pack`` has empty caches and a plan pack of the net. A row tells
+the first step's seconds above PyTorch's own first one, the wall seconds after which steps keep 95 % of the final speed,
+how many programs were compiled, and the final step beside PyTorch's.
 """
 
 from __future__ import annotations

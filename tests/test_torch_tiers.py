@@ -74,7 +74,8 @@ def test_every_step_is_right_while_tiers_change(aside):
             right(mine.grad, other.grad)
 
     step()
-    assert ct.counters()["compiling"] and not ct.counters()["ours"]
+    assert ct.counters()["compiling"]
+    assert not ct.counters()["ours"]
     until(lambda: moved(step).get("ours") == 2)
     assert ct.counters()["left"] == 0
     before = ct.counters()["compiling"]
@@ -90,7 +91,8 @@ def test_policy_full_waits(aside):
     with policy(tier="full"):
         made(x)
         layer(8)(x)
-    assert ct.counters()["ours"] == 2 and ct.counters()["compiling"] == 1
+    assert ct.counters()["ours"] == 2
+    assert ct.counters()["compiling"] == 1
     made(x)
     assert ct.counters()["ours"] == 3, "what was loaded inside the block holds outside too"
 
@@ -112,7 +114,8 @@ def test_a_burst_is_planned_within_its_calls(monkeypatch):
     ct.reset_counters()
     with ct.enable(), policy(tier="ready"):
         layer(4)(torch.randn(1, 3, 6, 7))
-    assert ct.counters()["ours"] == 1 and ct.counters()["compiling"] == 0
+    assert ct.counters()["ours"] == 1
+    assert ct.counters()["compiling"] == 0
 
 
 def test_what_waits_holds_no_tensor(aside):
@@ -122,7 +125,8 @@ def test_what_waits_holds_no_tensor(aside):
     of_x, of_w = weakref.ref(x), weakref.ref(made.weight)
     del x, made
     gc.collect()
-    assert of_x() is None and of_w() is None
+    assert of_x() is None
+    assert of_w() is None
 
 
 def test_a_child_that_is_killed_gives_its_problem_back(aside, monkeypatch):
@@ -205,7 +209,8 @@ def test_ranks_of_one_training_wait(aside, monkeypatch):
     monkeypatch.setattr(tiers.ranks, "many", lambda: True)
     monkeypatch.setattr(tiers.ranks, "agree", lambda *_: None)
     layer(17)(torch.randn(1, 3, 5, 12))
-    assert ct.counters()["ours"] == 1 and ct.counters()["compiling"] == 0
+    assert ct.counters()["ours"] == 1
+    assert ct.counters()["compiling"] == 0
 
 
 def test_explain_and_prepare_wait(aside):

@@ -91,9 +91,8 @@ def _call(asked: Asked) -> Any:
 
             ranks.agree(problem, lambda: device(x), x)
             like = torch.empty(0, dtype=x.dtype, device=x.device)  # what is made later must not hold x
-            return tiers.first(
-                device(x), problem, asked.chosen, _under(asked, StreamCall, problem, shape, form, like), True
-            )
+            where, build = tiers.timed(lambda: device(x)), _under(asked, StreamCall, problem, shape, form, like)
+            return tiers.first(where, problem, asked.chosen, build, True)
         if x.device.type == "opencl":
             from .buffers import BufferCall
 
