@@ -22,6 +22,7 @@ from .geometry import DTYPES, Left
 from .host import device
 from .routing import settings_in_force
 from .settings import DEFAULT, math_of, policy_of, switches
+from .staleness import Watch
 
 __all__ = ["FORMS", "FusedModel", "Forms"]
 
@@ -160,7 +161,7 @@ class _State:
         held = [(table, name, tensor) for table in tables for name, tensor in table.items() if tensor is not None]
         # Tensors made in inference mode do not count the writes to them.
         self._unseen = any(tensor.is_inference() for _, _, tensor in held)
-        self._held = [] if self._unseen else [(*each, each[2]._version, each[2].data_ptr()) for each in held]
+        self._held = [] if self._unseen else [(*each, Watch(each[2])) for each in held]
         self._tensors = [tensor for _, _, tensor in held]
 
     def holds(self) -> bool:
@@ -168,8 +169,8 @@ class _State:
         for table, name, child in self._edges:
             if table.get(name) is not child:
                 return False
-        for table, name, tensor, version, address in self._held:
-            if table.get(name) is not tensor or tensor._version != version or tensor.data_ptr() != address:
+        for table, name, tensor, watch in self._held:
+            if table.get(name) is not tensor or watch.changed(tensor):
                 return False
         return True
 

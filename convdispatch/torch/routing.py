@@ -19,6 +19,8 @@ __all__ = ["Enabled", "disable", "enable", "original", "routed", "settings_in_fo
 
 _OPERATORS = {"convolution": engine.forward, "convolution_backward": engine.backward}
 _KEYS = ("CPU", "CUDA")
+_tracing: Callable[[], Any] = torch._C._get_tracing_state
+TRACED = "torch.jit.trace records PyTorch's own operators"
 _originals: dict[tuple[str, str], Any] = {}
 _lock = threading.RLock()
 _library: Any = None
@@ -88,6 +90,9 @@ def _kernel(operator: str, key: str, compute: Callable[..., Any]) -> Callable[..
     original = _originals[operator, key]
 
     def kernel(keys: Any, *arguments: Any) -> Any:
+        if _tracing() is not None:  # what PyTorch does not compute itself its graph would hold as a constant
+            counting.left(operator, TRACED)
+            return original.call_boxed(keys, *arguments)
         try:
             result = compute(*arguments, _in_force or DEFAULT)
         except Exception as error:
