@@ -56,6 +56,8 @@ def once_more(
             or w.dtype is not dtype
             or x.get_device() != number
             or w.get_device() != number
+            or x.requires_grad
+            or w.requires_grad
             or current() != number
             or current_policy() is not policy
             or not x.is_contiguous()
@@ -73,6 +75,7 @@ def once_more(
             or out.shape != out_shape
             or out.dtype is not dtype
             or out.get_device() != number
+            or out.requires_grad
             or not out.is_contiguous()
         ):
             return None

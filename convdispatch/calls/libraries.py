@@ -24,6 +24,12 @@ __all__ = ["library_of"]
 _known: dict[type, Library | None] = {}
 
 
+_LOST = (
+    "conv() records no gradients, and a tensor that it was given requires one: call convdispatch.torch.conv2d (or conv1d "
+    "to conv_transpose3d), which do, or pass tensor.detach(), or call inside torch.no_grad()"
+)
+
+
 class Torch(Library):
     """PyTorch's tensors; workspaces come from its caching allocator."""
 
@@ -43,7 +49,9 @@ class Torch(Library):
         return int(self.torch.cuda.current_stream(number).cuda_stream)
 
     def device(self, array: Any) -> int | None:
-        """See Library."""
+        """See Library. Raises InvalidArgument for a tensor whose gradient would be lost."""
+        if array.requires_grad and self.torch.is_grad_enabled():
+            raise InvalidArgument(_LOST)
         if array.is_cuda:
             return array.get_device()
         if array.device.type != "cpu":
@@ -54,10 +62,12 @@ class Torch(Library):
         """See Library; only tensors have what is asked first."""
         try:
             for array in given:
-                if array is not None and not array.is_cpu:
+                if array is not None and (array.requires_grad or not array.is_cpu):
                     break
             else:
                 return (None,) * len(given)
+            if any(array is not None and array.requires_grad for array in given):
+                return super().places(given)
             found = tuple([None if array is None else array.get_device() for array in given])
         except AttributeError:
             return super().places(given)
