@@ -25,10 +25,10 @@ from ..api.problem import ConvProblem
 from ..calls.background.pool import NoHelp, PlannerPool, pool_of
 from ..device import runtime
 from ..selection import dispatch
-from ..selection.carrying import decided
 from ..selection.planpack import from_environment
+from ..selection.planpack.decisions import fixed_by_pack
 from . import ranks
-from .geometry import Left
+from .geometry import Fallback
 
 __all__ = ["Compiling", "Pending", "drain", "first", "pending", "timed", "waits", "watch_captures"]
 
@@ -43,7 +43,7 @@ _FLOPS, _BYTES = 20e12, 2e12
 """Of a second, roughly: only their ratio bears on the order of problems."""
 
 
-class Compiling(Left):
+class Compiling(Fallback):
     """The call is PyTorch's own kernel's, until the specialised one is there."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Pending:
 
     prepared = None
     shape = None
-    foretold = True
+    backward_ready = True
 
     def __init__(self, key: Any, pool: PlannerPool, problem: ConvProblem, policy: Policy, build: Callable[[], Any]):
         self.key, self.pool, self.problem, self.policy = key, pool, problem, policy
@@ -97,7 +97,7 @@ class Pending:
         self._build = build
         self._promised: dict[int, tuple[Any, Any]] = {}
         self.answer: Future[None] = Future()
-        if decided(problem, pool.device, runtime.device_info(pool.device), policy) is not None:  # a pack says all
+        if fixed_by_pack(problem, pool.device, runtime.device_info(pool.device), policy) is not None:  # a pack says all
             self.answer.set_result(None)
         else:
             self.answer = pool.ask(problem, policy, _seconds(problem))

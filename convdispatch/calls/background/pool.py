@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
-from ...device import carried, runtime
-from ...device.compiling import compilers, receive, send
+from ...device import runtime
+from ...device.cache import artifact_store
+from ...device.programs.compile_pool import compilers, receive, send
 from ...selection import dispatch
-from ...selection.loader import plugins
+from ...selection.plugins.loader import plugins
 from . import progress_line
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class PlannerPool:
 
     def __init__(self, device: cl.Device) -> None:
         self.device = device
-        self.made = carried.Gathered(carried.identity(device))
+        self.made = artifact_store.Gathered(artifact_store.identity(device))
         """What children made, until they end; ``lent`` puts it in force."""
         self.made.name = ""
         self._for_cuda = runtime.device_info(device).vendor == "nvidia"
@@ -119,15 +120,15 @@ class PlannerPool:
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
         """What children made is in force inside the block, in all threads."""
-        carried.put_in_force(self.made)
+        artifact_store.put_in_force(self.made)
         try:
             yield
         finally:
-            carried.take_out_of_force(self.made)
+            artifact_store.take_out_of_force(self.made)
 
     def drop(self, problem: ConvProblem, policy: Policy) -> None:
         """A decision has been taken: what is chosen later follows what is known then."""
-        self.made.tables["decisions"].pop(carried.decision_key(problem, policy), None)
+        self.made.tables["decisions"].pop(artifact_store.decision_key(problem, policy), None)
 
     def close(self, why: str = "planning aside has ended") -> None:
         """Answer nothing more; children end with the problems that they plan now."""
@@ -199,7 +200,7 @@ class PlannerPool:
                 begin += size
             tables["texts"].update(said["texts"])
             decision = {"solver": said["solver"], "config": said["config"], "source": said["source"]}
-            tables["decisions"][carried.decision_key(task.problem, task.policy)] = decision
+            tables["decisions"][artifact_store.decision_key(task.problem, task.policy)] = decision
         with self._changed:
             self._under_way -= 1
             self._finished += 1
@@ -232,7 +233,7 @@ class _Child:
     """``python -m convdispatch.calls.background.worker`` for a device."""
 
     def __init__(self, device: cl.Device) -> None:
-        from ...device.platforms import address
+        from ...device.opencl.platforms import address
 
         home = str(Path(__file__).parents[3])
         paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]

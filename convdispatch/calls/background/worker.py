@@ -29,11 +29,11 @@ def _serve(platform: int, number: int) -> None:
 
     from ...api.policy import policy
     from ...api.problem import ConvProblem
-    from ...device import carried
-    from ...device.compiling import receive, send
-    from ...device.platforms import platforms
+    from ...device.cache import artifact_store
+    from ...device.opencl.platforms import platforms
+    from ...device.programs.compile_pool import receive, send
     from ...selection import dispatch
-    from ...selection.loader import plugins
+    from ...selection.plugins.loader import plugins
 
     device = platforms()[platform].get_devices()[number]
     rehearse = _rehearsal(device)
@@ -48,7 +48,7 @@ def _serve(platform: int, number: int) -> None:
             dispatch.forget()
             epoch = asked["epoch"]
         try:
-            with carried.gathering(device) as made, policy(**asked["policy"]):
+            with artifact_store.gathering(device) as made, policy(**asked["policy"]):
                 prepared = rehearse(ConvProblem.parse(asked["problem"]), asked["for_cuda"])
         except Exception as error:
             send(answers, {"failed": f"{type(error).__name__}: {error}"}, b"")
@@ -59,10 +59,10 @@ def _serve(platform: int, number: int) -> None:
 def _rehearsal(device: Any) -> Any:
     """``plan(problem, for_cuda)``: its plan, every program loaded once, so that drivers keep what they make of it."""
     from ...device import runtime
-    from ...device.cuda import cuda_of, number_of
-    from ...device.stream import CudaStream, place_of
+    from ...device.cuda.stream import CudaStream, place_of
+    from ...device.cuda_driver import cuda_of, number_of
     from ...selection import dispatch
-    from ..foreign import rehearse
+    from ..cuda_call import rehearse
 
     context = runtime.context(device)
 
