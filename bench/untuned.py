@@ -39,9 +39,9 @@ from convdispatch.api.policy import policy
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.measurement.shapes import parse
-from convdispatch.selection.asking import ask
-from convdispatch.selection.ranking import contestants, rank
-from convdispatch.tools.benchmark.torch_peer import Peer
+from convdispatch.selection.choice.ranking import contestants, rank
+from convdispatch.selection.solver_query import ask
+from convdispatch.tools.benchmark.measuring.torch_peer import Peer
 
 HERE = Path(__file__).resolve().parent
 UNSEEN_S = 0.03

@@ -18,13 +18,14 @@ from farms import PATIENT
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement.peaks import Peak, Roof
-from convdispatch.measurement.search.ahead import compile_ahead
+from convdispatch.measurement.search.precompile import compile_ahead
 from convdispatch.measurement.shapes import Entry
-from convdispatch.selection import dispatch, loader
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
-from convdispatch.tools.benchmark import run
+from convdispatch.tools.benchmark.measuring import run
+from convdispatch.tools.benchmark.measuring.worker import Worker
 from convdispatch.tools.benchmark.report import load
-from convdispatch.tools.benchmark.worker import Worker
 from convdispatch.tools.cli import main, options
 
 TINY, OTHER = "mb1ic4ih9oc4kh3ph1", "mb1ic4ih6oc4kh1"
@@ -286,7 +287,7 @@ def test_find_compiles_ahead(solvers, device, tmp_path):
 
 PEER = """
 import os
-from convdispatch.tools.benchmark.peers import Variant
+from convdispatch.tools.benchmark.measuring.peers import Variant
 
 class Peer:
     name, settings = "torch", {"version": "deadly"}
@@ -303,7 +304,7 @@ def test_a_peer_that_dies_costs_itself(solvers, device, roofs, tmp_path, monkeyp
     solvers(FAULTS="good")
     (tmp_path / "deadly_peer.py").write_text(PEER)
     (tmp_path / "sitecustomize.py").write_text(
-        "from convdispatch.tools.benchmark import peers\npeers.PEERS['torch'] = 'deadly_peer'\n"
+        "from convdispatch.tools.benchmark.measuring import peers\npeers.PEERS['torch'] = 'deadly_peer'\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     report = run.run(entries(TINY), device, isolate=True, against=["torch"], budget_ms=2000)

@@ -12,9 +12,9 @@ from on_queues import bring, given, turns, values, warm  # noqa: F401 (fixtures 
 
 import convdispatch as cd
 from convdispatch import ConvProblem, Tensor
-from convdispatch.calls.arrays import Call
-from convdispatch.calls.kept import AGAIN
-from convdispatch.calls.operands import contiguous_strides
+from convdispatch.calls.arrays.operands import contiguous_strides
+from convdispatch.calls.bound_call import Call
+from convdispatch.calls.call_cache import AGAIN
 
 
 def _other(array, **changes):

@@ -10,12 +10,13 @@ from checking import make_operands
 from convdispatch.api import ConvProblem, InvalidArgument, PluginError
 from convdispatch.api.policy import Policy
 from convdispatch.device import runtime
-from convdispatch.device.commands import Commands
-from convdispatch.device.kernels import Launch, build
-from convdispatch.device.queues import OpenCLQueue, commands_of
-from convdispatch.device.recording import Recording
-from convdispatch.inference.program import Program
-from convdispatch.selection import dispatch, ranking
+from convdispatch.device.commands.interface import Commands
+from convdispatch.device.commands.queues import OpenCLQueue, commands_of
+from convdispatch.device.commands.recording import Recording
+from convdispatch.device.programs.kernels import Launch, build
+from convdispatch.device.replay.program import Program
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import ranking
 from convdispatch.selection.prepared import Prepared
 
 PROBLEM = ConvProblem.parse("mb2ic16ih9oc32kh3ph1").replace(bias=True, residual=True, activation="relu")

@@ -11,9 +11,9 @@ import small_net
 from convdispatch import inference, nn
 from convdispatch.api import InvalidArgument
 from convdispatch.device import runtime
-from convdispatch.inference.fuse import fuse
 from convdispatch.inference.graph import Ref
-from convdispatch.inference.layout import relayout, reorder
+from convdispatch.inference.passes.fusion import fuse
+from convdispatch.inference.passes.layout import relayout, reorder
 from convdispatch.inference.trace import trace
 from convdispatch.nn import functional
 from convdispatch.tensor import Tensor
@@ -288,9 +288,9 @@ def test_rows_are_joined(queue):
 
 def test_large_buffers_hold_what_they_are_given(queue):
     """On large pages or not: a content is copied, also while the queue waits for something."""
-    from convdispatch.device import hugepages
+    from convdispatch.device.memory import huge_pages
 
-    content = np.arange(hugepages.LEAST // 4 + 3, dtype=np.float32)
+    content = np.arange(huge_pages.LEAST // 4 + 3, dtype=np.float32)
     gate = cl.UserEvent(queue.context)
     other = cl.CommandQueue(queue.context)
     cl.enqueue_barrier(other, wait_for=[gate])

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from convdispatch.api import Launch, build, conv
 from convdispatch.device import runtime
-from convdispatch.device.recording import Recording, Slot
-from convdispatch.inference.arena import lay_out, lifetimes
-from convdispatch.inference.program import Program
-from convdispatch.inference.schedule import Schedule
+from convdispatch.device.commands.recording import Recording, Slot
+from convdispatch.device.replay.arena import lay_out, lifetimes
+from convdispatch.device.replay.program import Program
+from convdispatch.device.replay.schedule import Schedule
 from convdispatch.tensor import Tensor
 
 N = 256
@@ -96,7 +96,7 @@ def test_a_chain_needs_one_queue_and_two_slots(queue):
     st.sampled_from([1, 128, 4096]),
 )
 def test_slots_in_use_together_never_overlap(sizes, align):
-    from convdispatch.inference.arena import Lifetime
+    from convdispatch.device.replay.arena import Lifetime
 
     used = [Lifetime(Slot(size), min(a, b), max(a, b)) for size, a, b in sizes]
     arena = lay_out(used, align)

@@ -9,8 +9,8 @@ from convdispatch import inference, nn
 from convdispatch.api.device import DeviceInfo
 from convdispatch.elementwise import concatenate
 from convdispatch.inference import net as building
-from convdispatch.inference import slicing
-from convdispatch.inference.layout import relayout
+from convdispatch.inference.passes import slicing
+from convdispatch.inference.passes.layout import relayout
 from convdispatch.nn import functional
 from convdispatch.tensor import Tensor
 

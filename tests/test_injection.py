@@ -13,10 +13,12 @@ from convdispatch import runtime
 from convdispatch.api import config_macros
 from convdispatch.api.errors import PluginError
 from convdispatch.measurement import reference
-from convdispatch.selection import dispatch, evidence, loader, lockfile
-from convdispatch.selection.asking import ask
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import evidence, lockfile
+from convdispatch.selection.plugins import loader
 from convdispatch.selection.records.perfdb import perfdb
 from convdispatch.selection.records.record import Record, device_key, now
+from convdispatch.selection.solver_query import ask
 
 VENDOR = Path(__file__).parent.parent / "examples" / "vendor_plugin"
 POINTWISE = cd.ConvProblem(mb=2, ic=5, ih=6, iw=7, oc=9, kh=1, kw=1)

@@ -11,9 +11,10 @@ import pytest
 import convdispatch as cd
 from convdispatch import runtime
 from convdispatch.measurement import reference
-from convdispatch.selection import dispatch, loader
-from convdispatch.selection.asking import MOST_CONFIGS, ask
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
+from convdispatch.selection.solver_query import MOST_CONFIGS, ask
 
 PLUGIN = """
 import itertools, os

@@ -82,7 +82,7 @@ def test_explain_tells_of_every_layer(tmp_path):
 
 
 def test_prepare_makes_ready_what_a_step_asks_for(monkeypatch):
-    from convdispatch.torch import engine
+    from convdispatch.torch.dispatch import engine
 
     unet, x = zoo.ZOO["unet"][0](), torch.randn(2, 3, 16, 20)  # with a transposed convolution, batch norms
     model = torch.nn.Sequential(torch.nn.Dropout(0.5), unet)

@@ -16,14 +16,16 @@ from test_torch_streams import Tensors  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import Tensor, runtime  # noqa: E402
-from convdispatch.device import host  # noqa: E402
-from convdispatch.device.kernels import build  # noqa: E402
-from convdispatch.device.queues import commands_of  # noqa: E402
-from convdispatch.nn import max_pool_words  # noqa: E402
+from convdispatch.device.commands import host_memory  # noqa: E402
+from convdispatch.device.commands.queues import commands_of  # noqa: E402
+from convdispatch.device.programs.kernels import build  # noqa: E402
 from convdispatch.nn.channel_sums import channel_sums  # noqa: E402
-from convdispatch.nn.max_pool_words import Windows, max_pool_launch  # noqa: E402
+from convdispatch.nn.pooling import max_pool_kernel  # noqa: E402
+from convdispatch.nn.pooling.max_pool_kernel import Windows, max_pool_launch  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
-from convdispatch.torch import launched, pooling, streams, sums  # noqa: E402
+from convdispatch.torch.compile import pooling  # noqa: E402
+from convdispatch.torch.eager import bias_gradient as sums  # noqa: E402
+from convdispatch.torch.eager import cuda_stream, recorded_launches  # noqa: E402
 from convdispatch.torch.geometry import Left  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -116,7 +118,7 @@ inline uint larger1(uint a, uint b) {
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["nchw", "nhwc"])
-@pytest.mark.parametrize(("dtype", "instruction"), max_pool_words._INSTRUCTIONS.items())
+@pytest.mark.parametrize(("dtype", "instruction"), max_pool_kernel._INSTRUCTIONS.items())
 def test_words_as_on_nvidias_devices(monkeypatch, full, dtype, instruction, last):
     """All but the instruction itself."""
     texts = []
@@ -127,8 +129,8 @@ def test_words_as_on_nvidias_devices(monkeypatch, full, dtype, instruction, last
         return build(context, text[:body] + LARGER + text[text.index("}", body) + 1 :])
 
     nvidia = SimpleNamespace(vendor="nvidia", arch="sm_90")
-    monkeypatch.setattr(max_pool_words, "device_info", lambda device: nvidia)
-    monkeypatch.setattr(max_pool_words, "build", emulated)
+    monkeypatch.setattr(max_pool_kernel, "device_info", lambda device: nvidia)
+    monkeypatch.setattr(max_pool_kernel, "build", emulated)
     for turn, (*options, size) in enumerate(GEOMETRIES[:6]):
         for channels in (CHANNELS if full else CHANNELS[turn % 4 :: 4]) if last else (3,):
             x = numbers((2, channels, *size), DTYPES[dtype], channels)
@@ -173,12 +175,12 @@ def test_sums_of_channels(dtype, rows, channels):
 @pytest.fixture
 def fake(monkeypatch, device):
     """The driver and PyTorch's library, the host in the place of a GPU."""
-    if not host.has_system_svm(device):
+    if not host_memory.has_system_svm(device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
     dispatch.forget()
     driver, library = install(monkeypatch, device)
     tensors = Tensors(library.devices)
-    for module in (streams, launched):
+    for module in (cuda_stream, recorded_launches):
         monkeypatch.setattr(module, "library_of", lambda kind: tensors)
     yield driver, tensors
     dispatch.forget()
@@ -224,11 +226,11 @@ def test_what_a_pooling_leaves_to_pytorch(fake):
 
 
 def test_kernels_that_cuda_does_not_load_are_left_once(monkeypatch, device):
-    if not host.has_system_svm(device):
+    if not host_memory.has_system_svm(device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
     _, library = install(monkeypatch, device, unlaunchable=("max_pool", "channel_sums"))
     tensors = Tensors(library.devices)
-    for module in (streams, launched):
+    for module in (cuda_stream, recorded_launches):
         monkeypatch.setattr(module, "library_of", lambda kind: tensors)
     x = torch.randn(1, 8, 6, 6)
     for _ in range(2):

@@ -18,14 +18,14 @@ from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..selection.prepared import Constant, constant
-from .again import asked_again, once_more
 from .arguments import describe, transposed_shape
-from .arrays import PLACES, Call, is_array
-from .extending import extended
-from .foreign import CudaCall, OnHost, one_library
-from .kept import AGAIN, CALLS, LAST, recalled, remember
-from .libraries import Torch, library_of
-from .library import Library
+from .arrays.array_library import Library
+from .arrays.known_libraries import Torch, library_of
+from .bound_call import PLACES, Call, is_array
+from .call_cache import AGAIN, CALLS, LAST, recalled, remember
+from .cuda_call import CudaCall, OnHost, one_library
+from .guarded_replay import asked_again, once_more
+from .output_padding import extended
 
 __all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"]
 

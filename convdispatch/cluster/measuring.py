@@ -61,10 +61,10 @@ def _serve() -> None:
 
 def _search(device: Any, problem: str, without: dict[str, str], lift: bool, **limits: Any) -> dict[str, Any]:
     from ..device import runtime
-    from ..device.limits import problem_must_fit
+    from ..device.size_limits import problem_must_fit
     from ..measurement.search import Search
-    from ..selection import verdicts
-    from ..selection.loader import plugins
+    from ..selection.plugins import verdicts
+    from ..selection.plugins.loader import plugins
 
     parsed = ConvProblem.parse(problem)
     problem_must_fit(parsed, runtime.device_info(device))

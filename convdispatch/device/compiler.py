@@ -13,10 +13,10 @@ def _serve(platform: int, device: int) -> None:
     import pyopencl as cl
 
     from ..api.errors import BuildFailed
-    from .binaries import built
-    from .compiling import receive, send
-    from .cuda import cuda_of
-    from .modules import load
+    from .cuda.modules import load
+    from .cuda_driver import cuda_of
+    from .programs.binary_cache import built
+    from .programs.compile_pool import receive, send
 
     # Drivers print as they please: answers go where standard output went.
     answers = os.fdopen(os.dup(1), "wb")

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
-from . import icd, memory
-from .commands import Commands, thread
-from .cuda import current_number, number_of
-from .cuda import unavailable as cuda_unavailable
-from .memory import (  # part of this module's interface, where callers look for it
+from .commands.interface import Commands, thread
+from .commands.queues import commands_of
+from .cuda_driver import current_number, number_of
+from .cuda_driver import unavailable as cuda_unavailable
+from .memory import allocator as memory
+from .memory.allocator import (
     cuda_address,
     fresh,
     memory_statistics,
@@ -28,8 +29,8 @@ from .memory import (  # part of this module's interface, where callers look for
     shared_with_cuda,
     sub_region,
 )
-from .platforms import address, device_info, devices, platforms
-from .queues import commands_of
+from .opencl import icd
+from .opencl.platforms import address, device_info, devices, platforms
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -75,7 +76,7 @@ def probe(device: cl.Device) -> str | None:
     import pyopencl as cl
 
     from ..api.errors import BuildFailed
-    from .kernels import build
+    from .programs.kernels import build
 
     try:
         where = context(device)

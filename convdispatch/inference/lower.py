@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..calls.arguments import describe
-from ..device.recording import Recording, Slot
+from ..device.commands.recording import Recording, Slot
 from ..device.tracing import tracing
 from ..elementwise.apply import compute
 from ..elementwise.joining import concatenation_buffer
@@ -20,7 +20,7 @@ from ..selection import dispatch
 from ..selection.prepared import Prepared
 from ..tensor import Tensor
 from .graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
-from .growing import grown
+from .passes.incremental_concat import grown
 from .weights import Weights
 
 if TYPE_CHECKING:

@@ -10,34 +10,35 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..calls.libraries import library_of
-from ..calls.library import Library
-from ..device import carried, runtime
-from ..device.commands import thread
-from ..device.compiling import side_by_side
-from ..device.stream import CudaMemory, CudaStream
+from ..calls.arrays.array_library import Library
+from ..calls.arrays.known_libraries import library_of
+from ..device import runtime
+from ..device.cache import artifact_store
+from ..device.commands.interface import thread
+from ..device.cuda.stream import CudaMemory, CudaStream
+from ..device.programs.compile_pool import side_by_side
+from ..device.replay.program import Program
+from ..device.replay.schedule import Schedule
 from ..selection import dispatch
 from ..selection.planpack import from_environment
 from ..selection.prepared import Prepared
 from ..tensor import Tensor
-from . import remembered
-from .foretold import foretold
+from . import choice_cache
+from .form_benchmark import check_purpose, judge
 from .graph import is_planned, map_operands
-from .graphs import asked, fused, in_layouts, layouts_of, mixed
-from .judging import check_purpose, judge
-from .layout import LAYOUTS, MIXED
+from .graph_variants import asked, fused, in_layouts, layouts_of, mixed
+from .host_arrays import OnHost
+from .layout_pruning import foretold
 from .lower import Lowered, lower, problem_of
-from .on_host import OnHost
-from .program import Program
-from .schedule import Schedule
-from .slicing import sliced
+from .passes.layout import LAYOUTS, MIXED
+from .passes.slicing import sliced
 from .weights import Weights
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
     from ..api.problem import ConvProblem
-    from .everywhere import InferenceNets
+    from .multi_device import InferenceNets
 
 __all__ = ["InferenceNet", "build", "problems"]
 
@@ -82,7 +83,7 @@ def build(
     if devices is not None:
         if queue is not None:
             raise InvalidArgument("build takes a queue of one device, or devices, not both")
-        from .everywhere import build_on
+        from .multi_device import build_on
 
         more = {"dtype": dtype, "layout": layout, "queues": queues, "math": math, "for_": purpose, "recall": recall}
         return build_on(build, devices, net, *shapes, **more)
@@ -98,10 +99,14 @@ def build(
     is_cold = thread.compiled > compiled and runtime.device_info(queue.device).type == "cpu"
     layouts, counts = layouts_of(graph, layout), _counts(queues)
     free = layout is None and queues is None
-    net_key = carried.key_of(purpose, *remembered.described(graph)) if free and carried.wanted(queue.device) else ""
-    packed = carried.find("forms", net_key, queue.device) if net_key else None
-    key = remembered.key_of(graph, queue, purpose) if recall and free and packed is None else None
-    known = None if key is None else remembered.recall(key)
+    net_key = (
+        artifact_store.key_of(purpose, *choice_cache.described(graph))
+        if free and artifact_store.wanted(queue.device)
+        else ""
+    )
+    packed = artifact_store.find("forms", net_key, queue.device) if net_key else None
+    key = choice_cache.key_of(graph, queue, purpose) if recall and free and packed is None else None
+    known = None if key is None else choice_cache.recall(key)
     if packed is not None and packed[0]["layout"] in (*layouts, MIXED):
         layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)
     elif known is not None and known.is_final and known.layout in (*layouts, MIXED):
@@ -124,7 +129,7 @@ def build(
     graph.aside.end()
     best = _fastest(forms, purpose, key, known)
     if net_key:
-        carried.note("forms", net_key, lambda: {"layout": best.layout, "queues": best.queues}, queue.device)
+        artifact_store.note("forms", net_key, lambda: {"layout": best.layout, "queues": best.queues}, queue.device)
     best.tried = [form.described for form in forms]
     return best
 
@@ -164,10 +169,12 @@ def _forms(layout: str | None, counts: Sequence[int], lowered: Lowered) -> list[
     return forms
 
 
-def _fastest(forms: list[InferenceNet], purpose: str, key: str | None, known: remembered.Choice | None) -> InferenceNet:
+def _fastest(
+    forms: list[InferenceNet], purpose: str, key: str | None, known: choice_cache.Choice | None
+) -> InferenceNet:
     """The form that is fastest at its purpose; what was found is noted under ``key``."""
     if len(forms) == 1:
-        forms[0].watch = remembered.Watch(key, known) if key is not None and known is not None else None
+        forms[0].watch = choice_cache.Watch(key, known) if key is not None and known is not None else None
         return forms[0]
     names = [(form.layout, form.queues) for form in forms]
     before = None if known is None else (known.layout, known.queues)
@@ -175,7 +182,7 @@ def _fastest(forms: list[InferenceNet], purpose: str, key: str | None, known: re
     for form, ms in zip(forms, verdict.ms, strict=True):
         form.ms = ms
     if key is not None:
-        remembered.note(key, *names[verdict.best], verdict, known)
+        choice_cache.note(key, *names[verdict.best], verdict, known)
     return forms[verdict.best]
 
 
@@ -202,7 +209,7 @@ class InferenceNet:
         self.layout, self.queues = layout, program.schedule.queues
         self.ms = float("nan")
         """What a call took when forms were compared; NaN where there was one form."""
-        self.watch: remembered.Watch | None = None
+        self.watch: choice_cache.Watch | None = None
         self._quick: Callable[[Sequence[Any]], Any] | None = None
         """The way of calls with arrays that kernels take as they are, after the first."""
         self.tried: list[str] = []

@@ -13,9 +13,9 @@ from typing import Any
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..device.recording import Recording, Slot
+from ..device.commands.recording import Recording, Slot
+from ..device.replay.program import Program
 from ..inference.graph import map_operands
-from ..inference.program import Program
 from ..tensor import Tensor
 
 __all__ = ["Captured", "capture"]

@@ -16,9 +16,9 @@ from ..tensor import Tensor
 from . import operators  # noqa: F401 (enters the operators)
 from .arrays import Caller
 from .call import NeedsValue
+from .interpreter import Scope, Walk, check_operators, standard
 from .reading import onnx_package, read, to_array
 from .types import dtype_of, supported
-from .walking import Scope, Walk, check_operators, standard
 
 if TYPE_CHECKING:
     from ..api.problem import ConvProblem

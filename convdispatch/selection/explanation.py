@@ -11,15 +11,15 @@ from ..api.errors import NoSolver
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..device import runtime
-from ..device.limits import problem_must_fit
 from ..device.rates import rates
-from .asking import Fault, ask
+from ..device.size_limits import problem_must_fit
+from .choice.ranking import Candidate, contestants, rank, refusal
 from .derivation import Derived
-from .loader import plugins
-from .ranking import Candidate, contestants, rank, refusal
+from .explanation_text import render, sentence
+from .plugins.loader import plugins
 from .records.perfdb import perfdb, scope_of
-from .visible import visible_problem
-from .wording import render, sentence
+from .solver_query import Fault, ask
+from .visible_problem import visible_problem
 
 __all__ = ["Explanation", "Verdict", "explain"]
 

@@ -17,7 +17,7 @@ from ...api.dtypes import DTYPES
 from ...api.errors import BuildFailed
 from ...api.problem import ConvProblem
 from ...device import runtime
-from ...device.kernels import build, kernel_text
+from ...device.programs.kernels import build, kernel_text
 from ..measure import Candidate, race, timed
 from .matrix import matrix_variants
 from .variant import Variant, launcher

@@ -20,13 +20,13 @@ from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Result
 from ...api.solver import Solver
-from ...selection import ranking
-from ...selection.asking import Fault, ask
-from ...selection.neighbours import neighbours
+from ...selection.choice import ranking
+from ...selection.choice.neighbours import neighbours
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import choice_text
 from ...selection.records.timing import Timing
+from ...selection.solver_query import Fault, ask
 
 __all__ = ["PROBE_FLOPS", "Entry", "candidates", "smaller"]
 

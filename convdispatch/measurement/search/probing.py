@@ -69,7 +69,7 @@ def _try(problem: Any, device: Any, candidate: dict[str, Any], harness: list[Any
     from ...device import runtime
     from ...selection import dispatch
     from ...selection.derivation import named
-    from ...selection.loader import plugins
+    from ...selection.plugins.loader import plugins
     from .trial import Harness, WrongResult
 
     try:

@@ -19,13 +19,15 @@ from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Results
 from ...device import runtime
-from ...selection import dispatch, ranking, verdicts
-from ...selection.asking import ask
-from ...selection.loader import plugins
+from ...selection import dispatch
+from ...selection.choice import ranking
+from ...selection.plugins import verdicts
+from ...selection.plugins.loader import plugins
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import LEAST_SAMPLES, Record
 from ...selection.records.timing import BadTiming, Timing, summarise
+from ...selection.solver_query import ask
 from ..compiling import StillCompiling, compiled_within
 from ..measure import CUT_FACTOR, Candidate, Outcome, race
 from .answer import conditions, judge, record_of, set_aside

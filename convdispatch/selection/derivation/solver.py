@@ -11,7 +11,7 @@ from ...api.device import DeviceInfo
 from ...api.problem import ConvProblem
 from ...api.solver import Plan, Solver
 from ...device.rates import rates
-from ..asking import ask
+from ..solver_query import ask
 from .plan import DerivedPlan, Room
 from .rewriting import REWRITINGS, Rewritten
 
