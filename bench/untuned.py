@@ -40,7 +40,7 @@ from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.measurement.shapes import parse
 from convdispatch.selection.choice.ranking import contestants, rank
-from convdispatch.selection.solver_query import ask
+from convdispatch.selection.solver_query import query
 from convdispatch.tools.benchmark.measuring.torch_peer import Peer
 
 HERE = Path(__file__).resolve().parent
@@ -164,7 +164,7 @@ def rivals(problem: ConvProblem) -> dict[str, float]:
     chosen = rank(problem, info)[0]
     costs = {}
     for name, solver in contestants(problem, info).items():
-        asked = ask(solver, problem, info)
+        asked = query(solver, problem, info)
         if "+" not in name and not asked.refused:
             cost = asked.cost(asked.within(None)[0])
             if cost is not None:

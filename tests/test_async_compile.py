@@ -15,7 +15,7 @@ from convdispatch.api import ConvProblem, Frozen, InvalidPolicy
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
 from convdispatch.selection import async_compile, dispatch
-from convdispatch.selection.generic_solver import General
+from convdispatch.selection.generic_solver import GenericSolver
 
 X, W = small_net.normal(2, 6, 9, 8), small_net.normal(4, 3, 3, 2, seed=1)
 PROBLEM = ConvProblem.parse("g2mb2ic6ih9iw8oc4kh3kw2")
@@ -138,7 +138,7 @@ def test_every_problem_is_right(queue, text, direction):
     if direction == "bwd_weights" and (problem.bias or problem.residual):
         pytest.skip("a weights' gradient has no such epilogue")
     problem = problem.replace(direction=direction)
-    general, info = General(), runtime.device_info(queue.device)
+    general, info = GenericSolver(), runtime.device_info(queue.device)
     if general.rejects(problem, info):
         pytest.skip(general.rejects(problem, info))
     check_plan(queue, problem, general.plan(queue.context, problem, {}), f"general {problem}")

@@ -18,7 +18,7 @@ from farms import PATIENT
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement.peaks import Peak, Roof
-from convdispatch.measurement.search.precompile import compile_ahead
+from convdispatch.measurement.search.precompile import precompile
 from convdispatch.measurement.shapes import Entry
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader
@@ -216,27 +216,27 @@ def compiled(tmp_path):
 def test_each_problem_s_first_candidates_are_compiled_first(solvers, device, tmp_path):
     solvers(ODD="odd.a=2,odd.b=1")
     problems = [ConvProblem.parse(text) for text in (TINY, OTHER)]
-    assert compile_ahead(problems, runtime.address(device), 1, 60.0) == 6
+    assert precompile(problems, runtime.address(device), 1, 60.0) == 6
     turns = [(name, turn) for _, name, turn in compiled(tmp_path)]
     assert turns == [(n, t) for n, t in (("odd.a", "0"), ("odd.b", "0"), ("odd.a", "1")) for _ in problems]
 
 
 def test_a_library_is_not_loaded_in_each_process(solvers, device, tmp_path):
     solvers(ODD="odd.library=3,odd.a=1")
-    assert compile_ahead([ConvProblem.parse(TINY)], runtime.address(device), 1, 60.0) == 1
+    assert precompile([ConvProblem.parse(TINY)], runtime.address(device), 1, 60.0) == 1
     assert [name for _, name, _ in compiled(tmp_path)] == ["odd.a"]
 
 
 def test_a_compiler_that_dies_costs_its_candidate(solvers, device, tmp_path):
     solvers(ODD="odd.dies=3")
     problems = [ConvProblem.parse(text) for text in (TINY, OTHER)]
-    assert compile_ahead(problems, runtime.address(device), 2, 60.0) == 4
+    assert precompile(problems, runtime.address(device), 2, 60.0) == 4
     assert sorted(turn for _, _, turn in compiled(tmp_path)) == ["0", "0", "1", "1", "2", "2"]
 
 
 def test_compiling_ahead_ends_with_its_time(solvers, device):
     solvers(ODD="odd.sleeps=1")  # for ten minutes: it is the time that ends it, and nothing was compiled
-    assert compile_ahead([ConvProblem.parse(TINY)], runtime.address(device), 2, 0.3) == 0
+    assert precompile([ConvProblem.parse(TINY)], runtime.address(device), 2, 0.3) == 0
 
 
 def test_the_command_compiles_ahead(solvers, device, roofs, tmp_path):

@@ -18,7 +18,7 @@ from convdispatch import ConvProblem  # noqa: E402
 from convdispatch.api.problem import DIRECTIONS  # noqa: E402
 from convdispatch.calls.bound_call import PLACES  # noqa: E402
 from convdispatch.calls.cuda_call import CudaCall  # noqa: E402
-from convdispatch.calls.guarded_replay import once_more  # noqa: E402
+from convdispatch.calls.guarded_replay import replay_on_stream  # noqa: E402
 from convdispatch.device.cuda_driver import CudaError  # noqa: E402
 
 OPTIONS = ((1, 1), 1, 1, 1, None, "nchw", "float32", False)
@@ -49,7 +49,12 @@ def _made(direction="fwd", current=lambda: -1):
     )  # fmt: skip
     call.given = lambda stream, addresses: CudaCall.given(call, stream, addresses)
     shape = None if direction == "fwd" else tuple(operands[written].shape)
-    return once_more(call, library, operands, OPTIONS, shape), launches, (direction, operands, OPTIONS, shape), library
+    return (
+        replay_on_stream(call, library, operands, OPTIONS, shape),
+        launches,
+        (direction, operands, OPTIONS, shape),
+        library,
+    )
 
 
 @pytest.mark.parametrize("new", [False, True], ids=["out given", "new"])

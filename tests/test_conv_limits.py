@@ -61,7 +61,7 @@ def nobody_is_asked(device, monkeypatch):
     def ask(*_):
         pytest.fail("solvers were asked about what the device cannot hold")
 
-    monkeypatch.setattr(solver_query.Asked, "__init__", ask)
+    monkeypatch.setattr(solver_query.SolverAnswers, "__init__", ask)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -20,7 +20,7 @@ from convdispatch.selection.choice.provenance import current
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.records.perfdb import perfdb
 from convdispatch.selection.records.record import Record, device_key, now
-from convdispatch.selection.solver_query import ask
+from convdispatch.selection.solver_query import query
 from convdispatch.tools.cli import main
 
 PROBLEM = cd.ConvProblem(mb=1, ic=4, ih=8, iw=8, oc=4, kh=3, kw=3)
@@ -42,7 +42,7 @@ def db(tmp_path, monkeypatch, naive):
 def put(db, solver, ms, problem=PROBLEM, error=1e-7, config=None, **fields):
     info = runtime.device_info(runtime.default_device())
     if config is None:
-        config = ask(cd_solver(solver), problem, info).configs[0]
+        config = query(cd_solver(solver), problem, info).configs[0]
     fields = {"provenance": current(solver, info), "deterministic": True} | fields
     db.record(
         Record(

@@ -79,7 +79,7 @@ def test_a_first_look_never_beats_a_race(faults, device, clock, monkeypatch):
 def test_without_a_race_the_verdict_says_so(faults, device, clock, monkeypatch):
     faults("good", "many")
     clock(look={GOOD: 0.6, MANY: 0.5, EXTRA: 0.7, **REST}, race={})
-    monkeypatch.setattr(session, "race", lambda rivals, **_: {})
+    monkeypatch.setattr(session, "interleaved", lambda rivals, **_: {})
     results = find(PROBLEM, device)
     assert results.verdict.endswith("not raced, by first looks alone")
     assert results.winner.config == {"extra": 0}

@@ -130,5 +130,5 @@ def test_two_series_agree_or_not(monkeypatch, series, best, agreed):
     taken = iter(series)
     monkeypatch.setattr(form_benchmark, "_alone", lambda form, n: [1.0])
     monkeypatch.setattr(form_benchmark, "_series", lambda *_: [[ms] for ms in next(taken)])
-    verdict = form_benchmark.judge(["a", "b"], "latency", favourite=1)
+    verdict = form_benchmark.benchmark_forms(["a", "b"], "latency", favourite=1)
     assert (verdict.best, verdict.agreed) == (best, agreed)

@@ -10,7 +10,7 @@ import small_net
 from convdispatch import inference, nn
 from convdispatch.api import InvalidArgument
 from convdispatch.device.commands import host_memory
-from convdispatch.inference.host_arrays import OnHost
+from convdispatch.inference.host_arrays import HostProgram
 from convdispatch.nn import functional
 
 SHAPE = (2, 3, 13, 13)
@@ -25,8 +25,8 @@ def _pointers(device):
 @pytest.fixture
 def calls(monkeypatch):
     """How many calls went without a copy."""
-    found, own = [], OnHost._run
-    monkeypatch.setattr(OnHost, "_run", lambda self, *given: found.append(1) or own(self, *given))
+    found, own = [], HostProgram._run
+    monkeypatch.setattr(HostProgram, "_run", lambda self, *given: found.append(1) or own(self, *given))
     return found
 
 

@@ -90,6 +90,6 @@ def test_a_mixture_is_built_where_it_is_predicted_to_be_worth_it(queue, monkeypa
 def test_no_mixture_where_none_is_worth_it(queue, monkeypatch, price):
     from convdispatch.inference import net as building
 
-    graph = building.fused(Chain().eval(), [(2, 16, 12, 12)], np.float32, queue, None)
+    graph = building.traced_and_fused(Chain().eval(), [(2, 16, 12, 12)], np.float32, queue, None)
     priced(monkeypatch, price)
-    assert layout_pruning.planned(graph, runtime.device_info(queue.device), {}) is None
+    assert layout_pruning.with_mixed_layouts(graph, runtime.device_info(queue.device), {}) is None

@@ -35,7 +35,7 @@ SHAPE = (1, 3, 13, 13)
 )
 def test_a_layout_goes_where_the_prediction_is_sure(queue, monkeypatch, times, left):
     monkeypatch.setattr(layout_pruning, "seconds", lambda graph, device, ranked: times[graph])
-    graphs, counts, _ = layout_pruning.foretold({name: name for name in times}, (1, 4), queue)
+    graphs, counts, _ = layout_pruning.pruned({name: name for name in times}, (1, 4), queue)
     assert list(graphs) == left
     assert counts == ((1,) if runtime.device_info(queue.device).type == "cpu" else (1, 4))
 
@@ -48,7 +48,7 @@ def test_what_the_caller_says_is_built(queue, monkeypatch):
 
 def test_seconds_are_those_of_the_chosen_solvers_and_of_reorders(queue):
     net, info = small_net.net(queue), runtime.device_info(queue.device)
-    graph = building.fused(net, [SHAPE], np.float32, queue, None)
+    graph = building.traced_and_fused(net, [SHAPE], np.float32, queue, None)
     problems = inference.problems(net, SHAPE, queue=queue, layout="nchw")
     own = sum(first.solver.cost(p, info, first.config) or math.nan for p in problems for first in rank(p, info)[:1])
     found = layout_pruning.seconds(graph, info)
@@ -79,7 +79,7 @@ def test_what_was_ranked_is_not_ranked_again(queue, monkeypatch):
     ("kind", "cold", "at_once"), [("cpu", True, True), ("cpu", False, False), ("gpu", True, False)]
 )
 def test_compilers_start_before_the_choice_on_cpus_that_compile(queue, monkeypatch, kind, cold, at_once):
-    said, real = [], building.fused
+    said, real = [], building.traced_and_fused
 
     def fused(*given):
         building.thread.compiled += cold
@@ -90,7 +90,7 @@ def test_compilers_start_before_the_choice_on_cpus_that_compile(queue, monkeypat
         said.append(at_once)
         yield
 
-    monkeypatch.setattr(building, "fused", fused)
+    monkeypatch.setattr(building, "traced_and_fused", fused)
     monkeypatch.setattr(building, "side_by_side", side_by_side)
     runtime_of_kind = types.SimpleNamespace(device_info=lambda device: types.SimpleNamespace(type=kind))
     monkeypatch.setattr(building, "runtime", runtime_of_kind)

@@ -48,7 +48,7 @@ def record(queue, steps):
     recording, slots, values = Recording(queue), [], []
     for i, inputs in enumerate(steps):
         recording.step = i
-        slots.append(recording.allocate(4 * N, kept=i == len(steps) - 1))
+        slots.append(recording.allocate(4 * N, persistent=i == len(steps) - 1))
         if inputs:
             a, b = inputs
             add(recording, (slots[a], slots[b], slots[i]))
@@ -119,10 +119,10 @@ def test_conv_is_recorded_with_its_workspace(queue, layout):
     expected = conv(conv(x, w, padding=1, activation="relu", layout=layout), v, padding=1, layout=layout)
 
     recording = Recording(queue)
-    source = Tensor(recording.allocate(x.nbytes, kept=True), x.shape, x.dtype, recording)
+    source = Tensor(recording.allocate(x.nbytes, persistent=True), x.shape, x.dtype, recording)
     first = conv(source, Tensor.from_numpy(w, queue), padding=1, activation="relu", layout=layout)
     second = conv(first, Tensor.from_numpy(v, queue), padding=1, layout=layout)
-    second.base_data.kept = True
+    second.base_data.persistent = True
     program = Program(recording)
     cl.enqueue_copy(queue, program.memory(source.base_data), x)
     program.run()

@@ -64,7 +64,7 @@ def test_weights_are_rounded_once(queue, dtype, kernel):
         y = functional.convolution(x, Tensor.from_numpy(w, queue), padding=kernel // 2)
         return functional.batch_norm(y, *(Tensor.from_numpy(part, queue) for part in parts), training=False)
 
-    graph = graph_variants.fused(net, [SHAPE], np.dtype(dtype), queue, None)
+    graph = graph_variants.traced_and_fused(net, [SHAPE], np.dtype(dtype), queue, None)
     graph.aside.end()
     (node,) = graph.nodes
     expected, bias = functional.fold_batch_norm(w, *parts)

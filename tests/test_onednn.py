@@ -304,8 +304,8 @@ def test_a_recording_runs_it_again(queue):
     operands, expected = make_operands(problem)
     prepared = dispatch.prepare(problem, queue.context, Policy(solver=FORWARD))
     recording = Recording(queue)
-    slots = {name: recording.allocate(array.nbytes, kept=True) for name, array in operands.present().items()}
-    out = recording.allocate(expected.size * 4, kept=True)
+    slots = {name: recording.allocate(array.nbytes, persistent=True) for name, array in operands.present().items()}
+    out = recording.allocate(expected.size * 4, persistent=True)
     prepared.enqueue(recording, slots["x"], slots["w"], out, slots["bias"], slots["residual"])
     program = Program(recording)
     import pyopencl as cl

@@ -22,7 +22,7 @@ def test_one_at_a_time():
 
     def work():
         for _ in range(50):
-            with planning_lock.in_turn(turn):
+            with planning_lock.locked(turn):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
@@ -36,15 +36,15 @@ def test_a_thread_that_waits_lets_others_work():
     turn, done = threading.Lock(), threading.Event()
 
     def waits():
-        with planning_lock.in_turn(turn):
+        with planning_lock.locked(turn):
             entered.set()
-            with planning_lock.aside():
+            with planning_lock.unlocked():
                 assert done.wait(10)
             assert turn.locked()
 
     def works():
         assert entered.wait(10)
-        with planning_lock.in_turn(turn):
+        with planning_lock.locked(turn):
             done.set()
 
     entered = threading.Event()
@@ -58,13 +58,13 @@ def test_who_comes_back_does_not_wait_for_ever(monkeypatch):
     turn, entered, finished = threading.Lock(), threading.Event(), threading.Event()
 
     def waits():
-        with planning_lock.in_turn(turn):
-            with planning_lock.aside():
+        with planning_lock.locked(turn):
+            with planning_lock.unlocked():
                 assert entered.wait(10)
             finished.set()
 
     def holds():
-        with planning_lock.in_turn(turn):
+        with planning_lock.locked(turn):
             entered.set()
             assert finished.wait(10)
 
@@ -73,7 +73,7 @@ def test_who_comes_back_does_not_wait_for_ever(monkeypatch):
 
 
 def test_outside_of_a_turn_nothing_happens():
-    with planning_lock.aside():
+    with planning_lock.unlocked():
         pass
 
 
@@ -83,18 +83,18 @@ def test_waiting_for_a_value_that_another_thread_makes_gives_the_turn_away():
     found = []
 
     def make():
-        with planning_lock.aside():
+        with planning_lock.unlocked():
             making.set()
             assert waiting.wait(10)
         return 7, 1
 
     def makes():
-        with planning_lock.in_turn(turn):
+        with planning_lock.locked(turn):
             found.append(known.make("key", make))
 
     def waits():
         assert making.wait(10)
-        with planning_lock.in_turn(turn):
+        with planning_lock.locked(turn):
             waiting.set()
             found.append(known.make("key", lambda: (8, 1)))
 

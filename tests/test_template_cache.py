@@ -79,7 +79,7 @@ device = DeviceInfo("a", "b", "gpu", "sm_90", extensions=frozenset("abcdefgh"))
 job = Job(problem, choice.choices(problem, "wgmma", 132)[0])
 hash(problem), job.slices, problem.x_shape
 for values in ({"problem": problem}, {"device": device}, {"job": job}, {"more": [device, (problem, {"x": job})]}):
-    print(*(key("convdispatch_nvidia", "t", values) for key in (template_cache.text_key, template_cache.carried_key)))
+    print(*(key("convdispatch_nvidia", "t", values) for key in (template_cache.text_key, template_cache.artifact_key)))
 """
 
 

@@ -26,7 +26,7 @@ from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.torch.compile import pooling  # noqa: E402
 from convdispatch.torch.eager import bias_gradient as sums  # noqa: E402
 from convdispatch.torch.eager import cuda_stream, recorded_launches  # noqa: E402
-from convdispatch.torch.geometry import Left  # noqa: E402
+from convdispatch.torch.geometry import Fallback  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -201,13 +201,13 @@ def test_a_pooling_is_one_launch_and_a_graph_takes_it(fake, form):
     assert y.stride() == expected.stride()
     driver.capturing = True
     assert torch.equal(call(x), expected)
-    with pytest.raises(Left, match="run the model once before") as left:
+    with pytest.raises(Fallback, match="run the model once before") as left:
         pooling._Call(x[:1], *geometry)
     assert not left.value.lasting
     driver.capturing, tensors.current = False, False
     assert torch.equal(call(x), expected)
     shifted = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].as_strided(x.shape, x.stride()).copy_(x)
-    with pytest.raises(Left, match="multiple of 16 bytes"):
+    with pytest.raises(Fallback, match="multiple of 16 bytes"):
         call(shifted)
     tensors.current, refused = True, contextless(driver)
     assert torch.equal(call(x), expected)
@@ -217,7 +217,7 @@ def test_a_pooling_is_one_launch_and_a_graph_takes_it(fake, form):
 def test_what_a_pooling_leaves_to_pytorch(fake):
     x = torch.randn(1, 4, 6, 6)
     for each in (x[0], x.double(), x.to(torch.int32), x[..., ::2], x.transpose(1, 2)):
-        with pytest.raises(Left, match="max pooling of"):
+        with pytest.raises(Fallback, match="max pooling of"):
             pooling._Call(each, [2], [], [0], [1], False)
     with pytest.raises(RuntimeError, match="pad should be at most half"):
         pooling._Call(x, [2], [], [2], [1], False)
@@ -234,10 +234,10 @@ def test_kernels_that_cuda_does_not_load_are_left_once(monkeypatch, device):
         monkeypatch.setattr(module, "library_of", lambda kind: tensors)
     x = torch.randn(1, 8, 6, 6)
     for _ in range(2):
-        with pytest.raises(Left, match="max_pool2d cannot run on a CUDA stream: its PTX reads"):
+        with pytest.raises(Fallback, match="max_pool2d cannot run on a CUDA stream: its PTX reads"):
             pooling._ours(x, [2], [], [0], [1], False, None)
     grad = torch.randn(2, 64, 64, 64).contiguous(memory_format=torch.channels_last)
-    with pytest.raises(Left, match="channels cannot run on a CUDA stream"):
+    with pytest.raises(Fallback, match="channels cannot run on a CUDA stream"):
         sums._made(grad)(grad, grad)
     dispatch.forget()
 
@@ -258,7 +258,7 @@ def test_a_bias_gradient_is_two_launches(fake, dtype):
     assert float((out.double() - expected).norm() / expected.norm()) < (1e-5 if dtype == torch.float32 else 4e-3)
     assert sums._made(grad) is made
     driver.capturing = True
-    with pytest.raises(Left, match="run the model once before"):
+    with pytest.raises(Fallback, match="run the model once before"):
         sums._made(grad[:2])
     assert sums._made(grad[:2], making=False) is None
 

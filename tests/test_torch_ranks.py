@@ -33,7 +33,7 @@ def made_net(size):
     return net, torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1e-4)  # a bucket a layer
 
 # First calls as on a GPU: at another time on each rank, and each waits until the rank's collectives are done.
-pending, first_calls, made = [], [], engine.made
+pending, first_calls, made = [], [], engine.planned_call
 
 def hook(state, bucket):
     pending.append(dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future())
@@ -46,7 +46,7 @@ def slow(asked):
         each.wait()
     return made(asked)
 
-engine.made = slow
+engine.planned_call = slow
 
 def train(model, size, steps):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -14,7 +14,7 @@ from convdispatch.device.cuda.stream import CudaStream  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.selection.prepared import Constant  # noqa: E402
 from convdispatch.torch.eager import cuda_stream  # noqa: E402
-from convdispatch.torch.geometry import Left  # noqa: E402
+from convdispatch.torch.geometry import Fallback  # noqa: E402
 
 F = torch.nn.functional
 PROBLEM = ConvProblem.parse("mb2ic8ih9iw8oc16kh3ph1")
@@ -136,7 +136,7 @@ def test_a_capture_takes_what_is_known_and_leaves_what_is_new(fake):
     again = call(x, w, None, None, packed)
     assert torch.equal(first, again)
     assert not {"cuStreamSynchronize", "cuMemcpyAsync", "cuModuleLoadData"} & set(driver.names())
-    with pytest.raises(Left, match="run the model once before") as left:
+    with pytest.raises(Fallback, match="run the model once before") as left:
         cuda_stream.StreamCall(problem.replace(mb=3), (3, 16, 9, 8), form, x)
     assert not left.value.lasting
     if call.prepared.packed_size:
@@ -155,6 +155,6 @@ def test_a_program_that_cuda_does_not_load_is_left_with_its_reason(monkeypatch, 
 
     _, library = install(monkeypatch, device, unlaunchable=Every())
     monkeypatch.setattr(cuda_stream, "library_of", lambda kind: Tensors(library.devices))
-    with pytest.raises(Left, match="cannot run on a CUDA stream: its PTX reads"):
+    with pytest.raises(Fallback, match="cannot run on a CUDA stream: its PTX reads"):
         cuda_stream.StreamCall(PROBLEM, (2, 16, 9, 8), torch.contiguous_format, x)
     dispatch.forget()

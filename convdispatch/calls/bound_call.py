@@ -20,11 +20,11 @@ from ..device.commands.interface import Commands, thread
 from ..device.memory import allocator as memory
 from ..selection import dispatch
 from ..selection.prepared import Constant
-from ..selection.single_thread import serial
+from ..selection.single_thread import prefers_one_thread
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
 from .arrays.operands import Operands, address, contiguous_strides, host_memory, native, overlaps
-from .fast_path import Road, device_road, host_queue, host_road
+from .fast_path import FastPath, device_fast_path, host_fast_path, host_queue
 
 __all__ = ["PLACES", "Call", "Kind"]
 
@@ -129,16 +129,16 @@ class Call:
         self._plain = not (self.empty or problem.bias or problem.residual)
         """Whether two arrays come in, one goes out, and no more."""
         if self._pointers and not self.empty:
-            alone = current_policy().tune is None and serial(self.prepared)
+            alone = current_policy().tune is None and prefers_one_thread(self.prepared)
             self.ask = host_queue(commands.device if alone else None, alone)
-        self.road = self._short_way(operands)
+        self.fast_path = self._make_fast_path(operands)
         self.key: Any = None
-        self.again: Any = None
-        """The same call once more, where it has been made twice in a row; see ``again``."""
+        self.replay: Any = None
+        """The same call once more, where it has been made twice in a row; see ``replay``."""
 
-    def _short_way(self, operands: Sequence[Any]) -> Road | None:
+    def _make_fast_path(self, operands: Sequence[Any]) -> FastPath | None:
         if not self.host:
-            return device_road(self, operands)
+            return device_fast_path(self, operands)
         if not (self._pointers and self._native):
             return None
         shape, dtype, size, device = self.out_shape, self.dtype, self._out_bytes, self.context.devices[0]
@@ -151,9 +151,9 @@ class Call:
             made = host.empty(device, shape, dtype, size)
             return made, address(made)
 
-        return host_road(self, address, written, make)
+        return host_fast_path(self, address, written, make)
 
-    def foreign_road(self, library: Library, lead: Any) -> Road | None:
+    def library_fast_path(self, library: Library, lead: Any) -> FastPath | None:
         """The short way of another library's host arrays; None where there is none."""
         address: Any = library.host_address
         if not (self._pointers and self._native) or address(lead) is None:
@@ -168,20 +168,20 @@ class Call:
             made = library.from_host(host.empty(device, shape, dtype, size), like)
             return made, address(made)
 
-        return host_road(self, address, written, make)
+        return host_fast_path(self, address, written, make)
 
     def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
         """Run; returns the array that was written."""
         operands = [x, w, y]
         try:
-            if self.road is not None:
+            if self.fast_path is not None:
                 if queue is None and self.ask is not None:
                     queue = self.ask()
                 promise = None
                 if self._promised:
                     promise, operands[1] = w, w.array
                 lead, other, out = self.places
-                done = self.road(operands[lead], operands[other], operands[out], queue, bias, promise)
+                done = self.fast_path(operands[lead], operands[other], operands[out], queue, bias, promise)
                 if done is not None:
                     return done
                 operands[1] = w

@@ -8,20 +8,20 @@ from typing import Any
 from ..device.programs.kernels import Programs
 from ..selection import dispatch
 
-__all__ = ["AGAIN", "CALLS", "LAST", "recalled", "remember"]
+__all__ = ["REPLAYS", "CALLS", "LAST", "cached_call", "cache_replay"]
 
 CALLS = Programs()
 LAST: dict[int, Any] = {}
 """By the second operand's id, its last call, whose ``key`` is what decided it. Nothing rests on the id."""
-AGAIN: dict[int, Callable[..., Any]] = {}
-"""By the same, the call that was made twice in a row; see ``again``."""
+REPLAYS: dict[int, Callable[..., Any]] = {}
+"""By the same, the call that was made twice in a row; see ``replay``."""
 _MOST = 256
 dispatch.on_forget(CALLS.drop)
 dispatch.on_forget(LAST.clear)
-dispatch.on_forget(AGAIN.clear)
+dispatch.on_forget(REPLAYS.clear)
 
 
-def recalled(key: Any, second: Any) -> Any:
+def cached_call(key: Any, second: Any) -> Any:
     """The kept call; a layer's weights tell it, most often, and comparing is sooner than hashing."""
     last = LAST.get(id(second))
     try:
@@ -37,8 +37,8 @@ def recalled(key: Any, second: Any) -> Any:
     return call
 
 
-def remember(second: Any, again: Callable[..., Any]) -> None:
-    """Calls with this second operand ask ``again`` first."""
-    if len(AGAIN) >= _MOST:
-        AGAIN.clear()
-    AGAIN[id(second)] = again
+def cache_replay(second: Any, replay: Callable[..., Any]) -> None:
+    """Calls with this second operand ask ``replay`` first."""
+    if len(REPLAYS) >= _MOST:
+        REPLAYS.clear()
+    REPLAYS[id(second)] = replay

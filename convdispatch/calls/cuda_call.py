@@ -28,14 +28,14 @@ from ..selection.prepared import Constant, Prepared
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
 from .bound_call import PLACES, Call
-from .guarded_replay import ALIGNMENT, NOTHING
+from .guarded_replay import ALIGNMENT, NO_EPILOGUE
 
-__all__ = ["CudaCall", "OnHost", "one_library"]
+__all__ = ["CudaCall", "HostArraysCall", "one_library"]
 
 _warned: set[tuple[str, str]] = set()
 
 
-class OnHost:
+class HostArraysCall:
     """A call on NumPy's views of another library's host arrays; the result as the library's own."""
 
     def __init__(self, library: Library, written: int, describe: Callable[..., Any], given: Sequence[Any]) -> None:
@@ -47,7 +47,7 @@ class OnHost:
         )
         x, w, y, bias, residual = map(self._view, given)
         self._call = describe((x, w, y), bias, residual)
-        self._road, self._places = self._call.foreign_road(library, given[self._lead]), self._call.places
+        self._fast_path, self._places = self._call.library_fast_path(library, given[self._lead]), self._call.places
 
     def _view(self, array: Any) -> Any:
         if array is None or isinstance(array, np.ndarray):
@@ -58,12 +58,12 @@ class OnHost:
 
     def __call__(self, given: Sequence[Any], queue: Any) -> Any:
         """Run; waits."""
-        if self._road is not None:
+        if self._fast_path is not None:
             (lead, other, out), promise = self._places, None
             second = given[other]
             if type(second) is Constant:
                 promise, second = self._view(second), second.array
-            done = self._road(given[lead], second, given[out], queue or self._call.ask(), given[3], promise)
+            done = self._fast_path(given[lead], second, given[out], queue or self._call.ask(), given[3], promise)
             if done is not None:
                 return done
         view = self._view
@@ -201,7 +201,7 @@ class CudaCall:
         if not (first and second and third) or (first | second | third) % ALIGNMENT:
             return None
         self._apart(addresses)
-        return out if self.given(stream, [*addresses, *NOTHING]) else None
+        return out if self.given(stream, [*addresses, *NO_EPILOGUE]) else None
 
     def given(self, stream: CudaStream, addresses: list[int]) -> bool:
         """Whether the launches were given on the operands' addresses; none was where memory or a context is lacking."""

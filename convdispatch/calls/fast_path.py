@@ -21,9 +21,9 @@ from ..device.plans.host_launches import HostLaunches
 from ..device.plans.queue_launches import QueueLaunches
 from ..selection import dispatch
 
-__all__ = ["Road", "device_road", "host_queue", "host_road"]
+__all__ = ["FastPath", "device_fast_path", "host_queue", "host_fast_path"]
 
-Road = Callable[..., Any]
+FastPath = Callable[..., Any]
 _OTHER, _OUT, _BIAS = 1, 2, 3
 """Their places among a road's operands; weights that are read are always the other."""
 _numbers = itertools.count()
@@ -35,7 +35,7 @@ def _plain(call: Any) -> bool:
     return call.prepared is not None and not (problem.accumulate or problem.residual or current_policy().tune)
 
 
-def device_road(call: Any, given: Sequence[Any]) -> Road | None:
+def device_fast_path(call: Any, given: Sequence[Any]) -> FastPath | None:
     """For arrays on a device, without bias, residual and promises, where the plan's own enqueue is all of a call, and
     all operands (``given`` are the first call's) carry events or none does.
 
@@ -52,13 +52,13 @@ def device_road(call: Any, given: Sequence[Any]) -> Road | None:
     shape, dtype = call.out_shape, call.dtype
     enqueue, size, allocate = prepared.plan.enqueue, prepared.workspace_size, runtime.allocate
     launches: QueueLaunches | None = None
-    asked = False
+    tried = False
 
     def order(*memory: Any) -> list[Any]:
         return [memory[call.places.index(place)] for place in range(3)]
 
-    def road(lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, promise: Any = None) -> Any:
-        nonlocal launches, asked
+    def fast_path(lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, promise: Any = None) -> Any:
+        nonlocal launches, tried
         if queue is None:
             queue = lead.queue
         if (
@@ -98,8 +98,8 @@ def device_road(call: Any, given: Sequence[Any]) -> Road | None:
                 event = enqueue(queue, x, w, y, allocate(queue, size) if size else None, before or None)
                 if not hasattr(event, "wait"):
                     raise dispatch.no_event(prepared, event)
-                if not asked:
-                    asked = True
+                if not tried:
+                    tried = True
                     launches = _queue_launches(call, queue)
         except BaseException as error:
             wrong = isinstance(error, AttributeError | TypeError) and isinstance(queue, Commands)
@@ -110,16 +110,16 @@ def device_road(call: Any, given: Sequence[Any]) -> Road | None:
             out.events[:] = (event,)
         return out
 
-    return road
+    return fast_path
 
 
-def host_road(
+def host_fast_path(
     call: Any,
     address: Callable[[Any], int],
     written: Callable[[Any], int],
     make: Callable[[], tuple[Any, int]],
     of_bias: Callable[[Any], int] | None = None,
-) -> Road | None:
+) -> FastPath | None:
     """For arrays on the host whose pointers the device takes; waits.
 
     ``address(array)`` is where an operand begins, ``written(array)`` where a result, 0 of one that kernels cannot take
@@ -131,7 +131,7 @@ def host_road(
     problem, prepared, places = call.problem, call.prepared, call.places
     sizes = [*(call.sizes[place] for place in places), problem.channels_out * problem.itemsize]
     of_bias = of_bias or address
-    packs, launches, asked, key = prepared.packed_size, None, False, next(_numbers)
+    packs, launches, tried, key = prepared.packed_size, None, False, next(_numbers)
 
     def fit(addresses: list[int]) -> bool:
         """Whether all operands lie plainly, and the result over none of them."""
@@ -141,7 +141,7 @@ def host_road(
         return 0 not in addresses and over == [begin]
 
     def by_plan(addresses: list[int], queue: Any, promise: Any, failed: BaseException | None = None) -> None:
-        nonlocal launches, asked
+        nonlocal launches, tried
         commands, operands = HostQueue(queue), list(map(HostMemory.at, addresses, sizes))
         x, w, y = (operands[places.index(place)] for place in range(3))
         bias: Any = operands[_BIAS] if problem.bias else None
@@ -161,13 +161,13 @@ def host_road(
         commands.finish(event)
         if failed is not None:
             return
-        if not asked:
-            asked = True
+        if not tried:
+            tried = True
             launches = _launches(call, queue, fit)
         if packs and launches is not None:
             promise.addresses[key] = weights
 
-    def road(lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, promise: Any = None) -> Any:
+    def fast_path(lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, promise: Any = None) -> Any:
         if thread.capturing is not None:
             return None
         if out is None:
@@ -201,7 +201,7 @@ def host_road(
             raise
         return out
 
-    return road
+    return fast_path
 
 
 def _queue_launches(call: Any, queue: Any) -> QueueLaunches | None:

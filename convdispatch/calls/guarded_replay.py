@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from .bound_call import Call
     from .cuda_call import CudaCall
 
-__all__ = ["ALIGNMENT", "NOTHING", "asked_again", "once_more"]
+__all__ = ["ALIGNMENT", "NO_EPILOGUE", "replay_on_queue", "replay_on_stream"]
 
 ALIGNMENT = 16
 """Bytes that kernels load and copy at once, at most."""
-NOTHING = (0, 0)
+NO_EPILOGUE = (0, 0)
 """The addresses of no bias and no residual."""
 
 
-def once_more(
+def replay_on_stream(
     call: CudaCall, library: Torch, operands: Sequence[Any], options: tuple[Any, ...], shape: Any
 ) -> Callable[..., Any]:
     """``again(direction, operands, options, shape)`` for the call that was just made with these; the result, or None.
@@ -40,10 +40,10 @@ def once_more(
     policy, launched = current_policy(), call.given
     raw, streams, current = library.raw, library.streams, library.current
 
-    def again(asked: str, given: Sequence[Any], wanted: tuple[Any, ...], sizes: Any) -> Any:
+    def replay(given_direction: str, given: Sequence[Any], given_options: tuple[Any, ...], sizes: Any) -> Any:
         x, w, out = given[first], given[second], given[written]
         try:
-            if asked != direction or wanted != options or sizes != shape:
+            if given_direction != direction or given_options != options or sizes != shape:
                 return None
         except ValueError:  # an array among the options
             return None
@@ -82,25 +82,25 @@ def once_more(
         end = at + out_size
         if (at < a + lead_size and a < end) or (at < b + other_size and b < end):
             return None  # which the usual way says in words
-        addresses = [0, 0, 0, *NOTHING]
+        addresses = [0, 0, 0, *NO_EPILOGUE]
         addresses[first], addresses[second], addresses[written] = a, b, at
         return out if launched(stream, addresses) else None
 
-    return again
+    return replay
 
 
-def asked_again(call: Call, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:
-    """As ``once_more`` for arrays on OpenCL's queues, by the call's short way."""
-    direction, (first, second, written), road = call.problem.direction, call.places, call.road
+def replay_on_queue(call: Call, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:
+    """As ``replay_on_stream`` for arrays on OpenCL's queues, by the call's short way."""
+    direction, (first, second, written), fast_path = call.problem.direction, call.places, call.fast_path
     lead, other = operands[first], operands[second]
     lead_kind, other_kind, out_kind = type(lead), type(other), type(operands[written])
     dtype, beside, lead_shape, other_shape = lead.dtype, other.dtype, lead.shape, other.shape
     policies = (current_policy(),)
 
-    def again(asked: str, given: Sequence[Any], wanted: tuple[Any, ...], sizes: Any) -> Any:
+    def replay(given_direction: str, given: Sequence[Any], given_options: tuple[Any, ...], sizes: Any) -> Any:
         x, w, out = given[first], given[second], given[written]
         try:
-            if asked != direction or wanted != options or sizes != shape:
+            if given_direction != direction or given_options != options or sizes != shape:
                 return None
         except ValueError:  # an array among the options
             return None
@@ -115,6 +115,6 @@ def asked_again(call: Call, operands: Sequence[Any], options: tuple[Any, ...], s
             or current_policy() not in policies  # by identity first
         ):
             return None
-        return road(x, w, out, None)
+        return fast_path(x, w, out, None)
 
-    return again
+    return replay

@@ -47,9 +47,9 @@ def _serve() -> None:
         answer({"error": f"{type(error).__name__}: {error}"})
         return
     answer({"ready": True})
-    for asked in lines:
+    for request in lines:
         try:
-            made = _search(device, **asked)
+            made = _search(device, **request)
         except (ConvDispatchError, MemoryError) as error:
             made = {"failure": str(error) or type(error).__name__}
         lost = runtime.probe.__wrapped__(device)

@@ -1,7 +1,7 @@
 """Threads that plan take turns: each mostly waits for compilers, and two that run Python only hinder each other.
 
-A thread that runs ``in_turn`` has its turn until it ends or says that it waits, by ``aside``. One that comes back from
-waiting goes on without a turn where it gets none in time: the thread whose turn it is may wait for it.
+A thread that runs ``locked`` has its turn until it ends or says that it waits, by ``unlocked``. One that comes back
+from waiting goes on without a turn where it gets none in time: the thread whose turn it is may wait for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-__all__ = ["aside", "in_turn"]
+__all__ = ["unlocked", "locked"]
 
 _PATIENCE = 0.5
 """Seconds after which a thread that was aside goes on."""
@@ -25,7 +25,7 @@ _thread = _Thread()
 
 
 @contextlib.contextmanager
-def in_turn(turn: threading.Lock) -> Iterator[None]:
+def locked(turn: threading.Lock) -> Iterator[None]:
     """The block runs while no other thread's block of the same ``turn`` does, but for those that are aside."""
     turn.acquire()
     _thread.turn, _thread.held = turn, True
@@ -38,7 +38,7 @@ def in_turn(turn: threading.Lock) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
+def unlocked() -> Iterator[None]:
     """The block waits, for a compiler or for another thread: others have their turn meanwhile."""
     turn = _thread.turn
     if turn is None or not _thread.held:

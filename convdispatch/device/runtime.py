@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "address",
     "allocate",
-    "computes_at_once",
+    "is_synchronous",
     "context",
     "copy",
     "cuda_address",
@@ -222,7 +222,7 @@ def serial_queue(device: cl.Device | None = None) -> cl.CommandQueue | None:
     return queues[device]
 
 
-def computes_at_once(queue: cl.CommandQueue) -> bool:
+def is_synchronous(queue: cl.CommandQueue) -> bool:
     """Whether commands are over when the call that gives them returns, as Intel says of this thread's serial queues."""
     return any(queue is each for each in _threads.__dict__.get("serial", {}).values())
 

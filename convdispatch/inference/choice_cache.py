@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from .net import InferenceNet
 
-__all__ = ["Choice", "Watch", "described", "key_of", "note", "recall"]
+__all__ = ["Choice", "Watch", "described", "key_of", "store", "load"]
 
 ENOUGH = 2
 """Measurements in a row that must name the same form."""
@@ -124,7 +124,7 @@ class Choice:
         return self.votes >= ENOUGH and (self.noise <= CALM or self.recalls < NOISY_RECALLS)
 
 
-def recall(key: str) -> Choice | None:
+def load(key: str) -> Choice | None:
     """What is known of a net's forms; None for nothing. A final choice of a noisy machine counts its uses."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         held = Choice(**json.loads(_file(key).read_text(encoding="utf-8")))
@@ -139,7 +139,7 @@ def recall(key: str) -> Choice | None:
     return None
 
 
-def note(key: str, layout: str | None, queues: int, verdict: Verdict, before: Choice | None) -> None:
+def store(key: str, layout: str | None, queues: int, verdict: Verdict, before: Choice | None) -> None:
     """Keep what a measurement found: its two series are two votes where they agree and nothing disturbed them, one
     where something did, none where they disagree. A folder that cannot be written keeps none."""
     votes = (2 if verdict.noise <= CALM else 1) if verdict.agreed else 0

@@ -20,7 +20,7 @@ from ..api.errors import InvalidArgument
 if TYPE_CHECKING:
     from .net import InferenceNet
 
-__all__ = ["PURPOSES", "Verdict", "check_purpose", "judge"]
+__all__ = ["PURPOSES", "Verdict", "check_purpose", "benchmark_forms"]
 
 PURPOSES = ("latency", "throughput")
 ROUNDS, LEAST_ROUNDS = 5, 2
@@ -51,7 +51,7 @@ def check_purpose(given: Any) -> str:
     return str(given)
 
 
-def judge(forms: Sequence[InferenceNet], purpose: str, favourite: int | None = None) -> Verdict:
+def benchmark_forms(forms: Sequence[InferenceNet], purpose: str, favourite: int | None = None) -> Verdict:
     """Time ``forms``, nets that are ready to run; ``favourite`` wins ties."""
     takes, least = (_alone, 1) if purpose == "latency" else (_in_a_row, 3)
     first = []

@@ -10,7 +10,7 @@ from ..api.problem import MATHS, ConvProblem
 from ..device import runtime
 from ..tensor import Tensor
 from .graph import Graph, is_planned
-from .layout_pruning import Ranked, planned
+from .layout_pruning import Ranked, with_mixed_layouts
 from .lower import problem_of
 from .passes.fusion import fuse
 from .passes.layout import LAYOUTS, MIXED, relayout
@@ -20,10 +20,10 @@ from .trace import trace
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["asked", "fused", "in_layouts", "layouts_of", "mixed"]
+__all__ = ["planned_convolutions", "traced_and_fused", "in_layouts", "layouts_of", "mixed"]
 
 
-def fused(
+def traced_and_fused(
     net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, queue: cl.CommandQueue, math: str | None
 ) -> Graph:
     """The graph of a net for inputs of ``shapes``, as ``build`` describes them, with what its convolutions take in."""
@@ -70,11 +70,11 @@ def in_layouts(graph: Graph, layouts: Sequence[str | None], queue: cl.CommandQue
 
 def mixed(graph: Graph, queue: cl.CommandQueue, ranked: Ranked) -> dict[str | None, Graph]:
     """The graph with some pictures turned and others not, where that is worth it."""
-    made = planned(graph, runtime.device_info(queue.device), ranked)
+    made = with_mixed_layouts(graph, runtime.device_info(queue.device), ranked)
     return {} if made is None else {MIXED: made}
 
 
-def asked(graphs: Iterable[Graph]) -> dict[ConvProblem, list[Tensor]]:
+def planned_convolutions(graphs: Iterable[Graph]) -> dict[ConvProblem, list[Tensor]]:
     """Convolutions to be planned, in order, and the weights of each."""
     found: dict[ConvProblem, list[Tensor]] = {}
     for node in (node for graph in graphs for node in graph.nodes if is_planned(node)):

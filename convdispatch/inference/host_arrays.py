@@ -19,14 +19,14 @@ from .graph import map_operands, operands
 if TYPE_CHECKING:
     from ..device.replay.program import Program
 
-__all__ = ["OnHost"]
+__all__ = ["HostProgram"]
 
 _ALIGN = 16
 """Bytes of the largest vector that kernels of layers load as one value; NumPy's own arrays begin at such places."""
 _byte, _ndarray, _SVM = ctypes.c_ubyte, np.ndarray, cl.SVM
 
 
-class OnHost:
+class HostProgram:
     """Runs a program that reads arrays in place of its inputs and writes its results to new arrays.
 
     Waits. Safe from several threads. ``of`` makes one.
@@ -57,7 +57,9 @@ class OnHost:
         self._writes = [(place - len(inputs), *rest) for place, *rest in found if place >= len(inputs)]
 
     @classmethod
-    def of(cls, program: Program, commands: Sequence[Command], inputs: Sequence[Tensor], output: Any) -> OnHost | None:
+    def of(
+        cls, program: Program, commands: Sequence[Command], inputs: Sequence[Tensor], output: Any
+    ) -> HostProgram | None:
         """None where the device takes no pointers, where a result is no memory of its own, and where something else
         than a kernel reads an input or writes a result."""
         tensors = [*inputs, *operands(output)]

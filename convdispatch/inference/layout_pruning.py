@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
     from ..api.problem import ConvProblem
 
-__all__ = ["SURE", "Ranked", "foretold", "planned"]
+__all__ = ["PRUNED_FROM", "Ranked", "pruned", "with_mixed_layouts"]
 
 Ranked: TypeAlias = "dict[ConvProblem, Choices]"
 """Candidates of convolutions, so that none are ranked twice."""
 
-SURE = 1.4
+PRUNED_FROM = 1.4
 """A layout that is predicted to take so much longer than another is not built: the ratio of two predictions was within
 a ninth of the measured one for three nets, but 1.3 where nets of depthwise layers were no slower."""
 
 
-def foretold(
+def pruned(
     graphs: Mapping[str | None, Graph], counts: Sequence[int], queue: cl.CommandQueue
 ) -> tuple[dict[str | None, Graph], Sequence[int], Ranked]:
     """Those of ``graphs``, by layout, and of the numbers of queues ``counts``, that need be built; at least one.
@@ -53,10 +53,10 @@ def foretold(
     with phase("selection"):
         times = {layout: seconds(graph, device, ranked) for layout, graph in graphs.items()}
     least = min(times.values())
-    return {layout: graphs[layout] for layout, time in times.items() if not time > SURE * least}, counts, ranked
+    return {layout: graphs[layout] for layout, time in times.items() if not time > PRUNED_FROM * least}, counts, ranked
 
 
-def planned(graph: Graph, device: DeviceInfo, ranked: Ranked) -> Graph | None:
+def with_mixed_layouts(graph: Graph, device: DeviceInfo, ranked: Ranked) -> Graph | None:
     """The graph with some pictures turned and others not, where that is predicted to be worth it."""
     here = traced_layout(graph)
     turned = None if here is None else plan(graph, device, lambda problem: _cost(problem, device, ranked))

@@ -24,11 +24,11 @@ from ..selection.planpack import from_environment
 from ..selection.prepared import Prepared
 from ..tensor import Tensor
 from . import choice_cache
-from .form_benchmark import check_purpose, judge
+from .form_benchmark import benchmark_forms, check_purpose
 from .graph import is_planned, map_operands
-from .graph_variants import asked, fused, in_layouts, layouts_of, mixed
-from .host_arrays import OnHost
-from .layout_pruning import foretold
+from .graph_variants import in_layouts, layouts_of, mixed, planned_convolutions, traced_and_fused
+from .host_arrays import HostProgram
+from .layout_pruning import pruned
 from .lower import Lowered, lower, problem_of
 from .passes.layout import LAYOUTS, MIXED
 from .passes.slicing import sliced
@@ -94,7 +94,7 @@ def build(
         raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
     from_environment()
     compiled = thread.compiled
-    graph = fused(net, shapes, dtype, queue, math)
+    graph = traced_and_fused(net, shapes, dtype, queue, math)
     # What tracing needs was not there, nor will be the rest; but beside a GPU's compilers that start, choosing is slow.
     is_cold = thread.compiled > compiled and runtime.device_info(queue.device).type == "cpu"
     layouts, counts = layouts_of(graph, layout), _counts(queues)
@@ -106,17 +106,17 @@ def build(
     )
     packed = artifact_store.find("forms", net_key, queue.device) if net_key else None
     key = choice_cache.key_of(graph, queue, purpose) if recall and free and packed is None else None
-    known = None if key is None else choice_cache.recall(key)
+    known = None if key is None else choice_cache.load(key)
     if packed is not None and packed[0]["layout"] in (*layouts, MIXED):
         layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)
     elif known is not None and known.is_final and known.layout in (*layouts, MIXED):
         layouts, counts = (known.layout,), (known.queues,)
     with side_by_side(queue.device, at_once=is_cold):
-        graphs, counts, ranked = foretold(in_layouts(graph, layouts, queue), counts, queue)
+        graphs, counts, ranked = pruned(in_layouts(graph, layouts, queue), counts, queue)
         if layout is None and len(layouts) > 1:
             graphs |= mixed(graph, queue, ranked)
         graphs = {each: sliced(shaped, runtime.device_info(queue.device)) for each, shaped in graphs.items()}
-        weights, given = Weights(queue, graph.aside), asked(graphs.values())
+        weights, given = Weights(queue, graph.aside), planned_convolutions(graphs.values())
 
         def pack(problem: ConvProblem, prepared: Prepared) -> None:
             for w in given[problem]:
@@ -144,7 +144,7 @@ def problems(
 ) -> list[ConvProblem]:
     """The convolutions that ``build`` would ask for, in order, with what is fused into them; for both layouts, the one
     after the other, where ``layout`` is None. Nothing is planned or computed."""
-    graph = fused(net, shapes, dtype, queue or runtime.queue(), math)
+    graph = traced_and_fused(net, shapes, dtype, queue or runtime.queue(), math)
     queue = queue or runtime.queue()
     shaped = in_layouts(graph, layouts_of(graph, layout), queue).values()
     return [
@@ -178,11 +178,11 @@ def _fastest(
         return forms[0]
     names = [(form.layout, form.queues) for form in forms]
     before = None if known is None else (known.layout, known.queues)
-    verdict = judge(forms, purpose, names.index(before) if before in names else None)
+    verdict = benchmark_forms(forms, purpose, names.index(before) if before in names else None)
     for form, ms in zip(forms, verdict.ms, strict=True):
         form.ms = ms
     if key is not None:
-        choice_cache.note(key, *names[verdict.best], verdict, known)
+        choice_cache.store(key, *names[verdict.best], verdict, known)
     return forms[verdict.best]
 
 
@@ -300,8 +300,10 @@ class InferenceNet:
         return self._on_host(plain, change)
 
     @functools.cached_property
-    def _on_host(self) -> OnHost | None:
-        return OnHost.of(self._program, self._lowered.recording.commands, self._lowered.inputs, self._lowered.output)
+    def _on_host(self) -> HostProgram | None:
+        return HostProgram.of(
+            self._program, self._lowered.recording.commands, self._lowered.inputs, self._lowered.output
+        )
 
     def _call_on_cuda(self, library: Library, inputs: Sequence[Any], stream: CudaStream) -> Any:
         """The result for another library's arrays on a CUDA device, all of it on one stream."""

@@ -57,7 +57,7 @@ class _Recorded:
     def __init__(self, function: Callable[..., Any], given: tuple[Tensor, ...]) -> None:
         self.recording = Recording(given[0].queue)
         inputs = [
-            Tensor(self.recording.allocate(x.nbytes, kept=True), x.shape, x.dtype, x.queue) for x in given
+            Tensor(self.recording.allocate(x.nbytes, persistent=True), x.shape, x.dtype, x.queue) for x in given
         ]  # fmt: skip
         with self.recording.capture():
             answer = function(*inputs)
@@ -128,5 +128,5 @@ class Captured:
 
 def _keep(tensor: Tensor) -> Tensor:
     if type(tensor.base_data) is Slot:
-        tensor.base_data.root.kept = True
+        tensor.base_data.root.persistent = True
     return tensor

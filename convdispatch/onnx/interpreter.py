@@ -17,7 +17,7 @@ from ..tensor import Tensor
 from . import folding
 from .call import OPERATORS, Call, NeedsValue, Operand, Unsupported, describe_node
 
-__all__ = ["Scope", "Walk", "check_operators", "standard"]
+__all__ = ["Scope", "Interpreter", "check_operators", "standard"]
 
 MOST_NODES = 200_000
 """Of a graph with its functions walked through."""
@@ -73,7 +73,7 @@ def _count(nodes: Iterable[Any], functions: Mapping[Any, Any], known: dict[Any, 
     return total
 
 
-class Walk:
+class Interpreter:
     """One pass over a model; ``run`` answers the outputs.
 
     ``memory`` keeps what was uploaded and folded of the model's own values for the next pass.

@@ -17,23 +17,23 @@ from ..api.problem import ConvProblem
 from ..device import runtime
 from ..device.commands.interface import thread
 from ..device.programs.kernels import Programs
-from .generic_solver import General, general_s
+from .generic_solver import GenericSolver, generic_s
 from .prepared import Prepared
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["forget", "has_patience", "ready_first"]
+__all__ = ["forget", "is_enabled", "ready_first"]
 
 LONGEST_S = 0.5
 """A call that would compute by ``general`` for longer waits for its plan: compiling takes less."""
-_GENERAL = General()
+_GENERAL = GenericSolver()
 _plans = Programs()
 _lock = threading.Lock()
 _under_way: dict[Any, Future[Prepared]] = {}
 
 
-def has_patience(policy: Policy) -> bool:
+def is_enabled(policy: Policy) -> bool:
     """Whether a call under a policy may compute by another plan meanwhile."""
     if policy.patience is None or thread.capturing is not None:  # what is recorded stays as it is
         return False
@@ -53,7 +53,7 @@ def ready_first(
     Raises what ``make`` raises, where the caller still waits for it.
     """
     info = runtime.device_info(context.devices[0])
-    if _GENERAL.rejects(problem, info) or general_s(problem, info) > LONGEST_S:
+    if _GENERAL.rejects(problem, info) or generic_s(problem, info) > LONGEST_S:
         return make()
     with _lock:
         making = _under_way.get(key)

@@ -30,7 +30,7 @@ from ..api.problem import ConvProblem
 from ..api.solver import Solver
 from ..device import runtime
 from ..device.cache import artifact_store
-from ..device.cache.artifact_store import forbid_uncarried
+from ..device.cache.artifact_store import forbid_unstored
 from ..device.commands.interface import thread
 from ..device.memory.allocator import full, make_room, out_of_memory, with_room
 from ..device.memory.shared_pool import out_of_order
@@ -40,7 +40,7 @@ from ..device.size_limits import problem_must_fit
 from ..device.startup_profile import layer, phase
 from . import async_compile, solver_query
 from .choice.ranking import Candidate, Choices, forgive, reasons, set_aside
-from .layer_chain import brought
+from .layer_chain import call_state
 from .planpack import decisions, from_environment
 from .plugins import verdicts
 from .plugins.loader import plugins
@@ -88,14 +88,14 @@ def _planned_now(
     problem: ConvProblem, context: cl.Context, policy: Policy, key: Any, ranked: Iterable[Candidate] | None = None
 ) -> Prepared:
     from_environment()
-    forbid_uncarried(f"plan {problem}", context.devices[0])
+    forbid_unstored(f"plan {problem}", context.devices[0])
     problem_must_fit(problem, runtime.device_info(context.devices[0]))
 
     def chosen() -> Prepared:
         return _plans.make(key, lambda: _first_that_plans(problem, context, policy, ranked))
 
     with layer(str(problem)):
-        if async_compile.has_patience(policy):
+        if async_compile.is_enabled(policy):
             return async_compile.ready_first(problem, context, policy.patience or 0.0, key, chosen, _look_anew)
         return chosen()
 
@@ -154,7 +154,7 @@ def _candidates(
     first = None
     if artifact_store.in_force():
         with phase("selection"):
-            first = decisions.decided(problem, device, info, policy)
+            first = decisions.fixed_by_pack(problem, device, info, policy)
         if first is not None:
             yield first
     forbid_when_frozen(f"plan {problem}")
@@ -243,7 +243,7 @@ def run(
                 after = wait_for if packed is None else [*(wait_for or ()), packed]
             before = thread.given
             if prepared.layered:
-                brought.weights = w
+                call_state.weights = w
             event = prepared.enqueue(queue, x, weights, y, bias, residual, after)
             if not hasattr(event, "wait"):
                 raise no_event(prepared, event)

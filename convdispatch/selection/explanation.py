@@ -18,7 +18,7 @@ from .derivation import Derived
 from .explanation_text import render, sentence
 from .plugins.loader import plugins
 from .records.perfdb import perfdb, scope_of
-from .solver_query import Fault, ask
+from .solver_query import Fault, query
 from .visible_problem import visible_problem
 
 __all__ = ["Explanation", "Verdict", "explain"]
@@ -119,9 +119,9 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
     records = perfdb().lookup(problem, device, scope_of(current_policy()))
     for place, candidate in enumerate(ranked):
         solver = candidate.solver
-        seen, asked = visible_problem(solver, problem), ask(solver, problem, device)
+        seen, answers = visible_problem(solver, problem), query(solver, problem, device)
         record = next((record for record in records if record.solver == solver.name), None)
-        cost = asked.cost(candidate.config)
+        cost = answers.cost(candidate.config)
         yield Verdict(
             solver.name,
             plugins().provider(solver.name),
@@ -134,7 +134,7 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
             ci_ms=record.ci_ms if record else None,
             raced=record.sure if record else None,
             error=record.error if record else None,
-            workspace=record.workspace if record else asked.workspace(candidate.config),
+            workspace=record.workspace if record else answers.workspace(candidate.config),
             fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(seen, part)),
             rewriting=solver.words(seen) if isinstance(solver, Derived) else None,
         )

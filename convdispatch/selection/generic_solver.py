@@ -24,7 +24,7 @@ from ..device.programs.kernels import OPERANDS, Launch, build, define, kernel_te
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["General", "general_s"]
+__all__ = ["GenericSolver", "generic_s"]
 
 _LETTERS = [
     *("mb", "ic", "oc", "g", "id", "ih", "iw", "od", "oh", "ow", "kd", "kh", "kw"),
@@ -35,13 +35,13 @@ _FLOPS = {"cpu": 3e8, "gpu": 3e10}
 """Operations a second that a compute unit does at least, of a CPU; of a whole GPU."""
 
 
-def general_s(problem: ConvProblem, device: DeviceInfo) -> float:
+def generic_s(problem: ConvProblem, device: DeviceInfo) -> float:
     """About how long the plan runs, in seconds."""
     units = device.compute_units if device.type == "cpu" else 1
     return problem.flops / (_FLOPS.get(device.type, _FLOPS["gpu"]) * units)
 
 
-class General(Solver):
+class GenericSolver(Solver):
     """Every problem on every device whose dtype it supports, slowly."""
 
     name = "general"

@@ -15,10 +15,10 @@ from ..api.errors import ConvDispatchWarning, Frozen, PluginError, words
 from ..api.hookspecs import hookimpl
 from .plugins.loader import plugins
 
-__all__ = ["brought", "enqueue_plan", "run_layered"]
+__all__ = ["call_state", "enqueue_plan", "run_layered"]
 
 _INNERMOST = "the plan itself"
-brought = threading.local()
+call_state = threading.local()
 """``weights``: the weights that this thread's present call brought, where the plan is given their packed form."""
 
 
@@ -104,7 +104,7 @@ def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tupl
             x=x,
             w=w,
             y=y,
-            weights=getattr(brought, "weights", None),
+            weights=getattr(call_state, "weights", None),
             **rest,
         )
     except BaseException as error:

@@ -17,7 +17,7 @@ from ..api.problem import ConvProblem
 from ..api.solver import Plan, Solver
 from ..device import runtime
 from ..device.cache import artifact_store
-from ..device.cache.artifact_store import forbid_uncarried
+from ..device.cache.artifact_store import forbid_unstored
 from ..device.commands.interface import Commands, thread
 from ..device.commands.queues import OpenCLQueue, commands_of
 from ..device.commands.recording import Recording, Slot
@@ -78,7 +78,7 @@ class Constant:
         key = (commands.kind, commands.context)
         copy = self._device_copies.get(key)
         if copy is None:
-            forbid_uncarried("copy constant weights to the device", commands.device)
+            forbid_unstored("copy constant weights to the device", commands.device)
             native = np.ascontiguousarray(self.array, self.array.dtype.newbyteorder("="))
             copy = commands.bring(native)
             with self._lock:
@@ -96,7 +96,7 @@ class Constant:
         key = (commands.kind, prepared.pack_key)
         found = self._packed.get(key)
         if found is None:
-            forbid_uncarried("pack constant weights", commands.device)
+            forbid_unstored("pack constant weights", commands.device)
             with self._lock:
                 found = self._packed.get(key)
                 if found is None:

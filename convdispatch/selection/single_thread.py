@@ -6,9 +6,9 @@ from ..device import runtime
 from ..device.gemm import LAUNCH
 from ..device.rates import rates
 from .prepared import Prepared
-from .solver_query import ask
+from .solver_query import query
 
-__all__ = ["serial"]
+__all__ = ["prefers_one_thread"]
 
 _WAKING = 2.25e6
 """What waking others costs, in operations of the device's peak: n cores save (n - 1)/n of a call's work. On two cores
@@ -16,10 +16,10 @@ _WAKING = 2.25e6
 2.2 times as long by both as by one."""
 
 
-def serial(prepared: Prepared) -> bool:
+def prefers_one_thread(prepared: Prepared) -> bool:
     """Whether a prepared call is so short, by its solver's own prediction."""
     device = runtime.device_info(prepared.context.devices[0])
-    cost = ask(prepared.solver, prepared.problem, device).cost(prepared.config)
+    cost = query(prepared.solver, prepared.problem, device).cost(prepared.config)
     if cost is None:
         return False
     cores = device.compute_units

@@ -26,9 +26,9 @@ from .visible_problem import visible_problem
 
 __all__ = [
     "MOST_CONFIGS",
-    "Asked",
+    "SolverAnswers",
     "Fault",
-    "ask",
+    "query",
     "canonical",
     "checked_plan",
     "forget",
@@ -42,14 +42,14 @@ _KEPT = 8192
 """Answers that are kept: some fifty solvers', derived ones among them, for 160 problems."""
 
 _lock = threading.Lock()
-_answers: OrderedDict[tuple[Any, ConvProblem, DeviceInfo], Asked] = OrderedDict()
+_answers: OrderedDict[tuple[Any, ConvProblem, DeviceInfo], SolverAnswers] = OrderedDict()
 
 
 class Fault(Exception):
     """A solver broke its contract, which was said; it is set aside for the problem."""
 
 
-class Asked:
+class SolverAnswers:
     """What a solver answers for a problem, without the parts of the epilogue that it does not fuse."""
 
     def __init__(self, solver: Solver, problem: ConvProblem, device: DeviceInfo) -> None:
@@ -113,9 +113,9 @@ class Asked:
     def _answer(self, method: str, check: Callable[[Any], Any], *more: Any) -> Any:
         if self.fault is not None:
             raise Fault(self.fault)
-        asked = (self.device,) if method == "serves" else (self.problem, self.device, *more)
+        arguments = (self.device,) if method == "serves" else (self.problem, self.device, *more)
         try:
-            return check(getattr(self.solver, method)(*asked))
+            return check(getattr(self.solver, method)(*arguments))
         except (KeyboardInterrupt, Frozen):
             raise
         except _Wrong as wrong:
@@ -140,7 +140,7 @@ class Asked:
         )
 
 
-def ask(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> Asked:
+def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAnswers:
     """What ``solver`` answers for what it is shown of ``problem``, asked now or kept. Never raises for its sake."""
     seen = visible_problem(solver, problem)
     chain = vars(solver).get("chain", ())  # a derived solver is made anew for each call
@@ -150,7 +150,7 @@ def ask(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> Asked:
         if found is not None:
             _answers.move_to_end(key)
             return found
-    made = Asked(solver, seen, device)
+    made = SolverAnswers(solver, seen, device)
     with _lock:
         found = _answers.setdefault(key, made)
         while len(_answers) > _KEPT:

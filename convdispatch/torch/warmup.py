@@ -18,8 +18,8 @@ from ..api.errors import ConvDispatchError
 from ..device.programs import compile_pool
 from . import ranks
 from .dispatch import engine, routing
-from .eager.planning import Leave
-from .geometry import Geometry, Left
+from .eager.planning import FallbackCall
+from .geometry import Fallback, Geometry
 from .requirements import lacking
 from .settings import DEFAULT
 from .weights import promise
@@ -52,8 +52,8 @@ def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any
     for task in tasks:
         try:
             call = task()
-            reason = call.reason if isinstance(call, Leave) else None
-        except (ConvDispatchError, Left) as error:
+            reason = call.reason if isinstance(call, FallbackCall) else None
+        except (ConvDispatchError, Fallback) as error:
             reason = str(error).splitlines()[0]
         if reason is not None:
             reasons[reason] = reasons.get(reason, 0) + 1
@@ -81,7 +81,7 @@ def _numbers(model: torch.nn.Module) -> list[int]:
 
 def _compilers(model: torch.nn.Module) -> Any:
     for each in model.parameters():
-        with contextlib.suppress(Left):
+        with contextlib.suppress(Fallback):
             if each.is_cuda:
                 from .eager.cuda_stream import device
 
@@ -126,7 +126,7 @@ def _recorder(calls: dict[Any, Callable[[], Any]]) -> Any:
                 key = engine.key_of(part, tuple(geometry), x, w, grad, beside, constant, settings)
                 if key not in calls:
                     given = (part, tuple(geometry), x, w, grad, beside, constant, settings)
-                    calls[key] = functools.partial(engine.kept, *given)
+                    calls[key] = functools.partial(engine.cached_call, *given)
             return y
 
     return Recorder()

@@ -27,7 +27,7 @@ __all__ = [
     "all_weights",
     "compiler_variables",
     "find",
-    "forbid_uncarried",
+    "forbid_unstored",
     "gathering",
     "gathers",
     "identity",
@@ -177,7 +177,7 @@ def take_out_of_force(collection: Collection) -> None:
         _is_for.cache_clear()
 
 
-def forbid_uncarried(what: str, device: cl.Device) -> None:
+def forbid_unstored(what: str, device: cl.Device) -> None:
     """Raise Frozen inside ``frozen()``, unless a collection answers for the device: ``what`` makes use of it then."""
     if not in_force(device):
         forbid_when_frozen(what)

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
-from ..planning_lock import aside
+from ..planning_lock import unlocked
 
 __all__ = ["KB", "MB", "Bounded", "Bounds"]
 
@@ -62,7 +62,7 @@ class _Line(OrderedDict):
         self.nbytes -= found.nbytes if found else 0
 
 
-class _Making:
+class _Pending:
     """A value that a thread is making, for the others that want it."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Bounded:
         self._left: OrderedDict[int, None] = OrderedDict()
         """Hashes of keys that left the short line."""
         self._remembered = remembered
-        self._making: dict[Hashable, _Making] = {}
+        self._making: dict[Hashable, _Pending] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -130,9 +130,9 @@ class Bounded:
                 making = self._making.get(key)
                 mine = making is None or making.thread == threading.get_ident()
                 if mine:
-                    making = self._making[key] = _Making()
+                    making = self._making[key] = _Pending()
             if not mine:
-                with aside():
+                with unlocked():
                     making.done.wait()
                 continue
             try:

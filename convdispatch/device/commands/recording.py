@@ -26,14 +26,14 @@ __all__ = ["Command", "Late", "Recording", "Slot", "launched", "with_numbers"]
 class Slot:
     """Memory that a recorded program will have: ``size`` bytes, or a part of another slot.
 
-    Used as an OpenCL buffer is while commands are recorded. ``kept`` slots are never shared: what they hold outlives
-    one replay (inputs, results).
+    Used as an OpenCL buffer is while commands are recorded. ``persistent`` slots are never shared: what they hold
+    outlives one replay (inputs, results).
     """
 
-    __slots__ = ("kept", "offset", "root", "size")
+    __slots__ = ("offset", "persistent", "root", "size")
 
-    def __init__(self, size: int, root: Slot | None = None, offset: int = 0, kept: bool = False) -> None:
-        self.size, self.root, self.offset, self.kept = size, root or self, offset, kept
+    def __init__(self, size: int, root: Slot | None = None, offset: int = 0, persistent: bool = False) -> None:
+        self.size, self.root, self.offset, self.persistent = size, root or self, offset, persistent
 
     def get_sub_region(self, offset: int, size: int) -> Slot:
         """``size`` bytes from byte ``offset`` on, as ``cl.Buffer.get_sub_region``."""
@@ -104,9 +104,9 @@ class Recording(Commands):
         self.lates.append(Late(ask))
         return self.lates[-1]
 
-    def allocate(self, size: int, kept: bool = False) -> Slot:
+    def allocate(self, size: int, persistent: bool = False) -> Slot:
         """A slot of at least ``size`` bytes."""
-        return Slot(max(size, 1), kept=kept)
+        return Slot(max(size, 1), persistent=persistent)
 
     def fresh(self, size: int) -> cl.MemoryObject:
         """Real memory."""

@@ -344,7 +344,7 @@ def fresh(queue: cl.CommandQueue, size: int, content: Any = None) -> cl.MemoryOb
         if huge_pages.suit(queue.device, bytes_ := size or content.nbytes):
             return with_room(queue.device, lambda: huge_pages.buffer(queue.context, queue.device, bytes_, content))
         return with_room(queue.device, lambda: cl.Buffer(queue.context, flags, size, hostbuf=content))
-    memory = _take(pool, queue, max(size, OWN), kept=False)
+    memory = _take(pool, queue, max(size, OWN), pooled=False)
     if content is not None:
         cl.enqueue_copy(queue, memory, content, is_blocking=True)
     return memory

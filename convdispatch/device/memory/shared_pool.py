@@ -202,8 +202,8 @@ class SharedPool:
         """Bytes of the blocks in use."""
         return self.managed_bytes - sum(size * len(blocks) for size, blocks in list(self._free.items()))
 
-    def allocate(self, size: int, kept: bool = True) -> cl.Buffer:
-        """A block of ``size`` bytes or more, back in the pool (or the device, if not ``kept``) when it is let go."""
+    def allocate(self, size: int, pooled: bool = True) -> cl.Buffer:
+        """A block of ``size`` bytes or more, back in the pool (or the device, if not ``pooled``) when it is let go."""
         size = rounded(size)
         waiting, block = self._free.get(size), None
         if waiting:
@@ -218,7 +218,7 @@ class SharedPool:
                 self.managed_bytes += size
                 self._blocks += 1
         memory = self._buffer(block.handle, True)  # retained
-        memory._lease = _Lease(block, self.take_back if kept else self.give_up)
+        memory._lease = _Lease(block, self.take_back if pooled else self.give_up)
         return memory
 
     def give_up(self, block: _Block) -> None:

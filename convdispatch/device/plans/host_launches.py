@@ -98,7 +98,7 @@ class HostLaunches:
                 return None
             self._point(own, addresses, packed)
         if own.queue is not queue:
-            own.queue, own.at_once = queue, runtime.computes_at_once(queue)
+            own.queue, own.at_once = queue, runtime.is_synchronous(queue)
         for kernel, global_size, local_size in own.kernels:
             event = _enqueue(queue, kernel, global_size, local_size, None, event and [event])
         return None if own.at_once else event, scratch

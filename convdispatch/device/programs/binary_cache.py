@@ -29,9 +29,9 @@ from ...api.errors import BuildFailed
 from ...api.policy import forbid_when_frozen
 from ..cache import artifact_store
 from ..commands.interface import thread
-from ..planning_lock import aside
+from ..planning_lock import unlocked
 from ..startup_profile import phase
-from .compile_pool import assembled_aside, compiled_aside
+from .compile_pool import assembled_in_child, compiled_in_child
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -57,8 +57,8 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
     import pyopencl as cl
 
     if isinstance(text, bytes):
-        artifact_store.forbid_uncarried("load a kernel", context.devices[0])
-        assembled_aside(context, text, options)
+        artifact_store.forbid_unstored("load a kernel", context.devices[0])
+        assembled_in_child(context, text, options)
         try:
             with phase("load"):
                 return built(context, options, context.devices, [text])
@@ -106,7 +106,7 @@ def _keeps_kernels(device: cl.Device) -> bool:
 
 def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
     thread.compiled += 1
-    program = compiled_aside(context, text, options, built)
+    program = compiled_in_child(context, text, options, built)
     if program is None:
         with phase("compile"):
             return built(context, options, text)
@@ -126,7 +126,7 @@ def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Progr
     raw, _ = program._process_build_options(context, list(options))
     start = time.perf_counter()
     try:
-        with aside(), _at_once:
+        with unlocked(), _at_once:
             start = time.perf_counter()
             made._build(options=raw, devices=None)
     except cl.MemoryError:

@@ -24,13 +24,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ...api.errors import BuildFailed
 from ..commands.interface import thread
-from ..planning_lock import aside, in_turn
+from ..planning_lock import locked, unlocked
 from ..startup_profile import current_layer, layer, phase
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["assembled_aside", "compiled_aside", "compilers", "processors", "run", "side_by_side"]
+__all__ = ["assembled_in_child", "compiled_in_child", "compilers", "processors", "run", "side_by_side"]
 
 MOST = 16
 """Compilers at once: more hardly shorten a net of a hundred programs, each of which takes less than a child's start."""
@@ -122,7 +122,7 @@ def run(tasks: Sequence[Callable[[], Any]]) -> None:
                 task = next(left, None)
             if task is None:
                 return
-            with contextlib.suppress(Exception), in_turn(turn):
+            with contextlib.suppress(Exception), locked(turn):
                 task()
 
     contexts = [contextvars.copy_context() for _ in range(min(len(tasks), 4 * pool.count))]
@@ -133,7 +133,7 @@ def run(tasks: Sequence[Callable[[], Any]]) -> None:
         each.join()
 
 
-def compiled_aside(
+def compiled_in_child(
     context: cl.Context, text: str, options: Sequence[str], build: Callable[..., cl.Program]
 ) -> cl.Program | None:
     """A program by the compilers at work; None where this thread has none. Raises BuildFailed.
@@ -143,15 +143,15 @@ def compiled_aside(
     pool = _local.pool
     if pool is None or context.devices != [pool.device]:
         return None
-    asked = _Asked(text, tuple(options), lambda: build(context, options, text))
+    request = _Request(text, tuple(options), lambda: build(context, options, text))
     with phase("waiting"):
-        with aside():
-            pool.put(asked)
-            found = asked.answer.result()
+        with unlocked():
+            pool.put(request)
+            found = request.answer.result()
         return build(context, options, context.devices, [found]) if isinstance(found, bytes) else found
 
 
-def assembled_aside(context: cl.Context, binary: bytes, options: Sequence[str]) -> None:
+def assembled_in_child(context: cl.Context, binary: bytes, options: Sequence[str]) -> None:
     """Let a child load a binary first, where that leaves something for this process to find.
 
     NVIDIA's driver makes machine code of PTX, one at a time in a process, and keeps it on disk. Where nothing was
@@ -161,17 +161,17 @@ def assembled_aside(context: cl.Context, binary: bytes, options: Sequence[str]) 
     pool = _local.pool
     if pool is None or not pool.started or context.devices != [pool.device] or not _keeps_machine_code(pool.device):
         return
-    asked = _Asked(binary, tuple(options), lambda: None)
-    with phase("waiting"), aside(), contextlib.suppress(Exception):
-        pool.put(asked)
-        asked.answer.result()
+    request = _Request(binary, tuple(options), lambda: None)
+    with phase("waiting"), unlocked(), contextlib.suppress(Exception):
+        pool.put(request)
+        request.answer.result()
 
 
 def _keeps_machine_code(device: cl.Device) -> bool:
     return device.platform.name.startswith("NVIDIA")
 
 
-class _Asked:
+class _Request:
     def __init__(self, text: str | bytes, options: tuple[str, ...], here: Callable[[], Any]) -> None:
         self.text, self.options, self.here, self.layer = text, options, here, current_layer()
         self.answer: Future[Any] = Future()
@@ -182,15 +182,15 @@ class _Pool:
 
     def __init__(self, device: cl.Device, count: int, for_cuda: bool = False) -> None:
         self.device, self.count, self.for_cuda = device, count, for_cuda
-        self._queue: queue.PriorityQueue[tuple[int, int, _Asked | None]] = queue.PriorityQueue()
+        self._queue: queue.PriorityQueue[tuple[int, int, _Request | None]] = queue.PriorityQueue()
         self._places = itertools.count()
         self._children: list[_Child] = []
         self._started, self._lock, self._ended = 0, threading.Lock(), False
 
-    def put(self, asked: _Asked) -> None:
+    def put(self, request: _Request) -> None:
         """Queue a text; a further compiler starts where texts wait."""
         with self._lock:
-            self._queue.put((-len(asked.text), next(self._places), asked))
+            self._queue.put((-len(request.text), next(self._places), request))
             self._start_one()
 
     def start(self) -> None:
@@ -219,26 +219,28 @@ class _Pool:
         for child in children:
             child.close()
 
-    def _work(self, aside: bool) -> None:
-        child = self._child() if aside else None
-        if aside and child is None:
+    def _work(self, unlocked: bool) -> None:
+        child = self._child() if unlocked else None
+        if unlocked and child is None:
             return
         while True:
-            asked = self._queue.get()[2]
-            if asked is None:
+            request = self._queue.get()[2]
+            if request is None:
                 return
             try:
-                with layer(asked.layer), phase("compile" if isinstance(asked.text, str) else "assemble"):
-                    made = asked.here() if child is None else child.compile(asked.text, asked.options, self.for_cuda)
-                asked.answer.set_result(made)
+                with layer(request.layer), phase("compile" if isinstance(request.text, str) else "assemble"):
+                    made = (
+                        request.here() if child is None else child.compile(request.text, request.options, self.for_cuda)
+                    )
+                request.answer.set_result(made)
             except BuildFailed as error:
-                asked.answer.set_exception(error)
+                request.answer.set_exception(error)
             except Exception as error:
                 if child is None:
-                    asked.answer.set_exception(error)
+                    request.answer.set_exception(error)
                     continue
                 child.close()
-                self._queue.put((-len(asked.text), next(self._places), asked))  # for another compiler
+                self._queue.put((-len(request.text), next(self._places), request))  # for another compiler
                 return
 
     def _child(self) -> _Child | None:
@@ -274,8 +276,8 @@ class _Child:
         """The binary of a text; of a binary nothing, it is loaded there. Raises BuildFailed, and OSError, EOFError or
         ValueError for a child that is no help."""
         is_text = isinstance(text, str)
-        asked = {"options": list(options), "for_cuda": for_cuda, "is_text": is_text}
-        send(self._process.stdin, asked, text.encode() if is_text else text)  # type: ignore[arg-type,union-attr]
+        request = {"options": list(options), "for_cuda": for_cuda, "is_text": is_text}
+        send(self._process.stdin, request, text.encode() if is_text else text)  # type: ignore[arg-type,union-attr]
         said, binary = receive(self._process.stdout)  # type: ignore[arg-type]
         if said.get("failed"):
             raise BuildFailed(said["failed"], said.get("log", ""))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...api.problem import ConvProblem
 from ..cache import artifact_store
-from ..planning_lock import aside
+from ..planning_lock import unlocked
 from . import template_cache
 
 if TYPE_CHECKING:
@@ -36,34 +36,34 @@ def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str |
     if place not in _known or artifact_store.wanted():
         with _lock:
             lock = _locks.setdefault(place, threading.RLock())
-        with aside():
+        with unlocked():
             lock.acquire()
         try:
             if place not in _known:
                 _known[place] = _kept(package, what, device, prove)
             elif _known[place] is None:
-                _note(_carried_key(package, what, device))
+                _note(_artifact_key(package, what, device))
         finally:
             lock.release()
     return _known[place]
 
 
-def _carried_key(package: str, what: str, device: cl.Device) -> str | None:
+def _artifact_key(package: str, what: str, device: cl.Device) -> str | None:
     """What a pass is called in a plan pack."""
-    return template_cache.carried_key(package, f"proof of {what}", _values(device))
+    return template_cache.artifact_key(package, f"proof of {what}", _values(device))
 
 
 def _kept(package: str, what: str, device: cl.Device, prove: Callable[[], str | None]) -> str | None:
-    carries = _carried_key(package, what, device) if artifact_store.wanted() else None
+    carries = _artifact_key(package, what, device) if artifact_store.wanted() else None
     if carries is not None and artifact_store.find("texts", carries) is not None:
         return None
     key = template_cache.text_key(package, f"proof of {what}", _values(device))
-    if key is None or template_cache.recall(key) != _PASSED:
+    if key is None or template_cache.load(key) != _PASSED:
         failure = prove()
         if failure is not None:
             return failure
         if key is not None:
-            template_cache.remember(key, _PASSED)
+            template_cache.store(key, _PASSED)
     _note(carries)
     return None
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from . import binary_cache
 
-__all__ = ["carried_key", "recall", "remember", "text_key"]
+__all__ = ["artifact_key", "load", "store", "text_key"]
 
 _FORM = b"convdispatch text 1\n"
 _SOURCES = (".py", ".mako", ".cl")
@@ -61,7 +61,7 @@ def text_key(package: str, template: str, values: Mapping[str, Any]) -> str | No
     return _key(package, template, values, _stamp)
 
 
-def carried_key(package: str, template: str, values: Mapping[str, Any]) -> str | None:
+def artifact_key(package: str, template: str, values: Mapping[str, Any]) -> str | None:
     """The same for other machines: sources count by their content, not by when they were written."""
     return _key(package, template, values, _content)
 
@@ -121,7 +121,7 @@ def _sources(home: str) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-def recall(key: str) -> str | None:
+def load(key: str) -> str | None:
     """The text kept under a key; None where there is none, or a damaged one."""
     folder = binary_cache.folder()
     content = None if folder is None else binary_cache.read_file(folder / f"{key}.txt", _FORM)
@@ -131,7 +131,7 @@ def recall(key: str) -> str | None:
         return None
 
 
-def remember(key: str, text: str) -> None:
+def store(key: str, text: str) -> None:
     """Keep a text; a folder that cannot be written keeps none."""
     folder = binary_cache.folder()
     if folder is not None:

@@ -50,7 +50,7 @@ def lifetimes(commands: Sequence[Command], regions: Sequence[tuple[int, int]] = 
             last[slot.root] = place
     found = []
     for slot in first:
-        if slot.kept:
+        if slot.persistent:
             continue
         begin, end = first[slot], last[slot]
         for low, high in regions:

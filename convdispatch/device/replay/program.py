@@ -32,7 +32,7 @@ __all__ = ["Program"]
 class Program:
     """``run()`` enqueues everything that ``recording`` holds. Safe from several threads, one run at a time.
 
-    ``kept`` slots have memory of their own, which ``memory(slot)`` answers; the others live in the arena.
+    ``persistent`` slots have memory of their own, which ``memory(slot)`` answers; the others live in the arena.
     """
 
     def __init__(self, recording: Recording, schedule: Schedule | None = None) -> None:
@@ -46,7 +46,7 @@ class Program:
             slot.root: runtime.fresh(recording.queue, slot.root.size)
             for command in recording.commands
             for slot in command.slots
-            if slot.root.kept
+            if slot.root.persistent
         }
         """Memory of inputs and results, by slot."""
         self._parts: dict[Any, Any] = {}
@@ -69,13 +69,13 @@ class Program:
     def memory(self, slot: Slot) -> cl.MemoryObject:
         """The buffer of a slot."""
         root, start = slot.root, slot.offset
-        if root.kept and root not in self._own:  # an input that no command reads
+        if root.persistent and root not in self._own:  # an input that no command reads
             self._own[root] = runtime.fresh(self.queue, root.size)
-        whole = self._own[root] if root.kept else self._memory
-        if root.kept and start == 0:
+        whole = self._own[root] if root.persistent else self._memory
+        if root.persistent and start == 0:
             return whole
-        start += 0 if root.kept else self.arena.offsets[root]
-        key = (root if root.kept else None, start, slot.size)
+        start += 0 if root.persistent else self.arena.offsets[root]
+        key = (root if root.persistent else None, start, slot.size)
         if key not in self._parts:  # kept: a kernel does not keep its arguments' memory alive
             self._parts[key] = sub_region(whole, start, slot.size)
         return self._parts[key]

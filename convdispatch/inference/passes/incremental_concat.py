@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from ..graph import Graph, Node, Ref, Value, operands
 
-__all__ = ["grown"]
+__all__ = ["incremental_concats"]
 
 
-def grown(graph: Graph) -> dict[Node, Node]:
+def incremental_concats(graph: Graph) -> dict[Node, Node]:
     """For each concatenation whose result can be a part of another one's, with gaps: that other one."""
     readers: dict[Value, list[tuple[Node, Ref]]] = {}
     for node in graph.nodes:

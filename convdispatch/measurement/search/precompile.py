@@ -18,7 +18,7 @@ from ...api.problem import ConvProblem
 from ..child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild, farm
 
-__all__ = ["MOST", "ahead_s", "compile_ahead", "compile_one", "compiler"]
+__all__ = ["MOST", "precompile_s", "precompile", "compile_one", "compiler"]
 
 MOST = 40
 """Candidates of a problem that are compiled; a search within a few seconds gets no further."""
@@ -28,12 +28,12 @@ START_S = 120.0
 COMPILE_S = 30.0
 
 
-def ahead_s(problems: int, budget_ms: float) -> float:
+def precompile_s(problems: int, budget_ms: float) -> float:
     """Most seconds that compiling ahead may take for so many problems with such a budget each."""
     return SHARE * problems * budget_ms / 1e3
 
 
-def compile_ahead(
+def precompile(
     problems: Sequence[ConvProblem],
     device: str,
     jobs: int,
@@ -99,8 +99,8 @@ def _serve() -> None:
     info, context = runtime.device_info(device), runtime.context(device)
     answer({"ready": True})
     known: dict[str, tuple[ConvProblem, list[Entry]]] = {}
-    for asked in lines:
-        text, place = asked["problem"], asked["place"]
+    for request in lines:
+        text, place = request["problem"], request["place"]
         if text not in known:
             problem = ConvProblem.parse(text)
             found = candidates(problem, info, Policy(solver=setup.get("solver")))[0]

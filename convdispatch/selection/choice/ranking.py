@@ -26,7 +26,7 @@ from ..plugins import verdicts
 from ..plugins.loader import plugins
 from ..plugins.registry import registry
 from ..records.perfdb import perfdb, scope_of
-from ..solver_query import Fault, ask, predicted
+from ..solver_query import Fault, predicted, query
 from . import lockfile
 from .evidence import Evidence, error_reason, from_neighbours, measured
 from .neighbours import Offer, neighbours
@@ -156,17 +156,17 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
         reason = registry().erratum(solver.root.name, solver.innermost(problem), device)
     if reason:
         return "refused", reason
-    asked = ask(solver, problem, device)
-    reason = asked.refused or error_reason(solver, problem, device, policy)
+    answers = query(solver, problem, device)
+    reason = answers.refused or error_reason(solver, problem, device, policy)
     if reason:
         return "refused", reason
     try:
-        if asked.accepts and not asked.within(policy.workspace_limit):
+        if answers.accepts and not answers.within(policy.workspace_limit):
             return "refused", f"no configuration needs {policy.workspace_limit} bytes of workspace or less"
     except Fault:
         pass
-    if asked.fault:
-        return "quarantined", asked.fault
+    if answers.fault:
+        return "quarantined", answers.fault
     failed = _quarantined.get((problem, device, solver.name))
     failed = failed or verdicts.against(problem, device, solver.name, plugins().fingerprint(solver.name))
     return ("quarantined", failed) if failed else None
@@ -208,11 +208,11 @@ class _Ranking:
 
     def configs(self, solver: str) -> list[Mapping[str, Any]]:
         """What a solver offers for the problem."""
-        return list(ask(self.accepted[solver], self.problem, self.device).configs)
+        return list(query(self.accepted[solver], self.problem, self.device).configs)
 
     def _affordable(self, solver: str) -> list[Mapping[str, Any]]:
         """The same within the policy's workspace."""
-        return ask(self.accepted[solver], self.problem, self.device).within(self.policy.workspace_limit)
+        return query(self.accepted[solver], self.problem, self.device).within(self.policy.workspace_limit)
 
     def _cost(self, solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
         """What a solver predicts for another problem or configuration; None where it is none for that."""
@@ -222,9 +222,9 @@ class _Ranking:
         """What each accepted solver would run unmeasured."""
         found = {}
         for name, solver in self.accepted.items():
-            asked = ask(solver, self.problem, self.device)
-            config = asked.within(self.policy.workspace_limit)[0]
-            found[name] = Offer(config, asked.cost(config))
+            answers = query(solver, self.problem, self.device)
+            config = answers.within(self.policy.workspace_limit)[0]
+            found[name] = Offer(config, answers.cost(config))
         return found
 
     def _locked(self) -> list[Evidence]:
@@ -238,7 +238,7 @@ class _Ranking:
                 f"{path} fixes {decision.solver} for {self.problem}, which cannot run on {self.device}: {reason}; "
                 "lock anew with convdispatch find --lock"
             )
-        if not ask(self.accepted[decision.solver], self.problem, self.device).offers(decision.config):
+        if not query(self.accepted[decision.solver], self.problem, self.device).offers(decision.config):
             raise InvalidPolicy(
                 f"{path} fixes {decision.solver} for {self.problem} with {reprlib.repr(dict(decision.config))}, "
                 f"which is no configuration that it offers on {self.device}; lock anew with convdispatch find --lock"

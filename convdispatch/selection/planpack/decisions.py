@@ -15,18 +15,18 @@ from ..choice import lockfile
 from ..choice.ranking import Candidate, contestants, refusal
 from ..plugins.loader import plugins
 from ..prepared import Prepared
-from ..solver_query import ask
+from ..solver_query import query
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["decided", "note"]
+__all__ = ["fixed_by_pack", "note"]
 
 _said: set[str] = set()
 """Packs of which something did not fit as it was used; each is said once."""
 
 
-def decided(problem: ConvProblem, device: cl.Device, info: DeviceInfo, policy: Policy) -> Candidate | None:
+def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, policy: Policy) -> Candidate | None:
     """What a pack in force fixes; None where none does, or a policy or a lock file says more."""
     found = artifact_store.find("decisions", str(problem), device) if artifact_store.in_force() else None
     if found is None or policy.selection != Policy() or lockfile.in_force(problem) is not None:
@@ -38,7 +38,7 @@ def decided(problem: ConvProblem, device: cl.Device, info: DeviceInfo, policy: P
     refused = refusal(solver, problem, info, policy)
     if refused is not None:
         return _misfit(pack, f"it fixes {name} for {problem}, which refuses: {refused[1]}")
-    if not ask(solver, problem, info).offers(config):
+    if not query(solver, problem, info).offers(config):
         return _misfit(pack, f"it fixes a configuration for {problem} that {name} does not offer")
     return Candidate(solver, config, f"plan pack {pack}")
 

@@ -135,7 +135,7 @@ def _search(
     from ...device.rates import rates, switched_off
     from ...measurement.find import find as measure
     from ...measurement.find import why_find
-    from ...measurement.search.precompile import ahead_s, compile_ahead
+    from ...measurement.search.precompile import precompile, precompile_s
     from ...selection.plugins import verdicts
 
     chosen = runtime.find_device(device)
@@ -153,8 +153,8 @@ def _search(
                 step("calibrating", 0)
                 _calibrate(chosen)
             if (compilers := processes(jobs, info)) and new:
-                most_s = ahead_s(len(new), limits["budget_ms"])
-                compile_ahead(new, runtime.address(chosen), compilers, most_s, say=step)
+                most_s = precompile_s(len(new), limits["budget_ms"])
+                precompile(new, runtime.address(chosen), compilers, most_s, say=step)
             step.begin()
             for problem in new:
                 step(str(problem), 0)

@@ -18,10 +18,10 @@ from ...device.programs.kernels import Programs
 from ...nn.pooling.max_pool_kernel import Windows, max_pool_launch
 from ...selection import dispatch
 from ..dispatch.routing import routed, settings_in_force
-from ..eager.planning import Leave
+from ..eager.planning import FallbackCall
 from ..eager.recorded_launches import launched
 from ..epilogue_chains import has_hooks
-from ..geometry import DTYPES, Left
+from ..geometry import DTYPES, Fallback
 
 __all__ = ["MaxPool2d", "max_pool2d", "place"]
 
@@ -43,12 +43,12 @@ class _Call:
 
     def __init__(self, x: torch.Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> None:
         if x.layout is not torch.strided or x.ndim != 4 or x.dtype is torch.float64 or x.dtype not in DTYPES:
-            raise Left(f"max pooling of {x.ndim}-D {str(x.dtype).removeprefix('torch.')} tensors")
+            raise Fallback(f"max pooling of {x.ndim}-D {str(x.dtype).removeprefix('torch.')} tensors")
         like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
         y = _aten.max_pool2d_with_indices.default(like, kernel, stride, padding, dilation, ceil)[0]
         last = all(each.is_contiguous(memory_format=torch.channels_last) for each in (like, y))
         if not last and not (x.is_contiguous() and y.is_contiguous()):
-            raise Left("max pooling of a tensor with gaps, or of transposed axes")
+            raise Fallback("max pooling of a tensor with gaps, or of transposed axes")
         self.shape, self.strides, self.dtype, self.device = y.shape, y.stride(), x.dtype, x.device
         self.launched: Any = None
         if not y.numel():
@@ -61,7 +61,7 @@ class _Call:
                 "max_pool2d", x, [x.nbytes, y.nbytes], lambda c: _taking(max_pool_launch(c, *given))
             )
         except ValueError as error:
-            raise Left(str(error)) from None
+            raise Fallback(str(error)) from None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Give the call to the current stream; the result."""
@@ -87,10 +87,10 @@ dispatch.on_forget(_calls.drop)
 def _made(x: torch.Tensor, *geometry: Any) -> Any:
     try:
         return _Call(x, *geometry)
-    except Left as left:
+    except Fallback as left:
         if not left.lasting:
             raise
-        return Leave(str(left))
+        return FallbackCall(str(left))
 
 
 def _ours(x: torch.Tensor, *rest: Any) -> torch.Tensor:

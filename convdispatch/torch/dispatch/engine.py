@@ -17,13 +17,13 @@ from ...api.errors import ConvDispatchError
 from ...device.programs.kernels import Programs
 from ...selection import dispatch
 from ..eager.bias_gradient import bias_gradient, make_ready
-from ..eager.planning import PLAIN, Asked, made
-from ..geometry import Geometry, Left
+from ..eager.planning import PLAIN, CallRequest, planned_call
+from ..geometry import Fallback, Geometry
 from ..settings import DEFAULT, Settings, benchmark, policy_of, switches
 from ..weights import promise
 from . import autotune
 
-__all__ = ["backward", "forward", "fused", "kept", "key_of", "watch", "watched"]
+__all__ = ["backward", "forward", "fused", "cached_call", "key_of", "watch", "watched"]
 
 _calls = Programs()
 _MOST = 256
@@ -62,10 +62,10 @@ def forward(
         if any(rows):
             return forward(_longer(x, rows), w, bias, *Geometry.of(*geometry).without(rows), settings=settings)
     constant = promise(w)
-    call = kept("forward", geometry, x, w, None, bias, constant is not None, settings)
+    call = cached_call("forward", geometry, x, w, None, bias, constant is not None, settings)
     result = call(None, w, x, bias, constant) if transposed else call(x, w, None, bias, constant)
-    if not call.foretold:
-        call.foretold = _foretell(geometry, x, w, bias, result, settings)
+    if not call.backward_ready:
+        call.backward_ready = _prepare_backward(geometry, x, w, bias, result, settings)
     if _watchers:
         for watcher in _watchers:
             watcher("forward", call, (x, w, bias), Geometry.of(*geometry))
@@ -88,12 +88,12 @@ def fused(
     geometry = (stride, padding, dilation, False, (0,) * (x.ndim - 2), groups)
     constant = promise(w)
     after = (activation, residual is not None)
-    call = kept("forward", geometry, x, w, None, bias, constant is not None, settings, after)
+    call = cached_call("forward", geometry, x, w, None, bias, constant is not None, settings, after)
     if residual is not None and call.shape is not None and not _alike(residual, x, call.shape):
-        raise Left("what is added is not like the result")
+        raise Fallback("what is added is not like the result")
     result = call(x, w, None, bias, constant, residual)
-    if not call.foretold:
-        call.foretold = _foretell(geometry, x, w, bias, result, settings)
+    if not call.backward_ready:
+        call.backward_ready = _prepare_backward(geometry, x, w, bias, result, settings)
     for watcher in _watchers:
         watcher("forward", call, (x, w, bias, residual), Geometry.of(*geometry))
     return result
@@ -132,9 +132,9 @@ def backward(
     # Both are chosen before either runs: a call that is left is left whole.
     if output_mask[0]:
         constant = promise(w)
-        data = kept("data", geometry, x, w, grad, None, constant is not None, settings)
+        data = cached_call("data", geometry, x, w, grad, None, constant is not None, settings)
     if output_mask[1]:
-        weights = kept("weights", geometry, x, w, grad, None, False, settings)
+        weights = cached_call("weights", geometry, x, w, grad, None, False, settings)
     if data is not None:
         data = data(grad, w, None, None, constant) if transposed else data(None, w, grad, None, constant)
     if weights is not None:
@@ -144,7 +144,7 @@ def backward(
     return data, weights, sums
 
 
-def _foretell(
+def _prepare_backward(
     geometry: tuple[Any, ...],
     x: torch.Tensor,
     w: torch.Tensor,
@@ -161,8 +161,8 @@ def _foretell(
         for part, tensor in (("data", x), ("weights", w)):
             if tensor.requires_grad:
                 constant = part == "data" and promise(w) is not None
-                with contextlib.suppress(ConvDispatchError, Left):  # the backward will say so
-                    kept(part, geometry, x, w, result, None, constant, settings)
+                with contextlib.suppress(ConvDispatchError, Fallback):  # the backward will say so
+                    cached_call(part, geometry, x, w, result, None, constant, settings)
         if bias is not None and bias.requires_grad:
             make_ready(result)
         return x.requires_grad and w.requires_grad
@@ -181,7 +181,7 @@ def watched() -> bool:
     return bool(_watchers)
 
 
-def kept(
+def cached_call(
     part: str,
     geometry: tuple[Any, ...],
     x: torch.Tensor,
@@ -208,15 +208,15 @@ def kept(
         key = key_of(part, geometry, x, w, grad, bias, constant, settings, after)
         call = _calls.get(key)
         if call is None:
-            asked = Asked(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after)
-            call = _calls.make(key, lambda: made(asked))
-        _remember(part, w, facts, call)
+            request = CallRequest(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after)
+            call = _calls.make(key, lambda: planned_call(request))
+        _store_last(part, w, facts, call)
     if benchmark() and call.prepared is not None:
         autotune.consider(call.problem, call.device, chosen)
     return call
 
 
-def _remember(part: str, w: torch.Tensor, facts: tuple[Any, ...], call: Any) -> None:
+def _store_last(part: str, w: torch.Tensor, facts: tuple[Any, ...], call: Any) -> None:
     known = _last[part]
     if len(known) >= _MOST:
         known.clear()

@@ -11,7 +11,7 @@ import torch
 
 from ...api.errors import ConvDispatchError, Frozen, InvalidArgument, InvalidPolicy, InvalidProblem
 from .. import counting, ranks
-from ..geometry import Left
+from ..geometry import Fallback
 from ..settings import DEFAULT, Settings, checked
 from . import engine
 
@@ -145,7 +145,7 @@ def _declined(error: Exception, operator: str, theirs: Callable[[], Any]) -> Any
             raise kind(str(error)) from refused
         counting.left(operator, str(error))
         return result
-    if isinstance(error, Frozen | InvalidPolicy) or not isinstance(error, Left | ConvDispatchError):
+    if isinstance(error, Frozen | InvalidPolicy) or not isinstance(error, Fallback | ConvDispatchError):
         raise error
     counting.left(operator, str(error).splitlines()[0])
     return theirs()

@@ -13,15 +13,15 @@ from ...device.programs.kernels import Programs
 from ...nn.channel_sums import channel_sums
 from ...selection import dispatch
 from .. import ranks
-from ..geometry import DTYPES, FORMATS, Left
+from ..geometry import DTYPES, FORMATS, Fallback
 from .recorded_launches import launched
 
 __all__ = ["bias_gradient", "make_ready"]
 
 _LEAST = 1 << 20
 """Bytes below which PyTorch's one launch is as good as two."""
-_kept = Programs()
-dispatch.on_forget(_kept.drop)
+_cache = Programs()
+dispatch.on_forget(_cache.drop)
 
 
 def bias_gradient(grad: torch.Tensor) -> torch.Tensor:
@@ -31,7 +31,7 @@ def bias_gradient(grad: torch.Tensor) -> torch.Tensor:
     PyTorch's own.
     """
     if grad.is_cuda and _takes(grad):
-        with contextlib.suppress(Frozen, Left):
+        with contextlib.suppress(Frozen, Fallback):
             sums = _made(grad, making=not ranks.many())
             if sums is not None:
                 out = grad.new_empty(grad.shape[1])
@@ -43,7 +43,7 @@ def bias_gradient(grad: torch.Tensor) -> torch.Tensor:
 def make_ready(grad: torch.Tensor) -> None:
     """What ``bias_gradient`` of tensors like ``grad`` runs, before a backward in which ranks wait for each other."""
     if grad.is_cuda and _takes(grad):
-        with contextlib.suppress(ConvDispatchError, Left):  # the backward will say so
+        with contextlib.suppress(ConvDispatchError, Fallback):  # the backward will say so
             _made(grad)
 
 
@@ -57,11 +57,11 @@ def _takes(grad: torch.Tensor) -> bool:
 def _made(grad: torch.Tensor, making: bool = True) -> Any:
     """The kept kernels; None where they are not there and none are to be made."""
     key = (grad.shape, grad.dtype, grad.device)
-    found = _kept.get(key)
+    found = _cache.get(key)
     if found is None and making:
         channels, dtype = grad.shape[1], DTYPES[grad.dtype]
         rows = grad.numel() // channels
         sizes = [grad.nbytes, channels * grad.itemsize]
         make = functools.partial(channel_sums, dtype=dtype, rows=rows, channels=channels)
-        found = _kept.make(key, lambda: launched("the sums of channels", grad, sizes, make))
+        found = _cache.make(key, lambda: launched("the sums of channels", grad, sizes, make))
     return found

@@ -23,7 +23,7 @@ from ...device.memory.allocator import out_of_memory
 from ...selection import dispatch
 from ...selection.prepared import Constant
 from ..counting import solved
-from ..geometry import Left
+from ..geometry import Fallback
 
 __all__ = ["CAPTURED", "StreamCall", "device", "stream_of"]
 
@@ -39,7 +39,7 @@ def stream_of(tensor: torch.Tensor) -> Any:
     try:
         return library.stream(tensor, tensor.get_device())
     except NoDevice as error:
-        raise Left(str(error).splitlines()[0]) from None
+        raise Fallback(str(error).splitlines()[0]) from None
 
 
 def device(tensor: torch.Tensor) -> Any:
@@ -59,7 +59,7 @@ class StreamCall:
         self.device = stream.device
         unsupported = runtime.device_info(self.device).supports(problem.dtype)
         if unsupported:
-            raise Left(unsupported)
+            raise Fallback(unsupported)
         self.written = "xwy".index(problem.written)
         self.sizes = [math.prod(s) * problem.itemsize for s in (problem.x_shape, problem.w_shape, problem.y_shape)]
         self.read = [place for place in range(3) if place != self.written]
@@ -72,13 +72,13 @@ class StreamCall:
             return
         with stream.current():
             if stream.capturing():
-                raise Left(CAPTURED, lasting=False)
+                raise Fallback(CAPTURED, lasting=False)
             self.prepared = dispatch.prepare(problem, stream.context)
             self.packs, self.name = bool(self.prepared.packed_size), self.solver
             try:
                 self.launches = rehearse(self.prepared, stream)
             except Unlaunchable as error:
-                raise Left(f"{self.prepared.solver.name} cannot run on a CUDA stream: {error}") from None
+                raise Fallback(f"{self.prepared.solver.name} cannot run on a CUDA stream: {error}") from None
 
     @property
     def solver(self) -> str:
@@ -159,7 +159,7 @@ class StreamCall:
             try:
                 self._run(stream, given, bias, constant, residual)
             except Unlaunchable as error:  # of constant weights' packing, before anything else ran
-                raise Left(f"{self.solver} cannot run on a CUDA stream: {error}") from None
+                raise Fallback(f"{self.solver} cannot run on a CUDA stream: {error}") from None
             stream.check()
 
     def _run(self, stream: Any, given: list[torch.Tensor], bias: Any, constant: Constant | None, residual: Any) -> None:

@@ -12,16 +12,16 @@ import torch
 from ...api.errors import NoDevice
 from ...api.problem import ConvProblem
 from ...calls.bound_call import PLACES, Call
-from ...calls.fast_path import host_queue, host_road
+from ...calls.fast_path import host_fast_path, host_queue
 from ...device import runtime
 from ...device.commands import host_memory
 from ...device.commands.host_memory import HostMemory, HostQueue
 from ...selection import dispatch
 from ...selection.prepared import Constant
-from ...selection.single_thread import serial
+from ...selection.single_thread import prefers_one_thread
 from ..cores import share_cores
 from ..counting import solved
-from ..geometry import Left
+from ..geometry import Fallback
 
 __all__ = ["HostCall", "device"]
 
@@ -43,8 +43,8 @@ def device() -> Any:
             if runtime.probe(each) is None:
                 return each
     except NoDevice as error:
-        raise Left(f"no OpenCL device: {str(error).splitlines()[0]}") from None
-    raise Left("no OpenCL device is the CPU: pip install 'convdispatch[cpu]'")
+        raise Fallback(f"no OpenCL device: {str(error).splitlines()[0]}") from None
+    raise Fallback("no OpenCL device is the CPU: pip install 'convdispatch[cpu]'")
 
 
 class HostCall:
@@ -59,7 +59,7 @@ class HostCall:
         share_cores()
         unsupported = runtime.device_info(self.device).supports(problem.dtype)
         if unsupported:
-            raise Left(unsupported)
+            raise Fallback(unsupported)
         self.places = PLACES[problem.direction]
         self.written = self.places[2]
         self.sizes = [math.prod(s) * problem.itemsize for s in (problem.x_shape, problem.w_shape, problem.y_shape)]
@@ -67,7 +67,7 @@ class HostCall:
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         self.shared = host_memory.has_system_svm(self.device)
         self.prepared = None if self.empty else dispatch.prepare(problem, runtime.context(self.device))
-        alone = self.shared and self.prepared is not None and serial(self.prepared)
+        alone = self.shared and self.prepared is not None and prefers_one_thread(self.prepared)
         self._queue = host_queue(self.device, alone)
         size = self.sizes[self.written]
         self._pool = host_memory.pool_of(self.device) if self.shared and size >= _POOLED else None
@@ -79,10 +79,10 @@ class HostCall:
             ndim = len(shape)
             self._back = (0, ndim - 1, *range(1, ndim - 1))
         self._views: Any = None
-        self._road = self._short_way() if self.shared else None
+        self._fast_path = self._make_fast_path() if self.shared else None
         self._solver = self.solver
 
-    def _short_way(self) -> Any:
+    def _make_fast_path(self) -> Any:
         form = self.form
 
         def address(tensor: torch.Tensor) -> int:
@@ -95,7 +95,7 @@ class HostCall:
             made = self.result()
             return made, made.data_ptr()
 
-        return host_road(self, address, address, make, of_bias)
+        return host_fast_path(self, address, address, make, of_bias)
 
     @property
     def solver(self) -> str:
@@ -124,10 +124,10 @@ class HostCall:
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run; waits."""
-        if self._road is not None:
+        if self._fast_path is not None:
             given = (x, w, y)
             lead, other = self.read
-            out = self._road(given[lead], given[other], None, self._queue(), bias, constant)
+            out = self._fast_path(given[lead], given[other], None, self._queue(), bias, constant)
             if out is not None:
                 solved(self._solver)
                 return out

@@ -12,7 +12,7 @@ from ...calls.bound_call import Call
 from ...device import runtime
 from ...selection.prepared import Constant
 from ..counting import solved
-from ..geometry import Left
+from ..geometry import Fallback
 from .opencl_tensors import empty_strided, queue, seen
 
 __all__ = ["BufferCall"]
@@ -28,7 +28,7 @@ class BufferCall:
         self.device = queue().device
         unsupported = runtime.device_info(self.device).supports(problem.dtype)
         if unsupported:
-            raise Left(unsupported)
+            raise Fallback(unsupported)
         self.written = "xwy".index(problem.written)
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         self._call: Any = None

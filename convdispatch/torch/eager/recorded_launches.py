@@ -19,9 +19,9 @@ from ...device.cuda.ptx import Unlaunchable
 from ...device.cuda.stream import BLOCKED
 from ...device.cuda_driver import NO_CONTEXT, CudaError
 from ...device.plans.cuda_launches import Launches
-from ..geometry import Left
+from ..geometry import Fallback
 from .cuda_stream import CAPTURED, stream_of
-from .planning import Leave
+from .planning import FallbackCall
 
 __all__ = ["Launched", "launched"]
 
@@ -43,13 +43,13 @@ class Launched:
         stream = stream_of(like)
         with stream.current():
             if stream.capturing():
-                raise Left(CAPTURED, lasting=False)
-            recording, given = Recording(runtime.queue(stream.device)), [Slot(size, kept=True) for size in sizes]
+                raise Fallback(CAPTURED, lasting=False)
+            recording, given = Recording(runtime.queue(stream.device)), [Slot(size, persistent=True) for size in sizes]
             try:
                 enqueue(stream.context)(recording, *given)
                 launches = Launches.of(recording, given, stream)
             except (BuildFailed, Unlaunchable) as error:
-                raise Left(f"{name} cannot run on a CUDA stream: {str(error).splitlines()[0]}") from None
+                raise Fallback(f"{name} cannot run on a CUDA stream: {str(error).splitlines()[0]}") from None
         assert launches is not None, "kernels beside convolutions are launches alone"
         self.launches = launches
 
@@ -57,7 +57,7 @@ class Launched:
         """Raises Left for memory that begins elsewhere than at a multiple of 16 bytes."""
         addresses = [tensor.data_ptr() for tensor in tensors]
         if any(address % _ALIGNMENT for address in addresses):
-            raise Left("a tensor begins at no multiple of 16 bytes", lasting=False)
+            raise Fallback("a tensor begins at no multiple of 16 bytes", lasting=False)
         stream: Any = self.library.stream(tensors[0], self.number)
         stream.place.recent.append(self.name)
         if not self.library.is_current(stream) or not self._given(stream, addresses):
@@ -77,11 +77,13 @@ class Launched:
         return True
 
 
-def launched(name: str, like: torch.Tensor, sizes: Sequence[int], enqueue: Callable[..., Any]) -> Launched | Leave:
+def launched(
+    name: str, like: torch.Tensor, sizes: Sequence[int], enqueue: Callable[..., Any]
+) -> Launched | FallbackCall:
     """As ``Launched``; where each such call is PyTorch's, what says so, to be kept. Raises Left for this one call."""
     try:
         return Launched(name, like, sizes, enqueue)
-    except Left as left:
+    except Fallback as left:
         if not left.lasting:
             raise
-        return Leave(str(left))
+        return FallbackCall(str(left))

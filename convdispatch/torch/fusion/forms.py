@@ -20,7 +20,7 @@ from .. import counting, ranks
 from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
 from ..eager.host import device
-from ..geometry import DTYPES, Left
+from ..geometry import DTYPES, Fallback
 from ..settings import DEFAULT, math_of, policy_of, switches
 from .aten import Missing, net_of
 
@@ -129,7 +129,7 @@ class Forms:
                 layout = "nchw" if chosen.deterministic and inputs[0].ndim == 4 else None
                 made = inference.build(net, *shapes, dtype=dtypes, queue=queue, layout=layout, recall=True)
                 return _Form(made, self._lock)
-        except (Missing, Left, ConvDispatchError) as error:
+        except (Missing, Fallback, ConvDispatchError) as error:
             return str(error).splitlines()[0]
         except Exception as error:  # make_fx raises what the model's code does when it asks for a value
             return f"it cannot be recorded: {type(error).__name__}: {str(error).strip().splitlines()[:1]}"

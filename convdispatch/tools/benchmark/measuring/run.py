@@ -14,7 +14,7 @@ from rich.console import Console
 from ....api.errors import ConvDispatchError, InvalidArgument
 from ....device import runtime
 from ....measurement.peaks import measure_roof
-from ....measurement.search.precompile import ahead_s, compile_ahead
+from ....measurement.search.precompile import precompile, precompile_s
 from ....measurement.shapes import Entry
 from ...progress import progress
 from ..quiet import wait_quiet
@@ -97,10 +97,10 @@ def run(
             journal = Journal(resume, report) if resume else None
             new = [problems[text] for text in names if text not in report.measured]
             if jobs and search and new:
-                most_s = ahead_s(len(new), budget_ms)
+                most_s = precompile_s(len(new), budget_ms)
                 if until is not None:
                     most_s = min(most_s, (until - time.monotonic()) / 4)
-                compile_ahead(new, runtime.address(chosen), jobs, most_s, solver, step)
+                precompile(new, runtime.address(chosen), jobs, most_s, solver, step)
             step.begin(done=len(names) - len(new))
             for problem in new:
                 patience.wait(step)

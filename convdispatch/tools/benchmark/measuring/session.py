@@ -20,7 +20,7 @@ from ....api.problem import ConvProblem
 from ....api.results import Result, Results
 from ....device import runtime
 from ....measurement import reference
-from ....measurement.measure import Candidate, Outcome, race, timed
+from ....measurement.measure import Candidate, Outcome, interleaved, timed
 from ....measurement.peaks import traffic
 from ....measurement.search import Search
 from ....measurement.search.scaled_data import Scaled
@@ -33,7 +33,7 @@ from ....selection.plugins.loader import plugins
 from ....selection.records.perfdb import perfdb
 from ....selection.records.record import Record, choice_text
 from ....selection.records.timing import Timing
-from ....selection.solver_query import ask
+from ....selection.solver_query import query
 from ..quiet import Others
 from ..report import Choice, Measured, PeerTime, Row, placeless
 from .environment import plugin_texts
@@ -120,9 +120,9 @@ class Session:
             found.best = _best(results)
         else:
             found.best = Choice(found.chosen.solver, found.chosen.config, "not searched")
-        self._race(problem, found)
+        self._interleave(problem, found)
 
-    def _race(self, problem: ConvProblem, found: Measured) -> None:
+    def _interleave(self, problem: ConvProblem, found: Measured) -> None:
         ours = [c for c in (found.best, found.chosen) if c is not None]
         if found.best and found.best.median_ms and len({_key(c) for c in ours}) < 2 and not self.peers:
             found.chosen = replace(found.best, source=found.chosen.source)
@@ -148,7 +148,7 @@ class Session:
         settle = SETTLE_MS if self.info.type == "cpu" else 0.0
         whole = sum(settle + (rival.expected_ms or 0.0) for rival in rivals.values())
         rounds = max(ROUNDS[0], min(ROUNDS[1], int(self.budget_ms / max(whole, 1e-3))))
-        outcomes = race(list(rivals.values()), rounds=rounds)
+        outcomes = interleaved(list(rivals.values()), rounds=rounds)
         for choice in ours:
             _put(choice, outcomes.get(_key(choice)))
         for entered in found.peers:
@@ -162,7 +162,7 @@ class Session:
 
     def _candidate(self, harness: Harness, problem: ConvProblem, choice: Choice) -> Candidate:
         solver = named(choice.solver, plugins().solvers)
-        if not ask(solver, problem, self.info).offers(choice.config):  # a journal's, for instance
+        if not query(solver, problem, self.info).offers(choice.config):  # a journal's, for instance
             raise InvalidArgument(f"{choice.solver} does not offer {dict(choice.config)} for {problem}")
         prepared = dispatch.make(solver, choice.config, problem, harness.queue.context)
         checked = harness.verify(prepared)
@@ -198,7 +198,7 @@ class Session:
         again = Measured(found.problem, found.flops, found.traffic, chosen=choice, best=best, rows=found.rows)
         peers, self.peers = self.peers, []
         try:
-            self._race(found.parsed, again)
+            self._interleave(found.parsed, again)
         except (ConvDispatchError, MemoryError):
             return None
         finally:

@@ -66,9 +66,9 @@ class Worker:
 
     def choices(self, problems: Sequence[str], known: Sequence[Measured]) -> dict[str, Choice]:
         """As Session's."""
-        asked = {"ask": "choices", "problems": list(problems), "known": [asdict(found) for found in known]}
+        request = {"ask": "choices", "problems": list(problems), "known": [asdict(found) for found in known]}
         try:
-            return {problem: Choice(**choice) for problem, choice in self._ask(asked).items()}
+            return {problem: Choice(**choice) for problem, choice in self._ask(request).items()}
         except Died as died:
             raise ConvDispatchError(f"the process that ranked the solvers was lost: {died}") from died
 
@@ -112,18 +112,18 @@ def _serve() -> None:
         answer({"error": str(error)})
         return
     answer({"settings": session.settings, "missing": missing})
-    for asked in lines:
+    for request in lines:
         try:
-            match asked["ask"]:
+            match request["ask"]:
                 case "roof":
-                    made: Any = asdict(measure_roof(device, asked["dtype"]))
+                    made: Any = asdict(measure_roof(device, request["dtype"]))
                 case "measure":
-                    made = asdict(session.measure(ConvProblem.parse(asked["problem"]), asked["without"]))
+                    made = asdict(session.measure(ConvProblem.parse(request["problem"]), request["without"]))
                 case "choices":
-                    known = [Measured.from_json(each) for each in asked["known"]]
-                    made = {name: asdict(one) for name, one in session.choices(asked["problems"], known).items()}
+                    known = [Measured.from_json(each) for each in request["known"]]
+                    made = {name: asdict(one) for name, one in session.choices(request["problems"], known).items()}
                 case "cost":
-                    cost = session.cost(Measured.from_json(asked["found"]), Choice(**asked["choice"]))
+                    cost = session.cost(Measured.from_json(request["found"]), Choice(**request["choice"]))
                     made = {"cost": cost}
         except Exception as error:
             made, failure = None, f"{type(error).__name__}: {error}"
