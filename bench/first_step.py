@@ -115,7 +115,7 @@ def child(mode: str, seconds: float) -> None:
     if mode != "torch":
         counted = ct.counters()
         found |= {name: counted[name] for name in ("ours", "left", "compiling")} | {"reasons": counted["reasons"]}
-        from convdispatch.calls.background import pool
+        from convdispatch.calls.planner_pool import pool
 
         found["planned aside"] = sum(each.finished for each in pool._pools.values())
     if x.is_cuda:

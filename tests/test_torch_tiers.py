@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import InvalidArgument, load_pack, policy  # noqa: E402
-from convdispatch.calls.background import pool as pools  # noqa: E402
-from convdispatch.calls.background import progress_line  # noqa: E402
+from convdispatch.calls.planner_pool import pool as pools  # noqa: E402
+from convdispatch.calls.planner_pool import progress_line  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.tools.packing import make_pack  # noqa: E402
 from convdispatch.torch import tiers  # noqa: E402

@@ -22,7 +22,7 @@ import torch
 
 from ..api.policy import Policy, current_policy
 from ..api.problem import ConvProblem
-from ..calls.background.pool import NoHelp, PlannerPool, pool_of
+from ..calls.planner_pool.pool import NoHelp, PlannerPool, pool_of
 from ..device import runtime
 from ..selection import dispatch
 from ..selection.planpack import from_environment

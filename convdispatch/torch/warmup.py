@@ -16,7 +16,7 @@ import torch
 
 from ..api.errors import ConvDispatchError
 from ..api.policy import policy
-from ..calls.background import progress_line
+from ..calls.planner_pool import progress_line
 from ..device.programs import compile_pool
 from . import ranks
 from .dispatch import engine, routing

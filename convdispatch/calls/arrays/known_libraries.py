@@ -25,7 +25,7 @@ _known: dict[type, Library | None] = {}
 
 
 _LOST = (
-    "conv() records no gradients, and a tensor that it was given requires one: call convdispatch.torch.conv2d (or conv1d "
+    "conv() records no gradients, and a tensor that it was given requires one: call convdispatch.torch.conv2d (conv1d "
     "to conv_transpose3d), which do, or pass tensor.detach(), or call inside torch.no_grad()"
 )
 

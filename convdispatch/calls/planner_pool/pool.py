@@ -230,7 +230,7 @@ class PlannerPool:
 
 
 class _Child:
-    """``python -m convdispatch.calls.background.worker`` for a device."""
+    """``python -m convdispatch.calls.planner_pool.worker`` for a device."""
 
     def __init__(self, device: cl.Device) -> None:
         from ...device.opencl.platforms import address

@@ -1,4 +1,4 @@
-"""A child that plans problems: ``python -m convdispatch.calls.background.worker PLATFORM DEVICE``; see ``pool``.
+"""A child that plans problems: ``python -m convdispatch.calls.planner_pool.worker PLATFORM DEVICE``; see ``pool``.
 
 It chooses, renders and compiles as a first call would, at a lower priority than its parent, and answers with the
 decision and with what was made for it. It ends when its standard input does.
