@@ -9,6 +9,7 @@ import torch
 
 from .compile.fused_operator import fused_convolution, unfused
 from .compile.operators import convolution
+from .compile.transforms import plain_operators
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "fused"]
 
@@ -22,8 +23,12 @@ def _conv(
     ndim: int, x: torch.Tensor, w: torch.Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> torch.Tensor:
     x, batched, lists = _prepared(ndim, x, w, stride, padding, dilation)
-    y = convolution(x, w, bias, *lists, False, [0] * ndim, groups)
+    y = _operator()(x, w, bias, *lists, False, [0] * ndim, groups)
     return y if batched else y.squeeze(0)
+
+
+def _operator() -> Any:
+    return torch.ops.aten.convolution.default if plain_operators() else convolution
 
 
 def _prepared(
@@ -57,7 +62,11 @@ def fused(
     x, batched, lists = _prepared(ndim, x, w, stride, padding, dilation)
     if not batched and residual is not None:
         residual = residual.unsqueeze(0)
-    y = fused_convolution(x, w, bias, residual, activation, *lists, groups)
+    if plain_operators():
+        plain = torch.ops.aten.convolution.default(x, w, bias, *lists, False, [0] * ndim, groups)
+        y = unfused(plain, residual, activation)
+    else:
+        y = fused_convolution(x, w, bias, residual, activation, *lists, groups)
     return y if batched else y.squeeze(0)
 
 
@@ -97,7 +106,7 @@ def _conv_transpose(
 ) -> torch.Tensor:
     x, batched = _batched(x, ndim)
     lists = [_each(value, ndim) for value in (stride, padding, dilation, output_padding)]
-    y = convolution(x, w, bias, *lists[:3], True, lists[3], groups)
+    y = _operator()(x, w, bias, *lists[:3], True, lists[3], groups)
     return y if batched else y.squeeze(0)
 
 

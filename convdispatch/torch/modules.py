@@ -12,15 +12,20 @@ from .epilogue_chains import MODULES, has_hooks
 
 __all__ = ["FUSED", "Sequential", "swap"]
 
+F = nn.functional
+
 
 class _Conv:
-    """What ``nn.ConvNd`` does in ``_conv_forward``, by the operator; weights, hooks and state are the layer's own."""
+    """What ``nn.ConvNd`` does in ``_conv_forward``, by the operator; weights, hooks and state are the layer's own.
 
-    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    TorchScript, which must read all of a method, reads PyTorch's own instead.
+    """
+
+    def _by_operator(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         layer: Any = self
         function = getattr(functional, f"conv{len(layer.kernel_size)}d")
         if layer.padding_mode != "zeros":
-            input = nn.functional.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+            input = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
             return function(input, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
         return function(input, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
 
@@ -28,17 +33,44 @@ class _Conv:
 class Conv1d(_Conv, nn.Conv1d):
     """``nn.Conv1d`` by the operator."""
 
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if torch.jit.is_scripting():
+            if self.padding_mode != "zeros":
+                input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+                return F.conv1d(input, weight, bias, self.stride, 0, self.dilation, self.groups)
+            return F.conv1d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        else:  # noqa: RET505  TorchScript reads the other branch alone
+            return self._by_operator(input, weight, bias)
+
 
 class Conv2d(_Conv, nn.Conv2d):
     """``nn.Conv2d`` by the operator."""
+
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if torch.jit.is_scripting():
+            if self.padding_mode != "zeros":
+                input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+                return F.conv2d(input, weight, bias, self.stride, 0, self.dilation, self.groups)
+            return F.conv2d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        else:  # noqa: RET505  TorchScript reads the other branch alone
+            return self._by_operator(input, weight, bias)
 
 
 class Conv3d(_Conv, nn.Conv3d):
     """``nn.Conv3d`` by the operator."""
 
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if torch.jit.is_scripting():
+            if self.padding_mode != "zeros":
+                input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+                return F.conv3d(input, weight, bias, self.stride, 0, self.dilation, self.groups)
+            return F.conv3d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        else:  # noqa: RET505  TorchScript reads the other branch alone
+            return self._by_operator(input, weight, bias)
+
 
 class _ConvTranspose:
-    def forward(self, input: torch.Tensor, output_size: Any = None) -> torch.Tensor:
+    def _by_operator(self, input: torch.Tensor, output_size: Any) -> torch.Tensor:
         layer: Any = self
         ndim = len(layer.kernel_size)
         sizes = (layer.stride, layer.padding, layer.kernel_size)
@@ -51,13 +83,49 @@ class _ConvTranspose:
 class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
     """``nn.ConvTranspose1d`` by the operator."""
 
+    def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
+        """As PyTorch's."""
+        if torch.jit.is_scripting():
+            extra = self._output_padding(
+                input, output_size, self.stride, self.padding, self.kernel_size, 1, self.dilation
+            )
+            return F.conv_transpose1d(
+                input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
+            )
+        else:  # noqa: RET505
+            return self._by_operator(input, output_size)
+
 
 class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
     """``nn.ConvTranspose2d`` by the operator."""
 
+    def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
+        """As PyTorch's."""
+        if torch.jit.is_scripting():
+            extra = self._output_padding(
+                input, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation
+            )
+            return F.conv_transpose2d(
+                input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
+            )
+        else:  # noqa: RET505
+            return self._by_operator(input, output_size)
+
 
 class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
     """``nn.ConvTranspose3d`` by the operator."""
+
+    def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
+        """As PyTorch's."""
+        if torch.jit.is_scripting():
+            extra = self._output_padding(
+                input, output_size, self.stride, self.padding, self.kernel_size, 3, self.dilation
+            )
+            return F.conv_transpose3d(
+                input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
+            )
+        else:  # noqa: RET505
+            return self._by_operator(input, output_size)
 
 
 _OURS: dict[type, type] = {
@@ -68,7 +136,7 @@ _OURS: dict[type, type] = {
 def _fused(layer: Any, input: torch.Tensor, residual: Any, activation: str | None) -> torch.Tensor:
     padding = layer.padding
     if layer.padding_mode != "zeros":
-        input = nn.functional.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+        input = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
         padding = 0
     geometry = (layer.stride, padding, layer.dilation, layer.groups)
     return functional.fused(input, layer.weight, layer.bias, residual, activation, *geometry)
@@ -115,8 +183,16 @@ class Sequential(nn.Sequential):
     Each layer stays what it is, with its own parameters and name; a pair of which somebody watches one runs one by one.
     """
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input):  # as PyTorch's is written: TorchScript takes it for a tensor
         """As PyTorch's."""
+        if torch.jit.is_scripting():
+            for layer in self:
+                input = layer(input)
+            return input
+        else:  # noqa: RET505
+            return self._in_pairs(input)
+
+    def _in_pairs(self, input: Any) -> Any:
         before = None
         for layer in self:
             if before is not None:

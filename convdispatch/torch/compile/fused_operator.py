@@ -14,7 +14,7 @@ import torch
 from ...api.activation import parse_activation
 from ..dispatch import engine
 from ..dispatch.routing import original, routed, settings_in_force
-from .operators import autocasts, convolution, gradients
+from .operators import autocasts, convolution, gradients, without_tangents
 
 __all__ = ["activate", "fused_convolution", "unfused"]
 
@@ -86,6 +86,8 @@ def _geometry(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[
 
 
 def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, residual: Any, activation: Any, *rest: Any) -> torch.Tensor:
+    without_tangents("fused_convolution", (x, w, bias, residual))
+
     def theirs() -> torch.Tensor:
         return unfused(original("convolution", x, w, bias, *_geometry(*rest)), residual, activation)
 

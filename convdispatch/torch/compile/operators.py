@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ..dispatch import engine
 from ..dispatch.routing import original, routed, settings_in_force
 
-__all__ = ["autocasts", "convolution", "convolution_backward", "gradients"]
+__all__ = ["autocasts", "convolution", "convolution_backward", "gradients", "without_tangents"]
 
 _GEOMETRY = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
@@ -33,7 +34,23 @@ _ATEN = {
 }
 
 
+def without_tangents(name: str, arguments: Sequence[Any]) -> None:
+    """Raise NotImplementedError for forward-mode differentiation, whose tangents a custom operator would lose.
+
+    Layers and functions of ``convdispatch.torch`` call PyTorch's operators there (``transforms``).
+    """
+    if forward_ad._current_level < 0:
+        return
+    for each in arguments:
+        if isinstance(each, torch.Tensor) and forward_ad.unpack_dual(each).tangent is not None:
+            raise NotImplementedError(
+                f"torch.ops.convdispatch.{name} has no forward-mode derivative, and its result would lose the tangent: "
+                "call convdispatch.torch.conv2d (conv1d to conv_transpose3d) or a converted layer, which have"
+            )
+
+
 def _forward(*arguments: Any) -> torch.Tensor:
+    without_tangents("convolution", arguments)
     return routed(
         "convolution", engine.forward, lambda: original("convolution", *arguments), arguments, settings_in_force()
     )

@@ -1,0 +1,28 @@
+"""Where a converted layer calls PyTorch's own operators: inside what records them or derives others from them.
+
+``torch.func``'s transforms and forward-mode differentiation have rules for ``aten::convolution``; ``torch.jit.trace``
+and the ONNX exporters know it. A custom operator would lose tangents, or be unknown to whoever loads the graph. Below
+these transforms, under ``enable()``, the numbers are computed here all the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+__all__ = ["plain_operators"]
+
+_C: Any = torch._C
+
+
+def plain_operators() -> bool:
+    """Whether a layer's call is to be PyTorch's ``convolution`` now."""
+    if torch.compiler.is_compiling():  # compilers and torch.export take the operators whole
+        return torch.onnx.is_in_onnx_export()
+    return (
+        _C._functorch.peek_interpreter_stack() is not None
+        or _C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
