@@ -21,6 +21,7 @@ from .aten import Missing, net_of
 from .geometry import DTYPES, Left
 from .host import device
 from .routing import settings_in_force
+from .sampled import Sample
 from .settings import DEFAULT, math_of, policy_of, switches
 
 __all__ = ["FORMS", "FusedModel", "Forms"]
@@ -161,6 +162,8 @@ class _State:
         # Tensors made in inference mode do not count the writes to them.
         self._unseen = any(tensor.is_inference() for _, _, tensor in held)
         self._held = [] if self._unseen else [(*each, each[2]._version, each[2].data_ptr()) for each in held]
+        # Writes through .data are not counted either.
+        self._samples = [] if self._unseen else [s for s in (Sample.of(tensor) for _, _, tensor in held) if s]
         self._tensors = [tensor for _, _, tensor in held]
 
     def holds(self) -> bool:
@@ -171,7 +174,7 @@ class _State:
         for table, name, tensor, version, address in self._held:
             if table.get(name) is not tensor or tensor._version != version or tensor.data_ptr() != address:
                 return False
-        return True
+        return all(sample.holds() for sample in self._samples)
 
     def disturbed(self) -> bool:
         """Whether layers must be called one by one: in training, for hooks, or as writes to weights are not seen."""
