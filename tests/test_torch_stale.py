@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 from torch_checks import error  # noqa: E402 (torch is asked for first)
 
 import convdispatch.torch as ct  # noqa: E402
-from convdispatch.torch.sampled import Sample  # noqa: E402
+from convdispatch.torch.dispatch.sampled import Sample  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("counted")
 nn = torch.nn
@@ -201,6 +201,21 @@ def test_shared_weights():
     assert error(got, torch.nn.functional.conv2d(x.double(), view.double())) < 1e-5
 
 
+SEEN = {
+    "all": lambda w, flat: w.mul_(1.25),
+    "greatest": lambda w, flat: w.clamp_(max=float(w.max()) * 0.9),
+    "least": lambda w, flat: w.clamp_(min=float(w.min()) * 0.9),
+    "pruned": lambda w, flat: flat.__setitem__(int(flat.abs().argmin()), 0),
+    "strong row": lambda w, flat: w[int(_norms(w).argmax())].mul_(0.75),
+    "weak row": lambda w, flat: w[int(_norms(w).argmin())].zero_(),
+    "last of few": lambda w, flat: flat[-1:].add_(1) if w.nbytes <= 4096 else w.add_(1),
+}
+
+
+def _norms(w):
+    return w.double().flatten(1).norm(dim=1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(4, 3, 3, 3), (64, 32, 3, 3), (64, 33, 3, 3), (7, 1000, 1)], ids=str)
 def test_what_a_sample_sees(shape, dtype):
@@ -208,23 +223,10 @@ def test_what_a_sample_sees(shape, dtype):
     for form in [torch.contiguous_format] + [torch.channels_last] * (len(shape) == 4):
         w = torch.randn(shape).to(dtype).contiguous(memory_format=form)
         flat = torch.as_strided(w, (w.numel(),), (1,))
-
-        def norms(w=w):
-            return w.double().flatten(1).norm(dim=1)
-
-        writes = {
-            "all": lambda: w.mul_(1.25),
-            "greatest": lambda: w.clamp_(max=float(w.max()) * 0.9),
-            "least": lambda: w.clamp_(min=float(w.min()) * 0.9),
-            "pruned": lambda: flat.__setitem__(int(flat.abs().argmin()), 0),
-            "strong row": lambda: w[int(norms().argmax())].mul_(0.75),
-            "weak row": lambda: w[int(norms().argmin())].zero_(),
-            "last": lambda: flat[-64:].add_(1) if w.numel() * w.element_size() <= 4096 else w.add_(1),
-        }
-        for name, write in writes.items():
+        for name, write in SEEN.items():
             sample = Sample.of(w)
             assert sample.holds()
-            write()
+            write(w, flat)
             assert not sample.holds(), name
         flat.zero_()
         assert Sample.of(w).holds()

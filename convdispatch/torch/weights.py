@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..selection.prepared import Constant
-from .sampled import Sample
+from .dispatch.sampled import Sample
 
 __all__ = ["promise"]
 

@@ -21,7 +21,7 @@ from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
 from ..eager.host import device
 from ..geometry import DTYPES, Fallback
-from ..sampled import Sample
+from ..dispatch.sampled import Sample
 from ..settings import DEFAULT, math_of, policy_of, switches
 from .aten import Missing, net_of
 
