@@ -13,6 +13,7 @@ TESTED = "2.11 to 2.13"
 _CORE = {
     "torch.library.get_kernel": "an operator's kernel before it is overridden cannot be kept",
     "torch.library.register_autograd": "operators cannot have gradients",
+    "torch._C._is_tracing": "torch.jit.trace would record results as constants",
     "torch._C._select_conv_backend": "the layout of a convolution's result cannot be known",
     "torch._C._conv_determine_backend_memory_format": "the layout of a convolution's result cannot be known",
     **{

@@ -1,4 +1,10 @@
-"""Which weights are constant, and until when: their packed forms are kept until something tells of a write."""
+"""Which weights are constant, and until when: their packed forms are kept with the tensor while its values hold.
+
+PyTorch's version counter and the tensor's address tell most writes. ``p.data`` has a counter of its own, so what is
+written through it is found on CPUs by a sample of the memory (``sampled``). On CUDA, where reading would wait for the
+device, a parameter of which ``.data`` was read may have been written (``data_reads``), and fewer weights are taken for
+constant.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,8 @@ from typing import Any
 import torch
 
 from ..selection.prepared import Constant
-from .staleness import Watch
+from .data_reads import Reads
+from .sampled import Sample
 
 __all__ = ["promise"]
 
@@ -16,39 +23,71 @@ __all__ = ["promise"]
 class _Seen:
     """A tensor that served as weights, and its packed forms; those do not hold the tensor."""
 
-    __slots__ = ("packed", "tensor", "watch")
+    __slots__ = ("address", "packed", "reads", "sample", "storage", "stride", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor, forget: Any) -> None:
         self.tensor = weakref.ref(tensor, forget)
-        self.watch = Watch(tensor)
-        self.packed = Constant(None) if isinstance(tensor, torch.nn.Parameter) else None
+        self.note(tensor)
+        self.packed: Constant | None = None
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """The tensor's memory as it is now."""
+        self.version, self.address, self.stride = tensor._version, tensor.data_ptr(), tensor.stride()
+        self.sample: Sample | None = None
+        # A weak reference holds the number, not the memory, so that no other storage can have the same one.
+        self.storage = tensor.untyped_storage()._weak_ref() if tensor.is_cuda else 0
+        self.reads = Reads(tensor) if tensor.is_cuda and isinstance(tensor, torch.nn.Parameter) else None
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor has the memory, and as far as can be told the values, that it had."""
+        if self.version != tensor._version or self.address != tensor.data_ptr() or self.stride != tensor.stride():
+            return False
+        if self.sample is not None:
+            return self.sample.holds()
+        if self.reads is not None and self.reads.since():
+            return False
+        return not self.storage or self.storage == tensor.untyped_storage()._cdata
+
+    def pack(self, tensor: torch.Tensor) -> Constant | None:
+        """A place for packed forms of the values that are there now; None where a write could not be found."""
+        if tensor.is_cpu:
+            self.sample = Sample.of(tensor)
+            self.packed = None if self.sample is None else Constant(None)
+        else:
+            self.packed = Constant(None)
+        return self.packed
 
 
 _seen: dict[int, _Seen] = {}
 
 
-def promise(weight: torch.Tensor) -> Constant | None:
+def promise(weight: torch.Tensor, fused: bool = False) -> Constant | None:
     """What keeps packed forms of ``weight``, or None where it may be another tensor, or hold other values, next time.
 
-    Constant are a frozen Parameter (``requires_grad_(False)``) and, in ``torch.inference_mode``, any Parameter at once
-    and another tensor when it comes a second time unchanged. ``staleness`` tells a change; weights that took part in a
-    forward with gradients meanwhile are packed again, since training writes to them.
+    On CPUs constant are a frozen Parameter (``requires_grad_(False)``) and, in ``torch.inference_mode``, any Parameter
+    at once and another tensor when it comes a second time unchanged. On CUDA, a frozen Parameter in inference mode,
+    and that of a ``fused`` layer. A call that could learn, of weights that require gradients and outside of inference
+    mode, ends what was kept of them: an optimizer is about to write.
     """
-    if not torch.is_inference_mode_enabled() and (
-        weight.requires_grad or type(weight) is torch.Tensor or not isinstance(weight, torch.nn.Parameter)
-    ):
-        if weight.requires_grad and _seen and torch.is_grad_enabled():
-            _seen.pop(id(weight), None)
+    inference = torch.is_inference_mode_enabled()
+    if weight.requires_grad:
+        if not inference:
+            if _seen:
+                _seen.pop(id(weight), None)
+            return None
+        if weight.is_cuda:
+            return None
+    elif not inference and (type(weight) is torch.Tensor or not isinstance(weight, torch.nn.Parameter)):
         return None
-    if weight.is_inference():
+    if (weight.is_cuda and not (fused or inference)) or weight.is_inference():
         return None
     key = id(weight)
     seen = _seen.get(key)
     if seen is None or seen.tensor() is not weight:
         seen = _seen[key] = _Seen(weight, lambda _: _seen.pop(key, None))
+        return seen.pack(weight) if isinstance(weight, torch.nn.Parameter) else None
+    if not seen.holds(weight):
+        seen.note(weight)
+    elif seen.packed is not None:
         return seen.packed
-    if seen.watch.changed(weight):
-        seen.watch, seen.packed = Watch(weight), Constant(None)
-    elif seen.packed is None:
-        seen.packed = Constant(None)
-    return seen.packed
+    return seen.pack(weight)

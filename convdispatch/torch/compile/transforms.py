@@ -21,8 +21,12 @@ def plain_operators() -> bool:
     """Whether a layer's call is to be PyTorch's ``convolution`` now."""
     if torch.compiler.is_compiling():  # compilers and torch.export take the operators whole
         return torch.onnx.is_in_onnx_export()
-    return (
-        _C._functorch.peek_interpreter_stack() is not None
-        or _C._get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-    )
+    if _C._get_tracing_state() is not None or forward_ad._current_level >= 0:
+        return True
+    return _C._functorch.peek_interpreter_stack() is not None and _transformed()
+
+
+def _transformed() -> bool:
+    """Whether anything but ``functionalize``, which takes any operator, stands around the call."""
+    found = _C._functorch.get_interpreter_stack() or ()
+    return any(each.key() != _C._functorch.TransformType.Functionalize for each in found)

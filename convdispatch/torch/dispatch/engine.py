@@ -88,7 +88,7 @@ def fused(
 ) -> torch.Tensor:
     """``activation(convolution + residual)`` in one pass. Raises as ``forward`` does."""
     geometry = (stride, padding, dilation, False, (0,) * (x.ndim - 2), groups)
-    constant = promise(w)
+    constant = promise(w, fused=True)
     after = (activation, residual is not None)
     call = cached_call("forward", geometry, x, w, None, bias, constant is not None, settings, after)
     if residual is not None and call.shape is not None and not _alike(residual, x, call.shape):

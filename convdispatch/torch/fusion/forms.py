@@ -21,8 +21,8 @@ from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
 from ..eager.host import device
 from ..geometry import DTYPES, Fallback
+from ..sampled import Sample
 from ..settings import DEFAULT, math_of, policy_of, switches
-from ..staleness import Watch
 from .aten import Missing, net_of
 
 __all__ = ["FORMS", "FusedModel", "Forms"]
@@ -162,7 +162,9 @@ class _State:
         held = [(table, name, tensor) for table in tables for name, tensor in table.items() if tensor is not None]
         # Tensors made in inference mode do not count the writes to them.
         self._unseen = any(tensor.is_inference() for _, _, tensor in held)
-        self._held = [] if self._unseen else [(*each, Watch(each[2])) for each in held]
+        self._held = [] if self._unseen else [(*each, each[2]._version, each[2].data_ptr()) for each in held]
+        # Writes through .data are not counted either.
+        self._samples = [] if self._unseen else [s for s in (Sample.of(tensor) for _, _, tensor in held) if s]
         self._tensors = [tensor for _, _, tensor in held]
 
     def holds(self) -> bool:
@@ -170,10 +172,10 @@ class _State:
         for table, name, child in self._edges:
             if table.get(name) is not child:
                 return False
-        for table, name, tensor, watch in self._held:
-            if table.get(name) is not tensor or watch.changed(tensor):
+        for table, name, tensor, version, address in self._held:
+            if table.get(name) is not tensor or tensor._version != version or tensor.data_ptr() != address:
                 return False
-        return True
+        return all(sample.holds() for sample in self._samples)
 
     def disturbed(self) -> bool:
         """Whether layers must be called one by one: in training, for hooks, or as writes to weights are not seen."""

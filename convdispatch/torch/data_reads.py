@@ -1,0 +1,59 @@
+"""Who reads ``.data`` of a parameter may write through it, and PyTorch counts no such write.
+
+So the parameters' class gets a property over PyTorch's own, which notes reads of those that are watched. It is put in
+when the first one is, and costs others a look-up.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+__all__ = ["Reads"]
+
+_reads: dict[int, int] = {}
+"""By the id of a parameter that is watched: how often its ``.data`` was read."""
+_aliases: dict[int, Any] = {}
+"""By the same: what was handed out last, held weakly. While somebody has it, it may be written any time."""
+_DATA: Any = torch._C.TensorBase.data  # type: ignore[attr-defined]
+
+
+def _read(parameter: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = _DATA.__get__(parameter)
+    key = id(parameter)
+    if key in _reads:
+        _reads[key] += 1
+        _aliases[key] = weakref.ref(found)
+    return found
+
+
+def _replace(parameter: torch.Tensor, data: torch.Tensor) -> None:
+    _DATA.__set__(parameter, data)
+
+
+def _forget(key: int) -> None:
+    _reads.pop(key, None)
+    _aliases.pop(key, None)
+
+
+class Reads:
+    """``since()`` tells whether ``.data`` of a parameter was read since this was made. Does not hold the parameter."""
+
+    __slots__ = ("_key", "_seen")
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        if "data" not in torch.nn.Parameter.__dict__:
+            torch.nn.Parameter.data = property(_read, _replace, doc=_DATA.__doc__)  # type: ignore[assignment,misc]
+        self._key = id(parameter)
+        if self._key not in _reads:
+            weakref.finalize(parameter, _forget, self._key)
+        self._seen = _reads.setdefault(self._key, 0)
+
+    def since(self) -> bool:
+        """Also while what was read then is held by somebody."""
+        if _reads.get(self._key) != self._seen:
+            return True
+        alias = _aliases.get(self._key)
+        return alias is not None and alias() is not None

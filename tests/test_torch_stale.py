@@ -1,0 +1,256 @@
+"""Weights that are written where PyTorch's version counter does not see it: no result of what they were before."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+
+from convdispatch.torch.sampled import Sample  # noqa: E402
+from torch_checks import error  # noqa: E402 (torch is asked for first)
+
+import convdispatch.torch as ct  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("counted")
+nn = torch.nn
+MODES = {"inference": torch.inference_mode, "no_grad": torch.no_grad}
+
+
+def net(frozen=False):
+    torch.manual_seed(3)
+    made = nn.Sequential(nn.Conv2d(8, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1)).eval()
+    return made.requires_grad_(not frozen)
+
+
+def right(model, x, limit=1e-5):
+    """Whether the model's result under enable() is that of its weights as they are."""
+    with ct.enable():
+        y = model(x)
+    twin = copy.deepcopy(model).double()
+    return error(y, twin(x.double())) < limit
+
+
+def _clamp(p, model):
+    p.data.clamp_(-0.03, 0.03)
+
+
+def _clamp_few(p, model):
+    """As late in WGAN's training, where only the largest value is beyond the bound."""
+    bound = float(p.detach().abs().flatten().kthvalue(p.numel() - 1).values)
+    p.data[p.data.abs() > bound] = 30.0
+    model(torch.randn(1, 8, 6, 6))
+    p.data.clamp_(-bound, bound)
+
+
+def _vector(p, model):
+    values = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(values * 1.5, model.parameters())
+
+
+def _load(p, model):
+    state = {name: value * 1.5 for name, value in model.state_dict().items()}
+    with torch.inference_mode(False):
+        model.load_state_dict(state)
+
+
+def _set(p, model):
+    with torch.inference_mode(False), torch.no_grad():
+        p.set_((p * 1.5).contiguous())
+
+
+def _copy_counted(p, model):
+    with torch.inference_mode(False), torch.no_grad():
+        p.copy_(p * 1.5)
+
+
+def _new(p, model):
+    p.data = p.data * 1.5
+
+
+def _turned(p, model):
+    if p.ndim == 4 and p.shape[0] == p.shape[1]:
+        p.data = p.data.transpose(0, 1)
+
+
+WRITES = {
+    "clamp": _clamp,
+    "clamp of one value": _clamp_few,
+    "sub": lambda p, model: p.data.sub_(0.01),
+    "add of a gradient": lambda p, model: p.data.add_(torch.randn_like(p), alpha=-0.01),
+    "mean of models": lambda p, model: p.data.mul_(0.9).add_(torch.randn_like(p) * 0.1),
+    "new": _new,
+    "copy": lambda p, model: p.data.copy_(p.data * 1.5),
+    "copy, counted": _copy_counted,
+    "prune": lambda p, model: p.data.mul_(p.data.abs() > p.data.abs().min()),
+    "turned": _turned,
+    "vector": _vector,
+    "load": _load,
+    "set": _set,
+    "numpy": lambda p, model: p.detach().numpy().__imul__(2),
+    "one channel": lambda p, model: p.data[1].zero_(),
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["learns", "frozen"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_between_two_calls(write, mode, frozen):
+    model, x = net(frozen), torch.randn(2, 8, 9, 9)
+    with MODES[mode]():
+        for _ in range(2):
+            assert right(model, x)
+        for _ in range(2):
+            for p in list(model.parameters()):
+                WRITES[write](p, model)
+            assert right(model, x)
+
+
+@pytest.mark.parametrize("write", ["clamp", "sub", "new", "copy", "load", "mean of models", "numpy"])
+def test_a_write_to_a_fused_model(write):
+    model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 8, 1)).eval()
+    fused, x = ct.convert(model, fuse=True), torch.randn(2, 8, 9, 9)
+
+    def check():
+        assert error(fused(x), copy.deepcopy(fused).double()(x.double())) < 1e-5
+
+    with torch.inference_mode():
+        for _ in range(2):
+            check()
+        for _ in range(2):
+            for p in fused.parameters():
+                WRITES[write](p, fused)
+            check()
+            check()
+
+
+def test_clipping_of_a_critic_between_its_steps():
+    """WGAN: train with gradients, clip through .data, look at the score in inference mode."""
+    critic, x = net(), torch.randn(4, 8, 8, 8)
+    steps = torch.optim.RMSprop(critic.parameters(), lr=5e-3)
+    for _ in range(3):
+        with ct.enable():
+            critic(x).square().mean().backward()
+        steps.step()
+        with torch.inference_mode():
+            assert right(critic, x)
+        for p in critic.parameters():
+            p.data.clamp_(-0.02, 0.02)
+        with torch.inference_mode():
+            assert right(critic, x)
+
+
+def test_an_optimizer_of_the_old_style():
+    model, x = net(), torch.randn(2, 8, 8, 8)
+    for _ in range(3):
+        with ct.enable():
+            model(x).square().mean().backward()
+        for p in model.parameters():
+            p.data.sub_(0.05 * p.grad.data)
+            p.grad = None
+        with torch.inference_mode():
+            assert right(model, x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_means_of_models(mode):
+    model, x = net(), torch.randn(2, 8, 8, 8)
+    mean, swa = copy.deepcopy(model).requires_grad_(False), torch.optim.swa_utils.AveragedModel(model)
+    steps = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        with ct.enable():
+            model(x).square().mean().backward()
+        steps.step()
+        for p, of in zip(mean.parameters(), model.parameters()):
+            p.data.mul_(0.9).add_(of.data, alpha=0.1)
+        swa.update_parameters(model)
+        with MODES[mode]():
+            assert right(mean, x)
+            assert right(swa, x)
+
+
+def test_a_step_with_gradients_ends_what_was_packed():
+    """Frozen for the generator's step, then trained: the write is one that no sample sees."""
+    critic, x = nn.Conv2d(64, 64, 3), torch.randn(1, 64, 8, 8)
+    with ct.enable():
+        critic.requires_grad_(False)(x)
+        critic.requires_grad_(True)(x)
+        for p in critic.parameters():
+            values = p.detach().numpy().reshape(-1)
+            order = values.argsort()
+            values[order[len(order) // 2 - 9 : len(order) // 2 + 9]] += 0.05
+        critic.requires_grad_(False)
+    assert right(critic, x, 1e-6)
+
+
+def test_shared_weights():
+    one, other, x = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), torch.randn(1, 16, 8, 8)
+    other.weight = one.weight
+    model = nn.Sequential(one, other).eval()
+    with torch.inference_mode():
+        assert right(model, x)
+        one.weight.data.mul_(1.5)
+        assert right(model, x)
+    view = nn.Parameter(one.weight.data, requires_grad=False)  # another tensor of the same memory
+    with ct.enable():
+        torch.nn.functional.conv2d(x, view)
+        with torch.no_grad():
+            one.weight.mul_(2)
+        got = torch.nn.functional.conv2d(x, view)
+    assert error(got, torch.nn.functional.conv2d(x.double(), view.double())) < 1e-5
+
+
+SEEN = {
+    "all": lambda w, flat: w.mul_(1.25),
+    "greatest": lambda w, flat: w.clamp_(max=float(w.max()) * 0.9),
+    "least": lambda w, flat: w.clamp_(min=float(w.min()) * 0.9),
+    "pruned": lambda w, flat: flat.__setitem__(int(flat.abs().argmin()), 0),
+    "strong row": lambda w, flat: w[int(_norms(w).argmax())].mul_(0.75),
+    "weak row": lambda w, flat: w[int(_norms(w).argmin())].zero_(),
+    "last of few": lambda w, flat: flat[-1:].add_(1) if w.nbytes <= 4096 else w.add_(1),
+}
+
+
+def _norms(w):
+    return w.double().flatten(1).norm(dim=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(4, 3, 3, 3), (64, 32, 3, 3), (64, 33, 3, 3), (7, 1000, 1)], ids=str)
+def test_what_a_sample_sees(shape, dtype):
+    torch.manual_seed(1)
+    for form in [torch.contiguous_format] + [torch.channels_last] * (len(shape) == 4):
+        w = torch.randn(shape).to(dtype).contiguous(memory_format=form)
+        flat = torch.as_strided(w, (w.numel(),), (1,))
+        for name, write in SEEN.items():
+            sample = Sample.of(w)
+            assert sample.holds()
+            write(w, flat)
+            assert not sample.holds(), name
+        flat.zero_()
+        assert Sample.of(w).holds()
+    assert Sample.of(torch.randn(8, 8, 8)[:, ::2]) is None
+
+
+def test_reads_of_data_are_seen_without_looking_at_memory():
+    """What CUDA's parameters rest on, where a sample would wait for the device."""
+    from convdispatch.torch.data_reads import Reads
+
+    parameter, other = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    seen = Reads(parameter)
+    other.data.mul_(2)
+    assert not seen.since()
+    parameter.data.mul_(2)
+    assert seen.since()
+    assert parameter.tolist() == [2, 2, 2]
+    seen = Reads(parameter)
+    alias = parameter.data
+    assert seen.since()
+    seen = Reads(parameter)
+    assert seen.since(), "somebody may write through it still"
+    del alias
+    assert not seen.since()
+    parameter.data = torch.zeros(3)
+    assert parameter.tolist() == [0, 0, 0]
+    assert torch.equal(copy.deepcopy(parameter), parameter)
