@@ -67,8 +67,12 @@ def become(name: str) -> None:
     from convdispatch_amx import processor
 
     _, flags, target, isa = PROCESSORS[name]
-    if target:
-        os.environ["CL_CONFIG_CPU_TARGET_ARCH"] = target
+    if target:  # caches know the device alone, not the target that it compiles for
+        os.environ |= {
+            "CL_CONFIG_CPU_TARGET_ARCH": target,
+            "PYOPENCL_NO_CACHE": "1",
+            "CONVDISPATCH_KERNEL_CACHE": "off",
+        }
     os.environ["ONEDNN_MAX_CPU_ISA"] = isa
     real = processor._flags
     processor._flags = lambda: real() & flags
