@@ -3,6 +3,7 @@
 ``--all-devices`` runs device tests on every OpenCL device that works, not only the default; ``--full`` runs whole
 products of shapes, layouts and dtypes instead of a thinned selection; ``--solver GLOB`` pins another solver in the
 shape tests than the universal one (``*`` leaves the choice to dispatch): each other plugin has tests of its own.
+``--processor avx2`` (or another of ``PROCESSORS``) runs all on a lesser processor than the machine's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for ``checking``
 
-from zones import ZONES, zone_of  # noqa: E402 (the path stands above)
+from processors import PROCESSORS, become  # noqa: E402 (the path stands above)
+from zones import ZONES, zone_of  # noqa: E402
 
 # A test must not see the records, registry or plugins of the user who runs it, nor leave any behind.
 _HOME = Path(tempfile.mkdtemp(prefix="convdispatch-tests-"))
@@ -39,10 +41,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("convdispatch")
     group.addoption("--all-devices", action="store_true", help="every OpenCL device that works, not only the default")
     group.addoption("--full", action="store_true", help="whole products of shapes, layouts and dtypes")
+    group.addoption("--processor", choices=PROCESSORS, help="be this one, of which the machine has the instructions")
     group.addoption("--solver", default="im2col*", help="the solver of the shape tests (name or glob)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if name := config.getoption("--processor"):
+        become(name)
     import as_gpu
 
     as_gpu.optimised = config.getoption("--full")

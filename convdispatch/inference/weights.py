@@ -60,14 +60,15 @@ class Weights:
         key = id(given), prepared.pack_key if prepared.packed_size else None
         return self._made[key] if key in self._made else self._made.setdefault(key, self._make(given, prepared))
 
-    def _make(self, w: Tensor, prepared: Prepared) -> Any:
+    def _make(self, given: Tensor, prepared: Prepared) -> Any:
+        w = given
         self._aside.wait(w)
         if w.offset or not w.contiguous:
             w = w.copy()
         if w.queue != self._queue:  # with which there is no order
             w.queue.finish()
         if not prepared.packed_size:
-            return w.base_data
+            return (w.copy() if w is given else w).base_data  # later changes do not reach the net
         memory, event = constant(w).packed(prepared, self._queue, w.base_data)
         if event is not None:
             # A copy on the same queue may be given back: its memory serves what is enqueued after the packing.

@@ -41,7 +41,7 @@ inline float16 sixteen_from(global const REAL *x, long at, int q, int begin, int
   return u.v;
 }
 // Two channels, whose rows begin at x[rows_at] and ``other`` elements on, if any; x[least] to x[most] may be read.
-void fill_pairs(SIZES_IN global uchar *to, global const REAL *x, global const long *rows_at, int begin, int end,
+void fill_pairs(SIZES_IN SCALE_IN global uchar *to, global const REAL *x, global const long *rows_at, int begin, int end,
                 long least, long most, long other) {
   const int rows = BAND_ROWS, width = QW;
   const long plane_ = 4L * POSITIONS;
@@ -52,8 +52,8 @@ void fill_pairs(SIZES_IN global uchar *to, global const REAL *x, global const lo
       uint16 a[3], b[3];
       const long at = row_at + q * STEP;
       const bool whole = STEP <= 2 && at >= least && at + other + 16 * STEP <= most;
-      split(sixteen_from(x, at, q, begin, stop, whole), a);
-      split(sixteen_from(x, at + other, q, begin, other ? stop : 0, whole), b);
+      split(SCALE sixteen_from(x, at, q, begin, stop, whole), a);
+      split(SCALE sixteen_from(x, at + other, q, begin, other ? stop : 0, whole), b);
       for (int plane = 0; plane < PLANES; ++plane)
         *(global pairs16 *)(to + plane * plane_ + 4 * q) = a[plane] >> 16 | b[plane];
     }
@@ -61,7 +61,8 @@ void fill_pairs(SIZES_IN global uchar *to, global const REAL *x, global const lo
 }
 #elif !NHWC
 // A row of 32 channels, of which some are there; they lie ``plane`` elements apart and are turned by sixteen positions.
-void fill_row(global uchar *to, global const REAL *x, int begin, int end, int width, long left, long plane, int channels) {
+void fill_row(SCALE_IN global uchar *to, global const REAL *x, int begin, int end, int width, long left, long plane,
+              int channels) {
   ONCE for (int q = 0; q < width; ++q)
     if (q < begin || q >= end)
       for (int p = 0; p < PLANES; ++p) *(global pairs16 *)(to + (q * PLANES + p) * 64) = 0;
@@ -71,8 +72,8 @@ void fill_row(global uchar *to, global const REAL *x, int begin, int end, int wi
     ONCE for (int i = 0; i < 16; ++i) {
       const long at = (long)q * STEP + 2 * i * plane;
       uint16 a[3] = {0, 0, 0}, b[3] = {0, 0, 0};
-      if (2 * i < channels) split(sixteen(x + at, left - at, n, STEP), a);
-      if (2 * i + 1 < channels) split(sixteen(x + at + plane, left - at - plane, n, STEP), b);
+      if (2 * i < channels) split(SCALE sixteen(x + at, left - at, n, STEP), a);
+      if (2 * i + 1 < channels) split(SCALE sixteen(x + at + plane, left - at - plane, n, STEP), b);
       for (int p = 0; p < PLANES; ++p) v[p][i] = (a[p] >> 16) | b[p];
     }
     for (int p = 0; p < PLANES; ++p) {
@@ -83,7 +84,7 @@ void fill_row(global uchar *to, global const REAL *x, int begin, int end, int wi
 }
 #endif
 
-void fill(SIZES_IN global uchar *slot, global const REAL *x, global long *rows_at, int first, int g) {
+void fill(SIZES_IN SCALE_IN global uchar *slot, global const REAL *x, global long *rows_at, int first, int g) {
   const int width = QW;
   ONCE for (int part = 0; part < PARTS; ++part) {
     const int fd = PART_AT[3 * part], fh = PART_AT[3 * part + 1], fw = PART_AT[3 * part + 2];
@@ -97,7 +98,7 @@ void fill(SIZES_IN global uchar *slot, global const REAL *x, global long *rows_a
     ONCE for (int pair = 0; pair < 16 * BLOCKS; ++pair) {
       const bool none = 2 * pair >= C;
       const long from = (none ? 0 : g * C + 2 * pair) * plane + fw;
-      fill_pairs(SIZES area + pair / 16 * (PARTS * AREA) + pair % 16 * (4L * PLANES * POSITIONS), x + from, rows_at, begin,
+      fill_pairs(SIZES SCALE area + pair / 16 * (PARTS * AREA) + pair % 16 * (4L * PLANES * POSITIONS), x + from, rows_at, begin,
                  none ? 0 : end, -from, size - from, 2 * pair + 1 < C ? plane : 0);
     }
 #else
@@ -106,11 +107,11 @@ void fill(SIZES_IN global uchar *slot, global const REAL *x, global long *rows_a
       global uchar *to = area + (long)row * width * (PLANES * 64);
       const int from = at < 0 ? width : begin, stop = at < 0 ? width : end;
 #if NHWC
-      fill_positions(to, PARTS * AREA, x + there + (long)fw * G + g * C, from, stop, width, (long)SW * G, C);
+      fill_positions(SCALE to, PARTS * AREA, x + there + (long)fw * G + g * C, from, stop, width, (long)SW * G, C);
 #else
       ONCE for (int c = 0; c < C; c += 32, to += PARTS * AREA) {
         const long block = there + (g * C + c) * plane + fw;
-        fill_row(to, x + block, from, stop, width, size - block, plane, min(32, C - c));
+        fill_row(SCALE to, x + block, from, stop, width, size - block, plane, min(32, C - c));
       }
 #endif
     }

@@ -11,6 +11,7 @@
 // SUMS_AT  bytes of the slot before sums, which are followed by where rows read, where those of each phase are written, and
 //          where each step begins for position 0
 // OUT_STEP  OW_ in the text, where vectors lie along rows (channels first): there sums of positions are turned first
+// SCALED    1: bands and weights were multiplied by powers of two, of which sums are freed as they leave
 // PLACES_FIRST  1: panels are the inner loop, so that what neighbours in memory is written in turn
 #include <convdispatch/first_lanes.cl>
 inline void put_some(OUT_PARAMS, long at, V v, int n, ACC b) {
@@ -31,8 +32,44 @@ void turn_tile(global const float *sums, global float *turned, int channels) {
 }
 #endif
 
-void put_tile(SIZES_IN global float *sums, OUT_PARAMS, global const long *rows_at, int rows, int places, int q, int n0,
-              int g) {
+#if SCALED
+#define SUM(p) (LOADW(p) * down)
+#define ONE_SUM(p) (*(p) * down)
+#define DOWN_IN float down,
+#define DOWN POWER(-k),
+typedef int16 __attribute__((aligned(4))) some_ints;
+// The exponent that the largest of a band should have after it is multiplied: with w's the products lie in the middle of
+// float32's range, and what is smaller by 2^100 has room below.
+int wanted_exponent(SIZES_IN global const int *notes) {
+  int largest = NONE;
+  ONCE for (int i = 0; i < GROUPS * PANELS * BLOCKS; ++i) largest = max(largest, notes[NOTE_ * i]);
+  return largest == NONE ? 0 : clamp(60 - largest, -60, 100);
+}
+// Sums += those of a block whose columns were multiplied by powers of two.
+void add_block(global float *sums, global const float *part, global const int *exponents) {
+#if ACROSS
+  ONCE for (int n = 0; n < 32; ++n)
+    for (int i = 0; i < 32; i += 16) {
+      const int at = 32 * n + i;
+      STOREW(sums + at, LOADW(sums + at) + LOADW(part + at) * POWER(-exponents[n]));
+    }
+#else
+  const int16 low = *(global const some_ints *)exponents, high = *(global const some_ints *)(exponents + 16);
+  const V l = as_float16((127 - low) << 23), h = as_float16((127 - high) << 23);
+  ONCE for (int i = 0; i < 1024; i += 32) {
+    STOREW(sums + i, LOADW(sums + i) + LOADW(part + i) * l);
+    STOREW(sums + i + 16, LOADW(sums + i + 16) + LOADW(part + i + 16) * h);
+  }
+#endif
+}
+#else
+#define SUM LOADW
+#define ONE_SUM(p) (*(p))
+#define DOWN_IN
+#define DOWN
+#endif
+void put_tile(SIZES_IN DOWN_IN global float *sums, OUT_PARAMS, global const long *rows_at, int rows, int places, int q,
+              int n0, int g) {
   const int channels = min(32, N - n0);
 #if NHWC && BIAS
   const V low = first_of(bias + g * N + n0, channels), high = first_of(bias + g * N + n0 + 16, channels - 16);
@@ -54,13 +91,13 @@ void put_tile(SIZES_IN global float *sums, OUT_PARAMS, global const long *rows_a
       global const float *s = sums + i * 32;
       if (channels == 32) {
         ONCE for (int j = 0; j < run; ++j, to += pitch, s += 32) {
-          put_vector(OUT_ARGS, to, LOADW(s) + low, 0);
-          put_vector(OUT_ARGS, to + 16, LOADW(s + 16) + high, 0);
+          put_vector(OUT_ARGS, to, SUM(s) + low, 0);
+          put_vector(OUT_ARGS, to + 16, SUM(s + 16) + high, 0);
         }
       } else {
         ONCE for (int j = 0; j < run; ++j, to += pitch, s += 32) {
-          put_some(OUT_ARGS, to, LOADW(s) + low, channels, 0);
-          if (channels > 16) put_some(OUT_ARGS, to + 16, LOADW(s + 16) + high, channels - 16, 0);
+          put_some(OUT_ARGS, to, SUM(s) + low, channels, 0);
+          if (channels > 16) put_some(OUT_ARGS, to + 16, SUM(s + 16) + high, channels - 16, 0);
         }
       }
 #else
@@ -74,14 +111,14 @@ void put_tile(SIZES_IN global float *sums, OUT_PARAMS, global const long *rows_a
         const ACC b = 0;
 #endif
 #if OUT_STEP == 1
-        if (run > 16) put_vector(OUT_ARGS, to, LOADW(s), b);
+        if (run > 16) put_vector(OUT_ARGS, to, SUM(s), b);
         const int rest = run > 16 ? 16 : 0;
-        put_some(OUT_ARGS, to + rest, LOADW(s + rest), run - rest, b);
+        put_some(OUT_ARGS, to + rest, SUM(s + rest), run - rest, b);
 #elif SIDES == 2
         ONCE for (int j = 0; j < run; j += 16)
-          put_pairs(OUT_ARGS, to + 2 * j, LOADW(s + j), LOADW(s + SIDE_ + j), min(2 * min(16, run - j), TW - 2 * (q + j)), b);
+          put_pairs(OUT_ARGS, to + 2 * j, SUM(s + j), SUM(s + SIDE_ + j), min(2 * min(16, run - j), TW - 2 * (q + j)), b);
 #else
-        ONCE for (int j = 0; j < run; ++j) put_one(OUT_ARGS, to + j * OUT_STEP, s[j], b);
+        ONCE for (int j = 0; j < run; ++j) put_one(OUT_ARGS, to + j * OUT_STEP, ONE_SUM(s + j), b);
 #endif
       }
 #endif
@@ -121,19 +158,34 @@ void conv(global const REAL *restrict x, global const uchar *restrict w, long w_
   const int item = get_global_id(0);
   global uchar *slot = workspace + item * SLOT;
   global float *sums = (global float *)(slot + SUMS_AT);
-  global long *sources = (global long *)(sums + SIDES * SIDE_), *targets = sources + BAND_ROWS;
+  global long *sources = (global long *)(sums + SIDES * SIDE_ + 1024 * SCALED), *targets = sources + BAND_ROWS;
   global int *offsets = (global int *)(targets + PHASES * ROWS);
   const int last = (int)((item + 1) * JOBS / ITEMS);
   int band_there = -1;
   w += w_at;
   list_steps(SIZES offsets);
+#if SCALED
+  global const int *notes = (global const int *)(w + NOTES_AT);
+  const int wanted = wanted_exponent(SIZES notes);
+  int k = wanted;
+  Scale whole, *const scale = &whole;
+#endif
   TILES_BEGIN();
   ONCE for (int job = (int)(item * JOBS / ITEMS); job < last; ++job) {
     const int part = job % PARTS_OF_N, band = job / PARTS_OF_N, g = band / BANDS;
     const int first = band % BANDS * ROWS, rows = min(ROWS, ALL_ROWS - first), tiles = (rows * QW + TALL - 1) / TALL;
     const int begin = part * PER, panels = min(PANELS - begin, PER);
     if (band != band_there) {
-#if !IN_PLACE
+#if SCALED
+      // As the band before it, and again if it is much larger or smaller than that.
+      ONCE for (;;) {
+        scale->by = POWER(k), scale->most = 0;
+        fill(SIZES SCALE slot, x, sources, first, g);
+        const int e = exponent_of_most(scale), before = k;
+        if (e != NONE && (e + k < wanted - 40 || e + k > wanted + 20)) k = clamp(wanted - e, -126, 126);
+        if (k == before) break;
+      }
+#elif !IN_PLACE
       fill(SIZES slot, x, sources, first, g);
 #endif
       ONCE for (int phase = 0; phase < PHASES; ++phase) list_targets(SIZES targets + phase * ROWS, first, rows, phase);
@@ -165,12 +217,27 @@ void conv(global const REAL *restrict x, global const uchar *restrict w, long w_
                                         32 * panel, g);
             if (gone) continue;
 #endif
+#if SCALED
+            global const int *note = notes + ((long)g * PANELS + panel) * (BLOCKS * NOTE_);
+            bool apart = false;
+            ONCE for (int block = 0; block < BLOCKS; ++block) apart |= note[block * NOTE_ + 1];
+            if (steps && apart) {
+              global float *part = sums + SIDES * SIDE_;
+              ONCE for (int i = 0; i < 1024; i += 16) STOREW(to + i, (V)(0));
+              const long taps = TAPS[phase + side];
+              ONCE for (int block = 0; block < BLOCKS; ++block, weights += taps * STEP_W, steps_at += taps) {
+                const long steps = taps;
+                PRODUCT_(tile, part);
+                add_block(to, part, note + block * NOTE_ + 2);
+              }
+            } else
+#endif
             if (!steps)
               ONCE for (int i = 0; i < 1024; i += 16) STOREW(to + i, (V)(0));
             else if (N - 32 * panel <= 16) PRODUCT_(narrow_tile, to);
             else PRODUCT_(tile, to);
           }
-          if (!gone) put_tile(SIZES sums + 32 * back, OUT_ARGS, rows_at, rows - row, places, q, 32 * panel, g);
+          if (!gone) put_tile(SIZES DOWN sums + 32 * back, OUT_ARGS, rows_at, rows - row, places, q, 32 * panel, g);
         }
       }
   }

@@ -48,6 +48,8 @@ _RUN = 512
 """Vectors of weights that are turned before the first of them is packed, at most."""
 _SIDE = 2048
 """Sums of a tile, as they are and turned."""
+_NOTE = 34
+"""Numbers that are noted of a panel's block of weights, behind them."""
 _STEPS = 4096
 """Entries of the table of offsets at most."""
 
@@ -96,6 +98,7 @@ class TilesKernel:
         self.walk = walk = walk_of(problem)
         self.flat = flat = flat_of(walk)
         self.planes, self.nhwc = config["planes"], problem.layout == "nhwc"
+        self.scaled = problem.dtype == "float32"
         # In NCHW a single tap reads whole lines of places as they lie; of several taps all but one begin amid a line.
         self.across = not self.nhwc and walk.volume == 1
         self.sides = 2 if not self.nhwc and walk.out_step[2] == 2 and walk.target.size[2] > 1 else 1
@@ -121,10 +124,13 @@ class TilesKernel:
         self.steps = self.blocks * sum(self.taps)
         # Where rows read, where those of each phase are written, and where steps begin.
         lists = 8 * (self.band_rows + len(walk.phases) * self.rows) + 4 * self.steps
-        self.slot = _ceil(self.sums_at + self.sides * 4 * _SIDE + lists + 256, PAGE) * PAGE
+        sums = 4 * (self.sides * _SIDE + 1024 * self.scaled)
+        self.slot = _ceil(self.sums_at + sums + lists + 256, PAGE) * PAGE
         self.step_w = 2048 * self.planes
         self.slots_size = self.items * self.slot
-        self.packed_size = walk.groups * self.panels * self.steps * self.step_w
+        self.notes_at = walk.groups * self.panels * self.steps * self.step_w
+        notes = 4 * _NOTE * walk.groups * self.panels * self.blocks * self.scaled
+        self.packed_size = self.notes_at + notes
 
     @property
     def packed(self) -> list[int]:
@@ -145,6 +151,7 @@ class TilesKernel:
         ints |= {"POSITIONS": self.positions, "ITEMS": self.items, "PLACES_FIRST": near}
         ints |= {"PHASES": len(walk.phases), "PARTS": len(flat.parts)}
         longs = {"AREA": self.area, "SUMS_AT": self.sums_at, "SLOT": self.slot, "JOBS": self.jobs}
+        longs |= {"NOTES_AT": self.notes_at}
         phases, unit = walk.phases, walk.target.channels if self.nhwc else 1
         first = [((f[0] * size[1] + f[1]) * size[2] + f[2]) * unit for f in (phase.first for phase in phases)]
         taps = [tap.part * self.area + tap.offset * self.unit for taps in flat.taps for tap in taps]
@@ -157,7 +164,7 @@ class TilesKernel:
 
     def _begin(self) -> str:
         text = storage_macros(self.problem.dtype) + define(V="float16", LANES=16, NHWC=int(self.nhwc))
-        text += define(ACROSS=int(self.across), PLANES=self.planes, STEP_W=f"{self.step_w}L")
+        text += define(ACROSS=int(self.across), PLANES=self.planes, STEP_W=f"{self.step_w}L", SCALED=int(self.scaled))
         return text + define(VECTORS=int(self.vectors), IN_PLACE=int(self.in_place), ROUNDED=int(self.rounded))
 
     def text(self, sizes: str) -> str:
@@ -213,7 +220,14 @@ class TilesKernel:
         w, backwards = TensorLayout.of(problem, "w"), problem.direction == "bwd_data"
         n, c = (w.channel, w.image) if backwards else (w.image, w.channel)
         size = math.prod(problem.w_shape)
-        longs = {"WN": n, "WC": c, "WT": w.axes[2], "W_GROUP": size // walk.groups, "W_SIZE": size}
+        longs = {
+            "WN": n,
+            "WC": c,
+            "WT": w.axes[2],
+            "W_GROUP": size // walk.groups,
+            "W_SIZE": size,
+            "NOTES_AT": self.notes_at,
+        }
         ints = {"ALL_TAPS": walk.volume, "C": walk.c, "N": walk.m, "PANELS": self.panels, "BLOCKS": self.blocks}
         rows = [(-1, 0)] * walk.volume
         for taps, place in zip(self.flat.taps, self.packed, strict=True):

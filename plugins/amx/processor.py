@@ -27,6 +27,10 @@ def missing(vectors: bool = False) -> str | None:
         return f"processors with {' and '.join(needed)} only, got one without {lacking[0]}"
     if vectors:
         return None
+    return _granted()
+
+
+def _granted() -> str | None:
     status = ctypes.CDLL(None, use_errno=True).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA)
     return None if status == 0 else f"the system grants no matrix registers (errno {ctypes.get_errno()})"
 

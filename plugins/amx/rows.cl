@@ -48,15 +48,15 @@ inline float16 sixteen(global const REAL *x, long left, int n, const int step) {
   return u.v;
 }
 // Sixteen of a position's channels as planes.
-inline void fill_half(global uchar *to, float16 v) {
+inline void fill_half(SCALE_IN global uchar *to, float16 v) {
   uint16 p[3];
-  split(v, p);
+  split(SCALE v, p);
   for (int plane = 0; plane < PLANES; ++plane) *(global upper16 *)(to + 64 * plane) = convert_ushort16(p[plane] >> 16);
 }
 // Channels last: positions begin to end read ``step`` elements apart, the others of n are zeros; blocks of 32 channels,
 // so that what neighbours in memory is read in turn. to[block: AREA bytes][position][plane][32 channels]
-void fill_positions(global uchar *to, long area, global const REAL *from, int begin, int end, int n, long step,
-                    int channels) {
+void fill_positions(SCALE_IN global uchar *to, long area, global const REAL *from, int begin, int end, int n,
+                    long step, int channels) {
   ONCE for (int q = 0; q < n; ++q, to += 64 * PLANES, from += step) {
     const bool there = q >= begin && q < end;
     global uchar *block = to;
@@ -64,12 +64,12 @@ void fill_positions(global uchar *to, long area, global const REAL *from, int be
     int left = channels;
     if (there)
       ONCE for (; left >= 32; left -= 32, block += area, x += 32) {
-        fill_half(block, LOADV(x));
-        fill_half(block + 32, LOADV(x + 16));
+        fill_half(SCALE block, LOADV(x));
+        fill_half(SCALE block + 32, LOADV(x + 16));
       }
     ONCE for (; left > 0; left -= 32, block += area)
       ONCE for (int side = 0; side < 32; side += 16)
-        if (there && left > side) fill_half(block + 2 * side, first_of(x + side, left - side));
+        if (there && left > side) fill_half(SCALE block + 2 * side, first_of(x + side, left - side));
         else for (int plane = 0; plane < PLANES; ++plane) *(global upper16 *)(block + 2 * side + 64 * plane) = 0;
   }
 }

@@ -102,11 +102,14 @@ class WeightsKernel:
         self.items = min(self.jobs, config["items"])
         self.tiles = self.panels * self.blocks * len(self.taps)
         self.once = self.bands == 1 and self.splits == 1 and len(self.taps) <= _ONCE
+        self.scaled = problem.dtype == "float32"
         self.sums_at = areas.add(4096 * len(self.taps) * self.once + 64)
+        self.part_sums_at = areas.add(4096 * len(self.taps) * self.scaled + 64)
         self.slot = areas.size
         self.area = 0 if self.once else self.tiles * 1024
         workspace = Areas(PAGE)
         workspace.add(4 * self.area * walk.groups * self.splits)
+        self.scales_at = workspace.add(8 * walk.groups * self.splits * self.panels)
         self.slots_at = workspace.add(self.items * self.slot)
         self.workspace_size = workspace.size
 
@@ -137,7 +140,8 @@ class WeightsKernel:
             SLOT=f"{self.slot}L",
         )
         text += define(DY_AT=f"{self.dy_at}L", FLAT_AT=f"{self.flat_at}L", SUMS_AT=f"{self.sums_at}L")
-        text += define(JOBS=f"{self.jobs}L", ITEMS=self.items)
+        text += define(JOBS=f"{self.jobs}L", ITEMS=self.items, SCALED=int(self.scaled), SCALES_AT=f"{self.scales_at}L")
+        text += define(PART_SUMS_AT=f"{self.part_sums_at}L")
         text += define(SIZES_IN="", SIZES="")  # sizes are in the text
         text += kernel_text(__package__, "split.cl") + kernel_text(__package__, "rows.cl") + self._tables()
         kinds = [(r, c) for r in _sizes(walk.c) for c in _sizes(walk.m)]

@@ -3,7 +3,7 @@
 Axes collapse into kept ones (index k) and reduced ones (index r). On a GPU a work group takes some k and shares their
 r among its items, neighbouring items taking what lies together in memory; a tree through local memory combines them.
 On a CPU a work item takes one k and runs over r with sixteen partial results, so that the additions overlap and
-rounding stays small; where neighbours in memory are kept, a work item takes one k and the runtime makes vectors of
+rounding stays small; where neighbours in memory are kept, a work item takes one k and the compiler makes vectors of
 neighbouring items. Long reductions are split among more groups, whose partial results a second kernel combines.
 """
 
@@ -37,6 +37,8 @@ OPERATIONS = {
 }
 _GROUP = 256
 _LANES = 16
+_COLUMNS = 64
+"""Of a CPU's group at most."""
 _GROUPS_WANTED = {"gpu": 16, "cpu": 8}  # for each compute unit
 _SCALARS = {"float": np.float32, "double": np.float64, "long": np.int64}
 
@@ -109,7 +111,7 @@ def plan(
     rows = bool(kinds) and bool(kinds[-1])
     lanes_k, lanes_r = _lanes(k, r, rows) if gpu else (1, 1)
     wanted = _GROUPS_WANTED["gpu" if gpu else "cpu"] * info.compute_units
-    units = -(-k // lanes_k) if gpu or rows else -(-k // 64)
+    units = -(-k // lanes_k) if gpu or rows else -(-k // _COLUMNS)
     # Four neighbours at once: a load of 16 bytes, and one division to find them instead of four.
     wide = VECTOR if gpu and rows and _can_load_four(sizes, steps, operands, False) else 1
     least = lanes_r * 16 if gpu else 4096
@@ -177,8 +179,9 @@ def _launch(context: cl.Context, form: _Form) -> Launch:
         group: tuple[int, ...] | None = (form.lanes_k * form.lanes_r, 1)
     else:
         # Columns: neighbouring items take neighbouring places, whatever the outer axes are.
-        inner = form.kept[-1] if form.kept else 1
-        size, group = ((k, form.splits), (1, 1)) if form.rows else ((inner, form.splits, k // inner), None)
+        inner, wide = form.kept[-1] if form.kept else 1, _columns(form)
+        columns = (-(-inner // wide) * wide, form.splits, k // inner)
+        size, group = ((k, form.splits), (1, 1)) if form.rows else (columns, (wide, 1, 1))
     names = [f"{part}{i}" for i in range(len(form.operands)) for part in "po"] + [f"v_{name}" for name in form.scalars]
     names += [f"{part}r{i}" for i in range(len(form.results)) for part in "po"]
     dtypes = [t for _ in form.operands for t in (None, np.int64)]
@@ -202,7 +205,8 @@ def _source(form: _Form) -> str:
     text += f"#define COMBINE(a, b) ({combine.format(a='a', b='b')})\n"
     text += f"#define NEUTRAL (({form.kind}){whole if form.kind == 'long' else neutral})\n"
     body = _gpu(form) if form.gpu else _cpu_rows(form) if form.rows else _cpu_columns(form)
-    needs = f"__attribute__((reqd_work_group_size({form.lanes_k * form.lanes_r}, 1, 1)))\n" if form.gpu else ""
+    items = form.lanes_k * form.lanes_r if form.gpu else 1 if form.rows else _columns(form)
+    needs = f"__attribute__((reqd_work_group_size({items}, 1, 1)))\n"
     comment = "; ".join(f"{form.operation} of {_line(formula.text)}" for formula in form.formulas)
     inner = "\n  ".join(body)
     return f"// {comment}\n{text}kernel {needs}void reduce_over({', '.join(arguments)}) {{\n  {inner}\n}}\n"
@@ -232,7 +236,8 @@ def _values(form: _Form, lane: str = "") -> list[str]:
     for i, (name, dtype) in enumerate(form.operands):
         if not name:
             store = element(np.dtype(_numpy(dtype))).store
-            lines.append(f"w{i}{lane} = x0;" if lane else store.format(p=f"p{i}", i=f"i{i}", v="x0") + ";")
+            own = "" if form.gpu or form.rows else "if (own) "
+            lines.append(f"w{i}{lane} = x0;" if lane else own + store.format(p=f"p{i}", i=f"i{i}", v="x0") + ";")
     return lines
 
 
@@ -320,8 +325,10 @@ def _gpu(form: _Form) -> list[str]:
 
 def _cpu_columns(form: _Form) -> list[str]:
     count = len(form.formulas)
-    inner = form.kept[-1] if form.kept else 1
-    lines = [f"const long a = get_global_id(0), outer = get_global_id(2), k = outer * {inner} + a;"]
+    inner, wide = form.kept[-1] if form.kept else 1, _columns(form)
+    # The last group ends where the columns do: of those that the one before it has too, it stores none.
+    lines = [f"const long begin = get_group_id(0) * {wide}L, a = min(begin, {inner - wide}L) + get_local_id(0);"]
+    lines += [f"const long outer = get_global_id(2), k = outer * {inner} + a;", "const bool own = a >= begin;"]
     lines += [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
     lines += _range(form) + _split("kk", "outer", form.kept[:-1], tuple(s[:-1] for s in form.kept_steps), "c")
     steps = [step[-1] if step else 0 for step in form.kept_steps]
@@ -330,7 +337,14 @@ def _cpu_columns(form: _Form) -> list[str]:
     lines += _split("rr", "r", form.reduced, form.reduced_steps, "q")
     lines += [f"const long i{i} = o{i} + b{i} + q{i};" for i in range(len(form.operands))]
     lines += _values(form) + [f"s{i} = COMBINE(s{i}, x{i});" for i in range(count)] + ["}"]
-    return lines + _store(form, [f"s{i}" for i in range(count)])
+    return [*lines, "if (own) {", *_store(form, [f"s{i}" for i in range(count)], "  "), "}"]
+
+
+def _columns(form: _Form) -> int:
+    """Columns of a CPU's group: whole vectors, for what is left over is compiled to add in another order, and then
+    columns that are alike in memory are not in the result."""
+    inner = form.kept[-1] if form.kept else 1
+    return inner if inner < _LANES else min(_COLUMNS, inner // _LANES * _LANES)
 
 
 def _cpu_rows(form: _Form) -> list[str]:

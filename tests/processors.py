@@ -1,0 +1,78 @@
+"""Processors as solvers see them: what a test of choice describes, and lesser ones than the machine's, to run as.
+
+A solver learns of a CPU by its ``DeviceInfo`` and, in ``amx``, by the flags that Linux lists; nothing else of the
+machine may decide a test of choice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+
+
+class Processor(NamedTuple):
+    """A kind of processor."""
+
+    lanes: int
+    """Of float32 in a vector."""
+    flags: frozenset[str]
+    """As Linux lists them, those that solvers ask for."""
+    target: str
+    """Intel's OpenCL compiler's word, "" for the machine itself."""
+    isa: str
+    """oneDNN's word."""
+
+
+PROCESSORS = {
+    "avx2": Processor(8, frozenset(), "core-avx2", "AVX2"),
+    "avx512": Processor(16, frozenset({"avx512f"}), "skx", "AVX512_CORE_VNNI"),
+    "bf16": Processor(16, frozenset({"avx512f", "avx512_bf16"}), "", "AVX512_CORE_BF16"),
+    "amx": Processor(16, frozenset({"avx512f", "avx512_bf16", "amx_tile", "amx_bf16"}), "", "DEFAULT"),
+}
+
+
+def device_of(name: str, units: int = 2):
+    """The processor under Intel's runtime, as solvers are told of it."""
+    from convdispatch.api.device import DeviceInfo
+
+    lanes = PROCESSORS[name].lanes
+    more = {"fp64": True, "local_mem_size": 256 << 10, "max_work_group_size": 8192}
+    more |= {"global_mem_size": 16 << 30, "max_alloc_size": 8 << 30, "max_work_item_sizes": (8192,) * 3}
+    return DeviceInfo(
+        f"a CPU with {name}", "intel", "cpu", f"simd{32 * lanes}", simd_width=lanes, compute_units=units, **more
+    )
+
+
+@contextmanager
+def described(name: str) -> Iterator:
+    """Solvers find this processor, whatever the machine's is; its ``DeviceInfo``. Nothing is run inside."""
+    from convdispatch_amx import processor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processor.platform, "system", lambda: "Linux")
+        patch.setattr(processor.platform, "machine", lambda: "x86_64")
+        patch.setattr(processor, "_flags", lambda: PROCESSORS[name].flags)
+        patch.setattr(processor, "_granted", lambda: None)
+        processor.missing.cache_clear()
+        yield device_of(name)
+    processor.missing.cache_clear()
+
+
+def become(name: str) -> None:
+    """This process, and what it starts, run as on a lesser processor than the machine's."""
+    from convdispatch_amx import processor
+
+    _, flags, target, isa = PROCESSORS[name]
+    if target:  # caches know the device alone, not the target that it compiles for
+        os.environ |= {
+            "CL_CONFIG_CPU_TARGET_ARCH": target,
+            "PYOPENCL_NO_CACHE": "1",
+            "CONVDISPATCH_KERNEL_CACHE": "off",
+        }
+    os.environ["ONEDNN_MAX_CPU_ISA"] = isa
+    real = processor._flags
+    processor._flags = lambda: real() & flags
