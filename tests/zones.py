@@ -12,6 +12,7 @@ ZONES = {
         kernel_*
         layering
         problem
+        quantized
         walk
     """,
     "device": """

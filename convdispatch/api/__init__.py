@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .hookspecs import API_VERSION, hookimpl
     from .policy import Policy, frozen, policy
     from .problem import ConvProblem, epilogue_macros
+    from .quantization import Quantization
     from .rates import DeviceRates
     from .results import Result, Results
     from .solver import EPILOGUE, Plan, Solver
@@ -81,6 +82,7 @@ _HOME = {
     ".hookspecs": ["API_VERSION", "hookimpl"],
     ".policy": ["Policy", "frozen", "policy"],
     ".problem": ["ConvProblem", "epilogue_macros"],
+    ".quantization": ["Quantization"],
     "..device.proofs": ["proven"],
     "..device.rates": ["rates"],
     ".rates": ["DeviceRates"],
