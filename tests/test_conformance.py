@@ -245,7 +245,7 @@ def test_the_list_is_printed():
     assert done.exit_code == 0
     lines = done.output.splitlines()
     assert len(lines) == 209 + 4 + 1
-    assert lines[208].startswith("dense_2d.fwd: 39 cases hold all 1123 pairs of ndim=2 direction=fwd ic=1,3,16,17")
+    assert lines[209].startswith("dense_2d.fwd: 39 cases hold all 1123 pairs of ndim=2 direction=fwd ic=1,3,16,17")
     assert levels.digest() in done.output
 
 

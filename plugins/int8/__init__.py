@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from convdispatch.api import Declared, Solver, hookimpl
 
+from .processor import serves_tiles, serves_vectors
+
 __all__ = ["convdispatch_solvers"]
 
 
@@ -26,4 +28,8 @@ def convdispatch_solvers() -> list[Solver]:
             serves=serves,  # type: ignore[arg-type]
         )  # fmt: skip
 
-    return [own("direct", "Direct", "int8.direct")]
+    return [
+        own("direct", "Direct", "int8.direct"),
+        own("tiles", "Vectors", "int8.vnni", serves_vectors),
+        own("tiles", "Tiles", "int8.amx", serves_tiles),
+    ]
