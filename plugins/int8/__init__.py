@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from convdispatch.api import Declared, Solver, hookimpl
+from convdispatch.api import Declared, Solver, cpus_only, hookimpl
 
 from .processor import serves_tiles, serves_vectors
 
@@ -30,6 +30,7 @@ def convdispatch_solvers() -> list[Solver]:
 
     return [
         own("direct", "Direct", "int8.direct"),
+        own("depthwise", "Depthwise", "int8.depthwise", cpus_only),
         own("tiles", "Vectors", "int8.vnni", serves_vectors),
         own("tiles", "Tiles", "int8.amx", serves_tiles),
     ]

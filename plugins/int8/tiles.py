@@ -217,7 +217,7 @@ class _Tiled(Solver):
         elements = math.prod(problem.y_shape)
         work += costs.stored * elements / 16 if kernel.nhwc else costs.scattered * elements
         work += 0 if kernel.in_place else costs.copied * kernel.bands * kernel.shares * kernel.area
-        work += costs.read * kernel.bands * kernel.groups ** 0 * kernel.panels * kernel.panel
+        work += costs.read * kernel.bands * kernel.groups**0 * kernel.panels * kernel.panel
         work += 0 if problem.constant_weights else costs.packed * kernel.packed_size
         known = rates(device)
         return known.launch + (costs.launch + work * uneven(kernel.jobs, device)) / known.flops
