@@ -1,4 +1,4 @@
-"""``int8.depthwise``: one channel a group, channels last, on CPUs: vectors of channels in float32, whose sums are exact."""
+"""``int8.depthwise``: one channel a group, channels last, on CPUs, by vectors of channels in float32 (exact)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The processor's instructions for bytes as OpenCL text: inline assembly, which Intel's compiler takes with pointers.
 
 A function is nothing but its assembly: the compiler is told of memory alone and knows neither tiles nor the vectors'
-names, so nothing of its own may live there. ``product`` sums over taps, each of which begins where ``offsets`` says, and
+names, so nothing of its own may live there. A product sums over taps, each of which begins where ``offsets`` says, and
 in each over ``steps`` of bytes that follow each other.
 """
 

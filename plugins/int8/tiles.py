@@ -1,4 +1,4 @@
-"""``int8.vnni`` and ``int8.amx``: quantized convolutions by tiles of positions and 32 channels, on Intel's processors."""
+"""``int8.vnni`` and ``int8.amx``: quantized convolutions by tiles of positions and 32 channels, on Intel's CPUs."""
 
 from __future__ import annotations
 
