@@ -31,7 +31,7 @@ from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
 from convdispatch.measurement.search.families import FAMILIES, draw, entering, families, family_limit, plane_errors
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 GEOMETRIES = {
     "3x3": "mb{n}ic{c}ih{s}iw{s}oc{c}kh3kw3ph1pw1",

@@ -88,7 +88,7 @@ def _pair(given: tuple[str, str, ConvProblem]) -> dict:
     from gpu import torch_side
 
     from convdispatch.device import runtime
-    from convdispatch.selection import ranking
+    from convdispatch.selection.choice import ranking
 
     net, name, problem = given
     row = {"net": net, "layer": name, "problem": str(problem)}

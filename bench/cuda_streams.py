@@ -21,11 +21,12 @@ import torch
 import convdispatch as cd
 from convdispatch import ConvProblem
 from convdispatch.api.policy import Policy
-from convdispatch.calls.foreign import rehearse
-from convdispatch.calls.libraries import library_of
+from convdispatch.calls.arrays.known_libraries import library_of
+from convdispatch.calls.cuda_call import rehearse
 from convdispatch.device import runtime
-from convdispatch.device.stream import CudaStream, place_of
-from convdispatch.selection import dispatch, ranking
+from convdispatch.device.cuda.stream import CudaStream, place_of
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import ranking
 
 PROBLEMS = (
     "fwd_f32_mb64ic256ih14iw14oc256kh3kw3ph1pw1",

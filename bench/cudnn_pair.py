@@ -10,7 +10,7 @@ from typing import Any
 
 from convdispatch.api import ConvProblem
 from convdispatch.device import runtime
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 PAUSE = 300_000
 """Cycles of the GPU for which a stream is held up for each repetition that the host is to queue meanwhile."""
@@ -23,7 +23,7 @@ class Pair:
         import pyopencl as cl
         import torch
 
-        from convdispatch.device.bridge import bridge_of
+        from convdispatch.device.cuda.bridge import bridge_of
 
         self.torch = torch
         torch.backends.cudnn.benchmark = True

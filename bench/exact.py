@@ -8,7 +8,7 @@ import numpy as np
 import pyopencl as cl
 
 from convdispatch.api import ConvProblem, DeviceInfo, Plan
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 __all__ = ["Exact"]
 

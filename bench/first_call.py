@@ -33,7 +33,7 @@ import numpy as np
 import pyopencl
 import convdispatch
 from convdispatch import conv, inference, policy
-from convdispatch.device import phases
+from convdispatch.device import startup_profile as phases
 from convdispatch.models import catalogue
 real = np.random.default_rng
 np.random.default_rng = lambda *seed: real(*(seed or (0,)))  # the pack's weights again

@@ -30,7 +30,7 @@ from nvidia_values import Bench
 
 from convdispatch.api import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 _COPY = 4.25e12
 _OTHERS = ("nvidia.*", "implicitgemm.*")

@@ -31,7 +31,7 @@ from convdispatch.api import ConvProblem, Policy
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.measurement import shapes
-from convdispatch.selection import ranking
+from convdispatch.selection.choice import ranking
 
 NETS = ("convnet", "alexnet", "overfeat", "vgg_a", "googlenet", "resnet50")
 SHORT = {"fwd": "f", "bwd_data": "bd", "bwd_weights": "bw"}
@@ -41,7 +41,7 @@ def solvers(patterns: str) -> list:
     """Solvers by glob."""
     from fnmatch import fnmatch
 
-    from convdispatch.selection.loader import plugins
+    from convdispatch.selection.plugins.loader import plugins
 
     found = plugins().solvers
     return [solver for name, solver in found.items() if any(fnmatch(name, p) for p in patterns.split(","))]

@@ -73,7 +73,7 @@ def gpu(tries: int, seconds: float, budget: float) -> None:
     from nvidia_values import Bench
 
     from convdispatch.api import ConvProblem
-    from convdispatch.selection.loader import plugins
+    from convdispatch.selection.plugins.loader import plugins
 
     begun, bench = time.monotonic(), Bench("float16", 60_000_000)
     solver = plugins().solvers["nvidia.tma"]

@@ -27,7 +27,7 @@ from convdispatch.api.policy import Policy
 from convdispatch.device import runtime
 from convdispatch.measurement import shapes
 from convdispatch.selection import dispatch
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 Work = Callable[[], None]
 REST_S = 0.25

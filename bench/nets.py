@@ -30,9 +30,9 @@ from torch_nets import to_torch
 
 from convdispatch import inference
 from convdispatch.device import runtime
-from convdispatch.inference.fuse import fuse
-from convdispatch.inference.layout import relayout
 from convdispatch.inference.lower import lower
+from convdispatch.inference.passes.fusion import fuse
+from convdispatch.inference.passes.layout import relayout
 from convdispatch.inference.trace import trace
 from convdispatch.measurement.find import find
 from convdispatch.models import catalogue

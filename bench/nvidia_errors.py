@@ -27,7 +27,7 @@ from farm import Lost, farm
 from convdispatch.api import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.measurement.search.families import draw, plane_errors
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 LAYERS = [
     "mb16ic3ih224iw224oc64kh7kw7sh2sw2ph3pw3",

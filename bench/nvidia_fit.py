@@ -28,7 +28,7 @@ from farm import Lost, farm
 from convdispatch.api import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 H200 = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
 CHANNELS = (24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 144, 160, 192, 224, 256, 288, 320, 384, 448, 512, 576, 640, 768,

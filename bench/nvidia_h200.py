@@ -38,7 +38,7 @@ from nvidia_values import Bench
 from convdispatch.api import ConvProblem, Launch
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.measurement import shapes
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 
 @click.group()

@@ -26,10 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 import convdispatch as cd
-from convdispatch.calls.foreign import rehearse
-from convdispatch.calls.libraries import library_of
-from convdispatch.device import host as host_memory
-from convdispatch.device import kernels, runtime
+from convdispatch.calls.arrays.known_libraries import library_of
+from convdispatch.calls.cuda_call import rehearse
+from convdispatch.device import runtime
+from convdispatch.device.commands import host_memory
+from convdispatch.device.programs import kernels
 from convdispatch.selection import dispatch
 
 BARE = (
@@ -88,7 +89,7 @@ def main(device: str | None, calls: int) -> None:
     queue = runtime.queue(runtime.find_device(device))
     x, w, y = (cla.zeros(queue, shape, np.float32) for shape in ((1, 2, 4, 4), (2, 2, 3, 3), (1, 2, 2, 2)))
     problem = cd.ConvProblem(mb=1, ic=2, ih=4, iw=4, oc=2, kh=3, kw=3)
-    from convdispatch.selection.loader import plugins
+    from convdispatch.selection.plugins.loader import plugins
 
     plugins().solvers["overhead.tiny"] = Tiny()
     plugins().plugin_of["overhead.tiny"] = "overhead"

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from convdispatch import conv, policy
-from convdispatch.device import kernels, runtime
+from convdispatch.device import runtime
+from convdispatch.device.programs import kernels
 from convdispatch.selection import dispatch
 
 

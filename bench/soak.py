@@ -39,7 +39,7 @@ from convdispatch.api.policy import current_policy
 from convdispatch.measurement import reference
 from convdispatch.measurement.conformance.data import Data, allowed, data_for
 from convdispatch.measurement.search.trialdata import operands_of
-from convdispatch.selection.ranking import contestants, refusal
+from convdispatch.selection.choice.ranking import contestants, refusal
 
 GUARD = 64
 """Elements before and after an output, which must stay as they are."""

@@ -14,7 +14,7 @@ import sys
 
 from convdispatch.api.errors import NoDevice
 from convdispatch.device import runtime
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 from convdispatch.tools.selftest import cases
 from convdispatch.tools.selftest.run import run
 from convdispatch.tools.selftest.targets import compiling_for, runnable

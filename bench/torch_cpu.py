@@ -19,7 +19,8 @@ from torch_rows import images, net, say
 
 import convdispatch.torch as ct
 from convdispatch.selection.prepared import Constant
-from convdispatch.torch import engine, host, routing
+from convdispatch.torch.dispatch import engine, routing
+from convdispatch.torch.eager import host
 
 
 def median_ms(run: Callable[[], Any], seconds: float) -> float:

@@ -112,8 +112,8 @@ class Rank:
 @contextlib.contextmanager
 def taken(rank: Rank, phase: str) -> Iterator[dict[str, Any]]:
     """Say how long a phase took, with what the block adds, and what was spent on programs."""
-    from convdispatch.device.phases import PHASES as SPENT
-    from convdispatch.device.phases import noting
+    from convdispatch.device.startup_profile import PHASES as SPENT
+    from convdispatch.device.startup_profile import noting
 
     rank.say(phase=phase, begins=round(time.perf_counter() - BEGIN, 1))
     more: dict[str, Any] = {}

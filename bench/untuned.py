@@ -39,9 +39,9 @@ from convdispatch.api.policy import policy
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.measurement.shapes import parse
-from convdispatch.selection.asking import ask
-from convdispatch.selection.ranking import contestants, rank
-from convdispatch.tools.benchmark.torch_peer import Peer
+from convdispatch.selection.choice.ranking import contestants, rank
+from convdispatch.selection.solver_query import query
+from convdispatch.tools.benchmark.measuring.torch_peer import Peer
 
 HERE = Path(__file__).resolve().parent
 UNSEEN_S = 0.03
@@ -164,7 +164,7 @@ def rivals(problem: ConvProblem) -> dict[str, float]:
     chosen = rank(problem, info)[0]
     costs = {}
     for name, solver in contestants(problem, info).items():
-        asked = ask(solver, problem, info)
+        asked = query(solver, problem, info)
         if "+" not in name and not asked.refused:
             cost = asked.cost(asked.within(None)[0])
             if cost is not None:

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.measurement import shapes
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 NETS = ("convnet", "alexnet", "overfeat", "vgg_a", "googlenet", "resnet50")
 MATHS = {
@@ -169,8 +169,8 @@ def crossing(count: int) -> None:
     """Microseconds that work of CUDA's costs in an OpenCL queue, by how it is ordered."""
     import pyopencl as cl
 
-    from convdispatch.device.bridge import bridge_of
-    from convdispatch.device.memory import cuda_address
+    from convdispatch.device.cuda.bridge import bridge_of
+    from convdispatch.device.memory.allocator import cuda_address
 
     device = runtime.find_device("nvidia")
     context = runtime.context(device)

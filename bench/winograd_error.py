@@ -18,7 +18,7 @@ import numpy as np
 from convdispatch.api import ConvDispatchError, ConvProblem, Solver
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 
 def error_of(solver: Solver, problem: ConvProblem) -> float:

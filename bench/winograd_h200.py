@@ -26,7 +26,7 @@ import pyopencl as cl
 from gpu import Ours, passes
 
 from convdispatch.api import ConvProblem
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 PEAK = """
 kernel void peak(global float *out, float a) {

@@ -1,6 +1,6 @@
 """Devices, contexts, queues and memory, as callers use them; how they are made stands in ``convdispatch.device``."""
 
-from .device.memory import memory_statistics, release_memory, set_memory_limit
+from .device.memory.allocator import memory_statistics, release_memory, set_memory_limit
 from .device.runtime import context, default_device, device_info, devices, find_device, platforms, probe, queue
 
 __all__ = [

@@ -18,7 +18,8 @@ from checking import make_operands, numpy_dtype
 from convdispatch_amx import convolve, vectors, weights
 
 from convdispatch import ConvProblem
-from convdispatch.device import kernels, runtime
+from convdispatch.device import runtime
+from convdispatch.device.programs import kernels
 
 PAGE, HOME = mmap.PAGESIZE, []
 KINDS = ("fwd_f32_", "fwd_bf16_nhwc_", "bwd_data_f32_", "bwd_data_f32_nhwc_", "bwd_weights_f16_",

@@ -19,8 +19,9 @@ from plans import check_plan
 
 from convdispatch import ConvProblem, Solver
 from convdispatch.api.device import DeviceInfo
-from convdispatch.device import kernels, runtime
-from convdispatch.selection.loader import plugins
+from convdispatch.device import runtime
+from convdispatch.device.programs import kernels
+from convdispatch.selection.plugins.loader import plugins
 
 
 def native(device: Any, solver: str = "amx.tiles") -> str | None:

@@ -10,7 +10,8 @@ from typing import Any
 import pyopencl as cl
 import pytest
 
-from convdispatch.device import kernels, runtime
+from convdispatch.device import runtime
+from convdispatch.device.programs import kernels
 
 HINT = "#define kernel __attribute__((vec_type_hint(float16))) kernel\n"
 """Before a kernel's text: work items run one after another on a CPU, and its compiler makes one form, not two."""

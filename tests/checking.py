@@ -18,9 +18,9 @@ from convdispatch.api.errors import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
-from convdispatch.selection import ranking
+from convdispatch.selection.choice import ranking
 from convdispatch.selection.derivation import named
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 GUARD = 4096
 """Bytes before and after every operand; a multiple of every device's buffer alignment."""

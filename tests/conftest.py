@@ -96,7 +96,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def patience():
     """Ten minutes for what users wait one for: a busy machine's delay would be a verdict on a plugin, which is kept."""
     from convdispatch.measurement.search import probing, session
-    from convdispatch.selection import verdicts
+    from convdispatch.selection.plugins import verdicts
 
     verdicts.IMPORT_S = probing.RUN_S = session.LEAST_TRIAL_S = 600.0
 
@@ -118,7 +118,7 @@ def all_forms(monkeypatch):
     """Every form of a net is built, whatever the prediction says."""
     from convdispatch.inference import net
 
-    monkeypatch.setattr(net, "foretold", lambda graphs, counts, queue: (graphs, counts, {}))
+    monkeypatch.setattr(net, "pruned", lambda graphs, counts, queue: (graphs, counts, {}))
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def item_by_item(request, monkeypatch):
     """
     from as_gpu import hinted, hurried
 
-    from convdispatch.device import kernels
+    from convdispatch.device.programs import kernels
 
     compiled, computes = kernels._compile, request.node.get_closest_marker("computes")
 
@@ -167,7 +167,8 @@ def db(folders):
 @pytest.fixture
 def naive(monkeypatch):
     """Loads the naive plugin as a drop-in beside the others, for one test; its solver is ``naive.direct``."""
-    from convdispatch.selection import dispatch, loader
+    from convdispatch.selection import dispatch
+    from convdispatch.selection.plugins import loader
 
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(HERE / "naive_plugin"))
     yield loader.reload()
@@ -180,7 +181,8 @@ def naive(monkeypatch):
 def drop_in(request):
     """Loads the plugin in the module's ``DROP_IN`` beside the others; the kit's data are kept for all its solvers."""
     from convdispatch.measurement.conformance import checks
-    from convdispatch.selection import dispatch, loader
+    from convdispatch.selection import dispatch
+    from convdispatch.selection.plugins import loader
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONVDISPATCH_PLUGIN_DIR", str(request.module.DROP_IN))
@@ -193,7 +195,8 @@ def drop_in(request):
 @pytest.fixture
 def faults(monkeypatch, tmp_path, device):
     """``faults("lies", ...)`` makes these solvers the only ones; records go to a folder of the test."""
-    from convdispatch.selection import dispatch, loader
+    from convdispatch.selection import dispatch
+    from convdispatch.selection.plugins import loader
     from convdispatch.selection.records import perfdb
 
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
@@ -254,7 +257,7 @@ def cudnn(device):
     """The device, where cuDNN can use it."""
     from convdispatch import ConvProblem
     from convdispatch.device import runtime
-    from convdispatch.selection.loader import plugins
+    from convdispatch.selection.plugins.loader import plugins
 
     problem = ConvProblem.parse("mb2ic16ih9oc32kh3ph1")
     reason = plugins().solvers["cudnn.convolution"].rejects(problem, runtime.device_info(device))

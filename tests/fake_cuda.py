@@ -6,7 +6,7 @@ import ctypes
 import functools
 import itertools
 
-from convdispatch.device import cuda
+from convdispatch.device import cuda_driver
 
 __all__ = ["FakeCuda"]
 
@@ -22,7 +22,7 @@ class FakeCuda:
     def __call__(self, name, *arguments):
         self.calls.append((name, *arguments))
         if name in self.failing:
-            raise cuda.CudaError(name)
+            raise cuda_driver.CudaError(name)
         if name == "cuMemAllocAsync":
             arguments[0]._obj.value = 1 << 30
         if name == "cuLaunchHostFunc":

@@ -10,13 +10,16 @@ from collections import deque
 
 import numpy as np
 
-from convdispatch.calls import interop, libraries
-from convdispatch.calls.library import Library
-from convdispatch.device import host, launches, runtime, stream
-from convdispatch.device.cuda import Cuda
-from convdispatch.device.cudapool import CudaPool
-from convdispatch.device.ptx import Unlaunchable
-from convdispatch.inference import program
+from convdispatch.calls.arrays import interchange, known_libraries
+from convdispatch.calls.arrays.array_library import Library
+from convdispatch.device import runtime
+from convdispatch.device.commands import host_memory
+from convdispatch.device.cuda import stream
+from convdispatch.device.cuda.memory_pool import CudaPool
+from convdispatch.device.cuda.ptx import Unlaunchable
+from convdispatch.device.cuda_driver import Cuda
+from convdispatch.device.plans import cuda_launches
+from convdispatch.device.replay import program
 
 __all__ = ["CudaArray", "HostDriver", "contextless", "install"]
 
@@ -141,7 +144,7 @@ class HostFunction:
         for place in self.memory:
             if isinstance(given[place], np.generic):
                 continue
-            given[place] = host.HostMemory.at(given[place], 1) if given[place] else None
+            given[place] = host_memory.HostMemory.at(given[place], 1) if given[place] else None
         kernel = self.kernel
 
         def run():
@@ -221,14 +224,14 @@ def install(monkeypatch, device, unlaunchable=()):
         return HostFunction(cuda, kernel, queue)
 
     monkeypatch.setattr(stream, "function_of", function_of)
-    monkeypatch.setattr(launches, "function_of", function_of)
+    monkeypatch.setattr(cuda_launches, "function_of", function_of)
 
     def address(buffer):
-        return interop.host_address(queue, buffer, buffer.size)
+        return interchange.host_address(queue, buffer, buffer.size)
 
-    monkeypatch.setattr(stream.memory, "cuda_address", address)
+    monkeypatch.setattr(stream.allocator, "cuda_address", address)
     monkeypatch.setattr(program, "cuda_of", lambda device: places[0].cuda)
     monkeypatch.setattr(program, "place_of", lambda number: places[number])
     library = HostLibrary(places)
-    monkeypatch.setitem(libraries._known, CudaArray, library)
+    monkeypatch.setitem(known_libraries._known, CudaArray, library)
     return driver, library

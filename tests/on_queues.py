@@ -9,7 +9,7 @@ from checking import make_operands
 
 import convdispatch as cd
 from convdispatch import ConvProblem, Tensor
-from convdispatch.device.queuelaunches import QueueLaunches
+from convdispatch.device.plans.queue_launches import QueueLaunches
 
 PROBLEM = ConvProblem.parse("mb1ic4ih8oc8kh3ph1")
 

@@ -20,7 +20,7 @@ from convdispatch import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.measurement import shapes
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ from convdispatch import ConvProblem
 from convdispatch.api import define, kernel_text, storage_macros
 from convdispatch.api.device import DeviceInfo
 from convdispatch.device import runtime
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 CPU = DeviceInfo("a CPU", "intel", "cpu", "", simd_width=16, compute_units=4)
 

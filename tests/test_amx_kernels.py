@@ -22,7 +22,8 @@ from plans import table_cases
 import convdispatch
 from convdispatch import ConvProblem, Solver
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.device import kernels, runtime
+from convdispatch.device import runtime
+from convdispatch.device.programs import kernels
 from convdispatch.measurement import reference
 from convdispatch.measurement.search.families import draw, entering, families, family_limit, plane_errors
 

@@ -24,9 +24,10 @@ import convdispatch
 from convdispatch import ConvProblem, Solver
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.device import kernels, runtime
+from convdispatch.device import runtime
+from convdispatch.device.programs import kernels
 from convdispatch.measurement import reference
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 VECTORS, WEIGHTS = vectors.Vectors(), vectors.VectorWeights()
 CPU = DeviceInfo("a CPU", "intel", "cpu", "", simd_width=16, compute_units=4)

@@ -15,13 +15,13 @@ from rich.console import Console
 from convdispatch.api import ConvProblem
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.measurement.peaks import traffic
-from convdispatch.tools.benchmark import session
-from convdispatch.tools.benchmark.export import write_csv, write_json
-from convdispatch.tools.benchmark.page import render
-from convdispatch.tools.benchmark.published import titanx
+from convdispatch.tools.benchmark.measuring import session
+from convdispatch.tools.benchmark.pages.export import write_csv, write_json
+from convdispatch.tools.benchmark.pages.page import render
+from convdispatch.tools.benchmark.pages.published import titanx
+from convdispatch.tools.benchmark.pages.terminal import show
 from convdispatch.tools.benchmark.report import Choice, Journal, Layer, Measured, PeerTime, Report, Row, load
 from convdispatch.tools.benchmark.summary import gaps, geomean, layer_type, lines, nets, solver_times, types
-from convdispatch.tools.benchmark.terminal import show
 
 TINY = "fwd_f32_mb1ic4ih6iw6oc4kh3kw3"
 

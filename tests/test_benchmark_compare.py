@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from rich.console import Console
 from test_benchmark import DEVICE, ENVIRONMENT, example
 
-from convdispatch.tools.benchmark.compare import compare, heading, show_comparison, write_comparison
-from convdispatch.tools.benchmark.export import write_json
+from convdispatch.tools.benchmark.pages.compare import compare, heading, show_comparison, write_comparison
+from convdispatch.tools.benchmark.pages.export import write_json
 from convdispatch.tools.benchmark.report import Report
 from convdispatch.tools.cli import main
 

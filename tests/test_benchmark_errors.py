@@ -11,9 +11,9 @@ from test_benchmark import TINY, example
 
 from convdispatch.api import ConvProblem
 from convdispatch.device import runtime
-from convdispatch.tools.benchmark import peers, session
-from convdispatch.tools.benchmark.page import render
-from convdispatch.tools.benchmark.terminal import show
+from convdispatch.tools.benchmark.measuring import peers, session
+from convdispatch.tools.benchmark.pages.page import render
+from convdispatch.tools.benchmark.pages.terminal import show
 
 
 def test_a_peer_has_both_errors_as_ours_have(device, monkeypatch):

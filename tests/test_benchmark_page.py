@@ -9,9 +9,9 @@ import pytest
 from reports import ENVIRONMENT
 
 from convdispatch.api.problem import ConvProblem
-from convdispatch.tools.benchmark.figures import colours, geometry_map
-from convdispatch.tools.benchmark.page import render
-from convdispatch.tools.benchmark.published import CARD, titanx
+from convdispatch.tools.benchmark.pages.figures import colours, geometry_map
+from convdispatch.tools.benchmark.pages.page import render
+from convdispatch.tools.benchmark.pages.published import CARD, titanx
 from convdispatch.tools.benchmark.report import Choice, Layer, Measured, Report, Row, placeless
 from convdispatch.tools.benchmark.summary import gaps, lines
 

@@ -9,7 +9,7 @@ from convdispatch.api import ConvProblem
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.measurement import reference
 from convdispatch.measurement.search.trialdata import operands_of, random_operands
-from convdispatch.tools.benchmark import peers
+from convdispatch.tools.benchmark.measuring import peers
 
 PEER_PROBLEMS = [
     "mb2ic6ih9iw7oc4kh3kw2sh2sw1ph1pw0",

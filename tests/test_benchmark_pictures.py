@@ -13,12 +13,12 @@ from test_benchmark import example
 from test_benchmark_page import KINDS
 from test_benchmark_page import report as geometries
 
-from convdispatch.tools.benchmark.answers import answers, to_do, worst
-from convdispatch.tools.benchmark.coverage import CHANNELS, PIXELS, coverage_map, shares
-from convdispatch.tools.benchmark.export import write_json
+from convdispatch.tools.benchmark.pages.answers import answers, to_do, worst
+from convdispatch.tools.benchmark.pages.coverage import CHANNELS, PIXELS, coverage_map, shares
+from convdispatch.tools.benchmark.pages.export import write_json
+from convdispatch.tools.benchmark.pages.timeline import chart, rows_of, training_events, write_trace
 from convdispatch.tools.benchmark.report import PeerTime
 from convdispatch.tools.benchmark.summary import lines
-from convdispatch.tools.benchmark.timeline import chart, rows_of, training_events, write_trace
 from convdispatch.tools.cli import main
 
 FAST = {"float32": {name: {"rate": 1e12, "how": "fast"} for name in ("flops", "bandwidth")}}

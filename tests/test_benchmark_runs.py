@@ -14,8 +14,8 @@ from convdispatch.device import runtime
 from convdispatch.measurement.peaks import measure_roof
 from convdispatch.measurement.shapes import Entry
 from convdispatch.selection.records.perfdb import perfdb
-from convdispatch.tools.benchmark import run, session
-from convdispatch.tools.benchmark.page import render
+from convdispatch.tools.benchmark.measuring import run, session
+from convdispatch.tools.benchmark.pages.page import render
 from convdispatch.tools.benchmark.report import load
 from convdispatch.tools.cli.bench import bench
 

@@ -18,13 +18,14 @@ from farms import PATIENT
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement.peaks import Peak, Roof
-from convdispatch.measurement.search.ahead import compile_ahead
+from convdispatch.measurement.search.precompile import precompile
 from convdispatch.measurement.shapes import Entry
-from convdispatch.selection import dispatch, loader
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
-from convdispatch.tools.benchmark import run
+from convdispatch.tools.benchmark.measuring import run
+from convdispatch.tools.benchmark.measuring.worker import Worker
 from convdispatch.tools.benchmark.report import load
-from convdispatch.tools.benchmark.worker import Worker
 from convdispatch.tools.cli import main, options
 
 TINY, OTHER = "mb1ic4ih9oc4kh3ph1", "mb1ic4ih6oc4kh1"
@@ -215,27 +216,27 @@ def compiled(tmp_path):
 def test_each_problem_s_first_candidates_are_compiled_first(solvers, device, tmp_path):
     solvers(ODD="odd.a=2,odd.b=1")
     problems = [ConvProblem.parse(text) for text in (TINY, OTHER)]
-    assert compile_ahead(problems, runtime.address(device), 1, 60.0) == 6
+    assert precompile(problems, runtime.address(device), 1, 60.0) == 6
     turns = [(name, turn) for _, name, turn in compiled(tmp_path)]
     assert turns == [(n, t) for n, t in (("odd.a", "0"), ("odd.b", "0"), ("odd.a", "1")) for _ in problems]
 
 
 def test_a_library_is_not_loaded_in_each_process(solvers, device, tmp_path):
     solvers(ODD="odd.library=3,odd.a=1")
-    assert compile_ahead([ConvProblem.parse(TINY)], runtime.address(device), 1, 60.0) == 1
+    assert precompile([ConvProblem.parse(TINY)], runtime.address(device), 1, 60.0) == 1
     assert [name for _, name, _ in compiled(tmp_path)] == ["odd.a"]
 
 
 def test_a_compiler_that_dies_costs_its_candidate(solvers, device, tmp_path):
     solvers(ODD="odd.dies=3")
     problems = [ConvProblem.parse(text) for text in (TINY, OTHER)]
-    assert compile_ahead(problems, runtime.address(device), 2, 60.0) == 4
+    assert precompile(problems, runtime.address(device), 2, 60.0) == 4
     assert sorted(turn for _, _, turn in compiled(tmp_path)) == ["0", "0", "1", "1", "2", "2"]
 
 
 def test_compiling_ahead_ends_with_its_time(solvers, device):
     solvers(ODD="odd.sleeps=1")  # for ten minutes: it is the time that ends it, and nothing was compiled
-    assert compile_ahead([ConvProblem.parse(TINY)], runtime.address(device), 2, 0.3) == 0
+    assert precompile([ConvProblem.parse(TINY)], runtime.address(device), 2, 0.3) == 0
 
 
 def test_the_command_compiles_ahead(solvers, device, roofs, tmp_path):
@@ -286,7 +287,7 @@ def test_find_compiles_ahead(solvers, device, tmp_path):
 
 PEER = """
 import os
-from convdispatch.tools.benchmark.peers import Variant
+from convdispatch.tools.benchmark.measuring.peers import Variant
 
 class Peer:
     name, settings = "torch", {"version": "deadly"}
@@ -303,7 +304,7 @@ def test_a_peer_that_dies_costs_itself(solvers, device, roofs, tmp_path, monkeyp
     solvers(FAULTS="good")
     (tmp_path / "deadly_peer.py").write_text(PEER)
     (tmp_path / "sitecustomize.py").write_text(
-        "from convdispatch.tools.benchmark import peers\npeers.PEERS['torch'] = 'deadly_peer'\n"
+        "from convdispatch.tools.benchmark.measuring import peers\npeers.PEERS['torch'] = 'deadly_peer'\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     report = run.run(entries(TINY), device, isolate=True, against=["torch"], budget_ms=2000)

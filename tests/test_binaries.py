@@ -13,14 +13,14 @@ import pytest
 from pyopencl import characterize
 
 from convdispatch.api import BuildFailed, build
-from convdispatch.device import binaries, kernels
+from convdispatch.device.programs import binary_cache, kernels
 
 TEXT = "kernel void k(global int *x) { x[get_global_id(0)] = NUMBER; }"
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, queue):
-    if binaries._keeps_kernels(queue.device):
+    if binary_cache._keeps_kernels(queue.device):
         pytest.skip("the driver keeps compiled kernels itself")
     monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path / "kernels"))
     return tmp_path / "kernels"
@@ -29,8 +29,8 @@ def folder(tmp_path, monkeypatch, queue):
 @pytest.fixture
 def compilations(monkeypatch):
     """Texts that were compiled."""
-    texts, real = [], binaries._from_text
-    monkeypatch.setattr(binaries, "_from_text", lambda c, text, o: texts.append(text) or real(c, text, o))
+    texts, real = [], binary_cache._from_text
+    monkeypatch.setattr(binary_cache, "_from_text", lambda c, text, o: texts.append(text) or real(c, text, o))
     return texts
 
 
@@ -44,26 +44,26 @@ def answer(queue, program) -> int:
 
 def test_second_time_from_the_file(queue, folder, compilations):
     for _ in range(3):
-        assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
+        assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
     assert len(compilations) == len(list(folder.iterdir())) == 1
-    assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=8"])) == 8
-    assert answer(queue, binaries.compiled(queue.context, TEXT + " ", ["-DNUMBER=7"])) == 7
+    assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=8"])) == 8
+    assert answer(queue, binary_cache.compiled(queue.context, TEXT + " ", ["-DNUMBER=7"])) == 7
     assert len(compilations) == len(list(folder.iterdir())) == 3
 
 
 def test_another_target_is_another_file(queue, folder, compilations, monkeypatch):
     """A driver's variables change what it compiles: a binary for one target would be wrong, or end the process."""
-    binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])
+    binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])
     monkeypatch.setenv("CL_CONFIG_CPU_TARGET_ARCH", "corei7")
-    binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])
+    binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])
     monkeypatch.setenv("CL_CONFIG_CPU_VECTORIZER_MODE", "1")
-    binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])
+    binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])
     assert len(compilations) == len(list(folder.iterdir())) == 3
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "changed", "other form", "no binary"])
 def test_damaged_files_are_compiled_anew(queue, folder, compilations, damage):
-    binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])
+    binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])
     (path,) = folder.iterdir()
     content = path.read_bytes()
     changed = bytearray(content)
@@ -71,25 +71,25 @@ def test_damaged_files_are_compiled_anew(queue, folder, compilations, damage):
     path.write_bytes({"empty": b"", "short": content[:-1], "changed": bytes(changed), "other form": b"x" + content,
                       "no binary": b""}[damage])  # fmt: skip
     if damage == "no binary":  # whole, but nothing that the driver reads
-        binaries.write_file(path, binaries._FORM, b"not a program")
-    assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
+        binary_cache.write_file(path, binary_cache._FORM, b"not a program")
+    assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
     assert len(compilations) == 2
-    assert binaries.read_file(path, binaries._FORM) not in (None, b"not a program")
-    assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
+    assert binary_cache.read_file(path, binary_cache._FORM) not in (None, b"not a program")
+    assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
     assert len(compilations) == 2
 
 
 def test_a_folder_that_cannot_be_written(queue, folder, compilations):
     folder.write_text("a file in its place")
     for _ in range(2):
-        assert answer(queue, binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
+        assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
     assert len(compilations) == 2
 
 
 def test_off(queue, folder, compilations, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", "off")
     for _ in range(2):
-        binaries.compiled(queue.context, TEXT, ["-DNUMBER=7"])
+        binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])
     assert len(compilations) == 2
     assert not folder.exists()
 
@@ -99,7 +99,7 @@ def test_many_at_once(queue, folder):
 
     def work():
         for number in range(8):
-            seen.append(answer(queue, binaries.compiled(queue.context, TEXT, [f"-DNUMBER={number}"])) == number)
+            seen.append(answer(queue, binary_cache.compiled(queue.context, TEXT, [f"-DNUMBER={number}"])) == number)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -118,13 +118,13 @@ def test_errors_keep_the_log(queue, folder):
 
 
 def test_the_oldest_go_first(folder, queue, monkeypatch):
-    monkeypatch.setattr(binaries, "_MOST", 350)
+    monkeypatch.setattr(binary_cache, "_MOST", 350)
     for age in range(5):
         path = folder / f"{age}.bin"
-        binaries.write_file(path, binaries._FORM, b"x" * 64)
+        binary_cache.write_file(path, binary_cache._FORM, b"x" * 64)
         os.utime(path, (1000 + age, 1000 + age))
-    binaries._sweep(folder)
-    size = len(binaries._FORM) + 32 + 64
+    binary_cache._sweep(folder)
+    size = len(binary_cache._FORM) + 32 + 64
     assert sorted(path.name for path in folder.iterdir()) == [f"{age}.bin" for age in range(5 - 350 // size, 5)]
 
 
@@ -193,4 +193,4 @@ def test_a_text_that_does_not_compile_says_where(queue):
 def test_nvidias_driver_gets_files_though_it_keeps_kernels(monkeypatch, platform, kept):
     monkeypatch.setattr(characterize, "has_src_build_cache", lambda device: not platform.startswith("Intel"))
     device = types.SimpleNamespace(platform=types.SimpleNamespace(name=platform))
-    assert binaries._keeps_kernels(device) is kept
+    assert binary_cache._keeps_kernels(device) is kept

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 
-from convdispatch.device import bridge, cuda, sharedpool, streampool
+from convdispatch.device import cuda_driver
+from convdispatch.device.cuda import bridge, stream_pool
+from convdispatch.device.memory import shared_pool
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def bridges(device, monkeypatch):
     """``make(out_of_order)``: (queue, its bridge) of an OpenCL device that passes for CUDA's; ``make.cuda`` is fake."""
     import pyopencl as cl
 
-    if platform.machine() not in cuda._TRAMPOLINES or sys.platform != "linux":
+    if platform.machine() not in cuda_driver._TRAMPOLINES or sys.platform != "linux":
         pytest.skip("linux on a machine that CUDA's calls are written for only")
     context, fake, base = cl.Context([device]), FakeCuda(), 1 << 40
 
@@ -31,8 +33,8 @@ def bridges(device, monkeypatch):
 
     monkeypatch.setattr(bridge, "cuda_of", lambda device: fake)
     monkeypatch.setattr(bridge, "shared_with_cuda", lambda context, device: True)
-    monkeypatch.setattr(streampool, "persistent", persistent)
-    monkeypatch.setattr(streampool, "cuda_address", lambda memory: base + (make.slabs.index(memory) << 30))
+    monkeypatch.setattr(stream_pool, "persistent", persistent)
+    monkeypatch.setattr(stream_pool, "cuda_address", lambda memory: base + (make.slabs.index(memory) << 30))
     monkeypatch.setattr(bridge, "_bridges", {})
     monkeypatch.setattr(bridge, "_pools", {})
 
@@ -59,7 +61,7 @@ def test_making_a_bridge_waits_for_nothing(bridges, device):
 
 
 def test_unprepared_bridges_and_more_than_a_slab(bridges, monkeypatch, device):
-    monkeypatch.setattr(streampool, "_FLAGS", 4)
+    monkeypatch.setattr(stream_pool, "_FLAGS", 4)
     places = {bridges()[1]._streams.address for _ in range(6)}
     assert len(places) == 6
     assert len(bridges.slabs) == 2
@@ -210,14 +212,14 @@ def test_a_device_that_goes_leaves_nobody_waiting(bridges):
 
 def test_memory_let_go_of_inside_an_enqueue_is_given_back_later(queue, monkeypatch):
     device, released = FakeCuda(), []
-    monkeypatch.setattr(sharedpool, "_addresses", {1: 100, 2: 200})
-    pool = sharedpool.SharedPool(queue, sharedpool.Arena(None, device))
+    monkeypatch.setattr(shared_pool, "_addresses", {1: 100, 2: 200})
+    pool = shared_pool.SharedPool(queue, shared_pool.Arena(None, device))
 
     def block(number):
         each = types.SimpleNamespace(int_ptr=number, release=lambda: released.append(number))
-        return sharedpool._Block(each, each, 0, 4 << 20, types.SimpleNamespace(release=lambda: None))
+        return shared_pool._Block(each, each, 0, 4 << 20, types.SimpleNamespace(release=lambda: None))
 
-    with cuda.no_wait:
+    with cuda_driver.no_wait:
         pool.give_up(block(1))
     assert not released
     assert not device.calls

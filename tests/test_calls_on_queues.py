@@ -12,9 +12,9 @@ from on_queues import bring, given, turns, values, warm  # noqa: F401 (fixtures 
 
 import convdispatch as cd
 from convdispatch import ConvProblem, Tensor
-from convdispatch.calls.arrays import Call
-from convdispatch.calls.kept import AGAIN
-from convdispatch.calls.operands import contiguous_strides
+from convdispatch.calls.arrays.operands import contiguous_strides
+from convdispatch.calls.bound_call import Call
+from convdispatch.calls.call_cache import REPLAYS
 
 
 def _other(array, **changes):
@@ -95,7 +95,7 @@ OPTIONS = (1, 1, 1, 1, None, "nchw", "float32", False)
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_arrays_go_the_usual_way(bring, change, given):
     x, w, out, expected = warm(bring, False)
-    again, operands = AGAIN[id(w)], [x, w, out]
+    again, operands = REPLAYS[id(w)], [x, w, out]
     given.clear()
     place, other = CHANGES[change]
     operands[place] = other(operands[place])

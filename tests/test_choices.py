@@ -7,8 +7,10 @@ from plans import LARGE
 from records import record
 
 import convdispatch as cd
-from convdispatch.selection import dispatch, loader, lockfile
-from convdispatch.selection.ranking import Choices, rank
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import lockfile
+from convdispatch.selection.choice.ranking import Choices, rank
+from convdispatch.selection.plugins import loader
 from convdispatch.selection.records.perfdb import perfdb
 from convdispatch.selection.records.record import device_key
 

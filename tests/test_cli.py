@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from convdispatch.selection import loader
+from convdispatch.selection.plugins import loader
 from convdispatch.tools.cli import COMMANDS, main
 
 

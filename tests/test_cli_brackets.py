@@ -7,7 +7,8 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from convdispatch.selection import dispatch, loader
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
 from convdispatch.tools.cli import main
 
 WORDS = "install [onednn] or [/bold], [link=x] :smile: [1, 2]"

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
-from convdispatch.selection import loader
+from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
 from convdispatch.selection.records.record import Record, device_key
 from convdispatch.tools.cli import main

@@ -12,7 +12,8 @@ from onnx_models import expected, model, node, normal, residual, saved  # noqa: 
 
 from convdispatch.api.problem import ConvProblem  # noqa: E402
 from convdispatch.onnx import load  # noqa: E402
-from convdispatch.selection import dispatch, lockfile  # noqa: E402
+from convdispatch.selection import dispatch  # noqa: E402
+from convdispatch.selection.choice import lockfile  # noqa: E402
 from convdispatch.tools import layer_times  # noqa: E402
 from convdispatch.tools.cli import main  # noqa: E402
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 import convdispatch as cd
 from convdispatch.measurement import grammar, shapes
-from convdispatch.selection import loader
-from convdispatch.tools.benchmark import run as running
+from convdispatch.selection.plugins import loader
+from convdispatch.tools.benchmark.measuring import run as running
 from convdispatch.tools.benchmark.report import load
 from convdispatch.tools.cli import main
 

@@ -24,7 +24,8 @@ from convdispatch.cluster.placing import Job
 from convdispatch.cluster.running import Failed, Run
 from convdispatch.cluster.tasks import idle
 from convdispatch.device import runtime
-from convdispatch.selection import dispatch, loader
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
 from convdispatch.tools.cli import main
 

@@ -14,7 +14,8 @@ from reports import DEVICE, ENVIRONMENT, ROOFS
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.api.problem import ConvProblem
 from convdispatch.measurement.conformance import outcome, page
-from convdispatch.tools.benchmark import kinds, report
+from convdispatch.tools.benchmark import report
+from convdispatch.tools.benchmark.pages import device_kinds
 from convdispatch.tools.benchmark.report import Choice, Layer, Measured, Report, Row
 from convdispatch.tools.cli import main
 
@@ -54,7 +55,7 @@ def table(page, heading):
 
 
 def test_every_layer_has_a_column_a_kind_and_the_fastest_stands_out(two):
-    text = kinds.render(two)
+    text = device_kinds.render(two)
     titles, first, second = table(text, "Layers")
     assert [words for words, _ in titles[3::3]] == ["<One>", "Two"]
     assert [words for words, _ in first][:3] == ["net", "a", FIRST]
@@ -66,7 +67,7 @@ def test_every_layer_has_a_column_a_kind_and_the_fastest_stands_out(two):
     assert text.count("<iframe") == 2
     assert "<One>" not in text.partition("<h2>")[0]  # a name is no markup
     assert "src=" not in text
-    same = kinds.render([bench("<One>", {FIRST: 1.0}), two[0]])
+    same = device_kinds.render([bench("<One>", {FIRST: 1.0}), two[0]])
     assert "&lt;One&gt; (&lt;one&gt;)" in same  # two kinds of one name are told apart by their keys
     assert 'href="http' not in text
 
@@ -74,7 +75,7 @@ def test_every_layer_has_a_column_a_kind_and_the_fastest_stands_out(two):
 def test_what_one_kind_lacks_is_said_and_in_no_sum(two):
     two[1].measured.pop(SECOND)
     two[1].interrupted = True
-    text = kinds.render(two)
+    text = device_kinds.render(two)
     assert table(text, "Layers")[2][6] == ("not measured", False)
     assert [stands for _, stands in table(text, "Layers")[2]] == [False] * 9
     assert table(text, "Nets")[1][2:] == [("1 of 2", False), ("2", True), ("4", False)]
@@ -90,7 +91,7 @@ def test_the_files_of_several_kinds_are_one_each_and_are_read_again(two, tmp_pat
     )
     assert done.exit_code == 0, done.output
     assert json.loads(again.read_text()) == json.loads(told.read_text())
-    assert shown.read_text() == kinds.render(report.load_all(told))
+    assert shown.read_text() == device_kinds.render(report.load_all(told))
     with sheet.open(newline="") as file:
         best = [
             (row["device"], row["problem"], row["median_ms"]) for row in csv.DictReader(file) if row["what"] == "best"

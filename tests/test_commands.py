@@ -10,12 +10,13 @@ from checking import make_operands
 from convdispatch.api import ConvProblem, InvalidArgument, PluginError
 from convdispatch.api.policy import Policy
 from convdispatch.device import runtime
-from convdispatch.device.commands import Commands
-from convdispatch.device.kernels import Launch, build
-from convdispatch.device.queues import OpenCLQueue, commands_of
-from convdispatch.device.recording import Recording
-from convdispatch.inference.program import Program
-from convdispatch.selection import dispatch, ranking
+from convdispatch.device.commands.interface import Commands
+from convdispatch.device.commands.queues import OpenCLQueue, commands_of
+from convdispatch.device.commands.recording import Recording
+from convdispatch.device.programs.kernels import Launch, build
+from convdispatch.device.replay.program import Program
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import ranking
 from convdispatch.selection.prepared import Prepared
 
 PROBLEM = ConvProblem.parse("mb2ic16ih9oc32kh3ph1").replace(bias=True, residual=True, activation="relu")
@@ -118,7 +119,7 @@ def _prepared(queue, plan):
 
 def test_a_plan_of_its_own_means_that_says_so_is_called_at_every_replay(queue):
     recording = Recording(queue)
-    x, w, y = (recording.allocate(512, kept=True) for _ in range(3))
+    x, w, y = (recording.allocate(512, persistent=True) for _ in range(3))
     _prepared(queue, SaysSo()).enqueue(recording, x, w, y)
     assert [command.what for command in recording.commands] == ["im2col"]
     program = Program(recording)
@@ -132,7 +133,7 @@ def test_a_plan_of_its_own_means_that_says_so_is_called_at_every_replay(queue):
 
 def test_a_plan_of_its_own_means_that_keeps_silent_is_told_what_to_say(queue):
     recording = Recording(queue)
-    x, w, y = (recording.allocate(512, kept=True) for _ in range(3))
+    x, w, y = (recording.allocate(512, persistent=True) for _ in range(3))
     with pytest.raises(PluginError, match="recordable = False"):
         _prepared(queue, OwnMeans()).enqueue(recording, x, w, y)
     assert not recording.commands
@@ -158,7 +159,7 @@ def test_late_numbers_are_asked_for_at_each_replay_on_any_kind(queue):
     program = build(queue.context, "kernel void put(global int *p, int v) { p[0] = v; }")
     launch = Launch(program, "put", (1,), (1,), "p v", names=("p", "v"), dtypes=[None, np.int32])
     recording, drawn = Recording(queue), iter(range(5, 100))
-    out = recording.allocate(4, kept=True)
+    out = recording.allocate(4, persistent=True)
     launch(recording, (out, recording.late(lambda: next(drawn))))
     got, memory = np.zeros(1, np.int32), Program(recording)
     for expected in (5, 6):

@@ -13,7 +13,9 @@ import pytest
 
 from convdispatch import inference
 from convdispatch.api import BuildFailed, build
-from convdispatch.device import binaries, compiling, kernels, platforms, runtime
+from convdispatch.device import runtime
+from convdispatch.device.opencl import platforms
+from convdispatch.device.programs import binary_cache, compile_pool, kernels
 from convdispatch.selection import dispatch
 
 TEXT = "kernel void k(global int *x) { x[get_global_id(0)] = %d; }\n"
@@ -22,7 +24,7 @@ TEXT = "kernel void k(global int *x) { x[get_global_id(0)] = %d; }\n"
 @pytest.fixture(autouse=True)
 def two(monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", "off")
-    monkeypatch.setattr(compiling, "processors", lambda: 2)
+    monkeypatch.setattr(compile_pool, "processors", lambda: 2)
 
 
 def answer(queue, program) -> int:
@@ -35,7 +37,7 @@ def answer(queue, program) -> int:
 def make_all(queue, numbers, padding=lambda number: "", for_cuda=False):
     """The programs of ``numbers``, and where each was compiled: None here, else the child's."""
     found, places = {}, {}
-    real = compiling._Child.compile
+    real = compile_pool._Child.compile
 
     def compile_(self, text, *options):
         places[text] = self
@@ -45,9 +47,9 @@ def make_all(queue, numbers, padding=lambda number: "", for_cuda=False):
         found[number] = build(queue.context, TEXT % number + padding(number))
 
     kernels.forget()
-    with pytest.MonkeyPatch.context() as patch, compiling.side_by_side(queue.device, for_cuda=for_cuda):
-        patch.setattr(compiling._Child, "compile", compile_)
-        compiling.run([functools.partial(one, number) for number in numbers])
+    with pytest.MonkeyPatch.context() as patch, compile_pool.side_by_side(queue.device, for_cuda=for_cuda):
+        patch.setattr(compile_pool._Child, "compile", compile_)
+        compile_pool.run([functools.partial(one, number) for number in numbers])
     return found, places
 
 
@@ -63,10 +65,10 @@ def test_programs_are_the_same(queue, for_cuda):
 def test_a_binary_is_loaded_by_a_child_first_where_the_driver_keeps_machine_code(queue, monkeypatch):
     made = {number: build(queue.context, TEXT % number) for number in range(500, 516)}
     parts = {number: program.get_info(cl.program_info.BINARIES)[0] for number, program in made.items()}
-    assert not compiling._keeps_machine_code(queue.device), "the driver is none of those"
-    monkeypatch.setattr(compiling, "_keeps_machine_code", lambda device: True)
-    seen, found, real, work = [], {}, compiling._Child.compile, compiling._Pool._work
-    monkeypatch.setattr(compiling._Pool, "_work", lambda self, aside: work(self, True))
+    assert not compile_pool._keeps_machine_code(queue.device), "the driver is none of those"
+    monkeypatch.setattr(compile_pool, "_keeps_machine_code", lambda device: True)
+    seen, found, real, work = [], {}, compile_pool._Child.compile, compile_pool._Pool._work
+    monkeypatch.setattr(compile_pool._Pool, "_work", lambda self, aside: work(self, True))
 
     def compile_(self, text, *options):
         seen.append(isinstance(text, bytes))
@@ -77,9 +79,9 @@ def test_a_binary_is_loaded_by_a_child_first_where_the_driver_keeps_machine_code
         found[number] = build(queue.context, parts[number])
 
     kernels.forget()
-    with compiling.side_by_side(queue.device):
-        monkeypatch.setattr(compiling._Child, "compile", compile_)
-        compiling.run([functools.partial(one, number) for number in parts])
+    with compile_pool.side_by_side(queue.device):
+        monkeypatch.setattr(compile_pool._Child, "compile", compile_)
+        compile_pool.run([functools.partial(one, number) for number in parts])
     assert {number: answer(queue, program) for number, program in found.items()} == {n: n for n in parts}
     assert sum(seen) > 8, "children load, all but what is built before they start"
     assert False in seen
@@ -101,19 +103,19 @@ def test_compilers_follow_processors_and_memory(queue, monkeypatch, processors, 
     info = dataclasses.replace(runtime.device_info(queue.device), type="gpu" if of_gpu else "cpu",
                                global_mem_size=of_gpu << 30)  # fmt: skip
     monkeypatch.setattr(platforms, "device_info", lambda device: info)
-    monkeypatch.setattr(compiling, "processors", lambda: processors)
-    monkeypatch.setattr(compiling, "_available", lambda: free << 30)
-    assert compiling.compilers(queue.device) == count
+    monkeypatch.setattr(compile_pool, "processors", lambda: processors)
+    monkeypatch.setattr(compile_pool, "_available", lambda: free << 30)
+    assert compile_pool.compilers(queue.device) == count
 
 
 def test_outside_of_the_block_nothing_is_done(queue):
-    compiling.run([lambda: pytest.fail("not now")] * 3)
+    compile_pool.run([lambda: pytest.fail("not now")] * 3)
 
 
 def test_what_only_loads_stays_in_one_thread(queue):
     seen = set()
-    with compiling.side_by_side(queue.device):
-        compiling.run([lambda: seen.add(threading.get_ident())] * 20)
+    with compile_pool.side_by_side(queue.device):
+        compile_pool.run([lambda: seen.add(threading.get_ident())] * 20)
     assert seen == {threading.get_ident()}
 
 
@@ -127,19 +129,19 @@ def test_a_compilers_refusal_reaches_who_asked(queue):
             except BuildFailed as error:
                 errors.append(error.log)
 
-    with compiling.side_by_side(queue.device):
-        compiling.run([functools.partial(wrong, number) for number in range(12)])
+    with compile_pool.side_by_side(queue.device):
+        compile_pool.run([functools.partial(wrong, number) for number in range(12)])
     assert [sum(f"unknown_{number:02}" in log for log in errors) for number in range(12)] == [1] * 12
 
 
 def test_a_child_that_dies_costs_only_its_help(queue, monkeypatch):
-    monkeypatch.setattr(compiling._Child, "compile", lambda self, text, options: self._process.kill() or 1 / 0)
+    monkeypatch.setattr(compile_pool._Child, "compile", lambda self, text, options: self._process.kill() or 1 / 0)
     found, _ = make_all(queue, range(200, 230))
     assert {number: answer(queue, program) for number, program in found.items()} == {n: n for n in range(200, 230)}
 
 
 def test_a_child_that_cannot_start_costs_nothing(queue, monkeypatch):
-    monkeypatch.setattr(compiling.sys, "executable", "/no/such/python")
+    monkeypatch.setattr(compile_pool.sys, "executable", "/no/such/python")
     found, places = make_all(queue, range(300, 310))
     assert len(found) == 10
     assert not places
@@ -147,9 +149,9 @@ def test_a_child_that_cannot_start_costs_nothing(queue, monkeypatch):
 
 def test_the_longest_text_is_taken_first(queue, monkeypatch):
     """One compiler, held until all texts wait."""
-    order, waiting, real = [], threading.Event(), binaries.built
+    order, waiting, real = [], threading.Event(), binary_cache.built
 
-    class Slow(compiling._Pool):
+    class Slow(compile_pool._Pool):
         def put(self, asked):
             super().put(asked)
             if self._queue.qsize() >= 4:
@@ -162,9 +164,9 @@ def test_the_longest_text_is_taken_first(queue, monkeypatch):
             order.append(len(source[0]))
         return real(context, options, *source)
 
-    monkeypatch.setattr(compiling, "_Pool", Slow)
-    monkeypatch.setattr(compiling._Pool, "_child", lambda self: None)
-    monkeypatch.setattr(binaries, "built", built)
+    monkeypatch.setattr(compile_pool, "_Pool", Slow)
+    monkeypatch.setattr(compile_pool._Pool, "_child", lambda self: None)
+    monkeypatch.setattr(binary_cache, "built", built)
     make_all(queue, range(400, 406), lambda number: "//" + "x" * (100 * (number % 100)))
     assert order[2:] == sorted(order[2:], reverse=True)
 
@@ -177,7 +179,7 @@ def test_a_net_is_planned_side_by_side(queue):
     kernels.forget()
     net = inference.build(small_net.net(queue), shape, layout="nchw", queues=1, queue=queue)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "processors", lambda: 1)
+        patch.setattr(compile_pool, "processors", lambda: 1)
         dispatch.forget()
         kernels.forget()
         alone = inference.build(small_net.net(queue), shape, layout="nchw", queues=1, queue=queue)

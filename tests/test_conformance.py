@@ -26,7 +26,7 @@ from convdispatch.measurement.conformance.page import render
 from convdispatch.measurement.conformance.session import Kit
 from convdispatch.measurement.conformance.verify import verify
 from convdispatch.measurement.search.trialdata import operands_of
-from convdispatch.selection import loader
+from convdispatch.selection.plugins import loader
 from convdispatch.tools.cli import main
 
 HERE = Path(__file__).parent

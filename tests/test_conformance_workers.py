@@ -17,7 +17,7 @@ from farms import PATIENT
 from convdispatch.measurement import child
 from convdispatch.measurement.conformance.outcome import load
 from convdispatch.measurement.conformance.verify import select, verify
-from convdispatch.selection import loader
+from convdispatch.selection.plugins import loader
 from convdispatch.tools.cli import main
 
 DEADLY = """

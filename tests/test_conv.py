@@ -18,7 +18,7 @@ from convdispatch import ConvProblem, InvalidProblem
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime
 from convdispatch.measurement import reference, shapes
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 BASIC, NEAR = shapes.load("basic"), shapes.load("near_miss")
 DTYPES = ("float32", "float64", "float16", "bfloat16")

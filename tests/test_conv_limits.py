@@ -20,9 +20,9 @@ from convdispatch import (
 )
 from convdispatch.api.device import DeviceInfo
 from convdispatch.device import runtime
-from convdispatch.device.limits import must_fit, problem_must_fit
+from convdispatch.device.size_limits import must_fit, problem_must_fit
 from convdispatch.nn import functional
-from convdispatch.selection import asking
+from convdispatch.selection import solver_query
 
 X, W = np.ones((1, 4, 8, 8), np.float32), np.ones((4, 4, 3, 3), np.float32)
 
@@ -61,7 +61,7 @@ def nobody_is_asked(device, monkeypatch):
     def ask(*_):
         pytest.fail("solvers were asked about what the device cannot hold")
 
-    monkeypatch.setattr(asking.Asked, "__init__", ask)
+    monkeypatch.setattr(solver_query.SolverAnswers, "__init__", ask)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from convdispatch import ConvProblem, conv
-from convdispatch.calls import kept
-from convdispatch.device import kernels
-from convdispatch.selection import dispatch, loader
+from convdispatch.calls import call_cache
+from convdispatch.device.programs import kernels
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
 from convdispatch.selection.prepared import Prepared
 
 PLUGIN = """
@@ -74,7 +75,7 @@ def test_new_sizes_do_not_add_up(ones, device):
     for size in range(4, 154):
         assert call(size).sum() == 4 * size
         assert len(dispatch._plans) <= 64
-        assert len(kept.CALLS) <= 64
+        assert len(call_cache.CALLS) <= 64
     assert alive() - before <= 64 + 64
     assert len(kernels._programs._once) <= 64
     assert kernels._programs._once.nbytes <= kernels._programs._once.bounds.nbytes

@@ -12,18 +12,20 @@ from host_cuda import CudaArray, install
 from convdispatch import InvalidArgument, Tensor, inference
 from convdispatch.api import ConvProblem
 from convdispatch.api.policy import Policy
-from convdispatch.device import host, runtime
-from convdispatch.device.kernels import Launch, build
-from convdispatch.device.ptx import Unlaunchable
-from convdispatch.device.recording import Recording
-from convdispatch.device.stream import CudaStream
-from convdispatch.inference.program import Program
-from convdispatch.selection import dispatch, ranking
+from convdispatch.device import runtime
+from convdispatch.device.commands import host_memory
+from convdispatch.device.commands.recording import Recording
+from convdispatch.device.cuda.ptx import Unlaunchable
+from convdispatch.device.cuda.stream import CudaStream
+from convdispatch.device.programs.kernels import Launch, build
+from convdispatch.device.replay.program import Program
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import ranking
 
 
 @pytest.fixture
 def fake(monkeypatch, device):
-    if not host.has_system_svm(device):
+    if not host_memory.has_system_svm(device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
     return install(monkeypatch, device)
 
@@ -61,7 +63,7 @@ def test_late_numbers_stand_between_graphs(fake, queue):
         )
 
     recording, drawn = Recording(queue), iter(range(10, 100))
-    out = recording.allocate(16, kept=True)
+    out = recording.allocate(16, persistent=True)
     launch(0, 1)
     launch(1, recording.late(lambda: next(drawn)))
     launch(2, 1)
@@ -85,7 +87,7 @@ def test_a_plan_of_its_own_means_makes_no_graph_and_says_why(fake, queue):
         pytest.skip("oneDNN is not installed")
     prepared = dispatch.prepare(problem, queue.context, Policy(solver="onednn.forward"))
     recording = Recording(queue)
-    x, w, y = (recording.allocate(4 * n, kept=True) for n in (2 * 16 * 81, 32 * 16 * 9, 2 * 32 * 81))
+    x, w, y = (recording.allocate(4 * n, persistent=True) for n in (2 * 16 * 81, 32 * 16 * 9, 2 * 32 * 81))
     prepared.enqueue(recording, x, w, y)
     program = Program(recording)
     assert not program.use_graph()
@@ -96,11 +98,11 @@ def test_a_plan_of_its_own_means_makes_no_graph_and_says_why(fake, queue):
 
 
 def test_what_does_not_load_leaves_the_queue(monkeypatch, device, queue):
-    if not host.has_system_svm(device):
+    if not host_memory.has_system_svm(device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
     install(monkeypatch, device, unlaunchable={"put"})
     recording = Recording(queue)
-    out = recording.allocate(4, kept=True)
+    out = recording.allocate(4, persistent=True)
     program = build(queue.context, "kernel void put(global int *p) { p[0] = 7; }")
     Launch(program, "put", (1,), (1,), "p", names=("p",))(recording, (out,))
     made = Program(recording)
@@ -112,7 +114,7 @@ def test_what_does_not_load_leaves_the_queue(monkeypatch, device, queue):
 
 def test_a_captured_function_runs_beside_its_queue(fake, queue, monkeypatch):
     """The bridge orders a graph with the queue; here it is the queue itself."""
-    from convdispatch.inference import program
+    from convdispatch.device.replay import program
 
     capture = importlib.import_module("convdispatch.nn.capture")  # the function has the module's name
     _, library = fake

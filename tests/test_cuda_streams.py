@@ -17,10 +17,12 @@ import convdispatch as cd
 from convdispatch import ConvDispatchError, ConvDispatchWarning, ConvProblem, InvalidArgument, Tensor
 from convdispatch.api.policy import Policy
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.device import host, runtime
-from convdispatch.device.cuda import Cuda, CudaError
-from convdispatch.device.stream import CudaMemory, CudaStream
-from convdispatch.selection import dispatch, ranking
+from convdispatch.device import runtime
+from convdispatch.device.commands import host_memory
+from convdispatch.device.cuda.stream import CudaMemory, CudaStream
+from convdispatch.device.cuda_driver import Cuda, CudaError
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import ranking
 
 SHAPES = ("mb2ic5ih9iw8oc7kh3kw3ph1pw1", "mb1ic16ih8iw8oc32", "g16mb1ic16ih9iw9oc16kh3kw3ph1pw1")
 """Those of test_host_memory.py, so that they are compiled once."""
@@ -28,7 +30,7 @@ SHAPES = ("mb2ic5ih9iw8oc7kh3kw3ph1pw1", "mb1ic16ih8iw8oc32", "g16mb1ic16ih9iw9o
 
 @pytest.fixture
 def fake(monkeypatch, device):
-    if not host.has_system_svm(device):
+    if not host_memory.has_system_svm(device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
     dispatch.forget()
     yield install(monkeypatch, device)
@@ -104,7 +106,7 @@ def test_epilogue_out_constant_weights_and_accumulation(fake):
 
 
 def test_a_residual_may_lie_in_the_result(fake, monkeypatch):
-    from convdispatch.selection.loader import plugins
+    from convdispatch.selection.plugins.loader import plugins
 
     loaded = plugins()
 
@@ -132,7 +134,7 @@ def test_strides_that_kernels_do_not_take_are_copied_on_the_device(fake):
 
 
 def test_what_does_not_load_goes_through_the_host_with_one_warning(monkeypatch, device):
-    if not host.has_system_svm(device):
+    if not host_memory.has_system_svm(device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
     dispatch.forget()
     driver, _ = install(monkeypatch, device, unlaunchable={"im2col", "gemm", "product", "pack"})
@@ -320,7 +322,7 @@ def test_memory_that_vector_loads_cannot_take_is_copied(fake, where):
 
 
 def test_packing_that_does_not_load_goes_through_the_host(monkeypatch, device):
-    if not host.has_system_svm(device):
+    if not host_memory.has_system_svm(device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
     problem = ConvProblem.parse("mb2ic16ih9iw9oc16kh3kw3").replace(constant_weights=True)
     for name in _solvers(problem, device):

@@ -18,10 +18,11 @@ from host_cuda import HostDriver
 
 import convdispatch
 from convdispatch.api import ConvProblem, DeviceInfo
-from convdispatch.device import memory, runtime
-from convdispatch.device.cuda import Cuda
+from convdispatch.device import runtime
+from convdispatch.device.cuda_driver import Cuda
+from convdispatch.device.memory import allocator as memory
 from convdispatch.measurement import reference
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 from convdispatch.tensor import Tensor
 from convdispatch.tools import doctor
 

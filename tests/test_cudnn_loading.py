@@ -19,7 +19,7 @@ from test_cudnn import NAMES
 from convdispatch.api import ConvDispatchError, ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 from convdispatch.tensor import Tensor
 
 

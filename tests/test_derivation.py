@@ -14,11 +14,12 @@ from convdispatch import ConvProblem
 from convdispatch.device.runtime import device_info
 from convdispatch.measurement import reference, shapes
 from convdispatch.measurement.conformance.checks import Examination
-from convdispatch.selection import dispatch, loader
+from convdispatch.selection import dispatch
 from convdispatch.selection.derivation import REWRITINGS, Derived, derived, named
 from convdispatch.selection.derivation.copying import Copy
 from convdispatch.selection.derivation.rewriting import MOST_GROUPS
-from convdispatch.selection.visible import visible_problem
+from convdispatch.selection.plugins import loader
+from convdispatch.selection.visible_problem import visible_problem
 
 TABLES = [*shapes.load("near_miss"), *shapes.load("basic")]
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
@@ -223,14 +224,14 @@ def test_a_registry_s_glob_does_not_mean_derived_ones(narrow, device, tmp_path, 
     problem = "bwd_data_mb1ic3ih7oc5kh3ph1"
     assert convdispatch.explain(problem, device).chosen == "im2col"
     file.write_text("version: 1\nrules:\n  - prefer: ['narrow.*+*', 'im2col']\n")
-    convdispatch.selection.registry._read.cache_clear()
+    convdispatch.selection.plugins.registry._read.cache_clear()
     found = convdispatch.explain(problem, device)
     assert found.chosen == "narrow.forward+rotated"
     file.write_text(
         "version: 1\nrules:\n  - prefer: ['narrow.*+*', 'im2col']\n"
         "errata:\n  - {solver: narrow.forward, when: {direction: fwd}, reason: wrong}\n"
     )
-    convdispatch.selection.registry._read.cache_clear()
+    convdispatch.selection.plugins.registry._read.cache_clear()
     assert convdispatch.explain(problem, device).chosen != "narrow.forward+rotated"
 
 

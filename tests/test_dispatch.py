@@ -9,7 +9,8 @@ import pytest
 
 import convdispatch as cd
 from convdispatch.device import runtime
-from convdispatch.selection import dispatch, loader
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
 
 PLUGIN = """
 import numpy as np
@@ -106,7 +107,7 @@ def solvers(tmp_path, monkeypatch):
 
 
 def reread(registry, text):
-    from convdispatch.selection import registry as module
+    from convdispatch.selection.plugins import registry as module
 
     registry.write_text(text)
     module._read.cache_clear()

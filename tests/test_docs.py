@@ -13,7 +13,8 @@ import pytest
 import convdispatch as cd
 from convdispatch.api import hookspecs
 from convdispatch.api.activation import ACTIVATIONS
-from convdispatch.selection import dispatch, loader
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
 from convdispatch.tools.cli import COMMANDS
 from convdispatch.tools.doctor import VARIABLES
 
@@ -143,18 +144,18 @@ def test_the_table_of_new_things_is_true():
         ("convdispatch_solvers", "plugins/im2col/__init__.py"),
         ("def rejects", "plugins/nvidia/direct/solver.py"),
         ("errata", "registry.yaml"),
-        ("def refusal", "convdispatch/selection/ranking.py"),
+        ("def refusal", "convdispatch/selection/choice/ranking.py"),
         ("_WRITERS", "convdispatch/measurement/grammar/__init__.py"),
         ("_READERS", "convdispatch/measurement/grammar/files.py"),
         ("def _kind", "convdispatch/measurement/grammar/files.py"),
         ("def read_line", "convdispatch/measurement/grammar/deepbench.py"),
-        ("PEERS", "convdispatch/tools/benchmark/peers.py"),
-        ("class Peer", "convdispatch/tools/benchmark/onnx_peer.py"),
-        ("class Library", "convdispatch/calls/library.py"),
-        ("def _find", "convdispatch/calls/libraries.py"),
-        ("class Numba", "convdispatch/calls/libraries.py"),
-        ("class Commands", "convdispatch/device/commands.py"),
-        ("(Commands)", "convdispatch/device/stream.py"),
+        ("PEERS", "convdispatch/tools/benchmark/measuring/peers.py"),
+        ("class Peer", "convdispatch/tools/benchmark/measuring/onnx_peer.py"),
+        ("class Library", "convdispatch/calls/arrays/array_library.py"),
+        ("def _find", "convdispatch/calls/arrays/known_libraries.py"),
+        ("class Numba", "convdispatch/calls/arrays/known_libraries.py"),
+        ("class Commands", "convdispatch/device/commands/interface.py"),
+        ("(Commands)", "convdispatch/device/cuda/stream.py"),
     ]:
         assert name in (ROOT / path).read_text(), f"{path} has no {name}"
         assert name.split()[-1].strip("()") in table, name

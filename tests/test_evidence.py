@@ -14,11 +14,13 @@ from click.testing import CliRunner
 
 import convdispatch as cd
 from convdispatch.device import runtime
-from convdispatch.selection import dispatch, evidence, loader, lockfile
-from convdispatch.selection.asking import ask
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import evidence, lockfile
+from convdispatch.selection.choice.provenance import current
+from convdispatch.selection.plugins import loader
 from convdispatch.selection.records.perfdb import perfdb
-from convdispatch.selection.records.provenance import current
 from convdispatch.selection.records.record import Record, device_key, now
+from convdispatch.selection.solver_query import query
 from convdispatch.tools.cli import main
 
 PROBLEM = cd.ConvProblem(mb=1, ic=4, ih=8, iw=8, oc=4, kh=3, kw=3)
@@ -40,7 +42,7 @@ def db(tmp_path, monkeypatch, naive):
 def put(db, solver, ms, problem=PROBLEM, error=1e-7, config=None, **fields):
     info = runtime.device_info(runtime.default_device())
     if config is None:
-        config = ask(cd_solver(solver), problem, info).configs[0]
+        config = query(cd_solver(solver), problem, info).configs[0]
     fields = {"provenance": current(solver, info), "deterministic": True} | fields
     db.record(
         Record(
@@ -52,13 +54,13 @@ def put(db, solver, ms, problem=PROBLEM, error=1e-7, config=None, **fields):
 
 
 def cd_solver(name):
-    from convdispatch.selection.loader import plugins
+    from convdispatch.selection.plugins.loader import plugins
 
     return plugins().solvers[name]
 
 
 def im2col():
-    from convdispatch.selection.loader import plugins
+    from convdispatch.selection.plugins.loader import plugins
 
     return next(name for name in sorted(plugins().solvers) if name.startswith("im2col"))
 

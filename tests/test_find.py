@@ -17,8 +17,8 @@ from convdispatch.measurement.find import find, why_find
 from convdispatch.measurement.search import session
 from convdispatch.measurement.search.candidates import PROBE_FLOPS, candidates, smaller
 from convdispatch.measurement.search.trialdata import error_limit
-from convdispatch.selection import loader
 from convdispatch.selection.explanation import explain
+from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
 from convdispatch.selection.records.record import Record, choice_text, device_key
 
@@ -273,7 +273,7 @@ def test_nothing_is_stored_when_asked(faults, device):
 def test_an_upgrade_is_a_reason_to_measure_again(faults, device, monkeypatch):
     faults("good")
     find(PROBLEM, device)
-    monkeypatch.setattr("convdispatch.selection.records.provenance.text_hash", lambda module: "another")
+    monkeypatch.setattr("convdispatch.selection.choice.provenance.text_hash", lambda module: "another")
     assert "faulty.good was measured with another kernel text" in why_find(PROBLEM, runtime.device_info(device))
 
 

@@ -13,10 +13,11 @@ import pytest
 
 from convdispatch import inference
 from convdispatch.api import Declared, Solver, kernel_text
-from convdispatch.device import binaries, kernels, phases, rendered, runtime
+from convdispatch.device import runtime, startup_profile
+from convdispatch.device.programs import binary_cache, kernels, template_cache
 from convdispatch.models import catalogue
 from convdispatch.selection import dispatch
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 _CHILD = """
 import json, sys
@@ -113,7 +114,7 @@ def test_text_is_rendered_once_for_its_values(folder, renderings):
 
 def test_changed_sources_render_anew(folder, renderings, monkeypatch):
     kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
-    monkeypatch.setattr(rendered, "_stamp", lambda home: f"{home} as edited")
+    monkeypatch.setattr(template_cache, "_stamp", lambda home: f"{home} as edited")
     kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
     assert len(renderings) == 2
 
@@ -124,17 +125,17 @@ def test_damaged_text_is_rendered_anew(folder, renderings):
     for content in (b"", file.read_bytes()[:-1], b"x" + file.read_bytes()):
         file.write_bytes(content)
         assert kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK) == whole
-    binaries.write_file(file, rendered._FORM, b"no zlib")
+    binary_cache.write_file(file, template_cache._FORM, b"no zlib")
     assert kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK) == whole
     assert len(renderings) == 5
 
 
 def test_values_that_cannot_be_told_are_rendered_each_time(folder, renderings):
-    assert rendered.text_key("p", "template", {"f": lambda: 1}) is None
+    assert template_cache.text_key("p", "template", {"f": lambda: 1}) is None
     cycle = []
     cycle.append(cycle)
-    assert rendered.text_key("p", "template", {"c": cycle}) is None
-    assert rendered.text_key("p", "template", {"c": 1}) != rendered.text_key("p", "template", {"c": 2})
+    assert template_cache.text_key("p", "template", {"c": cycle}) is None
+    assert template_cache.text_key("p", "template", {"c": 1}) != template_cache.text_key("p", "template", {"c": 2})
 
 
 # --- where time goes -------------------------------------------------------------------------------------------------
@@ -142,19 +143,19 @@ def test_values_that_cannot_be_told_are_rendered_each_time(folder, renderings):
 
 def test_phases_count_once_and_by_layer(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(phases, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
-    with phases.noting() as notes, phases.layer("outer"):
-        with phases.phase("plan"):
+    monkeypatch.setattr(startup_profile, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    with startup_profile.noting() as notes, startup_profile.layer("outer"):
+        with startup_profile.phase("plan"):
             clock[0] += 2
-            with phases.layer("inner"), phases.phase("compile"):
+            with startup_profile.layer("inner"), startup_profile.phase("compile"):
                 clock[0] += 5
-        with phases.phase("plan"):
+        with startup_profile.phase("plan"):
             pass
     assert set(notes.spent) == {("outer", "plan"), ("outer", "compile")}
     plan, compiled = notes.of("plan"), notes.of("compile")
     assert (plan.count, compiled.count) == (2, 1)
     assert (plan.seconds, compiled.seconds) == (2, 5), "the compiler's time is not the plan's too"
-    with phases.phase("plan"):
+    with startup_profile.phase("plan"):
         pass
     assert notes.of("plan").count == 2, "nothing is noted after the block"
 
@@ -167,7 +168,7 @@ def test_a_net_compiles_few_programs(queue, monkeypatch):
     monkeypatch.setattr(kernels, "_compile", lambda c, text, o: asked.add(text) or real(c, text, o))
     dispatch.forget()
     kernels._programs.drop()
-    with phases.noting() as notes:
+    with startup_profile.noting() as notes:
         net = catalogue.create("resnet50", queue=queue)
         net = inference.build(net, (1, 3, 64, 64), layout="nchw", queues=1, queue=queue)
     assert len(net.layers) > 50

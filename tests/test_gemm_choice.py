@@ -16,7 +16,7 @@ from convdispatch.api.problem import ConvProblem
 from convdispatch.device.gemm import Axis, GemmSpec, Matrix, configs
 from convdispatch.device.gemm.cost import product_cost
 from convdispatch.device.gemm.source import gemm_text
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 CPU = DeviceInfo("cpu", "intel", "cpu", "", simd_width=16, compute_units=2, local_mem_size=256 << 10)
 

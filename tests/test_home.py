@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from convdispatch.device import home
+from convdispatch.device import cache_home
 
 CALL = """
 import warnings
@@ -71,7 +71,7 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path, monkeypatch, kind)
         monkeypatch.setattr(os, "getuid", lambda: uid + 1)
         place.rename(tmp_path / f"convdispatch-{uid + 1}")
         place = tmp_path / f"convdispatch-{uid + 1}"
-    found = home.temporary()
+    found = cache_home.temporary()
     assert found != place
     assert stat.S_IMODE(found.stat().st_mode) == 0o700
     assert found.parent == Path(tmp_path)
@@ -79,4 +79,4 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path, monkeypatch, kind)
 
 def test_the_same_folder_serves_every_process(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert home.temporary() == home.temporary()
+    assert cache_home.temporary() == cache_home.temporary()

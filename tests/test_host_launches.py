@@ -15,12 +15,15 @@ import convdispatch as cd
 from convdispatch import ConvProblem
 from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.api.policy import Policy
-from convdispatch.calls.arrays import Call
-from convdispatch.device import host, hostlaunches, runtime
-from convdispatch.device.hostlaunches import HostLaunches
-from convdispatch.device.kernels import Launch, build
-from convdispatch.device.recording import Recording
-from convdispatch.selection import dispatch, ranking
+from convdispatch.calls.bound_call import Call
+from convdispatch.device import runtime
+from convdispatch.device.commands import host_memory
+from convdispatch.device.commands.recording import Recording
+from convdispatch.device.plans import host_launches
+from convdispatch.device.plans.host_launches import HostLaunches
+from convdispatch.device.programs.kernels import Launch, build
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import ranking
 
 TEXTS = (
     "mb1ic24ih1oc72kh1", "mb2ic16ih9oc24kh3ph1+bias", "g16mb1ic16ih8oc16kh3ph1", "bwd_data_mb2ic8ih7oc12kh3ph1",
@@ -32,7 +35,7 @@ TEXTS = (
 @pytest.fixture(autouse=True)
 def given(device, monkeypatch):
     """How often launches were given, and how often operands did not fit."""
-    if not host.has_system_svm(device):
+    if not host_memory.has_system_svm(device):
         pytest.skip("the device has no fine-grained system SVM: buffers over the host's memory stay")
     found, own = [], HostLaunches.give
 
@@ -214,7 +217,7 @@ def test_launches_that_fail_set_the_solver_aside_and_the_next_one_runs(constant,
     def fails(*arguments):
         raise cl.LogicError("the driver has no more words")
 
-    monkeypatch.setattr(hostlaunches, "_enqueue", fails)
+    monkeypatch.setattr(host_launches, "_enqueue", fails)
     try:
         with pytest.warns(ConvDispatchWarning, match="is set aside .* it failed as it ran: .*no more words"):
             np.testing.assert_array_equal(call(problem, arrays), expected)

@@ -15,9 +15,11 @@ import convdispatch as cd
 from convdispatch import ConvProblem, MemoryLimit
 from convdispatch.api.policy import Policy
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.device import host, runtime
-from convdispatch.device.hostpool import KEEP, HostPool
-from convdispatch.selection import dispatch, ranking
+from convdispatch.device import runtime
+from convdispatch.device.commands import host_memory
+from convdispatch.device.memory.host_pool import KEEP, HostPool
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import ranking
 
 GUARD = 4096
 SHAPES = (
@@ -30,7 +32,7 @@ SHAPES = (
 
 @pytest.fixture(autouse=True)
 def svm(device):
-    if not host.has_system_svm(device):
+    if not host_memory.has_system_svm(device):
         pytest.skip("the device has no fine-grained system SVM: buffers over the host's memory stay")
 
 
@@ -78,7 +80,7 @@ def test_every_solver_stays_within_arrays_at_any_alignment(device, shape, direct
 
 
 def test_a_result_has_memory_of_the_pool_and_gives_it_back(device):
-    pool = host.pool_of(device)
+    pool = host_memory.pool_of(device)
     x, w = np.ones((1, 16, 64, 64), np.float32), np.ones((16, 16, 1, 1), np.float32)
     cd.conv(x, w)
     gc.collect()
@@ -148,11 +150,11 @@ def test_frozen_takes_no_new_block_of_the_pool(device):
     out = cd.conv(x, w)
     del out
     runtime.release_memory(device)
-    held = host.pool_of(device).managed_bytes
+    held = host_memory.pool_of(device).managed_bytes
     with cd.frozen():
         y = cd.conv(x, w)
     assert (y == 16).all()
-    assert host.pool_of(device).managed_bytes == held
+    assert host_memory.pool_of(device).managed_bytes == held
 
 
 def test_memory_stays_flat_over_many_calls(device):

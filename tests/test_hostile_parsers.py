@@ -12,9 +12,9 @@ from strategies import FUZZ, answer, mutated
 import convdispatch as cd
 from convdispatch.api.activation import parse_activation
 from convdispatch.api.errors import ConvDispatchError, ConvDispatchWarning, InvalidPolicy, InvalidProblem
-from convdispatch.device import icd
+from convdispatch.device.opencl import icd
 from convdispatch.measurement import grammar, shapes
-from convdispatch.selection import registry
+from convdispatch.selection.plugins import registry
 
 RULES = b"""version: 1
 include: packaged

@@ -14,7 +14,7 @@ from strategies import FUZZ, answer, mutated
 from convdispatch.api.errors import ConvDispatchWarning, InvalidArgument, InvalidPolicy
 from convdispatch.device import jsontext, rates
 from convdispatch.measurement.conformance import outcome
-from convdispatch.selection import lockfile
+from convdispatch.selection.choice import lockfile
 from convdispatch.selection.records.packs import export_pack, import_pack, read_records
 from convdispatch.selection.records.perfdb import PerfDB, perfdb
 from convdispatch.selection.records.record import Damaged, NewerSchema, Record

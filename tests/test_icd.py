@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from convdispatch.api.errors import ConvDispatchWarning, NoDevice
-from convdispatch.device import icd, vendor_trial
+from convdispatch.device.opencl import icd, vendor_trial
 
 INTEL = icd._installed_by_pip()
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="vendor files are Linux's way")

@@ -14,7 +14,7 @@ from convdispatch import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement import reference, shapes
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("cpu")
 SOLVERS = ("direct", "depthwise", "pointwise", "weights")

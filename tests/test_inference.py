@@ -11,9 +11,9 @@ import small_net
 from convdispatch import inference, nn
 from convdispatch.api import InvalidArgument
 from convdispatch.device import runtime
-from convdispatch.inference.fuse import fuse
 from convdispatch.inference.graph import Ref
-from convdispatch.inference.layout import relayout, reorder
+from convdispatch.inference.passes.fusion import fuse
+from convdispatch.inference.passes.layout import relayout, reorder
 from convdispatch.inference.trace import trace
 from convdispatch.nn import functional
 from convdispatch.tensor import Tensor
@@ -288,9 +288,9 @@ def test_rows_are_joined(queue):
 
 def test_large_buffers_hold_what_they_are_given(queue):
     """On large pages or not: a content is copied, also while the queue waits for something."""
-    from convdispatch.device import hugepages
+    from convdispatch.device.memory import huge_pages
 
-    content = np.arange(hugepages.LEAST // 4 + 3, dtype=np.float32)
+    content = np.arange(huge_pages.LEAST // 4 + 3, dtype=np.float32)
     gate = cl.UserEvent(queue.context)
     other = cl.CommandQueue(queue.context)
     cl.enqueue_barrier(other, wait_for=[gate])
@@ -307,7 +307,7 @@ def test_weights_that_are_computed_on_another_queue_are_waited_for(queue, monkey
     made.eval()
     x = small_net.normal(1, 3, 13, 13)
     expected = inference.build(made, x.shape, layout="nchw", queues=1)(x)
-    fused, opened = inference.net.fused, []
+    fused, opened = inference.net.traced_and_fused, []
 
     def late(*given):
         """What computes weights is done half a second after the form's planning has begun."""
@@ -327,7 +327,7 @@ def test_weights_that_are_computed_on_another_queue_are_waited_for(queue, monkey
         opened[0].start()
         return graph
 
-    monkeypatch.setattr(inference.net, "fused", late)
+    monkeypatch.setattr(inference.net, "traced_and_fused", late)
     form = inference.build(made, x.shape, layout="nchw", queues=1)
     opened[0].join()
     queue.finish()

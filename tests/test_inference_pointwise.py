@@ -7,7 +7,7 @@ import pytest
 
 from convdispatch import inference
 from convdispatch.elementwise import apply, reduce, sample
-from convdispatch.inference.fuse import fuse
+from convdispatch.inference.passes.fusion import fuse
 from convdispatch.inference.trace import trace
 from convdispatch.nn import functional
 from convdispatch.runtime import queue

@@ -5,7 +5,7 @@ import pytest
 
 from convdispatch import inference, nn
 from convdispatch.api import InvalidArgument
-from convdispatch.inference.precision import dtype_of
+from convdispatch.inference.passes.precision import dtype_of
 from convdispatch.nn import functional
 from convdispatch.tensor import Tensor
 

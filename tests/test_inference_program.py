@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from convdispatch.api import Launch, build, conv
 from convdispatch.device import runtime
-from convdispatch.device.recording import Recording, Slot
-from convdispatch.inference.arena import lay_out, lifetimes
-from convdispatch.inference.program import Program
-from convdispatch.inference.schedule import Schedule
+from convdispatch.device.commands.recording import Recording, Slot
+from convdispatch.device.replay.arena import lay_out, lifetimes
+from convdispatch.device.replay.program import Program
+from convdispatch.device.replay.schedule import Schedule
 from convdispatch.tensor import Tensor
 
 N = 256
@@ -48,7 +48,7 @@ def record(queue, steps):
     recording, slots, values = Recording(queue), [], []
     for i, inputs in enumerate(steps):
         recording.step = i
-        slots.append(recording.allocate(4 * N, kept=i == len(steps) - 1))
+        slots.append(recording.allocate(4 * N, persistent=i == len(steps) - 1))
         if inputs:
             a, b = inputs
             add(recording, (slots[a], slots[b], slots[i]))
@@ -96,7 +96,7 @@ def test_a_chain_needs_one_queue_and_two_slots(queue):
     st.sampled_from([1, 128, 4096]),
 )
 def test_slots_in_use_together_never_overlap(sizes, align):
-    from convdispatch.inference.arena import Lifetime
+    from convdispatch.device.replay.arena import Lifetime
 
     used = [Lifetime(Slot(size), min(a, b), max(a, b)) for size, a, b in sizes]
     arena = lay_out(used, align)
@@ -119,10 +119,10 @@ def test_conv_is_recorded_with_its_workspace(queue, layout):
     expected = conv(conv(x, w, padding=1, activation="relu", layout=layout), v, padding=1, layout=layout)
 
     recording = Recording(queue)
-    source = Tensor(recording.allocate(x.nbytes, kept=True), x.shape, x.dtype, recording)
+    source = Tensor(recording.allocate(x.nbytes, persistent=True), x.shape, x.dtype, recording)
     first = conv(source, Tensor.from_numpy(w, queue), padding=1, activation="relu", layout=layout)
     second = conv(first, Tensor.from_numpy(v, queue), padding=1, layout=layout)
-    second.base_data.kept = True
+    second.base_data.persistent = True
     program = Program(recording)
     cl.enqueue_copy(queue, program.memory(source.base_data), x)
     program.run()

@@ -7,7 +7,7 @@ import pytest
 
 from convdispatch import inference, nn
 from convdispatch.api import InvalidArgument
-from convdispatch.inference import judging
+from convdispatch.inference import form_benchmark
 from convdispatch.inference import net as building
 from convdispatch.models.googlenet import Inception
 
@@ -68,7 +68,7 @@ def test_nothing_is_overtaken(two, queue, layout, queues):
 def test_the_clock_decides(two, queue, monkeypatch, overlap):
     """Where a device overlaps queues the form on several is faster when timed, elsewhere slower: events cost."""
     several = 0.5 if overlap else 1.5
-    monkeypatch.setattr(judging, "_alone", lambda form, n: [several if form.queues > 1 else 1.0] * n)
+    monkeypatch.setattr(form_benchmark, "_alone", lambda form, n: [several if form.queues > 1 else 1.0] * n)
     built = inference.build(two, (2, 12, 9, 9), queue=queue)
     assert built.queues == (4 if overlap else 1)
     assert len(built.tried) == 4
@@ -95,7 +95,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now, self.waits = 0.0, 0
-        monkeypatch.setattr(judging.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(form_benchmark.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(building.InferenceNet, "run", lambda form: self.pass_on(0.5 if form.queues > 1 else 1.0))
         monkeypatch.setattr(building.InferenceNet, "queue", property(lambda form: self))
         monkeypatch.setattr(building.InferenceNet, "__call__", self.call())

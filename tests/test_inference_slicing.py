@@ -9,8 +9,8 @@ from convdispatch import inference, nn
 from convdispatch.api.device import DeviceInfo
 from convdispatch.elementwise import concatenate
 from convdispatch.inference import net as building
-from convdispatch.inference import slicing
-from convdispatch.inference.layout import relayout
+from convdispatch.inference.passes import slicing
+from convdispatch.inference.passes.layout import relayout
 from convdispatch.nn import functional
 from convdispatch.tensor import Tensor
 
@@ -57,12 +57,12 @@ def small(monkeypatch):
 )
 def test_slices_are_as_large_as_the_cache(queue, monkeypatch, small, kept, batch, taken):
     monkeypatch.setattr(slicing, "KEPT", kept)
-    graph = building.fused(Block(), [(batch, *SHAPE[1:])], np.float32, queue, None)
+    graph = building.traced_and_fused(Block(), [(batch, *SHAPE[1:])], np.float32, queue, None)
     assert images(slicing.sliced(graph, CPU)) == taken
 
 
 def test_small_pictures_and_gpus_are_left_alone(queue, small, monkeypatch):
-    graph = building.fused(Block(), [SHAPE], np.float32, queue, None)
+    graph = building.traced_and_fused(Block(), [SHAPE], np.float32, queue, None)
     assert slicing.sliced(graph, GPU) is graph
     monkeypatch.setattr(slicing, "LARGE", 1 << 20)
     assert slicing.sliced(graph, CPU) is graph
@@ -70,7 +70,7 @@ def test_small_pictures_and_gpus_are_left_alone(queue, small, monkeypatch):
 
 def test_layers_of_large_weights_are_computed_for_all_images(queue, small):
     net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 128, 16), nn.Conv2d(128, 16, 1))
-    graph = building.fused(net, [SHAPE], np.float32, queue, None)
+    graph = building.traced_and_fused(net, [SHAPE], np.float32, queue, None)
     assert images(slicing.sliced(graph, CPU)) == [2, 2, 4, 4]
 
 
@@ -79,7 +79,7 @@ def test_layers_of_large_weights_are_computed_for_all_images(queue, small):
 def test_layers_in_groups_are_sliced(queue, small, monkeypatch, groups, layout):
     layers = [nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=groups), nn.Conv2d(16, 8, 1)]
     net, shape = nn.Sequential(*layers), (4, 16, 16, 16)
-    graph = building.fused(net, [shape], np.float32, queue, None)
+    graph = building.traced_and_fused(net, [shape], np.float32, queue, None)
     assert images(slicing.sliced(graph, CPU)) == [2] * 6
     x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
     wanted = net(Tensor.from_numpy(x, queue)).numpy()
@@ -92,7 +92,7 @@ def test_layers_in_groups_are_sliced(queue, small, monkeypatch, groups, layout):
 def test_what_is_handed_on_is_written_in_place(queue, small):
     """Only convolutions write into a part of a larger memory: a pool's result is not cut."""
     net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.MaxPool2d(3, 1, 1), nn.Flatten())
-    graph = building.fused(net, [SHAPE], np.float32, queue, None)
+    graph = building.traced_and_fused(net, [SHAPE], np.float32, queue, None)
     cut = slicing.sliced(graph, CPU)
     assert [node.name for node in cut.nodes[:3]] == ["convolution", "convolution", "concatenate"]
     assert [node.result.shape[0] for node in cut.nodes if node.name == "max_pool"] == [4]
@@ -102,7 +102,7 @@ def test_what_is_handed_on_is_written_in_place(queue, small):
 def test_slices_compute_what_the_net_computes(queue, small, monkeypatch, layout):
     x, net = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32), Block()
     wanted = net(Tensor.from_numpy(x, queue)).numpy()
-    graph = building.fused(net, [SHAPE], np.float32, queue, None)
+    graph = building.traced_and_fused(net, [SHAPE], np.float32, queue, None)
     assert images(slicing.sliced(relayout(graph, layout), CPU))[0] < 4
     monkeypatch.setattr(slicing, "sliced", lambda graph, device, real=slicing.sliced: real(graph, CPU))
     monkeypatch.setattr(building, "sliced", slicing.sliced)

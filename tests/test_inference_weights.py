@@ -9,9 +9,10 @@ import pytest
 import small_net
 
 from convdispatch import inference, nn
-from convdispatch.inference import fuse as fusing
-from convdispatch.inference import graphs, slicing, weights
+from convdispatch.inference import graph_variants, weights
 from convdispatch.inference import net as building
+from convdispatch.inference.passes import fusion as fusing
+from convdispatch.inference.passes import slicing
 from convdispatch.nn import functional
 from convdispatch.selection.prepared import Constant
 from convdispatch.tensor import Tensor
@@ -63,7 +64,7 @@ def test_weights_are_rounded_once(queue, dtype, kernel):
         y = functional.convolution(x, Tensor.from_numpy(w, queue), padding=kernel // 2)
         return functional.batch_norm(y, *(Tensor.from_numpy(part, queue) for part in parts), training=False)
 
-    graph = graphs.fused(net, [SHAPE], np.dtype(dtype), queue, None)
+    graph = graph_variants.traced_and_fused(net, [SHAPE], np.dtype(dtype), queue, None)
     graph.aside.end()
     (node,) = graph.nodes
     expected, bias = functional.fold_batch_norm(w, *parts)

@@ -13,10 +13,12 @@ from convdispatch import runtime
 from convdispatch.api import config_macros
 from convdispatch.api.errors import PluginError
 from convdispatch.measurement import reference
-from convdispatch.selection import dispatch, evidence, loader, lockfile
-from convdispatch.selection.asking import ask
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import evidence, lockfile
+from convdispatch.selection.plugins import loader
 from convdispatch.selection.records.perfdb import perfdb
 from convdispatch.selection.records.record import Record, device_key, now
+from convdispatch.selection.solver_query import query
 
 VENDOR = Path(__file__).parent.parent / "examples" / "vendor_plugin"
 POINTWISE = cd.ConvProblem(mb=2, ic=5, ih=6, iw=7, oc=9, kh=1, kw=1)
@@ -58,7 +60,7 @@ def attacked(tmp_path, monkeypatch):
 def config_of(problem, solver, changes):
     """The solver's own first configuration with the attack's changes, or these alone where they replace its names."""
     info = runtime.device_info(runtime.default_device())
-    own = dict(ask(loader.plugins().solvers[solver], problem, info).configs[0])
+    own = dict(query(loader.plugins().solvers[solver], problem, info).configs[0])
     return {**own, **changes} if changes else {}
 
 
@@ -84,7 +86,7 @@ def test_a_lock_file_fixes_only_what_a_solver_offers(attacked, monkeypatch, name
 def test_a_lock_file_fixes_what_is_offered(attacked, monkeypatch, solver):
     problem = POINTWISE if "acme" in solver else DENSE
     info, lock = runtime.device_info(runtime.default_device()), attacked / "net.lock"
-    last = ask(loader.plugins().solvers[solver], problem, info).configs[-1]
+    last = query(loader.plugins().solvers[solver], problem, info).configs[-1]
     lockfile.write(lock, {str(problem): lockfile.Decision(solver, last)})
     monkeypatch.setenv("CONVDISPATCH_LOCK", str(lock))
     check(problem)

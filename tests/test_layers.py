@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import convdispatch as cd
-from convdispatch.selection import dispatch, loader, ranking
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import ranking
+from convdispatch.selection.plugins import loader
 
 PLUGIN = """
 from convdispatch.api import KernelPlan, Solver, hookimpl

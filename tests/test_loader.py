@@ -7,7 +7,8 @@ import textwrap
 import pytest
 
 from convdispatch.api.errors import ConvDispatchWarning
-from convdispatch.selection import dispatch, loader, registry
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader, registry
 
 GOOD = """
 from convdispatch.api import Solver, hookimpl

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convdispatch.measurement.measure import CUT_FACTOR, Candidate, race, timed
+from convdispatch.measurement.measure import CUT_FACTOR, Candidate, interleaved, timed
 from convdispatch.selection.records.timing import TOLERANCE, BadTiming, Timing, order_interval, summarise, verdict
 
 TIMES = st.floats(1e-4, 1e4, allow_nan=False)
@@ -164,7 +164,7 @@ def test_noise_below_the_gap_never_lets_the_slower_win(fast, slower, noise, seed
         clock.candidate("fast", lambda _: fast * rng.uniform(1 - noise, 1 + noise)),
         clock.candidate("slow", lambda _: fast * slower * rng.uniform(1 - noise, 1 + noise)),
     ]
-    outcomes = race(candidates if first else candidates[::-1], clock=clock)
+    outcomes = interleaved(candidates if first else candidates[::-1], clock=clock)
     assert judge(outcomes, deterministic={"fast": False, "slow": True}, workspace={"fast": 10**9}).winner == "fast"
     assert outcomes["fast"].status == "measured"
 
@@ -176,19 +176,19 @@ def test_a_drift_falls_on_all_alike(drift, order):
     cost = {"a": 1.0, "b": 1.4, "c": 1.4}
     slow = drift ** (1 / 20)
     candidates = [clock.candidate(n, lambda _, n=n: cost[n] * slow ** min(next(runs), 60)) for n in order]
-    assert judge(race(candidates, clock=clock)).winner == "a"
+    assert judge(interleaved(candidates, clock=clock)).winner == "a"
 
 
 def test_rounds_are_interleaved_and_begin_one_further_each_time():
     seen = []
     candidates = [Candidate(name, lambda name=name: seen.append(name) or 1.0 + 0.1 * len(seen)) for name in "abc"]
-    race(candidates, rounds=3, min_rounds=3)
+    interleaved(candidates, rounds=3, min_rounds=3)
     assert "".join(seen) == "abcbcacab"
 
 
 def test_a_candidate_slow_by_a_thousand_runs_twice():
     clock = Clock()
-    outcomes = race([clock.candidate("naive", 4850.0), clock.candidate("good", 4.85)], clock=clock)
+    outcomes = interleaved([clock.candidate("naive", 4850.0), clock.candidate("good", 4.85)], clock=clock)
     assert (outcomes["naive"].status, outcomes["naive"].timing.count) == ("cut", 2)
     assert "1000.0 times" in outcomes["naive"].reason
     assert judge(outcomes).winner == "good"
@@ -198,7 +198,7 @@ def test_a_candidate_slow_by_a_thousand_runs_twice():
 def test_a_certain_loser_is_cut_once_the_intervals_part(factor):
     clock = Clock()
     candidates = [clock.candidate("a", lambda run: 1 + 0.02 * (run % 2)), clock.candidate("b", lambda _: 1.02 * factor)]
-    outcomes = race(candidates, rounds=50, min_rounds=50, clock=clock)
+    outcomes = interleaved(candidates, rounds=50, min_rounds=50, clock=clock)
     assert (outcomes["b"].status, outcomes["b"].timing.count) == ("cut", 6)
     assert (outcomes["a"].status, outcomes["a"].timing.count) == ("measured", 50)
 
@@ -212,7 +212,7 @@ def test_the_fastest_is_never_cut(noise, seed):
         clock.candidate(str(i), lambda _, cost=cost: cost * rng.uniform(1 - noise, 1 + noise))
         for i, cost in enumerate([1.0, 1.0, 1.5, 4.0, 100.0])
     ]
-    outcomes = race(candidates, clock=clock)
+    outcomes = interleaved(candidates, clock=clock)
     assert "measured" in (outcomes["0"].status, outcomes["1"].status)
     assert outcomes["4"].status == "cut"
 
@@ -220,7 +220,7 @@ def test_the_fastest_is_never_cut(noise, seed):
 def test_a_clock_that_runs_backwards_is_refused():
     clock = Clock()
     back = clock.candidate("back", lambda run: 3 if run < 4 else -2)
-    outcomes = race([back, clock.candidate("fine", 5)], clock=clock)
+    outcomes = interleaved([back, clock.candidate("fine", 5)], clock=clock)
     assert outcomes["back"].status == "failed"
     assert outcomes["back"].timing is None
     assert "the clock ran backwards" in outcomes["back"].reason
@@ -228,7 +228,9 @@ def test_a_clock_that_runs_backwards_is_refused():
 
 
 def test_a_clock_that_stands_still_gives_no_winner():
-    outcomes = race([Candidate("a", timed(lambda: None, lambda: 7)), Candidate("b", timed(lambda: None, lambda: 7))])
+    outcomes = interleaved(
+        [Candidate("a", timed(lambda: None, lambda: 7)), Candidate("b", timed(lambda: None, lambda: 7))]
+    )
     assert {outcome.status for outcome in outcomes.values()} == {"failed"}
     assert judge(outcomes).winner is None
 
@@ -236,7 +238,7 @@ def test_a_clock_that_stands_still_gives_no_winner():
 def test_a_busy_machine_makes_a_candidate_unsteady_not_faulty():
     clock = Clock()
     wild = clock.candidate("wild", lambda run: 1.0 if run % 3 else 50.0)
-    outcomes = race([wild], rounds=24, clock=clock)
+    outcomes = interleaved([wild], rounds=24, clock=clock)
     assert (outcomes["wild"].status, outcomes["wild"].timing) == ("unsteady", None)
     assert "times off the median" in outcomes["wild"].reason
 
@@ -247,14 +249,16 @@ def test_a_candidate_that_raises_fails_alone():
     def explode():
         raise RuntimeError("device lost")
 
-    outcomes = race([Candidate("bad", explode), clock.candidate("good", 2.0)], clock=clock)
+    outcomes = interleaved([Candidate("bad", explode), clock.candidate("good", 2.0)], clock=clock)
     assert (outcomes["bad"].status, outcomes["bad"].reason) == ("failed", "RuntimeError: device lost")
     assert outcomes["good"].timing.median == 2.0
 
 
 def test_the_race_ends_early_when_the_intervals_are_narrow():
     clock = Clock()
-    outcomes = race([clock.candidate("a", 1.0), clock.candidate("b", 1.01)], rounds=100, min_rounds=7, clock=clock)
+    outcomes = interleaved(
+        [clock.candidate("a", 1.0), clock.candidate("b", 1.01)], rounds=100, min_rounds=7, clock=clock
+    )
     assert {outcome.timing.count for outcome in outcomes.values()} == {7}
 
 
@@ -266,7 +270,7 @@ def test_the_budget_holds(costs, budget):
     clock = Clock()
     start = clock()
     candidates = [clock.candidate(str(i), cost, expected_ms=cost) for i, cost in enumerate(costs)]
-    outcomes = race(candidates, rounds=100, min_rounds=100, budget_ms=budget, clock=clock)
+    outcomes = interleaved(candidates, rounds=100, min_rounds=100, budget_ms=budget, clock=clock)
     assert (clock() - start) / 1e6 <= budget * 1.0001
     assert all(o.status != "not tried" or o.timing is None for o in outcomes.values())
 
@@ -274,14 +278,14 @@ def test_the_budget_holds(costs, budget):
 def test_what_the_budget_left_out_is_said():
     clock = Clock()
     costs = {"quick": 1.0, "long": 90.0}
-    outcomes = race([clock.candidate(n, c, expected_ms=c) for n, c in costs.items()], budget_ms=20, clock=clock)
+    outcomes = interleaved([clock.candidate(n, c, expected_ms=c) for n, c in costs.items()], budget_ms=20, clock=clock)
     assert (outcomes["long"].status, outcomes["long"].timing) == ("not tried", None)
     assert outcomes["quick"].status == "measured"
 
 
 def test_names_must_differ():
     with pytest.raises(ValueError, match="names of their own"):
-        race([Candidate("a", lambda: 1.0), Candidate("a", lambda: 1.0)])
+        interleaved([Candidate("a", lambda: 1.0), Candidate("a", lambda: 1.0)])
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------

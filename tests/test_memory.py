@@ -10,7 +10,8 @@ import pytest
 
 import convdispatch
 from convdispatch.api.errors import Frozen, MemoryLimit
-from convdispatch.device import memory, runtime, sharedpool
+from convdispatch.device import runtime
+from convdispatch.device.memory import allocator, shared_pool
 
 pytestmark = pytest.mark.usefixtures("clean_memory")
 
@@ -76,29 +77,29 @@ def gone(queue, size=4 * MB):
 
 
 def known():
-    return {queue.int_ptr for queue in memory._pools}
+    return {queue.int_ptr for queue in allocator._pools}
 
 
 def test_queues_that_are_gone_leave_no_pool(queue, device):
     """A server that makes a queue a request keeps the memory of one or two, not of all."""
     runtime.allocate(queue, MB)
-    pool = memory._pools[queue]
-    if type(pool) is sharedpool.SharedPool:
+    pool = allocator._pools[queue]
+    if type(pool) is shared_pool.SharedPool:
         pytest.skip("memory that is CUDA's too stays")
-    before, held = len(memory._pools), runtime.memory_statistics(device).held_bytes
+    before, held = len(allocator._pools), runtime.memory_statistics(device).held_bytes
     places = {gone(queue) for _ in range(20)}
-    assert len(memory._pools) <= before + 1
+    assert len(allocator._pools) <= before + 1
     assert runtime.memory_statistics(device).held_bytes <= held + 5 * MB
-    assert memory._pools[queue] is pool
+    assert allocator._pools[queue] is pool
     runtime.allocate(cl.CommandQueue(queue.context), 1)
     assert not places & known()
-    assert memory._callers.keys() == memory._pools.keys()
+    assert allocator._callers.keys() == allocator._pools.keys()
 
 
 def test_memory_in_use_keeps_the_pool_of_a_queue_that_is_gone(queue):
     brief = cl.CommandQueue(queue.context)
     block, place = runtime.allocate(brief, 4 * MB), brief.int_ptr
-    if type(memory._pools[brief]) is sharedpool.SharedPool:
+    if type(allocator._pools[brief]) is shared_pool.SharedPool:
         pytest.skip("memory that is CUDA's too stays")
     del brief
     runtime.allocate(cl.CommandQueue(queue.context), 1)
@@ -117,7 +118,7 @@ def test_a_queue_that_was_a_context_manager_is_forgotten_without_a_word(queue, r
     runtime.memory_statistics(queue.device)
     runtime.allocate(cl.CommandQueue(queue.context), 1)
     assert len(recwarn) == before
-    assert place not in known() or type(memory._make_pool(queue)) is sharedpool.SharedPool
+    assert place not in known() or type(allocator._make_pool(queue)) is shared_pool.SharedPool
 
 
 def test_parts_of_pooled_memory_hold_the_block(queue, device):

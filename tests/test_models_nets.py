@@ -6,7 +6,7 @@ import pytest
 from convdispatch import inference, nn
 from convdispatch.api import InvalidArgument
 from convdispatch.device import runtime
-from convdispatch.inference.fuse import fuse
+from convdispatch.inference.passes.fusion import fuse
 from convdispatch.inference.trace import trace
 from convdispatch.models import catalogue
 from convdispatch.models.classics import Fused

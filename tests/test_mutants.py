@@ -9,7 +9,8 @@ from checking import check
 
 import convdispatch
 from convdispatch.measurement import shapes
-from convdispatch.selection import dispatch, loader
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
 
 SOURCE = Path(__file__).parent / "naive_plugin" / "naive"
 MUTANTS = {
@@ -63,7 +64,7 @@ def broken(request, tmp_path, monkeypatch):
 
 def forget_text() -> None:
     """Kernel files are read once a process; a mutant has the healthy file's name."""
-    from convdispatch.device import kernels
+    from convdispatch.device.programs import kernels
 
     kernels._read.cache_clear()
     dispatch.forget()

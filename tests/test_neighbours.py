@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from records import DEVICE, record
 
 from convdispatch.api.problem import ConvProblem
-from convdispatch.selection.neighbours import FAR, MARGIN, SURE, Neighbours, Offer, Regret, distance, neighbours
+from convdispatch.selection.choice.neighbours import (
+    FAR,
+    MARGIN,
+    SURE,
+    Neighbours,
+    Offer,
+    Regret,
+    distance,
+    neighbours,
+)
 from convdispatch.selection.records.perfdb import PerfDB
 
 BASE = ConvProblem(mb=1, ic=64, ih=56, iw=56, oc=64, kh=3, kw=3, ph=1, pw=1)

@@ -10,8 +10,9 @@ from as_gpu import as_gpu
 from checking import compare
 from small_net import normal
 
-from convdispatch.device.kernels import Launch
-from convdispatch.nn import Parameter, Tape, batch_norm, capture, functional
+from convdispatch.device.programs.kernels import Launch
+from convdispatch.nn import Parameter, Tape, capture, functional
+from convdispatch.nn.normalization import batch_norm_kernel
 from convdispatch.tensor import Tensor
 
 SHAPES = {
@@ -27,14 +28,14 @@ SHAPES = {
 @pytest.fixture(params=["a group a channel", "channels shared"])
 def gpu(request, monkeypatch):
     """As a GPU: small channels, and those that several groups share."""
-    as_gpu(monkeypatch, batch_norm, compute_units=4)
+    as_gpu(monkeypatch, batch_norm_kernel, compute_units=4)
     if request.param == "channels shared":
-        monkeypatch.setattr(batch_norm, "_SMALL", 0)
-        monkeypatch.setattr(batch_norm, "_LARGE", 0)
-        monkeypatch.setattr(batch_norm, "_SUM_GROUP", 16)
-    batch_norm._launches.cache_clear()
+        monkeypatch.setattr(batch_norm_kernel, "_SMALL", 0)
+        monkeypatch.setattr(batch_norm_kernel, "_LARGE", 0)
+        monkeypatch.setattr(batch_norm_kernel, "_SUM_GROUP", 16)
+    batch_norm_kernel._launches.cache_clear()
     yield request.param
-    batch_norm._launches.cache_clear()
+    batch_norm_kernel._launches.cache_clear()
 
 
 @pytest.fixture

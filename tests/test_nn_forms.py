@@ -13,9 +13,12 @@ from checking import compare
 from small_net import normal
 
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.device.kernels import Launch, Programs
-from convdispatch.elementwise import reduce, reduction_kernel
-from convdispatch.nn import Parameter, Tape, functional, normalization, pooling
+from convdispatch.device.programs.kernels import Launch, Programs
+from convdispatch.elementwise import reduce
+from convdispatch.elementwise.codegen import reduction_kernel
+from convdispatch.nn import Parameter, Tape, functional
+from convdispatch.nn.normalization import norms
+from convdispatch.nn.pooling import pooling2d
 from convdispatch.tape import Rectified
 from convdispatch.tensor import Tensor
 
@@ -40,14 +43,14 @@ TURNS = [("as it is", "nchw"), ("as a GPU", "nhwc"), ("as it is", "nhwc"), ("as 
 def form(request, monkeypatch):
     """Kernels as this device gets them, and as a GPU would."""
     if request.param == "as a GPU":
-        as_gpu(monkeypatch, pooling, normalization, reduction_kernel)
-        for function in (pooling._launches, normalization._lrn, reduction_kernel._source):
+        as_gpu(monkeypatch, pooling2d, norms, reduction_kernel)
+        for function in (pooling2d._launches, norms._lrn, reduction_kernel._source):
             function.cache_clear()
         from convdispatch.elementwise import reductions
 
         monkeypatch.setattr(reductions, "_calls", Programs())
     yield request.param
-    for function in (pooling._launches, normalization._lrn):
+    for function in (pooling2d._launches, norms._lrn):
         function.cache_clear()
 
 
@@ -198,9 +201,9 @@ def test_groups_that_kernels_demand_are_given(queue, form, layout, monkeypatch):
             super().__init__(*args, **options)
             made.append(self)
 
-    for module in (pooling, normalization):
+    for module in (pooling2d, norms):
         monkeypatch.setattr(module, "Launch", Seen)
-        for function in (pooling._launches, normalization._lrn):
+        for function in (pooling2d._launches, norms._lrn):
             function.cache_clear()
     x = Parameter(Tensor.from_numpy(normal(2, 16, 8, 16), queue))
     with Tape():  # the gradients' kernels too

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small_net import LABELS, net, normal
 
-from convdispatch.device import kernels
+from convdispatch.device.programs import kernels
 from convdispatch.nn import SGD, Adam, BatchNorm2d, Conv2d, MaxPool2d, Parameter, Sequential, Tape, functional
 from convdispatch.tensor import Tensor
 

@@ -17,7 +17,8 @@ import pytest
 from small_net import LABELS, net, normal
 
 from convdispatch import inference
-from convdispatch.device import kernels, runtime
+from convdispatch.device import runtime
+from convdispatch.device.programs import kernels
 from convdispatch.nn import SGD, Adam, Tape, functional
 from convdispatch.tensor import Tensor
 

@@ -5,7 +5,7 @@ import pytest
 
 from convdispatch import nn
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.inference.precision import dtype_of
+from convdispatch.inference.passes.precision import dtype_of
 from convdispatch.nn import functional
 from convdispatch.nn.functional import cross_entropy
 from convdispatch.tensor import Tensor

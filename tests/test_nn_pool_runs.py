@@ -7,7 +7,8 @@ import pytest
 from as_gpu import as_gpu
 from small_net import normal
 
-from convdispatch.nn import Tape, functional, pooling
+from convdispatch.nn import Tape, functional
+from convdispatch.nn.pooling import pooling2d
 from convdispatch.tape import Rectified
 from convdispatch.tensor import Tensor
 
@@ -33,11 +34,11 @@ WINDOWS = {  # kernel, stride, padding, dilation, ceil_mode, height, width
 @pytest.fixture
 def pooled(queue, monkeypatch):
     """``pooled(run, ...)``: a pooling and its gradient as a GPU computes them with so many neighbours at most."""
-    as_gpu(monkeypatch, pooling)
+    as_gpu(monkeypatch, pooling2d)
 
     def compute(run, function, x, dy, gated, start):
-        monkeypatch.setattr(pooling, "_RUN", run)
-        pooling._launches.cache_clear()
+        monkeypatch.setattr(pooling2d, "_RUN", run)
+        pooling2d._launches.cache_clear()
 
         def lie(array):
             """A tensor that begins so many elements into its memory."""
@@ -56,7 +57,7 @@ def pooled(queue, monkeypatch):
         return plain, y.numpy(), dx[0].numpy()
 
     yield compute
-    pooling._launches.cache_clear()
+    pooling2d._launches.cache_clear()
 
 
 KINDS = ["max", "max, after a relu", "average"]
@@ -96,8 +97,8 @@ def test_runs_have_the_bits_of_single_elements(pooled, full, kind, name):
 def test_vggs_and_googlenets_poolings_go_in_runs(pooled, queue, monkeypatch):
     """Else nothing of the above would be used."""
     files = []
-    real = pooling.kernel_text
-    monkeypatch.setattr(pooling, "kernel_text", lambda package, file: files.append(file) or real(package, file))
+    real = pooling2d.kernel_text
+    monkeypatch.setattr(pooling2d, "kernel_text", lambda package, file: files.append(file) or real(package, file))
     for kernel, options, size, backward in ((2, {}, 28, True), (3, {"stride": 2, "ceil_mode": True}, 28, False)):
         files.clear()
         x = normal(1, 2, size, size)

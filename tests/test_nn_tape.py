@@ -135,6 +135,6 @@ def test_a_step_leaks_nothing(queue, full):
 
 def _managed(queue):
     """Bytes that the queue's pool has taken from the device, used or not."""
-    from convdispatch.device import memory
+    from convdispatch.device.memory import allocator as memory
 
     return memory._pools[queue].managed_bytes

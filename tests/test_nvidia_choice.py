@@ -12,7 +12,7 @@ from convdispatch_nvidia.packed.job import Job
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
 UNITS = 132

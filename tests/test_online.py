@@ -12,8 +12,8 @@ import small_net
 from convdispatch import conv, frozen, policy
 from convdispatch.api import ConvDispatchWarning, ConvProblem
 from convdispatch.device import runtime
-from convdispatch.device.host import HostMemory
-from convdispatch.device.queues import commands_of
+from convdispatch.device.commands.host_memory import HostMemory
+from convdispatch.device.commands.queues import commands_of
 from convdispatch.measurement import online, reference
 from convdispatch.selection import dispatch
 from convdispatch.selection.records.perfdb import perfdb

@@ -17,11 +17,12 @@ from plans import SMALL
 
 from convdispatch import ConvProblem, constant, conv, conv_backward_data, policy, runtime
 from convdispatch.api.device import DeviceInfo
-from convdispatch.device import commands, kernels
+from convdispatch.device.commands import interface
+from convdispatch.device.programs import kernels
 from convdispatch.measurement import reference
 from convdispatch.measurement.conformance.packing import disagreement, packing_plans, relatives
-from convdispatch.selection.loader import plugins
-from convdispatch.selection.ranking import rank
+from convdispatch.selection.choice.ranking import rank
+from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 
@@ -108,7 +109,7 @@ class Late:
 @pytest.fixture
 def packers_alone(item_by_item, monkeypatch):
     """Of the plans' programs those are compiled that pack: the others take most of the time, and nothing runs them."""
-    compiled, made = kernels._compile, commands.Kernel.make
+    compiled, made = kernels._compile, interface.Kernel.make
     monkeypatch.setattr(kernels, "_compile", lambda *given: ((Late(lambda: compiled(*given)[0][0]), 0), 0))
 
     def make(kernel):
@@ -116,7 +117,7 @@ def packers_alone(item_by_item, monkeypatch):
             kernel.program = kernel.program.compiled()
         return made(kernel)
 
-    monkeypatch.setattr(commands.Kernel, "make", make)
+    monkeypatch.setattr(interface.Kernel, "make", make)
     kernels._programs.drop()
     yield
     kernels._programs.drop()

@@ -14,8 +14,8 @@ from test_benchmark import DEVICE, ENVIRONMENT
 
 from convdispatch.measurement import shapes
 from convdispatch.measurement.peaks import traffic
-from convdispatch.tools.benchmark.compare import compare, write_comparison
-from convdispatch.tools.benchmark.page import render
+from convdispatch.tools.benchmark.pages.compare import compare, write_comparison
+from convdispatch.tools.benchmark.pages.page import render
 from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)

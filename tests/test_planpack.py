@@ -20,10 +20,11 @@ from strategies import FUZZ, answer, mutated
 
 from convdispatch import constant, conv, frozen, inference, load_pack
 from convdispatch.api import ConvDispatchWarning, Frozen, InvalidArgument
-from convdispatch.device import binaries, carried, kernels
-from convdispatch.selection import carrying, dispatch, planpack
+from convdispatch.device.cache import artifact_store
+from convdispatch.device.programs import binary_cache, kernels
+from convdispatch.selection import dispatch, planpack
+from convdispatch.selection.planpack import decisions, reading
 from convdispatch.selection.planpack import format as form
-from convdispatch.selection.planpack import reading
 
 SHAPE = (2, 3, 13, 13)
 
@@ -31,9 +32,9 @@ SHAPE = (2, 3, 13, 13)
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", "off")
-    carrying._said.clear()
+    decisions._said.clear()
     yield
-    carried._in_force.clear()
+    artifact_store._in_force.clear()
     forget()
 
 
@@ -45,8 +46,8 @@ def forget():
 @pytest.fixture
 def compiled(monkeypatch):
     """Texts that were compiled."""
-    texts, real = [], binaries._from_text
-    monkeypatch.setattr(binaries, "_from_text", lambda c, text, o: texts.append(text) or real(c, text, o))
+    texts, real = [], binary_cache._from_text
+    monkeypatch.setattr(binary_cache, "_from_text", lambda c, text, o: texts.append(text) or real(c, text, o))
     return texts
 
 
@@ -59,7 +60,7 @@ def made(queue, tmp_path_factory):
     if queue.device not in _made:
         path = tmp_path_factory.mktemp("packs") / "net.cdpack"
         forget()
-        with carried.gathering(queue.device, all_weights=True) as gathered:
+        with artifact_store.gathering(queue.device, all_weights=True) as gathered:
             net = inference.build(small_net.net(queue), SHAPE, queue=queue)
         planpack.write(path, gathered)
         _made[queue.device] = path, net(small_net.normal(*SHAPE)), gathered
@@ -73,20 +74,20 @@ def bring_up(queue):
 
 def test_a_pack_compiles_nothing_and_works_frozen(queue, made, compiled, monkeypatch):
     path, expected, gathered = made
-    assert all(gathered.tables[table] for table in carried.TABLES)
+    assert all(gathered.tables[table] for table in artifact_store.TABLES)
     monkeypatch.setattr(dispatch, "Choices", lambda *given: pytest.fail("solvers are not ranked"))
     monkeypatch.setattr(kernels, "_template", lambda *given: pytest.fail("nothing is rendered"))
     net = small_net.net(queue)
     packed = []
-    real = carried.find
+    real = artifact_store.find
     monkeypatch.setattr(
-        carried, "find", lambda table, key, device=None: packed.append(table) or real(table, key, device)
+        artifact_store, "find", lambda table, key, device=None: packed.append(table) or real(table, key, device)
     )
     with load_pack(path) as pack, frozen():
         assert pack.misfits == ()
         built = inference.build(net, SHAPE, queue=queue)
     assert not compiled
-    assert set(packed) == set(carried.TABLES)
+    assert set(packed) == set(artifact_store.TABLES)
     assert all(layer.source == f"plan pack {path}" for layer in built.layers if layer.problem)
     np.testing.assert_array_equal(built(small_net.normal(*SHAPE)), expected)
 
@@ -113,9 +114,10 @@ import sys
 import numpy as np
 from convdispatch.api import ConvProblem, frozen
 from convdispatch import conv
-from convdispatch.device import binaries, runtime
+from convdispatch.device.programs import binary_cache
+from convdispatch.device import runtime
 queue = runtime.queue()  # tries the devices, with a kernel of its own
-binaries._from_text = lambda *given: sys.exit("compiled")
+binary_cache._from_text = lambda *given: sys.exit("compiled")
 shapes = enumerate([(1, 8, 9, 9), (16, 8, 3, 3)])
 x, w = (np.random.default_rng(i).standard_normal(shape).astype(np.float32) for i, shape in shapes)
 np.save(sys.argv[1], conv(x, w, padding=1))
@@ -124,7 +126,7 @@ np.save(sys.argv[1], conv(x, w, padding=1))
 
 def test_another_process_takes_it_from_the_environment(queue, tmp_path, compiled):
     x, w = (small_net.normal(*shape, seed=i) for i, shape in enumerate([(1, 8, 9, 9), (16, 8, 3, 3)]))
-    with carried.gathering(queue.device) as gathered:
+    with artifact_store.gathering(queue.device) as gathered:
         expected = conv(x, w, padding=1, queue=queue)
     assert compiled
     planpack.write(tmp_path / "one.cdpack", gathered)
@@ -135,7 +137,7 @@ def test_another_process_takes_it_from_the_environment(queue, tmp_path, compiled
 
 def test_constant_weights_of_a_call(queue, tmp_path, compiled):
     x, w = (small_net.normal(*shape, seed=i) for i, shape in enumerate([(1, 8, 9, 9), (16, 8, 3, 3)]))
-    with carried.gathering(queue.device, all_weights=True) as gathered:
+    with artifact_store.gathering(queue.device, all_weights=True) as gathered:
         expected = conv(x, constant(w), padding=1, queue=queue)
     planpack.write(tmp_path / "one.cdpack", gathered)
     forget()

@@ -8,8 +8,8 @@ import struct
 import numpy as np
 import pytest
 
-from convdispatch.device import modules
-from convdispatch.device.ptx import Parameter, Unlaunchable, entries, for_cuda, overlapping
+from convdispatch.device.cuda import modules
+from convdispatch.device.cuda.ptx import Parameter, Unlaunchable, entries, for_cuda, overlapping
 
 HEADER = """\
 //
@@ -133,7 +133,7 @@ class Driver:
         self.driver = self
 
     def __call__(self, name, *arguments):
-        from convdispatch.device.cuda import CudaError
+        from convdispatch.device.cuda_driver import CudaError
 
         if name in self.failing:
             raise CudaError(f"{name}: CUDA_ERROR_INVALID_PTX (218)")

@@ -12,12 +12,13 @@ from test_benchmark import DEVICE, ENVIRONMENT, example, shown
 
 from convdispatch.api.problem import ConvProblem
 from convdispatch.measurement.shapes import Entry
-from convdispatch.tools.benchmark import quiet, run
-from convdispatch.tools.benchmark.page import render
+from convdispatch.tools.benchmark import quiet
+from convdispatch.tools.benchmark.measuring import run
+from convdispatch.tools.benchmark.pages.page import render
+from convdispatch.tools.benchmark.pages.training_terminal import show_training
 from convdispatch.tools.benchmark.quiet import Others, busy, load_now, signs, wait_quiet
 from convdispatch.tools.benchmark.report import Report
 from convdispatch.tools.benchmark.training import TrainingReport, disturbances
-from convdispatch.tools.benchmark.training_terminal import show_training
 from convdispatch.tools.cli.bench import bench
 
 CPU = {**ENVIRONMENT, "load": 0.1, "device": {**DEVICE, "type": "cpu"}}
@@ -218,7 +219,7 @@ def test_the_command_takes_the_seconds(monkeypatch):
         given.update(options)
         return example()
 
-    monkeypatch.setattr("convdispatch.tools.benchmark.run.run", measure)
+    monkeypatch.setattr("convdispatch.tools.benchmark.measuring.run.run", measure)
     done = CliRunner().invoke(bench, ["cpu10", "--wait-quiet", "90"])
     assert done.exit_code == 0, done.output
     assert given["wait_quiet_s"] == 90

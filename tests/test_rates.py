@@ -13,7 +13,7 @@ from convdispatch.device import rates as module
 from convdispatch.device import runtime
 from convdispatch.device.rates import estimate, keep, rates
 from convdispatch.measurement.calibration import calibrate
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 from convdispatch.tools.cli import main
 
 H200 = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)

@@ -9,9 +9,10 @@ import convdispatch_amx
 import pytest
 
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, InvalidPolicy
-from convdispatch.selection import dispatch, loader
-from convdispatch.selection.ranking import rank
-from convdispatch.selection.registry import packaged_path, parse, registry, registry_path
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice.ranking import rank
+from convdispatch.selection.plugins import loader
+from convdispatch.selection.plugins.registry import packaged_path, parse, registry, registry_path
 from convdispatch.tools import doctor
 
 H200 = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", driver="580.159.04")

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 import convdispatch as cd
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.selection import dispatch, loader
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
 from convdispatch.tools.benchmark import quiet
 from convdispatch.tools.cli import main
 from convdispatch.tools.replay import Call, compare, read_trace

@@ -11,9 +11,10 @@ import pytest
 import convdispatch as cd
 from convdispatch import runtime
 from convdispatch.measurement import reference
-from convdispatch.selection import dispatch, loader
-from convdispatch.selection.asking import MOST_CONFIGS, ask
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
+from convdispatch.selection.solver_query import MOST_CONFIGS, query
 
 PLUGIN = """
 import itertools, os
@@ -297,4 +298,4 @@ def test_find_passes_over_a_solver_whose_later_configuration_has_no_cost(sabotag
 def test_as_many_configurations_as_are_allowed(sabotage):
     sabotage(PLUGIN.format(method="configs", expression=f"[{{'n': n}} for n in range({MOST_CONFIGS})]"))
     info = runtime.device_info(runtime.default_device())
-    assert len(ask(loader.plugins().solvers["bad.solver"], PROBLEM, info).configs) == MOST_CONFIGS
+    assert len(query(loader.plugins().solvers["bad.solver"], PROBLEM, info).configs) == MOST_CONFIGS

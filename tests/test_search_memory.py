@@ -9,7 +9,8 @@ from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement.find import find
 from convdispatch.measurement.search.trial import Harness
-from convdispatch.selection import dispatch, ranking
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import ranking
 
 PROBLEM = ConvProblem.parse("mb2ic16ih28oc16kh3ph1")
 

@@ -13,9 +13,10 @@ from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.device.runtime import device_info
 from convdispatch.measurement import reference
 from convdispatch.measurement.search.families import draw
-from convdispatch.measurement.search.scaled import Scaled
+from convdispatch.measurement.search.scaled_data import Scaled
 from convdispatch.measurement.search.trialdata import operands_of
-from convdispatch.selection import dispatch, loader
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
 
 HERE = Path(__file__).parent
 PROBLEM = ConvProblem.parse("fwd_f32_mb2ic16ih9iw10oc12kh3kw3ph1pw1")

@@ -13,9 +13,11 @@ import pytest
 import convdispatch as cd
 from convdispatch import MemoryLimit, PlanFailed, constant, conv, policy
 from convdispatch.api import ConvDispatchWarning
-from convdispatch.device import memory, runtime
+from convdispatch.device import runtime
+from convdispatch.device.memory import allocator
 from convdispatch.measurement import reference
-from convdispatch.selection import dispatch, loader
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
 
 PLUGIN = """
 import pyopencl as cl
@@ -182,8 +184,8 @@ def plan(device, monkeypatch):
     """The plan that the tests below break, im2col's; and how often waiting memory was given back."""
     dispatch.forget()
     given_back = []
-    release = memory.release_memory
-    monkeypatch.setattr(memory, "release_memory", lambda where=None: (given_back.append(where), release(where)))
+    release = allocator.release_memory
+    monkeypatch.setattr(allocator, "release_memory", lambda where=None: (given_back.append(where), release(where)))
     with policy(solver="im2col"), warnings.catch_warnings():
         warnings.simplefilter("error")  # nobody is set aside
         yield lambda problem: dispatch.prepare(problem, runtime.context(device)).plan, given_back

@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from convdispatch.api.errors import InvalidArgument, NoDevice
-from convdispatch.device import platforms, runtime
-from convdispatch.nn import pooling
+from convdispatch.device import runtime
+from convdispatch.device.opencl import platforms
+from convdispatch.nn.pooling import pooling2d
 from convdispatch.tools.cli import main
 from convdispatch.tools.selftest import cases, families
 from convdispatch.tools.selftest.run import named, run
@@ -104,18 +105,18 @@ def test_a_wrong_kernel_is_found(device, queue, monkeypatch, family, written, mu
     """A letter changed in a kernel's text, and some width tells."""
     if runtime.device_info(device).type != "cpu":
         pytest.skip("the text is a CPU's")
-    real, changed = pooling.kernel_text, []
+    real, changed = pooling2d.kernel_text, []
 
     def text(package, file):
         found = real(package, file)
         changed.append(written in found)
         return found.replace(written, mutant)
 
-    monkeypatch.setattr(pooling, "kernel_text", text)
-    pooling._launches.cache_clear()
+    monkeypatch.setattr(pooling2d, "kernel_text", text)
+    pooling2d._launches.cache_clear()
     options = families.FAMILIES[family][1][0]
     said = [sentence for width in (13, 21) for sentence in families.run(queue, family, options, width)]
-    pooling._launches.cache_clear()
+    pooling2d._launches.cache_clear()
     assert any(changed), "the kernel no longer says so"
     assert said
 

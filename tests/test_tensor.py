@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.calls import interop
+from convdispatch.calls.arrays import interchange
 from convdispatch.device import runtime
-from convdispatch.device.strided import copy_strided
+from convdispatch.device.programs.strided_copy import copy_strided
 from convdispatch.tensor import Tensor
 
 
@@ -61,7 +61,7 @@ def test_numpy_gets_values_where_it_cannot_view_the_memory(queue, monkeypatch):
     def none(tensor):
         raise AttributeError("the memory is not the host's")
 
-    monkeypatch.setattr(interop, "array_interface", none)
+    monkeypatch.setattr(interchange, "array_interface", none)
     array, tensor = both(queue)
     for view, expected in ((tensor, array), (tensor[1, ..., ::-2], array[1, ..., ::-2]), (tensor[0, 0, 0, 0], 0)):
         got = np.asarray(view)

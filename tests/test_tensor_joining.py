@@ -7,7 +7,7 @@ import pytest
 from as_gpu import as_gpu
 from small_net import normal
 
-from convdispatch.device.kernels import Launch
+from convdispatch.device.programs.kernels import Launch
 from convdispatch.elementwise import Generator, apply, concatenate, concatenation_buffer, fill, full, joining
 from convdispatch.tensor import Tensor
 

@@ -246,10 +246,10 @@ def test_a_default_device_changes_nothing():
 
 
 def test_devices_without_systems_svm_take_views(monkeypatch):
-    from convdispatch.device import host
+    from convdispatch.device.commands import host_memory
     from convdispatch.selection import dispatch
 
-    monkeypatch.setattr(host, "has_system_svm", lambda device: False)
+    monkeypatch.setattr(host_memory, "has_system_svm", lambda device: False)
     dispatch.forget()
     tensors = [torch.randn(2, 4, 8, 8), torch.randn(8, 4, 3, 3), torch.randn(8)]
     with ct.enable():

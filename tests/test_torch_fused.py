@@ -346,7 +346,7 @@ def test_explain_tells_of_fused_layers(whole):
 
 
 def test_a_form_or_its_reason_for_each_shape(monkeypatch):
-    from convdispatch.torch import forms as module
+    from convdispatch.torch.fusion import forms as module
 
     monkeypatch.setattr(module, "FORMS", 1)
     model = ready(Net(lambda m, x: torch.cumsum(m.bn(m.conv(x)), 1)))
@@ -377,7 +377,7 @@ class Varied(nn.Module):
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_other_operators_in_either_layout(layout):
     from convdispatch import inference, runtime
-    from convdispatch.torch.aten import net_of
+    from convdispatch.torch.fusion.aten import net_of
 
     model, x = ready(Varied()), torch.randn(2, 3, 7, 6)
     made = ct.convert(model, fuse=True)

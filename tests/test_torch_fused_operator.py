@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
 import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)
-from convdispatch.torch.fused import activate, fused_convolution  # noqa: E402
+from convdispatch.torch.compile.fused_operator import activate, fused_convolution  # noqa: E402
 
 GEOMETRY = ([1, 1], [1, 1], [1, 1], 1)
 

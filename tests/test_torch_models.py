@@ -82,7 +82,7 @@ def test_explain_tells_of_every_layer(tmp_path):
 
 
 def test_prepare_makes_ready_what_a_step_asks_for(monkeypatch):
-    from convdispatch.torch import engine
+    from convdispatch.torch.dispatch import engine
 
     unet, x = zoo.ZOO["unet"][0](), torch.randn(2, 3, 16, 20)  # with a transposed convolution, batch norms
     model = torch.nn.Sequential(torch.nn.Dropout(0.5), unet)
@@ -99,7 +99,9 @@ def test_prepare_makes_ready_what_a_step_asks_for(monkeypatch):
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in state.items())
     assert all(each.grad is None for each in model.parameters())
 
-    monkeypatch.setattr(engine, "made", lambda asked: pytest.fail(f"{asked.part} of {asked.x.shape} was not ready"))
+    monkeypatch.setattr(
+        engine, "planned_call", lambda asked: pytest.fail(f"{asked.part} of {asked.x.shape} was not ready")
+    )
     with ct.enable():
         model(x).sum().backward()
         with torch.inference_mode():

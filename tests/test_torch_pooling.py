@@ -16,15 +16,17 @@ from test_torch_streams import Tensors  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import Tensor, runtime  # noqa: E402
-from convdispatch.device import host  # noqa: E402
-from convdispatch.device.kernels import build  # noqa: E402
-from convdispatch.device.queues import commands_of  # noqa: E402
-from convdispatch.nn import max_pool_words  # noqa: E402
+from convdispatch.device.commands import host_memory  # noqa: E402
+from convdispatch.device.commands.queues import commands_of  # noqa: E402
+from convdispatch.device.programs.kernels import build  # noqa: E402
 from convdispatch.nn.channel_sums import channel_sums  # noqa: E402
-from convdispatch.nn.max_pool_words import Windows, max_pool_launch  # noqa: E402
+from convdispatch.nn.pooling import max_pool_kernel  # noqa: E402
+from convdispatch.nn.pooling.max_pool_kernel import Windows, max_pool_launch  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
-from convdispatch.torch import launched, pooling, streams, sums  # noqa: E402
-from convdispatch.torch.geometry import Left  # noqa: E402
+from convdispatch.torch.compile import pooling  # noqa: E402
+from convdispatch.torch.eager import bias_gradient as sums  # noqa: E402
+from convdispatch.torch.eager import cuda_stream, recorded_launches  # noqa: E402
+from convdispatch.torch.geometry import Fallback  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -116,7 +118,7 @@ inline uint larger1(uint a, uint b) {
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["nchw", "nhwc"])
-@pytest.mark.parametrize(("dtype", "instruction"), max_pool_words._INSTRUCTIONS.items())
+@pytest.mark.parametrize(("dtype", "instruction"), max_pool_kernel._INSTRUCTIONS.items())
 def test_words_as_on_nvidias_devices(monkeypatch, full, dtype, instruction, last):
     """All but the instruction itself."""
     texts = []
@@ -127,8 +129,8 @@ def test_words_as_on_nvidias_devices(monkeypatch, full, dtype, instruction, last
         return build(context, text[:body] + LARGER + text[text.index("}", body) + 1 :])
 
     nvidia = SimpleNamespace(vendor="nvidia", arch="sm_90")
-    monkeypatch.setattr(max_pool_words, "device_info", lambda device: nvidia)
-    monkeypatch.setattr(max_pool_words, "build", emulated)
+    monkeypatch.setattr(max_pool_kernel, "device_info", lambda device: nvidia)
+    monkeypatch.setattr(max_pool_kernel, "build", emulated)
     for turn, (*options, size) in enumerate(GEOMETRIES[:6]):
         for channels in (CHANNELS if full else CHANNELS[turn % 4 :: 4]) if last else (3,):
             x = numbers((2, channels, *size), DTYPES[dtype], channels)
@@ -173,12 +175,12 @@ def test_sums_of_channels(dtype, rows, channels):
 @pytest.fixture
 def fake(monkeypatch, device):
     """The driver and PyTorch's library, the host in the place of a GPU."""
-    if not host.has_system_svm(device):
+    if not host_memory.has_system_svm(device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
     dispatch.forget()
     driver, library = install(monkeypatch, device)
     tensors = Tensors(library.devices)
-    for module in (streams, launched):
+    for module in (cuda_stream, recorded_launches):
         monkeypatch.setattr(module, "library_of", lambda kind: tensors)
     yield driver, tensors
     dispatch.forget()
@@ -199,13 +201,13 @@ def test_a_pooling_is_one_launch_and_a_graph_takes_it(fake, form):
     assert y.stride() == expected.stride()
     driver.capturing = True
     assert torch.equal(call(x), expected)
-    with pytest.raises(Left, match="run the model once before") as left:
+    with pytest.raises(Fallback, match="run the model once before") as left:
         pooling._Call(x[:1], *geometry)
     assert not left.value.lasting
     driver.capturing, tensors.current = False, False
     assert torch.equal(call(x), expected)
     shifted = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].as_strided(x.shape, x.stride()).copy_(x)
-    with pytest.raises(Left, match="multiple of 16 bytes"):
+    with pytest.raises(Fallback, match="multiple of 16 bytes"):
         call(shifted)
     tensors.current, refused = True, contextless(driver)
     assert torch.equal(call(x), expected)
@@ -215,7 +217,7 @@ def test_a_pooling_is_one_launch_and_a_graph_takes_it(fake, form):
 def test_what_a_pooling_leaves_to_pytorch(fake):
     x = torch.randn(1, 4, 6, 6)
     for each in (x[0], x.double(), x.to(torch.int32), x[..., ::2], x.transpose(1, 2)):
-        with pytest.raises(Left, match="max pooling of"):
+        with pytest.raises(Fallback, match="max pooling of"):
             pooling._Call(each, [2], [], [0], [1], False)
     with pytest.raises(RuntimeError, match="pad should be at most half"):
         pooling._Call(x, [2], [], [2], [1], False)
@@ -224,18 +226,18 @@ def test_what_a_pooling_leaves_to_pytorch(fake):
 
 
 def test_kernels_that_cuda_does_not_load_are_left_once(monkeypatch, device):
-    if not host.has_system_svm(device):
+    if not host_memory.has_system_svm(device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
     _, library = install(monkeypatch, device, unlaunchable=("max_pool", "channel_sums"))
     tensors = Tensors(library.devices)
-    for module in (streams, launched):
+    for module in (cuda_stream, recorded_launches):
         monkeypatch.setattr(module, "library_of", lambda kind: tensors)
     x = torch.randn(1, 8, 6, 6)
     for _ in range(2):
-        with pytest.raises(Left, match="max_pool2d cannot run on a CUDA stream: its PTX reads"):
+        with pytest.raises(Fallback, match="max_pool2d cannot run on a CUDA stream: its PTX reads"):
             pooling._ours(x, [2], [], [0], [1], False, None)
     grad = torch.randn(2, 64, 64, 64).contiguous(memory_format=torch.channels_last)
-    with pytest.raises(Left, match="channels cannot run on a CUDA stream"):
+    with pytest.raises(Fallback, match="channels cannot run on a CUDA stream"):
         sums._made(grad)(grad, grad)
     dispatch.forget()
 
@@ -256,7 +258,7 @@ def test_a_bias_gradient_is_two_launches(fake, dtype):
     assert float((out.double() - expected).norm() / expected.norm()) < (1e-5 if dtype == torch.float32 else 4e-3)
     assert sums._made(grad) is made
     driver.capturing = True
-    with pytest.raises(Left, match="run the model once before"):
+    with pytest.raises(Fallback, match="run the model once before"):
         sums._made(grad[:2])
     assert sums._made(grad[:2], making=False) is None
 

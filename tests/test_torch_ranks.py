@@ -18,7 +18,7 @@ import json, os, sys, time
 import torch
 import torch.distributed as dist
 import convdispatch.torch as ct
-from convdispatch.torch import engine
+from convdispatch.torch.dispatch import engine
 
 rank, where = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
@@ -33,7 +33,7 @@ def made_net(size):
     return net, torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1e-4)  # a bucket a layer
 
 # First calls as on a GPU: at another time on each rank, and each waits until the rank's collectives are done.
-pending, first_calls, made = [], [], engine.made
+pending, first_calls, made = [], [], engine.planned_call
 
 def hook(state, bucket):
     pending.append(dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future())
@@ -46,7 +46,7 @@ def slow(asked):
         each.wait()
     return made(asked)
 
-engine.made = slow
+engine.planned_call = slow
 
 def train(model, size, steps):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -151,8 +151,8 @@ def config_of(problem: str) -> dict:
     """im2col's default configuration on the CPU."""
     from convdispatch import ConvProblem, policy
     from convdispatch.device import runtime
-    from convdispatch.selection.ranking import rank
-    from convdispatch.torch import host
+    from convdispatch.selection.choice.ranking import rank
+    from convdispatch.torch.eager import host
 
     with policy(solver="im2col"):
         return dict(rank(ConvProblem.parse(problem), runtime.device_info(host.device()))[0].config)
@@ -174,7 +174,7 @@ def test_a_rank_that_hears_nothing_of_rank_0_says_so(monkeypatch):
     monkeypatch.setattr(distributed, "get_rank", lambda: 1)
     with pytest.raises(RuntimeError, match=r"rank 1 heard nothing of rank 0's decisions for 0.2 s: call .*enable\(\)"):
         ct.enable()
-    assert ct.routing.settings_in_force() is None
+    assert ct.dispatch.routing.settings_in_force() is None
 
 
 def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch):

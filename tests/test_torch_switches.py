@@ -14,7 +14,7 @@ F = torch.nn.functional
 
 
 def test_pytorchs_switches_are_obeyed(monkeypatch):
-    from convdispatch.torch import engine
+    from convdispatch.torch.dispatch import engine
 
     seen = []
     stop = engine.watch(lambda part, call, tensors, geometry: seen.append(call.problem))
@@ -65,7 +65,7 @@ def test_deterministic_algorithms_are_asked_for(monkeypatch):
 
 def test_benchmark_measures_in_the_background():
     from convdispatch.selection.records.perfdb import perfdb
-    from convdispatch.torch import background, engine
+    from convdispatch.torch.dispatch import autotune, engine
 
     torch._C._set_cudnn_benchmark(True)
     problems = []
@@ -73,7 +73,7 @@ def test_benchmark_measures_in_the_background():
     try:
         with ct.enable():
             y = F.conv2d(torch.ones(1, 5, 11, 13), torch.ones(7, 5, 3, 3))
-            assert background.drain(60)
+            assert autotune.drain(60)
             assert torch.equal(F.conv2d(torch.ones(1, 5, 11, 13), torch.ones(7, 5, 3, 3)), y)
     finally:
         torch._C._set_cudnn_benchmark(False)

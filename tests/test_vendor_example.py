@@ -19,10 +19,12 @@ from pathlib import Path
 import pytest
 
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.device import icd, runtime
+from convdispatch.device import runtime
+from convdispatch.device.opencl import icd
 from convdispatch.measurement.conformance.verify import verify
-from convdispatch.selection import dispatch, loader
+from convdispatch.selection import dispatch
 from convdispatch.selection.explanation import explain
+from convdispatch.selection.plugins import loader
 from convdispatch.tools import doctor
 
 ROOT = Path(__file__).parent.parent

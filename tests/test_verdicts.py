@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 import convdispatch as cd
 from convdispatch.api.errors import ConvDispatchWarning
-from convdispatch.selection import dispatch, loader, verdicts
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader, verdicts
 from convdispatch.selection.records.perfdb import perfdb
 from convdispatch.tools.cli import main
 

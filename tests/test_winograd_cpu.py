@@ -14,7 +14,7 @@ from convdispatch import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
-from convdispatch.selection.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("cpu")
 LAYOUTS = ("nchw", "nhwc")

@@ -17,7 +17,7 @@ ZONES = {
     """,
     "device": """
         binaries
-        bounded*
+        bounded_cache*
         bridge
         commands*
         compiling
@@ -29,14 +29,14 @@ ZONES = {
         imports
         memory
         platforms*
-        proofs
-        kept_texts
+        proven_checks
+        template_cache
         ptx
         rates
         recording*
         runtime
-        sharedpool
-        turns
+        shared_pool
+        planning_lock
     """,
     "selection": """
         choices
@@ -53,7 +53,7 @@ ZONES = {
         lockfile*
         neighbours
         packs
-        patience
+        async_compile
         perfdb
         planpack
         preference*
@@ -87,10 +87,10 @@ ZONES = {
         calls_*
         conv
         conv_*
-        interop
+        interchange
         operands*
-        other_libraries
-        roads
+        array_libraries
+        fast_path
         threads
     """,
     "nets": """

@@ -22,10 +22,18 @@ if TYPE_CHECKING:
     from ..device.gemm import configs as gemm_configs
     from ..device.gemm import product_cost as gemm_cost
     from ..device.gemm import workspace_size as gemm_workspace
-    from ..device.kernels import OPERANDS, KernelPlan, Launch, build, config_macros, define, kernel_text
-    from ..device.proofs import proven
+    from ..device.plans.steps import Areas, Product, Step, StepPlan
+    from ..device.programs.kernels import (
+        OPERANDS,
+        KernelPlan,
+        Launch,
+        build,
+        config_macros,
+        define,
+        kernel_text,
+    )
+    from ..device.programs.proven import proven
     from ..device.rates import rates
-    from ..device.steps import Areas, Product, Step, StepPlan
     from ..measurement.find import find
     from ..selection.explanation import Explanation, explain
     from ..selection.planpack import LoadedPack, load_pack
@@ -83,7 +91,7 @@ _HOME = {
     ".policy": ["Policy", "frozen", "policy"],
     ".problem": ["ConvProblem", "epilogue_macros"],
     ".quantization": ["Quantization"],
-    "..device.proofs": ["proven"],
+    "..device.programs.proven": ["proven"],
     "..device.rates": ["rates"],
     ".rates": ["DeviceRates"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],
@@ -103,9 +111,17 @@ _HOME = {
         "gemm_workspace",
         "packed_layout",
     ],
-    "..device.kernels": ["OPERANDS", "KernelPlan", "Launch", "build", "config_macros", "define", "kernel_text"],
+    "..device.programs.kernels": [
+        "OPERANDS",
+        "KernelPlan",
+        "Launch",
+        "build",
+        "config_macros",
+        "define",
+        "kernel_text",
+    ],
     "..measurement.sampled": ["sampled_fault"],
-    "..device.steps": ["Areas", "Product", "Step", "StepPlan"],
+    "..device.plans.steps": ["Areas", "Product", "Step", "StepPlan"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

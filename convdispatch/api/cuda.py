@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..device.bridge import Bridge, bridge_of
-    from ..device.cuda import cuda_of
-    from ..device.cuda import unavailable as cuda_unavailable
-    from ..device.memory import cuda_address
+    from ..device.cuda.bridge import Bridge, bridge_of
+    from ..device.cuda.stream import CudaStream
+    from ..device.cuda.stream import address_of as stream_address
+    from ..device.cuda_driver import cuda_of
+    from ..device.cuda_driver import unavailable as cuda_unavailable
+    from ..device.memory.allocator import cuda_address
     from ..device.runtime import cuda_devices
-    from ..device.stream import CudaStream
-    from ..device.stream import address_of as stream_address
 
 __all__ = [
     "Bridge",
@@ -29,14 +29,14 @@ __all__ = [
 ]
 
 _HOME = {
-    "Bridge": ("..device.bridge", "Bridge"),
-    "CudaStream": ("..device.stream", "CudaStream"),
-    "stream_address": ("..device.stream", "address_of"),
-    "bridge_of": ("..device.bridge", "bridge_of"),
-    "cuda_address": ("..device.memory", "cuda_address"),
+    "Bridge": ("..device.cuda.bridge", "Bridge"),
+    "CudaStream": ("..device.cuda.stream", "CudaStream"),
+    "stream_address": ("..device.cuda.stream", "address_of"),
+    "bridge_of": ("..device.cuda.bridge", "bridge_of"),
+    "cuda_address": ("..device.memory.allocator", "cuda_address"),
     "cuda_devices": ("..device.runtime", "cuda_devices"),
-    "cuda_of": ("..device.cuda", "cuda_of"),
-    "cuda_unavailable": ("..device.cuda", "unavailable"),
+    "cuda_of": ("..device.cuda_driver", "cuda_of"),
+    "cuda_unavailable": ("..device.cuda_driver", "unavailable"),
 }
 
 

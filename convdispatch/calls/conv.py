@@ -19,14 +19,14 @@ from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
 from ..selection.prepared import Constant, constant
-from .again import asked_again, once_more
 from .arguments import describe, transposed_shape
-from .arrays import PLACES, Call, is_array
-from .extending import extended
-from .foreign import CudaCall, OnHost, one_library
-from .kept import AGAIN, CALLS, LAST, recalled, remember
-from .libraries import Torch, library_of
-from .library import Library
+from .arrays.array_library import Library
+from .arrays.known_libraries import Torch, library_of
+from .bound_call import PLACES, Call, is_array
+from .call_cache import CALLS, LAST, REPLAYS, cache_replay, cached_call
+from .cuda_call import CudaCall, HostArraysCall, one_library
+from .guarded_replay import replay_on_queue, replay_on_stream
+from .output_padding import extended
 from .quantized import quantized_conv
 
 __all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"]
@@ -197,15 +197,15 @@ def _call(
 ) -> Any:
     first, second, written = PLACES[direction]
     read, other = operands[first], operands[second]
-    again = AGAIN.get(id(other))
-    if again is not None and bias is None and residual is None and queue is None:
-        done = again(direction, operands, options, shape)
+    replay = REPLAYS.get(id(other))
+    if replay is not None and bias is None and residual is None and queue is None:
+        done = replay(direction, operands, options, shape)
         if done is not None:
             return done
     kind = type(read)
     library = library_of(kind)
     if library is not None:
-        return _call_foreign(library, direction, operands, bias, residual, queue, options, shape, names)
+        return _call_library_arrays(library, direction, operands, bias, residual, queue, options, shape, names)
     try:
         dtype, beside = read.dtype, other.dtype
         key: Any = (
@@ -225,7 +225,7 @@ def _call(
             current_policy(),
         )
         last = LAST.get(id(other))
-        call = recalled(key, other)
+        call = cached_call(key, other)
     except TypeError:  # a list among the options, or something that is no array
         changed = tuple(map(_hashable, options))
         if changed != options:
@@ -239,9 +239,9 @@ def _call(
             return _describe_call(direction, operands, bias, residual, queue, options, shape, names)
 
         call = describe_call() if key is None else CALLS.make(key, describe_call)
-    if last is not None and last is call and not call.host and call.road and bias is residual is queue is None:
-        call.again = call.again or asked_again(call, operands, options, shape)
-        remember(other, call.again)
+    if last is not None and last is call and not call.host and call.fast_path and bias is residual is queue is None:
+        call.replay = call.replay or replay_on_queue(call, operands, options, shape)
+        cache_replay(other, call.replay)
     x, w, y = operands
     return call(x, w, y, bias, residual, queue)
 
@@ -251,7 +251,7 @@ def _hashable(option: Any) -> Any:
     return tuple(map(_hashable, option)) if type(option) in (list, tuple) else option
 
 
-def _call_foreign(
+def _call_library_arrays(
     library: Library,
     direction: str,
     operands: tuple[Any, Any, Any],
@@ -276,13 +276,13 @@ def _call_foreign(
             None if residual is None else (residual.shape, residual.dtype), current_policy(),
         )  # fmt: skip
         last = LAST.get(id(second))
-        call = recalled(key, second)
+        call = cached_call(key, second)
     except (TypeError, AttributeError):  # a list among the options, or something that is no array
         key = call = last = None
     if looked[read] is None:
         if call is None:
 
-            def on_host() -> OnHost:
+            def on_host() -> HostArraysCall:
                 kind, places = type(lead), looked[: len(given)]
                 if any(each is not None and type(each) is not kind for each in given) or any(
                     place is not None for place in places
@@ -292,7 +292,7 @@ def _call_foreign(
                 def describe(operands: Any, bias: Any, residual: Any) -> Call:
                     return _describe_call(direction, operands, bias, residual, queue, options, shape, names)
 
-                return OnHost(library, written, describe, given)
+                return HostArraysCall(library, written, describe, given)
 
             call = on_host() if key is None else CALLS.make(key, on_host)
         return call(given, queue)
@@ -307,7 +307,7 @@ def _call_foreign(
 
         call = describe_call() if key is None else CALLS.make(key, describe_call)
     if last is not None and last is call and call.plain and type(library) is Torch and bias is residual is None:
-        remember(second, once_more(call, library, operands, options, shape))
+        cache_replay(second, replay_on_stream(call, library, operands, options, shape))
     return call(*given)
 
 

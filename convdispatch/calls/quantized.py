@@ -17,14 +17,15 @@ from ..api.errors import InvalidArgument
 from ..api.policy import current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
-from ..device import host, runtime
+from ..device import runtime
+from ..device.commands import host_memory
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from .arguments import describe
-from .arrays import is_array, maker_of
-from .libraries import library_of
-from .library import Library
-from .operands import Operands, contiguous_strides, overlaps
+from .arrays.array_library import Library
+from .arrays.known_libraries import library_of
+from .arrays.operands import Operands, contiguous_strides, overlaps
+from .bound_call import is_array, maker_of
 
 __all__ = ["quantized_conv", "quantized_problem", "table_of"]
 
@@ -143,7 +144,9 @@ def _run(problem: ConvProblem, table: Constant, x: Any, w: Any, residual: Any, o
     if on_host:
         aliased = out is not None and any(np.may_share_memory(out, each) for each in (x, residual) if each is not None)
         if out is None or aliased or not out.flags.carray:
-            result = host.empty(queue.device, problem.y_shape, dtype, max(1, problem.out_itemsize * _count(problem)))
+            result = host_memory.empty(
+                queue.device, problem.y_shape, dtype, max(1, problem.out_itemsize * _count(problem))
+            )
     elif out is None:
         forbid_when_frozen("allocate the result (pass out=)")
         result = maker_of(type(x), problem.y_shape, strides, dtype)(queue, x)
@@ -153,7 +156,7 @@ def _run(problem: ConvProblem, table: Constant, x: Any, w: Any, residual: Any, o
         )
     if _count(problem):
         prepared = dispatch.prepare(problem, queue.context, current_policy())
-        brought = Operands(queue, queue.context, on_host and host.has_system_svm(queue.device))
+        brought = Operands(queue, queue.context, on_host and host_memory.has_system_svm(queue.device))
         try:
             given = [brought.read(each, contiguous_strides(each.shape, each.dtype.itemsize)) for each in (x, w)]
             words = brought.read(table, (4,))

@@ -19,11 +19,11 @@ def _serve() -> None:
     lines = questions()
     address = next(lines)["device"]
     answer({"ready": True})
-    for asked in lines:
-        module, _, name = asked["function"].partition(":")
+    for request in lines:
+        module, _, name = request["function"].partition(":")
         try:
             function = getattr(importlib.import_module(module), name)
-            made: Any = {"made": function(address, lambda at: answer({"at": at}), **asked["given"])}
+            made: Any = {"made": function(address, lambda at: answer({"at": at}), **request["given"])}
         except (ConvDispatchError, MemoryError, OSError) as error:
             made = {"failure": str(error) or type(error).__name__}
         answer(made)

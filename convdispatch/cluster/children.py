@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..measurement.farm import Died, NotStarted, RestartingChild, outlive
-from ..measurement.search.ahead import MOST, compile_one, compiler
+from ..measurement.search.precompile import MOST, compile_one, compiler
 from .exclusive import exclusive
 from .offers import Offer
 from .steadiness import Steadiness

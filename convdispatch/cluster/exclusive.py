@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from ..device.home import temporary
+from ..device.cache_home import temporary
 
 try:
     import fcntl

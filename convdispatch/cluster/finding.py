@@ -13,7 +13,8 @@ from ..api.policy import Policy, current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.results import Results
 from ..measurement.find import why_find
-from ..selection import dispatch, verdicts
+from ..selection import dispatch
+from ..selection.plugins import verdicts
 from ..selection.records.perfdb import perfdb, scope_of
 from ..selection.records.record import Record
 from .agreement import compare, is_checked

@@ -47,9 +47,9 @@ def _serve() -> None:
         answer({"error": f"{type(error).__name__}: {error}"})
         return
     answer({"ready": True})
-    for asked in lines:
+    for request in lines:
         try:
-            made = _search(device, **asked)
+            made = _search(device, **request)
         except (ConvDispatchError, MemoryError) as error:
             made = {"failure": str(error) or type(error).__name__}
         lost = runtime.probe.__wrapped__(device)
@@ -61,10 +61,10 @@ def _serve() -> None:
 
 def _search(device: Any, problem: str, without: dict[str, str], lift: bool, **limits: Any) -> dict[str, Any]:
     from ..device import runtime
-    from ..device.limits import problem_must_fit
+    from ..device.size_limits import problem_must_fit
     from ..measurement.search import Search
-    from ..selection import verdicts
-    from ..selection.loader import plugins
+    from ..selection.plugins import verdicts
+    from ..selection.plugins.loader import plugins
 
     parsed = ConvProblem.parse(problem)
     problem_must_fit(parsed, runtime.device_info(device))

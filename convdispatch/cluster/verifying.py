@@ -67,8 +67,8 @@ def verify_many(
             for key in kinds:
                 target = f"{__name__}:examine"
                 # A case is asked of every solver in turn, each within the limit.
-                asked = (target, {**given, "only": part}, START_S + 20 * limit)
-                run.add(Job(f"{plugin}, {len(part)} cases", key, call, asked, about=part))
+                request = (target, {**given, "only": part}, START_S + 20 * limit)
+                run.add(Job(f"{plugin}, {len(part)} cases", key, call, request, about=part))
         unasked = {key: dict.fromkeys(names) for key in kinds}
         try:
             for job, answer in run.answers():

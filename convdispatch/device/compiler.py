@@ -13,10 +13,10 @@ def _serve(platform: int, device: int) -> None:
     import pyopencl as cl
 
     from ..api.errors import BuildFailed
-    from .binaries import built
-    from .compiling import receive, send
-    from .cuda import cuda_of
-    from .modules import load
+    from .cuda.modules import load
+    from .cuda_driver import cuda_of
+    from .programs.binary_cache import built
+    from .programs.compile_pool import receive, send
 
     # Drivers print as they please: answers go where standard output went.
     answers = os.fdopen(os.dup(1), "wb")
@@ -29,23 +29,23 @@ def _serve(platform: int, device: int) -> None:
     compiles_further = bool(chosen.type & cl.device_type.GPU)
     while True:
         try:
-            asked, text = receive(sys.stdin.buffer)
+            request, text = receive(sys.stdin.buffer)
         except EOFError:
             return
         try:
-            if not asked["is_text"]:
+            if not request["is_text"]:
                 with contextlib.suppress(Exception):
-                    built(context, asked["options"], context.devices, [text])
+                    built(context, request["options"], context.devices, [text])
                 send(answers, {}, b"")
                 continue
-            program = built(context, asked["options"], text.decode())
+            program = built(context, request["options"], text.decode())
             binary = program.get_info(cl.program_info.BINARIES)[0]
-            if asked["for_cuda"]:
+            if request["for_cuda"]:
                 with contextlib.suppress(Exception):  # the other side says what is wrong with it
                     cuda = cuda or cuda_of(chosen)
                     load(cuda, binary)
             if compiles_further:
-                built(context, asked["options"], context.devices, [binary])
+                built(context, request["options"], context.devices, [binary])
             send(answers, {}, binary)
         except BuildFailed as error:
             send(answers, {"failed": str(error), "log": error.log}, b"")

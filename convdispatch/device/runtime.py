@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
-from . import icd, memory
-from .commands import Commands, thread
-from .cuda import current_number, number_of
-from .cuda import unavailable as cuda_unavailable
-from .memory import (  # part of this module's interface, where callers look for it
+from .commands.interface import Commands, thread
+from .commands.queues import commands_of
+from .cuda_driver import current_number, number_of
+from .cuda_driver import unavailable as cuda_unavailable
+from .memory import allocator as memory
+from .memory.allocator import (
     cuda_address,
     fresh,
     memory_statistics,
@@ -28,8 +29,8 @@ from .memory import (  # part of this module's interface, where callers look for
     shared_with_cuda,
     sub_region,
 )
-from .platforms import address, device_info, devices, platforms
-from .queues import commands_of
+from .opencl import icd
+from .opencl.platforms import address, device_info, devices, platforms
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "address",
     "allocate",
-    "computes_at_once",
+    "is_synchronous",
     "context",
     "copy",
     "cuda_address",
@@ -75,7 +76,7 @@ def probe(device: cl.Device) -> str | None:
     import pyopencl as cl
 
     from ..api.errors import BuildFailed
-    from .kernels import build
+    from .programs.kernels import build
 
     try:
         where = context(device)
@@ -221,7 +222,7 @@ def serial_queue(device: cl.Device | None = None) -> cl.CommandQueue | None:
     return queues[device]
 
 
-def computes_at_once(queue: cl.CommandQueue) -> bool:
+def is_synchronous(queue: cl.CommandQueue) -> bool:
     """Whether commands are over when the call that gives them returns, as Intel says of this thread's serial queues."""
     return any(queue is each for each in _threads.__dict__.get("serial", {}).values())
 

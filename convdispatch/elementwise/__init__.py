@@ -5,6 +5,7 @@ them on the tape in force, ``operators`` gives tensors their arithmetic.
 """
 
 from . import operators  # noqa: F401 (attaches to Tensor)
+from .codegen.symbols import where
 from .filling import fill, full, zeros
 from .gathering import take, take_along_axis
 from .joining import concatenate, concatenation_buffer
@@ -12,7 +13,6 @@ from .random import Generator
 from .recorded import apply, mean, reduce
 from .sampling import sample
 from .selecting import argmax, topk
-from .symbols import where
 
 __all__ = [
     "Generator",

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..device.kernels import Programs
-from .expression import Formula, parse
-from .kernel import Operand, Prepared, prepare
-from .strides import broadcast, stretched
+from ..device.programs.kernels import Programs
+from .codegen.expression import Formula, parse
+from .codegen.kernel import Operand, Prepared, prepare
+from .codegen.strides import broadcast, stretched
 from .tensor import Tensor
 
 __all__ = ["compute", "forms", "operand_of", "result_dtype"]

@@ -14,9 +14,9 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..device.kernels import Launch, build
+from ..device.programs.kernels import Launch, build
 from ..device.tracing import operation
-from .elements import element
+from .codegen.elements import element
 from .tensor import Tensor
 
 if TYPE_CHECKING:

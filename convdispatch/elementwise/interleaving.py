@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..device import runtime
-from ..device.kernels import Launch, build, keeps_programs
+from ..device.programs.kernels import Launch, build, keeps_programs
 from .tensor import Tensor
 
 if TYPE_CHECKING:

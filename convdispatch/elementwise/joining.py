@@ -12,7 +12,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..device.kernels import Launch, build, keeps_programs
+from ..device.programs.kernels import Launch, build, keeps_programs
 from ..device.tracing import operation
 from .apply import compute
 from .taping import current_tape, paused

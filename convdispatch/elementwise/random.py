@@ -11,9 +11,9 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..device.commands import Kernel
-from ..device.kernels import build, kernel_text
-from ..device.queues import commands_of
+from ..device.commands.interface import Kernel
+from ..device.commands.queues import commands_of
+from ..device.programs.kernels import build, kernel_text
 from .tensor import Tensor
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any
 from ..api.errors import InvalidArgument
 from ..device.tracing import operation
 from .apply import compute
-from .expression import parse
+from .codegen.expression import parse
+from .codegen.symbols import trace
 from .reductions import combine
-from .symbols import trace
 from .taping import current_tape
 from .tensor import Tensor
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..device.kernels import Programs
+from ..device.programs.kernels import Programs
 from .apply import forms, operand_of, result_dtype
-from .expression import parse
+from .codegen.expression import parse
+from .codegen.reduction_kernel import OPERATIONS, Reduction, plan
+from .codegen.strides import broadcast
 from .filling import fill
-from .reduction_kernel import OPERATIONS, Reduction, plan
-from .strides import broadcast
 from .tensor import Tensor
 
 __all__ = ["combine"]

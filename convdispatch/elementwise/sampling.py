@@ -16,9 +16,9 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..device.kernels import Launch, build
+from ..device.programs.kernels import Launch, build
 from ..device.tracing import operation
-from .elements import element, kind_of, prelude
+from .codegen.elements import element, kind_of, prelude
 from .taping import current_tape, paused
 from .tensor import Tensor
 

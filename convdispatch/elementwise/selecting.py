@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..device.kernels import Launch, build
+from ..device.programs.kernels import Launch, build
 from ..device.tracing import operation
-from .elements import element, kind_of, prelude
+from .codegen.elements import element, kind_of, prelude
 from .gathering import take_along_axis
 from .joining import concatenate
 from .recorded import apply

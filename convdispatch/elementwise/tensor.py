@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..calls import interop
+from ..calls.arrays import interchange
 from ..device import runtime
-from ..device.queues import commands_of
-from ..device.recording import Slot
-from ..device.strided import copy_strided
+from ..device.commands.queues import commands_of
+from ..device.commands.recording import Slot
+from ..device.programs.strided_copy import copy_strided
 from .taping import current_tape
 
 if TYPE_CHECKING:
@@ -98,24 +98,24 @@ class Tensor:
     @classmethod
     def from_dlpack(cls, source: Any, queue: cl.CommandQueue | None = None) -> Tensor:
         """A tensor over another library's memory (anything with ``__dlpack__``, NumPy's arrays too); see interop."""
-        return interop.from_dlpack(Tensor, source, queue)
+        return interchange.from_dlpack(Tensor, source, queue)
 
     def __dlpack__(self, *, stream: Any = None, copy: bool | None = None, **_: Any) -> Any:
         """A DLPack capsule over this memory, complete when it is returned; ``torch.from_dlpack(tensor)``."""
         if copy:
             raise BufferError("a DLPack export is a view: take .copy() first")
-        return interop.dlpack(self, stream)
+        return interchange.dlpack(self, stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return interop.dlpack_device(self)
+        return interchange.dlpack_device(self)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        return interop.array_interface(self)
+        return interchange.array_interface(self)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return interop.cuda_array_interface(self)
+        return interchange.cuda_array_interface(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The values for NumPy where it cannot view the memory, as on a GPU: a copy on the host.

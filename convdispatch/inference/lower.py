@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..calls.arguments import describe
-from ..device.recording import Recording, Slot
+from ..device.commands.recording import Recording, Slot
 from ..device.tracing import tracing
 from ..elementwise.apply import compute
 from ..elementwise.joining import concatenation_buffer
@@ -20,7 +20,7 @@ from ..selection import dispatch
 from ..selection.prepared import Prepared
 from ..tensor import Tensor
 from .graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
-from .growing import grown
+from .passes.incremental_concat import incremental_concats
 from .weights import Weights
 
 if TYPE_CHECKING:
@@ -101,12 +101,14 @@ class _Lowering:
         self._align = self.recording.device.mem_base_addr_align // 8
         self._place = {node: place for place, node in enumerate(graph.nodes)}
         self._joins = self._find_joins()
-        self._grown = {node: later for node, later in grown(graph).items() if not self._is_contiguous(later)}
+        self._grown = {
+            node: later for node, later in incremental_concats(graph).items() if not self._is_contiguous(later)
+        }
 
     def run(self) -> Lowered:
         """All nodes in order."""
         self._await_constants()
-        inputs = [self._tensor(value, kept=True) for value in self.graph.inputs]
+        inputs = [self._tensor(value, persistent=True) for value in self.graph.inputs]
         nodes = []
         for place, node in enumerate(self.graph.nodes):
             self.recording.step = place
@@ -127,9 +129,9 @@ class _Lowering:
             for place, node in enumerate(self.graph.nodes)
         }
 
-    def _tensor(self, value: Value, kept: bool = False) -> Tensor:
+    def _tensor(self, value: Value, persistent: bool = False) -> Tensor:
         if value not in self._memory:
-            slot = self.recording.allocate(value.nbytes, kept=kept)
+            slot = self.recording.allocate(value.nbytes, persistent=persistent)
             self._memory[value] = Tensor(slot, value.shape, value.dtype, self.recording)
         return self._memory[value]
 
@@ -292,5 +294,5 @@ def _parts_like(whole: Tensor, parts: list[Tensor]) -> list[Tensor]:
 
 def _keep(tensor: Tensor) -> Tensor:
     if isinstance(tensor.base_data, Slot):
-        tensor.base_data.root.kept = True
+        tensor.base_data.root.persistent = True
     return tensor

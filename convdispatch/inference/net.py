@@ -10,34 +10,35 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..calls.libraries import library_of
-from ..calls.library import Library
-from ..device import carried, runtime
-from ..device.commands import thread
-from ..device.compiling import side_by_side
-from ..device.stream import CudaMemory, CudaStream
+from ..calls.arrays.array_library import Library
+from ..calls.arrays.known_libraries import library_of
+from ..device import runtime
+from ..device.cache import artifact_store
+from ..device.commands.interface import thread
+from ..device.cuda.stream import CudaMemory, CudaStream
+from ..device.programs.compile_pool import side_by_side
+from ..device.replay.program import Program
+from ..device.replay.schedule import Schedule
 from ..selection import dispatch
 from ..selection.planpack import from_environment
 from ..selection.prepared import Prepared
 from ..tensor import Tensor
-from . import remembered
-from .foretold import foretold
+from . import choice_cache
+from .form_benchmark import benchmark_forms, check_purpose
 from .graph import is_planned, map_operands
-from .graphs import asked, fused, in_layouts, layouts_of, mixed
-from .judging import check_purpose, judge
-from .layout import LAYOUTS, MIXED
+from .graph_variants import in_layouts, layouts_of, mixed, planned_convolutions, traced_and_fused
+from .host_arrays import HostProgram
+from .layout_pruning import pruned
 from .lower import Lowered, lower, problem_of
-from .on_host import OnHost
-from .program import Program
-from .schedule import Schedule
-from .slicing import sliced
+from .passes.layout import LAYOUTS, MIXED
+from .passes.slicing import sliced
 from .weights import Weights
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
     from ..api.problem import ConvProblem
-    from .everywhere import InferenceNets
+    from .multi_device import InferenceNets
 
 __all__ = ["InferenceNet", "build", "problems"]
 
@@ -82,7 +83,7 @@ def build(
     if devices is not None:
         if queue is not None:
             raise InvalidArgument("build takes a queue of one device, or devices, not both")
-        from .everywhere import build_on
+        from .multi_device import build_on
 
         more = {"dtype": dtype, "layout": layout, "queues": queues, "math": math, "for_": purpose, "recall": recall}
         return build_on(build, devices, net, *shapes, **more)
@@ -93,25 +94,29 @@ def build(
         raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
     from_environment()
     compiled = thread.compiled
-    graph = fused(net, shapes, dtype, queue, math)
+    graph = traced_and_fused(net, shapes, dtype, queue, math)
     # What tracing needs was not there, nor will be the rest; but beside a GPU's compilers that start, choosing is slow.
     is_cold = thread.compiled > compiled and runtime.device_info(queue.device).type == "cpu"
     layouts, counts = layouts_of(graph, layout), _counts(queues)
     free = layout is None and queues is None
-    net_key = carried.key_of(purpose, *remembered.described(graph)) if free and carried.wanted(queue.device) else ""
-    packed = carried.find("forms", net_key, queue.device) if net_key else None
-    key = remembered.key_of(graph, queue, purpose) if recall and free and packed is None else None
-    known = None if key is None else remembered.recall(key)
+    net_key = (
+        artifact_store.key_of(purpose, *choice_cache.described(graph))
+        if free and artifact_store.wanted(queue.device)
+        else ""
+    )
+    packed = artifact_store.find("forms", net_key, queue.device) if net_key else None
+    key = choice_cache.key_of(graph, queue, purpose) if recall and free and packed is None else None
+    known = None if key is None else choice_cache.load(key)
     if packed is not None and packed[0]["layout"] in (*layouts, MIXED):
         layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)
     elif known is not None and known.is_final and known.layout in (*layouts, MIXED):
         layouts, counts = (known.layout,), (known.queues,)
     with side_by_side(queue.device, at_once=is_cold):
-        graphs, counts, ranked = foretold(in_layouts(graph, layouts, queue), counts, queue)
+        graphs, counts, ranked = pruned(in_layouts(graph, layouts, queue), counts, queue)
         if layout is None and len(layouts) > 1:
             graphs |= mixed(graph, queue, ranked)
         graphs = {each: sliced(shaped, runtime.device_info(queue.device)) for each, shaped in graphs.items()}
-        weights, given = Weights(queue, graph.aside), asked(graphs.values())
+        weights, given = Weights(queue, graph.aside), planned_convolutions(graphs.values())
 
         def pack(problem: ConvProblem, prepared: Prepared) -> None:
             for w in given[problem]:
@@ -124,7 +129,7 @@ def build(
     graph.aside.end()
     best = _fastest(forms, purpose, key, known)
     if net_key:
-        carried.note("forms", net_key, lambda: {"layout": best.layout, "queues": best.queues}, queue.device)
+        artifact_store.note("forms", net_key, lambda: {"layout": best.layout, "queues": best.queues}, queue.device)
     best.tried = [form.described for form in forms]
     return best
 
@@ -139,7 +144,7 @@ def problems(
 ) -> list[ConvProblem]:
     """The convolutions that ``build`` would ask for, in order, with what is fused into them; for both layouts, the one
     after the other, where ``layout`` is None. Nothing is planned or computed."""
-    graph = fused(net, shapes, dtype, queue or runtime.queue(), math)
+    graph = traced_and_fused(net, shapes, dtype, queue or runtime.queue(), math)
     queue = queue or runtime.queue()
     shaped = in_layouts(graph, layouts_of(graph, layout), queue).values()
     return [
@@ -164,18 +169,20 @@ def _forms(layout: str | None, counts: Sequence[int], lowered: Lowered) -> list[
     return forms
 
 
-def _fastest(forms: list[InferenceNet], purpose: str, key: str | None, known: remembered.Choice | None) -> InferenceNet:
+def _fastest(
+    forms: list[InferenceNet], purpose: str, key: str | None, known: choice_cache.Choice | None
+) -> InferenceNet:
     """The form that is fastest at its purpose; what was found is noted under ``key``."""
     if len(forms) == 1:
-        forms[0].watch = remembered.Watch(key, known) if key is not None and known is not None else None
+        forms[0].watch = choice_cache.Watch(key, known) if key is not None and known is not None else None
         return forms[0]
     names = [(form.layout, form.queues) for form in forms]
     before = None if known is None else (known.layout, known.queues)
-    verdict = judge(forms, purpose, names.index(before) if before in names else None)
+    verdict = benchmark_forms(forms, purpose, names.index(before) if before in names else None)
     for form, ms in zip(forms, verdict.ms, strict=True):
         form.ms = ms
     if key is not None:
-        remembered.note(key, *names[verdict.best], verdict, known)
+        choice_cache.store(key, *names[verdict.best], verdict, known)
     return forms[verdict.best]
 
 
@@ -202,7 +209,7 @@ class InferenceNet:
         self.layout, self.queues = layout, program.schedule.queues
         self.ms = float("nan")
         """What a call took when forms were compared; NaN where there was one form."""
-        self.watch: remembered.Watch | None = None
+        self.watch: choice_cache.Watch | None = None
         self._quick: Callable[[Sequence[Any]], Any] | None = None
         """The way of calls with arrays that kernels take as they are, after the first."""
         self.tried: list[str] = []
@@ -293,8 +300,10 @@ class InferenceNet:
         return self._on_host(plain, change)
 
     @functools.cached_property
-    def _on_host(self) -> OnHost | None:
-        return OnHost.of(self._program, self._lowered.recording.commands, self._lowered.inputs, self._lowered.output)
+    def _on_host(self) -> HostProgram | None:
+        return HostProgram.of(
+            self._program, self._lowered.recording.commands, self._lowered.inputs, self._lowered.output
+        )
 
     def _call_on_cuda(self, library: Library, inputs: Sequence[Any], stream: CudaStream) -> Any:
         """The result for another library's arrays on a CUDA device, all of it on one stream."""

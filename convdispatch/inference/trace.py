@@ -13,7 +13,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..calls.arguments import describe
-from ..device.recording import Recording, Slot
+from ..device.commands.recording import Recording, Slot
 from ..device.tracing import bound, source, tracing
 from ..tensor import Tensor
 from .graph import Graph, Node, Ref, Value, map_operands

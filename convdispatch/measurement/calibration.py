@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..api.rates import DeviceRates
 from ..device import runtime
-from ..device.kernels import build
+from ..device.programs.kernels import build
 from ..device.rates import keep
 from .measure import timed
 from .peaks import measure_roof

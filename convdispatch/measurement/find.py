@@ -43,7 +43,7 @@ def find(
     Frozen inside ``frozen()``.
     """
     from ..device import runtime
-    from ..device.limits import problem_must_fit
+    from ..device.size_limits import problem_must_fit
     from .search import Search, afterwards
 
     problem = ConvProblem.parse(problem) if isinstance(problem, str) else problem
@@ -85,8 +85,8 @@ def why_find(
     For a search that is resumed: what it has measured is skipped, and what an upgrade made doubtful is not. A search
     that its budget or its memory ended counts as done unless these limits (None: no limit) are wider than its own.
     """
+    from ..selection.choice.provenance import current
     from ..selection.records.perfdb import perfdb, scope_of
-    from ..selection.records.provenance import current
 
     known = perfdb().lookup(problem, device, scope_of(policy or current_policy()))
     if not known:

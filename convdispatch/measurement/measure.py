@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..selection.records.timing import BadTiming, Timing, check_time, order_interval, summarise
 
-__all__ = ["Candidate", "Outcome", "race", "timed"]
+__all__ = ["Candidate", "Outcome", "interleaved", "timed"]
 
 CUT_FACTOR = 3.0
 """Below six samples there is no interval: cut a candidate whose best is this many times a rival's worst."""
@@ -80,7 +80,7 @@ class _Entrant:
         return ordered[positions[0]], ordered[positions[1]]
 
 
-def race(
+def interleaved(
     candidates: Sequence[Candidate],
     *,
     rounds: int = 25,

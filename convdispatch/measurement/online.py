@@ -22,10 +22,10 @@ from ..api.policy import Policy
 from ..api.problem import ConvProblem
 from ..api.results import Results
 from ..device import runtime
-from ..device.host import HostMemory
-from ..device.queues import commands_of
+from ..device.commands.host_memory import HostMemory
+from ..device.commands.queues import commands_of
 from ..selection import dispatch
-from ..selection.general import General
+from ..selection.generic_solver import GenericSolver
 from ..selection.prepared import Constant, Prepared
 from ..selection.records.perfdb import perfdb
 from ..selection.records.timing import summarise
@@ -198,5 +198,5 @@ def switch_on() -> None:
 
 
 def _watch(problem: ConvProblem, context: cl.Context, policy: Policy, prepared: Prepared) -> None:
-    if prepared.after is None and prepared.solver.name != General.name:
+    if prepared.after is None and prepared.solver.name != GenericSolver.name:
         prepared.after = Tuner(problem, context, policy, prepared).after

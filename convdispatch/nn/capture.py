@@ -13,9 +13,9 @@ from typing import Any
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..device.recording import Recording, Slot
+from ..device.commands.recording import Recording, Slot
+from ..device.replay.program import Program
 from ..inference.graph import map_operands
-from ..inference.program import Program
 from ..tensor import Tensor
 
 __all__ = ["Captured", "capture"]
@@ -57,7 +57,7 @@ class _Recorded:
     def __init__(self, function: Callable[..., Any], given: tuple[Tensor, ...]) -> None:
         self.recording = Recording(given[0].queue)
         inputs = [
-            Tensor(self.recording.allocate(x.nbytes, kept=True), x.shape, x.dtype, x.queue) for x in given
+            Tensor(self.recording.allocate(x.nbytes, persistent=True), x.shape, x.dtype, x.queue) for x in given
         ]  # fmt: skip
         with self.recording.capture():
             answer = function(*inputs)
@@ -128,5 +128,5 @@ class Captured:
 
 def _keep(tensor: Tensor) -> Tensor:
     if type(tensor.base_data) is Slot:
-        tensor.base_data.root.kept = True
+        tensor.base_data.root.persistent = True
     return tensor

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.dtypes import DTYPES, storage_macros
-from ..device.commands import Commands
-from ..device.kernels import Launch, build, define, kernel_text
-from ..device.platforms import device_info
+from ..device.commands.interface import Commands
+from ..device.opencl.platforms import device_info
+from ..device.programs.kernels import Launch, build, define, kernel_text
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
-from ..device.kernels import Launch, build, keeps_programs, kernel_text
+from ..device.programs.kernels import Launch, build, keeps_programs, kernel_text
 from ..device.tracing import operation
 from ..elementwise import Generator
 from ..tape import current_tape

@@ -8,13 +8,20 @@ from ..tensor import Tensor
 from .activations import activate
 from .convolution import convolution, dense, linear, transposed_convolution
 from .dropout import dropout
-from .group_norm import group_norm, layer_norm, standardize
 from .losses import cross_entropy, log_softmax, mse_loss, softmax
 from .matrix import matmul
-from .normalization import batch_norm, fold_batch_norm, folding, local_response_norm
-from .pool_places import max_pool_with_places
-from .pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, global_average_pool, lp_pool, max_pool
-from .spatial_pooling import pool
+from .normalization.group_statistics import group_norm, layer_norm, standardize
+from .normalization.norms import batch_norm, fold_batch_norm, folding, local_response_norm
+from .pooling.max_pool_indices import max_pool_with_places
+from .pooling.pooling2d import (
+    adaptive_avg_pool,
+    adaptive_max_pool,
+    avg_pool,
+    global_average_pool,
+    lp_pool,
+    max_pool,
+)
+from .pooling.pooling_nd import pool
 
 __all__ = [
     "activate",

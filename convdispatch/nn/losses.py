@@ -10,7 +10,7 @@ import numpy as np
 from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..device.kernels import Launch, build, config_macros, keeps_programs, kernel_text
+from ..device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
 from ..device.tracing import operation
 from ..elementwise import apply, reduce
 from ..tape import Ones, current_tape, paused

@@ -12,7 +12,7 @@ from ..api.errors import InvalidArgument
 from ..calls.conv import conv
 from ..device.tracing import operation
 from ..elementwise import zeros
-from ..elementwise.strides import broadcast
+from ..elementwise.codegen.strides import broadcast
 from ..tensor import Tensor
 from .convolution import dense
 

@@ -16,9 +16,9 @@ from ..tensor import Tensor
 from . import operators  # noqa: F401 (enters the operators)
 from .arrays import Caller
 from .call import NeedsValue
+from .interpreter import Interpreter, Scope, check_operators, standard
 from .reading import onnx_package, read, to_array
 from .types import dtype_of, supported
-from .walking import Scope, Walk, check_operators, standard
 
 if TYPE_CHECKING:
     from ..api.problem import ConvProblem
@@ -165,8 +165,8 @@ class OnnxNet:
                 return self._forms[key], fed
             try:
                 form = self._build(arrays)
-            except NeedsValue as asked:
-                self._depend(asked, arrays)
+            except NeedsValue as request:
+                self._depend(request, arrays)
                 continue
             self._forms[key] = form
             while len(self._forms) > FORMS:
@@ -179,14 +179,14 @@ class OnnxNet:
             return (host.shape, host.tobytes())
         return tuple(array.shape)
 
-    def _depend(self, asked: NeedsValue, arrays: Sequence[Any]) -> None:
+    def _depend(self, request: NeedsValue, arrays: Sequence[Any]) -> None:
         """From now on forms depend on the values of these inputs: shapes, indices, numbers of repeats."""
         sizes = {port.name: int(np.prod(a.shape)) for port, a in zip(self.inputs, arrays, strict=True)}
-        large = {name: sizes[name] for name in asked.names if sizes[name] > _MOST_VALUES}
-        if large or not asked.names - self._by_value:
+        large = {name: sizes[name] for name in request.names if sizes[name] > _MOST_VALUES}
+        if large or not request.names - self._by_value:
             said = ", ".join(f"{name} ({n} elements)" for name, n in large.items()) or "values that the net computes"
-            raise InvalidArgument(f"{asked.why} when it is built, and that depends on {said}")
-        self._by_value |= asked.names
+            raise InvalidArgument(f"{request.why} when it is built, and that depends on {said}")
+        self._by_value |= request.names
         self._forms.clear()
 
     # --- building ----------------------------------------------------------------------------------------------------
@@ -217,8 +217,8 @@ class OnnxNet:
                 net, fed, _ = self._traceable(arrays)
                 given = [a.shape for a, _ in fed], [p.dtype for _, p in fed]
                 return inference.problems(net, *given[0], dtype=given[1], queue=self.queue, layout=layout)
-            except NeedsValue as asked:
-                self._depend(asked, arrays)
+            except NeedsValue as request:
+                self._depend(request, arrays)
 
     def _zeros(self, shapes: Sequence[Sequence[int]]) -> list[np.ndarray]:
         if len(shapes) != len(self.inputs):
@@ -254,7 +254,7 @@ class OnnxNet:
                 scope.sources[name] = frozenset({name} & known.keys())
             for tensor, (_, port) in zip(tensors, fed, strict=True):
                 scope.values[port.name], scope.sources[port.name] = tensor, frozenset({port.name})
-            walk = Walk(self.model, self.queue, self.math, self._memory)
+            walk = Interpreter(self.model, self.queue, self.math, self._memory)
             walk.computed = self.computed
             walk.run(self.model.graph.node, scope)
             results: list[Tensor] = []

@@ -28,23 +28,25 @@ from ..api.errors import (
 from ..api.policy import Policy, current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
-from ..device import carried, runtime
-from ..device.carried import forbid_uncarried
-from ..device.commands import thread
-from ..device.compiling import run as run_side_by_side
-from ..device.kernels import Programs
-from ..device.limits import problem_must_fit
-from ..device.memory import full, make_room, out_of_memory, with_room
-from ..device.phases import layer, phase
-from ..device.sharedpool import out_of_order
-from . import asking, carrying, patient, verdicts
-from .asking import checked_plan, guarded
-from .layered import brought
-from .loader import plugins
-from .planpack import from_environment
+from ..device import runtime
+from ..device.cache import artifact_store
+from ..device.cache.artifact_store import forbid_unstored
+from ..device.commands.interface import thread
+from ..device.memory.allocator import full, make_room, out_of_memory, with_room
+from ..device.memory.shared_pool import out_of_order
+from ..device.programs.compile_pool import run as run_side_by_side
+from ..device.programs.kernels import Programs
+from ..device.size_limits import problem_must_fit
+from ..device.startup_profile import layer, phase
+from . import async_compile, solver_query
+from .choice.ranking import Candidate, Choices, forgive, reasons, set_aside
+from .layer_chain import call_state
+from .planpack import decisions, from_environment
+from .plugins import verdicts
+from .plugins.loader import plugins
 from .prepared import Constant, Prepared
-from .ranking import Candidate, Choices, forgive, reasons, set_aside
-from .visible import visible_problem
+from .solver_query import checked_plan, guarded
+from .visible_problem import visible_problem
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -86,15 +88,15 @@ def _planned_now(
     problem: ConvProblem, context: cl.Context, policy: Policy, key: Any, ranked: Iterable[Candidate] | None = None
 ) -> Prepared:
     from_environment()
-    forbid_uncarried(f"plan {problem}", context.devices[0])
+    forbid_unstored(f"plan {problem}", context.devices[0])
     problem_must_fit(problem, runtime.device_info(context.devices[0]))
 
     def chosen() -> Prepared:
         return _plans.make(key, lambda: _first_that_plans(problem, context, policy, ranked))
 
     with layer(str(problem)):
-        if patient.has_patience(policy):
-            return patient.ready_first(problem, context, policy.patience or 0.0, key, chosen, _look_anew)
+        if async_compile.is_enabled(policy):
+            return async_compile.ready_first(problem, context, policy.patience or 0.0, key, chosen, _look_anew)
         return chosen()
 
 
@@ -132,7 +134,7 @@ def _first_that_plans(
             plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
             made = with_room(context.devices[0], lambda plan=plan, source=candidate.source: plan(source=source))
             made.nbytes = thread.built - before
-            carrying.note(made, context.devices[0], policy, thread.compiled - compiled)
+            decisions.note(made, context.devices[0], policy, thread.compiled - compiled)
             return made
         except (Frozen, PlanFailed, MemoryLimit):
             raise
@@ -150,9 +152,9 @@ def _candidates(
 ) -> Iterator[Candidate]:
     """A plan pack's decision, then the others, who are ranked only when they are wanted."""
     first = None
-    if carried.in_force():
+    if artifact_store.in_force():
         with phase("selection"):
-            first = carrying.decided(problem, device, info, policy)
+            first = decisions.fixed_by_pack(problem, device, info, policy)
         if first is not None:
             yield first
     forbid_when_frozen(f"plan {problem}")
@@ -241,7 +243,7 @@ def run(
                 after = wait_for if packed is None else [*(wait_for or ()), packed]
             before = thread.given
             if prepared.layered:
-                brought.weights = w
+                call_state.weights = w
             event = prepared.enqueue(queue, x, weights, y, bias, residual, after)
             if not hasattr(event, "wait"):
                 raise no_event(prepared, event)
@@ -308,9 +310,9 @@ def forget(problem: ConvProblem | None = None) -> None:
     _plans.drop(lambda key: problem is None or key[1] == problem)
     if problem is None:
         forgive()
-        asking.forget()
+        solver_query.forget()
         verdicts.refresh()
-        patient.forget()
+        async_compile.forget()
     _look_anew()
 
 

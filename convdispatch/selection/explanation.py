@@ -11,15 +11,15 @@ from ..api.errors import NoSolver
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..device import runtime
-from ..device.limits import problem_must_fit
 from ..device.rates import rates
-from .asking import Fault, ask
+from ..device.size_limits import problem_must_fit
+from .choice.ranking import Candidate, contestants, rank, refusal
 from .derivation import Derived
-from .loader import plugins
-from .ranking import Candidate, contestants, rank, refusal
+from .explanation_text import render, sentence
+from .plugins.loader import plugins
 from .records.perfdb import perfdb, scope_of
-from .visible import visible_problem
-from .wording import render, sentence
+from .solver_query import Fault, query
+from .visible_problem import visible_problem
 
 __all__ = ["Explanation", "Verdict", "explain"]
 
@@ -119,9 +119,9 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
     records = perfdb().lookup(problem, device, scope_of(current_policy()))
     for place, candidate in enumerate(ranked):
         solver = candidate.solver
-        seen, asked = visible_problem(solver, problem), ask(solver, problem, device)
+        seen, answers = visible_problem(solver, problem), query(solver, problem, device)
         record = next((record for record in records if record.solver == solver.name), None)
-        cost = asked.cost(candidate.config)
+        cost = answers.cost(candidate.config)
         yield Verdict(
             solver.name,
             plugins().provider(solver.name),
@@ -134,7 +134,7 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
             ci_ms=record.ci_ms if record else None,
             raced=record.sure if record else None,
             error=record.error if record else None,
-            workspace=record.workspace if record else asked.workspace(candidate.config),
+            workspace=record.workspace if record else answers.workspace(candidate.config),
             fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(seen, part)),
             rewriting=solver.words(seen) if isinstance(solver, Derived) else None,
         )

@@ -15,18 +15,19 @@ import numpy as np
 from ..api.errors import PluginError
 from ..api.problem import ConvProblem
 from ..api.solver import Plan, Solver
-from ..device import carried, runtime
-from ..device.carried import forbid_uncarried
-from ..device.commands import Commands, thread
-from ..device.kernels import KernelPlan, Launch, build, kernel_text
-from ..device.memory import same_memory
-from ..device.phases import layer, phase
-from ..device.ptx import Unlaunchable
-from ..device.queues import OpenCLQueue, commands_of
-from ..device.recording import Recording, Slot
-from ..device.steps import StepPlan
-from .layered import enqueue_plan, run_layered
-from .loader import plugins
+from ..device import runtime
+from ..device.cache import artifact_store
+from ..device.cache.artifact_store import forbid_unstored
+from ..device.commands.interface import Commands, thread
+from ..device.commands.queues import OpenCLQueue, commands_of
+from ..device.commands.recording import Recording, Slot
+from ..device.cuda.ptx import Unlaunchable
+from ..device.memory.allocator import same_memory
+from ..device.plans.steps import StepPlan
+from ..device.programs.kernels import KernelPlan, Launch, build, kernel_text
+from ..device.startup_profile import layer, phase
+from .layer_chain import enqueue_plan, run_layered
+from .plugins.loader import plugins
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -77,7 +78,7 @@ class Constant:
         key = (commands.kind, commands.context)
         copy = self._device_copies.get(key)
         if copy is None:
-            forbid_uncarried("copy constant weights to the device", commands.device)
+            forbid_unstored("copy constant weights to the device", commands.device)
             native = np.ascontiguousarray(self.array, self.array.dtype.newbyteorder("="))
             copy = commands.bring(native)
             with self._lock:
@@ -95,7 +96,7 @@ class Constant:
         key = (commands.kind, prepared.pack_key)
         found = self._packed.get(key)
         if found is None:
-            forbid_uncarried("pack constant weights", commands.device)
+            forbid_unstored("pack constant weights", commands.device)
             with self._lock:
                 found = self._packed.get(key)
                 if found is None:
@@ -114,9 +115,9 @@ def _pack(prepared: Prepared, commands: Commands, queue: Any, w: Any, wait_for: 
     """New memory with the packed form of ``w``, and the event after which it holds it."""
     memory = commands.fresh(prepared.packed_size)
     pack = prepared.plan.pack  # type: ignore[attr-defined]
-    form = f"{prepared.solver.name} {carried.key_of(repr(prepared.pack_key[1:]))}"
-    if carried.in_force() and carried.find("weights", form, commands.device):
-        found = carried.find("weights", _weights_key(form, prepared, commands, w, wait_for), commands.device)
+    form = f"{prepared.solver.name} {artifact_store.key_of(repr(prepared.pack_key[1:]))}"
+    if artifact_store.in_force() and artifact_store.find("weights", form, commands.device):
+        found = artifact_store.find("weights", _weights_key(form, prepared, commands, w, wait_for), commands.device)
         if found is not None and len(found[0]) == prepared.packed_size:
             commands.write(memory, np.frombuffer(found[0], np.uint8))
             return memory, None
@@ -126,7 +127,7 @@ def _pack(prepared: Prepared, commands: Commands, queue: Any, w: Any, wait_for: 
             return memory, pack(queue, w, memory, wait_for)
         return memory, commands.call(pack, (w, memory), "pack", wait_for)
 
-    return _gathered(form, prepared, commands, w, wait_for, made) if carried.gathers() else made()
+    return _gathered(form, prepared, commands, w, wait_for, made) if artifact_store.gathers() else made()
 
 
 def _gathered(form: str, prepared: Prepared, commands: Commands, w: Any, wait_for: Any, made: Callable[[], Any]) -> Any:
@@ -141,9 +142,9 @@ def _gathered(form: str, prepared: Prepared, commands: Commands, w: Any, wait_fo
         key = _weights_key(form, prepared, commands, w, wait_for)
         content = _read(commands, memory, prepared.packed_size)
         read_s = min(read_s, time.perf_counter() - start)
-    if carried.all_weights() or packed_s > read_s:
-        carried.note("weights", form, lambda: b"", commands.device)
-        carried.note("weights", key, lambda: content, commands.device)
+    if artifact_store.all_weights() or packed_s > read_s:
+        artifact_store.note("weights", form, lambda: b"", commands.device)
+        artifact_store.note("weights", key, lambda: content, commands.device)
     return memory, None
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..api.errors import ConvDispatchError
-from ..device import icd, runtime, vendor_trial
-from ..selection.loader import dropin_folder, plugins, try_each
-from ..selection.registry import registry, registry_path
+from ..device import runtime
+from ..device.opencl import icd, vendor_trial
+from ..selection.plugins.loader import dropin_folder, plugins, try_each
+from ..selection.plugins.registry import registry, registry_path
 
 __all__ = ["VARIABLES", "Report", "examine"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..device import carried, kernels
+from ..device.cache import artifact_store
+from ..device.programs import kernels
 from ..device.runtime import find_device
 from ..selection import dispatch, planpack
 from .ready import make_ready
@@ -16,7 +17,7 @@ __all__ = ["make_pack"]
 class _Forms:
     """The forms that were chosen, for the second making."""
 
-    def __init__(self, gathered: carried.Gathered) -> None:
+    def __init__(self, gathered: artifact_store.Gathered) -> None:
         self.name, self.identity, self._forms = "the first making", gathered.identity, gathered.tables["forms"]
 
     def get(self, table: str, key: str) -> Any:
@@ -36,16 +37,16 @@ def make_pack(
     Packed weights go in where they take longer to make than to read, or all of them.
     """
     chosen = find_device(device)
-    with carried.gathering(chosen) as first:
+    with artifact_store.gathering(chosen) as first:
         make_ready(what, device, batch)
     forms = _Forms(first)
-    carried.put_in_force(forms)
+    artifact_store.put_in_force(forms)
     try:
         _forget()
-        with carried.gathering(chosen, all_weights) as gathered:
+        with artifact_store.gathering(chosen, all_weights) as gathered:
             ready = make_ready(what, device, batch)
     finally:
-        carried.take_out_of_force(forms)
+        artifact_store.take_out_of_force(forms)
     size = planpack.write(target, gathered)
     tables = gathered.tables
     packed = sum(len(content) for content in tables["weights"].values())

@@ -10,10 +10,11 @@ from typing import Any
 
 from ..api.errors import InvalidArgument, InvalidProblem
 from ..api.problem import ConvProblem
-from ..device import phases
+from ..device import startup_profile
 from ..device.runtime import context, device_info, find_device, queue
 from ..models import catalogue
-from ..selection import dispatch, lockfile
+from ..selection import dispatch
+from ..selection.choice import lockfile
 from .model_file import input_shapes, is_model
 
 __all__ = ["Ready", "make_ready"]
@@ -25,7 +26,7 @@ class Ready:
 
     name: str
     device: str
-    notes: phases.Notes
+    notes: startup_profile.Notes
     seconds: float
     held: Any = None
     """The form or the plans, kept alive."""
@@ -41,7 +42,7 @@ class Ready:
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
         from rich.table import Table
 
-        names = [name for name in phases.PHASES if self.notes.of(name).count]
+        names = [name for name in startup_profile.PHASES if self.notes.of(name).count]
         table = Table("layer", *(f"{name}, ms" for name in names), box=None)
         for layer in self.notes.layers:
             spent = [self.notes.spent.get((layer, name)) for name in names]
@@ -54,7 +55,7 @@ class Ready:
         yield f"{compiled} programs compiled, {loaded} loaded; {max(0.0, self.seconds - told):.2f} s elsewhere"
 
 
-def _ms(spent: phases.Spent | None) -> str:
+def _ms(spent: startup_profile.Spent | None) -> str:
     return "" if spent is None else f"{spent.seconds * 1e3:.1f} ({spent.count})"
 
 
@@ -64,7 +65,7 @@ def make_ready(what: str, device: str | None = None, batch: int | None = None) -
     Raises InvalidArgument where nothing of that name is known, and what the first call would raise.
     """
     chosen = find_device(device)
-    with phases.noting() as notes:
+    with startup_profile.noting() as notes:
         start = time.perf_counter()
         held = _held(what, chosen, batch)
         seconds = time.perf_counter() - start

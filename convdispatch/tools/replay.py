@@ -21,7 +21,8 @@ from ..api.problem import ConvProblem
 from ..device import runtime
 from ..measurement.grammar.own import TRACE
 from ..measurement.search.trialdata import random_operands
-from ..selection import dispatch, loader
+from ..selection import dispatch
+from ..selection.plugins import loader
 
 __all__ = ["Call", "Compared", "compare", "read_trace", "replay"]
 

@@ -12,10 +12,10 @@ from .requirements import require
 
 require()
 
-from .ahead import prepare  # noqa: E402 (PyTorch is asked for first)
 from .cores import share_cores  # noqa: E402
 from .counting import counters, reset_counters  # noqa: E402
-from .device import register_device  # noqa: E402
+from .device.register import register_device  # noqa: E402
+from .dispatch.routing import disable, enable  # noqa: E402
 from .explaining import explain, report  # noqa: E402
 from .functional import (  # noqa: E402
     conv1d,
@@ -25,8 +25,8 @@ from .functional import (  # noqa: E402
     conv_transpose2d,
     conv_transpose3d,
 )
-from .fusion import Fusion, convert, fusion  # noqa: E402
-from .routing import disable, enable  # noqa: E402
+from .fusion.conversion import Fusion, convert, fusion  # noqa: E402
+from .warmup import prepare  # noqa: E402 (PyTorch is asked for first)
 
 __all__ = [
     "Fusion",

@@ -16,11 +16,12 @@ import torch
 from ..device import runtime
 from ..selection.explanation import explain as explain_problem
 from ..selection.prepared import Constant
-from . import counting, engine
-from .ahead import keeping_buffers
-from .fused import unfused
+from . import counting
+from .compile.fused_operator import unfused
+from .dispatch import engine
+from .dispatch.routing import enable, original, settings_in_force
 from .geometry import DTYPES
-from .routing import enable, original, settings_in_force
+from .warmup import keeping_buffers
 
 __all__ = ["Explained", "Layer", "explain", "report"]
 

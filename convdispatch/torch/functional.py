@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .fused import fused_convolution, unfused
-from .operators import convolution
+from .compile.fused_operator import fused_convolution, unfused
+from .compile.operators import convolution
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "fused"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from . import functional
-from .chains import MODULES, has_hooks
+from .epilogue_chains import MODULES, has_hooks
 
 __all__ = ["FUSED", "Sequential", "swap"]
 

@@ -22,7 +22,8 @@ from ..api.errors import ConvDispatchWarning
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..device import runtime
-from ..selection import dispatch, lockfile, ranking
+from ..selection import dispatch
+from ..selection.choice import lockfile, ranking
 from .requirements import lacking
 
 __all__ = ["PATIENCE", "agree", "many", "meet", "share"]

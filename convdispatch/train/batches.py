@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..device.kernels import Launch, build, config_macros, kernel_text
+from ..device.programs.kernels import Launch, build, config_macros, kernel_text
 from ..tensor import Tensor
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .ahead import far_rows
 from .layout import distinct
+from .prefetch import far_rows
 from .spec import GemmSpec
 
 __all__ = ["LAUNCH", "PACKED", "product_cost"]

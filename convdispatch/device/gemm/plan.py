@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...api.errors import InvalidArgument
-from ..commands import Kernel
-from ..kernels import build
-from ..queues import commands_of
+from ..commands.interface import Kernel
+from ..commands.queues import commands_of
+from ..programs.kernels import build
 from .layout import direct, packed_layout
 from .source import gemm_text, packing, reduce_text
 from .spec import GemmSpec

@@ -10,9 +10,9 @@ import numpy as np
 from ...api.activation import activation_macro
 from ...api.cpu import LINE
 from ...api.dtypes import DTYPES, storage_macros
-from ..kernels import define, kernel_text
-from .ahead import far_columns, far_packed, far_rows, far_steps
+from ..programs.kernels import define, kernel_text
 from .layout import packed_layout
+from .prefetch import far_columns, far_packed, far_rows, far_steps
 from .spec import Axis, GemmSpec
 
 __all__ = ["Packing", "gemm_text", "packing", "reduce_text"]

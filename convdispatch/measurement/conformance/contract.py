@@ -11,7 +11,7 @@ from ...api.device import DeviceInfo
 from ...api.problem import ConvProblem
 from ...api.solver import EPILOGUE, Solver
 from ...selection.derivation import Derived
-from ...selection.visible import computes_dtype, visible_problem
+from ...selection.visible_problem import computes_dtype, visible_problem
 from .memory import Fault
 
 __all__ = ["answer", "configurations", "statements"]

@@ -12,8 +12,8 @@ from ...api.errors import InvalidArgument
 from ...api.solver import Solver
 from ...device import runtime
 from ...selection import derivation
-from ...selection.loader import Loaded, plugins
-from ...selection.visible import visible_problem
+from ...selection.plugins.loader import Loaded, plugins
+from ...selection.visible_problem import visible_problem
 from . import accuracy
 from .checks import Examination
 from .contract import answer, configurations, statements

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...api.errors import InvalidArgument
 from ...device import runtime
-from ...selection.records.provenance import current
+from ...selection.choice.provenance import current
 from ...selection.records.record import device_key, now
 from .. import shapes
 from .levels import VERSION, Case, cases, digest, named

@@ -17,8 +17,8 @@ from ...api.dtypes import DTYPES
 from ...api.errors import BuildFailed
 from ...api.problem import ConvProblem
 from ...device import runtime
-from ...device.kernels import build, kernel_text
-from ..measure import Candidate, race, timed
+from ...device.programs.kernels import build, kernel_text
+from ..measure import Candidate, interleaved, timed
 from .matrix import matrix_variants
 from .variant import Variant, launcher
 
@@ -84,7 +84,7 @@ def _best(variants: Iterator[Variant]) -> Peak | None:
             continue
         repeat = max(1, round(LEAST_MS / once))
         rivals[variant.how] = Candidate(variant.how, _per_unit(variant, repeat), repeat * once)
-    outcomes = race(list(rivals.values()), rounds=ROUNDS)
+    outcomes = interleaved(list(rivals.values()), rounds=ROUNDS)
     timings = {name: outcome.timing for name, outcome in outcomes.items() if outcome.timing}
     if not timings:
         return None

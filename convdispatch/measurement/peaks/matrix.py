@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...api.device import DeviceInfo
-from ...device.kernels import build, kernel_text
+from ...device.programs.kernels import build, kernel_text
 from .variant import Variant, launcher
 
 if TYPE_CHECKING:

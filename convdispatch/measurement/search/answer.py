@@ -7,9 +7,10 @@ from ...api.errors import ConvDispatchError
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Result, Results
-from ...selection import dispatch, ranking
+from ...selection import dispatch
+from ...selection.choice import ranking
+from ...selection.choice.provenance import current
 from ...selection.records.perfdb import perfdb, scope_of
-from ...selection.records.provenance import current
 from ...selection.records.record import Record, choice_text, device_key, now
 from ...selection.records.timing import verdict
 from .candidates import Entry

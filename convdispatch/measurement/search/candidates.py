@@ -20,13 +20,13 @@ from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Result
 from ...api.solver import Solver
-from ...selection import ranking
-from ...selection.asking import Fault, ask
-from ...selection.neighbours import neighbours
+from ...selection.choice import ranking
+from ...selection.choice.neighbours import neighbours
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import choice_text
 from ...selection.records.timing import Timing
+from ...selection.solver_query import Fault, query
 
 __all__ = ["PROBE_FLOPS", "Entry", "candidates", "smaller"]
 
@@ -83,13 +83,13 @@ def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tupl
         if answer:
             refused.append(Result(name, status="refused", reason=answer[1]))
             continue
-        asked = ask(solver, problem, device)
+        answers = query(solver, problem, device)
         try:
-            costs = [asked.cost(config) for config in asked.configs]
+            costs = [answers.cost(config) for config in answers.configs]
         except Fault as fault:
             refused.append(Result(name, status="refused", reason=str(fault)))
             continue
-        for place, config in enumerate(asked.configs):
+        for place, config in enumerate(answers.configs):
             result = Result(name, dict(config), default=place == 0)
             entries.append(Entry(solver, config, costs[place], result))
     return _in_order(entries, *_on_record(problem, device, policy)), refused

@@ -57,8 +57,8 @@ def _serve() -> None:
     problem, device = ConvProblem.parse(setup["problem"]), runtime.find_device(setup["device"])
     harness: list[Any] = []
     answer({"status": "ready", "reason": ""})
-    for asked in lines:
-        answer(_try(problem, device, asked, harness))
+    for request in lines:
+        answer(_try(problem, device, request, harness))
         if runtime.probe.__wrapped__(device):  # whatever follows would fail here: the next has a process of its own
             return
 
@@ -69,7 +69,7 @@ def _try(problem: Any, device: Any, candidate: dict[str, Any], harness: list[Any
     from ...device import runtime
     from ...selection import dispatch
     from ...selection.derivation import named
-    from ...selection.loader import plugins
+    from ...selection.plugins.loader import plugins
     from .trial import Harness, WrongResult
 
     try:

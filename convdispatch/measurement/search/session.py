@@ -19,15 +19,17 @@ from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Results
 from ...device import runtime
-from ...selection import dispatch, ranking, verdicts
-from ...selection.asking import ask
-from ...selection.loader import plugins
+from ...selection import dispatch
+from ...selection.choice import ranking
+from ...selection.plugins import verdicts
+from ...selection.plugins.loader import plugins
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import LEAST_SAMPLES, Record
 from ...selection.records.timing import BadTiming, Timing, summarise
+from ...selection.solver_query import query
 from ..compiling import StillCompiling, compiled_within
-from ..measure import CUT_FACTOR, Candidate, Outcome, race
+from ..measure import CUT_FACTOR, Candidate, Outcome, interleaved
 from .answer import conditions, judge, record_of, set_aside
 from .candidates import PROBE_FLOPS, Entry, candidates, smaller
 from .trial import Harness, OutOfTime, WrongResult
@@ -102,7 +104,7 @@ class Search:
             if self._prober is not None:
                 self._prober.close()
         if not self._lost:
-            self._race([entry for entry in entries if entry.prepared is not None])
+            self._interleave([entry for entry in entries if entry.prepared is not None])
         self.unsound = set_aside(entries, self.problem, self.info)
         results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
@@ -204,7 +206,7 @@ class Search:
 
         if self.budget_ms is None:
             return make()
-        seconds = FIRST_S if self._patient else max(0.01, self._left_ms(best) / 1e3)
+        seconds = FIRST_S if self._is_first else max(0.01, self._left_ms(best) / 1e3)
         try:
             return compiled_within(make, seconds)
         except StillCompiling:
@@ -234,7 +236,7 @@ class Search:
         small = smaller(self.problem) if suspect and self.problem.flops > 20 * PROBE_FLOPS else None
         if small is None or ranking.refusal(entry.solver, small, self.info, self.policy):
             return False
-        if not ask(entry.solver, small, self.info).offers(entry.config):
+        if not query(entry.solver, small, self.info).offers(entry.config):
             return False  # a configuration promises nothing for a problem that it was not offered for
         prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
         estimate = self._harness(small).verify(prepared).run_ms * self.problem.flops / small.flops
@@ -273,7 +275,7 @@ class Search:
 
     # --- the race ----------------------------------------------------------------------------------------------------
 
-    def _race(self, entries: list[Entry]) -> None:
+    def _interleave(self, entries: list[Entry]) -> None:
         # By the best of the few samples: one that was disturbed must not cost a candidate the race.
         ranked = sorted(entries, key=lambda entry: entry.timing.ci[0])
         for place, entry in enumerate(ranked):
@@ -293,7 +295,7 @@ class Search:
                 continue
             rivals.append(Candidate(str(i), sample, max(1.0, entry.timing.median)))
         left = None if self.budget_ms is None else max(0.0, self._left_ms(None))
-        outcomes = race(rivals, rounds=ROUNDS, budget_ms=left)
+        outcomes = interleaved(rivals, rounds=ROUNDS, budget_ms=left)
         for i, entry in enumerate(final):
             outcome = outcomes.get(str(i), Outcome("not tried", "", None))
             if outcome.status == "failed":
@@ -312,13 +314,13 @@ class Search:
         return (time.perf_counter() - self.start) * 1e3
 
     @property
-    def _patient(self) -> bool:
+    def _is_first(self) -> bool:
         """Whether nothing has been compiled yet: the first candidate gets what it needs, for some answer is better."""
         return not self._looked
 
     def _has_time(self, expected_ms: float, best: float | None) -> bool:
         """Whether work of ``expected_ms`` ends within the budget, leaving a race against ``best`` its share."""
-        return self._patient or expected_ms <= self._left_ms(best)
+        return self._is_first or expected_ms <= self._left_ms(best)
 
     def _left_ms(self, best: float | None) -> float:
         if self.budget_ms is None:

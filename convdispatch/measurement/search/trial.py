@@ -21,11 +21,11 @@ from ...api.errors import ConvDispatchError
 from ...api.problem import ConvProblem
 from ...device import runtime
 from ...selection.prepared import Prepared, enqueue_plan
-from ...selection.visible import visible_problem
+from ...selection.visible_problem import visible_problem
 from .. import reference
 from ..measure import timed
-from .look import PATTERN, OutputScan
-from .scaled import Scaled
+from .output_scan import PATTERN, OutputScan
+from .scaled_data import Scaled
 from .trialdata import error_limit, numpy_dtype, operands_of, random_operands
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...api.problem import ConvProblem
-from ...device.kernels import Launch, build, kernel_text
+from ...device.programs.kernels import Launch, build, kernel_text
 from ...device.runtime import device_info
 
 __all__ = ["CopyAxis", "Copy", "axes_of", "contiguous"]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...api.device import DeviceInfo
 from ...api.problem import ConvProblem
-from ...device.memory import sub_region
+from ...device.memory.allocator import sub_region
+from ...device.plans.steps import Areas
 from ...device.runtime import device_info
-from ...device.steps import Areas
 from ..prepared import enqueue_plan
 from .rewriting import Rewritten
 

@@ -11,7 +11,7 @@ from ...api.device import DeviceInfo
 from ...api.problem import ConvProblem
 from ...api.solver import Plan, Solver
 from ...device.rates import rates
-from ..asking import ask
+from ..solver_query import query
 from .plan import DerivedPlan, Room
 from .rewriting import REWRITINGS, Rewritten
 
@@ -127,7 +127,7 @@ def derived(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[
     if problem.mb < 1 or problem.quantized:  # a solver of these takes any geometry
         return found
     for solvers in own.values():
-        answers = [ask(solver, problem, device) for solver in solvers.values()]
+        answers = [query(solver, problem, device) for solver in solvers.values()]
         if any(answer.accepts for answer in answers):
             continue
         sound = [answer.solver for answer in answers if answer.fault is None and answer.elsewhere is None]
@@ -139,18 +139,18 @@ def derived(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[
 
 def _shortest(root: Solver, problem: ConvProblem, device: DeviceInfo) -> Derived | None:
     for chain, inner in _chains(problem.replace(bias=False, residual=False, activation=None, accumulate=False)):
-        answer = ask(root, inner, device)
+        answer = query(root, inner, device)
         if answer.fault is not None:
             return None  # which was said; each further chain would say it again
         if answer.accepts:
             made = Derived(root, chain)
-            if ask(made, problem, device).accepts:
+            if query(made, problem, device).accepts:
                 return made
     return None
 
 
 def _cost(solver: Derived, problem: ConvProblem, device: DeviceInfo) -> tuple[bool, float]:
-    answer = ask(solver, problem, device)
+    answer = query(solver, problem, device)
     cost = answer.cost(answer.configs[0])
     return cost is None, cost or 0.0
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from types import TracebackType
 
 from ...api.errors import ConvDispatchWarning
-from ...device import carried, runtime
-from ..loader import plugins
+from ...device import runtime
+from ...device.cache import artifact_store
+from ..plugins.loader import plugins
 from .reading import PackFile, read
 
 __all__ = ["LoadedPack", "from_environment", "load_pack"]
@@ -24,11 +25,11 @@ class LoadedPack:
         self.name, self.misfits = file.name, misfits
         """Its path, and a sentence for each thing that does not fit here."""
         self._file = file
-        carried.put_in_force(file)
+        artifact_store.put_in_force(file)
 
     def close(self) -> None:
         """Take it out of force."""
-        carried.take_out_of_force(self._file)
+        artifact_store.take_out_of_force(self._file)
 
     def __enter__(self) -> LoadedPack:
         return self
@@ -68,7 +69,7 @@ def from_environment() -> None:
 def _misfits(file: PackFile) -> list[str]:
     """What does not fit, in words; decisions and weights of plugins that changed are taken out of the pack."""
     found = []
-    here = [carried.identity(device) for device in runtime.devices()]
+    here = [artifact_store.identity(device) for device in runtime.devices()]
     if file.identity not in here:
         name = file.identity.get("device")
         like = next((one for one in here if one["device"] == name), None)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...api.errors import InvalidArgument
-from ...device.carried import Gathered
-from ..loader import plugins
+from ...device.cache.artifact_store import Gathered
+from ..plugins.loader import plugins
 from .format import FORM, MANIFEST, TEXTS
 
 __all__ = ["write"]

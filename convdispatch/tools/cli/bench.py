@@ -105,9 +105,9 @@ def bench(
         _train(names, device, changes, json_path, trace_path, wait_quiet_s)
         return
     from ...device import runtime
-    from ..benchmark.export import write_json
+    from ..benchmark.measuring.run import run
+    from ..benchmark.pages.export import write_json
     from ..benchmark.report import load, load_all
-    from ..benchmark.run import run
 
     if compare is not None:
         _compare(*map(load, compare), html_path)
@@ -150,7 +150,7 @@ def bench(
         reports = [report]
     _write(reports, json_path, csv_path, html_path)
     if trace_path is not None:
-        from ..benchmark.timeline import write_trace
+        from ..benchmark.pages.timeline import write_trace
 
         if len(reports) > 1:
             raise click.UsageError("--trace draws one kind of device, and the file holds several")
@@ -159,8 +159,8 @@ def bench(
 
 def _write(reports: list[Any], json_path: Path | None, csv_path: Path | None, html_path: Path | None) -> None:
     """Show the reports, one a kind of device, and write each file that was asked for, one of all kinds."""
-    from ..benchmark.export import write_csv, write_json
-    from ..benchmark.terminal import show
+    from ..benchmark.pages.export import write_csv, write_json
+    from ..benchmark.pages.terminal import show
 
     for report in reports:
         show(report, stdout())
@@ -169,17 +169,17 @@ def _write(reports: list[Any], json_path: Path | None, csv_path: Path | None, ht
     if csv_path is not None:
         write_csv(reports, csv_path)
     if html_path is not None:
-        from ..benchmark import kinds, page
+        from ..benchmark.pages import device_kinds, page
 
         if len(reports) > 1:
-            kinds.write_html(reports, html_path)
+            device_kinds.write_html(reports, html_path)
         else:
             page.write_html(reports[0], html_path)
 
 
 def _there(nets: dict[str, Any], cluster: str, device: str | None, security: Any, **options: Any) -> Any:
     """By a cluster's workers, a report a kind of device."""
-    from ..benchmark.there import bench_many
+    from ..benchmark.measuring.cluster_run import bench_many
 
     console = stderr()
     with progress(console, "bench", 0) as step:
@@ -202,9 +202,9 @@ def _train(
     import json
 
     from ...device import runtime
+    from ..benchmark.pages.training_terminal import show_training
     from ..benchmark.quiet import wait_quiet
     from ..benchmark.training import profile_training, turns
-    from ..benchmark.training_terminal import show_training
 
     console, reports = stderr(), []
     given = {"mb": changes.get("batch"), "layout": changes.get("layout")}
@@ -221,13 +221,13 @@ def _train(
     if json_path is not None:
         json_path.write_text(json.dumps([report.as_dict() for report in reports], indent=1) + "\n", encoding="utf-8")
     if trace_path is not None:
-        from ..benchmark.timeline import write_training_trace
+        from ..benchmark.pages.timeline import write_training_trace
 
         write_training_trace(reports, trace_path)
 
 
 def _compare(old: Any, new: Any, html_path: Path | None) -> None:
-    from ..benchmark.compare import compare, show_comparison, write_comparison
+    from ..benchmark.pages.compare import compare, show_comparison, write_comparison
 
     compared = compare(old, new)
     show_comparison(compared, stdout())

@@ -58,9 +58,9 @@ def fit_cost(solver: str, device: str | None, as_json: bool) -> None:
 def _samples(name: str, device: Any) -> list[Any]:
     from ...api.problem import ConvProblem
     from ...measurement.fitting import Sample
-    from ...selection.loader import plugins
+    from ...selection.plugins.loader import plugins
     from ...selection.records.perfdb import perfdb
-    from ...selection.visible import visible_problem
+    from ...selection.visible_problem import visible_problem
 
     solver = plugins().solvers.get(name)
     if solver is None:

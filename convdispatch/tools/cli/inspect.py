@@ -19,7 +19,7 @@ __all__ = ["doctor", "explain", "info"]
 def info(as_json: bool) -> None:
     """List the devices and the solvers."""
     from ...device import runtime
-    from ...selection.loader import plugins
+    from ...selection.plugins.loader import plugins
 
     devices = [runtime.device_info(device) for device in runtime.devices()]
     solvers = plugins()

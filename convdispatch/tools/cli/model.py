@@ -65,8 +65,8 @@ def _profile(
     """Each convolution of the form that just ran, timed with the solver that it has."""
     from ...measurement.shapes import Entry
     from ...runtime import device_info, find_device
-    from ..benchmark.run import run as measure
-    from ..benchmark.terminal import show
+    from ..benchmark.measuring.run import run as measure
+    from ..benchmark.pages.terminal import show
 
     entries: dict[Any, Entry] = {}
     for place, layer in enumerate(net.latest.layers if net.latest else (), 1):
@@ -86,6 +86,6 @@ def _profile(
     )
     show(report, stdout())
     if html_path is not None:
-        from ..benchmark.page import write_html
+        from ..benchmark.pages.page import write_html
 
         write_html(report, html_path)

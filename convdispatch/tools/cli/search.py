@@ -112,7 +112,7 @@ def find(
             f"each candidate, and --budget gives more than {budget_ms:g} ms"
         )
     if lock is not None:
-        from ...selection.lockfile import write
+        from ...selection.choice.lockfile import write
 
         write(lock, _decisions(problems, device))
         click.echo(f"{len(problems)} decisions locked in {lock}")
@@ -135,8 +135,8 @@ def _search(
     from ...device.rates import rates, switched_off
     from ...measurement.find import find as measure
     from ...measurement.find import why_find
-    from ...measurement.search.ahead import ahead_s, compile_ahead
-    from ...selection import verdicts
+    from ...measurement.search.precompile import precompile, precompile_s
+    from ...selection.plugins import verdicts
 
     chosen = runtime.find_device(device)
     info = runtime.device_info(chosen)
@@ -153,8 +153,8 @@ def _search(
                 step("calibrating", 0)
                 _calibrate(chosen)
             if (compilers := processes(jobs, info)) and new:
-                most_s = ahead_s(len(new), limits["budget_ms"])
-                compile_ahead(new, runtime.address(chosen), compilers, most_s, say=step)
+                most_s = precompile_s(len(new), limits["budget_ms"])
+                precompile(new, runtime.address(chosen), compilers, most_s, say=step)
             step.begin()
             for problem in new:
                 step(str(problem), 0)
@@ -255,8 +255,8 @@ def _to_dict(results: Any) -> dict[str, Any]:
 
 def _decisions(problems: list[ConvProblem], device: str | None) -> dict[str, Any]:
     from ...device import runtime
-    from ...selection.lockfile import Decision
-    from ...selection.ranking import rank
+    from ...selection.choice.lockfile import Decision
+    from ...selection.choice.ranking import rank
 
     info = runtime.device_info(runtime.find_device(device))
     first = {str(problem): rank(problem, info)[0] for problem in problems}
@@ -264,7 +264,7 @@ def _decisions(problems: list[ConvProblem], device: str | None) -> dict[str, Any
 
 
 def _check(problems: list[ConvProblem], device: str | None, lock: Path | None) -> None:
-    from ...selection.lockfile import drift, read
+    from ...selection.choice.lockfile import drift, read
 
     if lock is None:
         raise click.UsageError("--check compares with a lock file: name it with --lock")

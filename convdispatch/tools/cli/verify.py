@@ -231,7 +231,7 @@ def _show(report: Any) -> None:
 
 def _trust(plugin: str) -> None:
     """From now on ``find`` runs this version of the plugin in its own process."""
-    from ...selection import verdicts
-    from ...selection.loader import plugins
+    from ...selection.plugins import verdicts
+    from ...selection.plugins.loader import plugins
 
     verdicts.trust(plugin, plugins().fingerprints.get(plugin, ""))

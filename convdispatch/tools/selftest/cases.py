@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from ...selection.loader import plugins
+from ...selection.plugins.loader import plugins
 from .families import FAMILIES
 
 __all__ = ["KNOWN", "PROBLEMS", "WIDTHS", "every", "families", "selection", "solvers"]

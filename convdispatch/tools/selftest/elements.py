@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...elementwise import Generator, apply, concatenate, fill, reduce
-from ...measurement.search.look import PATTERN, OutputScan
+from ...measurement.search.output_scan import PATTERN, OutputScan
 from ...nn import functional
 from ...nn.optim import SGD, Adam
 from ...tape import Tape

@@ -119,7 +119,7 @@ def _solver(kits: dict[str, Any], device: Any, solver: str, problem: str) -> dic
     from ...api.problem import ConvProblem
     from ...measurement.conformance.levels import Case
     from ...measurement.conformance.session import Kit
-    from ...selection.loader import plugins
+    from ...selection.plugins.loader import plugins
 
     if solver not in kits:
         kits[solver] = Kit(plugins().plugin_of[solver], device, solver, first=0)

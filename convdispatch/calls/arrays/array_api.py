@@ -1,0 +1,124 @@
+"""Arrays of any library by DLPack and the array API's names, such as JAX's: in and out without a copy.
+
+Such arrays name no stream: the work goes to one of this thread's own, which the library's own protocol orders after
+what makes the operands and before what reads the result.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from ctypes import c_void_p
+from typing import Any
+
+import numpy as np
+
+from ...api.errors import InvalidArgument
+from ...device.cuda.stream import CudaMemory, CudaStream, place_of
+from . import interchange
+from .array_library import Library
+from .operands import contiguous_strides
+
+__all__ = ["Exchange", "Exported"]
+
+_NON_BLOCKING = 1
+_LEGACY = 1
+"""DLPack's word for CUDA's default stream, whose handle is 0."""
+_threads = threading.local()
+
+
+def own_stream(number: int) -> CudaStream:
+    """This thread's stream on a CUDA device."""
+    streams = _threads.__dict__.setdefault("streams", {})
+    if number not in streams:
+        place = place_of(number)
+        with place.cuda.current():
+            streams[number] = CudaStream(place, place.cuda.make("cuStreamCreate", _NON_BLOCKING).value or 0)
+    return streams[number]
+
+
+class Exported:
+    """Memory on a stream as something with ``__dlpack__``: the consumer's stream waits for the work so far."""
+
+    def __init__(self, memory: CudaMemory, shape: tuple[int, ...], dtype: np.dtype, stream: CudaStream) -> None:
+        self._memory, self.shape, self.dtype, self._stream = memory, shape, dtype, stream
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return interchange.CUDA, self._stream.place.number
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        if stream != -1:
+            self._stream.before(0 if stream in (None, _LEGACY) else int(stream))
+        where = (interchange.CUDA, self._stream.place.number, self._memory.address)
+        strides = contiguous_strides(self.shape, self.dtype.itemsize)
+        return interchange.capsule(where, self.shape, strides, self.dtype, self._memory)
+
+
+class Exchange(Library):
+    """A library whose arrays have ``__dlpack__`` and ``__array_namespace__``."""
+
+    immutable = copies = True
+
+    def __init__(self, kind: type) -> None:
+        self.name = f"{kind.__module__.partition('.')[0]} array"
+        self._using: deque[tuple[Any, c_void_p, Any]] = deque()
+
+    def device(self, array: Any) -> int | None:
+        """See Library."""
+        kind, number = array.__dlpack_device__()
+        if int(kind) not in (interchange.CPU, interchange.CUDA):
+            raise InvalidArgument(f"arrays lie on the CPU or a CUDA device, got DLPack's device ({kind}, {number})")
+        return None if int(kind) == interchange.CPU else int(number)
+
+    def stream(self, array: Any, number: int) -> CudaStream:
+        """See Library."""
+        return own_stream(number)
+
+    def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+        """See Library; of an array with gaps, those of a copy."""
+        view, owner = interchange.imported(array.__dlpack__(stream=stream.handle or _LEGACY))
+        if not view.contiguous:
+            return self.address(self.compact(array), stream)
+        return view.address, (owner, array)
+
+    def contiguous(self, array: Any) -> bool:
+        """Told by ``address``."""
+        return True
+
+    def compact(self, array: Any) -> Any:
+        """See Library."""
+        return array.__array_namespace__().asarray(array, copy=True)
+
+    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream) -> Any:
+        """See Library."""
+        return like.__array_namespace__().empty(shape, dtype=like.dtype, device=like.device)
+
+    def finished(self, array: Any, stream: CudaStream) -> Any:
+        """A new array over the memory of the one that was written, whose readers wait for the stream."""
+        address, held = self.address(array, stream)
+        shape, dtype = tuple(array.shape), np.dtype(array.dtype)
+        memory = CudaMemory(address, array.nbytes, held)
+        return array.__array_namespace__().from_dlpack(Exported(memory, shape, dtype, stream))
+
+    def keep(self, stream: CudaStream, held: Any) -> None:
+        """Hold operands until the stream's work so far is done: their library would use the memory again."""
+        event = stream.mark()
+        self._using.append((stream.place.cuda, event, held))
+        while self._using:
+            cuda, first, _ = self._using[0]
+            if cuda.driver.cuEventQuery(first):
+                return
+            cuda.driver.cuEventDestroy_v2(first)
+            self._using.popleft()
+
+    def from_host(self, array: np.ndarray, like: Any) -> Any:
+        """See Library."""
+        namespace = like.__array_namespace__()
+        try:
+            return namespace.from_dlpack(array)
+        except Exception:  # a dtype or an alignment that it does not take: its own copy
+            return namespace.asarray(array)
+
+    def fetch(self, array: Any) -> np.ndarray:
+        """See Library."""
+        return np.asarray(array)

@@ -1,0 +1,118 @@
+"""What is asked of another library's array: where it lies, on which stream, and a new one of the same kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...device.cuda.stream import CudaStream
+
+__all__ = ["Library"]
+
+
+class Library:
+    """What is asked of an array; the methods here are for ``__cuda_array_interface__``, as Numba's arrays have it."""
+
+    name = "an array with __cuda_array_interface__"
+    immutable = False
+    """Whether its arrays cannot be ``out``."""
+
+    def device(self, array: Any) -> int | None:
+        """The number of the CUDA device; None for host memory."""
+        return 0
+
+    def place(self, array: Any) -> int | None:
+        """``device`` of an operand; None too for no operand and for constants of NumPy's."""
+        if array is None:
+            return None
+        try:
+            return self.device(array)
+        except AttributeError:  # a constant, or what is no array
+            try:
+                return self.device(getattr(array, "array", None))
+            except AttributeError:
+                return None
+
+    copies = False
+    """Whether asking for an address may make a copy, so that it is asked once a call."""
+
+    def places(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """``place`` of each; beyond these, whatever else tells such operands from others."""
+        return (*[self.place(array) for array in given], *map(type, given))
+
+    def pointer(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+        """As ``address``; 0 where the array has gaps."""
+        return self.address(array, stream) if self.contiguous(array) else (0, None)
+
+    def pointers(self, arrays: Sequence[Any], stream: CudaStream) -> list[int]:
+        """Addresses of arrays that live until the work is given; 0 of one with gaps."""
+        return [self.pointer(array, stream)[0] for array in arrays]
+
+    def dtype(self, array: Any) -> str:
+        """The name in NumPy's words."""
+        return str(np.dtype(array.dtype).name)
+
+    def stream(self, array: Any, number: int) -> CudaStream:
+        """The caller's current stream on the array's device."""
+        raise NotImplementedError
+
+    def is_current(self, stream: CudaStream) -> bool:
+        """Whether the device of a stream is this thread's."""
+        return stream.place.cuda.is_current()
+
+    def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+        """(address of the first element, what must live until the work is given to the stream)."""
+        return array.__cuda_array_interface__["data"][0], array
+
+    def contiguous(self, array: Any) -> bool:
+        """Whether elements lie without gaps in C order."""
+        strides = array.__cuda_array_interface__.get("strides")
+        return strides is None or _row_major(array.shape, strides, np.dtype(array.dtype).itemsize)
+
+    def compact(self, array: Any) -> Any:
+        """A contiguous copy on the device, in the order of the current stream."""
+        raise NotImplementedError
+
+    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream) -> Any:
+        """A new array on the same device, values undefined."""
+        raise NotImplementedError
+
+    def finished(self, array: Any, stream: CudaStream) -> Any:
+        """What the caller gets for an array that ``empty`` made or that it brought, once the call is given."""
+        return array
+
+    def keep(self, stream: CudaStream, held: Any) -> None:
+        """Hold operands while the stream uses them, where the library does not see to that itself."""
+
+    def host_address(self, array: Any) -> int | None:
+        """Where a host array begins whose elements lie in C order without gaps, as they are; 0 of other arrays. None
+        where NumPy's views serve."""
+        return None
+
+    def host(self, array: Any) -> np.ndarray:
+        """NumPy's view of an array in host memory."""
+        return np.asarray(array)
+
+    def from_host(self, array: np.ndarray, like: Any) -> Any:
+        """An array of this library over NumPy's memory."""
+        return array
+
+    def fetch(self, array: Any) -> np.ndarray:
+        """A copy on the host; waits."""
+        raise NotImplementedError
+
+    def put(self, array: Any, values: np.ndarray) -> None:
+        """Copy from the host into an array of a device; waits."""
+        raise NotImplementedError
+
+
+def _row_major(shape: Sequence[int], strides: Sequence[int], unit: int) -> bool:
+    step = unit
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != step:
+            return math.prod(shape) == 0
+        step *= size
+    return True

@@ -1,0 +1,337 @@
+"""Other libraries' views of a tensor's memory, and tensors over theirs: DLPack, CUDA's and NumPy's array interfaces.
+
+No copy anywhere. On a CPU device memory is the host's; on an NVIDIA device with CUDA's driver, memory from the pool is
+CUDA's too. What another library made with CUDA alone OpenCL cannot see: a tensor over it has a CUDA stream for its
+queue, and commands for it go there.
+Each export waits until the queue has computed the values; what is written through a view later, the host orders
+(``queue.finish()`` or the other library's own synchronisation).
+
+DLPack: https://dmlc.github.io/dlpack, version 0.8 of the structures, in capsules named ``dltensor``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...api.errors import InvalidArgument
+from ...device import runtime
+from ...device.cuda.stream import CudaMemory, CudaStream, address_of, place_of
+from ...device.cuda_driver import cuda_of
+from ...device.memory import allocator as memory
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+    from ...tensor import Tensor
+
+__all__ = ["array_interface", "cuda_array_interface", "dlpack", "dlpack_device", "from_dlpack", "host_address"]
+
+CPU, CUDA = 1, 2
+_NAME, _USED = b"dltensor", b"used_dltensor"
+_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_BFLOAT = 4
+
+
+_Deleter = ctypes.CFUNCTYPE(None, c_void_p)
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("kind", c_int32), ("number", c_int32)]
+
+
+class _Dtype(ctypes.Structure):
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+
+class _View(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("device", _Device),
+        ("ndim", c_int32),
+        ("dtype", _Dtype),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("offset", c_uint64),
+    ]
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = [("view", _View), ("context", c_void_p), ("deleter", c_void_p)]
+
+
+_python = ctypes.pythonapi
+_exports: dict[int, Any] = {}
+_lock = threading.Lock()
+
+
+def host_address(queue: cl.CommandQueue, buffer: cl.MemoryObject, size: int) -> int | None:
+    """Where a CPU device's buffer lies in the host's memory; None on another device. Waits for the queue."""
+    import pyopencl as cl
+
+    if runtime.device_info(queue.device).type != "cpu":
+        return None
+    flags = cl.map_flags.READ | cl.map_flags.WRITE
+    view, _ = cl.enqueue_map_buffer(queue, buffer, flags, 0, (max(size, 1),), np.uint8)
+    address = view.ctypes.data
+    view.base.release(queue)  # mapping makes the values visible; a CPU device's buffer does not move afterwards
+    queue.finish()
+    return address
+
+
+def _span(tensor: Tensor) -> int:
+    """Bytes from the first byte of the buffer to the end of the tensor's last element."""
+    reach = sum(max(0, (size - 1) * step) for size, step in zip(tensor.shape, tensor.strides, strict=True))
+    return tensor.offset + reach + tensor.dtype.itemsize
+
+
+def _address(tensor: Tensor, stream: Any = None) -> tuple[int, int, int]:
+    """(kind of device, its number, address of the first element); the values are there, for ``stream``."""
+    if isinstance(tensor.queue, CudaStream):
+        if stream != -1:  # None and 1 are the default stream, -1 asks for no order
+            tensor.queue.before(0 if stream in (None, 1) else int(stream))
+        return CUDA, tensor.queue.place.number, address_of(tensor.base_data) + tensor.offset
+    host = host_address(tensor.queue, tensor.base_data, min(_span(tensor), tensor.base_data.size))
+    if host is not None:
+        return CPU, 0, host + tensor.offset
+    cuda, address = cuda_of(tensor.queue.device), memory.cuda_address(tensor.base_data)
+    if cuda is None or address is None:
+        raise AttributeError(
+            f"memory on {tensor.queue.device.name.strip()} is OpenCL's alone: neither the host nor CUDA can see it"
+        )
+    tensor.queue.finish()
+    return CUDA, cuda.number, address + tensor.offset
+
+
+def array_interface(tensor: Tensor) -> dict[str, Any]:
+    """``__array_interface__``. Raises AttributeError off the CPU, so that NumPy looks no further."""
+    kind, _, address = _address(tensor)
+    if kind != CPU:
+        raise AttributeError("the memory is not the host's: take .numpy() for a copy")
+    return _interface(tensor, address)
+
+
+def cuda_array_interface(tensor: Tensor) -> dict[str, Any]:
+    """``__cuda_array_interface__``, version 3. Raises AttributeError where CUDA does not see the memory."""
+    kind, _, address = _address(tensor)
+    if kind != CUDA:
+        raise AttributeError("the memory is not CUDA's")
+    return _interface(tensor, address) | {"stream": None}
+
+
+def _interface(tensor: Tensor, address: int) -> dict[str, Any]:
+    strides = None if tensor.contiguous else tensor.strides
+    place = (address if tensor.size else 0, False)
+    return {"shape": tensor.shape, "typestr": tensor.dtype.str, "data": place, "strides": strides, "version": 3}
+
+
+def dlpack_device(tensor: Tensor) -> tuple[int, int]:
+    """(kind of device, its number) as DLPack counts them."""
+    if isinstance(tensor.queue, CudaStream):
+        return CUDA, tensor.queue.place.number
+    if runtime.device_info(tensor.queue.device).type == "cpu":
+        return CPU, 0
+    cuda = cuda_of(tensor.queue.device)
+    if cuda is None:
+        raise BufferError(f"DLPack has no device for {tensor.queue.device.name.strip()} of OpenCL's alone")
+    return CUDA, cuda.number
+
+
+def dlpack(tensor: Tensor, stream: Any = None) -> Any:
+    """A capsule over the tensor's memory, which lives as long as its consumer wants. Raises BufferError.
+
+    The values are there for whoever takes it; of a tensor on a CUDA stream, for work on ``stream`` (DLPack's word).
+    """
+    if any(step % tensor.dtype.itemsize for step in tensor.strides):
+        raise BufferError(f"DLPack counts strides in elements, got {tensor.strides} bytes of {tensor.dtype}")
+    try:
+        where = _address(tensor, stream)
+    except AttributeError as error:
+        raise BufferError(str(error)) from None
+    return capsule(where, tensor.shape, tensor.strides, tensor.dtype, tensor)
+
+
+def capsule(
+    where: tuple[int, int, int], shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype, owner: Any
+) -> Any:
+    """A DLPack capsule: (kind of device, its number, address), strides in bytes; ``owner`` lives until it is let go."""
+    kind, number, address = where
+    count = max(len(shape), 1)
+    sizes = (c_int64 * count)(*shape)
+    steps = (c_int64 * count)(*(step // dtype.itemsize for step in strides))
+    managed = _Managed()
+    managed.view = _View(address, _Device(kind, number), len(shape), _dtype(dtype), sizes, steps, 0)
+    managed.deleter = ctypes.cast(_delete, c_void_p)
+    place = ctypes.addressof(managed)
+    with _lock:
+        _exports[place] = (managed, sizes, steps, owner)
+    return _new_capsule(place, _NAME, ctypes.cast(_forget, c_void_p))
+
+
+def _dtype(dtype: np.dtype) -> _Dtype:
+    if dtype.name == "bfloat16":
+        return _Dtype(_BFLOAT, 16, 1)
+    if dtype.kind not in _CODES:
+        raise BufferError(f"DLPack has no {dtype}")
+    return _Dtype(_CODES[dtype.kind], 8 * dtype.itemsize, 1)
+
+
+def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -> Tensor:
+    """A tensor of class ``kind`` over the memory of ``source`` (``__dlpack__``), for work on ``queue``; no copy.
+
+    On a CPU device any host memory serves. On an NVIDIA device only memory that came from here does. The source's own
+    work must be done, or ordered by its ``__dlpack__``. Raises InvalidArgument.
+    """
+    kind_of_device, number = source.__dlpack_device__() if hasattr(source, "__dlpack_device__") else (CPU, 0)
+    if isinstance(queue, CudaStream) or (queue is None and int(kind_of_device) == CUDA):
+        return _over_cuda(kind, source, queue or CudaStream(place_of(int(number)), 0))
+    queue = queue or runtime.queue()
+    view, owner = imported(source.__dlpack__(), use=False)
+    dtype, shape, strides, address, where = view.dtype, view.shape, view.strides, view.address, view.device
+    own = dlpack_device_of(queue)
+    if where[0] not in (CPU, own[0]) or (where[0] == CUDA and where != own) or (where[0] == CPU and own[0] != CPU):
+        raise InvalidArgument(
+            f"the source lies on DLPack device {where}, the queue's device is {own}: copy it there first"
+        )
+    if where[0] == CPU:
+        buffer, offset = _over_host(queue, address, _bytes(shape, strides, dtype)), 0
+    else:
+        found = memory.shared_block(address)
+        if found is None:
+            raise InvalidArgument(
+                "OpenCL cannot see what CUDA alone made: make the tensor here and hand it over (from_dlpack there)"
+            )
+        buffer, offset = found
+    buffer._owner = owner()
+    return kind(buffer, shape, dtype, queue, strides, offset)
+
+
+def _over_cuda(kind: type, source: Any, stream: CudaStream) -> Tensor:
+    """A tensor over CUDA memory of another library's, for work on a CUDA stream."""
+    view, owner = imported(source.__dlpack__(stream=stream.handle or 1), use=False)
+    if view.device != (CUDA, stream.place.number):
+        raise InvalidArgument(
+            f"the source lies on DLPack device {view.device}, the stream's device is {(CUDA, stream.place.number)}: "
+            "copy it there first"
+        )
+    memory = CudaMemory(view.address, _bytes(view.shape, view.strides, view.dtype), owner())
+    return kind(memory, view.shape, view.dtype, stream, view.strides, 0)
+
+
+class Imported(NamedTuple):
+    """What a capsule says of memory; strides in bytes, None for those of a contiguous array."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    dtype: np.dtype
+    device: tuple[int, int]
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether elements lie without gaps in C order."""
+        if self.strides is None or 0 in self.shape:
+            return True
+        step = self.dtype.itemsize
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return True
+
+
+def imported(capsule: Any, use: bool = True) -> tuple[Imported, Any]:
+    """(what a capsule says, its owner, which tells the source when it ends). Raises InvalidArgument.
+
+    With ``use=False`` the owner is a function that takes the capsule over: until then it is as it was.
+    """
+    managed = ctypes.cast(_capsule_pointer(capsule, _NAME), POINTER(_Managed)).contents
+    view = managed.view
+    dtype, shape = _numpy_dtype(view.dtype), tuple(view.shape[: view.ndim])
+    strides = None
+    if view.strides:
+        strides = tuple(step * dtype.itemsize for step in view.strides[: view.ndim])
+        if any(step < 0 for step in strides):
+            raise InvalidArgument(f"a tensor over foreign memory needs strides of 0 or more, got {strides} (bytes)")
+    device = (view.device.kind, view.device.number)
+    found = Imported((view.data or 0) + view.offset, shape, strides, dtype, device)
+
+    def take() -> _Owner:
+        _rename_capsule(capsule, _USED)
+        return _Owner(managed)
+
+    return found, take() if use else take
+
+
+def dlpack_device_of(queue: cl.CommandQueue) -> tuple[int, int]:
+    """(kind of device, its number) of a queue; (0, 0), no device of DLPack's, for OpenCL's alone."""
+    if runtime.device_info(queue.device).type == "cpu":
+        return CPU, 0
+    cuda = cuda_of(queue.device)
+    return (0, 0) if cuda is None else (CUDA, cuda.number)
+
+
+def _bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype) -> int:
+    if strides is None or not math.prod(shape):
+        return math.prod(shape) * dtype.itemsize
+    return sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + dtype.itemsize
+
+
+def _over_host(queue: cl.CommandQueue, address: int, size: int) -> cl.Buffer:
+    import pyopencl as cl
+
+    if not size:
+        return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 1)
+    place = np.frombuffer((c_uint8 * size).from_address(address), np.uint8)
+    return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=place)
+
+
+def _numpy_dtype(dtype: _Dtype) -> np.dtype:
+    if dtype.lanes == 1 and dtype.code == _BFLOAT and dtype.bits == 16:
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    letters = {code: letter for letter, code in _CODES.items()}
+    if dtype.lanes != 1 or dtype.bits % 8 or dtype.code not in letters:
+        raise InvalidArgument(f"no NumPy dtype for DLPack's code {dtype.code}, {dtype.bits} bits, {dtype.lanes} lanes")
+    return np.dtype(f"{letters[dtype.code]}{dtype.bits // 8}" if dtype.code != _CODES["b"] else "?")
+
+
+class _Owner:
+    """Tells the source that its memory is no longer used, when the last buffer over it goes."""
+
+    def __init__(self, managed: _Managed) -> None:
+        self._delete = _Deleter(managed.deleter) if managed.deleter else None
+        self._place = ctypes.addressof(managed)
+
+    def __del__(self) -> None:
+        if self._delete is not None:
+            self._delete(self._place)
+
+
+@_Deleter
+def _delete(place: int) -> None:
+    """The consumer is done with an export."""
+    with _lock:
+        held = _exports.pop(place, None)
+    del held  # outside of the lock: it may give memory back to a pool
+
+
+@_Deleter
+def _forget(capsule: int) -> None:
+    """A capsule goes; if nobody took what it holds, nobody will."""
+    if _python_valid(capsule, _NAME):
+        _delete(_python_pointer(capsule, _NAME))
+
+
+# Prototypes of their own: those of ctypes.pythonapi's attributes are shared by all users in the process.
+_new_capsule = ctypes.PYFUNCTYPE(py_object, c_void_p, c_char_p, c_void_p)(("PyCapsule_New", _python))
+_capsule_pointer = ctypes.PYFUNCTYPE(c_void_p, py_object, c_char_p)(("PyCapsule_GetPointer", _python))
+_rename_capsule = ctypes.PYFUNCTYPE(c_int, py_object, c_char_p)(("PyCapsule_SetName", _python))
+_python_valid = ctypes.PYFUNCTYPE(c_int, c_void_p, c_char_p)(("PyCapsule_IsValid", _python))
+_python_pointer = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(("PyCapsule_GetPointer", _python))

@@ -1,0 +1,266 @@
+"""Arrays of other libraries: where they lie, on which stream, and new ones of the same kind. Nothing is copied here.
+
+PyTorch, CuPy and JAX by their own words; anything else with ``__cuda_array_interface__`` (Numba) or ``__dlpack__`` by
+that. A library is asked for by the array's class, once a class; none is imported that the caller has not imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...api.errors import InvalidArgument
+from ...device.cuda.stream import CudaStream, place_of
+from ...device.cuda_driver import CudaError
+from .array_api import Exchange
+from .array_library import Library
+
+__all__ = ["library_of"]
+
+_known: dict[type, Library | None] = {}
+
+
+class Torch(Library):
+    """PyTorch's tensors; workspaces come from its caching allocator."""
+
+    name = "torch.Tensor"
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self._names = {getattr(torch, name): name for name in ("float16", "float32", "float64", "bfloat16")}
+        self.streams: dict[tuple[int, int], CudaStream] = {}
+        """By the device's number and the stream's handle."""
+        self.raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or self._current_stream
+        """The handle of the current stream of a device of a number."""
+        self.current = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+        """The number of this thread's device."""
+
+    def _current_stream(self, number: int) -> int:
+        return int(self.torch.cuda.current_stream(number).cuda_stream)
+
+    def device(self, array: Any) -> int | None:
+        """See Library."""
+        if array.is_cuda:
+            return array.get_device()
+        if array.device.type != "cpu":
+            raise InvalidArgument(f"a torch tensor must be on the CPU or a CUDA device, got {array.device}")
+        return None
+
+    def places(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """See Library; only tensors have what is asked first."""
+        try:
+            for array in given:
+                if array is not None and not array.is_cpu:
+                    break
+            else:
+                return (None,) * len(given)
+            found = tuple([None if array is None else array.get_device() for array in given])
+        except AttributeError:
+            return super().places(given)
+        return super().places(given) if -1 in found else found
+
+    def pointer(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+        """See Library."""
+        return (array.data_ptr(), array) if array.is_contiguous() else (0, None)
+
+    def pointers(self, arrays: Sequence[Any], stream: CudaStream) -> list[int]:
+        """See Library."""
+        return [array.data_ptr() if array.is_contiguous() else 0 for array in arrays]
+
+    def dtype(self, array: Any) -> str:
+        """See Library."""
+        return self._names.get(array.dtype) or str(array.dtype).removeprefix("torch.")
+
+    def stream(self, array: Any, number: int) -> CudaStream:
+        """See Library."""
+        raw = self.raw(number)
+        found = self.streams.get((number, raw))
+        if found is None:
+            allocate = functools.partial(self._allocate, self.torch.device("cuda", number))
+            found = self.streams[number, raw] = CudaStream(place_of(number), raw, allocate)
+        return found
+
+    def is_current(self, stream: CudaStream) -> bool:
+        """See Library. By PyTorch's word: a thread whose context it has not made yet learns so from the launch."""
+        return bool(self.current() == stream.place.number)
+
+    def _allocate(self, device: Any, size: int) -> tuple[int, Any]:
+        try:
+            block = self.torch.empty(size, dtype=self.torch.uint8, device=device)
+        except self.torch.OutOfMemoryError as error:
+            raise CudaError(f"CUDA_ERROR_OUT_OF_MEMORY, says PyTorch: {error}") from None
+        return block.data_ptr(), block
+
+    def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+        """See Library."""
+        return array.data_ptr(), array
+
+    def contiguous(self, array: Any) -> bool:
+        """See Library."""
+        return bool(array.is_contiguous())
+
+    def compact(self, array: Any) -> Any:
+        """See Library."""
+        return array.contiguous()
+
+    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream) -> Any:
+        """See Library."""
+        return like.new_empty(shape)
+
+    def finished(self, array: Any, stream: CudaStream) -> Any:
+        """What the caller gets for an array that ``empty`` made or that it brought, once the call is given."""
+        return array
+
+    def host_address(self, array: Any) -> int:
+        """See Library."""
+        try:
+            return array.data_ptr() if array.is_contiguous() and not array.is_neg() else 0
+        except AttributeError:  # NumPy's constant weights
+            return 0
+
+    def host(self, array: Any) -> np.ndarray:
+        """See Library."""
+        if array.requires_grad:
+            array = array.detach()
+        if array.dtype is self.torch.bfloat16:  # NumPy has it by ml_dtypes alone
+            import ml_dtypes
+
+            return array.view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return array.numpy()
+
+    def from_host(self, array: np.ndarray, like: Any) -> Any:
+        """See Library."""
+        if like.dtype is self.torch.bfloat16:
+            return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
+        return self.torch.from_numpy(array)
+
+    def fetch(self, array: Any) -> np.ndarray:
+        """See Library."""
+        return self.host(array.detach().cpu())
+
+    def put(self, array: Any, values: np.ndarray) -> None:
+        """See Library."""
+        array.detach().copy_(self.from_host(values, array))
+
+
+class CuPy(Library):
+    """CuPy's arrays; workspaces come from its pool."""
+
+    name = "cupy.ndarray"
+
+    def __init__(self, cupy: Any) -> None:
+        self.cupy = cupy
+
+    def device(self, array: Any) -> int | None:
+        """See Library."""
+        return int(array.device.id)
+
+    def stream(self, array: Any, number: int) -> CudaStream:
+        """See Library."""
+        cuda = self.cupy.cuda
+        with cuda.Device(number):
+            return CudaStream(
+                place_of(number), cuda.get_current_stream().ptr, functools.partial(self._allocate, number)
+            )
+
+    def _allocate(self, number: int, size: int) -> tuple[int, Any]:
+        with self.cupy.cuda.Device(number):
+            block = self.cupy.cuda.alloc(size)
+        return block.ptr, block
+
+    def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+        """See Library."""
+        return array.data.ptr, array
+
+    def contiguous(self, array: Any) -> bool:
+        """See Library."""
+        return bool(array.flags.c_contiguous)
+
+    def compact(self, array: Any) -> Any:
+        """See Library."""
+        with array.device:
+            return self.cupy.ascontiguousarray(array)
+
+    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream) -> Any:
+        """See Library."""
+        with like.device:
+            return self.cupy.empty(shape, like.dtype)
+
+    def fetch(self, array: Any) -> np.ndarray:
+        """See Library."""
+        return array.get()
+
+    def put(self, array: Any, values: np.ndarray) -> None:
+        """See Library."""
+        array.set(np.ascontiguousarray(values))
+
+
+class Numba(Library):
+    """Numba's device arrays, on the default stream: they name none."""
+
+    name = "numba.cuda.DeviceNDArray"
+
+    def __init__(self, cuda: Any) -> None:
+        self.cuda = cuda
+
+    def device(self, array: Any) -> int | None:
+        """See Library."""
+        return int(getattr(array.gpu_data.device, "id", 0)) if hasattr(array.gpu_data, "device") else 0
+
+    def stream(self, array: Any, number: int) -> CudaStream:
+        """See Library."""
+        handle = getattr(array.stream, "handle", 0) or 0
+        return CudaStream(place_of(number), int(getattr(handle, "value", handle) or 0))
+
+    def compact(self, array: Any) -> Any:
+        """See Library."""
+        raise InvalidArgument("a Numba array must be contiguous (C order), got one with gaps: copy it first")
+
+    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream) -> Any:
+        """See Library."""
+        return self.cuda.device_array(shape, like.dtype, stream=like.stream)
+
+    def fetch(self, array: Any) -> np.ndarray:
+        """See Library."""
+        return array.copy_to_host()
+
+    def put(self, array: Any, values: np.ndarray) -> None:
+        """See Library."""
+        array.copy_to_device(np.ascontiguousarray(values))
+
+
+def library_of(kind: type) -> Library | None:
+    """The library of arrays of a class; None for NumPy's, OpenCL's, tensors of this package, and what is no array."""
+    try:
+        return _known[kind]
+    except KeyError:
+        found = _known[kind] = _find(kind)
+        return found
+
+
+def _find(kind: type) -> Library | None:
+    if (
+        issubclass(kind, np.ndarray | np.generic)
+        or hasattr(kind, "base_data")
+        or kind.__module__.startswith("pyopencl")
+    ):
+        return None
+    names = {each.__module__.partition(".")[0] for each in kind.__mro__}
+    if "torch" in names and issubclass(kind, sys.modules["torch"].Tensor):
+        return _torch()
+    if "cupy" in names and hasattr(kind, "__cuda_array_interface__"):
+        return CuPy(sys.modules["cupy"])
+    if names & {"numba", "numba_cuda"} and hasattr(kind, "__cuda_array_interface__"):
+        return Numba(sys.modules["numba.cuda"])
+    if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
+        return Exchange(kind)
+    return None
+
+
+@functools.lru_cache(maxsize=1)
+def _torch() -> Torch:
+    return Torch(sys.modules["torch"])

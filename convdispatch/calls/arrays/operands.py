@@ -1,0 +1,249 @@
+"""A call's operands as memory that commands on one queue may use, and the events that those commands wait for.
+
+``read`` and ``write`` turn an array, of whatever kind, into memory; what must happen first (events that the array
+carries, work on its own queue where that is another, copies made here) is in ``events``. ``finish`` takes the event of
+the call's last command, brings results to where the caller looks, and lets other queues go on. Nothing waits but
+``finish`` on a NumPy result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pyopencl import SVM
+
+from ...api.errors import InvalidArgument
+from ...device import runtime
+from ...device.commands.host_memory import HostMemory, HostQueue
+from ...device.commands.queues import commands_of
+from ...selection.prepared import Constant
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Operands", "address", "contiguous_strides", "host_memory", "native", "overlaps"]
+
+
+class Operands:
+    """The operands of one call on ``queue``; for in-order and out-of-order queues."""
+
+    __slots__ = ("_after", "_host", "_others", "context", "events", "queue")
+
+    def __init__(self, queue: cl.CommandQueue, context: cl.Context, host: bool = False) -> None:
+        """``host`` says that arrays are the host's and that the device takes its pointers."""
+        self.queue, self.context = queue, context
+        self.events: list[Any] = []
+        self._after: list[Any] = []
+        """``step(event) -> event``, in order, once the call's work is enqueued."""
+        self._host: Any = None
+        if host:
+            self._host = HostQueue(queue)
+            self._after.append(self._host.finish)
+        self._others: list[Any] = []
+        """Queues of arrays that are not this one: their next work waits for the call's."""
+
+    def read(self, array: Any, strides: Sequence[int]) -> cl.MemoryObject:
+        """Memory that holds the array's values, C-contiguous from its first byte on, once ``events`` are complete.
+
+        ``strides`` are those of a contiguous array of its shape. Raises InvalidArgument for a device array of another
+        context or with gaps.
+        """
+        if type(array) is Constant:
+            if isinstance(array.array, np.ndarray):
+                return array.on_device(self.queue)
+            array = array.array
+        if isinstance(array, np.ndarray):
+            return self._from_host(native(array))
+        before = self._before(array, "an operand")
+        if array.offset == 0 and array.strides == strides:
+            return array.base_data
+        if not _contiguous(array):
+            raise InvalidArgument(
+                f"a device array must be contiguous, got shape {tuple(array.shape)} with strides {array.strides} "
+                "(bytes): copy it first"
+            )
+        return self._from_byte(array.base_data, array.offset, array.nbytes, before)
+
+    def write(self, array: Any, strides: Sequence[int], keep: bool = False) -> cl.MemoryObject:
+        """Memory for what the call writes to ``array``; ``keep`` brings the present values along."""
+        if isinstance(array, np.ndarray):
+            return self._to_host(array, keep)
+        before = self._before(array, "out")
+        if array.strides != strides and not _contiguous(array):
+            raise InvalidArgument(
+                f"out must be contiguous, got strides {array.strides} (bytes) for shape {array.shape}"
+            )
+        offset, size = array.offset, array.nbytes
+        if offset % runtime.device_info(self.queue.device).buffer_alignment == 0:
+            return array.base_data if offset == 0 else runtime.sub_region(array.base_data, offset, size)
+        if keep:
+            part = self._from_byte(array.base_data, offset, size, before)
+        else:
+            part = runtime.allocate(self.queue, size)
+        target, queue = array.base_data, self.queue
+        self._after.append(
+            lambda event: runtime.copy(queue, target, part, size, target_offset=offset, wait_for=[event])
+        )
+        return part
+
+    def copied(self, memory: cl.MemoryObject, size: int) -> cl.MemoryObject:
+        """A copy of what ``read`` gave, for commands that come after the original is overwritten."""
+        part = runtime.allocate(self.queue, size)
+        self.events.append(runtime.copy(self.queue, part, memory, size, wait_for=list(self.events)))
+        return part
+
+    def finish(self, event: Any) -> Any:
+        """Enqueue what must follow the call's last command; the event of the last command of all.
+
+        A NumPy result is complete when this returns.
+        """
+        for step in self._after:
+            event = step(event)
+        if self._others:
+            self.queue.flush()
+            for other in self._others:
+                runtime.hold(other, event)
+        return event
+
+    @property
+    def commands(self) -> Any:
+        """What the call's commands are given to."""
+        return self.queue if self._host is None else self._host
+
+    def abandon(self) -> None:
+        """After an error: no command may use the host's memory any longer."""
+        if self._host is not None:
+            self.queue.finish()
+
+    # --- NumPy -------------------------------------------------------------------------------------------------------
+
+    def _from_host(self, array: np.ndarray) -> cl.MemoryObject:
+        """The array's own memory on a CPU device, a copy elsewhere; it must outlive the call."""
+        import pyopencl as cl
+
+        if self._host is not None:
+            return host_memory(array)
+        if runtime.device_info(self.queue.device).type == "cpu":
+            return cl.Buffer(self.context, cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
+        memory = runtime.allocate(self.queue, array.nbytes)
+        self.events.append(cl.enqueue_copy(self.queue, memory, array, is_blocking=False))
+        return memory
+
+    def _to_host(self, array: np.ndarray, keep: bool) -> cl.MemoryObject:
+        import pyopencl as cl
+
+        queue = self.queue
+        if self._host is not None:
+            return host_memory(array)
+        if runtime.device_info(queue.device).type == "cpu":
+            memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
+
+            def finish(event: Any) -> Any:
+                # Mapping is what makes a USE_HOST_PTR buffer's values visible to the host.
+                view, mapped = cl.enqueue_map_buffer(
+                    queue, memory, cl.map_flags.READ, 0, array.shape, array.dtype, wait_for=[event]
+                )
+                view.base.release(queue)
+                return mapped
+        else:
+            memory = runtime.allocate(queue, array.nbytes)
+            if keep:
+                self.events.append(cl.enqueue_copy(queue, memory, array, is_blocking=False))
+
+            def finish(event: Any) -> Any:
+                return cl.enqueue_copy(queue, array, memory, wait_for=[event])
+
+        self._after.append(finish)
+        return memory
+
+    # --- arrays on a device ------------------------------------------------------------------------------------------
+
+    def _before(self, array: Any, what: str) -> list[Any]:
+        """The events before which the array's memory must not be touched; they are among ``events`` then."""
+        if array.context is not self.context and array.context != self.context:
+            raise InvalidArgument(f"all arrays must be on one context, but {what} is on another than the first")
+        own = array.queue
+        before = list(getattr(array, "events", ()))
+        if own is not self.queue and own is not None and own != self.queue:
+            if commands_of(self.queue).replayed:
+                own.finish()  # a replay has no events of other queues to wait for
+            else:
+                if commands_of(self.queue).kind == "cuda":
+                    runtime.hold(self.queue, own)
+                else:
+                    before.append(runtime.pending(own))
+                self._others.append(own)
+        self.events += before
+        return before
+
+    def _from_byte(self, memory: cl.MemoryObject, offset: int, size: int, before: list[Any]) -> cl.MemoryObject:
+        """A buffer that begins ``offset`` bytes into ``memory``: a part of it where aligned, else a copy."""
+        if offset == 0:
+            return memory
+        if offset % runtime.device_info(self.queue.device).buffer_alignment == 0:
+            return runtime.sub_region(memory, offset, size)
+        part = runtime.allocate(self.queue, size)
+        self.events.append(runtime.copy(self.queue, part, memory, size, source_offset=offset, wait_for=before))
+        return part
+
+
+def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Strides in bytes of a C-contiguous array."""
+    strides, step = [], itemsize
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """C-contiguous, aligned to its elements and of native byte order; a copy only where needed."""
+    flags, dtype = array.flags, array.dtype
+    if flags.c_contiguous and flags.aligned and dtype.isnative:
+        return array
+    return np.require(array, dtype.newbyteorder("="), "CA")
+
+
+def host_memory(array: np.ndarray) -> HostMemory:
+    """An array's memory as kernels take it."""
+    try:
+        return HostMemory(array)
+    except (ValueError, TypeError):  # read-only, or of a dtype that buffers have no letter for
+        return HostMemory.at(array.__array_interface__["data"][0], array.nbytes, array)
+
+
+def address(array: Any) -> int:
+    """Where a NumPy array begins that lies as kernels read it; 0 of one that does not, and of other things."""
+    try:
+        flags = array.flags
+        if flags.carray:
+            return SVM(array).svm_ptr
+        if not (flags.c_contiguous and flags.aligned):
+            return 0
+    except AttributeError:
+        return 0
+    except (ValueError, TypeError):  # of a dtype that buffers have no letter for
+        pass
+    return array.__array_interface__["data"][0]
+
+
+def overlaps(out: Any, array: Any) -> bool:
+    """Whether two arrays on a device lie over common bytes of one buffer."""
+    if type(array) is Constant:
+        array = array.array
+    if isinstance(array, np.ndarray):
+        return False
+    one, other = out.base_data, array.base_data
+    if one is not other and getattr(one, "int_ptr", 1) != getattr(other, "int_ptr", 2):
+        return False
+    return out.offset < array.offset + array.nbytes and array.offset < out.offset + out.nbytes
+
+
+def _contiguous(array: Any) -> bool:
+    """Whether elements lie without gaps in C order; strides of axes of size 1 mean nothing."""
+    expected = contiguous_strides(array.shape, array.dtype.itemsize)
+    return array.size == 0 or all(
+        size == 1 or stride == wanted for size, stride, wanted in zip(array.shape, array.strides, expected, strict=True)
+    )

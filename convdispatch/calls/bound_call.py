@@ -1,0 +1,397 @@
+"""One bound call: problem, plan and array kind, decided once; ``operands`` brings each call's arrays to memory."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..api.dtypes import DTYPES, INTEGERS
+from ..api.errors import InvalidArgument, MemoryLimit
+from ..api.policy import current_policy, forbid_when_frozen
+from ..api.problem import ConvProblem
+from ..device import runtime
+from ..device.commands import host_memory as host
+from ..device.commands.host_memory import HostQueue
+from ..device.commands.interface import Commands, thread
+from ..device.memory import allocator as memory
+from ..selection import dispatch
+from ..selection.prepared import Constant
+from ..selection.single_thread import prefers_one_thread
+from .arrays.array_library import Library
+from .arrays.known_libraries import library_of
+from .arrays.operands import Operands, address, contiguous_strides, host_memory, native, overlaps
+from .fast_path import FastPath, device_fast_path, host_fast_path, host_queue
+
+__all__ = ["PLACES", "Call", "Kind"]
+
+_READ = {"fwd": (0, 1), "bwd_data": (2, 1), "bwd_weights": (0, 2)}
+_WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
+PLACES = {direction: (*_READ[direction], _WRITTEN[direction]) for direction in _READ}
+"""By direction: of the operands that are read, and of the result, among x, w, y."""
+
+
+class Kind(NamedTuple):
+    """What the operands of a call have in common."""
+
+    host: bool
+    """NumPy arrays; otherwise arrays on a device."""
+    dtype: str
+
+
+class Call:
+    """One problem on one context for one kind of arrays; ``call(x, w, y, bias, residual, queue)`` runs it."""
+
+    @staticmethod
+    def kind_of(
+        operands: Sequence[Any], bias: Any, residual: Any, direction: str, names: Sequence[str] = ("x", "w", "y")
+    ) -> Kind:
+        """Check that the arrays are of one dtype and one place. Raises InvalidArgument."""
+        named = dict(zip(names, operands, strict=True)) | {"bias": bias, "residual": residual}
+        if names[_WRITTEN[direction]] != "out":
+            named["out"] = named.pop(names[_WRITTEN[direction]])
+        if direction != "fwd" and "y" in named:
+            named["dy"] = named.pop("y")
+        present = {name: array for name, array in named.items() if array is not None}
+        for name, array in present.items():
+            if not is_array(array) or library_of(type(getattr(array, "array", array))) is not None:
+                raise InvalidArgument(
+                    f"{name} must be a NumPy array, a pyopencl.array.Array or a Tensor, got {type(array).__name__}"
+                )
+        first = names[_READ[direction][0]]
+        first = "dy" if first == "y" else first
+        lead = present[first]
+        dtype, host = lead.dtype.name, isinstance(lead, np.ndarray)
+        if dtype not in DTYPES:
+            more = ""
+            if dtype in INTEGERS:
+                forward = "; integers of 8 bits take conv(..., quantization=Quantization(...))"
+                more = forward if direction == "fwd" else "; of quantized convolutions there are no gradients"
+            raise InvalidArgument(f"{first} must be of {', '.join(DTYPES)}, got {dtype}{more}")
+        for name, array in present.items():
+            if array.dtype.name != dtype:
+                raise InvalidArgument(f"{name} must be {dtype} as {first} is, got {array.dtype.name}")
+            inner = array.array if isinstance(array, Constant) else array
+            on_host = isinstance(inner, np.ndarray)
+            if on_host != host and not (on_host and isinstance(array, Constant)):
+                places = {True: "NumPy", False: "on a device"}
+                raise InvalidArgument(
+                    f"{name} must be where {first} is: {first} is {places[host]}, {name} is {places[on_host]}"
+                )
+        return Kind(host, dtype)
+
+    def __init__(
+        self,
+        problem: ConvProblem,
+        kind: Kind,
+        bias: Any,
+        residual: Any,
+        queue: Any,
+        operands: Sequence[Any],
+        names: Sequence[str] = ("x", "w", "y"),
+    ) -> None:
+        self.problem, self.host = problem, kind.host
+        self.places = self._lead, self._other, self._out = PLACES[problem.direction]
+        self._names = ["dy" if name == "y" else name for name in names]
+        self.out_shape, self.dtype = problem.out_shape, operands[self._lead].dtype.newbyteorder("=")
+        self._shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
+        self.strides = tuple(contiguous_strides(shape, problem.itemsize) for shape in self._shapes)
+        self.sizes = tuple(math.prod(shape) * problem.itemsize for shape in self._shapes)
+        """Of x, w, y, in bytes."""
+        self._out_strides, self._bias_strides = self.strides[self._out], (problem.itemsize,)
+        self._out_bytes = self.sizes[self._out]
+        self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
+        if bias is not None and tuple(bias.shape) != (problem.channels_out,):
+            raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
+        if residual is not None and tuple(residual.shape) != self.out_shape:
+            shape = tuple(residual.shape)
+            raise InvalidArgument(f"residual must have the result's shape {self.out_shape}, got {shape}")
+        self._check_out(operands[self._out])
+        lead = operands[self._lead]
+        self.known: Any = None
+        """The queue that was last seen to be of the context, and that the plan takes as it is."""
+        read = (lead, operands[self._other], bias)
+        self._native = all(array is None or array.dtype.isnative for array in read)
+        self._promised = kind.host and type(operands[1]) is Constant
+        self.make: Any = None if self.host else maker_of(type(lead), self.out_shape, self._out_strides, self.dtype)
+        self.ask: Any = None
+        """Answers the queue for host memory where the caller names none."""
+        commands = self._queue(operands[self._lead], queue)
+        self.context = commands.context
+        self._pointers = self.host and host.has_system_svm(commands.device)
+        unsupported = runtime.device_info(commands.device).supports(problem.dtype)
+        if unsupported:
+            raise InvalidArgument(unsupported)
+        if current_policy().tune is not None:
+            from ..measurement.online import switch_on
+
+            switch_on()
+        self.prepared: Any = None if self.empty else dispatch.prepare(problem, self.context)
+        self._plain = not (self.empty or problem.bias or problem.residual)
+        """Whether two arrays come in, one goes out, and no more."""
+        if self._pointers and not self.empty:
+            alone = current_policy().tune is None and prefers_one_thread(self.prepared)
+            self.ask = host_queue(commands.device if alone else None, alone)
+        self.fast_path = self._make_fast_path(operands)
+        self.key: Any = None
+        self.replay: Any = None
+        """The same call once more, where it has been made twice in a row; see ``replay``."""
+
+    def _make_fast_path(self, operands: Sequence[Any]) -> FastPath | None:
+        if not self.host:
+            return device_fast_path(self, operands)
+        if not (self._pointers and self._native):
+            return None
+        shape, dtype, size, device = self.out_shape, self.dtype, self._out_bytes, self.context.devices[0]
+
+        def written(array: Any) -> int:
+            fits = array.shape == shape and array.dtype == dtype and array.flags.writeable
+            return address(array) if fits else 0
+
+        def make() -> tuple[np.ndarray, int]:
+            made = host.empty(device, shape, dtype, size)
+            return made, address(made)
+
+        return host_fast_path(self, address, written, make)
+
+    def library_fast_path(self, library: Library, lead: Any) -> FastPath | None:
+        """The short way of another library's host arrays; None where there is none."""
+        address: Any = library.host_address
+        if not (self._pointers and self._native) or address(lead) is None:
+            return None
+        shape, size, like, their_dtype = self.out_shape, self._out_bytes, lead[:0], lead.dtype
+        device, dtype = self.context.devices[0], self.dtype
+
+        def written(array: Any) -> int:
+            return address(array) if array.shape == shape and array.dtype == their_dtype else 0
+
+        def make() -> tuple[Any, int]:
+            made = library.from_host(host.empty(device, shape, dtype, size), like)
+            return made, address(made)
+
+        return host_fast_path(self, address, written, make)
+
+    def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
+        """Run; returns the array that was written."""
+        operands = [x, w, y]
+        try:
+            if self.fast_path is not None:
+                if queue is None and self.ask is not None:
+                    queue = self.ask()
+                promise = None
+                if self._promised:
+                    promise, operands[1] = w, w.array
+                lead, other, out = self.places
+                done = self.fast_path(operands[lead], operands[other], operands[out], queue, bias, promise)
+                if done is not None:
+                    return done
+                operands[1] = w
+            out = operands[self._out]
+            if out is not None and (out.shape != self.out_shape or out.dtype != self.dtype):
+                self._check_out(out)
+            run = self._run_host if self.host else self._run_device
+            return run(operands, bias, residual, self._queue(operands[self._lead], queue))
+        except MemoryError as error:
+            if isinstance(error, MemoryLimit):
+                raise
+            shape = self.out_shape
+            raise MemoryLimit(f"the host has no memory left for a result of shape {shape}: {error}") from error
+
+    def _queue(self, lead: Any, queue: Any) -> Any:
+        if queue is None:
+            if self.ask is not None:
+                return self.ask()
+            queue = runtime.queue() if self.host else lead.queue
+        if queue is not None and queue is self.known:
+            return queue
+        if not hasattr(queue, "context"):
+            if queue is not None:
+                raise InvalidArgument(f"queue must be a pyopencl.CommandQueue, got {queue!r}")
+            raise InvalidArgument("the array has no queue: pass queue=, or give the array one with with_queue()")
+        return queue
+
+    def _check_out(self, out: Any) -> None:
+        if out is None:
+            return
+        if tuple(out.shape) != self.out_shape:
+            raise InvalidArgument(f"out must have shape {self.out_shape}, got {tuple(out.shape)}")
+        if out.dtype.newbyteorder("=") != self.dtype:
+            raise InvalidArgument(f"out must be {self.dtype.name}, got {out.dtype.name}")
+        if isinstance(out, np.ndarray) and not out.flags.writeable:
+            raise InvalidArgument("out must be writeable, got a read-only array")
+
+    # --- NumPy -------------------------------------------------------------------------------------------------------
+
+    def _run_host_plain(self, operands: list[Any], queue: Any) -> np.ndarray | None:
+        """The result of arrays whose memory kernels take as it is, with nothing beside; None for other calls."""
+        lead, other, out = operands[self._lead], operands[self._other], operands[self._out]
+        promise = None
+        if type(other) is Constant:
+            promise, other = other, other.array
+        if not (lead.flags.carray and other.flags.carray):
+            return None
+        if out is None:
+            out = operands[self._out] = host.empty(queue.device, self.out_shape, self.dtype, self._out_bytes)
+        elif not out.flags.carray or out.dtype != self.dtype or _shared(out, lead) or _shared(out, other):
+            return None
+        commands = HostQueue(queue)
+        x, w, y = operands
+        try:
+            weights = host_memory(w) if promise is None else promise.on_device(queue)
+            given = host_memory(x), weights, host_memory(y)
+            commands.finish(dispatch.run(self.problem, self.prepared, commands, *given, constant=promise))
+        except BaseException:
+            queue.finish()  # no command may use the host's memory any longer
+            raise
+        return out
+
+    def _run_host(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> np.ndarray:
+        if self._plain and self._pointers and self._native:
+            done = self._run_host_plain(operands, queue)
+            if done is not None:
+                return done
+        out = operands[self._out]
+        if out is not None and not out.flags.writeable:
+            self._check_out(out)
+        direct = out is not None and native(out) is out
+        if direct:
+            for array in (operands[self._lead], operands[self._other], bias, residual):
+                if array is not None and np.may_share_memory(out, getattr(array, "array", array)):
+                    direct = False  # an operand would change while it is still read
+        result = out if direct else host.empty(queue.device, self.out_shape, self.dtype, self._out_bytes)
+        if self.problem.accumulate and not direct:
+            result[...] = out
+        if self.empty:
+            if self.problem.direction == "bwd_weights" and not self.problem.accumulate:
+                result[...] = 0
+        else:
+            operands[self._out] = result
+            self._enqueue(operands, bias, residual, queue, False)
+        if out is not None and not direct:
+            out[...] = result
+            return out
+        return result
+
+    # --- arrays on a device ------------------------------------------------------------------------------------------
+
+    def _run_device(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> Any:
+        if queue is not self.known:
+            if queue.context != self.context:
+                raise InvalidArgument("queue belongs to another context than the arrays")
+            if not isinstance(queue, Commands) or (self.prepared is not None and self.prepared.recordable):
+                self.known = queue
+        out = operands[self._out]
+        if out is None:
+            forbid_when_frozen("allocate the result (pass out=)")
+            out = operands[self._out] = self.make(queue, operands[self._lead])
+        else:
+            for place in (self._lead, self._other):
+                if overlaps(out, operands[place]):
+                    raise InvalidArgument(
+                        f"out shares memory with {self._names[place]}, which would change while it is read: pass an "
+                        "out of its own"
+                    )
+        if self.empty:
+            return self._zero(out, queue)
+        # The convolution would overwrite a residual that lies in the result before the epilogue's own pass reads it.
+        shared = residual is not None and residual.base_data == out.base_data and not self.prepared.fuses_residual
+        event = self._enqueue(operands, bias, residual, queue, shared)
+        if hasattr(out, "events"):
+            out.events[:] = (event,)
+        return out
+
+    def _enqueue(self, operands: list[Any], bias: Any, residual: Any, queue: Any, shared: bool) -> Any:
+        """Enqueue the call; the event of its last command. ``shared`` copies the residual first."""
+        brought, given = Operands(queue, self.context, self._pointers), [None, None, None]
+        for place in (self._lead, self._other):
+            given[place] = brought.read(operands[place], self.strides[place])
+        if bias is not None:
+            bias = brought.read(bias, self._bias_strides)
+        if residual is not None:
+            residual = brought.read(residual, self._out_strides)
+            if shared:
+                residual = brought.copied(residual, operands[self._out].nbytes)
+        given[self._out] = brought.write(operands[self._out], self._out_strides, keep=self.problem.accumulate)
+        x, w, y = given
+        promise = operands[1] if type(operands[1]) is Constant else None
+        rest = bias, residual, brought.events or None, promise
+        try:
+            return brought.finish(dispatch.run(self.problem, self.prepared, brought.commands, x, w, y, *rest))
+        except BaseException:
+            brought.abandon()
+            raise
+
+    def _zero(self, out: Any, queue: Any) -> Any:
+        """The gradient of no images is zero; every other empty result has nothing to write."""
+        if self.problem.direction == "bwd_weights" and not self.problem.accumulate:
+            brought = Operands(queue, self.context)
+            memory = brought.write(out, self._out_strides)
+            event = runtime.fill(queue, memory, np.zeros(1, np.uint8), 0, out.nbytes, brought.events)
+            event = brought.finish(event)
+            if hasattr(out, "events"):
+                out.events[:] = (event,)
+        return out
+
+
+_shared = np.may_share_memory
+
+
+def is_array(value: Any) -> bool:
+    """Whether ``value`` is one of the arrays that the calls take, or constant weights."""
+    return (
+        isinstance(value, np.ndarray | Constant) or hasattr(value, "base_data") or library_of(type(value)) is not None
+    )
+
+
+def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> Any:
+    """``make(queue, like)``: an uninitialised C-contiguous array of class ``kind``; sizes are worked out once."""
+    count = math.prod(shape)
+    new = object.__new__
+    if hasattr(kind, "empty"):  # Tensor, also of a subclass: a result is no parameter
+        base, nbytes = next(each for each in kind.__mro__ if "empty" in vars(each)), count * dtype.itemsize
+        last: tuple[Any, Any] = None, None
+
+        def tensor(queue: Any, like: Any) -> Any:
+            nonlocal last
+            known, give = last
+            if known is not queue or thread.capturing is not None:
+                if isinstance(queue, Commands) or thread.capturing is not None:
+                    return base(runtime.allocate(queue, nbytes), shape, dtype, queue, strides)
+                _, give = last = queue, memory.taker(queue, nbytes)
+            return base(give(), shape, dtype, queue, strides)
+
+        return tensor
+    size = max(1, count * dtype.itemsize)
+    state: tuple[Any, Any, Any, dict[str, Any]] = None, None, None, {}
+    """The last queue and allocator, what answers memory for them, and an array's other fields."""
+
+    def make(queue: Any, like: Any) -> Any:
+        nonlocal state
+        allocator = like.allocator
+        known, same, give, fields = state
+        if known is queue and same is allocator:
+            made = new(kind)  # another as the first: the constructor takes as long as the call
+            fields = fields.copy()
+            fields["base_data"], fields["events"] = give(), []
+            made.__dict__ = fields
+            return made
+        # The queue's pool, where the caller brought none: the driver's memory costs a page fault for every 4 KB.
+        give = memory.taker(queue, size)
+        if allocator:
+            give = functools.partial(memory.with_room, queue.device, functools.partial(allocator, size))
+        block = give()
+        given = {"allocator": allocator, "data": block, "strides": strides}
+        try:  # its checks take six times as long
+            made = kind(queue, shape, dtype, **given, _fast=True, _size=count, _context=like.context, _queue=queue)
+        except TypeError:  # a pyopencl without this road, or a subclass that closed it
+            return kind(queue, shape, dtype, **given)
+        found = dict(vars(made))
+        mutable = {name for name, value in found.items() if isinstance(value, list | dict | set)}
+        if kind.__module__ == "pyopencl.array" and found.pop("base_data", None) is block and mutable == {"events"}:
+            state = queue, allocator, give, found
+        return made
+
+    return make

@@ -1,0 +1,44 @@
+"""What is kept of calls: by what decides them, by the operand that tells them most often, and as made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..device.programs.kernels import Programs
+from ..selection import dispatch
+
+__all__ = ["REPLAYS", "CALLS", "LAST", "cached_call", "cache_replay"]
+
+CALLS = Programs()
+LAST: dict[int, Any] = {}
+"""By the second operand's id, its last call, whose ``key`` is what decided it. Nothing rests on the id."""
+REPLAYS: dict[int, Callable[..., Any]] = {}
+"""By the same, the call that was made twice in a row; see ``replay``."""
+_MOST = 256
+dispatch.on_forget(CALLS.drop)
+dispatch.on_forget(LAST.clear)
+dispatch.on_forget(REPLAYS.clear)
+
+
+def cached_call(key: Any, second: Any) -> Any:
+    """The kept call; a layer's weights tell it, most often, and comparing is sooner than hashing."""
+    last = LAST.get(id(second))
+    try:
+        if last is not None and last.key == key:
+            return last
+    except ValueError:  # an array among the options: it has no hash either, which says what to do
+        pass
+    call = CALLS.get(key)
+    if call is not None:
+        if len(LAST) >= _MOST:
+            LAST.clear()
+        call.key, LAST[id(second)] = key, call
+    return call
+
+
+def cache_replay(second: Any, replay: Callable[..., Any]) -> None:
+    """Calls with this second operand ask ``replay`` first."""
+    if len(REPLAYS) >= _MOST:
+        REPLAYS.clear()
+    REPLAYS[id(second)] = replay

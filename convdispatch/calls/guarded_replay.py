@@ -1,0 +1,120 @@
+"""The same call once more: checked piece by piece, with no key to make or to look up.
+
+What a warm call on a CUDA stream or an OpenCL queue costs is asking its arrays what they are; here each is asked once.
+Where anything is not as it was the last time the answer is None, and the call goes the usual way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..api.policy import current_policy, forbid_when_frozen
+
+if TYPE_CHECKING:
+    from .arrays.known_libraries import Torch
+    from .bound_call import Call
+    from .cuda_call import CudaCall
+
+__all__ = ["ALIGNMENT", "NO_EPILOGUE", "replay_on_queue", "replay_on_stream"]
+
+ALIGNMENT = 16
+"""Bytes that kernels load and copy at once, at most."""
+NO_EPILOGUE = (0, 0)
+"""The addresses of no bias and no residual."""
+
+
+def replay_on_stream(
+    call: CudaCall, library: Torch, operands: Sequence[Any], options: tuple[Any, ...], shape: Any
+) -> Callable[..., Any]:
+    """``again(direction, operands, options, shape)`` for the call that was just made with these; the result, or None.
+
+    ``options`` and ``shape`` are the call's other arguments; it had no bias, residual and queue.
+    """
+    direction, written, number, out_shape = call.problem.direction, call.written, call.number, call.out_shape
+    first, second = (place for place in range(3) if place != written)
+    lead, other = operands[first], operands[second]
+    lead_kind, other_kind, out_kind = type(lead), type(other), library.torch.Tensor
+    dtype, lead_shape, other_shape = lead.dtype, lead.shape, other.shape
+    lead_size, other_size, out_size = call.sizes[first], call.sizes[second], call.sizes[written]
+    policy, launched = current_policy(), call.given
+    raw, streams, current = library.raw, library.streams, library.current
+
+    def replay(given_direction: str, given: Sequence[Any], given_options: tuple[Any, ...], sizes: Any) -> Any:
+        x, w, out = given[first], given[second], given[written]
+        try:
+            if given_direction != direction or given_options != options or sizes != shape:
+                return None
+        except ValueError:  # an array among the options
+            return None
+        if (
+            type(x) is not lead_kind
+            or type(w) is not other_kind
+            or x.shape != lead_shape
+            or w.shape != other_shape
+            or x.dtype is not dtype
+            or w.dtype is not dtype
+            or x.get_device() != number
+            or w.get_device() != number
+            or current() != number
+            or current_policy() is not policy
+            or not x.is_contiguous()
+            or not w.is_contiguous()
+        ):
+            return None
+        stream = streams.get((number, raw(number)))
+        if stream is None:
+            return None
+        if out is None:
+            forbid_when_frozen("allocate the result (pass out=)")
+            out = x.new_empty(out_shape)
+        elif (
+            type(out) is not out_kind
+            or out.shape != out_shape
+            or out.dtype is not dtype
+            or out.get_device() != number
+            or not out.is_contiguous()
+        ):
+            return None
+        a, b, at = x.data_ptr(), w.data_ptr(), out.data_ptr()
+        if not (a and b and at) or (a | b | at) % ALIGNMENT:
+            return None
+        end = at + out_size
+        if (at < a + lead_size and a < end) or (at < b + other_size and b < end):
+            return None  # which the usual way says in words
+        addresses = [0, 0, 0, *NO_EPILOGUE]
+        addresses[first], addresses[second], addresses[written] = a, b, at
+        return out if launched(stream, addresses) else None
+
+    return replay
+
+
+def replay_on_queue(call: Call, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:
+    """As ``replay_on_stream`` for arrays on OpenCL's queues, by the call's short way."""
+    direction, (first, second, written), fast_path = call.problem.direction, call.places, call.fast_path
+    lead, other = operands[first], operands[second]
+    lead_kind, other_kind, out_kind = type(lead), type(other), type(operands[written])
+    dtype, beside, lead_shape, other_shape = lead.dtype, other.dtype, lead.shape, other.shape
+    policies = (current_policy(),)
+
+    def replay(given_direction: str, given: Sequence[Any], given_options: tuple[Any, ...], sizes: Any) -> Any:
+        x, w, out = given[first], given[second], given[written]
+        try:
+            if given_direction != direction or given_options != options or sizes != shape:
+                return None
+        except ValueError:  # an array among the options
+            return None
+        if (
+            type(x) is not lead_kind
+            or type(w) is not other_kind
+            or type(out) is not out_kind
+            or x.dtype is not dtype
+            or w.dtype is not beside
+            or x.shape != lead_shape
+            or w.shape != other_shape
+            or current_policy() not in policies  # by identity first
+        ):
+            return None
+        return fast_path(x, w, out, None)
+
+    return replay

@@ -1,0 +1,1 @@
+"""Caches: bounded ones in memory, and the store of artifacts that travel between machines."""

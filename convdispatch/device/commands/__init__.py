@@ -1,0 +1,1 @@
+"""Where commands go: the interface of queues, OpenCL's queues behind it, host memory, recordings."""

@@ -1,0 +1,158 @@
+"""Host memory as a CPU device's kernels take it: pointers, without a buffer, a copy or a mapping.
+
+A device with OpenCL's fine-grained system SVM (Intel's CPU runtime has it) reads and writes whatever the host can, at
+any alignment. Where it lacks that (PoCL, Oclgrind, every GPU so far), ``host_queue`` answers None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyopencl as cl
+
+from ...api.policy import current_policy
+from ..memory import allocator
+from ..memory.host_pool import HostPool
+from .queues import OpenCLQueue
+
+__all__ = ["HostMemory", "HostQueue", "empty", "has_system_svm", "lease", "pool_of"]
+
+_POOLED = 1 << 16
+"""Bytes from which on a result is from the pool; below, the C library keeps its memory anyway."""
+
+
+class Place(NamedTuple):
+    """Under what a device's host memory is counted among its pools."""
+
+    device: cl.Device
+    kind: str = "host"
+
+
+class HostMemory(cl.SVM):
+    """Bytes of the host as a kernel's argument: of an object with the buffer protocol, contiguous and writeable.
+
+    Holds that object; ``held`` is what else must live as long.
+    """
+
+    held: Any = None
+
+    @classmethod
+    def at(cls, address: int, size: int, held: Any = None) -> HostMemory:
+        """Over ``size`` bytes at an address, which ``held`` keeps."""
+        made = cls((ctypes.c_ubyte * max(size, 1)).from_address(address))
+        made.held = held
+        return made
+
+    def get_sub_region(self, offset: int, size: int) -> HostMemory:
+        """``size`` bytes from byte ``offset`` on; holds the whole."""
+        return HostMemory.at(self.svm_ptr + offset, size, self)
+
+    def bytes(self, offset: int, size: int) -> np.ndarray:
+        """A view of the bytes."""
+        return np.frombuffer((ctypes.c_ubyte * size).from_address(self.svm_ptr + offset), np.uint8)
+
+
+@functools.lru_cache(maxsize=16)
+def has_system_svm(device: cl.Device) -> bool:
+    """Whether kernels of the device take any pointer of the host's."""
+    try:
+        return bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
+    except (AttributeError, cl.Error):
+        return False
+
+
+@functools.lru_cache(maxsize=16)
+def pool_of(device: cl.Device) -> HostPool:
+    """The device's pool of host memory; it counts in its statistics and limits."""
+    return allocator.join(Place(device), HostPool())
+
+
+def lease(device: cl.Device, size: int) -> Any:
+    """``size`` bytes of the device's pool as a ctypes array, whose end gives them back."""
+    return allocator.take(pool_of(device), Place(device), size)
+
+
+def empty(device: cl.Device, shape: tuple[int, ...], dtype: np.dtype, size: int) -> np.ndarray:
+    """A new array of ``size`` bytes with undefined values, from the device's pool where that pays."""
+    if size < _POOLED or not has_system_svm(device) or (current_policy().frozen and not pool_of(device).has(size)):
+        return np.empty(shape, dtype)
+    return np.ndarray(shape, dtype, lease(device, size))
+
+
+class HostQueue(OpenCLQueue):
+    """Commands for a CPU device's queue whose memory is the host's. One call's: ``finish`` ends it.
+
+    What it allocated lives until then, because the host's pool knows nothing of the queue.
+    """
+
+    __slots__ = ("_held", "_mapped")
+    _held: list[Any]
+    _mapped: list[Any]
+
+    def __init__(self, queue: cl.CommandQueue) -> None:
+        self.queue, self._held, self._mapped = queue, [], []
+
+    def allocate(self, size: int) -> HostMemory:
+        """Host memory from the device's pool."""
+        made = HostMemory(lease(self.queue.device, size))
+        self._held.append(made)
+        return made
+
+    def copy(
+        self,
+        target: Any,
+        source: Any,
+        size: int,
+        source_offset: int = 0,
+        target_offset: int = 0,
+        wait_for: Any = None,
+    ) -> cl.Event:
+        """See Commands; either side may be an OpenCL buffer."""
+        to, of = isinstance(target, HostMemory), isinstance(source, HostMemory)
+        if not (to or of):
+            return super().copy(target, source, size, source_offset, target_offset, wait_for)
+        self._held += [target, source]
+        wait, queue = wait_for or None, self.queue
+        if to and of:
+            ends = target.get_sub_region(target_offset, size), source.get_sub_region(source_offset, size)
+            self._held += ends
+            return cl.enqueue_copy(queue, *ends, wait_for=wait)
+        if to:
+            view = target.bytes(target_offset, size)
+            return cl.enqueue_copy(queue, view, source, src_offset=source_offset, wait_for=wait, is_blocking=False)
+        view = source.bytes(source_offset, size)
+        return cl.enqueue_copy(queue, target, view, dst_offset=target_offset, wait_for=wait, is_blocking=False)
+
+    def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> cl.Event:
+        """See Commands."""
+        if not isinstance(target, HostMemory):
+            return super().fill(target, number, offset, size, wait_for)
+        part = target.get_sub_region(offset, size)
+        self._held.append(part)
+        return cl.enqueue_svm_memfill(self.queue, part, np.asarray(number), size, wait_for=wait_for or None)
+
+    def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
+        """``work`` gets the queue itself, and buffers over the host's memory."""
+        given = [self._buffer(each) if isinstance(each, HostMemory) else each for each in operands]
+        return work(self.queue, *given, wait_for=wait_for)
+
+    def _buffer(self, region: HostMemory) -> cl.Buffer:
+        view = region.bytes(0, region.size)
+        buffer = cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=view)
+        self._mapped.append((buffer, region))
+        return buffer
+
+    def finish(self, event: cl.Event) -> None:
+        """Wait for the call's last command; its values are in the host's memory then."""
+        for buffer, region in self._mapped:  # mapping is what makes a USE_HOST_PTR buffer's values the host's
+            view, event = cl.enqueue_map_buffer(
+                self.queue, buffer, cl.map_flags.READ, 0, (region.size,), np.uint8, wait_for=[event], is_blocking=False
+            )
+            view.base.release(self.queue, [event])
+        event.wait()
+        self._held.clear()
+        self._mapped.clear()

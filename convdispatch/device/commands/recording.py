@@ -1,0 +1,202 @@
+"""Recording: stands where a queue does while work is enqueued, and keeps the commands to be replayed without Python.
+
+Memory asked for meanwhile is only a Slot: how long each is in use is known when the recording ends, so that all of them
+share one arena. Commands stay in the order in which they came. What cannot be recorded (a plan that calls another
+library) is kept as a call, which is made again at each replay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...api.errors import InvalidArgument
+from ..memory import allocator as memory
+from .interface import Commands, Kernel, Late, thread
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyopencl as cl
+
+__all__ = ["Command", "Late", "Recording", "Slot", "launched", "with_numbers"]
+
+
+class Slot:
+    """Memory that a recorded program will have: ``size`` bytes, or a part of another slot.
+
+    Used as an OpenCL buffer is while commands are recorded. ``persistent`` slots are never shared: what they hold
+    outlives one replay (inputs, results).
+    """
+
+    __slots__ = ("offset", "persistent", "root", "size")
+
+    def __init__(self, size: int, root: Slot | None = None, offset: int = 0, persistent: bool = False) -> None:
+        self.size, self.root, self.offset, self.persistent = size, root or self, offset, persistent
+
+    def get_sub_region(self, offset: int, size: int) -> Slot:
+        """``size`` bytes from byte ``offset`` on, as ``cl.Buffer.get_sub_region``."""
+        return Slot(size, self.root, self.offset + offset)
+
+    def __repr__(self) -> str:
+        return f"Slot({self.size} bytes{f' at {self.offset}' if self.offset else ''})"
+
+
+@dataclass(eq=False)
+class Command:
+    """One command: ``make(memory, commands)`` answers ``run(commands, wait_for=None)``, which gives it to commands.
+
+    ``memory(slot)`` gives a slot's memory; ``commands`` are of the kind that the command will be given to. ``step`` is
+    the place of the caller's unit of work that it belongs to.
+    """
+
+    make: Callable[[Callable[[Any], Any], Commands], Callable[..., Any]]
+    slots: tuple[Slot, ...]
+    what: str
+    step: int = 0
+    kernel: Kernel | None = None
+    """What it launches, with ``arguments``; None for other commands."""
+    arguments: Sequence[Any] = ()
+    late: bool = False
+    """Whether it takes a number that is asked for anew at each replay."""
+
+    def wait(self) -> None:
+        """Raises InvalidArgument: it has not run."""
+        raise InvalidArgument("a recorded command runs when it is replayed, there is nothing to wait for")
+
+
+@dataclass(eq=False)
+class Recording(Commands):
+    """What plans and tensors take for a queue (in order) of ``queue``'s context and device."""
+
+    queue: cl.CommandQueue
+    """The real one: work that must happen now, such as packing constant weights, goes there."""
+    commands: list[Command] = field(default_factory=list)
+    step: int = 0
+    """The present unit of work; the caller counts."""
+    lates: list[Late] = field(default_factory=list)
+    """What a replay draws before it begins."""
+
+    replayed = True
+
+    @property
+    def context(self) -> cl.Context:  # type: ignore[override]
+        """The real queue's context."""
+        return self.queue.context
+
+    @property
+    def device(self) -> cl.Device:  # type: ignore[override]
+        """The real queue's device."""
+        return self.queue.device
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[Recording]:
+        """Inside the block, this thread's commands for the real queue come here, and nothing runs."""
+        outer, thread.capturing = thread.capturing, self
+        try:
+            yield self
+        finally:
+            thread.capturing = outer
+
+    def late(self, ask: Callable[[], Any]) -> Late:
+        """An argument for ``launch`` that is ``ask()`` at each replay."""
+        self.lates.append(Late(ask))
+        return self.lates[-1]
+
+    def allocate(self, size: int, persistent: bool = False) -> Slot:
+        """A slot of at least ``size`` bytes."""
+        return Slot(max(size, 1), persistent=persistent)
+
+    def fresh(self, size: int) -> cl.MemoryObject:
+        """Real memory."""
+        return memory.fresh(self.queue, size)
+
+    def bring(self, array: np.ndarray) -> cl.MemoryObject:
+        """Real memory."""
+        return memory.fresh(self.queue, array.nbytes, array)
+
+    def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        """Raises InvalidArgument: there are no values before a replay."""
+        raise InvalidArgument("a recording has no values to read before it is replayed")
+
+    def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        """Raises InvalidArgument: what is written from the host would not be written anew at each replay."""
+        raise InvalidArgument("a recording cannot replay a copy from the host")
+
+    def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Command:
+        """Record one kernel; stands for the event that a queue would answer."""
+        made = self._add(
+            lambda memory, commands: commands.bind(kernel, _real(memory, arguments)), arguments, kernel.name
+        )
+        made.kernel, made.arguments = kernel, arguments
+        made.late = any(type(argument) is Late for argument in arguments)
+        return made
+
+    def copy(
+        self,
+        target: Any,
+        source: Any,
+        size: int,
+        source_offset: int = 0,
+        target_offset: int = 0,
+        wait_for: Any = None,
+    ) -> Command:
+        """Record a copy of ``size`` bytes between memory or slots."""
+
+        def make(memory: Callable[[Any], Any], commands: Commands) -> Callable[..., Any]:
+            to, of = _real(memory, (target, source))
+            return lambda commands, wait_for=None: commands.copy(to, of, size, source_offset, target_offset, wait_for)
+
+        return self._add(make, (target, source), "copy")
+
+    def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> Command:
+        """Record the filling of ``size`` bytes with a NumPy number."""
+
+        def make(memory: Callable[[Any], Any], commands: Commands) -> Callable[..., Any]:
+            (to,) = _real(memory, (target,))
+            return lambda commands, wait_for=None: commands.fill(to, number, offset, size, wait_for)
+
+        return self._add(make, (target,), "fill")
+
+    def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Command:
+        """Record ``work(queue, *operands, wait_for=)``, which enqueues by itself each time; slots become memory."""
+
+        def make(memory: Callable[[Any], Any], commands: Commands) -> Callable[..., Any]:
+            real = _real(memory, operands)
+            return lambda commands, wait_for=None: commands.call(work, real, what, wait_for)
+
+        return self._add(make, operands, what)
+
+    def _add(self, make: Any, operands: Iterable[Any], what: str) -> Command:
+        slots = tuple(operand for operand in operands if isinstance(operand, Slot))
+        command = Command(make, slots, what, self.step)
+        self.commands.append(command)
+        return command
+
+
+def launched(
+    recording: Recording, operands: Sequence[Slot]
+) -> tuple[list[tuple[Kernel, Sequence[Any]]], list[Slot]] | None:
+    """A recording's kernels with their arguments, and the slots beyond those of operands; None where it holds other
+    commands, or numbers that each replay asks for anew."""
+    found, scratch = [], dict[Slot, None]()
+    for command in recording.commands:
+        if command.kernel is None or command.late:
+            return None
+        found.append((command.kernel, command.arguments))
+        scratch |= {slot.root: None for slot in command.slots if slot.root not in operands}
+    return found, list(scratch)
+
+
+def with_numbers(kernel: Kernel, arguments: Sequence[Any]) -> cl.Kernel:
+    """A kernel of its own with all its arguments set but slots."""
+    made = kernel.plain()
+    for at, (given, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
+        if type(given) is not Slot:
+            made.set_arg(at, given if dtype is None else dtype.type(given))
+    return made
+
+
+def _real(memory: Callable[[Any], Any], operands: Iterable[Any]) -> list[Any]:
+    return [memory(operand) if isinstance(operand, Slot) else operand for operand in operands]

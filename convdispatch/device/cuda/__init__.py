@@ -1,0 +1,1 @@
+"""CUDA beside OpenCL: streams as commands, graphs, modules, and the order between the two worlds."""

@@ -1,0 +1,38 @@
+"""Imports one large block of CUDA's memory and ends: run in a child process, for on some hosts it ends the process.
+
+``python -m convdispatch.device.cuda.import_trial ADDRESS``, the device's address as ``platforms.address`` tells it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..cuda_driver import CudaError, cuda_of
+from ..memory.cuda_imports import NO_MEMORY, REFUSED, opencl_buffer
+from ..runtime import context, find_device
+
+LARGE = 512 << 20
+"""Bytes that are imported."""
+
+
+def attempt(address: str) -> None:
+    """Import a large block on the device of an address, and end this process."""
+    device = find_device(address)
+    cuda = cuda_of(device)
+    if cuda is None:
+        raise CudaError(f"{device.name.strip()} is not CUDA's")
+    try:
+        shared = cuda.shared(LARGE)
+    except CudaError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(NO_MEMORY)
+    try:
+        opencl_buffer(context(device), shared)
+    except CudaError:
+        os._exit(REFUSED)
+    os._exit(0)  # drivers' ends may crash, which is not what was asked
+
+
+if __name__ == "__main__":
+    attempt(sys.argv[1])

@@ -1,0 +1,236 @@
+"""Programs that NVIDIA's OpenCL built, loaded by CUDA's driver, and their kernels made ready for ``cuLaunchKernel``.
+
+Each program is loaded once, each kernel's arguments are packed by one call of ``struct``: a launch costs the host what
+the driver takes and little more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import struct
+import sys
+import threading
+from collections.abc import Sequence
+from ctypes import byref, c_size_t, c_uint, c_void_p
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..cuda_driver import Cuda, CudaError, cuda_call
+from ..startup_profile import phase
+from .ptx import Parameter, Unlaunchable, entries, for_cuda, overlapping
+
+if TYPE_CHECKING:
+    from ..commands.interface import Kernel
+
+__all__ = ["Function", "Ready", "function_of", "load"]
+
+_BUFFER_POINTER, _BUFFER_SIZE = 1, 2
+_LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bool": "?"}
+_INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q"}
+_UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_WHOLE_GROUP = 256
+"""Work items of a group where the kernel leaves the choice."""
+SWITCH = "CONVDISPATCH_CUDA_OVERLAP"
+_OVERLAP = os.environ.get(SWITCH, "").strip() != "0"
+_lock = threading.Lock()
+_modules: dict[tuple[int, bytes], Any] = {}
+"""By device and hash of the binary: (module, entries), or why there is none. Never unloaded: a caller's CUDA graph may
+hold a kernel longer than any plan does; the same text is never loaded twice."""
+
+
+def _module(cuda: Cuda, program: Any) -> tuple[c_void_p, dict[str, list[Parameter]], bool]:
+    """A program in CUDA's driver. Raises Unlaunchable, the same each time."""
+    import pyopencl as cl
+
+    binary = program.get_info(cl.program_info.BINARIES)[0]
+    key = (cuda.number, hashlib.sha256(binary).digest())
+    with _lock:
+        if key not in _modules:
+            _modules[key] = load(cuda, binary)
+        found = _modules[key]
+    if isinstance(found, str):
+        raise Unlaunchable(found)
+    return found
+
+
+def load(cuda: Cuda, binary: bytes) -> Any:
+    """(module, parameters by kernel, whether its kernels may overlap) of OpenCL's PTX, or why there is none."""
+    try:
+        text = for_cuda(binary)
+        known = entries(text)
+    except Unlaunchable as error:
+        return str(error)
+    module, refused, whole = c_void_p(), None, overlapping(text) if _OVERLAP else None
+    for each in (text,) if whole is None else (whole, text):
+        try:
+            with phase("assemble"):
+                cuda("cuModuleLoadData", byref(module), each.encode() + b"\0")
+        except CudaError as error:
+            refused = error
+        else:
+            return module, known, each is whole
+    return f"CUDA does not load the PTX of NVIDIA's OpenCL: {refused}"
+
+
+def _letter(dtype: Any) -> str:
+    if dtype.kind in "iu":
+        letter = _INTEGERS["i", dtype.itemsize]
+        return letter.upper() if dtype.kind == "u" else letter
+    if dtype.name not in _LETTERS:
+        raise Unlaunchable(f"a kernel takes a number of {dtype}, which is not packed")
+    return _LETTERS[dtype.name]
+
+
+def _sizes(kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(groups, items of a group), three of each."""
+    wide = (*kernel.global_size, 1, 1)[:3]
+    if kernel.local_size is not None:
+        group = (*kernel.local_size, 1, 1)[:3]
+    else:
+        left, chosen = _WHOLE_GROUP, []
+        for size in wide:
+            chosen.append(next(n for n in range(min(left, size), 0, -1) if size % n == 0))
+            left //= chosen[-1]
+        group = tuple(chosen)
+    if any(size % items for size, items in zip(wide, group, strict=True)):
+        raise Unlaunchable(f"{kernel.name} has {wide} work items, which groups of {group} do not divide")
+    return tuple(size // items for size, items in zip(wide, group, strict=True)), group
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("kind", c_uint), ("pad", c_uint), ("value", c_uint * 16)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [
+        *((name, c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", c_uint),
+    ]
+
+
+_EARLY = _Attribute(6, 0, (1,))
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed."""
+
+
+class Ready:
+    """One launch with its arguments packed: a call writes addresses among them and launches. For one thread at a time.
+
+    ``places`` are (argument, operand, offset) of those that are memory: a call's operands are addresses.
+    """
+
+    __slots__ = (
+        *("_at", "_config", "_early", "_extra", "_handle", "_launch"),
+        *("_length", "_overlaps", "_places", "_stream", "_words"),
+    )
+
+    def __init__(self, function: Function, arguments: Sequence[Any], places: Sequence[tuple[int, int, int]]) -> None:
+        pack = function.pack
+        room = bytearray(-(-max(pack.size, 1) // 8) * 8)
+        pack.pack_into(room, 0, *function.numbers(list(arguments)))
+        self._length, self._words = c_size_t(pack.size), memoryview(room).cast("Q")
+        self._extra = (c_void_p * 5)(
+            *(_BUFFER_POINTER, ctypes.addressof(ctypes.c_char.from_buffer(room))),
+            *(_BUFFER_SIZE, ctypes.addressof(self._length), 0),
+        )
+        self._places = tuple((function.offsets[at] // 8, operand, offset) for at, operand, offset in places)
+        self._config = _Config(*function.groups, *function.items, 0, None, ctypes.pointer(_EARLY), 0)
+        self._at, self._handle, self._launch = byref(self._config), function.handle, function.launch
+        self._overlaps, self._stream, self._early = function.overlaps, None, False
+
+    def __call__(self, stream: int, operands: Sequence[int], early: bool) -> int:
+        """As ``Function``'s, with the operands' addresses."""
+        words = self._words
+        for at, operand, offset in self._places:
+            words[at] = operands[operand] + offset
+        if stream != self._stream:
+            self._config.stream = self._stream = stream
+        if early != self._early:
+            self._config.count, self._early = self._overlaps if early else 0, early
+        return self._launch(self._at, self._handle, None, self._extra)
+
+
+class Function:
+    """One kernel in CUDA's driver; safe to launch from several threads."""
+
+    def __init__(self, cuda: Cuda, kernel: Kernel) -> None:
+        module, known, overlaps = _module(cuda, kernel.program)
+        parameters = known.get(kernel.name)
+        if parameters is None:
+            raise Unlaunchable(f"its PTX has no kernel {kernel.name}, only {', '.join(known)}")
+        self.handle = c_void_p()
+        try:
+            cuda("cuModuleGetFunction", byref(self.handle), module, kernel.name.encode())
+        except CudaError as error:
+            raise Unlaunchable(f"CUDA does not find the kernel {kernel.name}: {error}") from None
+        self._check(kernel, parameters)
+        self.name = kernel.name
+        self.memory = [place for place, dtype in enumerate(kernel.dtypes) if dtype is None]
+        both = zip(kernel.dtypes, parameters, strict=True)
+        letters = [_letter(dtype) if dtype is not None else _UNSIGNED[parameter.size] for dtype, parameter in both]
+        self.pack = struct.Struct("@" + "".join(letters))
+        self.offsets = [
+            struct.calcsize("@" + "".join(letters[: at + 1])) - struct.calcsize(letters[at])
+            for at in range(len(letters))
+        ]
+        """Bytes from the first argument to each."""
+        self.groups, self.items = _sizes(kernel)
+        self.launch, self.overlaps = cuda_call(cuda.driver, "cuLaunchKernelEx"), int(overlaps)
+        self._lock = threading.Lock()
+        self._room = ctypes.create_string_buffer(max(self.pack.size, 1))
+        self._length = c_size_t(self.pack.size)
+        self._extra = (c_void_p * 5)(
+            *(_BUFFER_POINTER, ctypes.addressof(self._room), _BUFFER_SIZE, ctypes.addressof(self._length), 0)
+        )
+        self._config = _Config(*self.groups, *self.items, 0, None, ctypes.pointer(_EARLY), 0)
+        self._at = byref(self._config)
+
+    def _check(self, kernel: Kernel, parameters: list[Parameter]) -> None:
+        """Hold what the PTX says beside what the launch will give."""
+        sizes = [parameter.size for parameter in parameters]
+        given = [8 if dtype is None else dtype.itemsize for dtype in kernel.dtypes]
+        # Where no type is named stands memory, or a NumPy number that has its own.
+        fits = len(sizes) == len(given) and all(
+            size == wanted or (dtype is None and size in _UNSIGNED)
+            for size, wanted, dtype in zip(sizes, given, kernel.dtypes, strict=True)
+        )
+        if not fits:
+            raise Unlaunchable(f"its PTX takes parameters of {sizes} bytes for {kernel.name}, the launch gives {given}")
+        spaces = {parameter.space for parameter in parameters} - {"global", ""}
+        if spaces:
+            raise Unlaunchable(f"{kernel.name} takes pointers to {', '.join(sorted(spaces))} memory, not to global")
+
+    def numbers(self, arguments: list[Any]) -> list[Any]:
+        """The arguments as ``pack`` takes them: NumPy numbers that name their own type by their bytes."""
+        for place in self.memory:
+            if isinstance(arguments[place], np.generic):
+                arguments[place] = int.from_bytes(arguments[place].tobytes(), sys.byteorder)
+        return arguments
+
+    def ready(self, arguments: Sequence[Any], places: Sequence[tuple[int, int, int]]) -> Ready:
+        """A launch of its own with these arguments, for many calls with other memory."""
+        return Ready(self, arguments, places)
+
+    def __call__(self, stream: int, arguments: list[Any], early: bool = True) -> int:
+        """Launch on a stream of the current context, memory as addresses; CUDA's status.
+
+        ``early`` lets it be placed before the kernel before has ended, for which it waits itself.
+        """
+        self.numbers(arguments)
+        with self._lock:  # the driver copies the arguments before it returns
+            self.pack.pack_into(self._room, 0, *arguments)
+            config = self._config
+            config.stream, config.count = stream, self.overlaps if early else 0
+            return self.launch(self._at, self.handle, None, self._extra)
+
+
+def function_of(cuda: Cuda, kernel: Kernel) -> Function:
+    """What launches a kernel on CUDA's streams, made once. Raises Unlaunchable."""
+    found = kernel.streams
+    if found is None:
+        found = kernel.streams = Function(cuda, kernel)
+    return found

@@ -1,0 +1,87 @@
+"""The PTX that NVIDIA's OpenCL makes of a program, made fit for CUDA's launcher.
+
+The text is a program's binary. OpenCL's launcher fills registers that CUDA's does not: ``%envreg0`` to ``2`` with the
+group offset and ``3`` to ``5`` with the global offset, which are 0 here, and ``6`` to ``8`` with the numbers of groups,
+which CUDA calls ``%nctaid``. What a text says beyond that is checked, never guessed: Unlaunchable says what.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from ...api.errors import ConvDispatchError
+
+__all__ = ["Parameter", "Unlaunchable", "entries", "for_cuda", "overlapping"]
+
+_REGISTER = re.compile(r"%envreg(\d+)\b")
+_MEANING = dict.fromkeys(range(6), "0") | {6 + i: f"%nctaid.{axis}" for i, axis in enumerate("xyz")}
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?")
+_PARAMETER = re.compile(r"\.param\b(?P<kind>(?:\s+\.\w+(?:\s+\d+)?)*)\s+[\w$]+(?:\s*\[(?P<count>\d+)\])?$")
+_TARGET = re.compile(r"\.target\s+sm_(\d+)")
+_OVERLAPS_FROM = 90
+_BODY = re.compile(r"(\.entry\s+[\w$]+\s*(?:\([^)]*\))?[^{};]*\{)")
+_TYPE = re.compile(r"\.[usbf](8|16|32|64)\b")
+
+
+class Unlaunchable(ConvDispatchError):
+    """A program or a plan cannot run on a CUDA stream; the message says why."""
+
+
+class Parameter(NamedTuple):
+    """One parameter of a kernel."""
+
+    size: int
+    """Bytes."""
+    space: str
+    """``global``, ``const`` or ``shared`` for a pointer; empty for a number."""
+
+
+def for_cuda(binary: bytes) -> str:
+    """A program's binary as text that CUDA's driver loads and launches. Raises Unlaunchable."""
+    try:
+        text = binary.rstrip(b"\0").decode("ascii")
+    except UnicodeDecodeError:
+        raise Unlaunchable("the OpenCL driver's binary is no PTX text") from None
+    if ".entry" not in text or ".target" not in text:
+        raise Unlaunchable("the OpenCL driver's binary is no PTX text with an entry")
+
+    def meaning(found: re.Match[str]) -> str:
+        number = int(found[1])
+        if number not in _MEANING:
+            raise Unlaunchable(f"its PTX reads %envreg{number}, which only OpenCL's launcher fills")
+        return _MEANING[number]
+
+    return _REGISTER.sub(meaning, text)
+
+
+def overlapping(text: str) -> str | None:
+    """The text with kernels that may be launched before the one before has ended; None for devices without that.
+
+    Each kernel begins by waiting until its predecessor has ended and what it wrote is seen, so there is no race. That
+    it may be placed meanwhile saves the launch's latency. (To let it be placed as soon as the predecessor has been was
+    tried: waiting groups took room from working ones, ResNet-50 at batch 1 went from 0.53 to 0.78 ms.)
+    """
+    target = _TARGET.search(text)
+    if target is None or int(target[1]) < _OVERLAPS_FROM:
+        return None
+    return _BODY.sub(r"\1\n\tgriddepcontrol.wait;", text)
+
+
+def entries(text: str) -> dict[str, list[Parameter]]:
+    """The kernels of a PTX text and their parameters in order. Raises Unlaunchable where one cannot be read."""
+    found = {}
+    for name, inner in _ENTRY.findall(text):
+        pieces = [piece.strip() for piece in inner.split(",")] if inner.strip() else []
+        found[name] = [_parameter(name, piece) for piece in pieces]
+    return found
+
+
+def _parameter(kernel: str, text: str) -> Parameter:
+    shape = _PARAMETER.match(text)
+    size = _TYPE.search(shape["kind"]) if shape else None
+    if shape is None or size is None:
+        raise Unlaunchable(f"its PTX has a parameter of {kernel} that is not understood: {text!r}")
+    space = re.search(r"\.ptr\b(?:\s+\.(\w+))?", shape["kind"])
+    kind = "" if space is None else space[1] if space[1] in ("global", "const", "shared", "local") else "global"
+    return Parameter(int(size[1]) // 8 * int(shape["count"] or 1), kind)

@@ -1,0 +1,319 @@
+"""A CUDA stream as commands: programs that OpenCL compiled, launched by CUDA on the memory and stream of its callers.
+
+Nothing here waits. Scratch memory comes from a pool in the stream's order, or from the caller's own allocator, so that
+PyTorch's or CuPy's caching serves it and a capture into a CUDA graph stays inside their pools.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_int, c_void_p
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...api.errors import ConvDispatchError, NoDevice
+from ..commands.interface import Commands, Kernel
+from ..cuda_driver import Cuda, CudaError, cuda_of, number_of, unavailable
+from ..memory import allocator
+from .memory_pool import CudaPool
+from .modules import Function, function_of
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["BLOCKED", "CudaMemory", "CudaPlace", "CudaStream", "place_of"]
+
+Allocate = Callable[[int], tuple[int, Any]]
+"""``allocate(size) -> (address, owner)``: memory for work on the stream, which the owner's end gives back."""
+_LATER = {700, 710, 713, 714, 715, 716, 717, 718, 719}
+"""CUDA's errors of a kernel that ran before the call that answers them; the context is lost with each."""
+_NO_TIMING = 2
+BLOCKING = "CUDA_LAUNCH_BLOCKING"
+BLOCKED = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA reads it once a process too
+
+
+class CudaMemory:
+    """``size`` bytes at a CUDA address; ``held`` is what must live as long."""
+
+    __slots__ = ("address", "held", "size")
+
+    def __init__(self, address: int, size: int, held: Any = None) -> None:
+        self.address, self.size, self.held = address, size, held
+
+    def get_sub_region(self, offset: int, size: int) -> CudaMemory:
+        """``size`` bytes from byte ``offset`` on; holds the whole."""
+        return CudaMemory(self.address + offset, size, self)
+
+    def __repr__(self) -> str:
+        return f"CudaMemory({self.size} bytes at {self.address:#x})"
+
+
+class CudaPlace(NamedTuple):
+    """A CUDA device and the OpenCL device that it is: the one launches what the other compiled."""
+
+    number: int
+    device: cl.Device
+    context: cl.Context
+    cuda: Cuda
+    pool: CudaPool
+    recent: deque[str]
+    """What was launched last, for the word about a fault."""
+
+
+class PoolPlace(NamedTuple):
+    """Under what a device's stream-ordered memory is counted among its pools."""
+
+    device: cl.Device
+    kind: str = "cuda"
+
+
+@functools.lru_cache(maxsize=64)
+def place_of(number: int) -> CudaPlace:
+    """CUDA's device of a number. Raises NoDevice where NVIDIA's OpenCL has no such device."""
+    from ..runtime import context, devices
+
+    for device in devices():
+        cuda = cuda_of(device) if number_of(device) == number else None
+        if cuda is not None:
+            pool = allocator.join(PoolPlace(device), CudaPool(cuda))
+            return CudaPlace(number, device, context(device), cuda, pool, deque(maxlen=8))
+    why = unavailable() or "NVIDIA's OpenCL lists no such device (is its vendor file there? convdispatch doctor tells)"
+    raise NoDevice(f"no OpenCL device for CUDA's device {number}, whose compiler makes the kernels: {why}")
+
+
+class CudaStream(Commands):
+    """Commands for one stream of a CUDA device. Memory is CudaMemory, or OpenCL's that is CUDA's too.
+
+    ``allocate`` is the caller's allocator; without one a pool in the stream's order serves. Stands for its commands'
+    events itself: ``wait`` waits for all of them.
+    """
+
+    __slots__ = ("_allocate", "_stream", "early", "handle", "place")
+    kind = "cuda"
+    properties = 0
+    """Of a queue in order."""
+    early: bool
+    """Whether what was given last was a kernel: the next may be placed before it has ended."""
+
+    def __init__(self, place: CudaPlace, handle: int, allocate: Allocate | None = None) -> None:
+        self.place, self.handle, self._allocate = place, handle, allocate
+        self._stream, self.early = c_void_p(handle), False
+
+    @property
+    def context(self) -> cl.Context:  # type: ignore[override]
+        """OpenCL's context, for which programs are compiled."""
+        return self.place.context
+
+    @property
+    def device(self) -> cl.Device:  # type: ignore[override]
+        """OpenCL's device."""
+        return self.place.device
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CudaStream) and (self.place.number, self.handle) == (other.place.number, other.handle)
+
+    def __hash__(self) -> int:
+        return hash((self.place.number, self.handle))
+
+    def __repr__(self) -> str:
+        return f"CudaStream({self.handle:#x} on CUDA's device {self.place.number})"
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> CudaStream:
+        """See Commands. Raises Unlaunchable where the program or its arguments are nothing for CUDA."""
+        function = kernel.streams or function_of(self.place.cuda, kernel)
+        given = list(arguments)
+        for at in function.memory:
+            one = given[at]
+            if type(one) is CudaMemory:
+                given[at] = one.address
+            elif not isinstance(one, np.generic):  # a number of its own type
+                given[at] = address_of(one)
+        self.launch_function(function, given)
+        return self
+
+    def launch_function(self, function: Function, arguments: list[Any]) -> None:
+        """Launch what is loaded, memory as addresses."""
+        status = function(self.handle, arguments, self.early)
+        self.early = True
+        if status:
+            self.fail("cuLaunchKernel", status, function.name)
+
+    def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """See Commands; the program is loaded now. Raises Unlaunchable."""
+        function_of(self.place.cuda, kernel)
+        return super().bind(kernel, arguments)
+
+    def copy(
+        self,
+        target: Any,
+        source: Any,
+        size: int,
+        source_offset: int = 0,
+        target_offset: int = 0,
+        wait_for: Any = None,
+    ) -> CudaStream:
+        """See Commands."""
+        self.early = False  # a kernel after what is no kernel waits for its end
+        to, of = address_of(target) + target_offset, address_of(source) + source_offset
+        self._call("cuMemcpyAsync", to, of, size, self._stream)
+        return self
+
+    def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> CudaStream:
+        """See Commands."""
+        self.early = False
+        at, raw = address_of(target) + offset, np.asarray(number).tobytes()
+        if len(raw) > 4 and raw == raw[:4] * (len(raw) // 4):
+            raw = raw[:4]
+        if len(raw) <= 4:
+            value, name = int.from_bytes(raw, sys.byteorder), f"cuMemsetD{8 * len(raw)}Async"
+            self._call(name, at, value, size // len(raw), self._stream)
+            return self
+        for word in range(0, len(raw), 4):  # every second word, then the others
+            value = int.from_bytes(raw[word : word + 4], sys.byteorder)
+            self._call("cuMemsetD2D32Async", at + word, len(raw), value, 1, size // len(raw), self._stream)
+        return self
+
+    def allocate(self, size: int) -> CudaMemory:
+        """From the caller's allocator, else from the pool; given back in the stream's order."""
+        address, owner = self.scratch(size or 1)
+        return CudaMemory(address, size, owner)
+
+    def scratch(self, size: int) -> tuple[int, Any]:
+        """(address, owner) of memory as ``allocate`` gives it."""
+        if self._allocate is not None:
+            return self._allocate(size)
+        lease = allocator.take(self.place.pool, PoolPlace(self.place.device), size, stream=self.handle)
+        return lease.address, lease
+
+    def fresh(self, size: int) -> CudaMemory:
+        """From the pool, whoever the caller's allocator is: PyTorch's may serve a graph's own memory just now.
+
+        Raises ConvDispatchError while a graph is captured.
+        """
+        if self.capturing():
+            raise ConvDispatchError(
+                "weights are packed at a first call, which a CUDA graph cannot capture: make one before"
+            )
+        lease = allocator.take(self.place.pool, PoolPlace(self.place.device), size or 1, stream=self.handle)
+        return CudaMemory(lease.address, size, lease)
+
+    def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
+        """``work`` gets this stream as its queue, for what it runs there by CUDA's own libraries."""
+        work(self, *operands, wait_for=wait_for)
+        return self
+
+    def bring(self, array: np.ndarray) -> CudaMemory:
+        """A copy of a contiguous host array; complete when this returns."""
+        made = self.fresh(array.nbytes)
+        self.write(made, array)
+        return made
+
+    def complete(self, event: CudaStream) -> bool:
+        """Waits: weights are packed once, and other streams read them."""
+        event.wait()
+        return True
+
+    def mark(self) -> c_void_p:
+        """An event of all that was given so far."""
+        event = self.place.cuda.make("cuEventCreate", _NO_TIMING)
+        self._call("cuEventRecord", event, self._stream)
+        return event
+
+    def wait_for(self, event: c_void_p) -> None:
+        """What is given from now on begins after an event."""
+        self.early = False
+        self._call("cuStreamWaitEvent", self._stream, event, 0)
+
+    def launch_graph(self, graph: c_void_p) -> None:
+        """Give an instantiated graph."""
+        self.early = False
+        self._call("cuGraphLaunch", graph, self._stream)
+
+    def before(self, handle: int) -> None:
+        """What is given to another stream of the device from now on begins after all that was given here."""
+        event = self.mark()
+        self._call("cuStreamWaitEvent", c_void_p(handle), event, 0)
+        self._call("cuEventDestroy_v2", event)
+
+    def after(self, other: CudaStream) -> None:
+        """What is given here from now on begins after all that another stream was given."""
+        with other.current():
+            event = other.mark()
+        self.wait_for(event)
+        self._call("cuEventDestroy_v2", event)
+
+    def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        """See Commands."""
+        with self.current():
+            place = array.__array_interface__["data"][0]
+            self._call("cuMemcpyAsync", place, address_of(region) + offset, array.nbytes, self._stream)
+            self.wait()
+
+    def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        """See Commands."""
+        with self.current():
+            place = array.__array_interface__["data"][0]
+            self._call("cuMemcpyAsync", address_of(region) + offset, place, array.nbytes, self._stream)
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for everything given so far. Raises ConvDispatchError where one of its kernels failed."""
+        self._call("cuStreamSynchronize", self._stream)
+
+    def capturing(self) -> bool:
+        """Whether what is given now goes into a CUDA graph."""
+        found = c_int()
+        self._call("cuStreamIsCapturing", self._stream, byref(found))
+        return found.value != 0
+
+    # --- faults -----------------------------------------------------------------------------------------
+
+    def current(self) -> Any:
+        """A context manager: the device's context is this thread's meanwhile."""
+        return self.place.cuda.current()
+
+    def noted(self, what: str) -> None:
+        """What comes now is ``what``'s: a fault that is told later may be its fault."""
+        self.place.recent.append(what)
+
+    def check(self) -> None:
+        """Wait for what was given, if CUDA_LAUNCH_BLOCKING says so: a fault is then told here, by its solver's name."""
+        if BLOCKED:
+            self.wait()
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self.place.cuda.driver, name)(*arguments)
+        if status:
+            self.fail(name, status, "")
+
+    def fail(self, name: str, status: int, kernel: str) -> None:
+        """Say which solver's kernel failed. Raises ConvDispatchError or CudaError."""
+        error = self.place.cuda.error(name, status)
+        if status not in _LATER:
+            failed = CudaError(f"{error}{f' (kernel {kernel})' if kernel else ''}")
+            failed.status = status
+            raise failed
+        last = ", ".join(reversed(self.place.recent)) or "nothing of convdispatch's"
+        raise ConvDispatchError(
+            f"{error}: a kernel that ran before failed, and CUDA's context is lost with it. Of convdispatch's on "
+            f"device {self.place.number}, the last first: {last}. {BLOCKING}=1 tells which"
+        )
+
+
+def address_of(region: Any) -> int:
+    """CUDA's address of memory; 0 for None. Raises ConvDispatchError for memory that only OpenCL sees."""
+    if type(region) is CudaMemory:
+        return region.address
+    if region is None:
+        return 0
+    found = allocator.cuda_address(region)
+    if found is None:
+        raise ConvDispatchError("memory that only OpenCL sees is none for a CUDA stream: allocate it by the runtime")
+    return found

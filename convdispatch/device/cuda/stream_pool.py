@@ -1,0 +1,81 @@
+"""What bridges between OpenCL queues and CUDA stand on: streams, events and flags that both worlds see.
+
+Flags are words of shared memory, made many at a time because making them waits for the device. Streams whose
+bridge has gone serve the next one, once their work is done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from ..cuda_driver import Cuda
+from ..memory.allocator import cuda_address, persistent
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["StreamPool", "Streams"]
+
+_NON_BLOCKING, _NO_TIMING = 1, 2
+_FLAGS, _APART = 1024, 64
+"""Flags made at a time, and the bytes from one to the next: a cache line's, since each has a writer of its own."""
+
+
+class Streams:
+    """The device's share of a bridge: two streams, an event and a flag, a word of memory that only rises."""
+
+    def __init__(self, cuda: Cuda, memory: Any, offset: int) -> None:
+        self.cuda, self.memory, self.offset, self.count = cuda, memory, offset, 0
+        self.address = cuda_address(memory) + offset
+        self.stream = cuda.make("cuStreamCreate", _NON_BLOCKING)
+        self.aside = cuda.make("cuStreamCreate", _NON_BLOCKING)
+        self.done = cuda.make("cuEventCreate", _NO_TIMING)
+        self.held: Any = None  # what calls that are still to be made use, after the bridge has gone
+
+    def idle(self) -> bool:
+        """Whether all its work is done, and so all that it waited for."""
+        return self.cuda.idle(self.stream) and self.cuda.idle(self.aside)
+
+
+class StreamPool:
+    """A context's Streams: flags for new ones, and those whose bridges have gone, for use again."""
+
+    def __init__(self, context: cl.Context, device: cl.Device, cuda: Cuda) -> None:
+        self.cuda, self._context, self._device = cuda, context, device
+        self._flags: list[tuple[Any, int]] = []
+        self._returned: deque[Streams] = deque()
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Make flags where few are left."""
+        if len(self._flags) < _FLAGS // 4:
+            self._grow()
+
+    def _grow(self) -> None:
+        """More flags, all zero: this waits for the device, so bridges find them made."""
+        memory = persistent(self._context, self._device, _FLAGS * _APART)
+        stream = self.cuda.make("cuStreamCreate", _NON_BLOCKING)
+        self.cuda("cuMemsetD32Async", cuda_address(memory), 0, _FLAGS * _APART // 4, stream)
+        self.cuda("cuStreamSynchronize", stream)
+        self.cuda("cuStreamDestroy_v2", stream)
+        self._flags.extend((memory, number * _APART) for number in range(_FLAGS))
+
+    def take(self) -> Streams:
+        """Streams without work."""
+        with self._lock:
+            for _ in range(len(self._returned)):
+                streams = self._returned.popleft()
+                if streams.idle():
+                    streams.held = None
+                    return streams
+                self._returned.append(streams)
+            if not self._flags:
+                self._grow()
+            return Streams(self.cuda, *self._flags.pop())
+
+    def give_back(self, streams: Streams, held: Any) -> None:
+        """A bridge has gone, its work perhaps not; takes no lock, since garbage may be collected anywhere."""
+        streams.held = held
+        self._returned.append(streams)

@@ -1,0 +1,269 @@
+"""Pools of memory that OpenCL and CUDA both see: blocks, what holds them in use, and where they come from.
+
+A block of up to a megabyte is cut from a slab, as a part of one OpenCL buffer; a larger one is an allocation of its
+own, which only OpenCL sees where it cannot import so much (``imports.py``). Blocks of an in-order queue are used again
+as soon as the host lets go of them; those of an out-of-order queue when all commands of that moment are done.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..cuda_driver import Cuda, CudaError, Shared, no_wait
+from .cuda_imports import import_shared, safe
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["OWN", "SMALLEST", "Arena", "SharedPool", "cuda_address", "out_of_order", "shared_block"]
+
+SMALLEST = 512
+"""Bytes of the smallest block: a multiple of what OpenCL devices ask of a sub-buffer's origin."""
+_SLAB = 2 << 20
+"""Blocks of up to half of this are cut from slabs of this size."""
+OWN = _SLAB // 2 + 1
+"""A block of so many bytes or more is an allocation of its own."""
+_lock = threading.RLock()
+_addresses: dict[int, int] = {}
+"""CUDA address by ``int_ptr`` of an OpenCL buffer."""
+_blocks: dict[int, _Block] = {}
+"""By CUDA address."""
+
+
+def out_of_order(queue: cl.CommandQueue) -> bool:
+    """Whether order on a queue is what events say, and nothing else."""
+    import pyopencl as cl
+
+    real = getattr(queue, "queue", queue)  # what stands for one may be given
+    return bool(real.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
+
+
+def cuda_address(memory: cl.MemoryObject) -> int | None:
+    """Where CUDA sees a buffer, or None when it does not: memory that is not from ``allocate``, or not NVIDIA's."""
+    found = _addresses.get(memory.int_ptr)
+    if found is not None or not _addresses:
+        return found
+    import pyopencl as cl
+
+    parent = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
+    base = _addresses.get(parent.int_ptr) if parent is not None else None
+    return None if base is None else base + memory.get_info(cl.mem_info.OFFSET)
+
+
+def shared_block(address: int) -> tuple[cl.MemoryObject, int] | None:
+    """(buffer, bytes into it) of pool memory that CUDA sees at ``address``, held in use; None for other memory."""
+    for start, block in list(_blocks.items()):
+        if start <= address < start + block.size and (lease := block.lease()) is not None:
+            import pyopencl as cl
+
+            memory = cl.Buffer.from_int_ptr(block.handle, retain=True)
+            memory._lease = lease
+            return memory, address - start
+    return None
+
+
+@dataclass(eq=False)
+class _Block:
+    """``size`` bytes from ``offset`` on of an allocation, ``parent``; ``memory`` is their buffer."""
+
+    memory: Any
+    parent: Any
+    offset: int
+    size: int
+    shared: Shared | None
+    """CUDA's allocation, where the block is all of it."""
+    whole: bool = True
+    """Whether the block is all of an allocation."""
+
+    def __post_init__(self) -> None:
+        self.handle, self.after = self.memory.int_ptr, None
+        self.lease: Callable[[], _Lease | None] = lambda: None
+        """Answers what holds it in use."""
+        start = _addresses.get(self.handle)
+        if start is not None:
+            _blocks[start] = self
+
+
+class _Lease:
+    """Gives its block back when the last buffer that holds it goes."""
+
+    __slots__ = ("__weakref__", "block", "give_back")
+
+    def __init__(self, block: _Block, give_back: Callable[[_Block], None]) -> None:
+        self.block, self.give_back = block, give_back
+        block.lease = weakref.ref(self)
+
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _ending():
+            self.give_back(self.block)
+
+
+class Arena:
+    """Where one device's shared pools get blocks from; safe from several threads."""
+
+    def __init__(self, context: cl.Context, cuda: Cuda) -> None:
+        self._context, self._cuda = context, cuda
+        self._slab: Any = None
+        self._used = 0
+        self._late: list[_Block] = []
+
+    def block(self, size: int) -> _Block:
+        """A block of one of the sizes that ``rounded`` gives. Raises CudaError, or pyopencl's MemoryError."""
+        if not self.shares(size):
+            import pyopencl as cl
+
+            memory = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
+            return _Block(memory, memory, 0, size, None)
+        with _lock:
+            if size > _SLAB // 2:
+                shared, memory = self._import(size)
+                return _Block(memory, memory, 0, size, shared)
+            if self._slab is None or self._used + size > _SLAB:
+                self._slab, self._used = self._import(_SLAB), 0
+            shared, parent = self._slab
+            start, self._used = self._used, self._used + size
+            memory = parent.get_sub_region(start, size)
+            _addresses[memory.int_ptr] = shared.address + start  # before the block is made, which looks there
+            return _Block(memory, parent, start, size, None, whole=False)
+
+    def shares(self, size: int) -> bool:
+        """Whether a block of ``size`` bytes is CUDA's too."""
+        return safe(self._context.devices[0], rounded(size))
+
+    def free(self, blocks: list[_Block], later: bool = False) -> None:
+        """Give allocations back, or ``later``, with the next ones; blocks cut from slabs are kept.
+
+        Waits for CUDA's work, but holds up nobody else meanwhile who wants a block.
+        """
+        with _lock:
+            self._late += [block for block in blocks if block.whole]
+            if later:
+                return
+            blocks, self._late = self._late, []
+        try:
+            self._cuda("cuCtxSynchronize")
+        except CudaError:
+            with _lock:
+                self._late += blocks
+            raise
+        for block in blocks:
+            _blocks.pop(_addresses.pop(block.handle, 0), None)
+            block.memory.release()
+            if block.shared is not None:
+                block.shared.release()
+
+    def _import(self, size: int) -> tuple[Shared, cl.Buffer]:
+        shared, memory = import_shared(self._context, self._cuda, size)
+        _addresses[memory.int_ptr] = shared.address
+        return shared, memory
+
+
+@functools.lru_cache(maxsize=1024)
+def rounded(size: int) -> int:
+    """The size of the block that serves ``size`` bytes: powers of two in slabs, an eighth of one apart beyond."""
+    if size <= _SLAB // 2:
+        return max(SMALLEST, 1 << (size - 1).bit_length())
+    step = max(_SLAB, 1 << ((size - 1).bit_length() - 4))
+    return -(-size // step) * step
+
+
+class SharedPool:
+    """One queue's blocks of shared memory."""
+
+    def __init__(self, queue: cl.CommandQueue, arena: Arena) -> None:
+        import pyopencl as cl
+
+        self._queue, self._arena, self._marker = queue, arena, cl.enqueue_marker
+        self._buffer = cl.Buffer.from_int_ptr
+        self._free: dict[int, list[_Block]] = defaultdict(list)
+        self._disorderly = out_of_order(queue)
+        self._lock = threading.RLock()  # a lease may end inside a call, when garbage is collected
+        self.managed_bytes = self._blocks = 0
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that wait for their next use."""
+        return sum(map(len, list(self._free.values())))
+
+    @property
+    def active_blocks(self) -> int:
+        """Blocks in use."""
+        return self._blocks - self.held_blocks
+
+    @property
+    def active_bytes(self) -> int:
+        """Bytes of the blocks in use."""
+        return self.managed_bytes - sum(size * len(blocks) for size, blocks in list(self._free.items()))
+
+    def allocate(self, size: int, pooled: bool = True) -> cl.Buffer:
+        """A block of ``size`` bytes or more, back in the pool (or the device, if not ``pooled``) when it is let go."""
+        size = rounded(size)
+        waiting, block = self._free.get(size), None
+        if waiting:
+            if self._disorderly:
+                block = self._reused(waiting)
+            else:
+                block = _popped(waiting)
+        if block is None:
+            self._arena.shares(size)  # may wait for a child process, the first time: not with the lock
+            with self._lock:
+                block = self._arena.block(size)
+                self.managed_bytes += size
+                self._blocks += 1
+        memory = self._buffer(block.handle, True)  # retained
+        memory._lease = _Lease(block, self.take_back if pooled else self.give_up)
+        return memory
+
+    def give_up(self, block: _Block) -> None:
+        """The host has let go of a block that other queues may have used too: give the device its memory back.
+
+        OpenCL holds it until its commands are done; CUDA's work is waited for, unless the host lets go of it where the
+        thread must not wait: then it goes with the next.
+        """
+        with self._lock:
+            self.managed_bytes -= block.size
+            self._blocks -= 1
+        self._arena.free([block], later=no_wait.depth > 0)
+
+    def _reused(self, waiting: list[_Block]) -> _Block | None:
+        import pyopencl as cl
+
+        with self._lock:
+            # Below: failed, but done.
+            if waiting and waiting[0].after.command_execution_status <= cl.command_execution_status.COMPLETE:
+                return waiting.pop(0)
+        return None
+
+    def take_back(self, block: _Block) -> None:
+        """The host has let go of the block."""
+        if self._disorderly:
+            block.after = self._marker(self._queue)  # of all commands so far: on such a queue any may still run
+        self._free[block.size].append(block)
+
+    def free_held(self) -> None:
+        """Give blocks that are not in use back to the device; waits for the queue."""
+        blocks = []
+        with self._lock:
+            for size, waiting in list(self._free.items()):
+                while size > _SLAB // 2 and (block := _popped(waiting)) is not None:
+                    blocks.append(block)
+            self.managed_bytes -= sum(block.size for block in blocks)
+            self._blocks -= len(blocks)
+        if blocks:
+            self._queue.finish()  # without the lock: who enqueues meanwhile may want a block
+        self._arena.free(blocks)
+
+
+def _popped(waiting: list[_Block]) -> _Block | None:
+    """The last of them, unless another thread took it: without a lock, which takes as long."""
+    try:
+        return waiting.pop()
+    except IndexError:
+        return None

@@ -1,0 +1,212 @@
+"""Finds OpenCL vendors' libraries, also those that pip installed, and tells the ICD loader where they are.
+
+pyopencl's wheel bundles the ocl-icd loader, which reads ``/etc/OpenCL/vendors`` or the folder that
+``OCL_ICD_VENDORS`` names, once, before the first platform query. A runtime that pip put into a virtual environment is
+in neither. So this module writes a folder that lists the system's vendors and pip's, and names it, unless the user
+has chosen a folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import site
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from ...api.errors import ConvDispatchWarning
+from ..cache_home import temporary
+from .vendor_trial import how_it_ends
+
+__all__ = ["Vendor", "announce", "vendors"]
+
+SYSTEM_FOLDER = Path("/etc/OpenCL/vendors")
+_NVIDIA = "libnvidia-opencl.so.1"
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """One vendor library: what names it, its path or soname, and the loader's complaint if it does not load."""
+
+    source: str
+    library: str
+    problem: str | None
+    mend: str | None = None
+
+
+def vendors(*, load: bool = True) -> list[Vendor]:
+    """Every vendor library that can be found, sorted by source; ``load`` tries each one with the dynamic linker."""
+    found = _all()
+    chosen = os.environ.get("OCL_ICD_VENDORS")
+    if chosen and not _ours(chosen):
+        found = list(_listed_in(Path(chosen)))
+    result = []
+    for source, library in [*found, *sorted(_bundled())]:
+        result.append(_examined(source, library) if load else Vendor(source, library, None))
+    return result
+
+
+def _examined(source: str, library: str) -> Vendor:
+    """The vendor, with what is wrong with its library. It is loaded in this process only if a child survived that."""
+    ended = how_it_ends(library)
+    if ended:
+        return Vendor(source, library, ended, _block(source))
+    problem = _load_problem(library)
+    if problem and "undefined symbol" in problem and "tbb" in problem:
+        words = f"an older TBB than it needs was loaded before it, as OpenVINO brings one ({problem})"
+        mend = "import convdispatch first, and call convdispatch.runtime.devices() before `import openvino`"
+        return Vendor(source, library, words, mend)
+    return Vendor(source, library, problem, _mend(library, problem))
+
+
+def _block(source: str) -> str:
+    """The way to shut a library out that ends every process."""
+    where = f"remove {source}" if source.endswith(".icd") else f"uninstall it ({source})"
+    return f"it is left out; {where} or update the driver; OCL_ICD_VENDORS may name a folder without it"
+
+
+def announce() -> str | None:
+    """Point the ICD loader at all vendors; returns the folder, or None when the user's own choice stands.
+
+    A library that ends the process that loads it is left out, of the user's choice too, with a warning.
+    Takes effect only before the process first asks for platforms.
+    """
+    if sys.platform != "linux":
+        return None
+    chosen = os.environ.get("OCL_ICD_VENDORS")
+    listed = _listed_in(Path(chosen)) if chosen else _all()
+    found = [(source, library) for source, library in listed if not _ends(source, library)]
+    if len(found) == len(listed) and (chosen or not found):
+        return None
+    text = "\n".join(library for _, library in found)
+    folder = _folder(hashlib.sha256(text.encode()).hexdigest()[:16])
+    for number, (_, library) in enumerate(found):
+        target = folder / f"{number:02d}-{Path(library).name.split('.')[0]}.icd"
+        if not target.exists():  # written beside and renamed: another process may be reading
+            draft = folder / f".{target.name}.{os.getpid()}"
+            draft.write_text(library + "\n")
+            draft.replace(target)
+    os.environ["OCL_ICD_VENDORS"] = str(folder)
+    return str(folder)
+
+
+def _ends(source: str, library: str) -> bool:
+    ended = how_it_ends(library)
+    if ended:
+        warnings.warn(f"OpenCL vendor library {library}: {ended}; {_block(source)}", ConvDispatchWarning, stacklevel=3)
+    return bool(ended)
+
+
+def _all() -> list[tuple[str, str]]:
+    listed = [*_listed_by_variable(), *_listed_by_system(), *_installed_by_pip()]
+    first: dict[str, tuple[str, str]] = {}
+    for source, library in listed:  # libpocl.so.2 and libpocl.so.2.12.0 are one library
+        first.setdefault(Path(library).name.split(".so")[0], (source, library))
+    found = list(first.values())
+    return found if any(_NVIDIA in library for _, library in found) else [*found, *_unlisted_nvidia()]
+
+
+def _listed_by_variable() -> list[tuple[str, str]]:
+    # Khronos' loader reads this variable; the one in pyopencl's wheel does not, so its libraries are listed for it.
+    names = os.environ.get("OCL_ICD_FILENAMES", "").split(os.pathsep)
+    return [("OCL_ICD_FILENAMES", name) for name in names if name]
+
+
+def _ours(folder: str) -> bool:
+    return Path(folder).name.startswith("convdispatch-icd-")
+
+
+def _folder(digest: str) -> Path:
+    name = f"convdispatch-icd-{digest}"
+    for parent in (Path(platformdirs.user_cache_dir("convdispatch")), temporary()):
+        try:
+            (parent / name).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(parent / name, os.W_OK):
+            return parent / name
+    return Path(tempfile.mkdtemp(prefix=name))
+
+
+def _listed_in(folder: Path) -> list[tuple[str, str]]:
+    if folder.is_file():
+        return [(str(folder), library) for library in [_library(folder)] if library]
+    if not folder.is_dir():
+        return []
+    listed = []
+    for file in sorted(folder.glob("*.icd")):
+        listed.append((str(file), _library(file)))
+    return [(source, library) for source, library in listed if library]
+
+
+def _library(file: Path) -> str:
+    """What an .icd file names; empty, with a warning, for one that no loader can read."""
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+        if "\0" in text or "\n" in text:
+            raise ValueError("one line that names a library is expected")
+    except OSError:
+        return ""
+    except ValueError as error:
+        warnings.warn(f"{file} is passed over: {error}; remove it or mend it", ConvDispatchWarning, stacklevel=3)
+        return ""
+    return text
+
+
+def _listed_by_system() -> list[tuple[str, str]]:
+    return _listed_in(SYSTEM_FOLDER)
+
+
+def _installed_by_pip() -> list[tuple[str, str]]:
+    # The .icd file inside Intel's wheel names a path on the machine that built it, so the library is looked for.
+    name = "libintelocl.so"
+    for prefix in (sys.prefix, site.getuserbase() if site.ENABLE_USER_SITE else sys.prefix):
+        if (Path(prefix) / "lib" / name).exists():
+            return [("pip: intel-opencl-rt", str(Path(prefix) / "lib" / name))]
+    try:
+        files = importlib.metadata.files("intel-opencl-rt") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [("pip: intel-opencl-rt", str(file.locate().resolve())) for file in files if file.name == name][:1]
+
+
+def _bundled() -> list[tuple[str, str]]:
+    """What pyopencl's wheel brings and its loader finds by itself: PoCL, Oclgrind."""
+    spec = importlib.util.find_spec("pyopencl")
+    if spec is None or spec.origin is None:
+        return []
+    folder = Path(spec.origin).parent / ".libs"
+    return [(f"pip: pyopencl ({file.name})", str(folder / _library(file))) for file in folder.glob("*.icd")]
+
+
+def _unlisted_nvidia() -> list[tuple[str, str]]:
+    # Containers often have NVIDIA's library and no .icd file for it.
+    return (
+        [] if how_it_ends(_NVIDIA) or _load_problem(_NVIDIA) else [("driver: NVIDIA (no .icd file names it)", _NVIDIA)]
+    )
+
+
+def _load_problem(library: str) -> str | None:
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _mend(library: str, problem: str | None) -> str | None:
+    if problem is None:
+        return None
+    if "libintelocl" in library:
+        return "pip install intel-cmplr-lib-rt"
+    if "cannot open shared object file" in problem and library in problem:
+        return "the .icd file names a library that is not there: reinstall the driver or remove the file"
+    return "install what the message names, or remove the .icd file"

@@ -1,0 +1,130 @@
+"""OpenCL's platforms and devices, and what a device is in this project's words. Nothing happens at import."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING
+
+from ...api.device import DeviceInfo
+from ...api.errors import InvalidArgument
+from ..cache_home import provide_cache
+from . import icd
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["address", "device_info", "devices", "platforms"]
+
+_VENDORS = (
+    # (word in the platform's or device's vendor, normalised name); platforms first: PoCL's devices say Intel
+    ("portable computing", "pocl"),
+    ("oclgrind", "oclgrind"),
+    ("nvidia", "nvidia"),
+    ("advanced micro", "amd"),
+    ("amd", "amd"),
+    ("intel", "intel"),
+    ("arm", "arm"),
+    ("qualcomm", "qualcomm"),
+    ("apple", "apple"),
+)
+
+
+_TARGETS = {"corei7": 4, "corei7-avx": 8, "core-avx2": 8}
+"""Floats of a vector of those targets of Intel's compiler that are narrower than AVX-512."""
+
+
+@functools.lru_cache(maxsize=1)
+def platforms() -> list[cl.Platform]:
+    """Every OpenCL platform the loader finds, pip-installed ones included; an empty list when there is none."""
+    provide_cache()
+    icd.announce()
+    import pyopencl as cl
+
+    try:
+        return list(cl.get_platforms())
+    except cl.LogicError:  # PLATFORM_NOT_FOUND_KHR
+        return []
+
+
+@functools.lru_cache(maxsize=1)
+def devices() -> list[cl.Device]:
+    """Every device of every platform, in the platforms' order."""
+    import pyopencl as cl
+
+    found = []
+    for platform in platforms():
+        try:
+            found += platform.get_devices()
+        except cl.Error:  # a platform without devices answers with an error
+            continue
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def device_info(device: cl.Device) -> DeviceInfo:
+    """The device's DeviceInfo."""
+    import pyopencl as cl
+
+    platform = device.platform
+    extensions = frozenset(device.extensions.split())
+    kind = "gpu" if device.type & cl.device_type.GPU else "cpu" if device.type & cl.device_type.CPU else "accelerator"
+    vendor = _vendor(platform.name + " " + platform.vendor, device.vendor)
+    simd = _simd_width(device, vendor, kind)
+    return DeviceInfo(
+        name=device.name.strip(),
+        vendor=vendor,
+        type=kind,
+        arch=_arch(device, vendor, kind, simd, extensions),
+        platform=platform.name.strip(),
+        driver=device.driver_version,
+        compute_units=device.max_compute_units,
+        max_work_group_size=device.max_work_group_size,
+        max_work_item_sizes=tuple(device.max_work_item_sizes),
+        local_mem_size=device.local_mem_size,
+        global_mem_size=device.global_mem_size,
+        max_alloc_size=device.max_mem_alloc_size,
+        simd_width=simd,
+        buffer_alignment=max(1, device.mem_base_addr_align // 8),
+        fp16="cl_khr_fp16" in extensions,
+        fp64="cl_khr_fp64" in extensions or bool(device.double_fp_config),
+        extensions=extensions,
+    )
+
+
+def _simd_width(device: cl.Device, vendor: str, kind: str) -> int:
+    """Floats of a vector: ``CONVDISPATCH_SIMD_WIDTH`` for CPUs, else the device's own, or its compiler's target's.
+
+    Intel's runtime names the processor's width even where it was told to compile for an older one.
+    """
+    native = max(1, device.native_vector_width_float)
+    if kind != "cpu":
+        return native
+    chosen = os.environ.get("CONVDISPATCH_SIMD_WIDTH", "").strip()
+    if chosen:
+        if chosen not in ("4", "8", "16"):
+            raise InvalidArgument(f"CONVDISPATCH_SIMD_WIDTH is 4, 8 or 16 floats, got {chosen!r}")
+        return int(chosen)
+    target = os.environ.get("CL_CONFIG_CPU_TARGET_ARCH", "") if vendor == "intel" else ""
+    return min(native, _TARGETS.get(target, native))
+
+
+def _vendor(platform: str, vendor: str) -> str:
+    for text in (platform.lower(), vendor.lower()):
+        for word, name in _VENDORS:
+            if word in text:
+                return name
+    return vendor.strip().lower() or "unknown"
+
+
+def _arch(device: cl.Device, vendor: str, kind: str, simd: int, extensions: frozenset[str]) -> str:
+    if "cl_nv_device_attribute_query" in extensions:
+        return f"sm_{device.compute_capability_major_nv}{device.compute_capability_minor_nv}"
+    if kind == "cpu":
+        return f"simd{simd * 32}"
+    return device.name.strip().split(":")[0].lower() if vendor == "amd" else device.name.strip().lower()
+
+
+def address(device: cl.Device) -> str:
+    """``platform:device`` by numbers, by which ``find_device`` finds it in another process."""
+    return f"{platforms().index(device.platform)}:{device.platform.get_devices().index(device)}"

@@ -1,0 +1,124 @@
+"""Plans made of steps: launches and matrix products in a row, chained by events.
+
+What a solver of several passes needs (transform, product, inverse transform): areas of one workspace, a matrix product
+that reads and writes them, and a plan that runs the passes in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..programs.kernels import OPERANDS
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+    from ..gemm import GemmPlan
+
+__all__ = ["Areas", "Product", "Step", "StepPlan"]
+
+Step = Callable[[Any, Sequence[Any], Any], Any]
+"""``step(queue, operands, wait_for) -> Event``, operands in the order of OPERANDS; a Launch is one."""
+
+
+class Areas:
+    """Lays areas of a workspace one after the other: ``add`` answers where each begins, ``size`` is their sum.
+
+    ``align`` is the distance in bytes to which each area is rounded; the default is enough for every vector load.
+    """
+
+    def __init__(self, align: int = 128) -> None:
+        self.align, self.size = align, 0
+
+    def add(self, size: int) -> int:
+        """Byte offset of a new area of ``size`` bytes."""
+        start, self.size = self.size, self.size + -(-size // self.align) * self.align
+        return start
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product as a step: which operands (names among OPERANDS), from which element on."""
+
+    plan: GemmPlan
+    a: str
+    b: str
+    c: str
+    a_offset: int = 0
+    b_offset: int = 0
+    c_offset: int = 0
+    scratch: int = 0
+    """Byte offset of the product's own workspace."""
+    bias_offset: int = 0
+    places: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", tuple(OPERANDS.index(name) for name in (self.a, self.b, self.c)))
+
+    def __call__(self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any = None) -> cl.Event:
+        """Enqueue on ``queue``; operands in the order of OPERANDS."""
+        a, b, c = self.places
+        _, _, _, workspace, bias, residual = operands
+        return self.plan.enqueue(
+            queue,
+            operands[a],
+            operands[b],
+            operands[c],
+            workspace,
+            wait_for,
+            bias=bias,
+            residual=residual,
+            a_offset=self.a_offset,
+            b_offset=self.b_offset,
+            c_offset=self.c_offset,
+            bias_offset=self.bias_offset,
+            residual_offset=self.c_offset,
+            workspace_offset=self.scratch,
+        )
+
+
+class StepPlan:
+    """A Plan that runs ``steps`` in order.
+
+    ``packers`` are steps that write the packed form of constant weights: they find ``w`` in its place and the packed
+    form's buffer in the place of ``workspace``. The steps of ``enqueue`` then find the packed form in the place of
+    ``w``. Where weights are not constant, a solver lists its packers among the steps.
+    """
+
+    def __init__(
+        self,
+        workspace_size: int,
+        steps: Sequence[Step],
+        packed_size: int = 0,
+        packers: Sequence[Step] = (),
+        pack_key: str | None = None,
+    ) -> None:
+        self.workspace_size, self.packed_size, self.pack_key = workspace_size, packed_size, pack_key
+        self._steps, self._packers = tuple(steps), tuple(packers)
+
+    def pack(self, queue: cl.CommandQueue, w: Any, packed: Any, wait_for: Any = None) -> cl.Event:
+        """Write the weights' packed form, which ``enqueue`` then takes in the place of ``w``."""
+        return _run(self._packers, queue, (None, w, None, packed, None, None), wait_for)
+
+    def enqueue(
+        self,
+        queue: cl.CommandQueue,
+        x: Any,
+        w: Any,
+        y: Any,
+        workspace: Any,
+        wait_for: Any = None,
+        *,
+        bias: Any = None,
+        residual: Any = None,
+    ) -> cl.Event:
+        """Enqueue the steps, each after the one before; the last one's event."""
+        return _run(self._steps, queue, (x, w, y, workspace, bias, residual), wait_for)
+
+
+def _run(steps: Sequence[Step], queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any) -> cl.Event:
+    for step in steps:
+        wait_for = (step(queue, operands, wait_for),)
+    return wait_for[0]

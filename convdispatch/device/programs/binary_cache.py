@@ -1,0 +1,199 @@
+"""Compiled kernels on disk: a file for each text, device and driver.
+
+PoCL, which keeps kernels itself, is left to it. NVIDIA's driver does so too, but does not say whether it has a text; a
+file says it, and what only loads needs no compilers at hand. It holds PTX, and the driver keeps what it makes of that.
+
+Files are written beside their place and renamed into it, and none is ever locked: processes that compile at once do
+not wait for each other, and one that is killed leaves nothing that the next would wait for (pyopencl's cache locks a
+folder, and a lock left behind costs every later build a minute). A file that is damaged is compiled anew.
+
+``CONVDISPATCH_KERNEL_CACHE`` names another folder; ``off`` keeps nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+
+from ...api.errors import BuildFailed
+from ...api.policy import forbid_when_frozen
+from ..cache import artifact_store
+from ..commands.interface import thread
+from ..planning_lock import unlocked
+from ..startup_profile import phase
+from .compile_pool import assembled_in_child, compiled_in_child
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["built", "compiled", "folder", "read_file", "write_file"]
+
+_FORM = b"convdispatch kernel 1\n"
+_MOST = 1 << 30
+"""Bytes of all files; beyond, those that were not used for longest are removed."""
+_SLOW = 0.05
+"""Seconds after which a build is worth a thread of its own, also of a binary, which a driver may compile further."""
+_at_once = threading.BoundedSemaphore(8)
+"""Builds in this process: one that built from fourteen threads ended without a word (NVIDIA's 580.159, seen once)."""
+_SWEEP = 1 / 64
+"""How often a new file is a reason to look at the others."""
+
+
+def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> cl.Program:
+    """The program of a text, carried, from its file or compiled; or of a binary.
+
+    Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()`` for what is not carried.
+    """
+    import pyopencl as cl
+
+    if isinstance(text, bytes):
+        artifact_store.forbid_unstored("load a kernel", context.devices[0])
+        assembled_in_child(context, text, options)
+        try:
+            with phase("load"):
+                return built(context, options, context.devices, [text])
+        except cl.LogicError as error:
+            raise BuildFailed(f"a binary is none that the device takes: {error}", str(error)) from error
+    if len(context.devices) != 1 or not artifact_store.wanted(context.devices[0]):
+        forbid_when_frozen("compile a kernel")
+        return _compiled(context, text, options)
+    device, key = context.devices[0], artifact_store.key_of(text, *options)
+    found = artifact_store.find("programs", key, device)
+    if found is not None:
+        with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
+            return built(context, options, context.devices, [found[0]])
+    forbid_when_frozen("compile a kernel")
+    program = _compiled(context, text, options)
+    with contextlib.suppress(cl.Error):
+        artifact_store.note("programs", key, lambda: program.get_info(cl.program_info.BINARIES)[0], device)
+    return program
+
+
+def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
+    """From its file, or compiled."""
+    import pyopencl as cl
+
+    place = folder()
+    if place is None or len(context.devices) != 1 or _keeps_kernels(context.devices[0]):
+        return _from_text(context, text, options)
+    path = place / _name(context.devices[0], text, options)
+    binary = read_file(path, _FORM)
+    if binary is not None:
+        with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
+            return built(context, options, context.devices, [binary])
+    program = _from_text(context, text, options)
+    with contextlib.suppress(cl.Error):
+        write_file(path, _FORM, program.get_info(cl.program_info.BINARIES)[0])
+    return program
+
+
+def _keeps_kernels(device: cl.Device) -> bool:
+    """Whether what the driver keeps itself is enough; of NVIDIA's nobody knows what it keeps."""
+    from pyopencl.characterize import has_src_build_cache
+
+    return not device.platform.name.startswith("NVIDIA") and bool(has_src_build_cache(device))
+
+
+def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
+    thread.compiled += 1
+    program = compiled_in_child(context, text, options, built)
+    if program is None:
+        with phase("compile"):
+            return built(context, options, text)
+    return program
+
+
+def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Program:
+    """Built from a text, or from devices and binaries, without a word.
+
+    pyopencl's own ``build`` warns of all that a compiler says; to silence it would take the process' warning filters,
+    which belong to the caller. What its ``build`` calls says nothing.
+    """
+    import pyopencl as cl
+
+    made = cl._cl._Program(context, *source)
+    program = cl.Program(made)
+    raw, _ = program._process_build_options(context, list(options))
+    start = time.perf_counter()
+    try:
+        with unlocked(), _at_once:
+            start = time.perf_counter()
+            made._build(options=raw, devices=None)
+    except cl.MemoryError:
+        raise
+    except cl.Error as error:
+        logs = [program.get_build_info(device, cl.program_build_info.LOG) or "" for device in context.devices]
+        log = "\n".join([str(error), *logs])
+        first = next((line for line in log.splitlines() if "error" in line.lower()), str(error))
+        devices = ", ".join(device.name.strip() for device in context.devices)
+        raise BuildFailed(f"a kernel did not compile for {devices}: {first.strip()}", log) from error
+    thread.slow += time.perf_counter() - start > _SLOW
+    return program
+
+
+def folder() -> Path | None:
+    """Where files are kept; None where none are."""
+    chosen = os.environ.get("CONVDISPATCH_KERNEL_CACHE")
+    if chosen == "off":
+        return None
+    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("convdispatch")) / "kernels"
+
+
+def _name(device: cl.Device, text: str, options: Sequence[str]) -> str:
+    return artifact_store.key_of(text, *options, *artifact_store.identity(device).values())[:40] + ".bin"
+
+
+def read_file(path: Path, form: bytes) -> bytes | None:
+    """The content of a file that ``write_file`` wrote; None where there is none, or none of this form that is whole."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    head = len(form)
+    found = content[head + 32 :]
+    if content[:head] != form or hashlib.sha256(found).digest() != content[head : head + 32]:
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # used now
+    return found
+
+
+def write_file(path: Path, form: bytes, content: bytes) -> None:
+    """Put a file in its place; a folder that cannot be written, or a full disk, only costs the next making."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number, beside = tempfile.mkstemp(suffix=".part", dir=path.parent)
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(form + hashlib.sha256(content).digest() + content)
+            Path(beside).replace(path)
+        except BaseException:
+            Path(beside).unlink()
+            raise
+        if random.random() < _SWEEP:
+            _sweep(path.parent)
+
+
+def _sweep(where: Path) -> None:
+    files = []
+    for path in where.iterdir():
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            files.append((found.st_mtime, found.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= _MOST:
+            return
+        with contextlib.suppress(OSError):
+            path.unlink()
+            total -= size

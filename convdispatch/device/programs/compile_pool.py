@@ -1,0 +1,312 @@
+"""Compiles side by side: one compiler in this process, the others in children, the longest texts first.
+
+Compilers hold locks of their own: two threads of one process gain a fifth on Intel's runtime, two processes nearly all.
+Inside ``side_by_side`` the threads that ``run`` starts hand their texts to a queue, from which the compilers take them.
+A child that dies or cannot be started costs nothing but its help.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import itertools
+import json
+import os
+import queue
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ...api.errors import BuildFailed
+from ..commands.interface import thread
+from ..planning_lock import locked, unlocked
+from ..startup_profile import current_layer, layer, phase
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["assembled_in_child", "compiled_in_child", "compilers", "processors", "run", "side_by_side"]
+
+MOST = 16
+"""Compilers at once: more hardly shorten a net of a hundred programs, each of which takes less than a child's start."""
+_HOST_BYTES, _DEVICE_BYTES = 1 << 30, 4 << 30
+"""Memory of the host that is free, and of a GPU, for each compiler: a driver and its context, of which a GPU holds half
+a gigabyte, and the net comes after them."""
+_FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Of a child's NumPy, which starts as many as there are processors otherwise, and computes nothing."""
+_HEAD = struct.Struct("<QQ")
+"""Bytes of the JSON part of a message, and of the other."""
+
+
+class _Local(threading.local):
+    pool: _Pool | None = None
+
+
+_local = _Local()
+_active: contextvars.ContextVar[_Pool | None] = contextvars.ContextVar("convdispatch_compilers", default=None)
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compilers(device: cl.Device) -> int:
+    """Compilers at once for a device: one a processor, as far as memory goes; this process is one of them."""
+    from ..opencl.platforms import device_info
+
+    info, counts = device_info(device), [MOST, processors(), _available() // _HOST_BYTES]
+    if info.type == "gpu" and info.global_mem_size:
+        counts.append(info.global_mem_size // _DEVICE_BYTES)
+    return max(1, min(counts))
+
+
+def _available() -> int:
+    """Bytes of the host's memory that are free or can be freed; no limit where the system does not say it."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 1 << 60
+
+
+@contextlib.contextmanager
+def side_by_side(device: cl.Device, at_once: bool = False, for_cuda: bool = False) -> Iterator[None]:
+    """Inside the block ``run`` compiles on several processors; children live until its end.
+
+    They start when there is something to compile, or ``at_once`` where that is known already. ``for_cuda``, they also
+    assemble programs for CUDA's streams: its driver keeps what it assembled on disk, and this process finds it there.
+    """
+    count = 1 if _active.get() is not None else compilers(device)
+    if count < 2:
+        yield
+        return
+    pool = _Pool(device, count, for_cuda)
+    token = _active.set(pool)
+    if at_once:
+        pool.start()
+    try:
+        yield
+    finally:
+        _active.reset(token)
+        pool.end()
+
+
+def run(tasks: Sequence[Callable[[], Any]]) -> None:
+    """Run ``tasks`` inside ``side_by_side``; elsewhere nothing is done. What they raise is passed over.
+
+    One after the other until one compiles or loads slowly, then in threads, which take turns: what only loads is done
+    sooner without.
+    """
+    pool = _active.get()
+    if pool is None or len(tasks) < 2:
+        return
+    left, lock, turn = iter(tasks), threading.Lock(), threading.Lock()
+    before = thread.compiled, thread.slow
+    while not pool.started and (thread.compiled, thread.slow) == before:
+        task = next(left, None)
+        if task is None:
+            return
+        with contextlib.suppress(Exception):
+            task()
+
+    def work() -> None:
+        _local.pool = pool
+        while True:
+            with lock:
+                task = next(left, None)
+            if task is None:
+                return
+            with contextlib.suppress(Exception), locked(turn):
+                task()
+
+    contexts = [contextvars.copy_context() for _ in range(min(len(tasks), 4 * pool.count))]
+    threads = [threading.Thread(target=each.run, args=(work,), daemon=True) for each in contexts]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+
+def compiled_in_child(
+    context: cl.Context, text: str, options: Sequence[str], build: Callable[..., cl.Program]
+) -> cl.Program | None:
+    """A program by the compilers at work; None where this thread has none. Raises BuildFailed.
+
+    ``build(context, options, *source)`` compiles here, or loads a binary.
+    """
+    pool = _local.pool
+    if pool is None or context.devices != [pool.device]:
+        return None
+    request = _Request(text, tuple(options), lambda: build(context, options, text))
+    with phase("waiting"):
+        with unlocked():
+            pool.put(request)
+            found = request.answer.result()
+        return build(context, options, context.devices, [found]) if isinstance(found, bytes) else found
+
+
+def assembled_in_child(context: cl.Context, binary: bytes, options: Sequence[str]) -> None:
+    """Let a child load a binary first, where that leaves something for this process to find.
+
+    NVIDIA's driver makes machine code of PTX, one at a time in a process, and keeps it on disk. Where nothing was
+    compiled the driver most likely has it already, and no child starts for that. Whatever goes wrong with a child is
+    passed over: this process loads the binary anyway.
+    """
+    pool = _local.pool
+    if pool is None or not pool.started or context.devices != [pool.device] or not _keeps_machine_code(pool.device):
+        return
+    request = _Request(binary, tuple(options), lambda: None)
+    with phase("waiting"), unlocked(), contextlib.suppress(Exception):
+        pool.put(request)
+        request.answer.result()
+
+
+def _keeps_machine_code(device: cl.Device) -> bool:
+    return device.platform.name.startswith("NVIDIA")
+
+
+class _Request:
+    def __init__(self, text: str | bytes, options: tuple[str, ...], here: Callable[[], Any]) -> None:
+        self.text, self.options, self.here, self.layer = text, options, here, current_layer()
+        self.answer: Future[Any] = Future()
+
+
+class _Pool:
+    """The queue and those who take from it."""
+
+    def __init__(self, device: cl.Device, count: int, for_cuda: bool = False) -> None:
+        self.device, self.count, self.for_cuda = device, count, for_cuda
+        self._queue: queue.PriorityQueue[tuple[int, int, _Request | None]] = queue.PriorityQueue()
+        self._places = itertools.count()
+        self._children: list[_Child] = []
+        self._started, self._lock, self._ended = 0, threading.Lock(), False
+
+    def put(self, request: _Request) -> None:
+        """Queue a text; a further compiler starts where texts wait."""
+        with self._lock:
+            self._queue.put((-len(request.text), next(self._places), request))
+            self._start_one()
+
+    def start(self) -> None:
+        """Start all compilers."""
+        with self._lock:
+            for _ in range(self.count):
+                self._start_one()
+
+    def _start_one(self) -> None:
+        if self._started < self.count:
+            threading.Thread(target=self._work, args=(self._started > 0,), daemon=True).start()
+            self._started += 1
+
+    @property
+    def started(self) -> bool:
+        """Whether compilers are at work, or waiting for it."""
+        return self._started > 0
+
+    def end(self) -> None:
+        """End compilers that wait."""
+        with self._lock:
+            self._ended = True
+            for _ in range(self._started):
+                self._queue.put((1, next(self._places), None))
+            children = list(self._children)
+        for child in children:
+            child.close()
+
+    def _work(self, unlocked: bool) -> None:
+        child = self._child() if unlocked else None
+        if unlocked and child is None:
+            return
+        while True:
+            request = self._queue.get()[2]
+            if request is None:
+                return
+            try:
+                with layer(request.layer), phase("compile" if isinstance(request.text, str) else "assemble"):
+                    made = (
+                        request.here() if child is None else child.compile(request.text, request.options, self.for_cuda)
+                    )
+                request.answer.set_result(made)
+            except BuildFailed as error:
+                request.answer.set_exception(error)
+            except Exception as error:
+                if child is None:
+                    request.answer.set_exception(error)
+                    continue
+                child.close()
+                self._queue.put((-len(request.text), next(self._places), request))  # for another compiler
+                return
+
+    def _child(self) -> _Child | None:
+        try:
+            child = _Child(self.device)
+        except Exception:
+            return None
+        with self._lock:
+            if not self._ended:
+                self._children.append(child)
+                return child
+        child.close()
+        return None
+
+
+class _Child:
+    """``python -m convdispatch.device.compiler`` for a device."""
+
+    def __init__(self, device: cl.Device) -> None:
+        from ..opencl.platforms import address
+
+        home = str(Path(__file__).parents[3])
+        paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "convdispatch.device.compiler", *address(device).split(":")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **_FEW_THREADS, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+
+    def compile(self, text: str | bytes, options: Sequence[str], for_cuda: bool = False) -> bytes:
+        """The binary of a text; of a binary nothing, it is loaded there. Raises BuildFailed, and OSError, EOFError or
+        ValueError for a child that is no help."""
+        is_text = isinstance(text, str)
+        request = {"options": list(options), "for_cuda": for_cuda, "is_text": is_text}
+        send(self._process.stdin, request, text.encode() if is_text else text)  # type: ignore[arg-type,union-attr]
+        said, binary = receive(self._process.stdout)  # type: ignore[arg-type]
+        if said.get("failed"):
+            raise BuildFailed(said["failed"], said.get("log", ""))
+        return binary
+
+    def close(self) -> None:
+        """End it now."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+            self._process.wait(10)
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
+
+
+def send(stream: IO[bytes], said: dict[str, Any], content: bytes) -> None:
+    """A message: a JSON object and bytes."""
+    head = json.dumps(said).encode()
+    stream.write(_HEAD.pack(len(head), len(content)) + head + content)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
+    """The next message. Raises EOFError where there is none."""
+    sizes = stream.read(_HEAD.size)
+    if len(sizes) < _HEAD.size:
+        raise EOFError("the other side has ended")
+    head, size = _HEAD.unpack(sizes)
+    said, content = json.loads(stream.read(head)), stream.read(size)
+    if len(content) < size:
+        raise EOFError("the other side has ended")
+    return said, content

@@ -1,0 +1,300 @@
+"""Turns kernel text (.cl, .cl.mako) and geometry macros into programs, and launches into plans.
+
+``binaries`` keeps compiled kernels on disk; this module keeps programs in memory, one a (context, text), and turns a
+compiler's refusal into BuildFailed with the log.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import math
+import numbers
+import operator
+import re
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...api.errors import PluginError
+from ...api.problem import ConvProblem
+from ..cache import artifact_store
+from ..cache.bounded import KB, MB, Bounded, Bounds
+from ..commands.interface import Commands, Kernel, thread
+from ..commands.queues import commands_of
+from ..opencl.platforms import device_info
+from ..startup_profile import phase
+from . import template_cache
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = [
+    "OPERANDS",
+    "KernelPlan",
+    "Launch",
+    "Programs",
+    "build",
+    "config_macros",
+    "define",
+    "forget",
+    "keeps_programs",
+    "kernel_text",
+]
+
+_HEADER = "convdispatch.api"
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?[fFhHuUlL]{0,3}")
+_INCLUDE = re.compile(r"^#include <convdispatch/([\w.]+)>$", re.MULTILINE)
+_PROGRAM, _TIMES = 512 * KB, 48
+"""Bytes of memory that a program takes, and per byte of its binary: what Intel's runtime for CPUs took."""
+_ONCE, _KEPT = Bounds(64, 96 * MB), Bounds(1024, 1024 * MB)
+"""Of programs, and of what holds them: those asked for once, and those that came back."""
+_programs = Bounded(_ONCE, _KEPT)
+
+
+@functools.lru_cache(maxsize=256)
+def _read(package: str, file: str) -> str:
+    return importlib.resources.files(package).joinpath(file).read_text(encoding="utf-8")
+
+
+@functools.lru_cache(maxsize=256)
+def _template(package: str, file: str) -> Any:
+    from mako.template import Template
+
+    return Template(_read(package, file), strict_undefined=True)
+
+
+def _rendered(package: str, file: str, values: Mapping[str, Any]) -> str:
+    template = _read(package, file)
+    carries = template_cache.artifact_key(package, template, values) if artifact_store.wanted() else None
+    found = None if carries is None else artifact_store.find("texts", carries)
+    if found is not None:
+        return found[0]
+    key = template_cache.text_key(package, template, values)
+    text = None if key is None else template_cache.load(key)
+    if text is None:
+        text = _template(package, file).render(**values)
+        if key is not None:
+            template_cache.store(key, text)
+    if carries is not None:
+        artifact_store.note("texts", carries, lambda: text)
+    return text
+
+
+def kernel_text(package: str, file: str, **values: Any) -> str:
+    """The text of a kernel file beside ``package``'s modules; ``.cl.mako`` is rendered with ``values``.
+
+    ``#include <convdispatch/NAME>`` becomes the header's file of that name (``output.cl``, ``lanes.cl``), and what that
+    includes in turn; raises
+    FileNotFoundError where it has none. ``#line`` directives make the compiler's messages name the file.
+    """
+    if file.endswith(".mako"):
+        with phase("template"):
+            text = _rendered(package, file, values)
+    else:
+        text = _read(package, file)
+    return _included(text, f"{package}/{file}")
+
+
+def _included(text: str, name: str) -> str:
+    """The text with the header's files in it, and theirs in them."""
+
+    def header(found: re.Match[str]) -> str:
+        after = text.count("\n", 0, found.start()) + 2
+        return f'{_included(_read(_HEADER, found[1]), f"convdispatch/{found[1]}")}#line {after} "{name}"'
+
+    return f'#line 1 "{name}"\n{_INCLUDE.sub(header, text)}'
+
+
+def config_macros(config: Mapping[str, Any]) -> str:
+    """A solver's configuration as macros: ``{"tile_m": 8}`` becomes ``#define TILE_M 8``; booleans become 0 and 1.
+
+    Names are identifiers; values are identifiers, finite numbers and booleans. Raises PluginError that names the macro:
+    other text would be code, and a configuration may come from a file.
+    """
+    return "".join(f"#define {_macro_name(name)} {_macro_value(name, value)}\n" for name, value in config.items())
+
+
+def define(**values: object) -> str:
+    """OpenCL text: one ``#define`` a keyword, of this code's own values; a configuration has ``config_macros``."""
+    return "".join(f"#define {name} {value}\n" for name, value in values.items())
+
+
+def _macro_name(name: Any) -> str:
+    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
+        raise PluginError(f"a macro's name is an identifier, got {name!r}")
+    return name.upper()
+
+
+def _macro_value(name: str, value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return str(int(value))
+    word = isinstance(value, str) and (_IDENTIFIER.fullmatch(value) or _NUMBER.fullmatch(value))
+    if word or isinstance(value, numbers.Integral):
+        return str(value)
+    if isinstance(value, numbers.Real) and math.isfinite(value):
+        return repr(float(value))
+    raise PluginError(f"macro {name.upper()} is an identifier, a finite number or a boolean, got {value!r}")
+
+
+def build(context: cl.Context, text: str | bytes, options: Sequence[str] = ()) -> cl.Program:
+    """Compile ``text`` for the context's devices, or load a binary given as bytes, unless it is kept from before.
+
+    Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()``.
+    """
+    key = (context, text, tuple(options))
+    program, nbytes = _programs.get(key) or _programs.make(key, lambda: _compile(context, text, options))
+    thread.built += nbytes
+    return program
+
+
+_holders: weakref.WeakSet[Programs] = weakref.WeakSet()
+
+
+def forget() -> None:
+    """Drop every program that is kept, and what holds programs."""
+    for holder in list(_holders):
+        holder.drop()
+    _programs.drop()
+
+
+def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[tuple[cl.Program, int], int]:
+    import pyopencl as cl
+
+    from .binary_cache import compiled  # keeps binaries itself: pyopencl's cache waits for locks that the dead left
+
+    # Oclgrind's compiler says that there is cl_khr_fp16, its device does not list it, and computes with it wrongly.
+    simulated = [device for device in context.devices if device_info(device).vendor == "oclgrind"]
+    program = compiled(context, text, (*options, "-Ucl_khr_fp16") if simulated else options)
+    nbytes = _PROGRAM + _TIMES * sum(program.get_info(cl.program_info.BINARY_SIZES))
+    return (program, nbytes), nbytes
+
+
+class Programs(Bounded):
+    """Keeps what holds programs, such as plans, within the bounds of programs themselves."""
+
+    def __init__(self) -> None:
+        super().__init__(_ONCE, _KEPT)
+        _holders.add(self)
+
+    def make(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The value for a key, or else what ``make()`` answers; its bytes are those of the programs it asked for."""
+
+        def counted() -> tuple[Any, int]:
+            before = thread.built
+            value = make()
+            return value, thread.built - before
+
+        return super().make(key, counted)
+
+
+def keeps_programs(make: Callable[..., Any]) -> Callable[..., Any]:
+    """As ``functools.lru_cache``, ``cache_clear`` included, for functions that build programs."""
+    known = Programs()
+
+    @functools.wraps(make)
+    def ask(*arguments: Any) -> Any:
+        found = known.get(arguments)
+        return known.make(arguments, lambda: make(*arguments)) if found is None else found
+
+    ask.cache_clear = known.drop  # type: ignore[attr-defined]
+    return ask
+
+
+OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")
+"""What an enqueue brings to every launch, in this order."""
+
+
+class KernelPlan:
+    """The usual Plan: one program, some launches in order.
+
+    ``launches`` holds ``(kernel, global_size, local_size, arguments)``; ``arguments`` is a string of names among
+    ``x w y bias residual workspace``, or a sequence that mixes these names with NumPy scalars. The program's text is
+    the problem's macros, the configuration's, then ``file``.
+    """
+
+    def __init__(
+        self,
+        context: cl.Context,
+        package: str,
+        file: str,
+        problem: ConvProblem,
+        config: Mapping[str, Any],
+        launches: Sequence[tuple[str, tuple[int, ...], tuple[int, ...] | None, str | Sequence[Any]]],
+        *,
+        workspace_size: int = 0,
+        options: Sequence[str] = (),
+    ) -> None:
+        text = problem.macros() + config_macros(config) + kernel_text(package, file, problem=problem, config=config)
+        self.program = build(context, text, options)
+        self.workspace_size = workspace_size
+        self._launches = [Launch(self.program, *launch, names=OPERANDS) for launch in launches]
+
+    def enqueue(
+        self,
+        queue: cl.CommandQueue,
+        x: cl.MemoryObject,
+        w: cl.MemoryObject,
+        y: cl.MemoryObject,
+        workspace: cl.MemoryObject | None,
+        wait_for: Sequence[cl.Event] | None = None,
+        *,
+        bias: cl.MemoryObject | None = None,
+        residual: cl.MemoryObject | None = None,
+    ) -> cl.Event:
+        """Enqueue the launches, chained by events so that an out-of-order queue keeps their order."""
+        operands = (x, w, y, workspace, bias, residual)
+        event = None
+        for launch in self._launches:
+            event = launch(queue, operands, wait_for if event is None else (event,))
+        return event
+
+
+class Launch:
+    """One kernel with its sizes and its arguments; safe to enqueue from several threads.
+
+    ``arguments`` mixes names with NumPy scalars; a call passes the operands that ``names`` lists, in that order.
+    ``dtypes`` are the arguments' types where named ones are scalars: None for memory, else NumPy's type.
+    """
+
+    def __init__(
+        self,
+        program: cl.Program,
+        kernel: str,
+        global_size: tuple[int, ...],
+        local_size: tuple[int, ...] | None,
+        arguments: str | Sequence[Any],
+        *,
+        names: Sequence[str],
+        dtypes: Sequence[Any] | None = None,
+    ) -> None:
+        given = arguments.split() if isinstance(arguments, str) else list(arguments)
+        self._scalars = [None if isinstance(argument, str) else argument for argument in given]
+        self._places = [names.index(argument) if isinstance(argument, str) else None for argument in given]
+        self._named = operator.itemgetter(*self._places) if len(given) > 1 and None not in self._places else None
+        types = dtypes or [None if isinstance(a, str) else np.asarray(a).dtype for a in given]
+        self.kernel = Kernel(program, kernel, global_size, local_size, types)
+
+    def __call__(
+        self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Sequence[cl.Event] | None = None
+    ) -> cl.Event:
+        """Enqueue on ``queue``, ``operands`` in the order of ``names``."""
+        if self._named is not None:
+            arguments: Sequence[Any] = self._named(operands)
+        else:
+            arguments = [
+                scalar if place is None else operands[place]
+                for place, scalar in zip(self._places, self._scalars, strict=True)
+            ]
+        if thread.capturing is None and not isinstance(queue, Commands):  # a queue of OpenCL's: as OpenCLQueue.launch
+            kernel = self.kernel
+            bound = kernel._bound or kernel.bound
+            with kernel.lock:
+                event = bound(queue, kernel.global_size, kernel.local_size, *arguments, wait_for=wait_for)
+        else:
+            event = commands_of(queue).launch(self.kernel, arguments, wait_for)
+        thread.given += 1
+        return event

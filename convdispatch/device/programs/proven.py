@@ -1,0 +1,78 @@
+"""What a device has proved: a check that computes something on it, passed once, is not computed again.
+
+A pass is kept beside the rendered texts, and in plan packs, under what it follows from: the device, its driver and how
+that is told to compile, and the sources of the plugin, of the header and of this package. What fails is tried anew by
+every process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...api.problem import ConvProblem
+from ..cache import artifact_store
+from ..planning_lock import unlocked
+from . import template_cache
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["proven"]
+
+_PASSED = "passed"
+_lock = threading.Lock()
+_locks: dict[tuple[str, str, cl.Device], threading.RLock] = {}
+_known: dict[tuple[str, str, cl.Device], str | None] = {}
+
+
+def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str | None]) -> str | None:
+    """Why ``prove()`` finds that ``device`` fails at ``what``, or None; asked once a process, in one thread.
+
+    ``package`` is the plugin's, whose sources decide. What ``prove`` raises is passed on, and it is asked again then.
+    """
+    place = package, what, device
+    if place not in _known or artifact_store.wanted():
+        with _lock:
+            lock = _locks.setdefault(place, threading.RLock())
+        with unlocked():
+            lock.acquire()
+        try:
+            if place not in _known:
+                _known[place] = _kept(package, what, device, prove)
+            elif _known[place] is None:
+                _note(_artifact_key(package, what, device))
+        finally:
+            lock.release()
+    return _known[place]
+
+
+def _artifact_key(package: str, what: str, device: cl.Device) -> str | None:
+    """What a pass is called in a plan pack."""
+    return template_cache.artifact_key(package, f"proof of {what}", _values(device))
+
+
+def _kept(package: str, what: str, device: cl.Device, prove: Callable[[], str | None]) -> str | None:
+    carries = _artifact_key(package, what, device) if artifact_store.wanted() else None
+    if carries is not None and artifact_store.find("texts", carries) is not None:
+        return None
+    key = template_cache.text_key(package, f"proof of {what}", _values(device))
+    if key is None or template_cache.load(key) != _PASSED:
+        failure = prove()
+        if failure is not None:
+            return failure
+        if key is not None:
+            template_cache.store(key, _PASSED)
+    _note(carries)
+    return None
+
+
+def _note(key: str | None) -> None:
+    if key is not None:
+        artifact_store.note("texts", key, lambda: _PASSED)
+
+
+def _values(device: cl.Device) -> dict[str, Any]:
+    """What a proof follows from, beside the plugin's sources: the header's, for one, as the class says."""
+    return {"device": artifact_store.identity(device), "header": ConvProblem}

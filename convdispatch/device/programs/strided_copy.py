@@ -1,0 +1,68 @@
+"""Copies a strided view of device memory into contiguous memory, elements of any type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...api.errors import InvalidArgument
+from ..opencl.platforms import device_info
+from .kernels import Launch, build, config_macros, keeps_programs, kernel_text
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["copy_strided"]
+
+_AXES = 8
+_RUN = 4096
+"""Elements that a CPU's work item copies: starting one costs as much as some hundred of them."""
+_BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "ulong2"}
+
+
+def copy_strided(
+    queue: cl.CommandQueue,
+    source: cl.MemoryObject,
+    offset: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    itemsize: int,
+    target: cl.MemoryObject,
+) -> cl.Event:
+    """Enqueue the copy of the view of ``source`` that ``offset``, ``strides`` (bytes) and ``shape`` say, row-major.
+
+    ``offset`` and ``strides`` are multiples of ``itemsize`` (1, 2, 4, 8 or 16 bytes), and the view has at least one
+    element. Raises InvalidArgument for more than eight axes or another size.
+    """
+    if len(shape) > _AXES or itemsize not in _BITS:
+        raise InvalidArgument(
+            f"a strided copy takes up to {_AXES} axes of elements of {', '.join(map(str, _BITS))} bytes, "
+            f"got {len(shape)} axes of {itemsize} bytes"
+        )
+    axes, size = _merged(shape, strides), math.prod(shape)
+    axes = [(1, 0)] * (_AXES - len(axes)) + axes
+    scalars = (offset // itemsize, size, *(n for n, _ in axes[1:]), *(stride // itemsize for _, stride in axes))
+    return _launch(queue.context, itemsize, size)(queue, (source, *map(np.int64, scalars), target))
+
+
+def _merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """Sizes and strides of fewer axes for the same elements: those that continue each other are one."""
+    found: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if found and found[-1][1] == size * stride:
+            found[-1] = found[-1][0] * size, stride
+        elif size > 1:
+            found.append((size, stride))
+    return found
+
+
+@keeps_programs
+def _launch(context: cl.Context, itemsize: int, size: int) -> Launch:
+    run = _RUN if device_info(context.devices[0]).type == "cpu" else 1
+    text = config_macros({"bits": _BITS[itemsize], "run": run}) + kernel_text(__package__, "strided_copy.cl")
+    names = ("x", "offset", "size", *(f"n{a}" for a in range(1, _AXES)), *(f"s{a}" for a in range(_AXES)), "y")
+    sizes, local = ((size,), None) if run == 1 else ((-(-size // run), 1, 1), (1, 1, 1))
+    return Launch(build(context, text), "strided", sizes, local, " ".join(names), names=names)

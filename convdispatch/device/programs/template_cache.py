@@ -1,0 +1,138 @@
+"""Rendered templates on disk, so that a second process renders none and imports no template engine.
+
+A file is named by what the text follows from: the template, the values it is given, and the sources of the packages
+whose functions and classes are among these values. Values that cannot be pickled are rendered each time. The files lie
+beside the compiled kernels (``binaries``) and are bounded with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import io
+import os
+import pickle
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import binary_cache
+
+__all__ = ["artifact_key", "load", "store", "text_key"]
+
+_FORM = b"convdispatch text 1\n"
+_SOURCES = (".py", ".mako", ".cl")
+_VERSIONED = ("numpy", "ml_dtypes")
+"""Packages of many files, of which a version says enough."""
+
+
+class _Pickler(pickle.Pickler):
+    """Notes the modules that values refer to. Of dataclasses it takes the fields: what else such an object holds it has
+    worked out from them, and a hash, for one, is another in each process."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.fast = True  # equal values give equal bytes, whichever objects they share
+        self.modules: set[str] = set()
+
+    def reducer_override(self, value: Any) -> Any:
+        module = value.__module__ if isinstance(value, type) else type(value).__module__
+        self.modules.update((module, getattr(value, "__module__", None) or module))
+        if isinstance(value, type) or not dataclasses.is_dataclass(value):
+            return NotImplemented
+        return _fields, (type(value), [(field.name, _plain(value, field.name)) for field in dataclasses.fields(value)])
+
+
+def _plain(value: Any, name: str) -> Any:
+    """A field, in the same order in each process."""
+    found = getattr(value, name)
+    return sorted(found, key=repr) if isinstance(found, set | frozenset) else found
+
+
+def _fields(*_: Any) -> None:
+    """Stands in a pickle, which nobody reads, for how a dataclass would be made."""
+
+
+def text_key(package: str, template: str, values: Mapping[str, Any]) -> str | None:
+    """What a rendered text is kept under here; None where it cannot be told what it follows from."""
+    return _key(package, template, values, _stamp)
+
+
+def artifact_key(package: str, template: str, values: Mapping[str, Any]) -> str | None:
+    """The same for other machines: sources count by their content, not by when they were written."""
+    return _key(package, template, values, _content)
+
+
+def _key(package: str, template: str, values: Mapping[str, Any], stamp: Callable[[str], str]) -> str | None:
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump(dict(values))
+    except Exception:  # a local function, a device's object, a cycle
+        return None
+    digest = hashlib.sha256(f"{len(template)}:{template}".encode())
+    digest.update(file.getvalue())
+    for home in sorted({_home(module) for module in {package, __name__, *pickler.modules}}):
+        digest.update(stamp(home).encode())
+    return digest.hexdigest()[:40]
+
+
+def _home(module: str) -> str:
+    """The package, zones of this one apart, whose sources decide what a module's functions do."""
+    parts = module.split(".")
+    return ".".join(parts[:2] if parts[0] == __name__.partition(".")[0] else parts[:1])
+
+
+@functools.lru_cache(maxsize=64)
+def _stamp(home: str) -> str:
+    """The sources of a package, as they were last written."""
+    known = ((name, os.stat(path)) for name, path in _sources(home))  # noqa: PTH116 (hundreds of files)
+    return f"{home} {_version(home)} " + ";".join(f"{name} {one.st_mtime_ns} {one.st_size}" for name, one in known)
+
+
+@functools.lru_cache(maxsize=64)
+def _content(home: str) -> str:
+    """The sources of a package, as they read."""
+    digest = hashlib.sha256()
+    for name, path in _sources(home):
+        digest.update(f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()};".encode())
+    return f"{home} {_version(home)} {digest.hexdigest()}"
+
+
+def _version(home: str) -> str:
+    return getattr(sys.modules.get(home), "__version__", "")
+
+
+def _sources(home: str) -> list[tuple[str, str]]:
+    """Name and path of each source file, sorted; none where a version says enough."""
+    if home.partition(".")[0] in sys.stdlib_module_names or home in _VERSIONED:
+        return []
+    module = sys.modules.get(home)
+    file = getattr(module, "__file__", None)
+    folders = list(getattr(module, "__path__", ())) or ([str(Path(file).parent)] if file else [])
+    found = []
+    for folder in folders:
+        for place, _, files in os.walk(folder):
+            relative = os.path.relpath(place, folder)
+            found += [(f"{relative}/{n}", os.path.join(place, n)) for n in files if n.endswith(_SOURCES)]  # noqa: PTH118
+    return sorted(found)
+
+
+def load(key: str) -> str | None:
+    """The text kept under a key; None where there is none, or a damaged one."""
+    folder = binary_cache.folder()
+    content = None if folder is None else binary_cache.read_file(folder / f"{key}.txt", _FORM)
+    try:
+        return None if content is None else zlib.decompress(content).decode()
+    except (zlib.error, UnicodeDecodeError):
+        return None
+
+
+def store(key: str, text: str) -> None:
+    """Keep a text; a folder that cannot be written keeps none."""
+    folder = binary_cache.folder()
+    if folder is not None:
+        binary_cache.write_file(folder / f"{key}.txt", _FORM, zlib.compress(text.encode(), 1))

@@ -1,0 +1,1 @@
+"""Replay of recordings: memory laid out, commands scheduled on queues or captured as CUDA graphs."""

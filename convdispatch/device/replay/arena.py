@@ -1,0 +1,80 @@
+"""One arena for all memory of a recorded program: slots that are never in use together share bytes.
+
+The first-fit rule by falling size, as in Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
+Inference" (2020), "greedy by size": each slot takes the lowest place where it meets no slot whose use overlaps its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..commands.recording import Command, Slot
+
+__all__ = ["Arena", "Lifetime", "lifetimes", "lay_out"]
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """A root slot and the first and last command that use it."""
+
+    slot: Slot
+    first: int
+    last: int
+
+    def meets(self, other: Lifetime) -> bool:
+        """Both are in use at some command."""
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Where each root slot begins, the arena's size, and what the slots would take one by one; all in bytes."""
+
+    offsets: dict[Slot, int]
+    size: int
+    unshared: int
+
+
+def lifetimes(commands: Sequence[Command], regions: Sequence[tuple[int, int]] = ()) -> list[Lifetime]:
+    """When each root slot that is not kept is in use.
+
+    ``regions`` are ranges of commands (first, last) that may run in any order: a slot used inside one is in use
+    throughout it.
+    """
+    first: dict[Slot, int] = {}
+    last: dict[Slot, int] = {}
+    for place, command in enumerate(commands):
+        for slot in command.slots:
+            first.setdefault(slot.root, place)
+            last[slot.root] = place
+    found = []
+    for slot in first:
+        if slot.persistent:
+            continue
+        begin, end = first[slot], last[slot]
+        for low, high in regions:
+            if begin <= high and low <= end:
+                begin, end = (low if low <= begin else begin), (high if end <= high else end)
+        found.append(Lifetime(slot, begin, end))
+    return found
+
+
+def lay_out(used: Sequence[Lifetime], align: int) -> Arena:
+    """Give every slot its place; each begins at a multiple of ``align`` bytes."""
+    placed: list[tuple[int, int, Lifetime]] = []
+    offsets: dict[Slot, int] = {}
+    for life in sorted(used, key=lambda life: (-life.slot.size, life.first)):
+        size = _up(life.slot.size, align)
+        start = 0
+        for low, high in sorted((low, high) for low, high, other in placed if other.meets(life)):
+            if start + size <= low:
+                break
+            start = max(start, high)
+        offsets[life.slot] = start
+        placed.append((start, start + size, life))
+    return Arena(offsets, max((high for _, high, _ in placed), default=0), sum(_up(u.slot.size, align) for u in used))
+
+
+def _up(size: int, align: int) -> int:
+    return -(-size // align) * align

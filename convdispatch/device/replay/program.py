@@ -1,0 +1,193 @@
+"""Program: a recording made ready to run: memory laid out, kernels bound, one enqueue a command and nothing else.
+
+Commands of one queue keep their order without events. A program on several queues waits by events where a step needs
+what another queue computes, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...api.errors import ConvDispatchError, InvalidArgument
+from .. import runtime
+from ..commands.queues import OpenCLQueue
+from ..commands.recording import Recording, Slot
+from ..cuda.bridge import bridge_of
+from ..cuda.stream import CudaStream, place_of
+from ..cuda_driver import cuda_of
+from ..memory.allocator import sub_region
+from .arena import Arena, lay_out, lifetimes
+from .cuda_replay import Replay
+from .schedule import Schedule
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["Program"]
+
+
+class Program:
+    """``run()`` enqueues everything that ``recording`` holds. Safe from several threads, one run at a time.
+
+    ``persistent`` slots have memory of their own, which ``memory(slot)`` answers; the others live in the arena.
+    """
+
+    def __init__(self, recording: Recording, schedule: Schedule | None = None) -> None:
+        self.queue, self.lock = recording.queue, threading.Lock()
+        """The lock is held while commands are given."""
+        self.schedule = schedule or Schedule.single(recording.commands)
+        align = max(128, runtime.device_info(recording.device).buffer_alignment)
+        self.arena: Arena = lay_out(lifetimes(recording.commands, self.schedule.regions), align)
+        self._memory = runtime.fresh(recording.queue, self.arena.size)
+        self._own = {
+            slot.root: runtime.fresh(recording.queue, slot.root.size)
+            for command in recording.commands
+            for slot in command.slots
+            if slot.root.persistent
+        }
+        """Memory of inputs and results, by slot."""
+        self._parts: dict[Any, Any] = {}
+        self.what = [command.what for command in recording.commands]
+        more = range(self.schedule.queues - 1)
+        queues = [self.queue, *(type(self.queue)(recording.context) for _ in more)]
+        self._queues = [OpenCLQueue(queue) for queue in queues]
+        self._runs: list[Callable[..., Any]] = [
+            command.make(self.memory, self._queues[0]) for command in recording.commands
+        ]
+        self._steps = self.schedule.steps
+        self._plain = self.schedule.queues == 1
+        self._lates, self._commands = recording.lates, recording.commands
+        self._replay: Replay | None = None
+        self.on_graph = False
+        """Whether ``run`` launches a CUDA graph beside the queue, instead of enqueuing."""
+        self.no_graph: str | None = None
+        """Why there is no CUDA graph of it, once one was asked for."""
+
+    def memory(self, slot: Slot) -> cl.MemoryObject:
+        """The buffer of a slot."""
+        root, start = slot.root, slot.offset
+        if root.persistent and root not in self._own:  # an input that no command reads
+            self._own[root] = runtime.fresh(self.queue, root.size)
+        whole = self._own[root] if root.persistent else self._memory
+        if root.persistent and start == 0:
+            return whole
+        start += 0 if root.persistent else self.arena.offsets[root]
+        key = (root if root.persistent else None, start, slot.size)
+        if key not in self._parts:  # kept: a kernel does not keep its arguments' memory alive
+            self._parts[key] = sub_region(whole, start, slot.size)
+        return self._parts[key]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the program holds."""
+        return self.arena.size + sum(buffer.size for buffer in self._own.values())
+
+    def run(self) -> cl.Event | None:
+        """Enqueue all commands; the event of the last one. Never waits."""
+        with self.lock:
+            for late in self._lates:
+                late.draw()
+            if self.on_graph:
+                return self._run_beside()
+            return self.enqueue(self._runs)
+
+    def bound(self, memory: Callable[[Slot], Any], roots: set[Slot]) -> list[Callable[..., Any]]:
+        """The commands with what ``memory`` answers for slots, those that take a part of ``roots`` bound anew to it."""
+        return [
+            command.make(memory, self._queues[0]) if any(slot.root in roots for slot in command.slots) else run
+            for command, run in zip(self._commands, self._runs, strict=True)
+        ]
+
+    def enqueue(self, runs: Sequence[Callable[..., Any]]) -> Any:
+        """Enqueue ``runs``, the commands as ``bound`` answers them, under the lock; the event of the last one."""
+        return self._run_plain(runs) if self._plain else self._run_on_several(runs)
+
+    def timed(self, runs: int) -> list[float]:
+        """The least milliseconds of each command on the device in ``runs`` runs on one queue; NaN where unknown."""
+        import pyopencl as cl
+
+        profiling = type(self.queue)(
+            self.queue.context, self.queue.device, cl.command_queue_properties.PROFILING_ENABLE
+        )
+        commands, found = OpenCLQueue(profiling), [float("nan")] * len(self._runs)
+        with self.lock:
+            self.queue.finish()
+            for _ in range(max(1, runs)):
+                for late in self._lates:
+                    late.draw()
+                events = [run(commands) for run in self._runs]
+                profiling.finish()
+                for place, event in enumerate(events):
+                    with contextlib.suppress(cl.Error, AttributeError):
+                        ms = (event.profile.end - event.profile.start) * 1e-6
+                        found[place] = ms if found[place] != found[place] else min(ms, found[place])
+        return found
+
+    @property
+    def replay(self) -> Replay | None:
+        """The program on CUDA's streams, made once; None where there is none, which ``no_graph`` explains."""
+        if self._replay is None and self.no_graph is None:
+            cuda = cuda_of(self.queue.device)
+            if cuda is None:
+                self.no_graph = "the device is not CUDA's"
+                return None
+            try:
+                self.queue.finish()  # constants that are packed on it
+                self._replay = Replay(self._commands, self.schedule, self.memory, place_of(cuda.number))
+            except ConvDispatchError as error:
+                self.no_graph = str(error)
+        return self._replay
+
+    def use_graph(self) -> bool:
+        """From now on ``run`` launches a CUDA graph; whether that can be."""
+        self.on_graph = self.replay is not None and bridge_of(self.queue) is not None
+        return self.on_graph
+
+    def run_on(self, stream: CudaStream) -> None:
+        """Give all commands to a CUDA stream of the device, in place of the queue. Raises InvalidArgument."""
+        if self.replay is None:
+            raise InvalidArgument(f"the program does not run on a CUDA stream: {self.no_graph}")
+        with self.lock:
+            for late in self._lates:
+                late.draw()
+            self.replay.give(stream)
+
+    def _run_beside(self) -> Any:
+        """The graph on the CUDA stream beside the queue, in the queue's order."""
+        across = bridge_of(self.queue)
+        with across:
+            across.enter()
+            self._replay.give(CudaStream(place_of(across.cuda.number), across.stream.value or 0))
+            return across.leave()
+
+    def _run_plain(self, runs: Sequence[Callable[..., Any]]) -> Any:
+        commands, event = self._queues[0], None
+        for run in runs:
+            event = run(commands)
+        return event
+
+    def _run_on_several(self, runs: Sequence[Callable[..., Any]]) -> Any:
+        last: list[Any] = [None] * len(self._queues)
+        done: dict[int, Any] = {}
+        start = [self._mark()] if any(step.starts for step in self._steps) else None
+        for step in self._steps:
+            commands = self._queues[step.queue]
+            wait = [done[other] for other in step.after] or (start if step.starts else None)
+            for place in step.commands:
+                last[step.queue] = runs[place](commands, wait)
+                wait = None
+            if step.awaited:
+                done[step.key] = last[step.queue]
+                commands.queue.flush()
+        return last[0]
+
+    def _mark(self) -> Any:
+        """The event of all that the first queue was given before."""
+        import pyopencl as cl
+
+        event = cl.enqueue_marker(self.queue)
+        self.queue.flush()
+        return event

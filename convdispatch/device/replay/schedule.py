@@ -1,0 +1,134 @@
+"""Which steps of a program run on which queue, and what each must wait for.
+
+Branches that do not depend on each other may overlap; on many devices only where they stand on queues of their own. A
+step stays on the queue of one it depends on wherever that one was the queue's last, so that chains need no events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..commands.recording import Command
+
+__all__ = ["Schedule", "Step"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Commands (their places in the recording) that run in a row on one queue."""
+
+    key: int
+    queue: int
+    commands: tuple[int, ...]
+    after: tuple[int, ...] = ()
+    """Keys of steps on other queues that must have ended before."""
+    awaited: bool = False
+    """A step on another queue waits for this one."""
+    starts: bool = False
+    """Depends on no step, and is not on the first queue: it must wait for what that queue was given before."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps in the order in which they are enqueued; ``regions`` are ranges of commands that may overlap in time."""
+
+    steps: tuple[Step, ...]
+    queues: int
+    regions: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def single(cls, commands: Sequence[Command]) -> Schedule:
+        """Everything on one queue, in order."""
+        return cls((Step(0, 0, tuple(range(len(commands)))),), 1)
+
+    @classmethod
+    def branches(cls, commands: Sequence[Command], needs: Mapping[int, Sequence[int]], queues: int) -> Schedule:
+        """At most ``queues`` queues for steps whose dependences are ``needs`` (step to steps, all earlier ones).
+
+        Commands name their step; steps without commands (views) hand on what they depend on. The last step stands on
+        the first queue and waits for everything, so that its event is the program's.
+        """
+        members: dict[int, list[int]] = {}
+        for place, command in enumerate(commands):
+            members.setdefault(command.step, []).append(place)
+        direct = _direct(sorted(members), needs)
+        queue_of, last_on = _assign(direct, queues)
+        if not queue_of or len(set(queue_of.values())) == 1:
+            return cls.single(commands)
+        final = max(queue_of)
+        if queue_of[final] != 0:  # names of queues are free: the final one's becomes the first
+            swap = {0: queue_of[final], queue_of[final]: 0}
+            queue_of = {key: swap.get(queue, queue) for key, queue in queue_of.items()}
+            last_on = {swap.get(queue, queue): key for queue, key in last_on.items()}
+        after = {key: tuple(n for n in direct[key] if queue_of[n] != queue_of[key]) for key in direct}
+        loose = tuple(key for queue, key in last_on.items() if queue != 0 and key not in after[final])
+        after[final] = (*after[final], *loose)
+        awaited = {other for others in after.values() for other in others}
+        steps = tuple(
+            Step(key, queue, tuple(members[key]), after[key], key in awaited, starts=queue > 0 and not direct[key])
+            for key, queue in queue_of.items()
+        )
+        return cls(steps, max(queue_of.values()) + 1, _regions(direct, members))
+
+
+def _direct(present: Sequence[int], needs: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
+    """Each step with commands and the nearest steps with commands that it depends on."""
+    here = set(present)
+
+    def nearest(key: int, seen: set[int]) -> set[int]:
+        found = set()
+        for other in needs.get(key, ()):
+            if other in here:
+                found.add(other)
+            elif other not in seen:
+                seen.add(other)
+                found |= nearest(other, seen)
+        return found
+
+    return {key: tuple(sorted(nearest(key, set()))) for key in present}
+
+
+def _assign(direct: Mapping[int, Sequence[int]], queues: int) -> tuple[dict[int, int], dict[int, int]]:
+    queue_of: dict[int, int] = {}
+    last_on: dict[int, int] = {}
+    for key, needed in direct.items():
+        chained = [queue_of[n] for n in reversed(needed) if last_on[queue_of[n]] == n]
+        free = [q for q in range(queues) if q not in last_on or _done(last_on[q], key, direct)]
+        queue = chained[0] if chained else free[0] if free else queue_of[needed[-1]] if needed else 0
+        queue_of[key] = queue
+        last_on[queue] = key
+    return queue_of, last_on
+
+
+def _done(step: int, key: int, direct: Mapping[int, Sequence[int]]) -> bool:
+    """``key`` depends on ``step``, however indirectly: its queue is free by then."""
+    todo, seen = list(direct[key]), set()
+    while todo:
+        other = todo.pop()
+        if other == step:
+            return True
+        if other not in seen and other > step:
+            seen.add(other)
+            todo += direct[other]
+    return False
+
+
+def _regions(direct: Mapping[int, Sequence[int]], members: Mapping[int, Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    """Ranges of commands between steps that everything else comes before or after."""
+    order = list(direct)
+    above: dict[int, set[int]] = {}
+    for key in order:
+        above[key] = set(direct[key]).union(*(above[n] for n in direct[key]))
+    below = {key: sum(key in above[other] for other in order) for key in order}
+    cuts = [len(above[key]) + below[key] == len(order) - 1 for key in order]
+    regions, run = [], []
+    for key, cut in [*zip(order, cuts, strict=True), (None, True)]:
+        if cut:
+            if run:
+                places = [place for k in run for place in members[k]]
+                regions.append((min(places), max(places)))
+            run = []
+        else:
+            run.append(key)
+    return tuple(regions)

@@ -1,0 +1,1 @@
+"""Formulas become kernels: expressions, element types, strides, and the text of kernels."""

@@ -1,0 +1,360 @@
+"""Writes the kernels of a reduction: a formula's values combined over some axes of the operands' common shape.
+
+Axes collapse into kept ones (index k) and reduced ones (index r). On a GPU a work group takes some k and shares their
+r among its items, neighbouring items taking what lies together in memory; a tree through local memory combines them.
+On a CPU a work item takes one k and runs over r with sixteen partial results, so that the additions overlap and
+rounding stays small; where neighbours in memory are kept, a work item takes one k and the runtime makes vectors of
+neighbouring items. Long reductions are split among more groups, whose partial results a second kernel combines.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...device import runtime
+from ...device.programs.kernels import Launch, build
+from .elements import element, kind_of, prelude
+from .expression import Formula
+from .kernel import VECTOR, Operand, _can_load_four, _line, _load, _numpy
+from .strides import collapse
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["OPERATIONS", "Reduction", "plan"]
+
+OPERATIONS = {
+    # (combination of a and b, neutral element for floats, for integers)
+    "sum": ("({a}) + ({b})", "0", "0"),
+    "prod": ("({a}) * ({b})", "1", "1"),
+    "max": ("(({a}) != ({a}) || ({a}) > ({b}) ? ({a}) : ({b}))", "-INFINITY", "LONG_MIN"),
+    "min": ("(({a}) != ({a}) || ({a}) < ({b}) ? ({a}) : ({b}))", "INFINITY", "LONG_MAX"),
+}
+_GROUP = 256
+_LANES = 16
+_GROUPS_WANTED = {"gpu": 16, "cpu": 8}  # for each compute unit
+_SCALARS = {"float": np.float32, "double": np.float64, "long": np.int64}
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Everything that shapes a kernel's text."""
+
+    operation: str
+    formulas: tuple[Formula, ...]
+    kept: tuple[int, ...]
+    reduced: tuple[int, ...]
+    kept_steps: tuple[tuple[int, ...], ...]
+    reduced_steps: tuple[tuple[int, ...], ...]
+    operands: tuple[tuple[str, str], ...]
+    """Names and types; the one named "" receives the first formula's values."""
+    scalars: tuple[str, ...]
+    kind: str
+    results: tuple[str, ...]
+    scale: float
+    lanes_k: int
+    lanes_r: int
+    splits: int
+    rows: bool
+    """Neighbours in memory are reduced."""
+    gpu: bool
+    wide: int = 1
+    """Reduced neighbours that a GPU's work item takes at once."""
+
+
+class Reduction:
+    """One reduction made ready: one launch, or two with partial results between."""
+
+    def __init__(self, first: Launch, second: Launch | None, partial: int, results: int) -> None:
+        self._first, self._second, self._partial, self._results = first, second, partial, results
+
+    def __call__(self, queue: cl.CommandQueue, arguments: list, targets: list) -> None:
+        """``arguments``: buffer and first element of each operand, then scalars; ``targets``: the same of results."""
+        if self._second is None:
+            self._first(queue, (*arguments, *targets))
+            return
+        scratch = [runtime.allocate(queue, self._partial) for _ in range(self._results)]
+        between = [value for memory in scratch for value in (memory, 0)]
+        self._first(queue, (*arguments, *between))
+        self._second(queue, (*between, *targets))
+
+
+def plan(
+    context: cl.Context,
+    operation: str,
+    formulas: tuple[Formula, ...],
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    operands: tuple[Operand, ...],
+    scalars: tuple[str, ...],
+    results: tuple[np.dtype, ...],
+    scale: float,
+    integral: bool,
+) -> Reduction:
+    """Kernels that combine each formula's values over ``axes`` of ``shape`` and multiply the result by ``scale``."""
+    info = runtime.device_info(context.devices[0])
+    gpu = info.type != "cpu"
+    groups = [axis in axes for axis in range(len(shape))]
+    sizes, steps, kinds = collapse(shape, [operand.strides for operand in operands], groups)
+    kept = [axis for axis, kind in enumerate(kinds) if not kind]
+    reduced = [axis for axis, kind in enumerate(kinds) if kind]
+    dtypes = [operand.dtype for operand in operands if operand.read]
+    kind = kind_of(dtypes, integral and all(formula.integral for formula in formulas))
+    k, r = math.prod(sizes[a] for a in kept), math.prod(sizes[a] for a in reduced)
+    rows = bool(kinds) and bool(kinds[-1])
+    lanes_k, lanes_r = _lanes(k, r, rows) if gpu else (1, 1)
+    wanted = _GROUPS_WANTED["gpu" if gpu else "cpu"] * info.compute_units
+    units = -(-k // lanes_k) if gpu or rows else -(-k // 64)
+    # Four neighbours at once: a load of 16 bytes, and one division to find them instead of four.
+    wide = VECTOR if gpu and rows and _can_load_four(sizes, steps, operands, False) else 1
+    least = lanes_r * 16 if gpu else 4096
+    splits = max(1, min(wanted // units, r // least, 1024))
+    form = _Form(
+        operation,
+        formulas,
+        tuple(sizes[a] for a in kept),
+        tuple(sizes[a] for a in reduced),
+        tuple(tuple(step[a] for a in kept) for step in steps),
+        tuple(tuple(step[a] for a in reduced) for step in steps),
+        tuple((operand.name, operand.dtype.name) for operand in operands),
+        scalars,
+        kind,
+        tuple(dtype.name for dtype in results) if splits == 1 else (_SCALARS[kind].__name__,) * len(results),
+        scale if splits == 1 else 1.0,
+        lanes_k,
+        lanes_r,
+        splits,
+        rows,
+        gpu,
+        wide,
+    )
+    first = _launch(context, form)
+    if splits == 1:
+        return Reduction(first, None, 0, len(results))
+    from .expression import parse
+
+    count = len(results)
+    lanes_k, lanes_r = _lanes(k, splits, False) if gpu else (1, 1)
+    second = _Form(
+        operation,
+        tuple(parse(f"s{i}") for i in range(count)),
+        (k,),
+        (splits,),
+        ((1,),) * count,
+        ((k,),) * count,
+        tuple((f"s{i}", _SCALARS[kind].__name__) for i in range(count)),
+        (),
+        kind,
+        tuple(dtype.name for dtype in results),
+        scale,
+        lanes_k,
+        lanes_r,
+        1,
+        False,
+        gpu,
+    )
+    return Reduction(first, _launch(context, second), k * splits * np.dtype(_SCALARS[kind]).itemsize, count)
+
+
+def _lanes(k: int, r: int, rows: bool) -> tuple[int, int]:
+    """How a GPU's group is shared between kept and reduced indices."""
+    if rows:
+        lanes_r = min(_GROUP, max(8, 1 << (max(1, r // 4) - 1).bit_length()))
+        return _GROUP // lanes_r, lanes_r
+    lanes_k = min(32, max(4, 1 << (k - 1).bit_length()))
+    return lanes_k, min(_GROUP // lanes_k, max(1, 1 << (max(1, r) - 1).bit_length()))
+
+
+def _launch(context: cl.Context, form: _Form) -> Launch:
+    k = math.prod(form.kept)
+    if form.gpu:
+        size = (-(-k // form.lanes_k) * form.lanes_k * form.lanes_r, form.splits)
+        group: tuple[int, ...] | None = (form.lanes_k * form.lanes_r, 1)
+    else:
+        # Columns: neighbouring items take neighbouring places, whatever the outer axes are.
+        inner = form.kept[-1] if form.kept else 1
+        size, group = ((k, form.splits), (1, 1)) if form.rows else ((inner, form.splits, k // inner), None)
+    names = [f"{part}{i}" for i in range(len(form.operands)) for part in "po"] + [f"v_{name}" for name in form.scalars]
+    names += [f"{part}r{i}" for i in range(len(form.results)) for part in "po"]
+    dtypes = [t for _ in form.operands for t in (None, np.int64)]
+    dtypes += [_SCALARS[form.kind]] * len(form.scalars)
+    dtypes += [t for _ in form.results for t in (None, np.int64)]
+    return Launch(build(context, _source(form)), "reduce_over", size, group, names, names=names, dtypes=dtypes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _source(form: _Form) -> str:
+    dtypes = [np.dtype(_numpy(dtype)) for _, dtype in form.operands]
+    outs = [np.dtype(_numpy(dtype)) for dtype in form.results]
+    arguments = [
+        f"global {'const ' if name else ''}{element(d).storage} *restrict p{i}, const long o{i}"
+        for i, (d, (name, _)) in enumerate(zip(dtypes, form.operands, strict=True))
+    ]
+    arguments += [f"const {form.kind} v_{name}" for name in form.scalars]
+    arguments += [f"global {element(d).storage} *pr{i}, const long or{i}" for i, d in enumerate(outs)]
+    combine, neutral, whole = OPERATIONS[form.operation]
+    text = prelude([*dtypes, *outs], form.kind)
+    text += f"#define COMBINE(a, b) ({combine.format(a='a', b='b')})\n"
+    text += f"#define NEUTRAL (({form.kind}){whole if form.kind == 'long' else neutral})\n"
+    body = _gpu(form) if form.gpu else _cpu_rows(form) if form.rows else _cpu_columns(form)
+    needs = f"__attribute__((reqd_work_group_size({form.lanes_k * form.lanes_r}, 1, 1)))\n" if form.gpu else ""
+    comment = "; ".join(f"{form.operation} of {_line(formula.text)}" for formula in form.formulas)
+    inner = "\n  ".join(body)
+    return f"// {comment}\n{text}kernel {needs}void reduce_over({', '.join(arguments)}) {{\n  {inner}\n}}\n"
+
+
+def _values(form: _Form, lane: str = "") -> list[str]:
+    """Statements that load operands at ``i<n>`` and compute ``x0``, ``x1``, ...: one value a formula.
+
+    ``lane`` is a component of what was loaded four at once.
+    """
+    lines = []
+    for i, (name, dtype) in enumerate(form.operands):
+        if name:
+            load = element(np.dtype(_numpy(dtype))).load
+            lines.append(
+                f"const {form.kind} v_{name} = {_load(i, load, form.reduced_steps[i][-1:] != (0,), lane, form.kind)};"
+            )
+    for number, formula in enumerate(form.formulas):
+        statements, result = formula.opencl(form.kind)
+        if statements:
+            lines.append(f"{form.kind} x{number}; {{")
+            lines += [f"{form.kind} v_{name};" for name in formula.assigned]
+            lines += [f"v_{target} = {value};" for target, value in statements]
+            lines.append(f"x{number} = {result}; }}")
+        else:
+            lines.append(f"const {form.kind} x{number} = {result};")
+    for i, (name, dtype) in enumerate(form.operands):
+        if not name:
+            store = element(np.dtype(_numpy(dtype))).store
+            lines.append(f"w{i}{lane} = x0;" if lane else store.format(p=f"p{i}", i=f"i{i}", v="x0") + ";")
+    return lines
+
+
+def _quads(form: _Form, combine: list[str]) -> list[str]:
+    """Four neighbours at ``i<n>``: loaded at once, computed and combined one by one, stored at once."""
+    lines, stored = [], []
+    for i, (name, dtype) in enumerate(form.operands):
+        kind = f"{element(np.dtype(_numpy(dtype))).storage}{VECTOR}"
+        if not name:
+            lines.append(f"{kind} w{i};")
+            stored.append(f"*(global {kind} *)(p{i} + i{i}) = w{i};")
+        elif form.reduced_steps[i][-1]:
+            lines.append(f"const {kind} w{i} = *(global const {kind} *)(p{i} + i{i});")
+    for lane in range(VECTOR):
+        lines += ["{", *("  " + line for line in [*_values(form, f".s{lane}"), *combine]), "}"]
+    return lines + stored
+
+
+def _split(name: str, index: str, sizes: tuple[int, ...], steps: tuple[tuple[int, ...], ...], base: str) -> list[str]:
+    """``<base><n>``: offsets of a flat ``index`` over axes of ``sizes``, for each operand."""
+    if not sizes:
+        return [f"const long {base}{i} = 0;" for i in range(len(steps))]
+    kind = "uint" if math.prod(sizes) < 2**32 else "ulong"
+    lines = [f"{kind} {name} = {index};"] if len(sizes) > 1 else []
+    axes = []
+    for axis in range(len(sizes) - 1, 0, -1):
+        lines += [f"const {kind} {name}{axis} = {name} % {sizes[axis]};", f"{name} /= {sizes[axis]};"]
+        axes.append((axis, f"{name}{axis}"))
+    axes.append((0, name if len(sizes) > 1 else f"({index})"))
+    for i, step in enumerate(steps):
+        terms = [f"(long){word} * {step[axis]}" for axis, word in axes if step[axis]]
+        lines.append(f"const long {base}{i} = {' + '.join(terms) or '0'};")
+    return lines
+
+
+def _store(form: _Form, values: list[str], indent: str = "") -> list[str]:
+    lines = []
+    for i, dtype in enumerate(form.results):
+        value = values[i] if form.scale == 1.0 else f"{values[i]} * ({form.kind}){form.scale!r}"
+        where = f"or{i} + k" if form.splits == 1 else f"or{i} + (long)split * {math.prod(form.kept)} + k"
+        lines.append(indent + element(np.dtype(_numpy(dtype))).store.format(p=f"pr{i}", i=f"({where})", v=value) + ";")
+    return lines
+
+
+def _range(form: _Form) -> list[str]:
+    r = math.prod(form.reduced) // form.wide
+    if form.splits == 1:
+        return [f"const long first = 0, last = {r};"]
+    share = -(-r // form.splits)
+    return [
+        "const long split = get_global_id(1);",
+        f"const long first = split * {share}, last = min(first + {share}, {r}L);",
+    ]
+
+
+def _gpu(form: _Form) -> list[str]:
+    k, items, count = math.prod(form.kept), form.lanes_k * form.lanes_r, len(form.formulas)
+    if form.rows:
+        share = [f"const int lr = t % {form.lanes_r}, lk = t / {form.lanes_r};"]
+    else:
+        share = [f"const int lk = t % {form.lanes_k}, lr = t / {form.lanes_k};"]
+    lines = ["const int t = get_local_id(0);", *share]
+    lines += [f"local {form.kind} part{i}[{items}];" for i in range(count)]
+    lines.append(f"const long k = get_group_id(0) * {form.lanes_k}L + lk;")
+    lines += [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
+    lines += _range(form)
+    lines.append(f"if (k < {k}) {{")
+    lines += ["  " + line for line in _split("kk", "k", form.kept, form.kept_steps, "b")]
+    lines.append("#pragma unroll 4")
+    lines.append(f"for (long r = first + lr; r < last; r += {form.lanes_r}) {{")
+    lines += _split("rr", f"r * {form.wide}" if form.wide > 1 else "r", form.reduced, form.reduced_steps, "q")
+    lines += [f"const long i{i} = o{i} + b{i} + q{i};" for i in range(len(form.operands))]
+    combine = [f"s{i} = COMBINE(s{i}, x{i});" for i in range(count)]
+    lines += [*(_quads(form, combine) if form.wide > 1 else _values(form) + combine), "}", "}"]
+    lines += [f"part{i}[t] = s{i};" for i in range(count)]
+    step = 1 if form.rows else form.lanes_k
+    lines.append(f"for (int span = {form.lanes_r} / 2; span > 0; span /= 2) {{")
+    lines.append("  barrier(CLK_LOCAL_MEM_FENCE);")
+    lines.append("  if (lr < span) {")
+    lines += [f"    part{i}[t] = COMBINE(part{i}[t], part{i}[t + span * {step}]);" for i in range(count)]
+    lines += ["  }", "}", f"if (lr == 0 && k < {k}) {{"]
+    lines += _store(form, [f"part{i}[t]" for i in range(count)], "  ")
+    return [*lines, "}"]
+
+
+def _cpu_columns(form: _Form) -> list[str]:
+    count = len(form.formulas)
+    inner = form.kept[-1] if form.kept else 1
+    lines = [f"const long a = get_global_id(0), outer = get_global_id(2), k = outer * {inner} + a;"]
+    lines += [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
+    lines += _range(form) + _split("kk", "outer", form.kept[:-1], tuple(s[:-1] for s in form.kept_steps), "c")
+    steps = [step[-1] if step else 0 for step in form.kept_steps]
+    lines += [f"const long b{i} = c{i} + a * {step};" for i, step in enumerate(steps)]
+    lines.append("for (long r = first; r < last; ++r) {")
+    lines += _split("rr", "r", form.reduced, form.reduced_steps, "q")
+    lines += [f"const long i{i} = o{i} + b{i} + q{i};" for i in range(len(form.operands))]
+    lines += _values(form) + [f"s{i} = COMBINE(s{i}, x{i});" for i in range(count)] + ["}"]
+    return lines + _store(form, [f"s{i}" for i in range(count)])
+
+
+def _cpu_rows(form: _Form) -> list[str]:
+    """Whole rows of the last axis where a split holds some, pieces of a row at its ends; lanes within a row."""
+    count, inner = len(form.formulas), form.reduced[-1]
+    lines = ["const long k = get_global_id(0);"] + [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
+    lines += _range(form) + _split("kk", "k", form.kept, form.kept_steps, "b")
+    lines.append("for (long r = first; r < last;) {")
+    lines.append(f"const long row = r / {inner}, start = r - row * {inner}, stop = min({inner}L, start + last - r);")
+    lines += _split("rr", "row", form.reduced[:-1], tuple(step[:-1] for step in form.reduced_steps), "q")
+    steps = [step[-1] for step in form.reduced_steps]
+    lines += [f"{form.kind} a{i}[{_LANES}];" for i in range(count)]
+    lines.append(f"for (int l = 0; l < {_LANES}; ++l) {{ {' '.join(f'a{i}[l] = NEUTRAL;' for i in range(count))} }}")
+    lines.append("long j = start;")
+    places = [f"const long i{i} = o{i} + b{i} + q{i} + (j + l) * {steps[i]};" for i in range(len(form.operands))]
+    body = places + _values(form) + [f"a{i}[l] = COMBINE(a{i}[l], x{i});" for i in range(count)]
+    # Unrolled, as compilers would, these sixteen are no vector any more: two to three times slower.
+    vector = f"#pragma clang loop vectorize_width({_LANES}) unroll(disable)"
+    lines += [f"for (; j + {_LANES} <= stop; j += {_LANES}) {{", vector, f"for (int l = 0; l < {_LANES}; ++l) {{"]
+    lines += [*body, "} }"]
+    lines += ["for (int l = 0; j + l < stop; ++l) {", *body, "}"]
+    halve = " ".join(f"a{i}[l] = COMBINE(a{i}[l], a{i}[l + span]);" for i in range(count))
+    lines.append(f"for (int span = {_LANES} / 2; span > 0; span /= 2)")
+    lines.append(f"  for (int l = 0; l < span; ++l) {{ {halve} }}")
+    lines += [f"s{i} = COMBINE(s{i}, a{i}[0]);" for i in range(count)]
+    lines += ["r += stop - start;", "}"]
+    return lines + _store(form, [f"s{i}" for i in range(count)])

@@ -1,0 +1,103 @@
+"""Which form of a net is fastest at what it is for: one call that is waited for, or calls that follow each other.
+
+Two queues look as good as one while calls follow each other, and may be much slower alone: so forms are timed as they
+will be used. Two series are taken, each in turns over all forms; a choice on which they agree, and that the machine's
+other work did not disturb, may be kept.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from .net import InferenceNet
+
+__all__ = ["PURPOSES", "Verdict", "check_purpose", "benchmark_forms"]
+
+PURPOSES = ("latency", "throughput")
+ROUNDS, LEAST_ROUNDS = 5, 2
+"""Turns of each form in a series; fewer where runs are long."""
+SERIES_S = 1.0
+"""A series should take no longer, but for its least rounds."""
+SAMPLE_S = 0.02
+"""A turn of one form."""
+TIE = 1.03
+"""Forms whose times differ by less are one as good as the other."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The place of the fastest form, each form's milliseconds, whether both series agree, and how much the machine's
+    other work added: the winner's median above its least, as a fraction."""
+
+    best: int
+    ms: tuple[float, ...]
+    agreed: bool
+    noise: float
+
+
+def check_purpose(given: Any) -> str:
+    """What ``for`` was given. Raises InvalidArgument for anything but latency or throughput."""
+    if given not in PURPOSES:
+        raise InvalidArgument(f"for must be one of {', '.join(PURPOSES)}, got {given!r}")
+    return str(given)
+
+
+def benchmark_forms(forms: Sequence[InferenceNet], purpose: str, favourite: int | None = None) -> Verdict:
+    """Time ``forms``, nets that are ready to run; ``favourite`` wins ties."""
+    takes, least = (_alone, 1) if purpose == "latency" else (_in_a_row, 3)
+    first = []
+    for form in forms:
+        takes(form, 1)
+        first.append(max(takes(form, 1)[0], 1e-5))
+    rounds = max(LEAST_ROUNDS, min(ROUNDS, round(SERIES_S / sum(max(each, SAMPLE_S) for each in first))))
+    calls = [max(least, round(SAMPLE_S / each)) for each in first]
+    series = [_series(forms, takes, calls, rounds) for _ in range(2)]
+    leasts = [[min(samples) for samples in each] for each in series]
+    ms = [min(times) for times in zip(*leasts, strict=True)]  # other work only adds, and to some more than to others
+    best = min(range(len(forms)), key=lambda i: ms[i])
+    if favourite is not None and ms[favourite] <= TIE * ms[best]:
+        best = favourite
+    agreed = all(each[best] <= TIE * min(each) for each in leasts)
+    seen = [sample for each in series for sample in each[best]]
+    noise = statistics.median(seen) / min(seen) - 1
+    return Verdict(best, tuple(1e3 * each for each in ms), agreed, noise)
+
+
+def _series(
+    forms: Sequence[InferenceNet], takes: Callable[[InferenceNet, int], list[float]], calls: Sequence[int], rounds: int
+) -> list[list[float]]:
+    samples: list[list[float]] = [[] for _ in forms]
+    for turn in range(rounds):
+        order = range(len(forms)) if turn % 2 == 0 else reversed(range(len(forms)))
+        for i in order:
+            samples[i] += takes(forms[i], calls[i])
+    return samples
+
+
+def _alone(form: InferenceNet, calls: int) -> list[float]:
+    """Seconds of each of ``calls`` calls with NumPy arrays: how the result is waited for is part of it."""
+    given = [np.zeros(x.shape, x.dtype) for x in form.inputs]
+    found = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        form(*given)
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def _in_a_row(form: InferenceNet, calls: int) -> list[float]:
+    """Seconds a run of ``calls`` that follow each other without waiting."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        form.run()
+    form.queue.finish()
+    return [(time.perf_counter() - start) / calls]

@@ -1,0 +1,82 @@
+"""A net to its graphs: traced and fused, in the dtype and the math that are asked, and in each layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..api.errors import InvalidArgument
+from ..api.problem import MATHS, ConvProblem
+from ..device import runtime
+from ..tensor import Tensor
+from .graph import Graph, is_planned
+from .layout_pruning import Ranked, with_mixed_layouts
+from .lower import problem_of
+from .passes.fusion import fuse
+from .passes.layout import LAYOUTS, MIXED, relayout
+from .passes.precision import dtype_of, traced_in, with_dtype, with_math
+from .trace import trace
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["planned_convolutions", "traced_and_fused", "in_layouts", "layouts_of", "mixed"]
+
+
+def traced_and_fused(
+    net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, queue: cl.CommandQueue, math: str | None
+) -> Graph:
+    """The graph of a net for inputs of ``shapes``, as ``build`` describes them, with what its convolutions take in."""
+    if math is not None and math not in MATHS:
+        raise InvalidArgument(f"math must be None or one of {', '.join(MATHS)}, got {math!r}")
+    each = isinstance(dtype, list | tuple)
+    wanted = dtype if each else dtype_of(dtype)
+    traced = wanted if each else traced_in(net, wanted)
+    # A module in training would update its statistics and drop activations.
+    training = getattr(net, "training", False)
+    if training:
+        net.eval()  # type: ignore[attr-defined]
+    try:
+        graph = fuse(trace(net, shapes, traced, queue))
+        if traced != wanted:
+            graph = with_dtype(graph, wanted)
+        if math is not None:
+            graph = with_math(graph, math)
+        graph.move(queue)
+        return graph
+    finally:
+        if training:
+            net.train()  # type: ignore[attr-defined]
+
+
+def layouts_of(graph: Graph, wanted: str | None) -> tuple[str | None, ...]:
+    """Those to be looked at, where one is wanted or none; None is the layout as traced."""
+    if wanted is not None:
+        return (wanted,)
+    pictures = any(len(ref.shape) == 4 for node in graph.nodes for ref in node.refs)
+    return LAYOUTS if pictures else (None,)
+
+
+def in_layouts(graph: Graph, layouts: Sequence[str | None], queue: cl.CommandQueue) -> dict[str | None, Graph]:
+    """The graph in each layout; as traced for None, and where no mixture of both is worth it."""
+    found = {}
+    for layout in layouts:
+        if layout == MIXED:
+            found |= mixed(graph, queue, {}) or {MIXED: graph}
+        else:
+            found[layout] = graph if layout is None else relayout(graph, layout)
+    return found
+
+
+def mixed(graph: Graph, queue: cl.CommandQueue, ranked: Ranked) -> dict[str | None, Graph]:
+    """The graph with some pictures turned and others not, where that is worth it."""
+    made = with_mixed_layouts(graph, runtime.device_info(queue.device), ranked)
+    return {} if made is None else {MIXED: made}
+
+
+def planned_convolutions(graphs: Iterable[Graph]) -> dict[ConvProblem, list[Tensor]]:
+    """Convolutions to be planned, in order, and the weights of each."""
+    found: dict[ConvProblem, list[Tensor]] = {}
+    for node in (node for graph in graphs for node in graph.nodes if is_planned(node)):
+        found.setdefault(problem_of(node), []).append(node.kwargs["w"])
+    return found

@@ -1,0 +1,145 @@
+"""Which pictures of a net lie which way: the layout of each operation that makes the whole fastest, reorders included.
+
+Each operation has a predicted time in either layout, and a picture that some read the other way than it was made is
+reordered once. With two labels on a graph whose costs are these the least sum is a minimum cut (Greig, Porteous and
+Seheult 1989; Boykov and Kolmogorov 2004): every operation is a vertex, its two times are its arcs to the terminals, and
+each value has two vertices, one that turns as soon as any reader wants the other layout, one that stays as long as any
+wants the old. networkx finds the cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..device.rates import rates
+from .graph import Graph, Node, Ref, Value, is_planned, operands
+from .lower import problem_of
+from .passes.layout import LAYOUTS, can_turn, traced_layout
+
+if TYPE_CHECKING:
+    from ..api.device import DeviceInfo
+    from ..api.problem import ConvProblem
+
+__all__ = ["GAIN", "Costs", "costs_of", "cut", "plan"]
+
+GAIN = 0.97
+"""A plan that is predicted to take more of the better uniform layout's time is not worth building."""
+_UNIT = 1e12
+"""Capacities are whole picoseconds: with integers the cut is exact, and the same wherever it is computed."""
+_FIRST_FACTOR = {"local_response_norm": 1.5}
+_POOLS = frozenset({"max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "global_average_pool"})
+"""Pools read and write at memory speed with channels last on a CPU, and at half of that with channels first."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of each operation that can turn, as it lies and turned; and of reordering each value."""
+
+    nodes: dict[Node, tuple[float, float]]
+    values: dict[Value, float]
+
+
+def plan(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float]) -> frozenset[Node] | None:
+    """The operations to turn for the least predicted time; None where no mixture is worth it, or times are unknown.
+
+    ``cost`` answers a convolution's seconds, NaN where nobody knows.
+    """
+    costs = costs_of(graph, device, cost)
+    times = list(costs.nodes.values())
+    if not times or any(math.isnan(time) for both in times for time in both):
+        return None
+    uniform = min(total(graph, costs, turned) for turned in (frozenset(), frozenset(costs.nodes)))
+    if math.fsum(min(both) for both in times) > GAIN * uniform:  # not even if reorders were free
+        return None
+    found = cut(graph, costs)
+    return found if total(graph, costs, found) <= GAIN * uniform else None
+
+
+def costs_of(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float]) -> Costs:
+    """What the operations and reorders of a graph take, as far as layouts bear on it."""
+    speed, nodes, values = rates(device), {}, {}
+    here = traced_layout(graph)
+    if here is None:
+        return Costs(nodes, values)
+    there = LAYOUTS[1 - LAYOUTS.index(here)]
+    for node in graph.nodes:
+        for ref in (*node.refs, *(ref for ref in operands(node.result) if isinstance(ref, Ref))):
+            if len(ref.value.shape) == 4:
+                alike = math.prod(sorted(ref.value.shape[1:])[:2]) == 1  # one pixel lies alike in both layouts
+                moved = 2 * ref.value.nbytes / speed.bandwidth + speed.launch
+                values[ref.value] = 0.0 if alike else moved
+        if can_turn(node):
+            nodes[node] = (_seconds(node, here, device, cost), _seconds(node, there, device, cost))
+    return Costs(nodes, values)
+
+
+def _seconds(node: Node, layout: str, device: DeviceInfo, cost: Callable[[ConvProblem], float]) -> float:
+    if is_planned(node):
+        return cost(replace(problem_of(node), layout=layout))
+    speed, shape = rates(device), node.result.shape
+    moved = sum(ref.value.nbytes for ref in node.refs) + node.result.value.nbytes
+    if node.name == "concatenate":  # parts of one picture with channels first are written in their place
+        return 0.0 if layout == "nchw" and shape[0] == 1 else moved / speed.bandwidth + speed.launch
+    slow = device.type == "cpu" and layout == "nchw"
+    factor = 2.0 if node.name in _POOLS and slow else _FIRST_FACTOR.get(node.name, 1.0) if slow else 1.0
+    return factor * moved / speed.bandwidth
+
+
+def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
+    """The operations to turn: a minimum cut between what lies as traced and what is turned."""
+    import networkx
+
+    net: networkx.DiGraph = networkx.DiGraph()
+    stays, turns = "stays", "turns"
+    net.add_nodes_from((stays, turns))
+    names: dict[Node, str] = {node: f"n{place}" for place, node in enumerate(graph.nodes) if node in costs.nodes}
+
+    def capacity(seconds: float) -> int:
+        return round(seconds * _UNIT)
+
+    for node, name in names.items():  # an arc is cut where its tail stays and its head turns
+        here, there = costs.nodes[node]
+        net.add_edge(stays, name, capacity=capacity(there))
+        net.add_edge(name, turns, capacity=capacity(here))
+    for place, (value, readers) in enumerate(_readers(graph).items()):
+        seconds = costs.values.get(value)
+        if seconds is None:
+            continue
+        maker = stays if value.node is None else names.get(value.node, stays)
+        for reader in readers:  # one that wants the other layout brings the value's vertex with it
+            name = stays if reader is None else names.get(reader, stays)
+            if name != stays:
+                net.add_edge(f"t{place}", name)
+            if maker != stays:
+                net.add_edge(name, f"s{place}")
+        if f"t{place}" in net:
+            net.add_edge(maker, f"t{place}", capacity=capacity(seconds))
+        if f"s{place}" in net:
+            net.add_edge(f"s{place}", maker, capacity=capacity(seconds))
+    _, (kept, _) = networkx.minimum_cut(net, stays, turns)
+    return frozenset(node for node, name in names.items() if name not in kept)
+
+
+def _readers(graph: Graph) -> dict[Value, list[Node | None]]:
+    """Who reads each value; None is the caller, who takes it as it was traced."""
+    found: dict[Value, list[Node | None]] = {}
+    for node in graph.nodes:
+        for ref in node.refs:
+            found.setdefault(ref.value, []).append(node)
+    for ref in operands(graph.output):
+        if isinstance(ref, Ref):
+            found.setdefault(ref.value, []).append(None)
+    return found
+
+
+def total(graph: Graph, costs: Costs, turned: frozenset[Node]) -> float:
+    """Seconds of a labelling: its operations, and a reorder of each value that is read the other way, per way."""
+    found = math.fsum(both[node in turned] for node, both in costs.nodes.items())
+    for value, readers in _readers(graph).items():
+        lies = value.node is not None and value.node in turned
+        if any((reader is not None and reader in turned) != lies for reader in readers):
+            found += costs.values.get(value, 0.0)
+    return found

@@ -1,0 +1,91 @@
+"""Which forms of a net need be built: those that the prediction does not rule out.
+
+A layout's time is what is predicted, or was measured, for the solvers that its convolutions would run, and for the
+reorders round them. On a CPU a kernel has all cores, and branches on several queues only get in each other's way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from ..api.device import DeviceInfo
+from ..api.errors import ConvDispatchError
+from ..device.rates import rates
+from ..device.runtime import device_info
+from ..device.startup_profile import phase
+from ..selection.choice.evidence import measured_s
+from ..selection.choice.ranking import Choices
+from ..selection.solver_query import predicted
+from .graph import Graph, is_planned
+from .layout_planning import plan
+from .lower import problem_of
+from .passes.layout import LAYOUTS, relayout, reorder, traced_layout
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+    from ..api.problem import ConvProblem
+
+__all__ = ["PRUNED_FROM", "Ranked", "pruned", "with_mixed_layouts"]
+
+Ranked: TypeAlias = "dict[ConvProblem, Choices]"
+"""Candidates of convolutions, so that none are ranked twice."""
+
+PRUNED_FROM = 1.4
+"""A layout that is predicted to take so much longer than another is not built: the ratio of two predictions was within
+a ninth of the measured one for three nets, but 1.3 where nets of depthwise layers were no slower."""
+
+
+def pruned(
+    graphs: Mapping[str | None, Graph], counts: Sequence[int], queue: cl.CommandQueue
+) -> tuple[dict[str | None, Graph], Sequence[int], Ranked]:
+    """Those of ``graphs``, by layout, and of the numbers of queues ``counts``, that need be built; at least one.
+
+    And the candidates of the convolutions that were ranked for it, so that they need not be ranked again.
+    """
+    device = device_info(queue.device)
+    ranked: Ranked = {}
+    counts = counts[:1] if device.type == "cpu" else counts
+    if len(graphs) < 2:
+        return dict(graphs), counts, ranked
+    with phase("selection"):
+        times = {layout: seconds(graph, device, ranked) for layout, graph in graphs.items()}
+    least = min(times.values())
+    return {layout: graphs[layout] for layout, time in times.items() if not time > PRUNED_FROM * least}, counts, ranked
+
+
+def with_mixed_layouts(graph: Graph, device: DeviceInfo, ranked: Ranked) -> Graph | None:
+    """The graph with some pictures turned and others not, where that is predicted to be worth it."""
+    here = traced_layout(graph)
+    turned = None if here is None else plan(graph, device, lambda problem: _cost(problem, device, ranked))
+    return None if here is None or turned is None else relayout(graph, LAYOUTS[1 - LAYOUTS.index(here)], turned)
+
+
+def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> float:
+    """What the convolutions and reorders of a graph are predicted to take; NaN where that is not known.
+
+    ``ranked`` takes the candidates of each convolution.
+    """
+    found, ranked = 0.0, {} if ranked is None else ranked
+    for node in graph.nodes:
+        if node.function is reorder:
+            moved = sum(2 * math.prod(ref.shape) * ref.value.dtype.itemsize for ref in node.refs)
+            found += moved / rates(device).bandwidth + rates(device).launch
+        elif is_planned(node):
+            found += _cost(problem_of(node), device, ranked)
+    return found
+
+
+def _cost(problem: ConvProblem, device: DeviceInfo, ranked: Ranked) -> float:
+    """Seconds that the solver which a convolution would run took, or is predicted to take; NaN where nobody knows."""
+    if problem not in ranked:
+        try:
+            ranked[problem] = Choices(problem, device)
+        except ConvDispatchError:
+            return math.nan
+    first = ranked[problem].first
+    cost = measured_s(problem, device, first.solver.name)
+    cost = predicted(first.solver, problem, device, first.config) if cost is None else cost
+    return math.nan if cost is None else cost

@@ -1,0 +1,157 @@
+"""Passes over a graph: linear maps become convolutions, and convolutions take in what follows them.
+
+Batch norms are folded into the weights (in float64), a sum with another tensor becomes the residual, an activation the
+epilogue's; what element-wise operations are left are put together. Each pass touches a convolution only where nobody
+else reads what it would no longer compute.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...api.activation import ACTIVATIONS
+from ...device.runtime import device_info
+from ...device.tracing import bound
+from ...nn import functional
+from ...tensor import Tensor
+from ..graph import Graph, Node, Ref, Value
+from .pointwise import merge
+
+__all__ = ["fuse"]
+
+CONVOLUTION, LINEAR, BATCH_NORM = "convolution", "linear", "batch_norm"
+
+
+def fuse(graph: Graph) -> Graph:
+    """Apply all passes until none finds anything; the graph is changed in place and returned.
+
+    Some weights may still be computed then: see ``graph.aside``.
+    """
+    for node in graph.nodes:
+        _name_arguments(node)
+        if node.name == LINEAR:
+            _linear_to_convolution(node)
+    uses = graph.uses()
+    while sum([_fuse_one(graph, node, uses) for node in list(graph.nodes)]):
+        pass
+    return merge(graph)
+
+
+def _name_arguments(node: Node) -> None:
+    """Bind positional operands to their names, so that passes look at names alone."""
+    given = bound(node.function, node.args, node.kwargs)
+    kinds = {name: parameter.kind for name, parameter in given.signature.parameters.items()}
+    named = {}
+    for name, value in given.arguments.items():
+        if kinds[name] is inspect.Parameter.VAR_POSITIONAL:  # only bound where there are some: nothing to name
+            return
+        named |= value if kinds[name] is inspect.Parameter.VAR_KEYWORD else {name: value}
+    node.args, node.kwargs = (), named
+
+
+def _linear_to_convolution(node: Node) -> None:
+    """A linear map is the convolution of 1×1 pictures; its result stays ``[mb, oc]`` to those who read it."""
+    layout, x, w = node.kwargs.get("layout", "nchw"), node.kwargs["x"], node.kwargs["w"]
+
+    def picture(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+        n, c = shape[0], max(shape[1:])
+        return (n, c, 1, 1) if layout == "nchw" else (n, 1, 1, c)
+
+    if x.strides is not None or isinstance(w, Ref):
+        return
+    node.function = functional.convolution
+    node.kwargs |= {"x": replace(x, shape=picture(x.shape)), "w": w.reshape(picture(w.shape)), "layout": layout}
+    value = node.result.value
+    value.shape = picture(value.shape)
+
+
+def _fuse_one(graph: Graph, node: Node, uses: dict[Value, int]) -> bool:
+    rule = {BATCH_NORM: _fold, "apply": _add, "add": _add, "activate": _activate, "relu": _activate}.get(node.name)
+    changed = rule(graph, node, uses) if rule else None
+    if changed is None:
+        return False
+    producer, options = changed
+    # The convolution moves to where its follower stood: what it takes in may have been computed in between.
+    fused = Node(functional.convolution, (), {**producer.kwargs, **options}, sources=producer.sources + node.sources)
+    value = node.result.value
+    value.node, value.shape = fused, producer.result.value.shape
+    fused.result = value.whole
+    graph.nodes[graph.nodes.index(node)] = fused
+    graph.nodes.remove(producer)
+    uses.pop(producer.result.value)  # nobody reads what lay between; what either reads is read as often as before
+    return True
+
+
+def _producer(uses: dict[Value, int], ref: Any, *, free_of: tuple[str, ...]) -> Node | None:
+    """The convolution whose whole result ``ref`` is and nobody else reads, if it has none of these options yet."""
+    if not isinstance(ref, Ref) or not ref.is_flat or uses.get(ref.value) != 1:
+        return None
+    node: Node | None = ref.value.node
+    if node is None or node.name != CONVOLUTION or any(node.kwargs.get(option) is not None for option in free_of):
+        return None
+    return node
+
+
+def _fold(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
+    given = node.kwargs
+    producer = _producer(uses, given["x"], free_of=("activation", "residual"))
+    if (
+        producer is None
+        or given.get("training")
+        or given.get("layout", "nchw") != producer.kwargs.get("layout", "nchw")
+    ):
+        return None
+    w, bias = producer.kwargs["w"], producer.kwargs.get("bias")
+    names = ("scale", "shift", "running_mean", "running_variance")
+    if any(isinstance(value, Ref) for value in (w, bias, *(given[name] for name in names))):
+        return None  # computed by the net itself
+    parts = [given[name].numpy() for name in names]
+    factor, shift = functional.folding(*parts, given.get("epsilon", 1e-5), None if bias is None else bias.numpy())
+    weights = _scaled(graph, w, factor.reshape(-1, *[1] * (w.ndim - 1)))
+    options = {"w": weights, "bias": Tensor.from_numpy(shift.astype(w.dtype), w.queue)}
+    return producer, options | {name: given.get(name) for name in ("activation", "residual")}
+
+
+def _scaled(graph: Graph, w: Tensor, factor: np.ndarray) -> Tensor:
+    """Weights times a factor, by products of float64; on a CPU in a thread, while the net is planned."""
+    if device_info(w.queue.device).type != "cpu":
+        return Tensor.from_numpy((w.numpy() * factor).astype(w.dtype), w.queue)
+    made = Tensor.empty(w.shape, w.dtype, w.queue)
+    # The memory as it lies, complete; what tells NumPy of it says nothing of dtypes that it lacks.
+    source, target = (np.asarray(tensor).view(w.dtype) for tensor in (w, made))
+    graph.aside.begin(made, np.multiply, source, factor, out=target, casting="unsafe")
+    return made
+
+
+def _add(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
+    given = {name: value for name, value in node.kwargs.items() if name not in ("expression", "activation")}
+    activation = node.kwargs.get("activation")
+    text = str(node.kwargs.get("expression", "+".join(given))).replace(" ", "")
+    if len(given) != 2 or set(text.split("+")) != set(given) or not _fusible(activation):
+        return None
+    sides = list(given.values())
+    if not all(isinstance(side, Ref) and side.is_whole and side.shape == node.result.shape for side in sides):
+        return None
+    # The later of two convolutions takes in the other's result.
+    order = {id(each): place for place, each in enumerate(graph.nodes)}
+    sides.sort(key=lambda side: order.get(id(side.value.node), -1))
+    for mine, other in (sides[::-1], sides):
+        producer = _producer(uses, mine, free_of=("activation", "residual"))
+        if producer is not None:
+            return producer, {"residual": other, "activation": activation}
+    return None
+
+
+def _activate(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
+    activation = node.kwargs.get("activation", "relu")
+    producer = _producer(uses, node.kwargs["x"], free_of=("activation",)) if _fusible(activation) else None
+    return None if producer is None else (producer, {"activation": activation})
+
+
+def _fusible(activation: str | None) -> bool:
+    """Whether ``conv()`` has it: there are more in ``nn``."""
+    return activation is None or activation.partition("(")[0] in ACTIVATIONS

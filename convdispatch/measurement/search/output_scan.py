@@ -1,0 +1,73 @@
+"""Looks over a buffer's elements on its device: how many were not written or differ, some of them, a checksum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...device.programs.kernels import build, kernel_text
+from ...device.runtime import device_info
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["PATTERN", "OutputScan"]
+
+PATTERN = 0x7FC1
+"""Repeated, a NaN in every dtype, and one that no arithmetic makes."""
+_TYPES = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
+
+
+class OutputScan:
+    """Looks over buffers of elements of ``itemsize`` bytes on one queue. Each call waits for its answer."""
+
+    def __init__(self, queue: cl.CommandQueue, itemsize: int) -> None:
+        import pyopencl as cl
+
+        info = device_info(queue.device)
+        mark = sum(PATTERN << 16 * place for place in range(itemsize // 2))
+        macros = f"#define ELEMENT {_TYPES[itemsize]}\n#define MARK ((ELEMENT)0x{mark:x}ul)\n"
+        program = build(queue.context, macros + kernel_text(__package__, "output_scan.cl"))
+        self._kernels = {name: cl.Kernel(program, name) for name in ("unwritten", "differ", "gather", "checksum")}
+        self._queue, self._type = queue, np.dtype(f"u{itemsize}")
+        self._marks = itemsize > 1
+        self._items = info.compute_units * (64 if info.type == "cpu" else 1024)
+        self._found = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 8)
+
+    def unwritten(self, memory: Any, count: int) -> int:
+        """How many of ``count`` elements hold PATTERN; 0 of bytes, all of whose values mean something."""
+        if not self._marks:
+            return 0
+        return int(self._count("unwritten", count, memory)[0])
+
+    def differ(self, one: Any, other: Any, count: int) -> int:
+        """How many of ``count`` elements differ, bit by bit."""
+        return int(self._count("differ", count, one, other)[0])
+
+    def checksum(self, memory: Any, count: int) -> tuple[int, int]:
+        """Two 32-bit sums over ``count`` elements, which a change of one or an exchange of two alters."""
+        first, second = self._count("checksum", count, memory)
+        return int(first), int(second)
+
+    def gather(self, memory: Any, at: np.ndarray) -> np.ndarray:
+        """The elements at these places, as unsigned integers of their size."""
+        import pyopencl as cl
+
+        flags, picked = cl.mem_flags, np.empty(len(at), self._type)
+        places = cl.Buffer(
+            self._queue.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(at, np.int64)
+        )
+        out = cl.Buffer(self._queue.context, flags.READ_WRITE, picked.nbytes)
+        self._kernels["gather"](self._queue, (len(at),), None, memory, places, out)
+        cl.enqueue_copy(self._queue, picked, out)
+        return picked
+
+    def _count(self, name: str, count: int, *memory: Any) -> np.ndarray:
+        import pyopencl as cl
+
+        found = np.zeros(2, np.uint32)
+        cl.enqueue_copy(self._queue, self._found, found)
+        self._kernels[name](self._queue, (self._items,), None, *memory, np.int64(count), self._found)
+        cl.enqueue_copy(self._queue, found, self._found)
+        return found

@@ -1,0 +1,159 @@
+"""Batch norm while training in one kernel each way, or two where channels are few: GPUs, channels first, float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ...device import runtime
+from ...device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
+from ...tape import Tape
+from ...tensor import Tensor
+from ..convolution import dense
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["normalise", "takes"]
+
+_LEAST_PIXELS = 8
+"""Fewer neighbours in memory than this are not worth a kernel that reads along them."""
+_GROUP, _SUM_GROUP = 512, 256
+"""Work items at most of a group that has a channel for itself, and of one that has a share of it."""
+_SMALL, _LARGE = 1 << 14, 1 << 16
+"""Values of a channel up to which one group takes it in any case, and beyond which never."""
+_GROUPS_WANTED = 16
+"""For each compute unit, where channels are shared."""
+
+
+class _Form(NamedTuple):
+    """What shapes the kernels' text."""
+
+    mb: int
+    channels: int
+    pixels: int
+    relu: bool
+    residual: bool
+    keep: bool
+    """The residual's gradient is wanted, and is not dy itself."""
+    backward: bool
+    wide: bool
+    """Every tensor begins at a multiple of 16 bytes, and so does every row."""
+
+
+def takes(x: Tensor, axis: int, vectors: Sequence[Tensor], residual: Tensor | None, tape: Tape | None) -> bool:
+    """The kernels here do for these operands, of which ``vectors`` are scale, shift and running statistics."""
+    if runtime.device_info(x.queue.device).type == "cpu" or axis != 1:
+        return False
+    operands = (x, *vectors) if residual is None else (x, residual, *vectors)
+    if any(tensor.dtype != np.float32 or not tensor.contiguous for tensor in operands):
+        return False
+    if residual is not None and residual.shape != x.shape:
+        return False
+    if tape is not None and not tape.tracks(x) and any(tape.tracks(tensor) for tensor in operands):
+        return False  # rare: the gradients of scale and shift alone
+    return math.prod(x.shape[2:]) >= _LEAST_PIXELS and x.shape[0] * math.prod(x.shape[2:]) < 2**31
+
+
+def normalise(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    running_mean: Tensor,
+    running_variance: Tensor,
+    residual: Tensor | None,
+    momentum: float,
+    epsilon: float,
+    relu: bool,
+    tape: Tape | None,
+) -> Tensor:
+    """Batch norm with operands that ``takes`` takes; recorded on ``tape``."""
+    mb, channels = x.shape[:2]
+    keep = relu and tape is not None and tape.tracks(residual)
+    form = _Form(mb, channels, math.prod(x.shape[2:]), relu, residual is not None, keep, False, False)
+    y = Tensor.empty(x.shape, x.dtype, x.queue)
+    stats = runtime.allocate(x.queue, 3 * channels * 4)
+    tensors = [x] if residual is None else [x, residual]
+    operands = [*_place(x), *_place(scale), *_place(shift), *_place(running_mean), *_place(running_variance)]
+    operands += [np.float32(momentum), np.float32(epsilon)]
+    more = [] if residual is None else _place(residual)
+    _run(form, x.queue, _place(x), operands, [*more, stats, y.base_data], tensors)
+    if tape is None or not tape.tracks(x):
+        return y
+    # Only a residual keeps relu's slope from being told by x, which is read anyway.
+    result = y.base_data if relu and residual is not None else stats
+
+    def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
+        dy = dense(dy)
+        dx, kept = Tensor.empty(x.shape, x.dtype, x.queue), None
+        dscale, dshift = (_target(tape, tensor) for tensor in (scale, shift))
+        if keep:
+            kept = Tensor.empty(x.shape, x.dtype, x.queue)
+        given = [*_place(dy), *_place(x), *_place(shift), stats, result, stats if kept is None else kept.base_data]
+        rest = [*_place(dscale), *_place(dshift), dx.base_data]
+        _run(form._replace(backward=True), x.queue, given, given, rest, [dy, x])
+        return dx, dscale, dshift, kept if keep else dy if tape.tracks(residual) else None
+
+    tape.record(y, (x, scale, shift, residual), backward)
+    return y
+
+
+def _place(tensor: Tensor) -> list:
+    return [tensor.base_data, np.int64(tensor.offset // tensor.dtype.itemsize)]
+
+
+def _target(tape: Tape, vector: Tensor) -> Tensor:
+    """Where the gradient of a vector goes."""
+    sink = tape.sink(vector) if tape.tracks(vector) else None
+    return sink if sink is not None and sink.contiguous else Tensor.empty(vector.shape, vector.dtype, vector.queue)
+
+
+def _run(
+    form: _Form, queue: cl.CommandQueue, summed: list, operands: list, rest: list, tensors: Sequence[Tensor]
+) -> None:
+    """Sums, where a kernel of their own makes them, and what follows from them."""
+    wide = form.pixels % 4 == 0 and all(tensor.offset % 16 == 0 for tensor in tensors)
+    sums, last, partial = _launches(queue.context, form._replace(wide=wide))
+    if sums is None:
+        last(queue, (*operands, *rest))
+        return
+    memory = runtime.allocate(queue, partial)
+    sums(queue, (*summed, memory))
+    last(queue, (*operands, memory, *rest))
+
+
+@keeps_programs
+def _launches(context: cl.Context, form: _Form) -> tuple[Launch | None, Launch, int]:
+    """The kernel of sums, where there is one, the last one, and the bytes of what lies between."""
+    info = runtime.device_info(context.devices[0])
+    places = form.mb * form.pixels // (4 if form.wide else 1)
+    splits, parts = _shares(form.mb * form.pixels, places, form.channels, info.compute_units)
+    group = 1 << (min(_SUM_GROUP if splits else _GROUP, info.max_work_group_size).bit_length() - 1)
+    group = min(group, 1 << (places // 2).bit_length())
+    splits = min(splits, group)
+    values = form._asdict() | {"wide": 4 if form.wide else 1, "group": group, "splits": splits, "parts": parts}
+    program = build(context, config_macros(values) + kernel_text(__package__, "batch_norm.cl"))
+    name = "batch_norm_backward" if form.backward else "batch_norm"
+
+    def launch(name: str, groups: int, count: int) -> Launch:
+        names = [f"a{i}" for i in range(count)]
+        return Launch(program, name, (form.channels * groups * group,), (group,), names, names=names)
+
+    summed, rest = (9, 5) if form.backward else (2, 2 + 2 * form.residual)
+    operands = summed if form.backward else 12
+    if not splits:
+        return None, launch(name, 1, operands + rest), 0
+    sums, last = launch(f"{name}_sums", splits, summed + 1), launch(name, parts, operands + 1 + rest)
+    return sums, last, 8 * form.channels * splits
+
+
+def _shares(values: int, places: int, channels: int, units: int) -> tuple[int, int]:
+    """Groups that sum a channel, 0 where the one that does the rest sums too; groups that do the rest."""
+    if values <= _SMALL or (values <= _LARGE and 2 * channels >= units):
+        return 0, 1
+    busy = 4 * _SUM_GROUP  # places that give each item of a group some
+    wanted = -(-_GROUPS_WANTED * units // channels)
+    return max(1, min(wanted, places // busy, _SUM_GROUP)), max(1, places // busy)

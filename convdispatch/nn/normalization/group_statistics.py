@@ -1,0 +1,66 @@
+"""Normalisation by each picture's own statistics: groups of channels, single channels, the last axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ...api.errors import InvalidArgument
+from ...device.tracing import operation
+from ...elementwise import apply, reduce
+from ...tensor import Tensor
+from ..convolution import dense
+
+__all__ = ["group_norm", "layer_norm", "standardize"]
+
+
+@operation
+def standardize(
+    x: Tensor, axes: Sequence[int], epsilon: float = 1e-5, scale: Tensor | None = None, shift: Tensor | None = None
+) -> Tensor:
+    """``(x - mean) / sqrt(variance + epsilon) * scale + shift`` with the statistics over ``axes``.
+
+    The variance is the mean of the squared differences, taken after the mean is known, so that a large mean costs no
+    digits. ``scale`` and ``shift`` broadcast with x.
+    """
+    axes = tuple(axis % x.ndim for axis in axes)
+    mean = reduce("mean", "x", axes, keepdims=True, x=x)
+    variance = reduce("mean", "square(x - m)", axes, keepdims=True, x=x, m=mean)
+    given: dict[str, Any] = {"x": x, "m": mean, "v": variance, "epsilon": float(epsilon)}
+    text = "(x - m) * rsqrt(v + epsilon)"
+    for name, sign, tensor in (("scale", "*", scale), ("shift", "+", shift)):
+        if tensor is not None:
+            given[name] = tensor
+            text = f"{text} {sign} {name}"
+    return apply(text, dtype=x.dtype, **given)
+
+
+def group_norm(
+    x: Tensor, groups: int, scale: Tensor | None = None, shift: Tensor | None = None, epsilon: float = 1e-5
+) -> Tensor:
+    """Each of ``groups`` groups of channels of each picture by its own statistics; x is ``[mb, c, ...]``, scale and
+    shift ``[c]``. With as many groups as channels it is instance norm.
+
+    Raises InvalidArgument unless channels are a multiple of groups.
+    """
+    if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
+        raise InvalidArgument(f"channels must be a multiple of {groups} groups, got shape {x.shape}")
+    return grouped(x, groups, scale, shift, epsilon)
+
+
+@operation
+def grouped(x: Tensor, groups: int, scale: Tensor | None, shift: Tensor | None, epsilon: float) -> Tensor:
+    """``group_norm`` as one operation."""
+    mb, channels, *space = x.shape
+    each = channels // groups
+    wide = dense(x).reshape(mb, groups, each, math.prod(space))
+    vectors = [None if v is None else dense(v).reshape(1, groups, each, 1) for v in (scale, shift)]
+    return standardize(wide, (2, 3), epsilon, *vectors).reshape(x.shape)
+
+
+def layer_norm(
+    x: Tensor, axis: int = -1, scale: Tensor | None = None, shift: Tensor | None = None, epsilon: float = 1e-5
+) -> Tensor:
+    """The axes from ``axis`` on by their own statistics; scale and shift have their shape, or broadcast with it."""
+    return standardize(x, range(axis % x.ndim, x.ndim), epsilon, scale, shift)

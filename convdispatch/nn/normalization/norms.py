@@ -1,0 +1,286 @@
+"""Batch norm (Ioffe and Szegedy 2015) and local response normalisation (Krizhevsky et al. 2012)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...api.dtypes import storage_macros
+from ...api.errors import InvalidArgument
+from ...device import runtime
+from ...device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
+from ...device.tracing import operation
+from ...elementwise import apply, reduce
+from ...tape import current_tape, paused
+from ...tensor import Tensor
+from ..convolution import dense
+from .batch_norm_kernel import normalise, takes
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["batch_norm", "fold_batch_norm", "folding", "local_response_norm"]
+
+# From sums of x - k and of its square (k is one of the channel's values, so that the difference of squares below does
+# not cancel): mean, 1 / deviation, the factor of x, and the running statistics, in one kernel over the channels.
+_STATISTICS = """
+m = s * r
+variance = max(q * r - m * m, 0)
+deviation = rsqrt(variance + epsilon)
+mean = m + k
+factor = scale * deviation
+running_mean = running_mean + momentum * (mean - running_mean)
+running_variance = running_variance + momentum * (variance * unbias - running_variance)
+"""
+_GROUP = 128
+_LANES = 16
+_RUN_FIRST, _RUN_LAST = 8, 4
+_ROWS = 32
+"""Channels that a work item of the response normalisation takes, with channels first and last."""
+_NORMALISE = "(x - mean) * factor + shift"
+
+
+@operation
+def batch_norm(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    running_mean: Tensor,
+    running_variance: Tensor,
+    *,
+    training: bool,
+    momentum: float = 0.1,
+    epsilon: float = 1e-5,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    layout: str = "nchw",
+) -> Tensor:
+    """Normalise each channel, by the batch's statistics when training (which update the running ones in place).
+
+    ``activation((x - mean) / sqrt(variance + epsilon) * scale + shift + residual)``; ``activation`` is None or
+    "relu", fused. Scale, shift and statistics are ``[c]``. The running variance is the unbiased one, as PyTorch's.
+
+    Raises InvalidArgument for shapes that do not fit, or training on one value a channel.
+    """
+    axis = 1 if layout == "nchw" else x.ndim - 1
+    channels = x.shape[axis] if x.ndim >= 2 else -1
+    for name, tensor in (("scale", scale), ("shift", shift), ("mean", running_mean), ("variance", running_variance)):
+        if tensor.shape != (channels,):
+            raise InvalidArgument(f"batch norm of x {x.shape} needs {name} of shape ({channels},), got {tensor.shape}")
+    if activation not in (None, "relu"):
+        raise InvalidArgument(f"batch norm fuses relu alone, got activation {activation!r}")
+    wide = tuple(channels if a == axis else 1 for a in range(x.ndim))
+    plus = {} if residual is None else {"residual": residual}
+    text = _NORMALISE + (" + residual" if plus else "")
+    if activation:
+        text = f"v = {text}; where(v < 0, 0, v)"
+    if not training:
+        tensors = {"mean": running_mean, "variance": running_variance, "scale": scale, "shift": shift}
+        text = "factor = scale * rsqrt(variance + epsilon); " + text
+        return apply(
+            text, x=x, epsilon=epsilon, dtype=x.dtype, **{n: t.reshape(wide) for n, t in tensors.items()}, **plus
+        )
+    count = x.size // max(1, channels)
+    if count < 2:
+        raise InvalidArgument(f"training needs more than one value a channel, got x of shape {x.shape}")
+    tape = current_tape()
+    vectors = (scale, shift, running_mean, running_variance)
+    if takes(x, axis, vectors, residual, tape):
+        return normalise(x, *vectors, residual, momentum, epsilon, bool(activation), tape)
+    with paused():
+        axes = tuple(a for a in range(x.ndim) if a != axis)
+        # One value of each channel, seen as all of its values.
+        first = x[tuple(slice(None) if a == axis else slice(0, 1) for a in range(x.ndim))]
+        half = x.dtype.itemsize == 2
+        sums = [Tensor.empty((channels,), np.float32, x.queue) for _ in range(2)] if half else None
+        sums = reduce("sum", ("x - k", "square(x - k)"), axes, x=x, k=first, out=sums)
+        (mean, wide_mean), (deviation, _), (factor, wide_factor) = _vectors(3, x, wide)
+        apply(
+            _STATISTICS,
+            s=sums[0],
+            q=sums[1],
+            k=_vector(first, axis),
+            scale=scale,
+            mean=mean,
+            deviation=deviation,
+            factor=factor,
+            running_mean=running_mean,
+            running_variance=running_variance,
+            r=1.0 / count,
+            unbias=count / (count - 1),
+            momentum=float(momentum),
+            epsilon=float(epsilon),
+        )
+        wides = {"mean": wide_mean, "factor": wide_factor, "shift": shift.reshape(wide)}
+        y = apply(text, x=x, dtype=x.dtype, **wides, **plus)
+    if tape is None or not any(tape.tracks(t) for t in (x, scale, shift, residual)):
+        return y
+    # The slope of relu from y, or where there is no residual from x, which is read anyway.
+    gate = "" if not activation else "y > 0" if plus else f"{_NORMALISE} > 0"
+    d = f"where({gate}, dy, 0)" if gate else "dy"
+    gated = {"y": y} if plus and activation else {"factor": wides["factor"], "shift": wides["shift"]} if gate else {}
+    middle = wides["mean"]
+
+    def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
+        sink = tape.sink(shift) if tape.tracks(shift) else None
+        targets = [Tensor.empty((channels,), shift.dtype, x.queue) if sink is None else sink]
+        (sums, _), (c, wide_c), (e, wide_e) = _vectors(3, x, wide)
+        targets.append(sums)
+        # Where the residual's gradient is wanted, relu's slope is taken once, and stored on the way.
+        dresidual = dy if tape.tracks(residual) else None
+        store, slope, more = None, d, gated
+        if dresidual is not None and activation:
+            dresidual = store = Tensor.empty(dy.shape, dy.dtype, dy.queue)
+        given = {"dy": dy, "x": x, "mean": middle, **gated}
+        ds, dq = reduce("sum", (d, f"({d}) * (x - mean)"), axes, **given, out=targets, store=store)
+        if store is not None:
+            dy, slope, more = store, "dy", {}
+        dscale = tape.sink(scale) if tape.tracks(scale) else None
+        dscale = Tensor.empty((channels,), scale.dtype, x.queue) if dscale is None else dscale
+        text = "g = dq * deviation; c = ds * r; e = g * deviation * r"
+        apply(text, g=dscale, c=c, e=e, dq=dq, ds=ds, deviation=deviation, r=1.0 / count)
+        dx = None
+        if tape.tracks(x):
+            text = f"factor * (({slope}) - c - (x - mean) * e)"
+            given = {"factor": wides["factor"], **more}
+            dx = apply(text, dy=dy, x=x, mean=middle, c=wide_c, e=wide_e, dtype=x.dtype, **given)
+        return dx, dscale, ds, dresidual
+
+    tape.record(y, (x, scale, shift, residual), backward)
+    return y
+
+
+def _vectors(count: int, x: Tensor, wide: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    """Vectors of one value a channel in one piece of memory, each also as it broadcasts with x; of 16-bit x in float32.
+
+    Nets of small pictures wait for the host: a piece of memory and a view each time would be a fifth of its work here.
+    """
+    dtype = np.dtype(np.float32) if x.dtype.itemsize == 2 else x.dtype
+    channels, step = max(wide), -(-max(wide) * dtype.itemsize // 16) * 16
+    memory = Tensor.empty((count * step // dtype.itemsize,), dtype, x.queue).base_data
+    return [
+        (
+            Tensor(memory, (channels,), dtype, x.queue, None, i * step),
+            Tensor(memory, wide, dtype, x.queue, None, i * step),
+        )
+        for i in range(count)
+    ]
+
+
+def _vector(first: Tensor, axis: int) -> Tensor:
+    """The view of one value a channel, as a vector."""
+    return first[tuple(slice(None) if a == axis else 0 for a in range(first.ndim))]
+
+
+def fold_batch_norm(
+    w: np.ndarray,
+    scale: np.ndarray,
+    shift: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    epsilon: float = 1e-5,
+    bias: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and bias of the convolution that equals ``w`` (``[oc, ...]``) followed by a batch norm at inference.
+
+    Computed in float64, returned in w's dtype.
+    """
+    factor, folded = folding(scale, shift, mean, variance, epsilon, bias)
+    return (w * factor.reshape(-1, *[1] * (w.ndim - 1))).astype(w.dtype), folded.astype(w.dtype)
+
+
+def folding(
+    scale: np.ndarray,
+    shift: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    epsilon: float = 1e-5,
+    bias: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a batch norm multiplies the output channels of a convolution's weights by, and the bias that is left:
+    ``(conv(x, w) + bias - mean) * scale / sqrt(variance + epsilon) + shift``, in float64."""
+    factor = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
+    start = 0.0 if bias is None else bias.astype(np.float64)
+    return factor, shift + (start - mean) * factor
+
+
+@operation
+def local_response_norm(
+    x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, *, layout: str = "nchw"
+) -> Tensor:
+    """``x / (k + alpha / size * sum of x² over size neighbouring channels) ** beta``, PyTorch's definition.
+
+    The window of channel c begins ``size // 2`` before it; channels outside count as zero.
+    Raises InvalidArgument for a size below 1 or x with fewer than two axes.
+    """
+    if size < 1 or x.ndim < 2:
+        raise InvalidArgument(f"the norm needs a size of 1 or more and x with channels, got {size} and {x.shape}")
+    given = dense(x)
+    y = Tensor.empty(x.shape, x.dtype, x.queue)
+    tape = current_tape()
+    channels = x.shape[1 if layout == "nchw" else -1]
+    inner = 1 if layout == "nhwc" else x.size // max(1, x.shape[0] * channels)
+    if not x.size:
+        return y
+    forward, back = _lrn(x.context, x.dtype.name, x.size, channels, inner, size, alpha / size, beta, k)
+    forward(x.queue, (given.base_data, np.int64(given.offset // x.dtype.itemsize), y.base_data))
+    if tape is not None and tape.tracks(x):
+
+        def backward(dy: Tensor) -> tuple[Tensor]:
+            dy, dx = dense(dy), Tensor.empty(x.shape, x.dtype, x.queue)
+            offsets = (np.int64(t.offset // t.dtype.itemsize) for t in (given, dy))
+            back(x.queue, (given.base_data, next(offsets), dy.base_data, next(offsets), dx.base_data))
+            return (dx,)
+
+        tape.record(y, (x,), backward)
+    return y
+
+
+@keeps_programs
+def _lrn(
+    context: cl.Context,
+    dtype: str,
+    total: int,
+    channels: int,
+    inner: int,
+    size: int,
+    scale: float,
+    beta: float,
+    k: float,
+) -> tuple[Launch, Launch]:
+    suffix = "" if dtype == "float64" else "f"
+    gpu = runtime.device_info(context.devices[0]).type != "cpu"
+    lanes = _LANES if not gpu and dtype == "float32" and (inner == 1 or inner >= _LANES) else 1
+    run = _RUN_FIRST if inner > 1 else _RUN_LAST if lanes == 1 else min(-(-channels // lanes), 4) * lanes
+    pixels = total // channels
+    each = max(1, min(_ROWS, pixels // _ROWS))
+    rows = lanes > 1 and inner == 1 and channels % lanes == 0 and size // 2 <= lanes
+    values = {
+        "channels": channels,
+        "pixels": pixels,
+        "inner": inner,
+        "size": size,
+        "roots": {0.75: 3, 0.5: 2}.get(beta, 0),
+        "run": run,
+        "flat": gpu,
+        "index": "uint" if total < 2**31 else "ulong",
+        "lanes": lanes,
+        "each_pixels": each,
+    }
+    values |= {name: f"{float(value)!r}{suffix}" for name, value in (("scale", scale), ("beta", beta), ("bias", k))}
+    program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text(__package__, "lrn.cl"))
+    runs = -(-channels // run)
+    group: tuple[int, ...] | None = None
+    work: tuple[int, ...] = (-(-inner // lanes), runs, total // (channels * inner))
+    if inner == 1:
+        work = (runs, total // channels)
+    if gpu:
+        work, group = (-(-math.prod(work) // _GROUP) * _GROUP,), (_GROUP,)
+    elif lanes > 1:  # said by the kernel too: then it may not be left to the driver
+        group = (1,) * len(work)
+    name, items = ("lrn_rows", (-(-pixels // each), 1)) if rows else ("lrn", work)
+    forward = Launch(program, name, items, group, "x offset y", names=("x", "offset", "y"))
+    names = ("x", "offset", "dy", "dy_offset", "dx")
+    return forward, Launch(program, "lrn_backward", work, group, " ".join(names), names=names)

@@ -1,0 +1,1 @@
+"""Pooling: windows of one, two or three axes, with indices, forward and backward."""

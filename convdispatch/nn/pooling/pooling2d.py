@@ -1,0 +1,350 @@
+"""Max, average and adaptive pooling of 2-D data, forward and backward, in either layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...api.dtypes import storage_macros
+from ...api.errors import InvalidArgument
+from ...calls.arguments import per_axis
+from ...device import runtime
+from ...device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
+from ...device.size_limits import must_fit
+from ...device.tracing import operation
+from ...elementwise import apply, reduce
+from ...tape import Rectified, current_tape
+from ...tensor import Tensor
+from ..convolution import dense
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "global_average_pool", "lp_pool", "max_pool"]
+
+_GROUP = 256
+_REALS = ("float32", "float64")
+_WIDEST = 1 << 14
+"""Columns of a row that a CPU's work item holds."""
+_RUN, _WINDOW = 2, 16
+"""Neighbours in a row that a GPU's work item takes at most (2 or 4), and the largest window for which it does."""
+
+
+@operation
+def max_pool(
+    x: Tensor,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    *,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    layout: str = "nchw",
+) -> Tensor:
+    """The largest value of each window; the gradient goes to the first of equal ones. NaN counts as largest.
+
+    ``stride`` is the kernel's size when None. With ``ceil_mode`` a last window that begins inside the input (or its
+    near padding) but ends beyond it is kept. Shapes and options mean what PyTorch's MaxPool2d says; besides,
+    ``padding`` may be a (near, far) pair an axis, each smaller than the window.
+
+    Raises InvalidArgument for padding above half the kernel where it is no pair, or windows that do not fit.
+    """
+    return _pool("max", x, _windows(x, layout, kernel, stride, padding, dilation, ceil_mode), layout)
+
+
+@operation
+def avg_pool(
+    x: Tensor,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    *,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    layout: str = "nchw",
+) -> Tensor:
+    """The mean of each window, over the padding's zeros too unless ``count_include_pad`` is False; else as max_pool."""
+    windows = _windows(x, layout, kernel, stride, padding, dilation, ceil_mode)
+    return _pool("average", x, {**windows, "count_pad": int(count_include_pad)}, layout)
+
+
+@operation
+def lp_pool(
+    x: Tensor,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    *,
+    p: float = 2,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    layout: str = "nchw",
+) -> Tensor:
+    """``(sum of |x|**p over each window) ** (1 / p)``; options as max_pool's.
+
+    Raises InvalidArgument for a p not above 0.
+    """
+    if not p > 0:
+        raise InvalidArgument(f"a norm's p must be above 0, got {p}")
+    windows = _windows(x, layout, kernel, stride, padding, dilation, ceil_mode)
+    powers = apply("square(x)" if p == 2 else f"abs(x) ** {float(p)}", x=x)
+    sums = _pool("sum", powers, {**windows, "count_pad": 0}, layout)
+    return apply("sqrt(s)" if p == 2 else f"s ** {1 / p}", s=sums)
+
+
+@operation
+def adaptive_avg_pool(x: Tensor, size: Any, *, layout: str = "nchw") -> Tensor:
+    """The mean of ``size`` windows along each axis: window o covers from ⌊o·i/size⌋ to ⌈(o+1)·i/size⌉."""
+    size = per_axis("size", size, 2, least=1)
+    if size == (1, 1) and x.ndim == 4:
+        pooled = global_average_pool(x, layout)
+        shape = (*pooled.shape, 1, 1) if layout == "nchw" else (pooled.shape[0], 1, 1, pooled.shape[1])
+        return pooled.reshape(shape)
+    return _pool("average", x, _adaptive(x, size, layout), layout)
+
+
+@operation
+def adaptive_max_pool(x: Tensor, size: Any, *, layout: str = "nchw") -> Tensor:
+    """The largest value of ``size`` windows along each axis, as adaptive_avg_pool cuts them."""
+    return _pool("max", x, _adaptive(x, per_axis("size", size, 2, least=1), layout), layout)
+
+
+@operation
+def global_average_pool(x: Tensor, layout: str = "nchw") -> Tensor:
+    """The mean over all pixels: x ``[mb, c, ...]``, with ``layout="nhwc"`` ``[mb, ..., c]``, to ``[mb, c]``.
+
+    Raises InvalidArgument for fewer than two axes or no pixels.
+    """
+    if x.ndim < 2:
+        raise InvalidArgument(f"pooling needs images and channels, got shape {x.shape}")
+    axes = tuple(range(2, x.ndim)) if layout == "nchw" else tuple(range(1, x.ndim - 1))
+    if x.shape[0] and not x.size and any(not x.shape[a] for a in axes):
+        raise InvalidArgument(f"an average needs at least one pixel, got shape {x.shape}")
+    return reduce("mean", "x", axes, x=x)
+
+
+def _sizes(x: Tensor, layout: str) -> tuple[int, int, int, int]:
+    if layout not in ("nchw", "nhwc"):
+        raise InvalidArgument(f"layout must be nchw or nhwc, got {layout!r}")
+    if x.ndim != 4:
+        raise InvalidArgument(f"pooling takes x with 4 axes (images, channels, height, width), got shape {x.shape}")
+    mb, c, h, w = x.shape if layout == "nchw" else (x.shape[0], x.shape[3], x.shape[1], x.shape[2])
+    if not h or not w:
+        raise InvalidArgument(f"pooling needs at least one pixel, got shape {x.shape}")
+    return mb, c, h, w
+
+
+def _windows(
+    x: Tensor, layout: str, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> dict[str, int]:
+    _, _, *sizes = _sizes(x, layout)
+    kernel = per_axis("kernel", kernel, 2, least=1)
+    stride = kernel if stride is None else per_axis("stride", stride, 2, least=1)
+    dilation = per_axis("dilation", dilation, 2, least=1)
+    values = {}
+    for axis, size, k, s, (p, far), d in zip("hw", sizes, kernel, stride, _pads(padding, kernel, dilation), dilation):
+        span = size + p + far - d * (k - 1) - 1
+        if span < 0:
+            raise InvalidArgument(f"a window of {k} (dilation {d}) does not fit {size} values with padding {p}, {far}")
+        count = (span + s - 1 if ceil_mode else span) // s + 1
+        if ceil_mode and (count - 1) * s >= size + p:
+            count -= 1
+        values |= {f"i{axis}": size, f"o{axis}": count, f"k{axis}": k, f"s{axis}": s, f"p{axis}": p, f"d{axis}": d}
+        values[f"p{axis}_r"] = far
+    reach = all(
+        not values[f"p{a}"] and (values[f"o{a}"] - 1) * values[f"s{a}"] + (values[f"k{a}"] - 1) * values[f"d{a}"] < size
+        for a, size in zip("hw", sizes, strict=True)
+    )
+    return {**values, "adaptive": 0, "inside": int(reach)}
+
+
+def _pads(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(near, far) along each axis."""
+    if not isinstance(padding, list | tuple) or not all(isinstance(item, list | tuple) for item in padding):
+        numbers = per_axis("padding", padding, 2, least=0)
+        if any(p > k // 2 for p, k in zip(numbers, kernel, strict=True)):
+            raise InvalidArgument(f"padding must be at most half the kernel {kernel}, got {padding}")
+        return [(p, p) for p in numbers]
+    pairs = [(near, far) for near, far in padding]
+    for pair, k, d in zip(pairs, kernel, dilation, strict=True):
+        if not all(0 <= p <= d * (k - 1) for p in pair):
+            raise InvalidArgument(f"padding must be smaller than the window of {k} (dilation {d}), got {pair}")
+    return pairs
+
+
+def _adaptive(x: Tensor, size: tuple[int, int], layout: str) -> dict[str, int]:
+    _, _, h, w = _sizes(x, layout)
+    return {"ih": h, "iw": w, "oh": size[0], "ow": size[1], "adaptive": 1, "count_pad": 0}
+
+
+def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
+    mb, channels, *_ = _sizes(x, layout)
+    size = (values["oh"], values["ow"])
+    shape = (mb, channels, *size) if layout == "nchw" else (mb, *size, channels)
+    must_fit(runtime.device_info(x.queue.device), x.dtype.itemsize, {"x": x.shape, "the result": shape})
+    y = Tensor.empty(shape, x.dtype, x.queue)
+    if not y.size:
+        return y
+    given = dense(x)
+    tape = current_tape()
+    watched = tape is not None and tape.tracks(x)
+    key = (x.context, kind, x.dtype.name, mb, channels, layout == "nhwc", tuple(sorted(values.items())))
+    launches = _launches(*key, given.offset % 16 == 0, watched)
+    start = np.int64(given.offset // x.dtype.itemsize)
+    places = Tensor.empty(shape, launches.noted, x.queue) if watched and kind == "max" else None
+    if places is None or launches.noting is None:
+        launches.forward(x.queue, (given.base_data, start, y.base_data))
+    else:
+        launches.noting(x.queue, (given.base_data, start, y.base_data, places.base_data))
+    if watched:
+        x_shape, dtype, queue, mark = x.shape, x.dtype, x.queue, x.mark
+
+        def backward(dy: Tensor) -> tuple[Tensor]:
+            dy, dx = dense(dy), Tensor.empty(x_shape, dtype, queue)
+            first = np.int64(dy.offset // dtype.itemsize)
+            launches = _launches(*key, dy.offset % 16 == 0, True)
+            # What a ReLU cut takes no gradient: the notes know, so that the ReLU need not look again.
+            gate = places is not None and launches.gated is not None and tape.is_rectified(mark)
+            back = launches.gated if gate else launches.backward
+            assert back is not None
+            back(queue, (dy.base_data, first, (dy if places is None else places).base_data, dx.base_data))
+            if not gate:
+                return (dx,)
+            return (Rectified(dx, f"where(note < {launches.cut}, dy, 0)", {"dy": dy, "note": places}),)
+
+        tape.record(y, (x,), backward)
+    return y
+
+
+class _Launches(NamedTuple):
+    """Of a call without gradients, ``forward`` alone: the others would be compiled for nothing."""
+
+    forward: Launch
+    noted: type
+    noting: Launch | None = None
+    """Forward, with notes of type ``noted``."""
+    backward: Launch | None = None
+    gated: Launch | None = None
+    """Backward through the pooling and through the ReLU before it."""
+
+    @property
+    def cut(self) -> int:
+        """The least note of a window whose largest value is not above 0."""
+        return 128 if self.noted is np.uint8 else 1 << 30
+
+
+@keeps_programs
+def _launches(
+    context: cl.Context,
+    kind: str,
+    dtype: str,
+    mb: int,
+    channels: int,
+    nhwc: bool,
+    items: tuple[tuple[str, int], ...],
+    aligned: bool,
+    gradients: bool,
+) -> _Launches:
+    """``aligned``: what is read (x, going back dy) begins at a multiple of 16 bytes."""
+    values = dict(items)
+    gpu = runtime.device_info(context.devices[0]).type != "cpu"
+    planes = not gpu and not nhwc and dtype in _REALS
+    apart = not planes and _apart(values)
+    small = kind == "max" and not planes and not values["adaptive"] and values["kh"] * values["kw"] < 128
+    h, w = (values["ih"], values["iw"]) if not apart else (-(-values[f"i{a}"] // values[f"s{a}"]) for a in "hw")
+    most = mb * channels * max(values["ih"] * values["iw"], values["oh"] * values["ow"])
+    pairs = apart and not nhwc and dtype == "float32" and values["sw"] == 2 and values["iw"] % 2 == 0
+    run = _run(values) if gpu and not nhwc and dtype == "float32" else 1
+    back_run = run if apart and values["iw"] == values["ow"] * values["sw"] else 1
+    most_lanes = 64 // (4 if dtype == "float32" else 8)
+    lanes = _lanes(values, most_lanes) if planes else {}
+    row_lanes = _row_lanes(values, channels if nhwc else None, most_lanes) if not gpu and dtype in _REALS else 1
+    macros = {
+        "mb": mb,
+        "channels": channels,
+        "nhwc": nhwc,
+        "average": kind != "max",
+        "sum": kind == "sum",
+        "flat": gpu,
+        "planes": planes,
+        "apart": apart,
+        "pairs": pairs,
+        "bytes": small,
+        "index": "uint" if most < 2**31 else "ulong",
+        **lanes,
+        **values,
+    }
+    head = storage_macros(dtype) + config_macros(macros)
+
+    def sizes(area: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        if planes:
+            return (mb * channels,), (1,)  # said by the kernel too: then it may not be left to the driver
+        if gpu:
+            return (-(-mb * channels * area // _GROUP) * _GROUP,), (_GROUP,)
+        return ((channels, mb * area) if nhwc else (area, mb * channels)), None
+
+    def program(run: int, note: bool = False, gated: bool = False, **more: bool) -> cl.Program:
+        options = {"note": note, "gated": gated, **({} if run == 1 else {"run": run, **more})}
+        text = head + config_macros(options) + kernel_text(__package__, "pool_windows.cl")
+        file = "pool_runs.cl" if run > 1 else "pool_planes.cl" if planes else "pool.cl"
+        return build(context, text + kernel_text(__package__, file))
+
+    names, back = ("x", "offset", "y", "places"), ("dy", "offset", "places", "dx")
+    out, into = sizes(values["oh"] * values["ow"] // run), sizes(h * w // back_run)
+    fours = aligned and not values.get("pw") and values["iw"] % 4 == 0 and run * values.get("sw", 0) % 4 == 0
+    ahead = {"vectors": fours, "blocks": False}
+    behind = {"vectors": aligned, "blocks": True}
+    if row_lanes > 1:
+        options = macros | {"lanes": row_lanes, "note": False, "gated": False}
+        files = (kernel_text(__package__, file) for file in ("pool_windows.cl", "pool_rows.cl"))
+        text = "".join([storage_macros(dtype), config_macros(options), *files])
+        out_rows = (mb * values["oh"] if nhwc else mb * channels,), (1,)
+        forward = Launch(build(context, text), "pool", *out_rows, "x offset y", names=names[:3])
+    else:
+        forward = Launch(program(run, **ahead), "pool", *out, "x offset y", names=names[:3])
+    noted = np.uint8 if small else np.int32
+    if not gradients:
+        return _Launches(forward, noted)
+    backward = Launch(program(back_run, **behind), "pool_backward", *into, " ".join(back), names=back)
+    if kind != "max":
+        return _Launches(forward, noted, None, backward)
+    noting = Launch(program(run, note=True, **ahead), "pool", *out, " ".join(names), names=names)
+    gated = Launch(program(back_run, gated=True, **behind), "pool_backward", *into, " ".join(back), names=back)
+    return _Launches(forward, noted, noting, backward, gated)
+
+
+def _run(values: dict[str, int]) -> int:
+    """How many neighbours a GPU's work item takes: all that fit into registers and divide a row."""
+    if values["adaptive"] or max(values["kh"] * values["kw"], values["sh"] * values["sw"]) > _WINDOW:
+        return 1
+    return next(run for run in (_RUN, _RUN // 2, 1) if values["ow"] % run == 0)
+
+
+def _lanes(values: dict[str, int], most: int) -> dict[str, int]:
+    """For planes: a row's windows with all columns inside, and how many of them a CPU takes at once."""
+    if values["adaptive"] or values["sw"] > 2:
+        return {"safe_first": 0, "safe_end": 0, "lanes": 1}
+    first = min(values["ow"], -(-values["pw"] // values["sw"]))
+    reach = values["iw"] + values["pw"] - (values["kw"] - 1) * values["dw"]
+    end = max(first, min(values["ow"], -(-reach // values["sw"])))
+    lanes = next((n for n in (16, 8, 4) if n <= min(most, end - first)), 1)
+    return {"safe_first": first, "safe_end": end, "lanes": lanes}
+
+
+def _row_lanes(values: dict[str, int], channels: int | None, most: int) -> int:
+    """How many windows of a row, or channels where they are last, a CPU takes at once; 1 where it cannot."""
+    if values["adaptive"]:
+        return 1
+    if channels is None and (values["sw"] > 2 or values["iw"] + values["pw"] + values["pw_r"] > _WIDEST):
+        return 1
+    room = min(values["ow"], values["iw"]) if channels is None else channels
+    return next((n for n in (16, 8, 4) if n <= min(most, room)), 1)
+
+
+def _apart(values: dict[str, int]) -> bool:
+    """No value lies in two windows, and none in the padding."""
+    return not values["adaptive"] and all(
+        not values[f"p{a}"] and (values[f"k{a}"] - 1) * values[f"d{a}"] < values[f"s{a}"] for a in "hw"
+    )

@@ -1,0 +1,383 @@
+"""Walks a graph's nodes in order, with tensors that are traced and arrays that are known, and answers its outputs.
+
+A node all of whose operands are known is folded on the host; others go to their operator. What has no operator here but
+is a function, of the model or of ONNX itself, is walked through in its place. ``If`` takes the branch that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+from ..device.tracing import naming
+from ..tensor import Tensor
+from . import folding
+from .call import OPERATORS, Call, NeedsValue, Operand, Unsupported, describe_node
+
+__all__ = ["Scope", "Interpreter", "check_operators", "standard"]
+
+MOST_NODES = 200_000
+"""Of a graph with its functions walked through."""
+MOST_DEPTH = 48
+"""Functions within functions and graphs within graphs."""
+_ALWAYS_FOLDED = frozenset({"Constant"})
+_HOST = frozenset({"Shape", "Size"})
+"""Known of a tensor before it has values."""
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+
+
+def standard(domain: str) -> bool:
+    """Whether a domain is ONNX's own."""
+    return domain in ("", "ai.onnx")
+
+
+class Scope:
+    """Values by name, what each depends on, and the scope around."""
+
+    def __init__(self, opsets: Mapping[str, int], outer: Scope | None = None, attributes: Any = None) -> None:
+        self.values: dict[str, Operand] = {}
+        self.sources: dict[str, frozenset[str]] = {}
+        self.makers: dict[str, Any] = {}
+        """The node that made each value, for operators that look at what they follow."""
+        self.opsets, self.outer = opsets, outer
+        self.attributes: dict[str, Any] = attributes or {}
+        self.depth: int = 0 if outer is None else outer.depth + 1
+
+    def find(self, name: str) -> tuple[Operand, frozenset[str]]:
+        """A value and the net's inputs that it depends on. Raises InvalidArgument for a name that nothing made."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name], scope.sources.get(name, frozenset())
+            scope = scope.outer
+        raise InvalidArgument(f"the graph reads {name!r} before anything makes it")
+
+
+def _count(nodes: Iterable[Any], functions: Mapping[Any, Any], known: dict[Any, int], depth: int = 0) -> int:
+    """Nodes with the model's functions written out, each function counted once; refused before one is walked."""
+    if depth > MOST_DEPTH:
+        raise InvalidArgument(f"functions or graphs lie more than {MOST_DEPTH} deep in each other: refused")
+    total = 0
+    for node in nodes:
+        key = (node.domain, node.op_type, getattr(node, "overload", ""))
+        if key in functions and key not in known:
+            known[key] = _count(functions[key].node, functions, known, depth + 1)
+        total += 1 + known.get(key, 0)
+        if total > MOST_NODES:
+            raise InvalidArgument(f"the model has more than {MOST_NODES} nodes, functions walked through: refused")
+    return total
+
+
+class Interpreter:
+    """One pass over a model; ``run`` answers the outputs.
+
+    ``memory`` keeps what was uploaded and folded of the model's own values for the next pass.
+    """
+
+    def __init__(self, model: Any, queue: Any, math: str, memory: dict[Any, Any]) -> None:
+        self.queue, self.math, self._memory = queue, math, memory
+        self._mine: dict[Any, Any] = {}
+        self._lasting: set[int] = memory.setdefault("lasting", set())
+        """Ids of arrays that are the same in every pass: initialisers, and what is folded of them."""
+        self._functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
+        self._nodes, self._most = 0, queue.device.global_mem_size
+        self.zero_pads: dict[int, tuple[Tensor, Tensor, dict[int, tuple[int, int]]]] = {}
+        """Tensors, by id, that are another one with so many zeros before and behind it along each axis."""
+        self.made: dict[int, tuple[str, Sequence[Operand], Mapping[str, Any]]] = {}
+        """The operator of ONNX's own that made a tensor, by id, its operands and attributes; see ``quotients``."""
+        self._seen: list[Tensor] = []
+        _count(model.graph.node, self._functions, {})
+
+    def upload(self, value: np.ndarray) -> Tensor:
+        """A constant on the device, once; the model's own stay for the next pass."""
+        memory = self._memory if id(value) in self._lasting else self._mine
+        key = ("upload", id(value))
+        if key not in memory:
+            held = value.astype(value.dtype.newbyteorder("="), copy=False)
+            memory[key] = (Tensor.from_numpy(held, self.queue), value)  # the array is held: its id stays its own
+        return memory[key][0]  # type: ignore[no-any-return]
+
+    def derive(self, what: tuple[Any, ...], source: np.ndarray, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """An array made of another constant, once."""
+        lasting = id(source) in self._lasting
+        memory, key = (self._memory if lasting else self._mine), ("derived", id(source), *what)
+        if key not in memory:
+            memory[key] = (make(), source)
+            if lasting:
+                self._lasting.add(id(memory[key][0]))
+        return memory[key][0]  # type: ignore[no-any-return]
+
+    def run(self, nodes: Iterable[Any], scope: Scope) -> None:
+        """Walk ``nodes``, which leave their results in ``scope``."""
+        if scope.depth > MOST_DEPTH:
+            raise InvalidArgument(f"functions or graphs lie more than {MOST_DEPTH} deep in each other: refused")
+        for node in nodes:
+            self._nodes += 1
+            if self._nodes > MOST_NODES:
+                raise InvalidArgument(f"the model has more than {MOST_NODES} nodes, functions walked through: refused")
+            self._node(node, scope)
+
+    def _node(self, node: Any, scope: Scope) -> None:
+        found = [scope.find(name) if name else (None, frozenset()) for name in node.input]
+        operands, sources = [value for value, _ in found], [source for _, source in found]
+        attributes = _attributes(node, scope)
+        if node.op_type == "If" and standard(node.domain):
+            self._branch(node, scope, operands, attributes, sources)
+            return
+        with naming(next((name for name in node.output if name), "")):
+            results = self._results(node, scope, operands, attributes, sources)
+        if len(results) < len([name for name in node.output if name]):
+            raise Unsupported(f"{describe_node(node)} has {len(node.output)} outputs, of which {len(results)} are here")
+        if standard(node.domain) and results and isinstance(results[0], Tensor):
+            self.made[id(results[0])] = node.op_type, operands, attributes
+            self._seen.append(results[0])  # held: its id stays its own
+        depends = frozenset().union(*sources)
+        for name, value in zip(node.output, results, strict=False):
+            if isinstance(value, Tensor) and value.nbytes > self._most:
+                raise InvalidArgument(
+                    f"{describe_node(node)} makes a tensor of shape {value.shape}, {value.nbytes} bytes: "
+                    f"the device has {self._most}"
+                )
+            if name:
+                scope.values[name], scope.sources[name], scope.makers[name] = value, depends, (node, scope)
+
+    def _results(
+        self,
+        node: Any,
+        scope: Scope,
+        operands: list[Operand],
+        attributes: dict[str, Any],
+        sources: list[frozenset[str]],
+    ) -> Sequence[Operand]:
+        ours = standard(node.domain)
+        opset = scope.opsets.get("" if ours else node.domain, scope.opsets.get("ai.onnx", 1) if ours else 1)
+        if ours and node.op_type in _HOST and operands:
+            return [_shape_of(node.op_type, operands[0], attributes)]
+        if ours and all(not isinstance(value, Tensor) for value in operands) and node.op_type not in _RANDOM:
+            try:
+                return self._fold(node, scope, operands, opset)
+            except folding.Unfoldable:
+                pass
+        function = self._functions.get((node.domain, node.op_type, getattr(node, "overload", "")))
+        if function is None and ours and node.op_type in OPERATORS:
+            call = Call(self, node, operands, attributes, opset, sources, scope)
+            try:
+                answer = OPERATORS[node.op_type](call)
+            except (NeedsValue, Unsupported):
+                raise
+            except InvalidArgument as error:
+                if str(error).startswith(call.name):
+                    raise
+                raise InvalidArgument(f"{call.name}: {error}") from error
+            return answer if isinstance(answer, list | tuple) else (answer,)
+        if function is None and ours:
+            function = body_of(node, opset, operands)
+        if function is None:
+            raise Unsupported(f"{describe_node(node)} has no operator here")
+        return self._function(function, node, scope, operands, attributes, sources)
+
+    # --- known on the host -------------------------------------------------------------------------------------------
+
+    def _fold(self, node: Any, scope: Scope, operands: list[Operand], opset: int) -> Sequence[Operand]:
+        from . import constants
+
+        lasting = scope.depth == 0 and all(value is None or id(value) in self._lasting for value in operands)
+        key = ("fold", id(node))
+        if lasting and key in self._memory:
+            return self._memory[key][0]  # type: ignore[no-any-return]
+        plain = constants.value_of(node) if node.op_type == "Constant" else None
+        if plain is None:
+            values = {name: value for name, value in zip(node.input, operands, strict=True) if name}
+            made = _resolved(node, scope)
+            results = folding.evaluate(made, values, {"": opset}, describe_node(node))  # type: ignore[arg-type]
+        else:
+            results = [plain]
+        if lasting:
+            self._memory[key] = (results, node)
+            self._lasting.update(id(value) for value in results)
+        return results  # type: ignore[return-value]
+
+    # --- graphs within -----------------------------------------------------------------------------------------------
+
+    def _branch(
+        self,
+        node: Any,
+        scope: Scope,
+        operands: list[Operand],
+        attributes: dict[str, Any],
+        sources: list[frozenset[str]],
+    ) -> None:
+        condition = operands[0]
+        if isinstance(condition, Tensor):
+            raise NeedsValue(sources[0], f"{describe_node(node)} must know its condition")
+        graph = attributes["then_branch" if bool(np.ravel(condition)[0]) else "else_branch"]
+        inner = Scope(scope.opsets, scope, scope.attributes)
+        for tensor in graph.initializer:
+            from .reading import to_array
+
+            inner.values[tensor.name] = to_array(tensor, None)
+        self.run(graph.node, inner)
+        for name, made in zip(node.output, graph.output, strict=False):
+            scope.values[name], scope.sources[name] = inner.find(made.name)
+
+    def _function(
+        self,
+        function: Any,
+        node: Any,
+        scope: Scope,
+        operands: list[Operand],
+        attributes: dict[str, Any],
+        sources: list[frozenset[str]],
+    ) -> Sequence[Operand]:
+        opsets = {"" if standard(o.domain) else o.domain: o.version for o in function.opset_import} or dict(
+            scope.opsets
+        )
+        defaults = {a.name: _value(a) for a in function.attribute_proto}
+        inner = Scope(opsets, None, {**defaults, **attributes})
+        inner.depth = scope.depth + 1
+        missing = [None] * (len(function.input) - len(operands))
+        for name, value, source in zip(
+            function.input, [*operands, *missing], [*sources, *[frozenset()] * len(missing)]
+        ):
+            inner.values[name], inner.sources[name] = value, source
+        self.run(function.node, inner)
+        return [inner.find(name)[0] for name in function.output]
+
+
+def body_of(node: Any, opset: int, operands: Sequence[Operand] | None = None) -> Any:
+    """The function by which ONNX itself defines an operator, or None."""
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+    if schema.has_function:
+        return schema.function_body
+    if not schema.has_context_dependent_function:
+        return None
+    types = []
+    for value in operands or ():
+        kind = onnx.TypeProto()
+        if value is not None:
+            kind.tensor_type.elem_type = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+            for size in value.shape:
+                kind.tensor_type.shape.dim.add().dim_value = size
+        types.append(kind.SerializeToString())
+    versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
+    try:
+        text = schema.get_context_dependent_function_with_opset_version(
+            max(versions, default=opset), node.SerializeToString(), types
+        )
+    except Exception:  # where the types do not suit the builder
+        return None
+    function = onnx.FunctionProto()
+    function.ParseFromString(text)
+    return function if function.node else None
+
+
+def _shape_of(kind: str, value: Any, attributes: Mapping[str, Any]) -> np.ndarray:
+    shape = tuple(value.shape)
+    if kind == "Size":
+        return np.array(np.prod(shape, dtype=np.int64), np.int64)
+    return np.array(shape[slice(attributes.get("start", 0), attributes.get("end"))], np.int64)
+
+
+def _attributes(node: Any, scope: Scope) -> dict[str, Any]:
+    """A node's attributes, those of a function's body taken from the call."""
+    found = {}
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            found[attribute.name] = _value(attribute)
+        elif attribute.ref_attr_name in scope.attributes:
+            found[attribute.name] = scope.attributes[attribute.ref_attr_name]
+    return found
+
+
+def _value(attribute: Any) -> Any:
+    from onnx.helper import get_attribute_value
+
+    return get_attribute_value(attribute)
+
+
+def _resolved(node: Any, scope: Scope) -> Any:
+    """The node with the attributes that a function's call gives."""
+    import onnx
+
+    if not any(attribute.ref_attr_name for attribute in node.attribute):
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    del copy.attribute[:]
+    copy.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in _attributes(node, scope).items())
+    return copy
+
+
+def check_operators(model: Any, opsets: Mapping[str, int]) -> None:
+    """Raise Unsupported that names every node for which there is nothing, all at once."""
+    functions = {(f.domain, f.name): f for f in model.functions}
+    missing: dict[str, list[str]] = {}
+    seen: set[tuple[str, str]] = set()
+
+    known = {tensor.name for tensor in model.graph.initializer} | {""}
+    """Values that the walk knows of any input's shape: what is made of them is folded, by whatever operator."""
+
+    def look(nodes: Iterable[Any], versions: Mapping[str, int], depth: int = 0) -> None:
+        if depth > MOST_DEPTH:
+            raise InvalidArgument(f"functions or graphs lie more than {MOST_DEPTH} deep in each other: refused")
+        for node in nodes:
+            ours = standard(node.domain)
+            key = (node.domain, node.op_type)
+            if (
+                depth == 0
+                and ours
+                and (node.op_type in _HOST or (node.op_type not in _RANDOM and known.issuperset(node.input)))
+            ):
+                known.update(node.output)
+                continue
+            if key in functions:
+                if key not in seen:
+                    seen.add(key)
+                    function = functions[key]
+                    inner = {"" if standard(o.domain) else o.domain: o.version for o in function.opset_import}
+                    look(function.node, inner, depth + 1)
+            elif not ours or not _has(node, versions.get("", 1)):
+                missing.setdefault(f"{node.domain + '.' if not ours else ''}{node.op_type}", []).append(
+                    node.name or next((name for name in node.output if name), "")
+                )
+            for attribute in node.attribute:
+                if node.op_type == "If":
+                    look(attribute.g.node, versions, depth + 1)
+
+    look(model.graph.node, opsets)
+    if missing:
+        listed = "; ".join(f"{kind} ({_few(names)})" for kind, names in sorted(missing.items()))
+        raise Unsupported(f"there is no operator here for: {listed}")
+
+
+def _has(node: Any, opset: int) -> bool:
+    if node.op_type in OPERATORS or node.op_type in _HOST | _ALWAYS_FOLDED | {"If"}:
+        return True
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return False
+    if not node.input and node.op_type not in _RANDOM:
+        return True  # a constant
+    if node.op_type in ("ConstantOfShape", "Range", "EyeLike"):
+        return True  # of shapes that the walk knows
+    body = schema.function_body if schema.has_function else body_of(node, opset) if not node.input else None
+    if schema.has_context_dependent_function and body is None:
+        return True  # what it is made of depends on types, which the walk knows
+    return body is not None and all(_has(inner, opset) for inner in body.node)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,89 @@
+"""Calls with patience: the quickest plan that is ready computes until the chosen one is compiled.
+
+``policy(patience=SECONDS)`` lets a first call wait so long for its plan. Then it computes by ``general``, and calls
+change to the chosen plan when it is there, without waiting.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any
+
+from ..api.policy import Policy
+from ..api.problem import ConvProblem
+from ..device import runtime
+from ..device.commands.interface import thread
+from ..device.programs.kernels import Programs
+from .generic_solver import GenericSolver, generic_s
+from .prepared import Prepared
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["forget", "is_enabled", "ready_first"]
+
+LONGEST_S = 0.5
+"""A call that would compute by ``general`` for longer waits for its plan: compiling takes less."""
+_GENERAL = GenericSolver()
+_plans = Programs()
+_lock = threading.Lock()
+_under_way: dict[Any, Future[Prepared]] = {}
+
+
+def is_enabled(policy: Policy) -> bool:
+    """Whether a call under a policy may compute by another plan meanwhile."""
+    if policy.patience is None or thread.capturing is not None:  # what is recorded stays as it is
+        return False
+    return not (policy.frozen or policy.deterministic or policy.solver)
+
+
+def ready_first(
+    problem: ConvProblem,
+    context: cl.Context,
+    patience: float,
+    key: Any,
+    make: Callable[[], Prepared],
+    arrived: Callable[[], Any],
+) -> Prepared:
+    """What ``make()`` answers, if that is within ``patience`` seconds; else a plan that is ready, until ``arrived()``.
+
+    Raises what ``make`` raises, where the caller still waits for it.
+    """
+    info = runtime.device_info(context.devices[0])
+    if _GENERAL.rejects(problem, info) or generic_s(problem, info) > LONGEST_S:
+        return make()
+    with _lock:
+        making = _under_way.get(key)
+        if making is None:
+            making = _under_way[key] = Future()
+            work = contextvars.copy_context()
+            threading.Thread(target=work.run, args=(_make, making, key, make, arrived), daemon=True).start()
+    if wait([making], max(0.0, patience)).done:
+        return making.result()
+    return _plans.make((context, problem), lambda: _meanwhile(context, problem))
+
+
+def _meanwhile(context: cl.Context, problem: ConvProblem) -> Prepared:
+    plan = _GENERAL.plan(context, problem, {})
+    return Prepared(context, problem, problem, _GENERAL, {}, plan, "until the chosen plan is compiled")
+
+
+def _make(making: Future[Prepared], key: Any, make: Callable[[], Prepared], arrived: Callable[[], Any]) -> None:
+    try:
+        made = make()
+    except BaseException as error:  # a call that asks later meets it
+        making.set_exception(error)
+    else:
+        making.set_result(made)
+    finally:
+        with _lock:
+            _under_way.pop(key, None)
+        arrived()
+
+
+def forget() -> None:
+    """Drop what computes meanwhile."""
+    _plans.drop()

@@ -1,0 +1,110 @@
+"""A lock file fixes which solver and configuration runs each problem of a net, on every machine and in every run.
+
+``convdispatch find --lock FILE`` writes one, ``CONVDISPATCH_LOCK=FILE`` puts it in force, and ``find --lock FILE
+--check`` fails when today's decisions differ. JSON, sorted, one problem a line, so that version control shows changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...api.errors import ConvDispatchError, InvalidArgument, InvalidPolicy
+from ...api.policy import forbid_when_frozen
+from ...api.problem import ConvProblem
+from ...device import jsontext
+from ..records.packs import publish
+
+__all__ = ["Decision", "agree", "in_force", "read", "write"]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What runs one problem: a solver and one of its configurations."""
+
+    solver: str
+    config: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.solver} {json.dumps(dict(self.config), sort_keys=True)}"
+
+
+def read(path: str | Path) -> dict[str, Decision]:
+    """The decisions of a lock file by problem text. Raises InvalidPolicy naming the file and what is wrong."""
+    try:
+        values = jsontext.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidPolicy(f"the lock file {path} cannot be read: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise InvalidPolicy(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+    except ValueError as error:  # no UTF-8, too deep, too long a number
+        raise InvalidPolicy(f"the lock file {path} cannot be read: {error}") from error
+    if not isinstance(values, dict) or values.get("schema") != SCHEMA or not isinstance(values.get("problems"), dict):
+        raise InvalidPolicy(f"{path} is no lock file of schema {SCHEMA}: write it with convdispatch find --lock")
+    decisions = {}
+    for text, entry in values["problems"].items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("solver"), str):
+            raise InvalidPolicy(f"{path}: {text} names no solver")
+        config = entry.get("config", {})
+        if not isinstance(config, dict):
+            raise InvalidPolicy(f"{path}: the configuration of {text} is a mapping, got {config!r}")
+        try:
+            decisions[str(ConvProblem.parse(text))] = Decision(entry["solver"], config)
+        except ConvDispatchError as error:
+            raise InvalidPolicy(f"{path}: {error}") from None
+    return decisions
+
+
+def write(path: str | Path, decisions: Mapping[str, Decision]) -> None:
+    """Write a lock file, whole or not at all. Raises InvalidArgument where the place refuses."""
+    lines = ",\n".join(
+        f"{json.dumps(text)}: {json.dumps({'solver': d.solver, 'config': dict(d.config)}, sort_keys=True)}"
+        for text, d in sorted(decisions.items())
+    )
+    try:
+        publish(Path(path), f'{{"schema": {SCHEMA}, "problems": {{\n{lines}\n}}}}\n')
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        raise InvalidArgument(f"the lock file {path} cannot be written: {error}") from None
+
+
+def drift(locked: Mapping[str, Decision], today: Iterable[tuple[str, Decision]]) -> list[str]:
+    """Where today's decisions differ from the locked ones, a sentence each."""
+    found = []
+    for text, decision in today:
+        held = locked.get(text)
+        if held is None:
+            found.append(f"{text}: not locked, today {decision}")
+        elif (held.solver, dict(held.config)) != (decision.solver, dict(decision.config)):
+            found.append(f"{text}: locked {held}, today {decision}")
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _known(path: str) -> dict[str, Decision]:
+    forbid_when_frozen("read the lock file")
+    return read(path)
+
+
+_agreed: dict[str, Decision] = {}
+
+
+def agree(decisions: Mapping[str, Decision]) -> None:
+    """Fix decisions that several processes took together, by problem text; they come before this process's own file."""
+    _agreed.update(decisions)
+
+
+def in_force(problem: ConvProblem) -> tuple[Decision, str] | None:
+    """The decision that ``agree`` or ``CONVDISPATCH_LOCK`` fixes for a problem, and what did; None if nothing does."""
+    text = str(problem) if _agreed or "CONVDISPATCH_LOCK" in os.environ else ""
+    if text in _agreed:
+        return _agreed[text], "of all ranks"
+    path = os.environ.get("CONVDISPATCH_LOCK")
+    decision = _known(path).get(text) if path else None
+    return (decision, path) if decision is not None and path else None

@@ -1,0 +1,54 @@
+"""Which solvers the rules prefer for a problem: the registry's first match, and before packaged rules the plugins' own.
+
+The user's rules stand before all. Then a plugin may put its own solvers in front, by a ``registry.yaml`` in its
+package; several plugins share the places. Then come the packaged rules. A registry that replaces these replaces both.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from dataclasses import dataclass
+
+from ...api.device import DeviceInfo
+from ...api.problem import ConvProblem
+from ..plugins.loader import plugins
+from ..plugins.registry import Rule, packaged_path, registry
+
+__all__ = ["Preferred", "preferred"]
+
+
+@dataclass(frozen=True)
+class Preferred:
+    """The solvers that one name or glob of a rule means share ``place``, 0 for the first."""
+
+    place: int
+    glob: str
+    rule: Rule
+    plugin: str | None = None
+    """Only solvers of this plugin are meant; None for all."""
+
+    def __str__(self) -> str:
+        packaged = packaged_path()
+        where = self.rule.where.removeprefix(f"{packaged.parent}{os.sep}" if packaged else "")
+        when = ", ".join(map(str, self.rule.when))
+        return f"{where} prefers {self.glob} for {when or 'everything'}"
+
+    def means(self, solver: str) -> bool:
+        """Whether ``solver`` is meant: a derived one only if the glob says so, for rewriting has its own cost."""
+        if self.plugin is not None and plugins().provider(solver) != self.plugin:
+            return False
+        return ("+" in self.glob or "+" not in solver) and fnmatch.fnmatchcase(solver, self.glob)
+
+
+def preferred(problem: ConvProblem, device: DeviceInfo) -> list[Preferred]:
+    """What the matching rules prefer, first place first. Raises InvalidPolicy."""
+    rules, order = registry(), []
+    first = rules.rule(problem, device)
+    if rules.own is not None and first not in rules.rules[: rules.own]:
+        matching = {name: shipped.rule(problem, device) for name, shipped in plugins().rules.items()}
+        for name, rule in matching.items():
+            order += [Preferred(i, glob, rule, name) for i, glob in enumerate(rule.prefer if rule else ())]
+    after = 1 + max((one.place for one in order), default=-1)
+    order += [Preferred(after + i, glob, first) for i, glob in enumerate(first.prefer if first else ())]
+    return sorted(order, key=lambda one: one.place)

@@ -1,0 +1,62 @@
+"""What a measurement rests on: the plugin, its version, the text it compiles, the driver."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from pathlib import Path
+
+from ...api.device import DeviceInfo
+from ..plugins.loader import plugins
+from ..records.record import Provenance
+
+__all__ = ["current", "text_hash"]
+
+_TEXTS = {".py", ".cl", ".mako", ".h", ".c", ".cu"}
+
+
+def current(solver: str, device: DeviceInfo, workspace_limit: int | None = None) -> Provenance:
+    """The provenance that a measurement of ``solver`` on ``device`` would have now."""
+    loaded = plugins()
+    found = loaded.solvers.get(solver) or loaded.solvers.get(solver.partition("+")[0])
+    return Provenance(
+        plugin=loaded.provider(solver) if found is not None else "",
+        plugin_version=loaded.version(solver),
+        kernel_hash=text_hash(type(found).__module__) if found is not None else "",
+        driver=device.driver,
+        workspace_limit=workspace_limit,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def text_hash(module: str) -> str:
+    """Hash of the kernel and host text of a solver's package and of what plans share; 16 hexadecimal digits.
+
+    The whole package, not the text of one kernel: that is known without compiling, and a plan also depends on how the
+    host launches. Empty for a module without files.
+    """
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return ""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[2]
+    header, device = root / "api", root / "device"
+    shared = {*_texts(device / "gemm"), device / "programs" / "kernels.py", header / "walk.py", *header.glob("*.cl")}
+    for path in sorted({*_texts(_package_folder(module, Path(file))), *shared}):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _package_folder(module: str, file: Path) -> Path:
+    """The folder of the outermost package below the top-level one it must not leave, or the file itself."""
+    top = sys.modules.get(module.partition(".")[0])
+    places = list(getattr(top, "__path__", ()))
+    return Path(places[0]) if places else file
+
+
+def _texts(place: Path) -> list[Path]:
+    if place.is_file():
+        return [place]
+    return [path for path in place.rglob("*") if path.suffix in _TEXTS and "__pycache__" not in path.parts]

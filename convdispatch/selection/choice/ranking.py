@@ -1,0 +1,272 @@
+"""The order of choice: the solvers for a problem on a device, best first, each with its configuration and the reason.
+
+Read from the top: who could compute it; who refuses, and why; and of those that accept, whom a lock file names, who was
+measured as fastest, whom measured neighbours speak for, whom ``registry.yaml`` prefers, who predicts the least time,
+whose name comes first. A policy's pin is a refusal of all others.
+
+A plugin none of whose solvers predict a time (a vendor's library, which is loaded to be asked) comes after all who do,
+unless something names it. So what runs first can be known without it: ``Choices``.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import reprlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...api.device import DeviceInfo
+from ...api.errors import InvalidPolicy, NoSolver
+from ...api.policy import Policy, current_policy
+from ...api.problem import ConvProblem
+from ...api.solver import Solver
+from ..derivation import Derived, derived
+from ..plugins import verdicts
+from ..plugins.loader import plugins
+from ..plugins.registry import registry
+from ..records.perfdb import perfdb, scope_of
+from ..solver_query import Fault, predicted, query
+from . import lockfile
+from .evidence import Evidence, error_reason, from_neighbours, measured
+from .neighbours import Offer, neighbours
+from .preference import Preferred, preferred
+
+__all__ = ["Candidate", "Choices", "contestants", "forgive", "rank", "reasons", "refusal", "set_aside"]
+
+_quarantined: dict[tuple[ConvProblem, DeviceInfo, str], str] = {}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A solver that accepts the problem, the configuration it would run with, and what put it in its place."""
+
+    solver: Solver
+    config: Mapping[str, Any]
+    source: str
+    """For example ``measured``, ``registry.yaml:12`` or ``predicted``."""
+    rule: str = ""
+    """The rule that put it there, in words."""
+
+
+def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> list[Candidate]:
+    """The candidates for a problem, best first. Raises NoSolver with every reason when there is none."""
+    return [candidate for candidate, _ in _placed(problem, device, policy or current_policy(), frozenset())]
+
+
+def _placed(
+    problem: ConvProblem, device: DeviceInfo, policy: Policy, without: Collection[str]
+) -> list[tuple[Candidate, tuple[Any, ...]]]:
+    """The candidates that plugins other than ``without`` offer, best first, and each one's place while unmeasured."""
+    while True:
+        accepted, reasons = {}, {}
+        for name, solver in contestants(problem, device, without).items():
+            refused = refusal(solver, problem, device, policy)
+            if refused:
+                reasons[name] = refused[1]
+            else:
+                accepted[name] = solver
+        if not accepted:
+            raise NoSolver(problem, str(device), reasons)
+        try:
+            return _Ranking(problem, device, policy, accepted, reasons).candidates()
+        except Fault:  # a later question showed it: the solver is set aside now, and the others are ranked
+            continue
+
+
+class Choices:
+    """The candidates that ``rank`` answers, in its order; plugins that predict nothing are asked once the first is not
+    enough, where they cannot be first."""
+
+    def __init__(self, problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> None:
+        self._asked = problem, device, policy or current_policy()
+        self._ranked: list[Candidate] | None = None
+        first = _foremost(*self._asked)
+        if first is None:
+            self._ranked = rank(*self._asked)
+            first = self._ranked[0]
+        self.first: Candidate = first
+
+    def __iter__(self) -> Iterator[Candidate]:
+        yield self.first
+        if self._ranked is None:
+            self._ranked = rank(*self._asked)
+        yield from (each for each in self._ranked if each.solver.name != self.first.solver.name)
+
+
+def _foremost(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candidate | None:
+    """The first that ``rank`` would answer, without asking plugins that predict nothing; None where one may be it."""
+    loaded = plugins()
+    own = _by_plugin()
+    silent = {plugin for plugin, solvers in own.items() if not any(solver.predicts for solver in solvers.values())}
+    if not silent or policy.solver is not None or lockfile.in_force(problem) is not None:
+        return None
+    try:
+        placed = _placed(problem, device, policy, silent)
+    except NoSolver:
+        return None
+    first = placed[0][0]
+    known = [record.solver for record in perfdb().lookup(problem, device, scope_of(policy))]
+    if first.source.startswith("measured "):  # records behind its own bear on nothing
+        last = max(place for place, name in enumerate(known) if name == first.solver.name)
+        return None if any(loaded.provider(name) in silent for name in known[:last]) else first
+    if any(loaded.provider(name) in silent for name in (*known, *neighbours(perfdb(), device).solvers(problem))):
+        return None
+    least = min(place for _, place in placed)
+    order = preferred(problem, device)
+    if any("+" in one.glob for one in order if one.place <= least[0]):  # it may name what is derived from one of them
+        return None
+    names = [name for plugin in silent for name in own[plugin]]
+    return first if all(_place(order, name, None)[0] > least for name in names) else None
+
+
+def _by_plugin() -> dict[str, dict[str, Solver]]:
+    """Each plugin's solvers by name."""
+    loaded = plugins()
+    own: dict[str, dict[str, Solver]] = {}
+    for name, solver in loaded.solvers.items():
+        own.setdefault(loaded.plugin_of.get(name, name), {})[name] = solver
+    return own
+
+
+def _place(order: list[Preferred], name: str, cost: float | None) -> tuple[tuple[Any, ...], Preferred | None]:
+    """What unmeasured solvers are sorted by, and the rule that bears on this one."""
+    rule = next((rule for rule in order if rule.means(name)), None)
+    return (rule.place if rule else len(order), cost is None, cost or 0.0, name), rule
+
+
+def contestants(problem: ConvProblem, device: DeviceInfo, without: Collection[str] = ()) -> dict[str, Solver]:
+    """Every solver for a problem, by name, sorted: the plugins', and those derived where a plugin has a gap.
+
+    Those of the plugins ``without`` are left out, and not asked.
+    """
+    own = {plugin: solvers for plugin, solvers in _by_plugin().items() if plugin not in without}
+    named = {name: solver for solvers in own.values() for name, solver in solvers.items()}
+    return dict(sorted({**named, **derived(problem, device, own)}.items()))
+
+
+def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[str, str] | None:
+    """Why ``solver`` is no candidate: (status, reason), or None. One that breaks its contract is set aside."""
+    if policy.solver is not None and not fnmatch.fnmatchcase(solver.name, policy.solver):
+        return "refused", f"policy(solver={policy.solver!r}) does not name it"
+    if policy.deterministic and not solver.deterministic:
+        return "refused", "policy(deterministic=True), and this solver is not"
+    reason = registry().erratum(solver.name, problem, device)
+    if reason is None and isinstance(solver, Derived):
+        reason = registry().erratum(solver.root.name, solver.innermost(problem), device)
+    if reason:
+        return "refused", reason
+    answers = query(solver, problem, device)
+    reason = answers.refused or error_reason(solver, problem, device, policy)
+    if reason:
+        return "refused", reason
+    try:
+        if answers.accepts and not answers.within(policy.workspace_limit):
+            return "refused", f"no configuration needs {policy.workspace_limit} bytes of workspace or less"
+    except Fault:
+        pass
+    if answers.fault:
+        return "quarantined", answers.fault
+    failed = _quarantined.get((problem, device, solver.name))
+    failed = failed or verdicts.against(problem, device, solver.name, plugins().fingerprint(solver.name))
+    return ("quarantined", failed) if failed else None
+
+
+class _Ranking:
+    """Puts the accepted solvers of one problem in order, each with the configuration it would run."""
+
+    def __init__(
+        self,
+        problem: ConvProblem,
+        device: DeviceInfo,
+        policy: Policy,
+        accepted: Mapping[str, Solver],
+        reasons: Mapping[str, str],
+    ) -> None:
+        self.problem, self.device, self.policy = problem, device, policy
+        self.accepted, self.reasons = accepted, reasons
+
+    def candidates(self) -> list[tuple[Candidate, tuple[Any, ...]]]:
+        """Locked, measured, by neighbours, then by registry, predicted cost and name; each solver once, with its place
+        among the unmeasured."""
+        ordered: list[Candidate] = []
+        known = measured(self.problem, self.device, self.policy, self.accepted, self.configs)
+        offers = self._offers()
+        placed = self._unmeasured(offers)
+        unmeasured = [candidate for candidate, _ in placed]
+        near = None
+        if not known:
+            first = unmeasured[0].solver.name
+            near = from_neighbours(self.problem, self.device, offers, first, self._affordable, self._cost)
+        for evidence in [*self._locked(), *known, *([near] if near else [])]:
+            if all(evidence.solver != candidate.solver.name for candidate in ordered):
+                ordered.append(Candidate(self.accepted[evidence.solver], evidence.config, evidence.source))
+        named = {candidate.solver.name for candidate in ordered}
+        ordered += [candidate for candidate in unmeasured if candidate.solver.name not in named]
+        places = {candidate.solver.name: place for candidate, place in placed}
+        return [(candidate, places[candidate.solver.name]) for candidate in ordered]
+
+    def configs(self, solver: str) -> list[Mapping[str, Any]]:
+        """What a solver offers for the problem."""
+        return list(query(self.accepted[solver], self.problem, self.device).configs)
+
+    def _affordable(self, solver: str) -> list[Mapping[str, Any]]:
+        """The same within the policy's workspace."""
+        return query(self.accepted[solver], self.problem, self.device).within(self.policy.workspace_limit)
+
+    def _cost(self, solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
+        """What a solver predicts for another problem or configuration; None where it is none for that."""
+        return predicted(self.accepted[solver], problem, self.device, config)
+
+    def _offers(self) -> dict[str, Offer]:
+        """What each accepted solver would run unmeasured."""
+        found = {}
+        for name, solver in self.accepted.items():
+            answers = query(solver, self.problem, self.device)
+            config = answers.within(self.policy.workspace_limit)[0]
+            found[name] = Offer(config, answers.cost(config))
+        return found
+
+    def _locked(self) -> list[Evidence]:
+        found = lockfile.in_force(self.problem)
+        if found is None or self.policy.solver is not None:
+            return []
+        decision, path = found
+        if decision.solver not in self.accepted:
+            reason = self.reasons.get(decision.solver, "no plugin provides it")
+            raise InvalidPolicy(
+                f"{path} fixes {decision.solver} for {self.problem}, which cannot run on {self.device}: {reason}; "
+                "lock anew with convdispatch find --lock"
+            )
+        if not query(self.accepted[decision.solver], self.problem, self.device).offers(decision.config):
+            raise InvalidPolicy(
+                f"{path} fixes {decision.solver} for {self.problem} with {reprlib.repr(dict(decision.config))}, "
+                f"which is no configuration that it offers on {self.device}; lock anew with convdispatch find --lock"
+            )
+        return [Evidence(decision.solver, decision.config, f"lock file {path}")]
+
+    def _unmeasured(self, offers: Mapping[str, Offer]) -> list[tuple[Candidate, tuple[Any, ...]]]:
+        order = preferred(self.problem, self.device)
+        keyed = []
+        for name, offer in offers.items():
+            place, rule = _place(order, name, offer.cost)
+            origin = rule.rule.where if rule else "predicted" if offer.cost is not None else "name"
+            keyed.append((Candidate(self.accepted[name], offer.config, origin, str(rule or "")), place))
+        return sorted(keyed, key=lambda pair: pair[1])
+
+
+def reasons(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> dict[str, str]:
+    """Why each solver that refuses does, by name."""
+    solvers = contestants(problem, device)
+    answers = {name: refusal(solver, problem, device, policy) for name, solver in solvers.items()}
+    return {name: answer[1] for name, answer in answers.items() if answer}
+
+
+def set_aside(problem: ConvProblem, device: DeviceInfo, solver: str, reason: str) -> None:
+    """Refuse a solver for this problem and device from now on, in this process."""
+    _quarantined[problem, device, solver] = reason
+
+
+def forgive() -> None:
+    """Nobody is set aside any more."""
+    _quarantined.clear()

@@ -1,0 +1,82 @@
+"""The quickest plan to be ready: any convolution by one program that takes the geometry as arguments.
+
+It is no candidate of a choice: a call that has patience computes by it while a better plan is compiled. One program a
+dtype and epilogue, which the kernel cache holds from a machine's first time on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..api.activation import activation_macro
+from ..api.device import DeviceInfo
+from ..api.dtypes import storage_macros
+from ..api.problem import ConvProblem
+from ..api.solver import EPILOGUE, Solver
+from ..device.plans.steps import StepPlan
+from ..device.programs.kernels import OPERANDS, Launch, build, define, kernel_text
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["GenericSolver", "generic_s"]
+
+_LETTERS = [
+    *("mb", "ic", "oc", "g", "id", "ih", "iw", "od", "oh", "ow", "kd", "kh", "kw"),
+    *("sd", "sh", "sw", "pd", "ph", "pw", "dd", "dh", "dw"),
+]
+_STRIDES = [f"{tensor}{axis}" for tensor, axes in (("X", "NC"), ("Y", "NC"), ("W", "OC")) for axis in f"{axes}DHW"]
+_FLOPS = {"cpu": 3e8, "gpu": 3e10}
+"""Operations a second that a compute unit does at least, of a CPU; of a whole GPU."""
+
+
+def generic_s(problem: ConvProblem, device: DeviceInfo) -> float:
+    """About how long the plan runs, in seconds."""
+    units = device.compute_units if device.type == "cpu" else 1
+    return problem.flops / (_FLOPS.get(device.type, _FLOPS["gpu"]) * units)
+
+
+class GenericSolver(Solver):
+    """Every problem on every device whose dtype it supports, slowly."""
+
+    name = "general"
+    exact = True
+    fuses = EPILOGUE
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """An unsupported dtype, or no images."""
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        if problem.quantized:
+            return f"floating-point dtypes only, got {problem.dtype_text}"
+        return device.supports(problem.dtype)
+
+    def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """One launch, a work item an element of what is written."""
+        flags = {name.upper(): int(getattr(problem, name)) for name in ("bias", "residual", "accumulate")}
+        names = [letter.upper() for letter in _LETTERS] + _STRIDES
+        text = storage_macros(problem.dtype) + activation_macro(problem.activation) + define(**flags)
+        text += "#define GEOMETRY " + ", ".join(f"long {name}" for name in names) + "\n"
+        program = build(context, text + kernel_text(__package__, "general.cl"))
+        numbers = [getattr(problem, letter) for letter in _LETTERS]
+        for shape in (problem.x_shape, problem.y_shape, problem.w_shape):
+            numbers += _strides(shape, problem)
+        operands = {"fwd": "x w y", "bwd_data": "y w x", "bwd_weights": "x y w"}[problem.direction].split()
+        written = operands[-1]
+        extras = [name if getattr(problem, name) else written for name in ("bias", "residual")]
+        arguments = [*operands, *extras, *map(np.int64, numbers)]
+        sizes = (math.prod(problem.out_shape),)
+        return StepPlan(0, [Launch(program, problem.direction, sizes, None, arguments, names=OPERANDS)])
+
+
+def _strides(shape: tuple[int, ...], problem: ConvProblem) -> list[int]:
+    """Element strides by (outer, channel, d, h, w); axes that a problem of fewer dimensions lacks have none."""
+    steps = [*itertools.accumulate(reversed(shape[1:]), lambda a, b: a * b, initial=1)][::-1]
+    outer, *rest = steps
+    channel, space = (rest[-1], rest[:-1]) if problem.layout == "nhwc" else (rest[0], rest[1:])
+    return [outer, channel, *([0] * (3 - len(space))), *space]

@@ -1,0 +1,152 @@
+"""Runs a plan through the layers that wrap it, and tells a layer's failure from a plan's.
+
+The chain of hooks ends in the plan itself. What the plan raises is the solver's fault, and so is a PluginError, by
+which a layer says what it found of the plan. Anything else that comes out is a layer's own failure: the layer is
+switched off for the rest of the process, with a warning, and the convolution goes on without it.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+from ..api.errors import ConvDispatchWarning, Frozen, PluginError, words
+from ..api.hookspecs import hookimpl
+from .plugins.loader import plugins
+
+__all__ = ["call_state", "enqueue_plan", "run_layered"]
+
+_INNERMOST = "the plan itself"
+call_state = threading.local()
+"""``weights``: the weights that this thread's present call brought, where the plan is given their packed form."""
+
+
+def enqueue_plan(
+    problem: Any,
+    plan: Any,
+    queue: Any,
+    x: Any,
+    w: Any,
+    y: Any,
+    workspace: Any,
+    wait_for: Any = None,
+    bias: Any = None,
+    residual: Any = None,
+) -> Any:
+    """Call a plan with the keywords it knows: bias and residual only where the problem it was made for has them."""
+    if not (problem.bias or problem.residual):
+        return plan.enqueue(queue, x, w, y, workspace, wait_for)
+    extras = {"bias": bias} if problem.bias else {}
+    if problem.residual:
+        extras["residual"] = residual
+    return plan.enqueue(queue, x, w, y, workspace, wait_for, **extras)
+
+
+class _Innermost:
+    """The last implementation of the hook: what the layers are round."""
+
+    @hookimpl(trylast=True)
+    def convdispatch_enqueue(
+        self,
+        queue: Any,
+        problem: Any,
+        plan: Any,
+        x: Any,
+        w: Any,
+        y: Any,
+        workspace: Any,
+        wait_for: Any,
+        bias: Any,
+        residual: Any,
+    ) -> Any:
+        """Run the plan."""
+        return enqueue_plan(problem, plan, queue, x, w, y, workspace, wait_for, bias, residual)
+
+
+class _Watched:
+    """A plan that notes what became of it, for layers to call in its place."""
+
+    def __init__(self, plan: Any) -> None:
+        self._plan = plan
+        self.outcome: Any = None
+        """The event of the last call."""
+        self.operands: tuple[Any, ...] = ()
+        self.error: BaseException | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plan, name)
+
+    def enqueue(self, queue: Any, x: Any, w: Any, y: Any, workspace: Any, wait_for: Any = None, **extras: Any) -> Any:
+        """As the plan's."""
+        try:
+            self.outcome = self._plan.enqueue(queue, x, w, y, workspace, wait_for, **extras)
+        except BaseException as error:
+            self.error = error
+            raise
+        self.operands = x, w, y
+        return self.outcome
+
+
+def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tuple[Any, ...], **rest: Any) -> Any:
+    """The event of a plan that was run through the layers; ``operands`` are x, w, y, ``rest`` the hook's other ones."""
+    manager = plugins().manager
+    if not manager.has_plugin(_INNERMOST):
+        manager.register(_Innermost(), name=_INNERMOST)
+    watched = _Watched(plan)
+    x, w, y = operands
+    try:
+        event = manager.hook.convdispatch_enqueue(
+            queue=queue,
+            problem=problem,
+            solver=solver,
+            plan=watched,
+            x=x,
+            w=w,
+            y=y,
+            weights=getattr(call_state, "weights", None),
+            **rest,
+        )
+    except BaseException as error:
+        ours = isinstance(error, KeyboardInterrupt | Frozen | PluginError)
+        if error is watched.error or ours:
+            raise
+        _switch_off(_layer_of(error), f"it raised {words(error)}")
+        if watched.error is not None:
+            raise watched.error from None
+    else:
+        if hasattr(event, "wait") or not hasattr(watched.outcome, "wait"):
+            return event
+        _switch_off(None, f"they answered {type(event).__name__} where the plan's event was expected")
+    same = watched.operands and all(one is other for one, other in zip(watched.operands, operands, strict=True))
+    if same:  # it was run on the caller's memory, and need not run again
+        return watched.outcome
+    given = {name: rest.get(name) for name in ("workspace", "wait_for", "bias", "residual")}
+    return enqueue_plan(problem, plan, queue, x, w, y, **given)
+
+
+def _layer_of(error: BaseException) -> str | None:
+    """The innermost layer whose code an error came through; None where that cannot be told."""
+    manager, found = plugins().manager, None
+    modules = {getattr(manager.get_plugin(f"layer {name}"), "__name__", ""): name for name in plugins().layers}
+    frame = error.__traceback__
+    while frame is not None:
+        found = modules.get(frame.tb_frame.f_globals.get("__name__", "?"), found)
+        frame = frame.tb_next
+    return found
+
+
+def _switch_off(layer: str | None, why: str) -> None:
+    """Take a layer, or all of them, out of the chain."""
+    loaded = plugins()
+    names = [layer] if layer else list(loaded.layers)
+    for name in names:
+        if name in loaded.layers:  # another thread may have been faster
+            loaded.layers.remove(name)
+            loaded.manager.unregister(name=f"layer {name}")
+    warnings.warn(
+        f"layer {', '.join(names)} is switched off for the rest of this process: {why}; the convolutions go on without "
+        "it, and no solver is blamed",
+        ConvDispatchWarning,
+        stacklevel=3,
+    )

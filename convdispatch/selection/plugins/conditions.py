@@ -1,0 +1,94 @@
+"""Conditions of a registry's ``when``: which values a key takes, and whether a problem on a device has one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...api.device import DeviceInfo
+from ...api.dtypes import DTYPES, INTEGERS, QUANTIZED
+from ...api.problem import DIRECTIONS, LAYOUTS, MATHS, ConvProblem
+
+__all__ = ["KEYS", "Condition", "mistake"]
+
+_KINDS = {field.name: str(field.type) for field in dataclasses.fields(ConvProblem)} | {"depthwise": "bool"}
+_NUMBERS = {name for name, kind in _KINDS.items() if kind == "int"}
+_FLAGS = {name for name, kind in _KINDS.items() if kind == "bool"}
+_DEVICE = {"vendor", "type", "arch", "platform", "driver", "name"}
+_CHOICES = {
+    "direction": DIRECTIONS,
+    "dtype": (*DTYPES, *INTEGERS),
+    "out_dtype": tuple(QUANTIZED),
+    "layout": LAYOUTS,
+    "math": MATHS,
+    "type": ("cpu", "gpu", "accelerator"),
+}
+KEYS = _KINDS.keys() | _DEVICE
+"""What a ``when`` may ask: every letter and word of a problem, and these properties of a device."""
+_WHOLE = re.compile(r"[0-9]{1,18}")
+_COMPARISON = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(.+)")
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "!=": operator.ne,
+    "==": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One ``key: value`` of a ``when``; ``alternatives`` are texts or numbers, any of which may match."""
+
+    key: str
+    alternatives: tuple[Any, ...]
+
+    def matches(self, problem: ConvProblem, device: DeviceInfo) -> bool:
+        """Whether the problem's or the device's value satisfies one alternative."""
+        value = getattr(device if self.key in _DEVICE else problem, self.key)
+        return any(_satisfies(value, wanted) for wanted in self.alternatives)
+
+    def __str__(self) -> str:
+        return f"{self.key} {' or '.join(map(str, self.alternatives))}"
+
+
+def mistake(key: str, value: Any) -> str | None:
+    """Why no ``key`` can ever have ``value``, in words; None when one may."""
+    text = isinstance(value, str)
+    comparison = _COMPARISON.fullmatch(value) if text else None
+    if key in _NUMBERS:
+        if comparison and not _WHOLE.fullmatch(comparison[2].strip()):
+            return f"{key}: {value!r} must compare with a whole number"
+        whole = bool(_WHOLE.fullmatch(value.strip())) if text else type(value) is int
+        if not (whole or comparison):
+            return f"{key} takes a whole number, a list of them or a comparison such as '>=32', got {value!r}"
+    elif key in _FLAGS:
+        return None if isinstance(value, bool) else f"{key} takes true or false, got {value!r}"
+    elif key == "activation" and value is None:
+        return None
+    elif not text or (comparison and key != "driver"):
+        also = " or a comparison such as '>=580'" if key == "driver" else ""
+        return f"{key} takes a name or a glob{also}, got {value!r}"
+    elif key in _CHOICES and not fnmatch.filter(_CHOICES[key], value):
+        return f"{key} is one of {', '.join(_CHOICES[key])}, got {value!r}"
+    return None
+
+
+def _satisfies(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, str):
+        comparison = _COMPARISON.fullmatch(wanted)
+        if comparison:
+            return _OPERATORS[comparison[1]](_ordered(value), _ordered(comparison[2]))
+        return fnmatch.fnmatchcase(str(value), wanted)
+    return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
+
+
+def _ordered(value: Any) -> tuple[int, ...]:
+    """A number or a driver's version as something that compares: ``"580.159"`` is (580, 159)."""
+    return (value,) if isinstance(value, int) else tuple(int(part[:18]) for part in re.findall(r"[0-9]+", str(value)))

@@ -1,0 +1,386 @@
+"""Finds plugins and layers and loads each in a guard of its own, as the OpenCL ICD loader loads vendors.
+
+Sources, in order: entry points of the group ``convdispatch``, sorted by name; then the drop-in folder
+(``CONVDISPATCH_PLUGIN_DIR``, else ``plugins`` in the user's configuration folder), where a ``.py`` file or a package
+is a plugin. ``CONVDISPATCH_PLUGINS`` allows only the plugins it names, ``CONVDISPATCH_BLOCK`` and the registry's
+``block`` shut some out. Whatever goes wrong with one plugin is recorded, and the next one loads.
+
+A plugin that is a package may hold a ``registry.yaml``: rules that prefer solvers of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import pluggy
+
+from ...api import hookspecs
+from ...api.errors import ConvDispatchWarning, InvalidPolicy, words
+from ...api.solver import EPILOGUE, Solver
+from ...device.startup_profile import phase
+from . import verdicts
+from .registry import FILE_NAME, Registry, parse, read_text, registry
+
+__all__ = ["LAYER_GROUP", "Loaded", "Plugins", "dropin_folder", "load_alone", "plugins", "reload", "try_each"]
+
+LAYER_GROUP = "convdispatch.layers"
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What became of one plugin or layer that was found."""
+
+    name: str
+    source: str
+    status: str
+    """``loaded``, ``blocked``, ``failed`` or ``duplicate``."""
+    reason: str = ""
+    mend: str = ""
+    version: str = ""
+    solvers: tuple[str, ...] = ()
+
+
+@dataclass
+class Plugins:
+    """Everything that loaded: the hooks, the solvers by name, the layers, and a report of each candidate."""
+
+    manager: pluggy.PluginManager
+    solvers: dict[str, Solver] = field(default_factory=dict)
+    plugin_of: dict[str, str] = field(default_factory=dict)
+    """Plugin's name by solver's name."""
+    rules: dict[str, Registry] = field(default_factory=dict)
+    """What a plugin ships as ``registry.yaml``, by its name."""
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    """Version and hash of the text, by plugin's name."""
+    own: set[str] = field(default_factory=set)
+    """The plugins that come with this package."""
+    layers: list[str] = field(default_factory=list)
+    report: list[Loaded] = field(default_factory=list)
+
+    def provider(self, solver: str) -> str:
+        """The plugin that brought ``solver``; of a derived one (``name+rewriting``) the plugin it rests on."""
+        return self.plugin_of.get(solver) or self.plugin_of.get(solver.partition("+")[0], "?")
+
+    def unavailable(self, plugin: str) -> str | None:
+        """What a plugin says that it lacks on this machine, by ``unavailable()`` of its module; None where nothing."""
+        ask = getattr(self.manager.get_plugin(plugin), "unavailable", None)
+        try:
+            said = ask() if callable(ask) else None
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return f"its unavailable() raised {words(error)}"
+        if said is not None and not isinstance(said, str):
+            return f"its unavailable() answered a {type(said).__name__}, where a text or None was expected"
+        return said or None
+
+    def fingerprint(self, solver: str) -> str:
+        """What tells the version of the plugin that brought ``solver`` from others."""
+        return self.fingerprints.get(self.provider(solver), "")
+
+    def proven(self, solver: str) -> bool:
+        """Whether the solver's plugin comes with this package, or was verified on this machine."""
+        plugin = self.provider(solver)
+        return plugin in self.own or verdicts.trusted(plugin, self.fingerprint(solver))
+
+    def version(self, solver: str) -> str:
+        """Version of the distribution that brought ``solver``; empty for a drop-in."""
+        plugin = self.provider(solver)
+        return next((entry.version for entry in self.report if entry.name == plugin and entry.solvers), "")
+
+
+@dataclass(frozen=True)
+class _Found:
+    name: str
+    source: str
+    version: str
+    load: Callable[[], Any]
+    places: Callable[[], list[Path]] = list
+    """Its files and folders, found without importing anything."""
+    own: bool = False
+    """It comes with this package, and was tested with it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells this version of the plugin from others."""
+        return self.version if self.own else verdicts.fingerprint(self.version, self.places())
+
+
+@functools.lru_cache(maxsize=1)
+def plugins() -> Plugins:
+    """Load everything once; later calls return the same. Never raises for a plugin's sake."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    loaded = Plugins(manager)
+    with phase("plugins"):
+        for found in _candidates():
+            loaded.report.append(_load_plugin(loaded, found))
+        _load_layers(loaded)
+    for entry in loaded.report:
+        if entry.status in ("failed", "duplicate"):
+            warnings.warn(f"plugin {entry.name} was set aside: {entry.reason}", ConvDispatchWarning, stacklevel=2)
+    with contextlib.suppress(InvalidPolicy):  # a broken registry is raised where a problem is dispatched
+        for sentence in registry().unmatched(loaded.solvers):
+            warnings.warn(sentence, ConvDispatchWarning, stacklevel=2)
+    return loaded
+
+
+def reload() -> Plugins:
+    """Forget what was loaded and look again, for instance after an installation or a change of environment."""
+    plugins.cache_clear()
+    return plugins()
+
+
+def _words(variable: str) -> list[str]:
+    return [word.strip() for word in os.environ.get(variable, "").split(",") if word.strip()]
+
+
+def _entry_points(group: str) -> Iterator[_Found]:
+    for entry in sorted(importlib.metadata.entry_points(group=group), key=lambda e: (e.name, e.value)):
+        distribution = entry.dist
+        name, version = (distribution.name, distribution.version) if distribution else ("?", "")
+        places = functools.partial(_places, entry.value.partition(":")[0].partition(".")[0])
+        yield _Found(entry.name, f"{name} {version}".strip(), version, entry.load, places, name == "convdispatch")
+
+
+def dropin_folder() -> Path:
+    """The folder whose files and packages are plugins."""
+    chosen = os.environ.get("CONVDISPATCH_PLUGIN_DIR")
+    return Path(chosen) if chosen else Path(platformdirs.user_config_dir("convdispatch")) / "plugins"
+
+
+def _dropins() -> Iterator[_Found]:
+    folder = dropin_folder()
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        file = path / "__init__.py" if path.is_dir() else path
+        if file.suffix == ".py" and file.is_file() and not path.name.startswith((".", "_")):
+            load = functools.partial(_import_file, path.stem, file)
+            yield _Found(path.stem, str(path), "", load, functools.partial(list, [path]))
+
+
+def _places(module: str) -> list[Path]:
+    try:
+        spec = importlib.util.find_spec(module)  # of a top-level name: imports nothing
+    except (ImportError, ValueError):
+        return []
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return [Path(place) for place in folders or ([spec.origin] if spec and spec.origin else [])]
+
+
+def _candidates() -> list[_Found]:
+    return [*_entry_points(hookspecs.PROJECT), *_dropins()]
+
+
+def try_each(again: bool = False) -> bool:
+    """Import each plugin in a child of its own, several at once, and remember which of them do not survive that.
+
+    Those of which that is known are left out; ``again`` forgets it first. Answers whether what is known changed.
+    """
+    asked = [(found.name, found.fingerprint) for found in _candidates() if not _shut_out(found.name)]
+    before = {name: verdicts.import_fault(name, version) for name, version in asked}
+    if again:
+        verdicts.lift()
+    with ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1))) as pool:
+        new = [(name, version) for name, version in asked if again or before[name] is None]
+        found = pool.map(lambda one: verdicts.try_import(*one), new)
+    return before != before | {name: fault for (name, _), fault in zip(new, found)}
+
+
+def load_alone(name: str) -> None:
+    """In a child: load one plugin, ask what it provides, say that this was survived, and end the process."""
+    for found in _candidates():
+        if found.name == name:
+            with contextlib.suppress(BaseException):  # what raises is contained where it is loaded, too
+                module = found.load()
+                getattr(module, "convdispatch_solvers", list)()
+                getattr(module, "unavailable", str)()
+    sys.stdout.write("\x02survived")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _import_file(name: str, file: Path) -> Any:
+    module_name = f"convdispatch_dropin_{name}"
+    locations = [str(file.parent)] if file.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(module_name, file, submodule_search_locations=locations)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+def _shut_out(name: str) -> str | None:
+    allowed = _words("CONVDISPATCH_PLUGINS")
+    if allowed and name not in allowed:
+        return f"not named in CONVDISPATCH_PLUGINS={','.join(allowed)}"
+    if name in _words("CONVDISPATCH_BLOCK"):
+        return "named in CONVDISPATCH_BLOCK"
+    try:
+        rules = registry()
+    except InvalidPolicy:
+        return None  # a broken registry is the caller's error, raised where a problem is dispatched
+    return f"blocked by {rules.source}" if name in rules.block else None
+
+
+def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
+    def refuse(status: str, reason: str, mend: str = "") -> Loaded:
+        return Loaded(found.name, found.source, status, reason, mend, found.version)
+
+    blocked = _shut_out(found.name)
+    if blocked:
+        return refuse("blocked", blocked)
+    if loaded.manager.has_plugin(found.name):
+        return refuse("duplicate", f"another plugin named {found.name!r} is loaded", "rename or remove one of them")
+    version = loaded.fingerprints[found.name] = found.fingerprint
+    if found.own:
+        loaded.own.add(found.name)
+    fault = verdicts.import_fault(found.name, version)
+    if fault:
+        again = "convdispatch doctor --again tries it anew"
+        return refuse("failed", f"{fault}; skipped", f"shut it out by CONVDISPATCH_BLOCK={found.name}; {again}")
+    try:
+        with contextlib.nullcontext() if found.own else verdicts.importing(found.name, version):
+            module = found.load()
+        wanted = getattr(module, "api_version", hookspecs.API_VERSION)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return refuse("failed", f"import raised {words(error)}", "reinstall or remove the plugin")
+    if wanted != hookspecs.API_VERSION:
+        return refuse(
+            "failed",
+            f"written for API version {wanted}, this is {hookspecs.API_VERSION}",
+            "install a version of the plugin for this convdispatch",
+        )
+    problem = _register(loaded.manager, module, found.name)
+    if problem:
+        return refuse("failed", problem, "ask the plugin's author")
+    try:
+        solvers = _solvers_of(loaded.manager, module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        loaded.manager.unregister(module)
+        return refuse("failed", f"convdispatch_solvers raised {words(error)}", "ask its author")
+    clash = [solver.name for solver in solvers if solver.name in loaded.solvers]
+    if clash:
+        loaded.manager.unregister(module)
+        owner = loaded.plugin_of[clash[0]]
+        return refuse("duplicate", f"solver {clash[0]!r} is already provided by plugin {owner!r}", "remove one of them")
+    for solver in solvers:
+        loaded.solvers[solver.name] = solver
+        loaded.plugin_of[solver.name] = found.name
+    names = tuple(solver.name for solver in solvers)
+    note = _take_rules(loaded, found.name, module, names)
+    return Loaded(found.name, found.source, "loaded", note, version=found.version, solvers=names)
+
+
+def _take_rules(loaded: Plugins, name: str, module: Any, solvers: tuple[str, ...]) -> str:
+    """Keep the rules that a plugin's package ships; what is wrong with them in words, which costs only the rules."""
+    file = next((Path(folder) / FILE_NAME for folder in getattr(module, "__path__", ())), None)
+    if file is None or not file.is_file():
+        return ""
+    try:
+        rules = parse(read_text(file), str(file), frozenset({"version", "rules"}))
+    except InvalidPolicy as error:
+        note = f"its rules are passed over: {error}"
+    else:
+        loaded.rules[name] = rules
+        note = "; ".join(rules.unmatched(solvers))
+    if note:
+        warnings.warn(f"plugin {name}: {note}", ConvDispatchWarning, stacklevel=4)
+    return note
+
+
+def _register(manager: pluggy.PluginManager, module: Any, name: str) -> str | None:
+    """Register a module; the trouble in words. Afterwards a misspelt hook is looked for, as check_pending would."""
+    try:
+        manager.register(module, name=name)
+    except (ValueError, pluggy.PluginValidationError) as error:
+        if manager.has_plugin(name):
+            manager.unregister(name=name)
+        return str(error)
+    unknown = [hook.name for hook in manager.get_hookcallers(module) or [] if not hook.has_spec()]
+    if unknown:
+        manager.unregister(module)
+        known = ", ".join(name for name in sorted(vars(hookspecs)) if name.startswith("convdispatch_"))
+        return f"implements unknown hook {', '.join(unknown)}; the hooks are {known}"
+    if not manager.get_hookcallers(module):
+        manager.unregister(module)
+        return "implements no hook; mark convdispatch_solvers with convdispatch.api.hookimpl"
+    return None
+
+
+def _solvers_of(manager: pluggy.PluginManager, module: Any) -> list[Solver]:
+    implementations = [i for i in manager.hook.convdispatch_solvers.get_hookimpls() if i.plugin is module]
+    solvers: list[Solver] = []
+    for implementation in implementations:
+        answer = implementation.function()
+        if not isinstance(answer, (list, tuple)):
+            raise TypeError(f"expected a list of Solver, got {type(answer).__name__}")
+        for solver in answer:
+            if not isinstance(solver, Solver):
+                raise TypeError(f"expected Solver objects with a name, got {solver!r}")
+            _check_attributes(solver)
+            if any(solver.name == other.name for other in solvers):
+                raise ValueError(f"two solvers are named {solver.name!r}")
+            solvers.append(solver)
+    return solvers
+
+
+def _check_attributes(solver: Solver) -> None:
+    """Raise TypeError where an attribute is not of the kind that the header names."""
+    name, fuses = solver.name, solver.fuses
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise TypeError(f"a solver's name is letters, digits and . _ -, got {name!r}")
+    if not isinstance(fuses, set | frozenset) or not fuses <= set(EPILOGUE):
+        raise TypeError(f"{name}.fuses is a frozenset among {', '.join(EPILOGUE)}, got {fuses!r}")
+    for attribute in ("deterministic", "exact", "predicts"):
+        if not isinstance(getattr(solver, attribute), bool):
+            raise TypeError(f"{name}.{attribute} is True or False, got {getattr(solver, attribute)!r}")
+
+
+def _load_layers(loaded: Plugins) -> None:
+    wanted = _words("CONVDISPATCH_LAYERS")
+    if not wanted:
+        return
+    available = {found.name: found for found in _entry_points(LAYER_GROUP)}
+    for name in wanted:
+        found = available.get(name)
+        if found is None:
+            reason = f"no layer is named {name!r}; there are {', '.join(sorted(available)) or 'none'}"
+            loaded.report.append(Loaded(name, "CONVDISPATCH_LAYERS", "failed", reason, "correct CONVDISPATCH_LAYERS"))
+            continue
+        try:
+            module = found.load()
+            problem = _register(loaded.manager, module, f"layer {name}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            problem = f"import raised {words(error)}"
+        if problem is None:
+            loaded.layers.append(name)
+        status = "loaded" if problem is None else "failed"
+        loaded.report.append(Loaded(f"layer {name}", found.source, status, problem or "", "", found.version))

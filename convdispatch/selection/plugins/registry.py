@@ -1,0 +1,292 @@
+"""registry.yaml to rules: which solvers are preferred where, which plugins are blocked, what must not run.
+
+Looked up in ``$CONVDISPATCH_REGISTRY``, then the user's configuration folder, then the packaged file. The first of them
+replaces the others, unless it says ``include: packaged``. An unknown key or a value that can match nothing is an
+InvalidPolicy that names file and line.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import os
+import sys
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+import yaml
+
+from ...api.device import DeviceInfo
+from ...api.errors import InvalidPolicy
+from ...api.problem import ConvProblem
+from .conditions import KEYS, Condition, mistake
+
+__all__ = ["FILE_NAME", "Erratum", "Registry", "Rule", "packaged_path", "parse", "registry", "registry_path"]
+
+FILE_NAME = "registry.yaml"
+KEYS_OF_A_FILE = frozenset({"version", "include", "rules", "block", "errata"})
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where every condition of ``when`` matches, the solvers of ``prefer`` come first, in their order."""
+
+    when: tuple[Condition, ...]
+    prefer: tuple[str, ...]
+    where: str
+    """File and line."""
+
+    def matches(self, problem: ConvProblem, device: DeviceInfo) -> bool:
+        """Whether all conditions hold."""
+        return all(condition.matches(problem, device) for condition in self.when)
+
+
+@dataclass(frozen=True)
+class Erratum:
+    """A solver (name or glob) that must not run where all conditions match, and why."""
+
+    solver: str
+    when: tuple[Condition, ...]
+    reason: str
+    where: str
+    """File and line."""
+
+
+@dataclass(frozen=True)
+class Registry:
+    """What one registry file says; and, behind that, what the one says that it includes."""
+
+    source: str
+    rules: tuple[Rule, ...] = ()
+    block: frozenset[str] = frozenset()
+    errata: tuple[Erratum, ...] = ()
+    own: int | None = None
+    """So many of the rules are the file's own, and packaged ones follow; None where it replaces the packaged ones."""
+    named: tuple[tuple[str, str], ...] = ()
+    """The solvers or globs that the file itself names, each with file and line."""
+
+    def over(self, packaged: Registry) -> Registry:
+        """This file's rules before the packaged ones; what either blocks or forbids is blocked and forbidden."""
+        return Registry(
+            self.source,
+            self.rules + packaged.rules,
+            self.block | packaged.block,
+            self.errata + packaged.errata,
+            own=len(self.rules),
+            named=self.named,
+        )
+
+    def unmatched(self, solvers: Iterable[str]) -> list[str]:
+        """A sentence for each name or glob of the file itself that means none of ``solvers``."""
+        names = list(solvers)
+        return [
+            f"{where}: {glob!r} names no loaded solver (convdispatch info lists them)"
+            for glob, where in self.named
+            if not fnmatch.filter(names, glob.partition("+")[0])  # what is derived is not loaded
+        ]
+
+    def preference(self, problem: ConvProblem, device: DeviceInfo) -> tuple[tuple[str, ...], str | None]:
+        """The first matching rule's solvers (names or globs), and where that rule stands."""
+        rule = self.rule(problem, device)
+        return (rule.prefer, rule.where) if rule else ((), None)
+
+    def rule(self, problem: ConvProblem, device: DeviceInfo) -> Rule | None:
+        """The first rule that matches."""
+        return next((rule for rule in self.rules if rule.matches(problem, device)), None)
+
+    def erratum(self, solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Why ``solver`` must not run here, or None."""
+        for erratum in self.errata:
+            if fnmatch.fnmatchcase(solver, erratum.solver) and all(c.matches(problem, device) for c in erratum.when):
+                return f"{erratum.reason} (erratum, {erratum.where})"
+        return None
+
+
+_HOMES = ("XDG_CONFIG_HOME", "HOME", "APPDATA", "LOCALAPPDATA", "USERPROFILE")
+
+
+def registry_path() -> Path | None:
+    """The file in force: ``$CONVDISPATCH_REGISTRY``, the user's, or the packaged one."""
+    chosen = os.environ.get("CONVDISPATCH_REGISTRY")
+    if chosen:
+        return Path(chosen)
+    own = _own_path(*(os.environ.get(name) for name in _HOMES))
+    return own if own.is_file() else packaged_path()
+
+
+@functools.lru_cache(maxsize=8)
+def _own_path(*homes: str | None) -> Path:
+    """The user's file, where these variables, of which the folder's place follows, have these values."""
+    return Path(platformdirs.user_config_dir("convdispatch")) / FILE_NAME
+
+
+@functools.cache
+def packaged_path() -> Path | None:
+    """The packaged file: the checkout's or the installed one."""
+    beside = Path(__file__).resolve().parents[3]
+    for candidate in (
+        beside / FILE_NAME,  # a checkout: editable installs skip data files
+        Path(sys.prefix) / "etc" / "convdispatch" / FILE_NAME,
+        beside / "etc" / "convdispatch" / FILE_NAME,  # pip install --target
+    ):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: str | None, packaged: str | None) -> Registry:
+    """One file; with the packaged one behind it where it is that, or includes it."""
+    if path is None:
+        return Registry("no registry.yaml", own=0)
+    text = read_text(path)
+    if path == packaged:
+        return Registry(path).over(parse(text, path))
+    found = parse(text, path)
+    return found if found.own is None else found.over(_read(packaged, packaged))
+
+
+def read_text(path: str | Path) -> str:
+    """A registry file's text. Raises InvalidPolicy, which names the line of what is no UTF-8."""
+    try:
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # a path may hold a NUL
+        raise InvalidPolicy(f"the registry {path} cannot be read: {getattr(error, 'strerror', error)}") from error
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InvalidPolicy(f"{path}:{line}: not UTF-8: {error.reason}") from None
+
+
+def registry() -> Registry:
+    """The registry in force, read once a path. Raises InvalidPolicy."""
+    path, packaged = registry_path(), packaged_path()
+    return _read(None if path is None else str(path), None if packaged is None else str(packaged))
+
+
+def parse(text: str, source: str = FILE_NAME, keys: Set[str] = KEYS_OF_A_FILE) -> Registry:
+    """Parse one registry's text, which may have ``keys``; ``own`` is set where it includes the packaged one.
+
+    Raises InvalidPolicy naming ``source`` and the line.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise InvalidPolicy(f"{source}:{line}: {error.problem or 'not YAML'}") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1 if isinstance(error.position, int) else 1
+        raise InvalidPolicy(f"{source}:{line}: a character that YAML does not allow: {error.reason}") from error
+    except RecursionError:
+        raise InvalidPolicy(f"{source}:1: lists or mappings stand too deep in each other") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # an escape that is no character, for one
+        raise InvalidPolicy(f"{source}:1: not YAML: {error}") from error
+    if root is None:
+        return Registry(source)
+    return _Parser(source).registry(root, keys)
+
+
+class _Parser:
+    """Walks YAML nodes, which know their lines."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.construct = yaml.constructor.SafeConstructor().construct_object
+
+    def where(self, node: yaml.Node) -> str:
+        return f"{self.source}:{node.start_mark.line + 1}"
+
+    def fail(self, node: yaml.Node, message: str) -> InvalidPolicy:
+        return InvalidPolicy(f"{self.where(node)}: {message}")
+
+    def mapping(self, node: yaml.Node, what: str, keys: Set[str]) -> dict[str, yaml.Node]:
+        if not isinstance(node, yaml.MappingNode):
+            raise self.fail(node, f"{what} must be a mapping of {', '.join(sorted(keys))}")
+        items = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self.fail(key, f"a key of {what} is a word; known: {', '.join(sorted(keys))}")
+            if key.value not in keys:
+                raise self.fail(key, f"unknown key {key.value!r} in {what}; known: {', '.join(sorted(keys))}")
+            if key.value in items:
+                raise self.fail(key, f"{key.value!r} stands twice in {what}")
+            items[key.value] = value
+        return items
+
+    def sequence(self, node: yaml.Node | None, what: str) -> list[yaml.Node]:
+        if node is None or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null")):
+            return []
+        if not isinstance(node, yaml.SequenceNode):
+            raise self.fail(node, f"{what} must be a list")
+        return node.value
+
+    def texts(self, node: yaml.Node | None, what: str) -> tuple[str, ...]:
+        for item in self.sequence(node, what):
+            if not isinstance(item, yaml.ScalarNode):
+                raise self.fail(item, f"{what} must hold names")
+        return tuple(item.value for item in self.sequence(node, what))
+
+    def word(self, node: yaml.Node, what: str) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            raise self.fail(node, f"{what} must be one word or sentence")
+        return str(node.value)
+
+    def registry(self, root: yaml.Node, keys: Set[str]) -> Registry:
+        items = self.mapping(root, "the registry", keys)
+        version = items.get("version")
+        if version is not None and self.word(version, "version") != "1":
+            raise self.fail(version, f"version must be 1, got {version.value}")
+        include = items.get("include")
+        if include is not None and include.value != "packaged":
+            raise self.fail(include, "include takes packaged and nothing else")
+        rules = tuple(self.rule(node) for node in self.sequence(items.get("rules"), "rules"))
+        errata = tuple(self.erratum(node) for node in self.sequence(items.get("errata"), "errata"))
+        named = [(glob, rule.where) for rule in rules for glob in rule.prefer]
+        return Registry(
+            self.source,
+            rules,
+            frozenset(self.texts(items.get("block"), "block")),
+            errata,
+            own=None if include is None else len(rules),
+            named=(*named, *((erratum.solver, erratum.where) for erratum in errata)),
+        )
+
+    def rule(self, node: yaml.Node) -> Rule:
+        items = self.mapping(node, "a rule", {"when", "prefer"})
+        if "prefer" not in items:
+            raise self.fail(node, "a rule needs prefer: a list of solver names or globs")
+        return Rule(self.when(items.get("when")), self.texts(items["prefer"], "prefer"), self.where(node))
+
+    def erratum(self, node: yaml.Node) -> Erratum:
+        items = self.mapping(node, "an erratum", {"solver", "when", "reason"})
+        for key in ("solver", "reason"):
+            if key not in items:
+                raise self.fail(node, f"an erratum needs {key}")
+        solver, reason = self.word(items["solver"], "solver"), self.word(items["reason"], "reason")
+        return Erratum(solver, self.when(items.get("when")), reason, self.where(node))
+
+    def when(self, node: yaml.Node | None) -> tuple[Condition, ...]:
+        if node is None:
+            return ()
+        items = self.mapping(node, "when", KEYS)
+        return tuple(self.condition(key, value) for key, value in items.items())
+
+    def condition(self, key: str, node: yaml.Node) -> Condition:
+        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        alternatives = []
+        for item in nodes:
+            if not isinstance(item, yaml.ScalarNode):
+                raise self.fail(item, f"{key} takes a value, a list of values or a comparison such as '>=32'")
+            try:
+                value = self.construct(item)
+                wrong = mistake(key, value)
+            except (yaml.YAMLError, ValueError, OverflowError, TypeError, AttributeError) as error:
+                reason = getattr(error, "problem", None) or error
+                raise self.fail(item, f"{key}: {str(item.value)[:40]!r} is no value: {reason}") from None
+            if wrong:
+                raise self.fail(item, wrong)
+            alternatives.append(value)
+        return Condition(key, tuple(alternatives))

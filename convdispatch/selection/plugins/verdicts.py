@@ -1,0 +1,258 @@
+"""What plugins did on this machine, kept from process to process in one file beside the user's records.
+
+Which plugins end the process that imports them; which solvers ``find`` saw compute wrong results, crash or hang; which
+plugins ``verify`` passed. All of it by the plugin's version and text: another version begins anew. What cannot be
+written lasts for the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ...api.device import DeviceInfo
+from ...api.errors import ConvDispatchWarning
+from ...api.problem import ConvProblem
+from ...device import jsontext
+from ..records.packs import publish
+from ..records.perfdb import user_folder
+from ..records.record import device_key
+
+__all__ = [
+    "against",
+    "fingerprint",
+    "import_fault",
+    "importing",
+    "lift",
+    "note",
+    "refresh",
+    "try_import",
+    "trust",
+    "trusted",
+]
+
+IMPORT_S = 60.0
+"""Seconds that a plugin may take to import in a child, on a busy machine."""
+_KINDS = {"imports": dict, "trusted": dict, "solvers": dict}
+_TEXTS = {".py", ".cl", ".mako", ".so", ".dll", ".pyd"}
+_CHILD = "import sys; from convdispatch.selection.plugins.loader import load_alone; load_alone(sys.argv[1])"
+_lock = threading.RLock()
+_known: dict[Path, dict[str, Any]] = {}
+
+
+def _file() -> Path:
+    return user_folder() / "verdicts.json"
+
+
+def _held() -> dict[str, Any]:
+    """What the file holds; read once a process, and again after ``refresh``."""
+    file = _file()
+    with _lock:
+        if file not in _known:
+            _known[file] = _read(file)
+        return _known[file]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = jsontext.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("no table")
+    except OSError:
+        values = {}
+    except ValueError as error:  # a damaged file costs what it said, no call
+        _set_aside(file, str(error))
+        values = {}
+    return {kind: values[kind] if isinstance(values.get(kind), like) else like() for kind, like in _KINDS.items()}
+
+
+def _set_aside(file: Path, reason: str) -> None:
+    """Rename a damaged file, so that it is said once and kept for a look."""
+    target = file.with_suffix(".damaged")
+    words = f"{file} is damaged ({reason}) and moved to {target.name}: what plugins did here is forgotten"
+    try:
+        file.replace(target)
+    except OSError:
+        words = f"{file} is damaged ({reason}) and passed over"
+    warnings.warn(words, ConvDispatchWarning, stacklevel=2)
+
+
+def _change(kind: str, key: str, value: Any) -> None:
+    """Set one entry, or remove it for None; other processes' entries stay."""
+    with _lock:
+        values = _read(_file())
+        for each in _KINDS:  # what could not be written stays known here
+            values[each] = {**_held()[each], **values[each]}
+        values[kind].pop(key, None)
+        if value is not None:
+            values[kind][key] = value
+        _known[_file()] = values
+        with contextlib.suppress(OSError):
+            publish(_file(), json.dumps(values, sort_keys=True, indent=1) + "\n")
+
+
+def refresh() -> None:
+    """Read the file again when it is asked next."""
+    with _lock:
+        _known.clear()
+
+
+def lift(problem: ConvProblem | None = None) -> None:
+    """Forget what was seen of solvers at a problem; without one, of all solvers, and of imports too."""
+    with _lock:
+        values = _read(_file())
+        if problem is None:
+            values["imports"] = values["solvers"] = {}
+        else:
+            values["solvers"] = {k: v for k, v in values["solvers"].items() if k.split(" ")[0] != str(problem)}
+        _known[_file()] = values
+        with contextlib.suppress(OSError):
+            publish(_file(), json.dumps(values, sort_keys=True, indent=1) + "\n")
+
+
+def fingerprint(version: str, places: Iterable[Path]) -> str:
+    """A plugin's version and the hash of its text: Python, kernels and libraries below its files and folders."""
+    digest = hashlib.sha256()
+    for place in places:
+        paths = sorted(p for p in place.rglob("*") if p.suffix in _TEXTS) if place.is_dir() else [place]
+        for path in paths:
+            with contextlib.suppress(OSError):
+                digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return f"{version} {digest.hexdigest()[:16]}".strip()
+
+
+# --- imports ---------------------------------------------------------------------------------------------------------
+
+
+def import_fault(plugin: str, version: str) -> str | None:
+    """How this version of a plugin ended a process that imported it, in words; None where it did not.
+
+    A process that ended in the middle of an import left a note of it: then the import is tried in a child first.
+    """
+    held = _held()["imports"].get(plugin)
+    if isinstance(held, dict) and held.get("version") == version:
+        return str(held.get("how"))
+    for note in _left(plugin, version):
+        fault = try_import(plugin, version)
+        with contextlib.suppress(OSError):
+            note.unlink()
+        return fault
+    return None
+
+
+def try_import(plugin: str, version: str) -> str | None:
+    """Import a plugin in a child; how that ended the child, which is remembered, or None."""
+    paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path(__file__).parents[3])]
+    try:
+        child = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", _CHILD, plugin],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=IMPORT_S,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+    except subprocess.TimeoutExpired:
+        how = f"it hangs as it is imported: not done within {IMPORT_S:g} s"
+    except OSError:  # no process can be started: nothing is known
+        return None
+    else:
+        if b"\x02survived" in child.stdout:
+            how = ""
+        elif child.returncode < 0:
+            how = f"it crashes as it is imported ({signal.Signals(-child.returncode).name})"
+        else:
+            how = f"it ends the process as it is imported (exit {child.returncode})"
+    if how or plugin in _held()["imports"]:
+        _change("imports", plugin, {"version": version, "how": how} if how else None)
+    return how or None
+
+
+@contextlib.contextmanager
+def importing(plugin: str, version: str) -> Iterator[None]:
+    """Inside the block a note lies beside the records, which stays if the process does not outlive the import."""
+    note = _file().parent / f"importing-{_tag(plugin, version)}-{os.getpid()}"
+    with contextlib.suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.touch()
+    try:
+        yield
+    except KeyboardInterrupt:  # perhaps because it hung
+        raise
+    except BaseException:
+        with contextlib.suppress(OSError):
+            note.unlink()
+        raise
+    with contextlib.suppress(OSError):
+        note.unlink()
+
+
+def _tag(plugin: str, version: str) -> str:
+    return hashlib.sha256(f"{plugin}\0{version}".encode()).hexdigest()[:12]
+
+
+def _left(plugin: str, version: str) -> list[Path]:
+    """The notes of processes that are gone, of this one too."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, OverflowError):  # a name that holds no process is nobody's note
+        for note in _file().parent.glob(f"importing-{_tag(plugin, version)}-*"):
+            if not _alive(int(note.name.rpartition("-")[2])):
+                found.append(note)
+    return found
+
+
+def _alive(process: int) -> bool:
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+# --- solvers ---------------------------------------------------------------------------------------------------------
+
+
+def note(problem: ConvProblem, device: DeviceInfo, solver: str, version: str, what: str) -> None:
+    """Keep that a solver was seen wrong, crashing or hanging at a problem on a device with its present driver."""
+    _change("solvers", _place(problem, device, solver), {"version": version, "what": what})
+
+
+def against(problem: ConvProblem, device: DeviceInfo, solver: str, version: str) -> str | None:
+    """What was noted of this version of a solver's plugin, in words, or None."""
+    held = _held()["solvers"]
+    if not held:
+        return None
+    found = held.get(_place(problem, device, solver))
+    if not isinstance(found, dict) or found.get("version") != version:
+        return None
+    return f"{found.get('what')}, seen earlier on this machine (convdispatch find --again tries it anew)"
+
+
+def _place(problem: ConvProblem, device: DeviceInfo, solver: str) -> str:
+    return f"{problem} {device_key(device)} {device.driver} {solver}"
+
+
+# --- verified plugins ------------------------------------------------------------------------------------------------
+
+
+def trust(plugin: str, version: str) -> None:
+    """Keep that this version of a plugin was verified on this machine."""
+    _change("trusted", plugin, version)
+
+
+def trusted(plugin: str, version: str) -> bool:
+    """Whether this version of a plugin was verified on this machine."""
+    return _held()["trusted"].get(plugin) == version

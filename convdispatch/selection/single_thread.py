@@ -1,0 +1,26 @@
+"""Which calls the thread that makes them should compute alone, for waking others costs more than they save."""
+
+from __future__ import annotations
+
+from ..device import runtime
+from ..device.gemm import LAUNCH
+from ..device.rates import rates
+from .prepared import Prepared
+from .solver_query import query
+
+__all__ = ["prefers_one_thread"]
+
+_WAKING = 2.25e6
+"""What waking others costs, in operations of the device's peak: n cores save (n - 1)/n of a call's work. On two cores
+1x1 layers and others that are predicted to take 4.5 million beside their launch broke even; below it they took 1.07 to
+2.2 times as long by both as by one."""
+
+
+def prefers_one_thread(prepared: Prepared) -> bool:
+    """Whether a prepared call is so short, by its solver's own prediction."""
+    device = runtime.device_info(prepared.context.devices[0])
+    cost = query(prepared.solver, prepared.problem, device).cost(prepared.config)
+    if cost is None:
+        return False
+    cores = device.compute_units
+    return cost * rates(device).flops - LAUNCH <= _WAKING * cores / max(cores - 1, 1)

@@ -1,0 +1,273 @@
+"""Asks solvers, in a guard: whatever one answers or raises, the caller gets values of the right kind or a sentence.
+
+A solver is asked once a problem for everything: whether it refuses, its configurations, what the first of them costs
+and needs; what the others cost, when somebody wants to know. What breaks the contract is a *fault*: it is said once, by
+a warning, and the solver is set aside for the problem. Only KeyboardInterrupt and Frozen pass.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import reprlib
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..api.device import DeviceInfo
+from ..api.errors import ConvDispatchWarning, Frozen, PluginError, words
+from ..api.problem import ConvProblem
+from ..api.solver import Solver
+from .plugins.loader import plugins
+from .visible_problem import computes_dtype, visible_problem
+
+__all__ = [
+    "MOST_CONFIGS",
+    "SolverAnswers",
+    "Fault",
+    "query",
+    "canonical",
+    "checked_plan",
+    "forget",
+    "guarded",
+    "predicted",
+]
+
+MOST_CONFIGS = 1000
+"""Configurations that a solver may offer for a problem; one that offers more has no end, or is no list to search."""
+_KEPT = 8192
+"""Answers that are kept: some fifty solvers', derived ones among them, for 160 problems."""
+
+_lock = threading.Lock()
+_answers: OrderedDict[tuple[Any, ConvProblem, DeviceInfo], SolverAnswers] = OrderedDict()
+
+
+class Fault(Exception):
+    """A solver broke its contract, which was said; it is set aside for the problem."""
+
+
+class SolverAnswers:
+    """What a solver answers for a problem, without the parts of the epilogue that it does not fuse."""
+
+    def __init__(self, solver: Solver, problem: ConvProblem, device: DeviceInfo) -> None:
+        self.solver, self.problem, self.device = solver, problem, device
+        self.refused: str | None = None
+        """The solver's own reason why it cannot compute the problem; None where it accepts, or has a fault."""
+        self.fault: str | None = None
+        """What it did that no solver may; it is set aside then."""
+        self.elsewhere: str | None = None
+        """Its reason to refuse everything on this device."""
+        self.configs: tuple[Mapping[str, Any], ...] = ()
+        """What it offers, the one to use unmeasured first; at least one where it accepts."""
+        self._texts: frozenset[str] | None = None
+        self._costs: dict[str, float | None] = {}
+        self._sizes: dict[str, int | None] = {}
+        try:
+            self.elsewhere = self._answer("serves", _reason)
+            self.refused = computes_dtype(solver, problem) or self._answer("rejects", _reason)
+            if self.refused is None:
+                self.configs = self._answer("configs", _configs)
+                self.cost(self.configs[0])
+                self.workspace(self.configs[0])
+        except Fault:
+            self.configs = ()
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the solver can compute the problem, and has no fault."""
+        return self.refused is None and self.fault is None
+
+    def offers(self, config: Mapping[str, Any]) -> bool:
+        """Whether a configuration, for instance one from a file, is among those that the solver offers."""
+        if self._texts is None:
+            self._texts = frozenset(map(canonical, self.configs))
+        try:
+            return canonical(config) in self._texts
+        except (TypeError, ValueError, RecursionError):  # no JSON values
+            return False
+
+    def cost(self, config: Mapping[str, Any]) -> float | None:
+        """The predicted cost of an offered configuration. Raises Fault."""
+        return self._kept(self._costs, "cost", config, _cost)
+
+    def workspace(self, config: Mapping[str, Any]) -> int | None:
+        """Bytes of workspace that an offered configuration needs; None when unknown. Raises Fault."""
+        return self._kept(self._sizes, "workspace", config, _size)
+
+    def within(self, limit: int | None) -> list[Mapping[str, Any]]:
+        """The offered configurations whose stated workspace is at most ``limit`` bytes. Raises Fault."""
+        if limit is None:
+            return list(self.configs)
+        sizes = ((config, self.workspace(config)) for config in self.configs)
+        return [config for config, size in sizes if size is None or size <= limit]
+
+    def _kept(self, kept: dict[str, Any], method: str, config: Mapping[str, Any], check: Callable[[Any], Any]) -> Any:
+        text = canonical(config)
+        if text not in kept:
+            kept[text] = self._answer(method, check, config)
+        return kept[text]
+
+    def _answer(self, method: str, check: Callable[[Any], Any], *more: Any) -> Any:
+        if self.fault is not None:
+            raise Fault(self.fault)
+        arguments = (self.device,) if method == "serves" else (self.problem, self.device, *more)
+        try:
+            return check(getattr(self.solver, method)(*arguments))
+        except (KeyboardInterrupt, Frozen):
+            raise
+        except _Wrong as wrong:
+            what = f"its {method}() answered {wrong}"
+        except BaseException as error:
+            what = f"its {method}() raised {words(error)}"
+        self.fault, self.configs = what, ()
+        if self._said:
+            self._say()
+        raise Fault(what)
+
+    _said = False
+    """Whether others see this answer: a fault that comes later is said at once."""
+
+    def _say(self) -> None:
+        plugin = plugins().provider(self.solver.name)
+        warnings.warn(
+            f"solver {self.solver.name} of plugin {plugin} is set aside for {self.problem} on {self.device}: "
+            f"{self.fault}; tell the plugin's author, or shut it out with CONVDISPATCH_BLOCK={plugin}",
+            ConvDispatchWarning,
+            stacklevel=6,
+        )
+
+
+def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAnswers:
+    """What ``solver`` answers for what it is shown of ``problem``, asked now or kept. Never raises for its sake."""
+    seen = visible_problem(solver, problem)
+    chain = vars(solver).get("chain", ())  # a derived solver is made anew for each call
+    key = (id(solver.root) if chain else id(solver), chain), seen, device  # type: ignore[attr-defined]
+    with _lock:
+        found = _answers.get(key)
+        if found is not None:
+            _answers.move_to_end(key)
+            return found
+    made = SolverAnswers(solver, seen, device)
+    with _lock:
+        found = _answers.setdefault(key, made)
+        while len(_answers) > _KEPT:
+            _answers.popitem(last=False)
+    if found is made:
+        made._said = True
+        if made.fault is not None:
+            made._say()
+    return found
+
+
+def forget() -> None:
+    """Ask every solver anew."""
+    with _lock:
+        _answers.clear()
+
+
+def predicted(solver: Solver, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
+    """What a solver predicts for a configuration of a record, which may be none for it; None where it cannot say."""
+    try:
+        return _cost(solver.cost(visible_problem(solver, problem), device, config))
+    except (KeyboardInterrupt, Frozen):
+        raise
+    except BaseException:  # a configuration that is none for this problem: there is no prediction
+        return None
+
+
+def canonical(config: Mapping[str, Any]) -> str:
+    """One text for equal configurations, also of one that was read from a file."""
+    return json.dumps(dict(config), sort_keys=True, allow_nan=False)
+
+
+def guarded(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    """``call(*arguments)``; what is no Exception, such as SystemExit, becomes a PluginError that says ``what``."""
+    try:
+        return call(*arguments)
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise PluginError(f"{what} raised {words(error)}") from error
+
+
+def checked_plan(solver: Solver, plan: Any) -> Any:
+    """``plan``, if it has what the contract names. Raises PluginError."""
+    size = guarded(f"{solver.name}'s plan", getattr, plan, "workspace_size", None)
+    if type(size) is not int or size < 0 or not callable(getattr(plan, "enqueue", None)):
+        raise PluginError(
+            f"{solver.name}.plan must return workspace_size (bytes) and enqueue(...), got {reprlib.repr(plan)}"
+        )
+    packed = getattr(plan, "packed_size", 0)
+    if type(packed) is not int or packed < 0 or (packed and not callable(getattr(plan, "pack", None))):
+        raise PluginError(
+            f"{solver.name}'s plan must state packed_size in bytes and have pack(...), got {reprlib.repr(packed)}"
+        )
+    key = getattr(plan, "pack_key", None)
+    if not isinstance(key, str | None):
+        raise PluginError(f"{solver.name}'s plan must give a text as pack_key, got {reprlib.repr(key)}")
+    return plan
+
+
+# --- what each method may answer -------------------------------------------------------------------------------------
+
+
+class _Wrong(Exception):
+    """An answer of another kind than the contract names: what it was, and what was expected."""
+
+
+def _wrong(answer: Any, expected: str) -> _Wrong:
+    try:
+        shown = reprlib.repr(answer)
+    except BaseException:
+        shown = f"a {type(answer).__name__}"
+    return _Wrong(f"{shown}, where {expected} was expected")
+
+
+def _reason(answer: Any) -> str | None:
+    if answer is None or (isinstance(answer, str) and answer):
+        return answer
+    raise _wrong(answer, "None or a reason in words")
+
+
+def _configs(answer: Any) -> tuple[dict[str, Any], ...]:
+    expected = "an iterable of mappings of names to JSON values, at least one of them,"
+    if isinstance(answer, str | bytes | Mapping) or not hasattr(answer, "__iter__"):
+        raise _wrong(answer, expected)
+    found = []
+    for config in answer:
+        if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
+            raise _wrong(answer if isinstance(answer, list | tuple | set) else config, expected)
+        try:
+            canonical(config)
+        except (TypeError, ValueError):
+            raise _wrong(config, expected) from None
+        found.append(dict(config))
+        if len(found) > MOST_CONFIGS:
+            raise _Wrong(f"more than {MOST_CONFIGS} configurations")
+    if not found:
+        raise _wrong(answer, expected)
+    return tuple(found)
+
+
+def _cost(answer: Any) -> float | None:
+    if answer is None:
+        return None
+    if isinstance(answer, numbers.Real) and not isinstance(answer, bool):
+        try:
+            cost = float(answer)
+        except OverflowError:
+            cost = math.inf
+        if math.isfinite(cost) and cost >= 0:
+            return cost
+    raise _wrong(answer, "None or a finite number of 0 or more")
+
+
+def _size(answer: Any) -> int | None:
+    if answer is None:
+        return None
+    if isinstance(answer, numbers.Integral) and not isinstance(answer, bool) and answer >= 0:
+        return int(answer)
+    raise _wrong(answer, "None or a whole number of bytes, 0 or more,")

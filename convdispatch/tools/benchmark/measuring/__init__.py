@@ -1,0 +1,1 @@
+"""The benchmark's measurements: problems become times of solvers and peers, in child processes."""

@@ -1,0 +1,103 @@
+"""The benchmark on every kind of device that a cluster's workers offer: layers in parts, one report a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ....cluster.connecting import Workers, connected
+from ....cluster.placing import Job
+from ....cluster.running import Failed, Run
+from ....cluster.tasks import call
+from ....measurement.shapes import Entry
+from ....measurement.shapes import parse as parse_entries
+from ..report import Report
+
+__all__ = ["bench_many", "measure"]
+
+PART = 8
+"""Problems a task, which measures the device's ceilings too; all that a dead worker costs."""
+START_S = 240.0
+"""Seconds for a process to start and for the ceilings, beside the problems."""
+RACE_S = 10.0
+
+
+def measure(address: str, say: Callable[[str], None], nets: dict[str, list[list[Any]]], **options: Any) -> Any:
+    """In the worker's child: the report of some layers, each measured in a child of its own."""
+    from .run import run
+
+    parsed = {net: [_entry(*each) for each in entries] for net, entries in nets.items()}
+    report = run(parsed, address, isolate=True, keep=lambda report: say(f"{len(report.measured)} measured"), **options)
+    return report.to_json()
+
+
+def _entry(name: str, problem: str, count: int) -> Entry:
+    return parse_entries(f"{problem} layer *{count}")[0]._replace(name=name)
+
+
+def bench_many(
+    nets: Mapping[str, Sequence[Entry]],
+    client: Any = None,
+    devices: Sequence[str] | str | None = None,
+    *,
+    security: Any = None,
+    say: Callable[[str, int, int], None] = lambda words, done, total: None,
+    tell: Callable[[str], None] = lambda words: None,
+    **options: Any,
+) -> list[Report]:
+    """``run`` on every kind of device, a report for each, by the kinds' names; ``options`` are ``run``'s.
+
+    ``client``, ``devices`` and ``tell`` are as ``find_many``'s. ``say`` hears of each part. Of a part that failed the
+    layers are missing in the report, which says that it is interrupted, and so after an interrupt from the keyboard.
+    """
+    problems = list(dict.fromkeys(e.problem for entries in nets.values() for e in entries if e.problem.mb))
+    parts = [set(problems[at : at + PART]) for at in range(0, len(problems), PART)]
+    silent_s = START_S + PART * (RACE_S + 3e-3 * options.get("budget_ms", 3000.0))
+    reports: dict[str, Report] = {}
+    broken: set[str] = set()
+    with connected(client, security) as found:
+        run = Run(found, Workers(found, devices), tell=tell)
+        kinds = sorted(run.kinds)
+        for part in parts:
+            mine = {
+                net: [[e.name, str(e.problem), e.count] for e in entries if e.problem in part]
+                for net, entries in nets.items()
+            }
+            mine = {net: entries for net, entries in mine.items() if entries}
+            for key in kinds:
+                given = (f"{__name__}:measure", {"nets": mine, **options}, silent_s)
+                run.add(Job(f"{len(part)} problems", key, call, given))
+        waiting = dict.fromkeys(kinds, len(parts))
+        try:
+            for job, answer in run.answers():
+                waiting[job.kind] -= 1
+                if isinstance(answer, Failed) or "failure" in answer:
+                    tell(f"{job.words} on {job.kind}: {answer if isinstance(answer, Failed) else answer['failure']}")
+                    broken.add(job.kind)
+                    continue
+                _merge(reports, job.kind, Report.from_json(answer["made"]))
+                say(f"{job.words} on {job.kind}", 1, len(parts) * len(kinds))
+        except KeyboardInterrupt:
+            broken |= {kind for kind, left in waiting.items() if left}
+    order = [(net, e.name, str(e.problem)) for net, entries in nets.items() for e in entries]
+    place = {layer: number for number, layer in enumerate(order)}
+    for key, report in reports.items():
+        report.interrupted = report.interrupted or key in broken
+        report.layers.sort(key=lambda layer: place[layer.net, layer.name, layer.problem])
+    return [reports[key] for key in sorted(reports)]
+
+
+def _merge(reports: dict[str, Report], kind: str, part: Report) -> None:
+    """Add a part to its kind's report; a ceiling that was measured more than once is the highest."""
+    whole = reports.setdefault(kind, part)
+    if whole is part:
+        return
+    whole.layers += part.layers
+    whole.measured |= part.measured
+    whole.interrupted = whole.interrupted or part.interrupted
+    whole.again.clear()  # each part's end would be compared with another's beginning
+    for dtype, roof in part.roofs.items():
+        held = whole.roofs.setdefault(dtype, roof)
+        for name, peak in roof.items():
+            if isinstance(peak, dict) and peak["rate"] > (held.get(name) or {"rate": 0})["rate"]:
+                held[name] = peak

@@ -1,0 +1,121 @@
+"""PyTorch: oneDNN on a CPU, cuDNN on a GPU, in both memory formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....api.device import DeviceInfo
+from ....api.problem import ConvProblem
+from .peers import Unable, Variant, unable
+
+__all__ = ["Peer"]
+
+
+class Peer:
+    """torch with as many threads as the device has units, or on CUDA with cuDNN's own search (benchmark)."""
+
+    name = "torch"
+
+    def __init__(self, device: DeviceInfo) -> None:
+        if device.type == "cpu":
+            torch.set_num_threads(device.compute_units)
+            self.place, backend = torch.device("cpu"), "oneDNN" if torch.backends.mkldnn.is_available() else "native"
+            self.settings: Mapping[str, object] = {"threads": device.compute_units}
+        elif device.vendor == "nvidia" and torch.cuda.is_available():
+            self.place, backend = torch.device("cuda"), f"cuDNN {torch.backends.cudnn.version()}"
+            torch.backends.cudnn.benchmark = True
+            self.settings = {"device": torch.cuda.get_device_name(), "cudnn.benchmark": True, "tf32": "with math=tf32"}
+        else:
+            raise Unable(f"this torch has no device for {device}")
+        self.settings = {"version": torch.__version__, "backend": backend, **self.settings}
+
+    def variants(self, problem: ConvProblem, host: Mapping[str, np.ndarray], copies: int) -> Sequence[Variant]:
+        """channels first and, in two dimensions or three, channels last."""
+        reason = unable(problem)
+        if reason:
+            raise Unable(reason)
+        formats = {"nchw": torch.contiguous_format}
+        if problem.ndim > 1:
+            formats["nhwc"] = torch.channels_last if problem.ndim == 2 else torch.channels_last_3d
+        return [
+            Variant(name, *_work(problem, _tensors(problem, host, kind, self.place, copies), self.place))
+            for name, kind in formats.items()
+        ]
+
+
+def _tensors(
+    problem: ConvProblem, host: Mapping[str, np.ndarray], kind: torch.memory_format, place: torch.device, copies: int
+) -> list[dict[str, torch.Tensor]]:
+    """``copies`` sets of x, w, y and bias; the written one is made up, for its shape alone counts."""
+    plain = problem.replace(layout="nchw")
+    made = {}
+    for name in ("x", "w", "y", "bias"):
+        if name in host:
+            tensor = _tensor(host[name], problem.dtype)
+            if name != "bias" and problem.layout == "nhwc":
+                tensor = tensor.movedim(-1, 1)
+        elif name == problem.written:
+            tensor = torch.zeros(getattr(plain, name + "_shape"), dtype=getattr(torch, problem.dtype))
+        else:
+            continue
+        made[name] = tensor.to(place) if name == "bias" else tensor.to(place).contiguous(memory_format=kind)
+    clone = torch.preserve_format
+    return [made, *({n: t.clone(memory_format=clone) for n, t in made.items()} for _ in range(copies - 1))]
+
+
+def _tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
+    if dtype == "bfloat16":  # NumPy's bfloat16 is ml_dtypes', which torch does not read
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _work(problem: ConvProblem, sets: list[dict[str, torch.Tensor]], place: torch.device) -> tuple[Any, Any]:
+    near = [getattr(problem, "p" + axis) for axis in problem.axes]
+    far = [getattr(problem, f"p{axis}_r") for axis in problem.axes]
+    if near != far and problem.direction != "fwd":
+        raise Unable("torch has no gradient of a padding of one side")
+    stride, spread = ([getattr(problem, letter + axis) for axis in problem.axes] for letter in "sd")
+    wanted = [problem.direction == "bwd_data", problem.direction == "bwd_weights", False]
+    outside = [size for pair in zip(reversed(near), reversed(far)) for size in pair]
+    none = [0] * problem.ndim
+    tf32 = problem.math in ("tf32", "fast")
+    turn = -1
+
+    def once(t: dict[str, torch.Tensor]) -> torch.Tensor:
+        if problem.direction != "fwd":
+            grads = torch.ops.aten.convolution_backward(
+                t["y"], t["x"], t["w"], None, stride, near, spread, False, none, problem.g, wanted
+            )
+            return grads[wanted.index(True)]
+        x, pad = (t["x"], near) if near == far else (torch.nn.functional.pad(t["x"], outside), none)
+        y = torch.convolution(x, t["w"], t.get("bias"), stride, pad, spread, False, none, problem.g)
+        return torch.relu_(y) if problem.activation else y
+
+    def run(count: int) -> None:
+        nonlocal turn
+        with torch.no_grad():
+            _allow_tf32(place, tf32)
+            for _ in range(count):
+                turn = (turn + 1) % len(sets)
+                once(sets[turn])
+            if place.type == "cuda":
+                torch.cuda.synchronize()
+
+    def result() -> np.ndarray:
+        with torch.no_grad():
+            _allow_tf32(place, tf32)
+            found = once(sets[0]).cpu()
+        found = found.movedim(1, -1) if problem.layout == "nhwc" else found
+        return found.contiguous().to(torch.float64).numpy()
+
+    return run, result
+
+
+def _allow_tf32(place: torch.device, allowed: bool) -> None:
+    # Only where it matters: torch's own test helpers forbid the flag to be set in their process.
+    if place.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = allowed

@@ -1,0 +1,69 @@
+"""Writes a report as CSV, a line for each layer and each thing that was timed, and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..report import Report
+from ..summary import Line, lines
+
+__all__ = ["write_csv", "write_json"]
+
+COLUMNS = (
+    "net", "layer", "count", "problem", "direction", "type", "what", "name", "config", "status", "median_ms", "p20_ms",
+    "p80_ms", "samples", "ci_low_ms", "ci_high_ms", "timed_in", "measured", "offered",
+    "gflops", "roofline_ms", "fraction", "error", "error_scaled", "workspace_bytes", "compile_ms", "reason", "device",
+)  # fmt: skip
+
+
+def write_json(report: Report | Sequence[Report], path: Path) -> None:
+    """The whole report, or a list of several; ``load_all`` reads it. An earlier one stays until this one is there."""
+    values = report.to_json() if isinstance(report, Report) else [each.to_json() for each in report]
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def write_csv(report: Report | Sequence[Report], path: Path) -> None:
+    """``what`` is ``best``, ``chosen``, ``candidate`` or ``peer``; ``timed_in`` is the layer's last ``race``, the
+    ``search`` before it, or a ``first look``: such times of one sort compare. ``device`` is the kind's key."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for each in [report] if isinstance(report, Report) else report:
+            key = each.environment["device"].get("key", "")
+            writer.writerows({**row, "device": key} for line in lines(each) for row in _rows(line))
+
+
+def _rows(line: Line) -> Iterator[dict[str, Any]]:
+    layer, found = line.layer, line.measured
+    common = {"net": layer.net, "layer": layer.name, "count": layer.count, "problem": found.problem}
+    common |= dict(zip(("measured", "offered"), found.coverage))
+    common |= {"direction": line.problem.direction, "type": line.kind, "roofline_ms": line.roof_ms}
+
+    def timed(what: str, name: str, thing: Any, **more: Any) -> dict[str, Any]:
+        ms = thing.median_ms
+        figures = {"median_ms": ms, "p20_ms": thing.p20_ms, "p80_ms": thing.p80_ms, "samples": thing.count}
+        low, high = thing.ci_ms or (None, None)
+        figures |= {"ci_low_ms": low, "ci_high_ms": high}
+        figures |= {"gflops": found.flops / ms / 1e6 if ms else None}
+        figures |= {"fraction": line.roof_ms / ms if ms and line.roof_ms else None}
+        figures |= {"error": thing.error, "error_scaled": thing.error_scaled}
+        return {**common, "what": what, "name": name, **figures, **more}
+
+    for what, choice in (("best", found.best), ("chosen", found.chosen)):
+        if choice:
+            more = {"config": json.dumps(choice.config), "reason": choice.source, "timed_in": "race"}
+            yield timed(what, choice.solver, choice, **more)
+    for row in found.rows:
+        more = {"config": json.dumps(row.config), "status": row.status, "reason": row.reason}
+        if row.median_ms is not None:
+            more |= {"timed_in": "first look" if row.raced is False else "search"}
+        yield timed("candidate", row.solver, row, workspace_bytes=row.workspace, compile_ms=row.compile_ms, **more)
+    for peer in found.peers:
+        name = f"{peer.peer} {peer.variant}".strip()
+        yield timed("peer", name, peer, reason=peer.reason, timed_in="race")

@@ -1,0 +1,84 @@
+"""Turns a report into one HTML page: its style and its small script stand in it, and nothing is from elsewhere."""
+
+from __future__ import annotations
+
+import importlib.resources
+from pathlib import Path
+from typing import Any
+
+from ..quiet import busy, disturbed, signs
+from ..report import Report
+from ..summary import GAP, PLAIN, family, gaps, geomean, known, lines, nets, solver_times, types
+from .answers import answers
+from .coverage import coverage_map
+from .figures import MARKS, colours, geometry_map
+from .published import CARD, SOURCE, titanx
+from .terminal import errors, evidence, interval, number, share
+from .timeline import by_net, chart, rows_of
+
+__all__ = ["packaged", "render", "write_html"]
+
+
+def write_html(report: Report, path: Path) -> None:
+    """Write the page."""
+    path.write_text(render(report), encoding="utf-8")
+
+
+def render(report: Report) -> str:
+    """The page's text."""
+    from mako.template import Template
+
+    template = Template(packaged("page.html.mako"), strict_undefined=True, default_filters=["h"])
+    return template.render(**_values(report))
+
+
+def packaged(name: str) -> str:
+    """The text of a file beside this module."""
+    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _values(report: Report) -> dict[str, Any]:
+    every, device = lines(report), report.environment["device"]
+    peers = [peer for peer in report.settings.get("peers", {}) if any(line.ratio(peer) for line in every)]
+    sums = nets(every, peers)
+    solvers = sorted({solver for line in every for solver in solver_times(line.measured)})
+    colour = colours(solvers)
+    published = {net.name: [row for row in titanx() if row.net == net.name] for net in sums}
+    return {
+        "report": report,
+        "busy": busy(signs(report)),
+        "device": device,
+        "disturbed": {line.measured.problem for line in every if disturbed(line.measured, device)},
+        "lines": every,
+        "peers": peers,
+        "nets": sums,
+        "types": types(every, peers),
+        "gaps": gaps(every),
+        "gap": GAP,
+        "solver_times": solver_times,
+        "family": family,
+        "colour": colour,
+        "figure": geometry_map(every, colour),
+        "coverage": coverage_map(every),
+        "timelines": {net: chart(rows_of(group, peers), colour) for net, group in by_net(report).items()},
+        "answers": answers(report),
+        "plain": PLAIN,
+        "sheet": packaged("page.css"),
+        "script": packaged("page.js"),
+        "marks": MARKS,
+        "published": {net: rows for net, rows in published.items() if rows},
+        "card": CARD,
+        "source": SOURCE,
+        "means": {peer: geomean(line.ratio(peer) for line in every) for peer in peers},
+        "fraction": geomean(line.fraction for line in every),
+        "regret": geomean(line.measured.regret for line in {line.measured.problem: line for line in every}.values()),
+        "known": known(every),
+        "evidence": evidence(every, bool(report.settings.get("search", True))),
+        "interval": interval,
+        "number": number,
+        "errors": errors,
+        "share": share,
+        "faults": [(line, row) for line in every for row in line.measured.rows if row.status in ("wrong", "failed")],
+        "failures": [line for line in every if line.measured.failure],
+        "missing": len({layer.problem for layer in report.layers} - set(report.measured)),
+    }

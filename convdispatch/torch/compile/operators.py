@@ -1,0 +1,156 @@
+"""``torch.ops.convdispatch.convolution`` and its backward: schemas of ATen's, with fake kernels, gradients, autocast.
+
+Public machinery alone (``torch.library``), so ``torch.compile(fullgraph=True)`` and ``torch.export`` take them whole.
+They hold without ``enable``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..dispatch import engine
+from ..dispatch.routing import original, routed, settings_in_force
+
+__all__ = ["autocasts", "convolution", "convolution_backward", "gradients"]
+
+_GEOMETRY = (
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
+)
+_library = torch.library.Library("convdispatch", "DEF")
+_library.define(f"convolution(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor")
+_library.define(
+    f"convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, {_GEOMETRY}, "
+    "bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
+)
+convolution = torch.ops.convdispatch.convolution.default
+convolution_backward = torch.ops.convdispatch.convolution_backward.default
+_ATEN = {
+    "convolution": torch.ops.aten.convolution.default,
+    "convolution_backward": torch.ops.aten.convolution_backward.default,
+}
+
+
+def _forward(*arguments: Any) -> torch.Tensor:
+    return routed(
+        "convolution", engine.forward, lambda: original("convolution", *arguments), arguments, settings_in_force()
+    )
+
+
+def _backward(grad: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+    arguments = (grad, *rest)
+    theirs = lambda: original("convolution_backward", *arguments)  # noqa: E731
+    results = routed("convolution_backward", engine.backward, theirs, arguments, settings_in_force())
+    # An operator's result cannot be absent; what was not asked for is empty, here and below.
+    return tuple(grad.new_empty(0) if each is None else each for each in results)
+
+
+def _fake_backward(grad: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+    results = torch.ops.aten.convolution_backward.default(grad, *rest)
+    return tuple(each if asked else grad.new_empty(0) for each, asked in zip(results, rest[-1], strict=True))
+
+
+for _operator, _compute in (("convolution", _forward), ("convolution_backward", _backward)):
+    _library.impl(_operator, _compute, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("convdispatch::convolution", lib=_library)
+def _(*arguments: Any) -> torch.Tensor:
+    return torch.ops.aten.convolution.default(*arguments)
+
+
+torch.library.register_fake("convdispatch::convolution_backward", _fake_backward, lib=_library)
+
+
+# --- gradients ------------------------------------------------------------------------------------------------------
+
+
+def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    x, w, bias, *geometry = inputs
+    ctx.save_for_backward(x, w)
+    ctx.geometry, ctx.bias_sizes = geometry, None if bias is None else [bias.shape[0]]
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    return *gradients(ctx, grad, *ctx.saved_tensors, ctx.bias_sizes, ctx.geometry), *[None] * 6
+
+
+def gradients(
+    ctx: Any, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias_sizes: Any, geometry: Sequence[Any]
+) -> list[torch.Tensor | None]:
+    """Those of input, weights and bias, the operator's first arguments; None for what is not asked for."""
+    asked = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and bias_sizes is not None]
+    apart = asked[2] and type(grad) is not torch.Tensor  # a compiler's, which fuses a plain sum with its neighbours
+    mask = [*asked[:2], asked[2] and not apart]
+    found: Any = (None, None, None)
+    if any(mask):
+        found = convolution_backward(grad, x, w, bias_sizes, *geometry, mask)
+    made = [each if wanted else None for each, wanted in zip(found, mask, strict=True)]
+    if apart:
+        made[2] = grad.sum((0, *range(2, grad.ndim)))
+    return made
+
+
+def _keep_backward(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    grad, x, w, _, *geometry, mask = inputs
+    ctx.save_for_backward(grad, x, w)
+    ctx.geometry, ctx.mask = geometry, mask
+
+
+def _second_gradients(ctx: Any, of_data: Any, of_weights: Any, of_bias: Any) -> tuple[Any, ...]:
+    """The backward is linear in each operand, and each of its derivatives is a convolution again."""
+    grad, x, w = ctx.saved_tensors
+    of_data, of_weights, of_bias = (
+        each if wanted else None for each, wanted in zip((of_data, of_weights, of_bias), ctx.mask, strict=True)
+    )
+    by_grad = by_x = by_w = None
+    if ctx.needs_input_grad[0]:
+        terms = []
+        if of_data is not None:
+            terms.append(convolution(of_data, w, None, *ctx.geometry))
+        if of_weights is not None:
+            terms.append(convolution(x, of_weights, None, *ctx.geometry))
+        if of_bias is not None:
+            terms.append(of_bias.reshape(1, -1, *[1] * (grad.ndim - 2)).expand_as(grad))
+        by_grad = sum(terms) if terms else None
+    if ctx.needs_input_grad[1] and of_weights is not None:
+        by_x = convolution_backward(grad, x, of_weights, None, *ctx.geometry, [True, False, False])[0]
+    if ctx.needs_input_grad[2] and of_data is not None:
+        by_w = convolution_backward(grad, of_data, w, None, *ctx.geometry, [False, True, False])[1]
+    return by_grad, by_x, by_w, *[None] * 8
+
+
+torch.library.register_autograd("convdispatch::convolution", _gradients, setup_context=_keep, lib=_library)
+torch.library.register_autograd(
+    "convdispatch::convolution_backward", _second_gradients, setup_context=_keep_backward, lib=_library
+)
+
+
+# --- autocast -------------------------------------------------------------------------------------------------------
+
+
+def autocasts(library: torch.library.Library, name: str, operator: Callable[..., torch.Tensor], operands: int) -> None:
+    """Give an operator autocast as PyTorch's own have it.
+
+    Of the first ``operands`` arguments, floating ones of up to 32 bits come in the type that was asked for.
+    """
+
+    def casting(kind: str) -> Callable[..., torch.Tensor]:
+        def cast(*arguments: Any) -> torch.Tensor:
+            dtype = torch.get_autocast_dtype(kind)
+            tensors = [
+                each.to(dtype) if isinstance(each, torch.Tensor) and each.is_floating_point() and each.dtype !=
+                torch.float64 else each for each in arguments[:operands]
+            ]  # fmt: skip
+            with torch.amp.autocast(kind, enabled=False):
+                return operator(*tensors, *arguments[operands:])
+
+        return cast
+
+    for kind, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+        library.impl(name, casting(kind), key)
+
+
+autocasts(_library, "convolution", convolution, 3)

@@ -1,0 +1,1 @@
+"""PyTorch's device "opencl": its registration and its operators."""

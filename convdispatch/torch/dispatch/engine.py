@@ -1,0 +1,266 @@
+"""``aten::convolution`` and its backward on these engines; calls are kept by all that decides them.
+
+``forward`` and ``backward`` take the operators' own arguments and answer as PyTorch would: dtype, device and memory
+format. They raise Left, with the reason, where the call is PyTorch's own kernel's. A call that was made before costs a
+look-up; ``making`` sees the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...api.errors import ConvDispatchError
+from ...device.programs.kernels import Programs
+from ...selection import dispatch
+from ..eager.bias_gradient import bias_gradient, make_ready
+from ..eager.planning import PLAIN, CallRequest, planned_call
+from ..geometry import Fallback, Geometry
+from ..settings import DEFAULT, Settings, benchmark, policy_of, switches
+from ..weights import promise
+from . import autotune
+
+__all__ = ["backward", "forward", "fused", "cached_call", "key_of", "watch", "watched"]
+
+_calls = Programs()
+_MOST = 256
+_last: dict[str, dict[int, tuple[Any, Any]]] = {"forward": {}, "data": {}, "weights": {}}
+"""By part and the weights' id: (what decided their last call, that call). Nothing rests on the id."""
+
+
+def _forget() -> None:
+    _calls.drop()
+    for known in _last.values():
+        known.clear()
+
+
+dispatch.on_forget(_forget)
+
+
+_watchers: list[Callable[[str, Any, Sequence[Any], Geometry], None]] = []
+
+
+def forward(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    settings: Settings = DEFAULT,
+) -> torch.Tensor:
+    """``aten::convolution``. Raises Left, InvalidArgument, InvalidProblem."""
+    geometry = (stride, padding, dilation, transposed, output_padding, groups)
+    if transposed and any(output_padding):
+        rows = Geometry.of(*geometry).rows(x.ndim - 2)
+        if any(rows):
+            return forward(_longer(x, rows), w, bias, *Geometry.of(*geometry).without(rows), settings=settings)
+    constant = promise(w)
+    call = cached_call("forward", geometry, x, w, None, bias, constant is not None, settings)
+    result = call(None, w, x, bias, constant) if transposed else call(x, w, None, bias, constant)
+    if not call.backward_ready:
+        call.backward_ready = _prepare_backward(geometry, x, w, bias, result, settings)
+    if _watchers:
+        for watcher in _watchers:
+            watcher("forward", call, (x, w, bias), Geometry.of(*geometry))
+    return result
+
+
+def fused(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    settings: Settings = DEFAULT,
+) -> torch.Tensor:
+    """``activation(convolution + residual)`` in one pass. Raises as ``forward`` does."""
+    geometry = (stride, padding, dilation, False, (0,) * (x.ndim - 2), groups)
+    constant = promise(w)
+    after = (activation, residual is not None)
+    call = cached_call("forward", geometry, x, w, None, bias, constant is not None, settings, after)
+    if residual is not None and call.shape is not None and not _alike(residual, x, call.shape):
+        raise Fallback("what is added is not like the result")
+    result = call(x, w, None, bias, constant, residual)
+    if not call.backward_ready:
+        call.backward_ready = _prepare_backward(geometry, x, w, bias, result, settings)
+    for watcher in _watchers:
+        watcher("forward", call, (x, w, bias, residual), Geometry.of(*geometry))
+    return result
+
+
+def _alike(residual: torch.Tensor, x: torch.Tensor, shape: Sequence[int]) -> bool:
+    return residual.shape == shape and residual.dtype is x.dtype and residual.device == x.device
+
+
+def backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+    settings: Settings = DEFAULT,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """``aten::convolution_backward``; None for a gradient that is not asked for. Raises as ``forward`` does."""
+    geometry = (stride, padding, dilation, transposed, output_padding, groups)
+    if transposed and any(output_padding):
+        rows = Geometry.of(*geometry).rows(x.ndim - 2)
+        if any(rows):
+            rest = Geometry.of(*geometry).without(rows)
+            longer = backward(grad, _longer(x, rows), w, bias_sizes, *rest, output_mask, settings=settings)
+            data = longer[0]
+            if data is not None:
+                data = data[(..., *(slice(size) for size in x.shape[2:]))].contiguous()
+            return data, *longer[1:]
+    data = weights = sums = None
+    # Both are chosen before either runs: a call that is left is left whole.
+    if output_mask[0]:
+        constant = promise(w)
+        data = cached_call("data", geometry, x, w, grad, None, constant is not None, settings)
+    if output_mask[1]:
+        weights = cached_call("weights", geometry, x, w, grad, None, False, settings)
+    if data is not None:
+        data = data(grad, w, None, None, constant) if transposed else data(None, w, grad, None, constant)
+    if weights is not None:
+        weights = weights(grad, None, x) if transposed else weights(x, None, grad)
+    if output_mask[2]:
+        sums = bias_gradient(grad)
+    return data, weights, sums
+
+
+def _prepare_backward(
+    geometry: tuple[Any, ...],
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    result: torch.Tensor,
+    settings: Settings,
+) -> bool:
+    """Make ready now what the backward of a call will ask for; whether that is both gradients.
+
+    For one rank of several: in its backward, collectives are under way on the device, and CUDA loads a program when the
+    device is idle, so a rank would wait there for the others, each for each program.
+    """
+    if torch.is_grad_enabled():
+        for part, tensor in (("data", x), ("weights", w)):
+            if tensor.requires_grad:
+                constant = part == "data" and promise(w) is not None
+                with contextlib.suppress(ConvDispatchError, Fallback):  # the backward will say so
+                    cached_call(part, geometry, x, w, result, None, constant, settings)
+        if bias is not None and bias.requires_grad:
+            make_ready(result)
+        return x.requires_grad and w.requires_grad
+    return False
+
+
+def watch(watcher: Callable[[str, Any, Sequence[Any], Geometry], None]) -> Callable[[], None]:
+    """``watcher(part, call, tensors, geometry)`` after each forward, until the answer is called; tensors are input,
+    weights, bias and, of a fused layer, what is added."""
+    _watchers.append(watcher)
+    return lambda: _watchers.remove(watcher)
+
+
+def watched() -> bool:
+    """Whether anybody asked to ``watch``."""
+    return bool(_watchers)
+
+
+def cached_call(
+    part: str,
+    geometry: tuple[Any, ...],
+    x: torch.Tensor,
+    w: torch.Tensor,
+    grad: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    constant: bool,
+    settings: Settings,
+    after: tuple[str | None, bool] = PLAIN,
+) -> Any:
+    """The kept call for tensors like these; made now where it is new. ``after``: an activation, whether another tensor
+    is added."""
+    switched = switches(x.is_cuda)
+    chosen = policy_of(settings, switched)
+    # A layer's call is its weights' last one, most often: comparing takes a third of a hash of all this.
+    beside = None if bias is None else (bias.shape, bias.dtype, bias.device)
+    whence = None if grad is None else (grad.shape, grad.dtype, grad.device)
+    of_x, of_w = (x.shape, x.stride(), x.dtype, x.device), (w.shape, w.stride(), w.dtype, w.device)
+    facts = (geometry, of_x, of_w, beside, whence, constant, after, settings, switched, chosen)
+    last = _last[part].get(id(w))
+    if last is not None and last[0] == facts:
+        call = last[1]
+    else:
+        key = key_of(part, geometry, x, w, grad, bias, constant, settings, after)
+        call = _calls.get(key)
+        if call is None:
+            request = CallRequest(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after)
+            call = _calls.make(key, lambda: planned_call(request))
+        _store_last(part, w, facts, call)
+    if benchmark() and call.prepared is not None:
+        autotune.consider(call.problem, call.device, chosen)
+    return call
+
+
+def _store_last(part: str, w: torch.Tensor, facts: tuple[Any, ...], call: Any) -> None:
+    known = _last[part]
+    if len(known) >= _MOST:
+        known.clear()
+    known[id(w)] = facts, call
+
+
+def key_of(
+    part: str,
+    geometry: tuple[Any, ...],
+    x: torch.Tensor,
+    w: torch.Tensor,
+    grad: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    constant: bool,
+    settings: Settings,
+    after: tuple[str | None, bool] = PLAIN,
+) -> tuple[Any, ...]:
+    """What decides a call, by which it is kept; the last three are the settings, PyTorch's switches and the policy.
+
+    ``geometry`` is the operator's own arguments; a look-up begins with these, so they stay lists where they are.
+    """
+    switched = switches(x.is_cuda)
+    return (
+        part,
+        Geometry.of(*geometry),
+        x.shape,
+        x.stride(),
+        x.dtype,
+        x.device,
+        w.shape,
+        w.stride(),
+        w.dtype,
+        w.device,
+        None if grad is None else (grad.shape, grad.dtype, grad.device),
+        None if bias is None else (bias.shape, bias.dtype, bias.device),
+        constant,
+        after,
+        settings,
+        switched,
+        policy_of(settings, switched),
+    )
+
+
+def _longer(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """``x`` with zeros appended to its spatial axes."""
+    pads = [count for extra in reversed(rows) for count in (0, extra)]
+    return torch.ops.aten.constant_pad_nd(x, pads, 0)

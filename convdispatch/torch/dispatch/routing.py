@@ -1,0 +1,151 @@
+"""enable and disable: PyTorch's dispatcher sends convolutions here, below autograd, on the CPU and on CUDA."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...api.errors import ConvDispatchError, Frozen, InvalidArgument, InvalidPolicy, InvalidProblem
+from .. import counting, ranks
+from ..geometry import Fallback
+from ..settings import DEFAULT, Settings, checked
+from . import engine
+
+__all__ = ["Enabled", "disable", "enable", "original", "routed", "settings_in_force"]
+
+_OPERATORS = {"convolution": engine.forward, "convolution_backward": engine.backward}
+_KEYS = ("CPU", "CUDA")
+_originals: dict[tuple[str, str], Any] = {}
+_lock = threading.RLock()
+_library: Any = None
+_in_force: Settings | None = None
+
+
+class Enabled:
+    """What ``enable`` answers: in force already; as a context manager, until the block ends."""
+
+    def __init__(self, before: Settings | None) -> None:
+        self._before = before
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _set(self._before)
+
+
+def enable(*, math: str | None = None, solver: str | None = None, min_flops: float | None = None) -> Enabled:
+    """Compute this process's convolutions here, forward and backward, on CPUs and CUDA devices.
+
+    From the call on, or inside ``with enable():``. ``math`` is ``conv``'s for float32 data; None obeys PyTorch's
+    switches (``torch.backends.cudnn.allow_tf32`` on CUDA, ``torch.set_float32_matmul_precision`` on CPUs). ``solver``
+    names the only solvers that may run, by glob; convolutions of fewer than ``min_flops`` operations stay PyTorch's.
+    What cannot be done here goes to PyTorch's own kernel, and ``counters`` says why.
+
+    Raises InvalidArgument, and RuntimeError for a rank that hears nothing of rank 0.
+    """
+    settings, before = checked(math, solver, min_flops), _in_force
+    ranks.meet()
+    _set(settings)
+    return Enabled(before)
+
+
+def disable() -> None:
+    """Give convolutions back to PyTorch."""
+    _set(None)
+
+
+def _set(settings: Settings | None) -> None:
+    global _library, _in_force
+    with _lock:
+        _in_force = settings
+        if settings is None:
+            if _library is not None:
+                _library._destroy()
+                _library = None
+        elif _library is None:
+            _library = _install()
+
+
+def _install() -> Any:
+    library = torch.library.Library("aten", "IMPL")
+    for operator, compute in _OPERATORS.items():
+        for key in _KEYS:
+            if (operator, key) not in _originals:
+                _originals[operator, key] = torch.library.get_kernel(f"aten::{operator}", key)
+            with warnings.catch_warnings():  # that a kernel is overridden is what is wanted
+                warnings.simplefilter("ignore")
+                library.impl(operator, _kernel(operator, key, compute), key, with_keyset=True)
+    return library
+
+
+def _kernel(operator: str, key: str, compute: Callable[..., Any]) -> Callable[..., Any]:
+    original = _originals[operator, key]
+
+    def kernel(keys: Any, *arguments: Any) -> Any:
+        try:
+            result = compute(*arguments, _in_force or DEFAULT)
+        except Exception as error:
+            return _declined(error, operator, lambda: original.call_boxed(keys, *arguments))
+        counting.ours(operator)
+        return result
+
+    return kernel
+
+
+def settings_in_force() -> Settings | None:
+    """What ``enable`` was given; None where it is not in force."""
+    return _in_force
+
+
+def original(operator: str, *arguments: Any) -> Any:
+    """PyTorch's own kernel for the arguments' device."""
+    key = "CUDA" if arguments[0].is_cuda else "CPU"
+    if (operator, key) not in _originals:
+        with _lock:
+            if _library is None:
+                _originals[operator, key] = torch.library.get_kernel(f"aten::{operator}", key)
+    return _originals[operator, key].call_boxed(_keyset(key), *arguments)
+
+
+def _keyset(key: str) -> Any:
+    return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+
+def routed(
+    operator: str,
+    compute: Callable[..., Any],
+    theirs: Callable[[], Any],
+    arguments: tuple[Any, ...],
+    settings: Settings | None,
+) -> Any:
+    """``compute(*arguments)`` or, with the reason counted, ``theirs()``.
+
+    For arguments that PyTorch refuses too, raises PyTorch's kind of error with our sentence.
+    """
+    try:
+        result = compute(*arguments, settings or DEFAULT)
+    except Exception as error:
+        return _declined(error, operator, theirs)
+    counting.ours(operator)
+    return result
+
+
+def _declined(error: Exception, operator: str, theirs: Callable[[], Any]) -> Any:
+    """What ``theirs()`` answers instead, the reason counted; raises what is no reason to leave a call."""
+    if isinstance(error, InvalidArgument | InvalidProblem):
+        try:
+            result = theirs()
+        except Exception as refused:
+            kind = type(refused) if type(refused) in (RuntimeError, ValueError, IndexError, TypeError) else RuntimeError
+            raise kind(str(error)) from refused
+        counting.left(operator, str(error))
+        return result
+    if isinstance(error, Frozen | InvalidPolicy) or not isinstance(error, Fallback | ConvDispatchError):
+        raise error
+    counting.left(operator, str(error).splitlines()[0])
+    return theirs()

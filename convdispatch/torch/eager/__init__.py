@@ -1,0 +1,1 @@
+"""One operator call at a time: on the host's memory, on a CUDA stream, or on OpenCL's buffers."""

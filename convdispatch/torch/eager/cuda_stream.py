@@ -1,0 +1,190 @@
+"""One problem on a CUDA device: OpenCL's programs, launched on PyTorch's current stream over PyTorch's memory.
+
+Workspaces come from PyTorch's caching allocator, so a CUDA graph takes them into its own pool. Nothing waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+
+from ...api.errors import NoDevice
+from ...api.problem import ConvProblem
+from ...calls.arrays.known_libraries import library_of
+from ...calls.cuda_call import rehearse
+from ...device import runtime
+from ...device.cuda.ptx import Unlaunchable
+from ...device.cuda.stream import BLOCKED, CudaMemory
+from ...device.cuda_driver import NO_CONTEXT, CudaError
+from ...device.memory.allocator import out_of_memory
+from ...selection import dispatch
+from ...selection.prepared import Constant
+from ..counting import solved
+from ..geometry import Fallback
+
+__all__ = ["CAPTURED", "StreamCall", "device", "stream_of"]
+
+_ALIGNMENT = 16
+"""Bytes that kernels load and copy at once, at most."""
+_numbers = itertools.count()
+CAPTURED = "new while a CUDA graph was captured: run the model once before, so that its programs are there"
+
+
+def stream_of(tensor: torch.Tensor) -> Any:
+    """PyTorch's current stream of a CUDA tensor's device. Raises Left."""
+    library: Any = library_of(torch.Tensor)
+    try:
+        return library.stream(tensor, tensor.get_device())
+    except NoDevice as error:
+        raise Fallback(str(error).splitlines()[0]) from None
+
+
+def device(tensor: torch.Tensor) -> Any:
+    """The OpenCL device on which a CUDA tensor lies. Raises Left."""
+    return stream_of(tensor).device
+
+
+class StreamCall:
+    """As ``HostCall``, on the current stream of the tensors' device; returns at once."""
+
+    def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, like: torch.Tensor) -> None:
+        self.problem, self.shape, self.form = problem, shape, form
+        self.dtype, self.where, self.number = like.dtype, like.device, like.get_device()
+        self.strides = torch.empty(shape, device="meta", memory_format=form).stride()
+        self.library: Any = library_of(torch.Tensor)
+        stream = stream_of(like)
+        self.device = stream.device
+        unsupported = runtime.device_info(self.device).supports(problem.dtype)
+        if unsupported:
+            raise Fallback(unsupported)
+        self.written = "xwy".index(problem.written)
+        self.sizes = [math.prod(s) * problem.itemsize for s in (problem.x_shape, problem.w_shape, problem.y_shape)]
+        self.read = [place for place in range(3) if place != self.written]
+        self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
+        self.prepared: Any = None
+        self.launches: Any = None
+        """The plan's, where launches are all it gives."""
+        self.packs, self.key, self.name = False, next(_numbers), self.solver
+        if self.empty:
+            return
+        with stream.current():
+            if stream.capturing():
+                raise Fallback(CAPTURED, lasting=False)
+            self.prepared = dispatch.prepare(problem, stream.context)
+            self.packs, self.name = bool(self.prepared.packed_size), self.solver
+            try:
+                self.launches = rehearse(self.prepared, stream)
+            except Unlaunchable as error:
+                raise Fallback(f"{self.prepared.solver.name} cannot run on a CUDA stream: {error}") from None
+
+    @property
+    def solver(self) -> str:
+        """What runs."""
+        return "none: nothing to compute" if self.prepared is None else self.prepared.solver.name
+
+    def __call__(
+        self,
+        x: torch.Tensor | None,
+        w: torch.Tensor | None,
+        y: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+        constant: Constant | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Give the call to the stream; the tensor that will be written."""
+        out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.where)
+        if self.empty:
+            return out.zero_()
+        given: list[Any] = [x, w, y]
+        given[self.written] = out
+        if self.launches is None or not self._launched(given, bias, constant, residual):
+            self._take(given, bias, constant, residual)
+        solved(self.name)
+        return out
+
+    def _launched(
+        self,
+        given: list[torch.Tensor],
+        bias: torch.Tensor | None,
+        constant: Constant | None,
+        residual: torch.Tensor | None,
+    ) -> bool:
+        """Whether the operands lay as kernels take them, and the plan's launches were given: most calls are so."""
+        form = self.form
+        for place in self.read:
+            if not given[place].is_contiguous(memory_format=form):
+                return False
+        addresses = [tensor.data_ptr() for tensor in given]
+        if constant is not None and self.packs:
+            addresses[1] = constant.addresses.get(self.key, 1)
+        beside = added = 0
+        if bias is not None:
+            if not bias.is_contiguous():
+                return False
+            beside = bias.data_ptr()
+        if residual is not None:
+            if not residual.is_contiguous(memory_format=form):
+                return False
+            added = residual.data_ptr()
+        if (addresses[0] | addresses[1] | addresses[2] | beside | added) % _ALIGNMENT:
+            return False
+        stream = self.library.stream(given[self.written], self.number)
+        if not self.library.is_current(stream):
+            return False
+        stream.place.recent.append(self.name)
+        addresses += (beside, added)
+        try:
+            self.launches.give(stream, addresses)
+        except CudaError as error:
+            if not (out_of_memory(error) or error.status == NO_CONTEXT):
+                raise
+            return False
+        if BLOCKED:
+            stream.check()
+        return True
+
+    def _take(self, given: list[Any], bias: Any, constant: Constant | None, residual: Any) -> None:
+        """Give the call to the stream, whatever its operands' memory is like."""
+        for place in self.read:
+            given[place] = self._ready(given[place], self.form)
+        if bias is not None:
+            bias = self._ready(bias, torch.contiguous_format)
+        if residual is not None:
+            residual = self._ready(residual, self.form)
+        stream = self.library.stream(given[self.written], self.number)
+        with stream.current():
+            try:
+                self._run(stream, given, bias, constant, residual)
+            except Unlaunchable as error:  # of constant weights' packing, before anything else ran
+                raise Fallback(f"{self.solver} cannot run on a CUDA stream: {error}") from None
+            stream.check()
+
+    def _run(self, stream: Any, given: list[torch.Tensor], bias: Any, constant: Constant | None, residual: Any) -> None:
+        prepared = self.prepared
+        stream.noted(prepared.solver.name)
+        if self.launches is not None:
+            addresses = [tensor.data_ptr() for tensor in given]
+            if constant is not None and prepared.packed_size:
+                memory = CudaMemory(addresses[1], self.sizes[1], given[1])
+                packed, _ = constant.packed(prepared, stream, memory)  # type: ignore[arg-type]
+                addresses[1] = constant.addresses[self.key] = packed.address  # type: ignore[attr-defined]
+            try:
+                beside = [0 if each is None else each.data_ptr() for each in (bias, residual)]
+                self.launches.give(stream, [*addresses, *beside])
+                return
+            except CudaError as error:
+                if not out_of_memory(error):
+                    raise
+        operands = [CudaMemory(t.data_ptr(), size, t) for t, size in zip(given, self.sizes, strict=True)]
+        extra = [None if t is None else CudaMemory(t.data_ptr(), t.nbytes, t) for t in (bias, residual)]
+        dispatch.run(self.problem, prepared, stream, *operands, *extra, None, constant)  # type: ignore[arg-type]
+
+    def _ready(self, tensor: Any, form: Any) -> Any:
+        if not tensor.is_contiguous(memory_format=form):
+            tensor = tensor.contiguous(memory_format=form)
+        if tensor.data_ptr() % _ALIGNMENT:
+            tensor = tensor.clone(memory_format=torch.preserve_format)
+        return tensor

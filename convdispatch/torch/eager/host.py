@@ -1,0 +1,192 @@
+"""One problem on the CPU: kernels take the tensors' own memory, and the result is there when the call returns."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...api.errors import NoDevice
+from ...api.problem import ConvProblem
+from ...calls.bound_call import PLACES, Call
+from ...calls.fast_path import host_fast_path, host_queue
+from ...device import runtime
+from ...device.commands import host_memory
+from ...device.commands.host_memory import HostMemory, HostQueue
+from ...selection import dispatch
+from ...selection.prepared import Constant
+from ...selection.single_thread import prefers_one_thread
+from ..cores import share_cores
+from ..counting import solved
+from ..geometry import Fallback
+
+__all__ = ["HostCall", "device"]
+
+_POOLED = 1 << 16
+
+
+@functools.lru_cache(maxsize=1)
+def device() -> Any:
+    """The OpenCL device that is the CPU: the default one if it is a CPU, else one that shares memory with the host.
+
+    Raises Left, with what to install.
+    """
+    try:
+        chosen = runtime.default_device()
+        found = [chosen] if runtime.device_info(chosen).type == "cpu" else []
+        others = [d for d in runtime.devices() if runtime.device_info(d).type == "cpu"]
+        others = [d for d in others if runtime.device_info(d).vendor != "oclgrind"]
+        for each in [*found, *sorted(others, key=lambda d: not host_memory.has_system_svm(d))]:
+            if runtime.probe(each) is None:
+                return each
+    except NoDevice as error:
+        raise Fallback(f"no OpenCL device: {str(error).splitlines()[0]}") from None
+    raise Fallback("no OpenCL device is the CPU: pip install 'convdispatch[cpu]'")
+
+
+class HostCall:
+    """``call(x, w, y, bias, constant)`` computes what ``problem`` writes; the tensor in its place is ignored.
+
+    ``shape`` is the result's as PyTorch counts, ``form`` the memory format of all tensors.
+    """
+
+    def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, dtype: torch.dtype) -> None:
+        self.problem, self.shape, self.form, self.dtype = problem, shape, form, dtype
+        self.device = device()
+        share_cores()
+        unsupported = runtime.device_info(self.device).supports(problem.dtype)
+        if unsupported:
+            raise Fallback(unsupported)
+        self.places = PLACES[problem.direction]
+        self.written = self.places[2]
+        self.sizes = [math.prod(s) * problem.itemsize for s in (problem.x_shape, problem.w_shape, problem.y_shape)]
+        self.read = self.places[:2]
+        self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
+        self.shared = host_memory.has_system_svm(self.device)
+        self.prepared = None if self.empty else dispatch.prepare(problem, runtime.context(self.device))
+        alone = self.shared and self.prepared is not None and prefers_one_thread(self.prepared)
+        self._queue = host_queue(self.device, alone)
+        size = self.sizes[self.written]
+        self._pool = host_memory.pool_of(self.device) if self.shared and size >= _POOLED else None
+        # None where memory is from the pool, in another order, or of a dtype that NumPy has not.
+        plain = size < _POOLED and problem.layout == "nchw" and dtype is not torch.bfloat16
+        self._small = np.dtype(problem.dtype) if plain else None
+        self._back: Any = None
+        if problem.layout == "nhwc":
+            ndim = len(shape)
+            self._back = (0, ndim - 1, *range(1, ndim - 1))
+        self._views: Any = None
+        self._fast_path = self._make_fast_path() if self.shared else None
+        self._solver = self.solver
+
+    def _make_fast_path(self) -> Any:
+        form = self.form
+
+        def address(tensor: torch.Tensor) -> int:
+            return tensor.data_ptr() if tensor.is_contiguous(memory_format=form) and not tensor.is_neg() else 0
+
+        def of_bias(bias: torch.Tensor) -> int:
+            return bias.data_ptr() if bias.is_contiguous() and not bias.is_neg() else 0
+
+        def make() -> tuple[torch.Tensor, int]:
+            made = self.result()
+            return made, made.data_ptr()
+
+        return host_fast_path(self, address, address, make, of_bias)
+
+    @property
+    def solver(self) -> str:
+        """What runs."""
+        return "none: nothing to compute" if self.prepared is None else self.prepared.solver.name
+
+    def result(self) -> torch.Tensor:
+        """A new tensor for the result; its memory is used again once nothing holds it."""
+        if self._small is not None and not torch._C._is_torch_function_mode_enabled():
+            return torch.from_numpy(np.empty(self.shape, self._small))  # in half of torch.empty's time
+        if self._pool is None or torch._C._is_torch_function_mode_enabled():
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu", memory_format=self.form)
+        lease = host_memory.lease(self.device, self.sizes[self.written])
+        flat = torch.frombuffer(lease, dtype=self.dtype)
+        if self._back is None:
+            return flat.view(self.shape)
+        return flat.view(self.problem.out_shape).permute(self._back)
+
+    def __call__(
+        self,
+        x: torch.Tensor | None,
+        w: torch.Tensor | None,
+        y: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+        constant: Constant | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run; waits."""
+        if self._fast_path is not None:
+            given = (x, w, y)
+            lead, other = self.read
+            out = self._fast_path(given[lead], given[other], None, self._queue(), bias, constant)
+            if out is not None:
+                solved(self._solver)
+                return out
+        out = self.result()
+        if self.empty:
+            return out.zero_()
+        given: Any = [x, w, y]
+        given[self.written] = out
+        for place in self.read:
+            if not given[place].is_contiguous(memory_format=self.form):
+                given[place] = given[place].contiguous(memory_format=self.form)
+        if bias is not None:
+            bias = bias.contiguous()
+        if residual is not None:
+            residual = residual.contiguous(memory_format=self.form)
+        if self.shared:
+            self._run(given, bias, residual, constant)
+        else:
+            self._run_by_views(given, bias, residual)
+        solved(self.solver)
+        return out
+
+    def _run(self, given: list[Any], bias: Any, residual: Any, constant: Constant | None) -> None:
+        commands = HostQueue(self._queue())
+        at = HostMemory.at
+        memory = [at(tensor.data_ptr(), size, tensor) for tensor, size in zip(given, self.sizes, strict=True)]
+        if bias is not None:
+            bias = at(bias.data_ptr(), bias.nbytes, bias)
+        if residual is not None:
+            residual = at(residual.data_ptr(), self.sizes[2], residual)
+        prepared: Any = self.prepared
+        try:
+            commands.finish(
+                dispatch.run(self.problem, prepared, commands, *memory, bias, residual, None, constant)  # type: ignore[arg-type]
+            )
+        except BaseException:
+            commands.queue.finish()  # no command may use the tensors' memory any longer
+            raise
+
+    def _run_by_views(self, given: list[Any], bias: Any, residual: Any) -> None:
+        """By NumPy's road, for a device that takes no pointers of the host's."""
+        views = [_view(tensor, self.problem.layout) for tensor in given]
+        bias = None if bias is None else _view(bias, "nchw")
+        residual = None if residual is None else _view(residual, self.problem.layout)
+        queue = runtime.queue(self.device)
+        if self._views is None:
+            names = ("x", "w", "y")
+            kind = Call.kind_of(views, bias, residual, self.problem.direction, names)
+            problem = self.problem.replace(constant_weights=False)
+            self._views = Call(problem, kind, bias, residual, queue, views)
+        self._views(*views, bias, residual, queue)
+
+
+def _view(tensor: torch.Tensor, layout: str) -> np.ndarray:
+    tensor = tensor.detach()
+    if layout == "nhwc" and tensor.ndim > 2:
+        tensor = tensor.permute(0, *range(2, tensor.ndim), 1)
+    if tensor.dtype == torch.bfloat16:  # NumPy has it by ml_dtypes alone
+        import ml_dtypes
+
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()

@@ -1,0 +1,70 @@
+"""One problem on the device "opencl": tensors' buffers by the road of OpenCL's arrays, on the device's queue."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ...api.problem import ConvProblem
+from ...calls.bound_call import Call
+from ...device import runtime
+from ...selection.prepared import Constant
+from ..counting import solved
+from ..geometry import Fallback
+from .opencl_tensors import empty_strided, queue, seen
+
+__all__ = ["BufferCall"]
+
+
+class BufferCall:
+    """As ``HostCall``, on the queue of the device "opencl"; returns at once."""
+
+    def __init__(self, problem: ConvProblem, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.problem = problem.replace(constant_weights=False)
+        self.shape, self.dtype = shape, dtype
+        self.stride = torch.empty(shape, device="meta").stride()
+        self.device = queue().device
+        unsupported = runtime.device_info(self.device).supports(problem.dtype)
+        if unsupported:
+            raise Fallback(unsupported)
+        self.written = "xwy".index(problem.written)
+        self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
+        self._call: Any = None
+
+    @property
+    def prepared(self) -> Any:
+        """The plan, once it has run."""
+        return None if self._call is None else self._call.prepared
+
+    @property
+    def solver(self) -> str:
+        """What runs."""
+        return "none: nothing to compute" if self.prepared is None else self.prepared.solver.name
+
+    def __call__(
+        self,
+        x: torch.Tensor | None,
+        w: torch.Tensor | None,
+        y: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+        constant: Constant | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Enqueue; the tensor that will be written."""
+        out = empty_strided(self.shape, self.stride, self.dtype)
+        if self.empty:
+            return out.zero_()
+        given: list[Any] = [x, w, y]
+        given = [None if each is None else seen(each.contiguous()) for each in given]
+        given[self.written] = seen(out)
+        bias = None if bias is None else seen(bias.contiguous())  # type: ignore[assignment]
+        residual = None if residual is None else seen(residual.contiguous())  # type: ignore[assignment]
+        if self._call is None:
+            names = ("x", "w", "y")
+            kind = Call.kind_of(given, bias, residual, self.problem.direction, names)
+            self._call = Call(self.problem, kind, bias, residual, queue(), given)
+        self._call(*given, bias, residual, queue())
+        solved(self.solver)
+        return out

@@ -1,0 +1,151 @@
+"""The device "opencl": PyTorch's tensors whose storage is an OpenCL buffer; views alias it, copies cross to the host.
+
+The buffer hangs on the storage's own object (``storage.buf``): attributes of tensors are lost where autograd saves
+them. All threads share one queue in order, so a backward thread needs no events.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...device import runtime
+from ...device.commands.queues import commands_of
+from ...elementwise.apply import compute
+from ...tensor import Tensor
+
+__all__ = ["NAME", "NUMPY", "copy", "empty_strided", "own_kernel", "queue", "seen", "to_host", "written"]
+
+NAME = "opencl"
+NUMPY = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.float16: np.dtype(np.float16),
+    torch.int64: np.dtype(np.int64),
+    torch.int32: np.dtype(np.int32),
+    torch.uint8: np.dtype(np.uint8),
+    torch.bool: np.dtype(np.bool_),
+}
+"""Types that the framework's kernels copy and cast."""
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_aten = torch.ops.aten
+
+
+@functools.lru_cache(maxsize=1)
+def queue() -> Any:
+    """The device's queue, in order, for all threads."""
+    import pyopencl as cl
+
+    return cl.CommandQueue(runtime.context(runtime.default_device()))
+
+
+def on_metadata(operator: Any, *arguments: Any, **options: Any) -> Any:
+    """PyTorch's own kernel of an operator that touches sizes, strides and storages alone."""
+    return operator.redispatch(_CPU, *arguments, **options)
+
+
+def _storage(nbytes: int) -> Any:
+    made = torch._C._construct_storage_from_data_pointer(0, torch.device(NAME, 0), nbytes)  # type: ignore[attr-defined]
+    made.buf = runtime.allocate(queue(), max(nbytes, 1))
+    return made
+
+
+def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor on the device, values undefined."""
+    count = 1 + sum((s - 1) * t for s, t in zip(size, stride, strict=True)) if all(size) else 0
+    made = torch._C._acc.create_empty_tensor(list(size), dtype)  # type: ignore[attr-defined]
+    set_ = _aten.set_.source_Storage_storage_offset
+    on_metadata(set_, made, _storage(count * dtype.itemsize), 0, list(size), list(stride))
+    return made
+
+
+def resize(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """``resize_``: contiguous from the same first element on; values are kept where the storage is large enough."""
+    stride = list(torch.empty(tuple(size), device="meta").stride())
+    needed = (tensor.storage_offset() + int(np.prod(size))) * tensor.dtype.itemsize
+    storage = tensor.untyped_storage()
+    if storage.nbytes() < needed:
+        storage = _storage(needed)
+    set_ = _aten.set_.source_Storage_storage_offset
+    return on_metadata(set_, tensor, storage, tensor.storage_offset(), list(size), stride)
+
+
+def seen(tensor: torch.Tensor) -> Tensor:
+    """A tensor of the device as the framework's, over the same memory. Its dtype is among NUMPY."""
+    unit = tensor.dtype.itemsize
+    strides = tuple(step * unit for step in tensor.stride())
+    offset = tensor.storage_offset() * unit
+    return Tensor(tensor.untyped_storage().buf, tuple(tensor.shape), NUMPY[tensor.dtype], queue(), strides, offset)
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    """A contiguous host tensor's bytes."""
+    place = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    return np.frombuffer(place, np.uint8)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in the host's memory, of the same shape; waits."""
+    if not tensor.is_contiguous() and tensor.dtype in NUMPY:
+        tensor = tensor.contiguous()
+    if tensor.is_contiguous():
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        if made.nbytes:
+            buffer, offset = tensor.untyped_storage().buf, tensor.storage_offset() * tensor.dtype.itemsize
+            commands_of(queue()).read(buffer, _bytes_of(made), offset)
+        return made
+    return _whole(tensor).clone()
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's view of a host copy of its whole storage."""
+    storage = tensor.untyped_storage()
+    made = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
+    commands_of(queue()).read(storage.buf, _bytes_of(made))
+    return made.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def written(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Put a host tensor's values, broadcast and cast, into a tensor of the device."""
+    if not target.numel():
+        return
+    values = values.detach().to(target.dtype).expand(target.shape)
+    if target.is_contiguous():
+        values = values.contiguous()
+        offset = target.storage_offset() * target.dtype.itemsize
+        commands_of(queue()).write(target.untyped_storage().buf, _bytes_of(values), offset)
+    elif target.dtype in NUMPY:
+        dense = empty_strided(target.shape, torch.empty(target.shape, device="meta").stride(), target.dtype)
+        written(dense, values)
+        compute("x", {"x": seen(dense)}, out=seen(target))
+    else:
+        whole = _whole(target)
+        whole.copy_(values)
+        base = whole.as_strided((target.untyped_storage().nbytes() // target.dtype.itemsize,), (1,), 0)
+        commands_of(queue()).write(target.untyped_storage().buf, _bytes_of(base))
+
+
+def copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """``_copy_from``: between the host and the device, or inside the device, with a cast; answers ``target``."""
+    if source.device.type != NAME:
+        written(target, source)
+    elif target.device.type != NAME:
+        target.copy_(to_host(source))
+    elif source.dtype in NUMPY and target.dtype in NUMPY and not source.is_neg() and target.numel():
+        compute("x", {"x": seen(source.expand(target.shape))}, out=seen(target))
+    elif target.numel():
+        written(target, to_host(source))
+    return target
+
+
+def own_kernel(*tensors: torch.Tensor) -> bool:
+    """Whether the framework's kernels compute with the tensors: one floating type, on the device."""
+    return all(t.device.type == NAME and t.dtype == tensors[0].dtype for t in tensors) and tensors[0].dtype in (
+        torch.float32,
+        torch.float64,
+    )

@@ -1,0 +1,144 @@
+"""A call of an operator as the kept call that computes it, or the reason why PyTorch's own kernel does."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ...api.errors import InvalidArgument, NoSolver
+from ...api.policy import Policy, policy
+from ...api.problem import ConvProblem
+from .. import ranks
+from ..geometry import DTYPES, FORMATS, Fallback, Geometry, format_of, problem_of
+from ..settings import Settings, math_of
+from .host import HostCall
+from .host import device as cpu
+
+__all__ = ["PLAIN", "CallRequest", "FallbackCall", "planned_call"]
+
+PLAIN: tuple[str | None, bool] = (None, False)
+"""What follows a convolution: no activation, nothing added."""
+
+
+class CallRequest(NamedTuple):
+    """One part of an operator's call: its tensors, and what holds for it."""
+
+    part: str
+    """``forward``, ``data`` or ``weights``."""
+    geometry: Geometry
+    x: torch.Tensor
+    w: torch.Tensor
+    grad: torch.Tensor | None
+    bias: torch.Tensor | None
+    constant: bool
+    settings: Settings
+    switched: tuple[Any, ...]
+    chosen: Policy
+    after: tuple[str | None, bool] = PLAIN
+    """The activation that follows, and whether a tensor is added before it."""
+
+
+class FallbackCall:
+    """A call that is PyTorch's, each time."""
+
+    prepared = None
+    shape = None
+    backward_ready = True
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __call__(self, *_: Any) -> Any:
+        raise Fallback(self.reason)
+
+
+def planned_call(request: CallRequest) -> Any:
+    """``call(x, w, y, bias, constant)`` for tensors like those. Raises Left where only this one call is PyTorch's."""
+    try:
+        call = _call(request)
+    except NoSolver as error:
+        return FallbackCall(str(error).splitlines()[0])
+    except Fallback as left:
+        if not left.lasting:
+            raise
+        return FallbackCall(str(left))
+    call.backward_ready = request.part != "forward" or not ranks.many()
+    return call
+
+
+def _call(request: CallRequest) -> Any:
+    x, w = request.x, request.w
+    _check(request)
+    try:
+        form = format_of(x, w, request.bias, request.geometry)
+    except RuntimeError:
+        _problem(request, False)  # says what is wrong
+        raise
+    last = form is not torch.contiguous_format
+    if last and form is not FORMATS.get(x.ndim):
+        raise Fallback(f"the memory format {form} of {x.ndim}-D tensors is none of these engines'")
+    problem, least = _problem(request, last), request.settings.min_flops
+    if least is not None and problem.flops < least:
+        raise Fallback(f"fewer than min_flops={least:g} operations")
+    if 0 in w.shape or 0 in x.shape[1:]:
+        raise Fallback("a size of zero other than the batch's")
+    shape = {"data": x.shape, "weights": w.shape}.get(request.part) or _result_shape(problem, last)
+    with policy(solver=request.chosen.solver, deterministic=request.chosen.deterministic):
+        if x.is_cuda:
+            from .cuda_stream import StreamCall, device
+
+            ranks.agree(problem, lambda: device(x), x)
+            return StreamCall(problem, tuple(shape), form, x)
+        if x.device.type == "opencl":
+            from .opencl_buffers import BufferCall
+
+            return BufferCall(problem, tuple(shape), x.dtype)
+        if not x.is_cpu:
+            raise Fallback(f"no engine here runs on {x.device.type}")
+        ranks.agree(problem, cpu)
+        return HostCall(problem, tuple(shape), form, x.dtype)
+
+
+def _problem(request: CallRequest, last: bool) -> ConvProblem:
+    """Raises InvalidArgument, InvalidProblem."""
+    dtype, grad, bias = DTYPES[request.x.dtype], request.grad, request.bias
+    problem = problem_of(
+        request.part,
+        request.geometry,
+        request.x.shape,
+        request.w.shape,
+        None if grad is None else grad.shape,
+        dtype,
+        last=last,
+        math=math_of(request.settings, request.switched, dtype),
+        bias=bias is not None,
+        constant=request.constant,
+        after=request.after,
+    )
+    if bias is not None and tuple(bias.shape) != (problem.channels_out,):
+        raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
+    return problem
+
+
+def _result_shape(problem: ConvProblem, last: bool) -> tuple[int, ...]:
+    shape = problem.out_shape
+    return (shape[0], shape[-1], *shape[1:-1]) if last else shape
+
+
+def _check(request: CallRequest) -> None:
+    """Raises Left for what no engine here computes, InvalidArgument for tensors that do not go together."""
+    x = request.x
+    for name, tensor in {"input": x, "weight": request.w, "bias": request.bias, "grad_output": request.grad}.items():
+        if tensor is None:
+            continue
+        if tensor.layout is not torch.strided:
+            raise Fallback(f"{name} is {tensor.layout}")
+        if tensor.dtype not in DTYPES:
+            raise Fallback(f"{str(tensor.dtype).removeprefix('torch.')} is none of {', '.join(DTYPES.values())}")
+        if tensor.dtype != x.dtype:
+            raise InvalidArgument(f"{name} must be {x.dtype} as input is, got {tensor.dtype}")
+        if tensor.device != x.device:
+            raise InvalidArgument(f"{name} must be on {x.device} as input is, got {tensor.device}")
+    if not 3 <= x.ndim <= 5:
+        raise Fallback(f"{x.ndim - 2} axes of space, not 1 to 3")

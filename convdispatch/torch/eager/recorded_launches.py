@@ -1,0 +1,89 @@
+"""Kernels beside convolutions on PyTorch's current CUDA stream, over PyTorch's memory: recorded once, then launched.
+
+Nothing waits, and scratch memory comes from PyTorch's caching allocator, so a CUDA graph captures a call that was made
+before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...api.errors import BuildFailed
+from ...calls.arrays.known_libraries import library_of
+from ...device import runtime
+from ...device.commands.recording import Recording, Slot
+from ...device.cuda.ptx import Unlaunchable
+from ...device.cuda.stream import BLOCKED
+from ...device.cuda_driver import NO_CONTEXT, CudaError
+from ...device.plans.cuda_launches import Launches
+from ..geometry import Fallback
+from .cuda_stream import CAPTURED, stream_of
+from .planning import FallbackCall
+
+__all__ = ["Launched", "launched"]
+
+_ALIGNMENT = 16
+"""Bytes that kernels read at once, at most."""
+
+
+class Launched:
+    """``launched(*tensors)`` gives the kernels to the tensors' stream; it is for tensors of ``sizes`` bytes."""
+
+    def __init__(
+        self, name: str, like: torch.Tensor, sizes: Sequence[int], enqueue: Callable[..., Callable[..., Any]]
+    ) -> None:
+        """``enqueue(context)`` answers ``give(commands, *memory)``, which launches and allocates and does nothing else.
+
+        Raises Left where the kernels cannot be had.
+        """
+        self.name, self.number, self.library = name, like.get_device(), library_of(torch.Tensor)
+        stream = stream_of(like)
+        with stream.current():
+            if stream.capturing():
+                raise Fallback(CAPTURED, lasting=False)
+            recording, given = Recording(runtime.queue(stream.device)), [Slot(size, persistent=True) for size in sizes]
+            try:
+                enqueue(stream.context)(recording, *given)
+                launches = Launches.of(recording, given, stream)
+            except (BuildFailed, Unlaunchable) as error:
+                raise Fallback(f"{name} cannot run on a CUDA stream: {str(error).splitlines()[0]}") from None
+        assert launches is not None, "kernels beside convolutions are launches alone"
+        self.launches = launches
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Raises Left for memory that begins elsewhere than at a multiple of 16 bytes."""
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if any(address % _ALIGNMENT for address in addresses):
+            raise Fallback("a tensor begins at no multiple of 16 bytes", lasting=False)
+        stream: Any = self.library.stream(tensors[0], self.number)
+        stream.place.recent.append(self.name)
+        if not self.library.is_current(stream) or not self._given(stream, addresses):
+            with stream.current():
+                self.launches.give(stream, addresses)
+        if BLOCKED:
+            stream.check()
+
+    def _given(self, stream: Any, addresses: list[int]) -> bool:
+        """Whether this thread has the device's context, which PyTorch may believe before it is so."""
+        try:
+            self.launches.give(stream, [*addresses])
+        except CudaError as error:
+            if error.status != NO_CONTEXT:
+                raise
+            return False
+        return True
+
+
+def launched(
+    name: str, like: torch.Tensor, sizes: Sequence[int], enqueue: Callable[..., Any]
+) -> Launched | FallbackCall:
+    """As ``Launched``; where each such call is PyTorch's, what says so, to be kept. Raises Left for this one call."""
+    try:
+        return Launched(name, like, sizes, enqueue)
+    except Fallback as left:
+        if not left.lasting:
+            raise
+        return FallbackCall(str(left))

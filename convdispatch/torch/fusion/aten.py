@@ -1,0 +1,306 @@
+"""A PyTorch model as a net of ours: its operators for given shapes, by make_fx, each as ours on ours' tensors.
+
+What has no counterpart raises Missing, with the operator's name: then the model runs by PyTorch, layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...elementwise import apply
+from ...nn import functional
+from ...tensor import Tensor
+
+__all__ = ["Missing", "net_of"]
+
+
+class Missing(Exception):
+    """The text says what is not there."""
+
+
+def net_of(model: Callable[..., Any], inputs: Sequence[torch.Tensor], queue: Any, math: str) -> Callable[..., Any]:
+    """What takes ours' tensors of the inputs' shapes and computes what ``model`` does, for ``inference.build``.
+
+    Nothing is computed: the model runs on PyTorch's fake tensors, so nothing of it can depend on values.
+    Raises Missing, and whatever the model raises.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    pure = torch.func.functionalize(model, remove="mutations")
+    with torch.no_grad():
+        traced = make_fx(pure, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    traced.graph.eliminate_dead_code()
+    net = _Net(traced, queue, math)
+    net.check(inputs[0].dtype)
+    return net
+
+
+class _Net:
+    training = False
+
+    def __init__(self, traced: torch.fx.GraphModule, queue: Any, math: str) -> None:
+        self.graph, self.root, self.queue, self.math = traced.graph, traced, queue, math
+        self._constants: dict[Any, torch.Tensor] = {}
+        self._moved: dict[int, tuple[torch.Tensor, Tensor]] = {}
+
+    def check(self, dtype: torch.dtype) -> None:
+        """Raises Missing for an operator, a type or an answer that is not there; works out constants."""
+        given = [node for node in self.graph.nodes if node.op == "placeholder"]
+        for node in self.graph.nodes:
+            if node.op == "get_attr":
+                self._constants[node] = getattr(self.root, str(node.target))
+            if node.op != "call_function":
+                continue
+            name = str(node.target)
+            parts = node.all_input_nodes
+            if name != "<built-in function getitem>" and parts and all(each in self._constants for each in parts):
+                with torch.no_grad():
+                    self._constants[node] = node.target(*_mapped(node.args, self._constants.get), **node.kwargs)
+                continue
+            if name not in _OPERATORS:
+                raise Missing(f"{name} has no counterpart here")
+            made = node.meta.get("val")
+            made = made[0] if isinstance(made, tuple | list) else made
+            if not isinstance(made, torch.Tensor) or made.dtype != dtype:
+                raise Missing(f"{name} makes something else than {dtype}")
+        answers = self.graph.output_node().args[0]
+        for each in answers if isinstance(answers, list | tuple) else (answers,):
+            if not isinstance(each, torch.fx.Node) or each in self._constants or each in given:
+                raise Missing("the model answers something else than tensors that it computes")
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        known: dict[Any, Any] = {}
+        feeds = iter(tensors)
+
+        def value(node: Any) -> Any:
+            return self._constants[node] if node in self._constants else known[node]
+
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                known[node] = next(feeds)
+            elif node.op == "output":
+                return _mapped(node.args[0], known.get)
+            elif node not in self._constants:
+                operation = _OPERATORS[str(node.target)]
+                known[node] = operation(self, *_mapped(node.args, value), **_mapped(node.kwargs, value))
+        raise AssertionError("a graph ends with its output")
+
+    def put(self, constant: Any) -> Any:
+        """A constant on the device, once; a tensor of ours, or no tensor, as it is."""
+        if not isinstance(constant, torch.Tensor):
+            return constant
+        if id(constant) not in self._moved:
+            array = constant.detach().contiguous().numpy()
+            self._moved[id(constant)] = constant, Tensor.from_numpy(array, self.queue)
+        return self._moved[id(constant)][1]
+
+
+def _mapped(structure: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(structure, torch.fx.Node):
+        return change(structure)
+    if isinstance(structure, list | tuple):
+        return tuple(_mapped(each, change) for each in structure)
+    if isinstance(structure, dict):
+        return {key: _mapped(each, change) for key, each in structure.items()}
+    return structure
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {}
+"""By the operator's name; each takes the net first, then the operator's own arguments."""
+
+
+def _operator(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        _OPERATORS.update(dict.fromkeys(names, function))
+        return function
+
+    return enter
+
+
+@_operator("convdispatch.fused_convolution.default")
+def _fused(net: _Net, x: Any, w: Any, bias: Any, residual: Any, activation: Any, *rest: Any) -> Tensor:
+    if residual is not None and not isinstance(residual, Tensor):
+        raise Missing("a constant is added")
+    geometry = dict(zip(("stride", "padding", "dilation", "groups"), rest, strict=True))
+    y = functional.convolution(x, net.put(w), net.put(bias), **geometry, math=net.math)
+    if residual is not None:
+        y = functional.add(y, residual)
+    return y if activation is None else functional.activate(y, activation)
+
+
+@_operator("convdispatch.convolution.default", "aten.convolution.default")
+def _convolution(
+    net: _Net, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any, g: int
+) -> Tensor:
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": g, "math": net.math}
+    if transposed:
+        return functional.transposed_convolution(x, net.put(w), net.put(bias), output_padding=extra, **geometry)
+    return functional.convolution(x, net.put(w), net.put(bias), **geometry)
+
+
+@_operator("aten.addmm.default")
+def _addmm(net: _Net, bias: Any, x: Any, w: Any) -> Tensor:
+    if not isinstance(w, torch.Tensor) or not isinstance(bias, torch.Tensor) or bias.ndim != 1:
+        raise Missing("a matrix product of two computed tensors")
+    return functional.linear(x, net.put(w.t().contiguous()), net.put(bias))
+
+
+@_operator("aten.mm.default")
+def _mm(net: _Net, x: Any, w: Any) -> Tensor:
+    if not isinstance(w, torch.Tensor):
+        raise Missing("a matrix product of two computed tensors")
+    return functional.linear(x, net.put(w.t().contiguous()))
+
+
+@_operator("aten.linear.default")
+def _linear(net: _Net, x: Any, w: Any, bias: Any = None) -> Tensor:
+    if len(x.shape) != 2 or not isinstance(w, torch.Tensor):
+        raise Missing("a linear map of more than two axes")
+    return functional.linear(x, net.put(w), net.put(bias))
+
+
+@_operator("aten._native_batch_norm_legit_no_training.default")
+def _batch_norm(net: _Net, x: Any, w: Any, b: Any, mean: Any, variance: Any, momentum: float, eps: float) -> Any:
+    given = (torch.ones_like(mean) if w is None else w, torch.zeros_like(mean) if b is None else b, mean, variance)
+    return (functional.batch_norm(x, *map(net.put, given), training=False, epsilon=eps),)
+
+
+@_operator("aten.native_batch_norm.default")
+def _native(net: _Net, x: Any, w: Any, b: Any, mean: Any, variance: Any, training: bool, *rest: float) -> Any:
+    if training:
+        raise Missing("a batch norm in training")
+    return _batch_norm(net, x, w, b, mean, variance, *rest)
+
+
+@_operator("<built-in function getitem>")
+def _item(net: _Net, values: Any, number: int) -> Any:
+    if number:
+        raise Missing("more than an operator's first result")
+    return values[0]
+
+
+@_operator("aten.max_pool2d_with_indices.default")
+def _max_pool(
+    net: _Net, x: Any, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
+) -> Any:
+    kernel, stride, padding, dilation = map(_pair, (kernel, stride or kernel, padding, dilation))
+    return (functional.max_pool(x, kernel, stride, padding, dilation=dilation, ceil_mode=ceil),)
+
+
+@_operator("aten.avg_pool2d.default")
+def _avg_pool(
+    net: _Net,
+    x: Any,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    ceil: bool = False,
+    count_pad: bool = True,
+    divisor: Any = None,
+) -> Tensor:
+    if divisor is not None:
+        raise Missing("an average with a divisor of its own")
+    kernel, stride, padding = map(_pair, (kernel, stride or kernel, padding))
+    return functional.avg_pool(x, kernel, stride, padding, ceil_mode=ceil, count_include_pad=count_pad)
+
+
+def _pair(values: Any) -> tuple[int, int]:
+    first, *rest = values
+    return first, rest[0] if rest else first
+
+
+@_operator("aten._adaptive_avg_pool2d.default")
+def _adaptive(net: _Net, x: Any, size: Any) -> Tensor:
+    return functional.adaptive_avg_pool(x, _pair(size))
+
+
+@_operator("aten.mean.dim")
+def _mean(net: _Net, x: Any, axes: Any, keepdim: bool = False) -> Tensor:
+    axes = tuple(sorted(axis % x.ndim for axis in axes)) if axes else tuple(range(x.ndim))
+    if axes == (2, 3) and x.ndim == 4:
+        y = functional.adaptive_avg_pool(x, 1)
+        return y if keepdim else functional.view(y, x.shape[:2])
+    return functional.mean(x, axes, keepdims=keepdim)
+
+
+@_operator("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+def _view(net: _Net, x: Any, shape: Any) -> Tensor:
+    known = 1
+    for size in shape:
+        known *= size if size != -1 else 1
+    count = 1
+    for size in x.shape:
+        count *= size
+    return functional.view(x, tuple(count // known if size == -1 else size for size in shape))
+
+
+@_operator("aten.clone.default", "aten.detach.default", "aten.alias.default", "aten.contiguous.default")
+def _same(net: _Net, x: Any, memory_format: Any = None) -> Tensor:
+    return x
+
+
+@_operator("aten.cat.default")
+def _cat(net: _Net, tensors: Any, axis: int = 0) -> Tensor:
+    return functional.concatenate([net.put(each) for each in tensors], axis % tensors[0].ndim)
+
+
+@_operator("aten.permute.default")
+def _permute(net: _Net, x: Any, axes: Any) -> Tensor:
+    return x.transpose(*(axis % x.ndim for axis in axes))
+
+
+@_operator("aten.transpose.int")
+def _transpose(net: _Net, x: Any, one: int, other: int) -> Tensor:
+    axes = list(range(x.ndim))
+    axes[one], axes[other] = axes[other], axes[one]
+    return x.transpose(*axes)
+
+
+@_operator("aten._softmax.default")
+def _softmax(net: _Net, x: Any, axis: int, half_to_float: bool) -> Tensor:
+    return functional.softmax(x, axis)
+
+
+def _two(text: str) -> Callable[..., Tensor]:
+    def operation(net: _Net, x: Any, y: Any, alpha: Any = 1) -> Tensor:
+        if alpha != 1:
+            raise Missing("a sum with a factor")
+        return apply(text, x=net.put(x), y=net.put(y))
+
+    return operation
+
+
+def _one(activation: str) -> Callable[..., Tensor]:
+    return lambda net, x: functional.activate(x, activation)
+
+
+for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/")):
+    for _kind in ("Tensor", "Scalar"):
+        _OPERATORS[f"aten.{_name}.{_kind}"] = _two(f"x {_sign} y")
+for _name in ("relu", "sigmoid", "silu", "tanh", "hardswish", "hardsigmoid", "mish"):
+    _OPERATORS[f"aten.{_name}.default"] = _one(_name)
+
+
+@_operator("aten.hardtanh.default")
+def _hardtanh(net: _Net, x: Any, low: float = -1.0, high: float = 1.0) -> Tensor:
+    return functional.activate(x, f"clip({float(low)!r}, {float(high)!r})")
+
+
+@_operator("aten.leaky_relu.default")
+def _leaky(net: _Net, x: Any, slope: float = 0.01) -> Tensor:
+    return functional.activate(x, f"leaky_relu({float(slope)!r})")
+
+
+@_operator("aten.gelu.default")
+def _gelu(net: _Net, x: Any, approximate: str = "none") -> Tensor:
+    if approximate != "none":
+        raise Missing("GELU by tanh")
+    return functional.activate(x, "gelu")
+
+
+@_operator("aten.elu.default")
+def _elu(net: _Net, x: Any, alpha: float = 1.0) -> Tensor:
+    return functional.activate(x, f"elu({float(alpha)!r})")

@@ -1,0 +1,254 @@
+"""convert: a model's layers by ours, in place; or, with ``fuse``, the model as torch.fx traces it, fused."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import operator
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ...api.errors import ConvDispatchWarning, InvalidArgument
+from ..compile import pooling
+from ..epilogue_chains import Chain, chains, has_hooks
+from ..modules import FUSED, swap
+from .forms import FusedModel
+
+__all__ = ["Fusion", "convert", "fusion"]
+
+_WHY = "_convdispatch_untraced"
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What became of a fused model's operations."""
+
+    fused: tuple[str, ...] = ()
+    """For each convolution of a traced part, the names of what it computes: ``"conv1 + bn1 + relu"``."""
+    left: dict[str, str] = field(default_factory=dict)
+    """Modules that torch.fx cannot trace, and why; their children were tried one by one."""
+    forms: dict[str, str] = field(default_factory=dict)
+    """Inputs' shapes for which the model was called on the CPU, and the form that was built, or why none was."""
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.fused)} convolutions", *(f"  {each}" for each in self.fused)]
+        lines += [f"not traced: {name or 'the model'}: {why}" for name, why in self.left.items()]
+        return "\n".join([*lines, *(f"form for {shape}: {what}" for shape, what in self.forms.items())])
+
+
+def fusion(model: nn.Module) -> Fusion:
+    """What ``convert(model, fuse=True)`` did, of its answer or of a model that holds it."""
+    fused: list[str] = []
+    left: dict[str, str] = {}
+    forms: dict[str, str] = {}
+    for name, module in model.named_modules():
+        before = f"{name}." if name else ""
+        if isinstance(module, FusedModel):
+            fused += [" + ".join(before + each for each in words) for words in module.meta.get("fused", ())]
+            forms |= {f"{name or 'the model'}, {shape}": what for shape, what in module.forms.found().items()}
+        elif _WHY in module.__dict__:
+            left[name] = module.__dict__[_WHY]
+    return Fusion(tuple(fused), left, forms)
+
+
+def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
+    """Replace ``nn.Conv1d`` to ``nn.ConvTranspose3d`` in ``model`` by layers of the same parameters that call
+    ``torch.ops.convdispatch.convolution``; changes the model, and answers it.
+
+    Layers of classes derived from these are left: what they changed would be lost.
+
+    With ``fuse="training"`` besides, in each ``nn.Sequential`` a convolution takes in the activation that follows it,
+    in one pass that has gradients: ReLU, ReLU6, Hardtanh, LeakyReLU, ELU, Sigmoid and Tanh. Layers, parameters and
+    names stay what they are; where one of a pair has hooks, both run one by one.
+
+    With ``fuse=True`` the answer is another model, for inference, with weights of its own. By ``torch.fx``, batch norms
+    are folded into the weights of the convolution before them (in float64), and a convolution takes in the sum with
+    another tensor and the activation that follow it, where nobody else reads what lies between: ReLU, ReLU6, Hardtanh,
+    LeakyReLU, ELU, Sigmoid, SiLU and Tanh. The fused weights do not learn. What
+    ``torch.fx`` cannot trace is left as it is, its children are tried one by one, and ``fusion(model)`` says so.
+
+    On the CPU, outside of compilers and where nothing asks for gradients, a fused model runs as one inference form for
+    each set of input shapes, made at its first call: see ``docs/torch.md``.
+
+    Raises InvalidArgument where ``model`` is to be fused in training mode: batch norms would use the batch's own
+    statistics, so call ``model.eval()`` first; and for another ``fuse``.
+    """
+    if not isinstance(fuse, bool) and fuse != "training":
+        raise InvalidArgument(f"fuse must be False, True or 'training', got {fuse!r}")
+    if fuse is True:
+        return _fused_model(model)
+    for module in list(model.modules()):
+        swap(module, pairs=fuse == "training")
+    return model
+
+
+def _fused_model(model: nn.Module) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"convert takes a torch.nn.Module, got {type(model).__name__}")
+    if model.training:
+        raise InvalidArgument(
+            "convert(fuse=True) takes a model in eval mode, for batch norms to be folded: call model.eval() first, or "
+            "convert(model) to keep them"
+        )
+    with torch.inference_mode(False), torch.no_grad():
+        made = _fused(copy.deepcopy(model))
+    if not any(isinstance(each, FusedModel) for each in made.modules()):
+        why = "; ".join(f"{name or 'the model'}: {each}" for name, each in fusion(made).left.items())
+        warnings.warn(f"nothing of the model could be fused. {why}", ConvDispatchWarning, stacklevel=3)
+    return made
+
+
+class _Proxy(fx.Proxy):
+    """Also ``y += x`` as the write that it is; torch.fx would make it a new tensor, which other names of y lack."""
+
+
+def _in_place(name: str) -> Any:
+    function = getattr(operator, name)
+
+    def write(self: fx.Proxy, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})  # type: ignore[no-any-return]
+
+    return write
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "ifloordiv", "imod"):
+    setattr(_Proxy, f"__{_name}__", _in_place(_name))
+
+
+class _Tracer(fx.Tracer):
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        # Hooks must be called with tensors.
+        ours = type(m).__module__.startswith("convdispatch.torch")
+        script = isinstance(m, torch.jit.ScriptModule)
+        return script or ours or has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _fused(module: nn.Module) -> nn.Module:
+    """A traced form of a module, or itself with such children."""
+    if type(module) in FUSED and not has_hooks(module):
+        return _layer(module, None, None)
+    why = _untraceable(module)
+    if why is None:
+        try:
+            return _rewritten(module, _traced(module))
+        except Exception as error:  # whatever a model's own code raises when it gets no tensors
+            why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    for name, child in module._modules.items():
+        if child is not None and _holds_layers(child):
+            module._modules[name] = _fused(child)
+    if not _of_pytorch(module):
+        module.__dict__[_WHY] = why
+    swap(module)
+    return module
+
+
+def _holds_layers(module: nn.Module) -> bool:
+    return any("Conv" in type(each).__name__ for each in module.modules())
+
+
+def _of_pytorch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn")
+
+
+def _untraceable(module: nn.Module) -> str | None:
+    """What torch.fx would get wrong without a word, or is not asked to look into."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is a ScriptModule"
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return "a list of modules has no forward"
+    if has_hooks(module):
+        return "it has hooks"
+    if _of_pytorch(module) and not isinstance(module, nn.Sequential):
+        return "it is one of PyTorch's own layers"
+    return None
+
+
+def _traced(module: nn.Module) -> fx.Graph:
+    """Raises whatever the model's code does with proxies; ValueError for numbers that are drawn or made in it."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    tracer = _Tracer()
+    graph = tracer.trace(module, concrete_args=defaults or None)
+    for node in graph.nodes:
+        if isinstance(node.type, str):  # an annotation that was not evaluated, which torch.fx cannot save
+            node.type = None
+        if node.op == "get_attr" and str(node.target).startswith("_tensor_constant"):
+            raise ValueError("its forward makes tensors of its own, which tracing would keep as constants")
+    return graph
+
+
+def _rewritten(root: nn.Module, graph: fx.Graph) -> FusedModel:
+    """The graph with its chains as layers; raises ValueError where there is none."""
+    modules = dict(root.named_modules(remove_duplicate=False))
+    attributes: dict[str, Any] = {}
+    calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
+    words = []
+    for chain in list(chains(graph, modules, FUSED)):
+        name = str(chain.convolution.target)
+        if calls[name] > 1:  # a shared layer: each call has its own batch norm
+            number = next(n for n in range(len(calls) + 1) if f"{name}_{n}" not in {*attributes, *modules})
+            name = f"{name}_{number}"
+        attributes[name] = _layer(modules[str(chain.convolution.target)], chain.batch_norm, chain.activation)
+        words.append(chain.words)
+        _replace(graph, chain, name)
+    pooling.place(graph, modules, attributes)
+    graph.lint()
+    for node in graph.nodes:
+        if node.op == "call_module" and node.target not in attributes:
+            inner = modules[str(node.target)]
+            attributes[str(node.target)] = _fused(inner) if _holds_layers(inner) else inner
+        elif node.op == "get_attr":
+            attributes[str(node.target)] = _attribute(root, str(node.target))
+    if not words and not any(isinstance(each, FusedModel) for each in attributes.values()):
+        raise ValueError("it holds no convolution that can be fused")
+    made = FusedModel(attributes, graph, type(root).__name__)
+    for each in made.modules():
+        if each is made or type(each) is nn.Module:  # what holds layers
+            each.training = False
+    made.meta["fused"] = words[::-1]
+    return made
+
+
+def _replace(graph: fx.Graph, chain: Chain, name: str) -> None:
+    given = [*chain.convolution.args, *chain.convolution.kwargs.values()]
+    given += [] if chain.residual is None else [chain.residual]
+    with graph.inserting_before(chain.last):
+        made = graph.call_module(name, tuple(given))
+    chain.last.replace_all_uses_with(made)
+    for node in reversed([chain.convolution, *chain.rest]):
+        graph.erase_node(node)
+
+
+def _attribute(root: Any, path: str) -> Any:
+    for part in path.split("."):
+        root = getattr(root, part)
+    return root
+
+
+def _layer(conv: Any, norm: Any, activation: str | None) -> nn.Module:
+    """A fused layer: the convolution's, with a batch norm's factors in its weights, worked out in float64."""
+    made = copy.copy(conv)
+    made.__class__ = FUSED[type(conv)]
+    weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
+    if norm is not None:
+        factor = 1 / torch.sqrt(norm.running_var.double() + norm.eps)
+        factor = factor if norm.weight is None else factor * norm.weight.double()
+        shift = -norm.running_mean.double() if bias is None else bias.double() - norm.running_mean.double()
+        shift = shift * factor if norm.bias is None else shift * factor + norm.bias.double()
+        weight = (weight.double() * factor.reshape(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
+        bias = shift.to(weight.dtype)
+    made._parameters = {
+        "weight": nn.Parameter(weight, requires_grad=False),
+        "bias": None if bias is None else nn.Parameter(bias, requires_grad=False),
+    }
+    made.activation = activation
+    made.training = False
+    return made  # type: ignore[no-any-return]

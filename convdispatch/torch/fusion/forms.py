@@ -1,0 +1,220 @@
+"""A fused model on the CPU as one inference form for each set of input shapes; elsewhere layer by layer.
+
+A form is a recorded program: memory shared by lifetimes, no waits between operations, none of PyTorch's threads. It is
+made where a call is plain inference, and holds as long as every layer and weight is what it was when it was made.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...api.errors import ConvDispatchError
+from ...api.policy import policy
+from ...device import runtime
+from .. import counting, ranks
+from ..dispatch import engine
+from ..dispatch.routing import settings_in_force
+from ..eager.host import device
+from ..geometry import DTYPES, Fallback
+from ..settings import DEFAULT, math_of, policy_of, switches
+from .aten import Missing, net_of
+
+__all__ = ["FORMS", "FusedModel", "Forms"]
+
+FORMS = 8
+"""Sets of input shapes, types and settings for which a model's forms are made; others go layer by layer."""
+
+
+class FusedModel(fx.GraphModule):
+    """What ``convert(model, fuse=True)`` makes of a model that torch.fx can trace."""
+
+    @property
+    def forms(self) -> Forms:
+        """The inference forms that were made so far; no part of the model's state, nor of its copies."""
+        found = self.__dict__.get("_forms")
+        if found is None:
+            found = self.__dict__["_forms"] = Forms(self)
+        return found  # type: ignore[no-any-return]
+
+    def recompile(self) -> Any:
+        """As GraphModule's; forms of the old graph go."""
+        self.__dict__.pop("_forms", None)
+        return super().recompile()
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """By a form where the call is plain inference on the CPU, else by ``forward``, layer by layer."""
+        if not torch.compiler.is_compiling() and not named:
+            form = self.forms.find(inputs)
+            if form is not None:
+                return form(*inputs)
+        return super().__call__(*inputs, **named)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revived, (*super().__reduce__(), self.meta)
+
+
+def _revived(function: Callable[..., Any], arguments: tuple[Any, ...], meta: dict[str, Any]) -> FusedModel:
+    made = function(*arguments)
+    model = FusedModel(made, made.graph, made.__class__.__name__)
+    model.meta = meta
+    return model
+
+
+class Forms:
+    """The forms of one model. Calls may come from several threads; one runs at a time."""
+
+    def __init__(self, model: FusedModel) -> None:
+        self._model = model
+        self._lock = threading.RLock()
+        self._made: dict[Any, Any] = {}
+        """Key: a callable, or the reason why there is none."""
+        self._state: _State | None = None
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()
+
+    def found(self) -> dict[str, str]:
+        """The form for each set of inputs, or why there is none, in words."""
+        return {_words(key): made if isinstance(made, str) else made.words for key, made in self._made.items()}
+
+    def find(self, inputs: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """The form for inputs like these, made now where it is new; None where the model runs layer by layer."""
+        if not inputs or not all(map(_plain, inputs)) or _watched():
+            return None
+        state = self._state
+        if state is None or not state.holds():
+            with self._lock:
+                self._state = _State(self._model)
+                self._made.clear()
+            if state is not None:  # weights that change at each call are worth no form
+                return None
+            state = self._state
+        if state.disturbed() or (torch.is_grad_enabled() and (state.learns() or any(x.requires_grad for x in inputs))):
+            return None
+        settings = settings_in_force() or DEFAULT
+        if settings.min_flops is not None:
+            return None
+        switched = switches(False)
+        chosen = policy_of(settings, switched)
+        math = math_of(settings, switched, DTYPES[inputs[0].dtype])
+        key = (tuple((x.shape, x.dtype) for x in inputs), math, chosen)
+        made = self._made.get(key)
+        if made is None:
+            with self._lock:
+                made = self._made.get(key)
+                if made is None:
+                    if len(self._made) >= FORMS:
+                        return None
+                    made = self._made[key] = self._make(inputs, math, chosen)
+        return None if isinstance(made, str) else made
+
+    def _make(self, inputs: tuple[Any, ...], math: str, chosen: Any) -> Any:
+        from ... import inference
+
+        try:
+            queue = runtime.queue(device())
+            shapes = [tuple(x.shape) for x in inputs]
+            net = net_of(lambda *given: self._model.forward(*given), inputs, queue, math)
+            with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
+                dtypes = [DTYPES[x.dtype] for x in inputs]
+                # Timing chooses the layout, and each process may find another one faster.
+                layout = "nchw" if chosen.deterministic and inputs[0].ndim == 4 else None
+                made = inference.build(net, *shapes, dtype=dtypes, queue=queue, layout=layout, recall=True)
+                return _Form(made, self._lock)
+        except (Missing, Fallback, ConvDispatchError) as error:
+            return str(error).splitlines()[0]
+        except Exception as error:  # make_fx raises what the model's code does when it asks for a value
+            return f"it cannot be recorded: {type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+
+
+class _Form:
+    def __init__(self, net: Any, lock: Any) -> None:
+        self._net, self._lock = net, lock
+        self._solvers = [layer.solver for layer in net.layers if layer.problem is not None]
+
+    @property
+    def words(self) -> str:
+        return f"{self._net.layout or 'as traced'}, {self._net.commands} commands, {len(self._solvers)} convolutions"
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        with self._lock:
+            result = self._net(*(each.detach().contiguous() for each in inputs))
+        counting.several("convolution", self._solvers)
+        return result
+
+
+class _State:
+    """A model's layers and weights as they were."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._modules = list(model.modules())
+        self._edges = [(m._modules, name, child) for m in self._modules for name, child in m._modules.items()]
+        tables = [table for m in self._modules for table in (m._parameters, m._buffers)]
+        held = [(table, name, tensor) for table in tables for name, tensor in table.items() if tensor is not None]
+        # Tensors made in inference mode do not count the writes to them.
+        self._unseen = any(tensor.is_inference() for _, _, tensor in held)
+        self._held = [] if self._unseen else [(*each, each[2]._version, each[2].data_ptr()) for each in held]
+        self._tensors = [tensor for _, _, tensor in held]
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        for table, name, child in self._edges:
+            if table.get(name) is not child:
+                return False
+        for table, name, tensor, version, address in self._held:
+            if table.get(name) is not tensor or tensor._version != version or tensor.data_ptr() != address:
+                return False
+        return True
+
+    def disturbed(self) -> bool:
+        """Whether layers must be called one by one: in training, for hooks, or as writes to weights are not seen."""
+        if self._unseen:
+            return True
+        return any(m.training or m._forward_hooks or m._forward_pre_hooks for m in self._modules)
+
+    def learns(self) -> bool:
+        """Whether a gradient would be asked for."""
+        return any(tensor.requires_grad for tensor in self._tensors)
+
+
+_C: Any = torch._C
+
+
+def _plain(x: Any) -> bool:
+    """A tensor of numbers in the host's memory, and nothing that stands for one."""
+    if type(x) is not torch.Tensor or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+        return False
+    return x.layout is torch.strided and not x.is_neg() and x.numel() > 0
+
+
+def _watched() -> bool:
+    """Whether somebody looks at operators or layers as they run, or changes what they do; or other ranks must decide
+    alike."""
+    hooks = torch.nn.modules.module
+    return bool(
+        _C._is_torch_function_mode_enabled()
+        or _C._len_torch_dispatch_stack()
+        or _C._functorch.peek_interpreter_stack() is not None
+        or _C._get_tracing_state() is not None
+        or torch.is_autocast_enabled("cpu")
+        or engine.watched()
+        or ranks.many()
+        or hooks._global_forward_hooks
+        or hooks._global_forward_pre_hooks
+    )
+
+
+def _nothing() -> None:
+    return None
+
+
+def _words(key: Any) -> str:
+    return " ".join("x".join(map(str, shape)) for shape, _ in key[0])

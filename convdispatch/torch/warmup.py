@@ -1,0 +1,132 @@
+"""prepare: what a model's first step would choose, compile and load is made ready before, on all processors.
+
+Ranks of one training best call it before the first step: CUDA loads a program when the device is idle, and a device on
+which a collective is under way waits for the other ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..api.errors import ConvDispatchError
+from ..device.programs import compile_pool
+from . import ranks
+from .dispatch import engine, routing
+from .eager.planning import FallbackCall
+from .geometry import Fallback, Geometry
+from .requirements import lacking
+from .settings import DEFAULT
+from .weights import promise
+
+__all__ = ["keeping_buffers", "prepare"]
+
+
+def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any]:
+    """Make ready all that ``model(*inputs, **named)`` and its backward will ask for under ``enable()``.
+
+    Runs the model once, by PyTorch's own convolutions, in the caller's modes (``no_grad``, ``inference_mode``,
+    autocast; without gradients no backward is made ready); then plans each problem once, compiling in child processes
+    too. Buffers and random numbers are as before, ``.grad`` is not touched. Of several ranks each calls it; it runs no
+    collective, so a DistributedDataParallel may be given as it is.
+
+    Answers ``{"ours": problems, "left": problems, "reasons": {sentence: problems}, "seconds": s}``.
+    """
+    sentence = lacking({"torch.utils._python_dispatch.TorchDispatchMode": "a model's calls cannot be seen ahead"})
+    if sentence:
+        raise RuntimeError(sentence)
+    begin = time.perf_counter()
+    inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+    calls: dict[Any, Callable[[], Any]] = {}
+    with keeping_buffers(inner), torch.random.fork_rng(devices=_numbers(inner)), _recorder(calls):
+        inner(*inputs, **named)
+    tasks, reasons = list(calls.values()), {}
+    first = ranks.share(len(tasks))
+    with _compilers(inner):
+        compile_pool.run(tasks[first:] + tasks[:first])
+    for task in tasks:
+        try:
+            call = task()
+            reason = call.reason if isinstance(call, FallbackCall) else None
+        except (ConvDispatchError, Fallback) as error:
+            reason = str(error).splitlines()[0]
+        if reason is not None:
+            reasons[reason] = reasons.get(reason, 0) + 1
+    left = sum(reasons.values())
+    took = time.perf_counter() - begin
+    return {"ours": len(tasks) - left, "left": left, "reasons": reasons, "seconds": took}
+
+
+@contextlib.contextmanager
+def keeping_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """After the block the model's buffers hold what they held before."""
+    before = {name: each.detach().clone() for name, each in model.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, each in model.named_buffers():
+                each.copy_(before[name])
+
+
+def _numbers(model: torch.nn.Module) -> list[int]:
+    """CUDA's devices on which the model lies."""
+    return sorted({each.get_device() for each in model.parameters() if each.is_cuda})
+
+
+def _compilers(model: torch.nn.Module) -> Any:
+    for each in model.parameters():
+        with contextlib.suppress(Fallback):
+            if each.is_cuda:
+                from .eager.cuda_stream import device
+
+                return compile_pool.side_by_side(device(each), for_cuda=True)
+            if each.is_cpu:
+                from .eager.host import device as cpu
+
+                return compile_pool.side_by_side(cpu())
+    return contextlib.nullcontext()
+
+
+def _recorder(calls: dict[Any, Callable[[], Any]]) -> Any:
+    """A mode in which convolutions are PyTorch's, and ``calls`` gets what makes the kept call of each part, once each.
+
+    Tensors are held until then: as many as a training step would hold of these layers.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    operators = (torch.ops.aten.convolution.default, torch.ops.convdispatch.convolution.default)
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+            named = named or {}
+            if function not in operators or len(arguments) < 9 or arguments[0].device.type not in ("cpu", "cuda"):
+                if torch.is_inference_mode_enabled():  # below autograd's part, nothing has taken ``conv2d`` apart yet
+                    with self:
+                        made = function.decompose(*arguments, **named)
+                    if made is not NotImplemented:
+                        return made
+                return function(*arguments, **named)
+            x, w, bias, *rest = arguments
+            y = routing.original("convolution", *arguments)
+            geometry = Geometry.of(*rest)
+            if any(geometry.rows(x.ndim - 2)):  # made of two operators, and of other shapes
+                return y
+            settings = routing.settings_in_force() or DEFAULT
+            parts = [("forward", None, bias, promise(w) is not None)]
+            if torch.is_grad_enabled():
+                parts += [("data", y, None, promise(w) is not None)] if x.requires_grad else []
+                parts += [("weights", y, None, False)] if w.requires_grad else []
+            for part, grad, beside, constant in parts:
+                key = engine.key_of(part, tuple(geometry), x, w, grad, beside, constant, settings)
+                if key not in calls:
+                    given = (part, tuple(geometry), x, w, grad, beside, constant, settings)
+                    calls[key] = functools.partial(engine.cached_call, *given)
+            return y
+
+    return Recorder()

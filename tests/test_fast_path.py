@@ -1,0 +1,93 @@
+"""The short way of warm calls: which arrays take it, what turns others away, and what becomes of a plan that fails."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyopencl.array as cla
+import pytest
+
+import convdispatch as cd
+from convdispatch.api.errors import ConvDispatchWarning
+from convdispatch.calls.bound_call import Call
+from convdispatch.device.commands.host_memory import has_system_svm
+from convdispatch.device.plans import host_launches, queue_launches
+from convdispatch.device.programs.kernels import Launch
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice.ranking import forgive
+
+X, W = np.ones((1, 2, 5, 5), np.float32), np.ones((3, 2, 2, 2), np.float32)
+Y = np.full((1, 3, 4, 4), 8, np.float32)
+
+
+def made(kind, queue):
+    """(from NumPy to the kind, back, whether the calls take a queue)."""
+    if kind == "array":
+        return lambda a: cla.to_device(queue, a), lambda a: a.get(), Call._run_device
+    if kind == "tensor":
+        return lambda a: cd.Tensor.from_numpy(a, queue), lambda a: a.numpy(), Call._run_device
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        return lambda a: torch.from_numpy(a.copy()), lambda a: a.numpy(), Call._run_host
+    return np.copy, np.asarray, Call._run_host
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor", "numpy", "torch"])
+def test_warm_calls_take_the_short_way_unless_something_is_in_it(kind, queue, monkeypatch):
+    bring, back, general = made(kind, queue)
+    if general is Call._run_host and not cd.device.commands.host_memory.has_system_svm(queue.device):
+        pytest.skip("this device takes no pointers of the host's")
+    options = {"queue": queue} if general is Call._run_host else {}
+    x, w = bring(X), bring(W)
+    out = cd.conv(x, w, **options)
+    for given in (None, out):  # another kind of call each
+        cd.conv(x, w, out=given, **options)
+    turns = []
+    for name in ("_run_device", "_run_host"):
+        real = getattr(Call, name)
+        monkeypatch.setattr(Call, name, lambda *a, real=real: turns.append(1) or real(*a))
+    again = cd.conv(x, w, **options)
+    assert cd.conv(x, w, out=out, **options) is out
+    assert not turns
+    for found in (again, out):
+        np.testing.assert_array_equal(back(found), Y)
+    with cd.frozen():
+        cd.conv(x, w, out=out, **options)  # plans are kept under another policy: found anew
+        turns.clear()
+        cd.conv(x, w, out=out, **options)
+        assert not turns
+    # What begins later in its memory, or has gaps, goes the general way.
+    rows = bring(np.concatenate([X, X]))[1:] if kind != "torch" else bring(np.repeat(X, 2, -1))[..., ::2]
+    np.testing.assert_array_equal(back(cd.conv(rows, w, **options)), Y)
+    turns.clear()
+    np.testing.assert_array_equal(back(cd.conv(rows, w, **options)), Y)
+    assert bool(turns) == (kind != "numpy"), "a NumPy array's later rows are an array like others"
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor", "numpy", "torch"])
+def test_a_plan_that_fails_on_the_short_way_is_set_aside(kind, queue, monkeypatch):
+    bring, back, _ = made(kind, queue)
+    x, w = bring(X), bring(W)
+    options = {"queue": queue} if kind in ("numpy", "torch") else {}
+    for _ in range(3):
+        cd.conv(x, w, **options)
+    # By the launches that the plan gave, but for the host's arrays where the device does not take its pointers.
+    where, name = (host_launches if options else queue_launches), "_enqueue"
+    if options and not has_system_svm(queue.device):
+        where, name = Launch, "__call__"
+    failures, real = [1], getattr(where, name)
+
+    def fails_once(*arguments):
+        if failures:
+            failures.pop()
+            raise RuntimeError("the driver has no more words")
+        return real(*arguments)
+
+    monkeypatch.setattr(where, name, fails_once)
+    try:
+        with pytest.warns(ConvDispatchWarning, match="is set aside .* it failed as it ran: .*no more words"):
+            y = cd.conv(x, w, **options)
+        np.testing.assert_array_equal(back(y), Y)
+        np.testing.assert_array_equal(back(cd.conv(x, w, **options)), Y)
+    finally:
+        forgive()
+        dispatch.forget()

@@ -1,0 +1,114 @@
+"""find's first looks and races: which time decides, what is kept of both, and what is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from searching import EXTRA, GOOD, MANY, PROBLEM
+
+from convdispatch.device import runtime
+from convdispatch.measurement.find import find
+from convdispatch.measurement.search import session
+from convdispatch.selection.explanation import explain
+from convdispatch.selection.records import perfdb
+from convdispatch.selection.records.record import Record, choice_text, device_key
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """``clock(look={...}, race={...})``: milliseconds by choice that a first look and then the race take."""
+
+    def set_times(look, race):
+        turn = {}
+
+        def sampler(harness, prepared, expected_ms, least_ms=1.0):
+            name = choice_text(prepared.solver.name.removeprefix("faulty."), prepared.config)
+            turn[name] = turn.get(name, 0) + 1
+            times = look if turn[name] == 1 else race
+            return lambda: times[name]
+
+        monkeypatch.setattr("convdispatch.measurement.search.session.Harness.sampler", sampler)
+
+    return set_times
+
+
+REST = {'many {"extra": 8192}': 0.9}
+
+
+def test_a_race_decides_and_both_times_are_kept(faults, device, clock):
+    faults("good", "many")
+    clock(look={GOOD: 0.599, MANY: 0.4, EXTRA: 0.7, **REST}, race={GOOD: 0.384, MANY: 0.421})
+    results = find(PROBLEM, device)
+    assert [(r.solver, r.median_ms, r.look_ms, r.raced) for r in results[:2]] == [
+        ("faulty.good", 0.384, 0.599, True),
+        ("faulty.many", 0.421, 0.4, True),
+    ]
+    cut = next(r for r in results if r.config == {"extra": 4096})
+    assert (cut.status, cut.median_ms, cut.raced) == ("cut", 0.7, False)
+    records = {choice_text(r.solver, r.config): r for r in perfdb.perfdb().lookup(PROBLEM, runtime.device_info(device))}
+    assert (records["faulty.good {}"].raced, records["faulty.good {}"].look_ms) == (True, 0.599)
+    assert not records["faulty." + EXTRA].sure
+    assert results.runs == ""
+    assert explain(PROBLEM, device).chosen == results.winner.solver == "faulty.good"
+    assert explain(PROBLEM, device).source == "measured 0.384 ms, user record"
+
+
+def test_a_first_look_never_beats_a_race(faults, device, clock, monkeypatch):
+    """Whose race did not fit into the memory keeps its first look, however good, and it is said."""
+    faults("good", "many")
+    look = {GOOD: 0.6, MANY: 0.5, EXTRA: 0.7, **REST}
+    clock(look=look, race={GOOD: 0.55, EXTRA: 0.8})
+    sampler = session.Harness.sampler
+    turns = []
+
+    def short_of_memory(harness, prepared, expected_ms, least_ms=1.0):
+        turns.append(prepared.config)
+        if turns.count({"extra": 0}) == 2 and prepared.config == {"extra": 0}:
+            raise MemoryError
+        return sampler(harness, prepared, expected_ms, least_ms)
+
+    monkeypatch.setattr("convdispatch.measurement.search.session.Harness.sampler", short_of_memory)
+    results = find(PROBLEM, device)
+    assert results.winner.solver == "faulty.good"
+    assert 'faulty.many {"extra": 0} looked faster, 0.5 ms, but was not raced' in results.verdict
+    assert explain(PROBLEM, device).chosen == "faulty.good"
+    assert results.runs == ""
+
+
+def test_without_a_race_the_verdict_says_so(faults, device, clock, monkeypatch):
+    faults("good", "many")
+    clock(look={GOOD: 0.6, MANY: 0.5, EXTRA: 0.7, **REST}, race={})
+    monkeypatch.setattr(session, "interleaved", lambda rivals, **_: {})
+    results = find(PROBLEM, device)
+    assert results.verdict.endswith("not raced, by first looks alone")
+    assert results.winner.config == {"extra": 0}
+    assert explain(PROBLEM, device).source == "measured 0.5 ms at a first look, not raced, user record"
+
+
+def test_where_another_record_wins_it_says_which_and_why(faults, device, clock, monkeypatch):
+    faults("good", "many")
+    clock(look={GOOD: 0.6, MANY: 0.5, **REST}, race={GOOD: 0.6, MANY: 0.5})
+    info = runtime.device_info(device)
+    old = Record(str(PROBLEM), device_key(info), "faulty.many", {"extra": 4096}, 0.01, (0.01, 0.01), 0.01, 0.01, 25)
+    perfdb.perfdb().record(replace(old, created="2026-01-02T03:04:05", workspace=1 << 20))
+    trying = session.Search._try
+    monkeypatch.setattr(
+        session.Search,
+        "_try",
+        lambda self, entry, entries: (
+            entry.ends("not tried", "the budget ended first")
+            if entry.config == {"extra": 4096}
+            else trying(self, entry, entries)
+        ),
+    )
+    results = find(PROBLEM, device, budget_ms=60_000)
+    assert results.winner.config == {"extra": 0}
+    assert results.runs == (
+        'a call runs faulty.many {"extra": 4096}: measured 0.01 ms, user record, of 2026-01-02T03:04; '
+        "in this search it was: the budget ended first"
+    )
+    assert explain(PROBLEM, device).verdicts[0].config == {"extra": 4096}
+    assert find(PROBLEM, device, budget_ms=60_000, workspace_limit=1 << 19).runs == "", (
+        "under the same limit the winner runs"
+    )

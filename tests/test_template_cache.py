@@ -1,0 +1,107 @@
+"""Rendered texts are kept, so what templates are given must be values: no local functions, the same in each process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from convdispatch_implicitgemm.gpu import choice as tiled
+from convdispatch_implicitgemm.gpu.product import Product
+from convdispatch_implicitgemm.gpu.text import product_text as tiled_text
+from convdispatch_nvidia.packed import choice as packed
+from convdispatch_nvidia.packed.job import Job
+from convdispatch_nvidia.packed.product import product_text as packed_text
+from convdispatch_winograd.gpu.work import Printer
+
+from convdispatch import ConvProblem
+from convdispatch.api.device import DeviceInfo
+from convdispatch.device.programs import kernels, template_cache
+
+HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132, local_mem_size=48 << 10,
+                    max_work_group_size=1024, max_work_item_sizes=(1024, 1024, 64))  # fmt: skip
+PROBLEM = ConvProblem.parse("fwd_f32_mb1ic64ih56iw56oc64kh3ph1+constant")
+
+
+def _packed(engine: str) -> str:
+    return packed_text(Job(PROBLEM, packed.choices(PROBLEM, engine, 132)[0]))
+
+
+def _tiled() -> str:
+    return tiled_text(Product(PROBLEM, tiled.choices(PROBLEM, HOPPER)[0]))
+
+
+def _winograd() -> str:
+    matrix = ((1, 2), (0, 1))
+    template = "${program(matrix, ['a', 'b'], ['c', 'd'], 'float')}${program(matrix, ['c', 'd'], ['e', 'f'], 'float')}"
+    return kernels._rendered("convdispatch_winograd.gpu", template, {"program": Printer("float"), "matrix": matrix})
+
+
+CASES = {"wgmma": lambda: _packed("wgmma"), "mma": lambda: _packed("mma"), "tiled": _tiled, "winograd": _winograd}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_a_second_process_renders_nothing(what, tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path))
+    if what == "winograd":
+        monkeypatch.setattr(kernels, "_read", lambda package, file: file)
+    first = CASES[what]()
+    assert list(tmp_path.glob("*.txt"))
+    monkeypatch.setattr(kernels, "_template", lambda *given: pytest.fail(f"{given} was rendered again"))
+    assert CASES[what]() == first
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_what_is_kept_follows_from_what_is_given(what, tmp_path, monkeypatch):
+    """Two renderings without files are equal: nothing counts on across them, and no key is without an answer."""
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", "off")
+    if what == "winograd":
+        monkeypatch.setattr(kernels, "_read", lambda package, file: file)
+        kernels._template.cache_clear()
+    keys, real = [], template_cache.text_key
+    monkeypatch.setattr(template_cache, "text_key", lambda *given: keys.append(real(*given)) or keys[-1])
+    first = CASES[what]()
+    half = len(keys)
+    assert CASES[what]() == first
+    assert None not in keys
+    assert keys[:half] == keys[half:]
+
+
+_KEYS = """
+from convdispatch import ConvProblem
+from convdispatch.api.device import DeviceInfo
+from convdispatch.device.programs import template_cache
+from convdispatch_nvidia.packed import choice
+from convdispatch_nvidia.packed.job import Job
+problem = ConvProblem.parse("fwd_f32_mb1ic64ih56iw56oc64kh3ph1+bias+relu")
+device = DeviceInfo("a", "b", "gpu", "sm_90", extensions=frozenset("abcdefgh"))
+job = Job(problem, choice.choices(problem, "wgmma", 132)[0])
+hash(problem), job.slices, problem.x_shape
+for values in ({"problem": problem}, {"device": device}, {"job": job}, {"more": [device, (problem, {"x": job})]}):
+    print(*(key("convdispatch_nvidia", "t", values) for key in (template_cache.text_key, template_cache.artifact_key)))
+"""
+
+
+def test_each_process_has_the_same_keys():
+    """A problem keeps its hash, which is another in each process, and sets come in another order."""
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", _KEYS], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
+        )
+        for seed in ("1", "2")
+    ]
+    assert said[0].returncode == 0, said[0].stderr
+    assert said[0].stdout == said[1].stdout
+    assert len(set(said[0].stdout.split())) == 8
+
+
+def test_what_an_object_has_worked_out_does_not_count():
+    fresh, used = ConvProblem.parse(str(PROBLEM)), ConvProblem.parse(str(PROBLEM))
+    assert hash(used)
+    assert used.x_shape
+    assert "x_shape" not in vars(fresh)
+    keys = {template_cache.text_key("convdispatch_nvidia", "t", {"p": each}) for each in (fresh, used)}
+    assert len(keys) == 1
+    other = template_cache.text_key("convdispatch_nvidia", "t", {"p": PROBLEM.replace(bias=True)})
+    assert other not in keys
