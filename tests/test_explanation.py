@@ -50,7 +50,8 @@ def test_the_sentence_names_the_rule_its_line_the_prediction_and_the_next(db):
     assert first.predicted_ms == pytest.approx(first.predicted * 1e3)
     line = found.source.rpartition(":")[2]
     assert found.why == (
-        f"{first.solver} runs: registry.yaml:{line} prefers [afiw][fim]* for type cpu, dtype float32 or float64; "
+        f"{first.solver} runs: registry.yaml:{line} prefers costed (amx.*, fft.*, im2col, implicitgemm.*, "
+        f"winograd.*) for type cpu, dtype float32 or float64; "
         f"predicted {first.predicted_ms:.3g} ms, next {second.solver} predicted {second.predicted_ms:.3g} ms"
     )
     assert found.predicted_by == "at estimated rates: convdispatch calibrate measures them"
@@ -60,7 +61,7 @@ def test_the_sentence_names_the_rule_its_line_the_prediction_and_the_next(db):
 def test_a_rule_with_alternatives_and_one_for_everything(db, monkeypatch):
     monkeypatch.setattr(convdispatch_amx, "missing", lambda vectors: "this processor has none")
     narrow = explain(POINTWISE.replace(dtype="float16"), CPU)
-    assert "registry.yaml:27 prefers implicitgemm.pointwise for" in narrow.why
+    assert "registry.yaml:33 prefers implicitgemm.pointwise for" in narrow.why
     assert "direction fwd or bwd_data" in narrow.why
     few = explain(ConvProblem.parse("fwd_f16_mb1ic4ih9oc4kh3"), CPU)
     assert "prefers implicitgemm.* for everything; predicted" in few.why

@@ -10,6 +10,7 @@ import pytest
 
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, InvalidPolicy
 from convdispatch.selection import dispatch
+from convdispatch.selection.choice.preference import Preferred
 from convdispatch.selection.choice.ranking import rank
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.plugins.registry import packaged_path, parse, registry, registry_path
@@ -263,24 +264,72 @@ def test_what_is_wrong_with_a_plugin_s_rules_costs_only_them(shipped, text, word
 @pytest.mark.parametrize(
     ("text", "preferred"),
     [
-        ("bwd_data_mb1ic64ih28oc64kh3ph1", "[afiw][fim]*"),
-        ("bwd_weights_mb1ic192ih28oc64kh1", "[afiw][fim]*"),
-        ("bwd_data_mb1ic192ih28oc64kh1", "[afiw][fim]*"),
+        ("bwd_data_mb1ic64ih28oc64kh3ph1", "costed"),
+        ("bwd_weights_mb1ic192ih28oc64kh1", "costed"),
+        ("bwd_data_mb1ic192ih28oc64kh1", "costed"),
         ("mb1ic480ih1oc20kh1", "implicitgemm.pointwise"),
         ("fwd_f16_mb1ic192ih28oc64kh1", "amx.*"),
-        ("bwd_weights_g64mb1ic64ih28oc64kh3ph1", "[fi]*"),
-        ("bwd_data_g64mb1ic64ih28oc64kh3ph1sh2", "[fi]*"),
+        ("bwd_weights_g64mb1ic64ih28oc64kh3ph1", "costed_depthwise"),
+        ("bwd_data_g64mb1ic64ih28oc64kh3ph1sh2", "costed_depthwise"),
         ("bwd_data_f32_nhwc_g64mb1ic64ih28oc64kh3ph1sh2", "implicitgemm.depthwise*"),
         ("fwd_f32_nhwc_g64mb1ic64ih28oc64kh3ph1", "implicitgemm.depthwise*"),
-        ("mb1ic64ih28oc64kh3ph1", "[afiw][fim]*"),
-        ("fwd_f16_mb1ic64ih28oc64kh3ph1", "[afiw][fim]*.*"),
+        ("mb1ic64ih28oc64kh3ph1", "costed"),
+        ("fwd_f16_mb1ic64ih28oc64kh3ph1", "dense"),
     ],
 )
 def test_what_a_cpu_prefers(text, preferred):
     """Of gradients the predicted cost decides among all; what says none, as onednn, stands behind."""
-    globs, line = registry().preference(ConvProblem.parse(text), CPU)
-    assert globs[0] == preferred, line
-    assert not any(fnmatch.fnmatchcase("onednn.gradient", glob) for glob in globs)
+    problem = ConvProblem.parse(text)
+    names, line = registry().preference(problem, CPU)
+    assert names[0] == preferred, line
+    rule = registry().rule(problem, CPU)
+    globs = [glob for name in names for glob in rule.globs(name)]
+    for stranger in ("onednn.gradient", "amd.direct", "flash.forward", "imagine", "wide.conv"):
+        assert not any(fnmatch.fnmatchcase(stranger, glob) for glob in globs)
+
+
+FAMILIES = """
+version: 1
+families:
+  small: ["amx.*", "im2col", "acme.a+*"]
+rules:
+  - when: {type: cpu}
+    prefer: [small, "amd.*"]
+"""
+
+
+def test_a_family_is_one_place(monkeypatch):
+    """Its solvers share a place, others do not enter it by likeness, and it is written out where it decides."""
+    rule = parse(FAMILIES, "here.yaml").rule(VGG, CPU)
+    first, second = (Preferred(place, name, rule) for place, name in enumerate(rule.prefer))
+    assert [name for name in ("amx.tiles", "im2col", "amd.tiles", "amd", "im2col.x", "amx") if first.means(name)] == [
+        "amx.tiles",
+        "im2col",
+    ]
+    assert second.means("amd.tiles")
+    assert first.means("acme.a+rotated")
+    assert first.means_derived()
+    assert not second.means_derived()
+    assert str(first) == "here.yaml:6 prefers small (amx.*, im2col, acme.a+*) for type cpu"
+    assert str(second) == "here.yaml:6 prefers amd.* for type cpu"
+    assert parse(FAMILIES).unmatched(["amx.a", "im2col", "acme.a", "amd.a"]) == []
+    assert "'amx.*' names no loaded solver" in parse(FAMILIES).unmatched(["im2col", "acme.a", "amd.a"])[0]
+
+
+@pytest.mark.parametrize(
+    ("families", "says"),
+    [
+        ("[a]", "here.yaml:2: families must be a mapping of"),
+        ("{a: x}", "here.yaml:2: the family a must be a list"),
+        ("{a: [[x]]}", "here.yaml:2: the family a must hold names"),
+        ("{a: [x], a: [y]}", "here.yaml:2: 'a' stands twice in families"),
+        ("{[a]: [x]}", "here.yaml:2: a key of families is a word"),
+    ],
+)
+def test_families_that_are_none(families, says):
+    with pytest.raises(InvalidPolicy) as caught:
+        parse(f"version: 1\nfamilies: {families}\n", "here.yaml")
+    assert str(caught.value).startswith(says)
 
 
 @pytest.mark.parametrize(

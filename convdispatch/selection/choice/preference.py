@@ -20,7 +20,7 @@ __all__ = ["Preferred", "preferred"]
 
 @dataclass(frozen=True)
 class Preferred:
-    """The solvers that one name or glob of a rule means share ``place``, 0 for the first."""
+    """The solvers that one name, glob or family of a rule means share ``place``, 0 for the first."""
 
     place: int
     glob: str
@@ -32,13 +32,22 @@ class Preferred:
         packaged = packaged_path()
         where = self.rule.where.removeprefix(f"{packaged.parent}{os.sep}" if packaged else "")
         when = ", ".join(map(str, self.rule.when))
-        return f"{where} prefers {self.glob} for {when or 'everything'}"
+        globs = self.rule.globs(self.glob)
+        named = self.glob if globs == (self.glob,) else f"{self.glob} ({', '.join(globs)})"
+        return f"{where} prefers {named} for {when or 'everything'}"
 
     def means(self, solver: str) -> bool:
         """Whether ``solver`` is meant: a derived one only if the glob says so, for rewriting has its own cost."""
         if self.plugin is not None and plugins().provider(solver) != self.plugin:
             return False
-        return ("+" in self.glob or "+" not in solver) and fnmatch.fnmatchcase(solver, self.glob)
+        return any(
+            ("+" in glob or "+" not in solver) and fnmatch.fnmatchcase(solver, glob)
+            for glob in self.rule.globs(self.glob)
+        )
+
+    def means_derived(self) -> bool:
+        """Whether derived solvers may be meant."""
+        return any("+" in glob for glob in self.rule.globs(self.glob))
 
 
 def preferred(problem: ConvProblem, device: DeviceInfo) -> list[Preferred]:

@@ -114,7 +114,9 @@ def _foremost(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candi
         return None
     least = min(place for _, place in placed)
     order = preferred(problem, device)
-    if any("+" in one.glob for one in order if one.place <= least[0]):  # it may name what is derived from one of them
+    if any(
+        one.means_derived() for one in order if one.place <= least[0]
+    ):  # it may name what is derived from one of them
         return None
     names = [name for plugin in silent for name in own[plugin]]
     return first if all(_place(order, name, None)[0] > least for name in names) else None

@@ -26,7 +26,7 @@ from .conditions import KEYS, Condition, mistake
 __all__ = ["FILE_NAME", "Erratum", "Registry", "Rule", "packaged_path", "parse", "registry", "registry_path"]
 
 FILE_NAME = "registry.yaml"
-KEYS_OF_A_FILE = frozenset({"version", "include", "rules", "block", "errata"})
+KEYS_OF_A_FILE = frozenset({"version", "include", "families", "rules", "block", "errata"})
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,15 @@ class Rule:
 
     when: tuple[Condition, ...]
     prefer: tuple[str, ...]
+    """Solvers, globs, or families of the same file."""
     where: str
     """File and line."""
+    families: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """The file's families: a name, and the solvers or globs that it stands for."""
+
+    def globs(self, name: str) -> tuple[str, ...]:
+        """The solvers or globs that an entry of ``prefer`` stands for: a family's, or the entry itself."""
+        return dict(self.families).get(name, (name,))
 
     def matches(self, problem: ConvProblem, device: DeviceInfo) -> bool:
         """Whether all conditions hold."""
@@ -88,7 +95,7 @@ class Registry:
         ]
 
     def preference(self, problem: ConvProblem, device: DeviceInfo) -> tuple[tuple[str, ...], str | None]:
-        """The first matching rule's solvers (names or globs), and where that rule stands."""
+        """The first matching rule's solvers (names, globs or families), and where that rule stands."""
         rule = self.rule(problem, device)
         return (rule.prefer, rule.where) if rule else ((), None)
 
@@ -242,9 +249,10 @@ class _Parser:
         include = items.get("include")
         if include is not None and include.value != "packaged":
             raise self.fail(include, "include takes packaged and nothing else")
-        rules = tuple(self.rule(node) for node in self.sequence(items.get("rules"), "rules"))
+        families = self.families(items.get("families"))
+        rules = tuple(self.rule(node, families) for node in self.sequence(items.get("rules"), "rules"))
         errata = tuple(self.erratum(node) for node in self.sequence(items.get("errata"), "errata"))
-        named = [(glob, rule.where) for rule in rules for glob in rule.prefer]
+        named = [(glob, rule.where) for rule in rules for name in rule.prefer for glob in rule.globs(name)]
         return Registry(
             self.source,
             rules,
@@ -254,11 +262,21 @@ class _Parser:
             named=(*named, *((erratum.solver, erratum.where) for erratum in errata)),
         )
 
-    def rule(self, node: yaml.Node) -> Rule:
+    def families(self, node: yaml.Node | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Lists of solvers or globs, each under a name by which rules of this file mean all of them."""
+        if node is None:
+            return ()
+        keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+        names = {key.value for key in keys if isinstance(key, yaml.ScalarNode)}
+        found = self.mapping(node, "families", names)
+        return tuple((name, self.texts(each, f"the family {name}")) for name, each in found.items())
+
+    def rule(self, node: yaml.Node, families: tuple[tuple[str, tuple[str, ...]], ...] = ()) -> Rule:
         items = self.mapping(node, "a rule", {"when", "prefer"})
         if "prefer" not in items:
-            raise self.fail(node, "a rule needs prefer: a list of solver names or globs")
-        return Rule(self.when(items.get("when")), self.texts(items["prefer"], "prefer"), self.where(node))
+            raise self.fail(node, "a rule needs prefer: a list of solvers, globs or families")
+        when, prefer = self.when(items.get("when")), self.texts(items["prefer"], "prefer")
+        return Rule(when, prefer, self.where(node), families)
 
     def erratum(self, node: yaml.Node) -> Erratum:
         items = self.mapping(node, "an erratum", {"solver", "when", "reason"})
