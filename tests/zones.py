@@ -129,6 +129,7 @@ ZONES = {
         im2col
         cpu_costs
         implicitgemm_*
+        int8
         nvidia*
         oclgrind
         onednn
