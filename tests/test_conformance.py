@@ -115,7 +115,7 @@ def test_derived_solvers_go_through_the_same(drop_in, device):
 
 def test_the_lists_are_the_ones_of_their_version():
     """Whoever changes a case raises VERSION and pins the new digest here."""
-    assert (levels.VERSION, levels.digest()) == (5, "a4a4490e209edc89")
+    assert (levels.VERSION, levels.digest()) == (6, "075b33049fd30bd6")
 
 
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid", "hardsigmoid(0.3,0.4)"])
@@ -133,7 +133,7 @@ def test_what_enters_an_activation_does_not_saturate_it(kind, activation):
 
 def test_levels_hold_each_other_and_names_are_unique():
     counts = [len(levels.cases(level)) for level in levels.LEVELS]
-    assert counts == [208, 430, 1025, 69]
+    assert counts == [209, 431, 1298, 69]
     assert levels.cases("full")[: counts[1]] == levels.cases("training")
     names = [case.name for case in levels.cases()]
     assert len(set(names)) == len(names)
@@ -143,7 +143,7 @@ def test_levels_hold_each_other_and_names_are_unique():
     whole = [case.problem for case in levels.cases()]
     assert {p.direction for p in whole} == {"fwd", "bwd_data", "bwd_weights"}
     assert {p.ndim for p in whole} == {1, 2, 3}
-    assert {p.dtype for p in whole} == {"float32", "float64", "float16", "bfloat16"}
+    assert {p.dtype for p in whole} == {"float32", "float64", "float16", "bfloat16", "int8", "uint8"}
     assert {p.math for p in whole} == {"float32", "ieee", "tf32", "fast"}
     with pytest.raises(InvalidArgument, match="core, training, full, accuracy"):
         levels.cases("half")
@@ -244,8 +244,8 @@ def test_the_list_is_printed():
     done = CliRunner().invoke(main, ["verify", "--list", "--level", "core"])
     assert done.exit_code == 0
     lines = done.output.splitlines()
-    assert len(lines) == 208 + 4 + 1
-    assert lines[208].startswith("dense_2d.fwd: 39 cases hold all 1123 pairs of ndim=2 direction=fwd ic=1,3,16,17")
+    assert len(lines) == 209 + 4 + 1
+    assert lines[209].startswith("dense_2d.fwd: 39 cases hold all 1123 pairs of ndim=2 direction=fwd ic=1,3,16,17")
     assert levels.digest() in done.output
 
 

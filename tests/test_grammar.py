@@ -182,7 +182,7 @@ BAD = {
     "--attr-post-ops=gelu ic8ih9oc8oh7kh3": "post-op 'gelu'",
     "--attr-post-ops=swish:0.5 ic8ih9oc8oh7kh3": "swish has",
     "--attr-post-ops=hardswish:0.2:0.5 ic8ih9oc8oh7kh3": "hardswish has",
-    "--attr-scales=src:common:2 ic8ih9oc8oh7kh3": "has no meaning here",
+    "--attr-scales=src:common:2 ic8ih9oc8oh7kh3": "for quantized data types",
     "--mb=many ic8ih9oc8oh7kh3": "cannot read '--mb=many'",
     "MIOpenDriver conv -n 1 -c x": "needs a number, got 'x'",
     "MIOpenDriver conv -n": "needs a value",

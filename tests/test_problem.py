@@ -114,7 +114,7 @@ def test_refusals_say_what_is_wrong(text):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"direction": "up"}, {"dtype": "int8"}, {"layout": "chwn"}, {"math": "exact"}, {"mb": -1}, {"pw": -1},
+    [{"direction": "up"}, {"dtype": "int16"}, {"layout": "chwn"}, {"math": "exact"}, {"mb": -1}, {"pw": -1},
      {"iw": 2.5}, {"iw": True}, {"kw": "3"}, {"ndim": 4}, {"layout": None}],
 )  # fmt: skip
 def test_fields_are_checked(wrong):

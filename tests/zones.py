@@ -12,6 +12,7 @@ ZONES = {
         kernel_*
         layering
         problem
+        quantized
         walk
     """,
     "device": """
@@ -128,6 +129,7 @@ ZONES = {
         im2col
         cpu_costs
         implicitgemm_*
+        int8
         nvidia*
         oclgrind
         onednn

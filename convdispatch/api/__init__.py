@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from .hookspecs import API_VERSION, hookimpl
     from .policy import Policy, frozen, policy
     from .problem import ConvProblem, epilogue_macros
+    from .quantization import Quantization
     from .rates import DeviceRates
     from .results import Result, Results
     from .solver import EPILOGUE, Plan, Solver
@@ -89,6 +90,7 @@ _HOME = {
     ".hookspecs": ["API_VERSION", "hookimpl"],
     ".policy": ["Policy", "frozen", "policy"],
     ".problem": ["ConvProblem", "epilogue_macros"],
+    ".quantization": ["Quantization"],
     "..device.programs.proven": ["proven"],
     "..device.rates": ["rates"],
     ".rates": ["DeviceRates"],

@@ -45,9 +45,11 @@ class Declared(Solver):
         deterministic: bool = True,
         exact: bool = False,
         predicts: bool = True,
+        quantized: bool = False,
     ) -> None:
         self.name, self.fuses = name, frozenset(fuses)
         self.deterministic, self.exact, self.predicts = deterministic, exact, predicts
+        self.quantized = quantized
         self._where, self._make, self._arguments, self._serves = where, make, arguments, serves
         self._made: Solver | None = None
         self._lock = threading.RLock()

@@ -6,7 +6,7 @@ import functools
 import importlib.resources
 from typing import NamedTuple
 
-__all__ = ["DTYPES", "DType", "bfloat16_conversions", "storage_macros"]
+__all__ = ["DTYPES", "HEADER", "INTEGERS", "QUANTIZED", "DType", "bfloat16_conversions", "storage_macros"]
 
 
 class DType(NamedTuple):
@@ -30,6 +30,20 @@ DTYPES: dict[str, DType] = {
     "float16": DType("f16", 2, "half", "float", 2.0**-11),
     "bfloat16": DType("bf16", 2, "ushort", "float", 2.0**-8),
 }
+INTEGERS: dict[str, DType] = {
+    "int8": DType("s8", 1, "char", "int", 0.0),
+    "uint8": DType("u8", 1, "uchar", "int", 0.0),
+}
+"""Of x in a quantized convolution, whose w is int8 and whose sums are int32."""
+QUANTIZED: dict[str, DType] = {
+    **INTEGERS,
+    "int32": DType("s32", 4, "int", "int", 0.0),
+    "float32": DTYPES["float32"],
+    "float16": DTYPES["float16"],
+}
+"""Of y in a quantized convolution."""
+HEADER = 16
+"""Words of a quantized convolution's table before the channels' (``quantization.py``)."""
 
 # Without cl_khr_fp16 half is only loaded and stored through vload_half and vstore_half, which OpenCL C always has. With
 # it casts do that, which round likewise: Intel's compiler calls a function for each vload_half, and vectorizes casts.
@@ -69,11 +83,21 @@ _STORAGE = {
 }
 
 
-def storage_macros(dtype: str) -> str:
+def storage_macros(dtype: str, out_dtype: str | None = None) -> str:
     """OpenCL text for a dtype: ``REAL`` (stored), ``ACC`` (summed), ``LOAD(p, i)`` to ACC, ``STORE(p, i, v)``.
 
-    The dtype's own name in capitals (``FLOAT16``) is 1.
+    The dtype's own name in capitals (``FLOAT16``) is 1. Of integers: ``REAL`` of x, ``OUT`` of y, and ``OUT_`` with y's
+    dtype in capitals, which is 1; ``quantized.cl`` stores them.
     """
+    if out_dtype is not None:
+        x, y = INTEGERS[dtype], QUANTIZED[out_dtype]
+        text = f"#define {dtype.upper()} 1\n#define OUT_{out_dtype.upper()} 1\n#define REAL {x.storage}\n"
+        text += f"#define OUT {y.storage}\n#define ACC {x.accumulator}\n"
+        return text + (
+            "#ifdef cl_khr_fp16\n#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n#endif\n"
+            if out_dtype == "float16"
+            else ""
+        )
     head = bfloat16_conversions() if dtype == "bfloat16" else ""
     return f"{head}#define {dtype.upper()} 1\n{_STORAGE[dtype]}"
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .activation import activation_macro, parse_activation
-from .dtypes import DTYPES, storage_macros
+from .dtypes import DTYPES, HEADER, INTEGERS, QUANTIZED, storage_macros
 from .errors import InvalidProblem
+from .quantized import QUANTIZED_TEXTS, check_quantized
 
 __all__ = ["DIRECTIONS", "LAYOUTS", "MATHS", "ConvProblem", "epilogue_macros"]
 
@@ -36,6 +37,9 @@ class ConvProblem:
     ``residual`` and ``activation`` are applied to the written tensor in that order of addition:
     ``activation(conv + bias + residual)``; ``accumulate`` adds the result to what the output holds.
     ``constant_weights`` promises that ``w`` keeps its values, so a plan may pack it once.
+
+    A quantized one has x's dtype ``"int8"`` or ``"uint8"``, w in int8, sums in int32, y and residual in ``out_dtype``:
+    int8, uint8, int32 (the default), float32, float16. Its bias, always set, is the table of ``Quantization.table``.
 
     Raises InvalidProblem when the numbers do not describe a convolution.
     """
@@ -73,6 +77,7 @@ class ConvProblem:
     activation: str | None = None
     accumulate: bool = False
     constant_weights: bool = False
+    out_dtype: str | None = None
     od: int = field(init=False, compare=False, repr=False)
     oh: int = field(init=False, compare=False, repr=False)
     ow: int = field(init=False, compare=False, repr=False)
@@ -100,10 +105,16 @@ class ConvProblem:
         self._check_unused_axes()
 
     def _check_words(self) -> None:
-        for name, known in (("direction", DIRECTIONS), ("dtype", DTYPES), ("layout", LAYOUTS), ("math", MATHS)):
+        words = ("direction", DIRECTIONS), ("dtype", (*DTYPES, *INTEGERS)), ("layout", LAYOUTS), ("math", MATHS)
+        for name, known in words:
             value = getattr(self, name)
             if not isinstance(value, str) or value not in known:
                 raise InvalidProblem(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        if self.dtype in INTEGERS:
+            object.__setattr__(self, "out_dtype", check_quantized(self))
+            object.__setattr__(self, "bias", True)
+        elif self.out_dtype is not None:
+            raise InvalidProblem(f"out_dtype is for x of {', '.join(INTEGERS)}, got x of {self.dtype}")
         if self.activation is not None:
             parse_activation(self.activation)
             if self.accumulate:
@@ -194,9 +205,35 @@ class ConvProblem:
         return (outer, channels, *spatial) if self.layout == "nchw" else (outer, *spatial, channels)
 
     @property
+    def quantized(self) -> bool:
+        """Whether x and w are integers of 8 bits."""
+        return self.dtype in INTEGERS
+
+    @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
-        return DTYPES[self.dtype].itemsize
+        """Bytes of one element of x and w, and of y but for a quantized convolution's."""
+        return (DTYPES.get(self.dtype) or INTEGERS[self.dtype]).itemsize
+
+    @property
+    def out_itemsize(self) -> int:
+        """Bytes of one element of the written tensor."""
+        return QUANTIZED[self.out_dtype].itemsize if self.out_dtype else self.itemsize
+
+    def form(self, operand: str) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype of x, w, y, bias, residual or initial (what the output holds before)."""
+        if operand == "bias":
+            return ((HEADER + 2 * self.oc,), "int32") if self.quantized else ((self.channels_out,), self.dtype)
+        shape = getattr(self, operand + "_shape") if operand in "xwy" else self.out_shape
+        if operand == "x" or self.out_dtype is None:
+            return shape, self.dtype
+        return shape, "int8" if operand == "w" else self.out_dtype
+
+    @property
+    def dtype_text(self) -> str:
+        """The dtypes as texts have them: ``f32``; of x, w and y where they differ: ``u8s8s32``."""
+        if not self.out_dtype:
+            return DTYPES[self.dtype].short
+        return f"{INTEGERS[self.dtype].short}s8{QUANTIZED[self.out_dtype].short}"
 
     @functools.cached_property
     def flops(self) -> int:
@@ -206,7 +243,8 @@ class ConvProblem:
     @functools.cached_property
     def bytes(self) -> int:
         """Bytes moved when each of x, w and y is touched once."""
-        return self.itemsize * sum(_math.prod(shape) for shape in (self.x_shape, self.w_shape, self.y_shape))
+        sizes = [_math.prod(getattr(self, name + "_shape")) for name in "xwy" if name != self.written]
+        return self.itemsize * sum(sizes) + self.out_itemsize * _math.prod(self.out_shape)
 
     @property
     def depthwise(self) -> bool:
@@ -227,7 +265,7 @@ class ConvProblem:
     # --- text --------------------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        words = [self.direction, DTYPES[self.dtype].short]
+        words = [self.direction, self.dtype_text]
         words += [self.layout] if self.layout != "nchw" else []
         words += [self.math] if self.math != "float32" else []
         letters = [f"g{self.g}"] if self.g != 1 else []
@@ -236,7 +274,8 @@ class ConvProblem:
         if any(getattr(self, f"p{axis}_r") != getattr(self, f"p{axis}") for axis in self.axes):
             letters += [f"p{axis}_r{getattr(self, f'p{axis}_r')}" for axis in self.axes]
         letters += self._along_axes("d", default="1")
-        flags = [name for name in ("bias", "residual", "accumulate") if getattr(self, name)]
+        parts = ("residual",) if self.quantized else ("bias", "residual", "accumulate")
+        flags = [name for name in parts if getattr(self, name)]
         flags += [self.activation.replace(" ", "")] if self.activation else []
         flags += ["constant"] if self.constant_weights else []
         return "_".join([*words, "".join(letters)]) + "".join("+" + flag for flag in flags)
@@ -280,7 +319,7 @@ def _macros(problem: ConvProblem) -> str:
     lines += [f"#define ICG {problem.ic // problem.g}", f"#define OCG {problem.oc // problem.g}"]
     lines += [f"#define NDIM {problem.ndim}", f"#define NHWC {int(problem.layout == 'nhwc')}"]
     lines += [f"#define {problem.direction.upper()} 1"]
-    return "\n".join(lines) + "\n" + storage_macros(problem.dtype) + epilogue_macros(problem)
+    return "\n".join(lines) + "\n" + storage_macros(problem.dtype, problem.out_dtype) + epilogue_macros(problem)
 
 
 def epilogue_macros(problem: ConvProblem) -> str:
@@ -297,9 +336,10 @@ _LETTER = re.compile(r"([a-z]+(?:_r)?)(\d+)")
 def _parse(cls: type[ConvProblem], text: str) -> ConvProblem:
     body, *flags = str(text).strip().split("+")
     values: dict[str, Any] = {}
-    short = {dtype.short: name for name, dtype in DTYPES.items()}
+    short: dict[str, Any] = {dtype.short: {"dtype": name} for name, dtype in DTYPES.items()}
+    short |= {text: {"dtype": x, "out_dtype": y} for text, (x, y) in QUANTIZED_TEXTS.items()}
     words = [(word, {"direction": word}) for word in DIRECTIONS] + [(word, {"layout": word}) for word in LAYOUTS]
-    words += [(alias, {"dtype": name}) for alias, name in short.items()]
+    words += list(short.items())
     words += [(word, {"math": word}) for word in MATHS]
     found = True
     while found:

@@ -65,6 +65,8 @@ class Solver(ABC):
     """The same inputs give the same bits, every time."""
     exact: bool = False
     """Small integer data give exact results, as a direct sum does (no transform rounds them)."""
+    quantized: bool = False
+    """Computes quantized problems (``problem.quantized``); any other solver is never asked about one."""
     predicts: bool = True
     """Whether ``cost`` may answer seconds. A plugin none of whose solvers do is asked only where a record, a lock file,
     a rule or a pin may put it first, where no other solver is left, and by ``explain`` and ``find``."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..api.dtypes import DTYPES
+from ..api.dtypes import DTYPES, INTEGERS
 from ..api.errors import InvalidArgument, MemoryLimit
 from ..api.policy import current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
@@ -66,7 +66,11 @@ class Call:
         lead = present[first]
         dtype, host = lead.dtype.name, isinstance(lead, np.ndarray)
         if dtype not in DTYPES:
-            raise InvalidArgument(f"{first} must be of {', '.join(DTYPES)}, got {dtype}")
+            more = ""
+            if dtype in INTEGERS:
+                forward = "; integers of 8 bits take conv(..., quantization=Quantization(...))"
+                more = forward if direction == "fwd" else "; of quantized convolutions there are no gradients"
+            raise InvalidArgument(f"{first} must be of {', '.join(DTYPES)}, got {dtype}{more}")
         for name, array in present.items():
             if array.dtype.name != dtype:
                 raise InvalidArgument(f"{name} must be {dtype} as {first} is, got {array.dtype.name}")

@@ -17,6 +17,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
+from ..api.quantization import Quantization
 from ..selection.prepared import Constant, constant
 from .arguments import describe, transposed_shape
 from .arrays.array_library import Library
@@ -26,6 +27,7 @@ from .call_cache import CALLS, LAST, REPLAYS, cache_replay, cached_call
 from .cuda_call import CudaCall, HostArraysCall, one_library
 from .guarded_replay import replay_on_queue, replay_on_stream
 from .output_padding import extended
+from .quantized import quantized_conv
 
 __all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"]
 
@@ -49,6 +51,7 @@ def conv(
     out: Any = None,
     queue: Any = None,
     accumulate: bool = False,
+    quantization: Quantization | None = None,
 ) -> Any:
     """Convolve: ``activation(x * w + bias + residual)``.
 
@@ -63,8 +66,17 @@ def conv(
     (its weights divided by the same) by powers of two costs no digit; in ``conv_backward_data`` output channels are
     summed, in ``conv_backward_weights`` images (docs/accuracy.md).
 
+    With ``quantization`` x is int8 or uint8, w int8, bias int32, and y of the quantization's dtype: every element is
+    exactly what ONNX's QLinearConv defines (docs/use/quantization.md). Forward only.
+
     Raises InvalidArgument or InvalidProblem before anything is written, NoSolver when every solver refuses.
     """
+    if quantization is not None:
+        return quantized_conv(
+            x, w, bias, quantization, stride=stride, padding=padding, dilation=dilation, groups=groups,
+            activation=activation, residual=residual, layout=layout, math=math, out=out, queue=queue,
+            accumulate=accumulate,
+        )  # fmt: skip
     return _call(
         "fwd",
         (x, w, out),

@@ -40,7 +40,7 @@ def problem_must_fit(problem: ConvProblem, device: DeviceInfo) -> None:
     shapes = {name: getattr(problem, name + "_shape") for name in "xwy"}
     if problem.residual:
         shapes["the residual"] = problem.out_shape
-    must_fit(device, problem.itemsize, shapes)
+    must_fit(device, max(problem.itemsize, problem.out_itemsize), shapes)
 
 
 def _text(size: int) -> str:

@@ -93,8 +93,9 @@ class Tuner:
     def _verify(self, queue: Any, operands: dict[str, Any]) -> None:
         """Hold what the plan wrote against float64; one that is wrong is set aside."""
         problem, given = self.problem, {}
-        for name, shape in self._shapes().items():
-            given[name] = _read(queue, operands[name], shape, problem)
+        names = [*"xwy", *(name for name in ("bias", "residual") if getattr(problem, name))]
+        for name in names:
+            given[name] = _read(queue, operands[name], name, problem)
         written = given.pop(problem.written)
         fault = sampled_fault(problem, written, **given)
         if fault is not None:
@@ -102,12 +103,6 @@ class Tuner:
             name = self.best.solver.name
             dispatch.quarantine(problem, self._info, name, f"wrong on a call's data: {fault}", self.policy)
         self.verified = True
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        problem = self.problem
-        shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}
-        shapes |= {"bias": (problem.channels_out,)} if problem.bias else {}
-        return shapes | ({"residual": problem.out_shape} if problem.residual else {})
 
     def _compile_next(self) -> None:
         if self._todo is None:
@@ -136,7 +131,7 @@ class Tuner:
     ) -> None:
         """Run a candidate beside the plan that answers; both write memory of the trial's own."""
         problem, own = self.problem, dict(operands)
-        size = int(np.prod(problem.out_shape)) * problem.itemsize
+        size = int(np.prod(problem.out_shape)) * problem.out_itemsize
         results = {name: commands_of(queue).allocate(size) for name in ("candidate", "best")}
         times: dict[str, list[float]] = {name: [] for name in results}
         try:
@@ -160,7 +155,7 @@ class Tuner:
 
     def _same(self, queue: Any, results: dict[str, Any]) -> bool:
         problem = self.problem
-        found, expected = (_read(queue, results[name], problem.out_shape, problem) for name in results)
+        found, expected = (_read(queue, results[name], problem.written, problem) for name in results)
         wide = expected.astype(np.float64)
         if not np.isfinite(wide).all():
             return False  # such data judge nothing
@@ -187,8 +182,9 @@ def _run(plan: Prepared, queue: Any, operands: dict[str, Any], constant: Constan
     plan.enqueue(queue, x, weights, y, operands.get("bias"), operands.get("residual"), after).wait()
 
 
-def _read(queue: Any, memory: Any, shape: tuple[int, ...], problem: ConvProblem) -> np.ndarray:
-    found = np.empty(shape, numpy_dtype(problem))
+def _read(queue: Any, memory: Any, operand: str, problem: ConvProblem) -> np.ndarray:
+    shape, dtype = problem.form(operand)
+    found = np.empty(shape, dtype if problem.quantized else numpy_dtype(problem))
     if isinstance(memory, HostMemory):
         found.reshape(-1).view(np.uint8)[:] = memory.bytes(0, found.nbytes)
     else:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..api.activation import apply_activation
+from ..api.dtypes import HEADER
 from ..api.errors import InvalidArgument
+from . import quantized
 
 if TYPE_CHECKING:
     from ..api.problem import ConvProblem
@@ -41,12 +43,18 @@ def compute(
     ``x``, ``w`` and ``y`` have the problem's shapes; the written one is not read. ``initial`` is what the output
     holds before, for a problem that accumulates. Raises InvalidArgument for a missing operand or a wrong shape.
     """
+    if problem.quantized:
+        table = _table(problem, bias)
+        x = quantized.centred(_shaped(problem, "x", x, problem.x_shape), table)
     operands = {"x": x, "w": w, "y": y}
     read = {name: _operand(problem, name, array) for name, array in operands.items() if name != problem.written}
     result = {"fwd": _forward, "bwd_data": _backward_data, "bwd_weights": _backward_weights}[problem.direction](
         problem, **read
     )
     result = _external(problem, result, problem.out_shape)
+    if problem.quantized:
+        added = _shaped(problem, "residual", residual, problem.out_shape) if problem.residual else None
+        return quantized.finished(problem, result, table, lambda numbers: _bias(problem, numbers), added)
     if problem.bias:
         result = result + _bias(problem, _given(problem, "bias", bias, (problem.channels_out,)))
     if problem.residual:
@@ -129,6 +137,16 @@ def _matrix(piece: np.ndarray) -> np.ndarray:
     return piece.reshape(*piece.shape[:3], math.prod(piece.shape[3:]))
 
 
+def _table(problem: ConvProblem, bias: np.ndarray | None) -> np.ndarray:
+    return _shaped(problem, "bias", bias, (HEADER + 2 * problem.oc,))
+
+
+def _shaped(problem: ConvProblem, name: str, array: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+    if array is None or np.shape(array) != shape:
+        raise InvalidArgument(f"{name} must have shape {shape} for {problem}, got {np.shape(array)}")
+    return np.asarray(array)
+
+
 def _given(problem: ConvProblem, name: str, array: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
     if array is None:
         raise InvalidArgument(f"the reference needs {name} for {problem}")
@@ -198,6 +216,9 @@ def sample(
 
     Takes time in proportion to ``len(at)`` times the length of one element's sum.
     """
+    if problem.quantized:
+        table = _table(problem, bias)
+        x = quantized.centred(_shaped(problem, "x", x, problem.x_shape), table)
     operands = {"x": x, "w": w, "y": y}
     views = {name: _view(problem, name, array) for name, array in operands.items() if name != problem.written}
     at = np.asarray(at, np.int64).ravel()
@@ -210,6 +231,9 @@ def sample(
         result = _sample_weights(problem, where[0], channel, spatial, **views)
     else:
         result = _sample_data(problem, where[0], channel, spatial, **views)
+    if problem.quantized:
+        added = np.asarray(residual).reshape(-1)[at] if problem.residual else None
+        return quantized.finished(problem, result, table, lambda numbers: numbers[channel], added)
     if problem.bias:
         # A bias follows the written tensor's channels, whatever the direction.
         result = result + _given(problem, "bias", bias, (problem.channels_out,))[channel]

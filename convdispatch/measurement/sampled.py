@@ -18,6 +18,9 @@ def sampled_fault(problem: ConvProblem, got: np.ndarray, **operands: np.ndarray)
     is more: a caller's data may cancel, and are no fault of the solver's. Data that are not finite are not judged.
     """
     got = np.asarray(got).reshape(-1).astype(np.float64)
+    if problem.quantized:
+        at = positions(problem)
+        return _differing(got[at], sample(problem, at, **operands), at)
     wide = {name: np.asarray(array).astype(np.float64) for name, array in operands.items()}
     if not got.size or not all(np.isfinite(array).all() for array in wide.values()):
         return None
@@ -41,6 +44,18 @@ def sampled_fault(problem: ConvProblem, got: np.ndarray, **operands: np.ndarray)
     return (
         f"relative error {error:.2g} over {found.size} sampled elements, at most {limit:.2g} counts as right; element "
         f"{int(at[judged][worst])} is {found[worst]:.6g}, float64 says {expected[judged][worst]:.6g}"
+    )
+
+
+def _differing(found: np.ndarray, expected: np.ndarray, at: np.ndarray) -> str | None:
+    """What is wrong with elements that must be equal."""
+    wrong = np.flatnonzero(found != expected)
+    if not wrong.size:
+        return None
+    first = int(wrong[0])
+    return (
+        f"{wrong.size} of {found.size} sampled elements differ; element {int(at[first])} is {found[first]:.9g}, "
+        f"exactly it is {expected[first]:.9g}"
     )
 
 

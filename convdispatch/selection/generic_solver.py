@@ -52,6 +52,8 @@ class GenericSolver(Solver):
         """An unsupported dtype, or no images."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
+        if problem.quantized:
+            return f"floating-point dtypes only, got {problem.dtype_text}"
         return device.supports(problem.dtype)
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:

@@ -244,6 +244,7 @@ class Prepared:
         one."""
         recording, problem = Recording(queue), self.problem
         sizes = [math.prod(shape) * problem.itemsize for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
+        sizes["xwy".index(problem.written)] = math.prod(problem.out_shape) * problem.out_itemsize
         if self.packed_size:
             sizes[1] = self.packed_size
         x, w, y = (recording.allocate(size) for size in sizes)

@@ -22,7 +22,7 @@ from ..api.errors import ConvDispatchWarning, Frozen, PluginError, words
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
 from .plugins.loader import plugins
-from .visible_problem import visible_problem
+from .visible_problem import computes_dtype, visible_problem
 
 __all__ = [
     "MOST_CONFIGS",
@@ -67,7 +67,7 @@ class SolverAnswers:
         self._sizes: dict[str, int | None] = {}
         try:
             self.elsewhere = self._answer("serves", _reason)
-            self.refused = self._answer("rejects", _reason)
+            self.refused = computes_dtype(solver, problem) or self._answer("rejects", _reason)
             if self.refused is None:
                 self.configs = self._answer("configs", _configs)
                 self.cost(self.configs[0])

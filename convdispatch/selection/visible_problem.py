@@ -7,7 +7,14 @@ from typing import Any
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
 
-__all__ = ["visible_problem"]
+__all__ = ["computes_dtype", "visible_problem"]
+
+
+def computes_dtype(solver: Solver, problem: ConvProblem) -> str | None:
+    """Why a solver of floating-point problems computes no quantized one, or None."""
+    if problem.quantized and not getattr(solver, "quantized", False):
+        return f"floating-point dtypes only, got {problem.dtype_text}"
+    return None
 
 
 def visible_problem(solver: Solver, problem: ConvProblem) -> ConvProblem:
@@ -15,7 +22,7 @@ def visible_problem(solver: Solver, problem: ConvProblem) -> ConvProblem:
 
     Parts that follow an unfused one in the epilogue's order are left to the generic pass too.
     """
-    if not (problem.bias or problem.residual or problem.activation or problem.accumulate):
+    if problem.quantized or not (problem.bias or problem.residual or problem.activation or problem.accumulate):
         return problem
     if problem.accumulate and "accumulate" not in solver.fuses:
         return problem.replace(bias=False, residual=False, activation=None, accumulate=False)

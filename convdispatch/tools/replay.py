@@ -113,7 +113,7 @@ def _runner(problem: ConvProblem, queue: Any) -> Callable[[], None]:
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     host = random_operands(problem, 0)
     held = {name: cl.Buffer(queue.context, flags, hostbuf=a) for name, a in host.items() if name != "initial"}
-    size = math.prod(problem.out_shape) * problem.itemsize
+    size = math.prod(problem.out_shape) * problem.out_itemsize
     held[problem.written] = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size)
     cl.enqueue_fill_buffer(queue, held[problem.written], b"\0", 0, size)
     prepared = dispatch.prepare(problem, queue.context)

@@ -11,7 +11,7 @@ from ...api.device import DeviceInfo
 from ...api.problem import ConvProblem
 from ...api.solver import EPILOGUE, Solver
 from ...selection.derivation import Derived
-from ...selection.visible_problem import visible_problem
+from ...selection.visible_problem import computes_dtype, visible_problem
 from .memory import Fault
 
 __all__ = ["answer", "configurations", "statements"]
@@ -22,6 +22,9 @@ CHEAP_S = 0.05
 
 def answer(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
     """Why the solver does not compute the problem, or None. Raises Fault for an answer that breaks the contract."""
+    other = computes_dtype(solver, problem)
+    if other is not None:
+        return other
     seen = visible_problem(solver, problem)
     try:
         first = solver.rejects(seen, device)

@@ -42,7 +42,7 @@ def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
     Kept, as every solver is asked the same: the arrays must not be written to.
     """
     problem = problem.replace(constant_weights=False)
-    if kind == "real":
+    if kind == "real" or problem.quantized:
         operands = random_operands(problem, seed)
     else:
         operands = _integers(problem, seed)

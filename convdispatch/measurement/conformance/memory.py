@@ -103,7 +103,7 @@ class Tray:
             for name, array in operands.items()
             if name != "initial"
         }
-        bytes_out = int(np.prod(problem.out_shape)) * problem.itemsize
+        bytes_out = int(np.prod(problem.out_shape)) * problem.out_itemsize
         self._fill = fill
         self.output = Guarded(context, bytes_out, operands.get("initial"), fill, shift)
         size = plan.workspace_size

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...api.dtypes import INTEGERS, QUANTIZED
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from .covering import Array, Row, cover, pairs_of
@@ -37,6 +38,12 @@ _SKEWS = (0, 1, -1)
 """What the far side's pad is more than the near side's; at least 0."""
 _BARE = {"ph": 0, "pw": 0, "skew_h": 0, "skew_w": 0}
 _DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
+_QUANTIZED: dict[str, Sequence[Any]] = {
+    "dtype": tuple(INTEGERS),
+    "out_dtype": tuple(QUANTIZED),
+    "residual": (False, True),
+    "layout": ("nchw", "nhwc"),
+}
 
 
 class Block(NamedTuple):
@@ -116,6 +123,11 @@ def blocks() -> tuple[Block, ...]:
             _block(f"{form}_1d", "full", form, 1, (), **both),
             _block(f"{form}_3d", "full", form, 3, (), **both),
         ]
+        # Quantized: forward, in every rank; corners in both layouts.
+        int8 = [{**stratum, "layout": "nhwc"} for stratum in strata]
+        made.append(_block(f"{form}_2d.int8", "full", form, 2, int8, **_QUANTIZED))
+        if form in ("dense", "grouped"):
+            made += [_block(f"{form}_{ndim}d.int8", "full", form, ndim, (), **_QUANTIZED) for ndim in (1, 3)]
     return tuple(made)
 
 

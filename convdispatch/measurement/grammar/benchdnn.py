@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ...api.activation import parse_activation
-from ...api.dtypes import DTYPES
+from ...api.dtypes import DTYPES, INTEGERS, QUANTIZED
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
+from ...api.quantized import QUANTIZED_TEXTS
 from ..shapes import Entry
 from .limits import check, number
 
@@ -31,7 +32,7 @@ _DIRECTIONS = {
     "BWD_W": ("bwd_weights", False),
     "BWD_WB": ("bwd_weights", False),
 }
-_TYPES = {dtype.short: name for name, dtype in DTYPES.items()}
+_TYPES: dict[str, tuple[str, str | None]] = {dtype.short: (name, None) for name, dtype in DTYPES.items()}
 _TAGS = dict.fromkeys(["any", "undef", "abx", "nchw", "abcd", "ncw", "abc", "ncdhw", "abcde"], "nchw")
 _TAGS |= dict.fromkeys(["axb", "nhwc", "acdb", "nwc", "acb", "ndhwc", "acdeb"], "nhwc")
 _MATHS = {"strict": "ieee", "tf32": "tf32", "any": "fast"}
@@ -64,7 +65,8 @@ class Knobs:
     """What the options before a descriptor have set; tuples multiply."""
 
     directions: tuple[tuple[str, bool], ...] = (("fwd", False),)
-    dtypes: tuple[str, ...] = ("float32",)
+    dtypes: tuple[tuple[str, str | None], ...] = (("float32", None),)
+    """Of x, and of a quantized convolution's y."""
     source_layouts: tuple[str | None, ...] = (None,)
     output_layouts: tuple[str | None, ...] = (None,)
     batches: tuple[int, ...] = (0,)
@@ -72,6 +74,8 @@ class Knobs:
     epilogues: tuple[tuple[tuple[str, object], ...], ...] = ((),)
     math: str = "float32"
     bias: bool | None = None
+    scaled: bool = False
+    """Scales or zero points were named, which quantized convolutions have: their values are data, not geometry."""
 
 
 def _list(value: str, known: dict[str, object], what: str) -> tuple:
@@ -83,13 +87,18 @@ def _list(value: str, known: dict[str, object], what: str) -> tuple:
     return tuple(answers)
 
 
-def _dtypes(value: str) -> tuple[str, ...]:
+def _dtypes(value: str) -> tuple[tuple[str, str | None], ...]:
     answers = []
     for word in value.split(","):
+        if word.replace(":", "") in QUANTIZED_TEXTS:
+            answers.append(QUANTIZED_TEXTS[word.replace(":", "")])
+            continue
         thrice = re.fullmatch(r"(b?f\d\d)\1\1", word)  # as the older --cfg writes it
         each = {thrice[1]} if thrice else set(word.split(":"))
         if len(each) > 1 or not each <= _TYPES.keys():
-            raise InvalidProblem(f"data types must be one of {', '.join(_TYPES)} for all three tensors, got {word!r}")
+            raise InvalidProblem(
+                f"data types must be one of {', '.join(_TYPES)} for all three tensors, or as u8:s8:u8, got {word!r}"
+            )
         answers.append(_TYPES[each.pop()])
     return tuple(answers)
 
@@ -126,6 +135,8 @@ _SETTERS: dict[str, Callable[[str], dict[str, object]]] = {
     "dtag": lambda value: {"output_layouts": _list(value, _TAGS, "layout")},
     "mb": lambda value: {"batches": tuple(number(digits) for digits in value.split(","))},
     "bia-dt": lambda value: {"bias": value != "undef"},
+    "attr-scales": lambda value: {"scaled": bool(value)},
+    "attr-zero-points": lambda value: {"scaled": bool(value)},
     "attr-fpmath": lambda value: {"math": _list(value.split(":")[0], _MATHS, "fpmath")[0]},
     "attr-post-ops": lambda value: {"epilogues": tuple(_epilogue(v) if v else () for v in value.split(","))},
 }
@@ -169,10 +180,15 @@ def _entries(token: str, knobs: Knobs) -> list[Entry]:
     if not all(layouts.values()):
         raise InvalidProblem("--stag and --dtag must name the same layout")
     found = []
-    for (direction, bias), dtype, layout, batch, epilogue in itertools.product(
+    for (direction, bias), (dtype, out), layout, batch, epilogue in itertools.product(
         knobs.directions, knobs.dtypes, layouts, knobs.batches, knobs.epilogues
     ):
         changes = {"direction": direction, "dtype": dtype, "layout": layout, "math": knobs.math, **dict(epilogue)}
+        if out is not None and changes.get("activation") in ("relu", "relu6"):
+            del changes["activation"]  # a bound of the table
+        if out is None and knobs.scaled:
+            raise InvalidProblem(f"scales and zero points are for quantized data types such as u8:s8:u8, got {dtype}")
+        changes["out_dtype"] = out
         changes["bias"] = (bias if knobs.bias is None else knobs.bias) and direction == "fwd"
         changes["mb"] = batch or problem.mb
         found.append(Entry(name or token, problem.replace(**changes), count))
@@ -257,12 +273,13 @@ def write(problem: ConvProblem, name: str = "") -> str:
         problem,
         flags=("bias", "residual", "activation", "accumulate") if problem.direction == "fwd" else (),
         directions=("fwd", "bwd_data", "bwd_weights"),
-        dtypes=tuple(DTYPES),
+        dtypes=(*DTYPES, *INTEGERS),
         layouts=("nchw", "nhwc"),
         maths=("float32", *_MATHS.values()),
     )
     direction = {"fwd": "FWD_B" if problem.bias else "FWD_D", "bwd_data": "BWD_D", "bwd_weights": "BWD_W"}
-    words = [f"--dir={direction[problem.direction]}", f"--dt={DTYPES[problem.dtype].short}"]
+    dtypes = re.sub(r"^([us]8)(s8)", r"\1:\2:", problem.dtype_text)
+    words = [f"--dir={direction[problem.direction]}", f"--dt={dtypes}"]
     words += ["--stag=axb --dtag=axb"] if problem.layout == "nhwc" else []
     words += [f"--attr-fpmath={ours}" for ours, math in _MATHS.items() if math == problem.math]
     words += [f"--attr-post-ops={steps}"] if (steps := _post_ops(problem)) else []
@@ -277,7 +294,8 @@ def write(problem: ConvProblem, name: str = "") -> str:
 
 def _post_ops(problem: ConvProblem) -> str:
     steps = ["sum"] if problem.accumulate else []
-    steps += [f"add:{DTYPES[problem.dtype].short}:per_tensor"] if problem.residual else []
+    dtype = QUANTIZED[problem.out_dtype] if problem.out_dtype else DTYPES[problem.dtype]
+    steps += [f"add:{dtype.short}:per_tensor"] if problem.residual else []
     if problem.activation:
         ours, numbers = parse_activation(problem.activation)
         names = {known: theirs for theirs, known in _ACTIVATIONS.items() if theirs != "clip_v2"}

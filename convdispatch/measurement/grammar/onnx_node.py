@@ -97,6 +97,10 @@ def _axis(place: int, axis: str, size: int, given: dict[str, Any], same: str, tr
     }
 
 
+_WEIGHTS = {"QLinearConv": 3, "ConvInteger": 1}
+"""Places of the weights among the inputs."""
+
+
 def _entries(graph: Any) -> list[Entry]:
     onnx = _onnx()
     shapes: dict[str, tuple] = {}
@@ -111,6 +115,13 @@ def _entries(graph: Any) -> list[Entry]:
         shapes[tensor.name] = tuple(tensor.dims)
     entries = []
     for node in graph.node:
+        if node.op_type in ("QLinearConv", "ConvInteger"):
+            kind, out = types.get(node.input[0], "uint8"), types.get(node.output[0], "")
+            plain = _onnx().helper.make_node("Conv", [node.input[0], node.input[_WEIGHTS[node.op_type]]], node.output)
+            plain.attribute.extend(node.attribute)
+            out = "int32" if node.op_type == "ConvInteger" else out or kind
+            problem = read_node(plain, shapes, "float32").replace(dtype=kind, out_dtype=out)
+            entries.append(Entry(node.name or node.output[0], problem))
         if node.op_type in ("Conv", "ConvTranspose"):
             kind = types.get(node.input[0], "float")
             if kind not in _TYPES:

@@ -57,8 +57,7 @@ class Roof:
 
 def traffic(problem: ConvProblem) -> int:
     """Bytes that must move once: each of x, w and y."""
-    sizes = (problem.x_shape, problem.w_shape, problem.y_shape)
-    return sum(int(np.prod(shape, dtype=np.int64)) for shape in sizes) * problem.itemsize
+    return problem.bytes
 
 
 def measure_roof(device: cl.Device, dtype: str) -> Roof:

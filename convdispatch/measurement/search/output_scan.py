@@ -16,7 +16,7 @@ __all__ = ["PATTERN", "OutputScan"]
 
 PATTERN = 0x7FC1
 """Repeated, a NaN in every dtype, and one that no arithmetic makes."""
-_TYPES = {2: "ushort", 4: "uint", 8: "ulong"}
+_TYPES = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 
 
 class OutputScan:
@@ -31,11 +31,14 @@ class OutputScan:
         program = build(queue.context, macros + kernel_text(__package__, "output_scan.cl"))
         self._kernels = {name: cl.Kernel(program, name) for name in ("unwritten", "differ", "gather", "checksum")}
         self._queue, self._type = queue, np.dtype(f"u{itemsize}")
+        self._marks = itemsize > 1
         self._items = info.compute_units * (64 if info.type == "cpu" else 1024)
         self._found = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 8)
 
     def unwritten(self, memory: Any, count: int) -> int:
-        """How many of ``count`` elements hold PATTERN."""
+        """How many of ``count`` elements hold PATTERN; 0 of bytes, all of whose values mean something."""
+        if not self._marks:
+            return 0
         return int(self._count("unwritten", count, memory)[0])
 
     def differ(self, one: Any, other: Any, count: int) -> int:

@@ -77,7 +77,7 @@ class Harness:
         device = queue.device
         self.memory_limit = min(memory_limit or device.global_mem_size // 2, device.global_mem_size)
         self.host = random_operands(problem, seed)
-        self.output_bytes = math.prod(problem.out_shape) * problem.itemsize
+        self.output_bytes = math.prod(problem.out_shape) * problem.out_itemsize
         one = sum(array.nbytes for array in self.host.values()) + self.output_bytes
         if one > self.memory_limit:
             raise MemoryError(f"the operands of {problem} take {one} bytes, the limit is {self.memory_limit}")
@@ -88,7 +88,7 @@ class Harness:
         self._operands: list[dict[str, _Held]] = []
         self._sets = [self._new_set() for _ in range(copies)]
         self._shared: Callable[[], _Scratch | None] = lambda: None
-        self._scan = OutputScan(queue, problem.itemsize)
+        self._scan = OutputScan(queue, problem.out_itemsize)
         self._sums = {name: self._checksum(name) for name in self.host if name != "initial"}
         self._expected: dict[ConvProblem, tuple[np.ndarray, np.ndarray]] = {}
         self._turn = 0
@@ -117,7 +117,7 @@ class Harness:
         scratch = _Guarded(self, prepared.workspace_size) if prepared.workspace_size else None
         packed = self._packed(prepared)
         weights = {"w": packed.memory} if packed else {}
-        first, count = self._sets[0]["out"], self.output_bytes // problem.itemsize
+        first, count = self._sets[0]["out"], self.output_bytes // problem.out_itemsize
         for turn in range(2):
             output.fill(self.host.get("initial") if problem.accumulate else None)
             if scratch is not None:
@@ -155,6 +155,8 @@ class Harness:
         self, prepared: Prepared, problem: ConvProblem, whole: bool, output: _Guarded, scratch: Any, normal: float
     ) -> float:
         """The error on scaled data. Raises WrongResult beyond what the problem allows."""
+        if problem.quantized:  # integers have no digits to lose
+            return 0.0
         data = self.scaled
         with self._scaled_operands(data.host) as operands:
             packed = self._packed(prepared, operands["w"]) if "w" in operands else None
@@ -209,7 +211,7 @@ class Harness:
                 raise WrongResult(f"it altered its input {name}")
 
     def _checksum(self, name: str) -> tuple[int, int]:
-        return self._scan.checksum(self._sets[0][name], self.host[name].size)
+        return self._scan.checksum(self._sets[0][name], self.host[name].nbytes // self.problem.out_itemsize)
 
     # --- timing ----------------------------------------------------------------------------------------------------
 

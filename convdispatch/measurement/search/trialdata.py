@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...api.problem import ConvProblem
-from .. import reference
+from .. import quantized, reference
 
 __all__ = ["error_limit", "numpy_dtype", "operands_of", "random_operands"]
 
@@ -24,6 +24,8 @@ def error_limit(problem: ConvProblem) -> float:
 
     For float32 data ``math`` decides; ``"ieee"`` allows twice the error of a plain float32 sum of the same length.
     """
+    if problem.quantized:
+        return 0.0
     if problem.dtype != "float32":
         return _LIMITS[problem.dtype]
     if problem.math != "ieee":
@@ -48,7 +50,10 @@ def _plain_error(length: int) -> float:
 
 
 def numpy_dtype(problem: ConvProblem) -> np.dtype:
-    """NumPy's dtype of the problem's elements; bfloat16 is ml_dtypes'."""
+    """NumPy's dtype of the problem's results, and of its other elements but for a quantized one's; bfloat16 is
+    ml_dtypes'."""
+    if problem.out_dtype is not None:
+        return np.dtype(problem.out_dtype)
     if problem.dtype == "bfloat16":
         import ml_dtypes
 
@@ -58,6 +63,8 @@ def numpy_dtype(problem: ConvProblem) -> np.dtype:
 
 def random_operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
     """Standard normal arrays for all that a problem reads, by name; ``initial`` is what the output holds before."""
+    if problem.quantized:
+        return quantized.random_operands(problem, seed)
     shapes = {name: getattr(problem, name + "_shape") for name in "xwy" if name != problem.written}
     shapes |= {"bias": (problem.channels_out,)} if problem.bias else {}
     shapes |= {"residual": problem.out_shape} if problem.residual else {}

@@ -115,6 +115,8 @@ def error_reason(solver: Solver, problem: ConvProblem, device: DeviceInfo, polic
 def _plain_sum_error(problem: ConvProblem) -> float:
     from ...api.dtypes import DTYPES
 
+    if problem.quantized:
+        return 0.0
     epsilon = DTYPES[problem.dtype].epsilon
     return epsilon * (2.0 + 0.1 * math.sqrt(problem.flops / max(1, 2 * math.prod(problem.out_shape))))
 

@@ -124,7 +124,7 @@ def derived(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[
     with the shortest chains and the least predicted costs.
     """
     found: dict[str, Derived] = {}
-    if problem.mb < 1:
+    if problem.mb < 1 or problem.quantized:  # a solver of these takes any geometry
         return found
     for solvers in own.values():
         answers = [query(solver, problem, device) for solver in solvers.values()]

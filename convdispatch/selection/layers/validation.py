@@ -48,14 +48,15 @@ def convdispatch_enqueue(
     shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}
     packed = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
     for name, shape in shapes.items():
-        least = packed if name == "w" and packed else math.prod(shape) * problem.itemsize
+        itemsize = problem.out_itemsize if name == problem.written else problem.itemsize
+        least = packed if name == "w" and packed else math.prod(shape) * itemsize
         if operands[name].size < least:
             raise ValidationFailed(
                 f"{name} has {operands[name].size} bytes, {problem} needs {least} ({solver.name} was not run)"
             )
     if wait_for:
         cl.wait_for_events(list(wait_for))  # what is copied below must be there
-    size = math.prod(problem.out_shape) * problem.itemsize
+    size = math.prod(problem.out_shape) * problem.out_itemsize
     output = _Guarded(queue, size, "output")
     scratch = _Guarded(queue, plan.workspace_size, "workspace") if plan.workspace_size else None
     inputs = {name: _snapshot(queue, memory) for name, memory in operands.items() if name != problem.written}
@@ -74,8 +75,8 @@ def convdispatch_enqueue(
     output.check(queue, where)
     if scratch is not None:
         scratch.check(queue, where)
-    if not problem.accumulate:
-        _check_written(queue, output.memory, size, where, problem.itemsize)
+    if not problem.accumulate and problem.out_itemsize > 1:  # each value of a byte means something
+        _check_written(queue, output.memory, size, where, problem.out_itemsize)
     for name, before in inputs.items():
         if not np.array_equal(before, _snapshot(queue, operands[name])):
             cl.enqueue_copy(queue, operands[name], before).wait()  # the caller's, and the next solver's
@@ -106,15 +107,14 @@ def _first_time(problem: Any, solver: Any) -> bool:
 
 def _compare(problem: Any, output: np.ndarray, held: dict[str, np.ndarray], where: str) -> None:
     """Raise ValidationFailed where a sample of the output is not what float64 makes of the operands."""
-    shapes = {name: getattr(problem, f"{name}_shape") for name in "xwy"}
-    shapes |= {"bias": (problem.channels_out,), "residual": problem.out_shape, "initial": problem.out_shape}
-    dtype = _dtype(problem.dtype)
-    arrays = {
-        name: values[: math.prod(shapes[name]) * dtype.itemsize].view(dtype).reshape(shapes[name])
-        for name, values in held.items()
-    }
-    size = math.prod(problem.out_shape) * dtype.itemsize
-    fault = sampled_fault(problem, output[:size].view(dtype), **arrays)
+
+    def seen(name: str, values: np.ndarray) -> np.ndarray:
+        shape, kind = problem.form(name)
+        dtype = _dtype(kind)
+        return values[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+    arrays = {name: seen(name, values) for name, values in held.items()}
+    fault = sampled_fault(problem, seen(problem.written, output), **arrays)
     if fault:
         raise ValidationFailed(f"{where} computed wrong: {fault}")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...api.device import DeviceInfo
-from ...api.dtypes import DTYPES
+from ...api.dtypes import DTYPES, INTEGERS, QUANTIZED
 from ...api.problem import DIRECTIONS, LAYOUTS, MATHS, ConvProblem
 
 __all__ = ["KEYS", "Condition", "mistake"]
@@ -22,7 +22,8 @@ _FLAGS = {name for name, kind in _KINDS.items() if kind == "bool"}
 _DEVICE = {"vendor", "type", "arch", "platform", "driver", "name"}
 _CHOICES = {
     "direction": DIRECTIONS,
-    "dtype": tuple(DTYPES),
+    "dtype": (*DTYPES, *INTEGERS),
+    "out_dtype": tuple(QUANTIZED),
     "layout": LAYOUTS,
     "math": MATHS,
     "type": ("cpu", "gpu", "accelerator"),

@@ -1,0 +1,162 @@
+"""Quantization: the scales and zero points of a quantized convolution, and the table of numbers that its kernels read.
+
+    y = saturate(round(activation(multiplier[n] * sum[n])) + y_zero_point), multiplier = x_scale * w_scale[n] / y_scale
+    sum[n] = bias[n] + sum over taps of (x - x_zero_point) * w
+
+Names and rounding are ONNX's (``QLinearConv``): the multiplier is computed in float32 from left to right, the int32 sum
+becomes the nearest float32, their product is rounded half to even. Every solver gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .activation import parse_activation
+from .dtypes import HEADER, INTEGERS, QUANTIZED
+from .errors import InvalidArgument
+
+__all__ = ["Quantization", "Table"]
+
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Quantization:
+    """How integers stand for numbers: ``number = scale * (integer - zero_point)``. w's zero point is 0.
+
+    ``w_scale`` is one number, or one an output channel. ``dtype`` is y's: ``"int8"`` and ``"uint8"`` are requantized,
+    ``"int32"`` is the sum as it is, ``"float32"`` and ``"float16"`` are ``x_scale * w_scale * sum``; these have no
+    ``y_scale`` and no ``y_zero_point``.
+
+    A residual of 8 bits has ``residual_scale`` and ``residual_zero_point``. With ``sum_scale`` the convolution is
+    rounded to 8 bits by itself (``sum_scale``, ``sum_zero_point``) before the residual is added, as a graph does that
+    has a node of its own for the addition.
+
+    Raises InvalidArgument for what is no scale, and for zero points outside of their dtype.
+    """
+
+    x_scale: float = 1.0
+    x_zero_point: int = 0
+    w_scale: float | Sequence[float] | np.ndarray = 1.0
+    y_scale: float | None = None
+    y_zero_point: int = 0
+    dtype: str = "int32"
+    residual_scale: float = 1.0
+    residual_zero_point: int = 0
+    sum_scale: float | None = None
+    sum_zero_point: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in QUANTIZED:
+            raise InvalidArgument(
+                f"y is of {', '.join(QUANTIZED)}, got dtype={self.dtype!r}; 4 bits and scales of blocks are not here: "
+                "unpack to int8, or dequantize and convolve in float16"
+            )
+        for name in ("x_scale", "y_scale", "residual_scale", "sum_scale"):
+            value = getattr(self, name)
+            if value is not None and not (np.ndim(value) == 0 and math.isfinite(value) and value > 0):
+                raise InvalidArgument(f"{name} must be a finite number above 0, got {value!r}")
+        scales = np.asarray(self.w_scale, np.float32)
+        if scales.ndim > 1 or not (np.isfinite(scales).all() and (scales > 0).all()):
+            raise InvalidArgument(
+                "w_scale must be a finite number above 0, or one an output channel; scales of blocks are not here: "
+                "requantize the weights by channels"
+            )
+        if self.dtype not in INTEGERS and (self.y_scale is not None or self.y_zero_point):
+            raise InvalidArgument(f"y of {self.dtype} has no y_scale and no y_zero_point")
+        if self.dtype in INTEGERS:
+            self._in_range("y_zero_point", self.dtype)
+            self._in_range("residual_zero_point", self.dtype)
+            self._in_range("sum_zero_point", self.dtype)
+        elif self.sum_scale is not None:
+            raise InvalidArgument(f"sum_scale is for y of 8 bits, got {self.dtype}")
+
+    def _in_range(self, name: str, dtype: str) -> None:
+        limits, value = np.iinfo(dtype), getattr(self, name)
+        if not limits.min <= value <= limits.max:
+            raise InvalidArgument(f"{name} must lie within {dtype}, {limits.min} to {limits.max}, got {value}")
+
+    def multipliers(self, channels: int) -> np.ndarray:
+        """What sums are multiplied by, float32, one a channel. Raises InvalidArgument."""
+        w_scale = np.asarray(self.w_scale, np.float32).reshape(-1)
+        if w_scale.size not in (1, channels):
+            raise InvalidArgument(f"w_scale must have 1 or {channels} numbers, one a channel, got {w_scale.size}")
+        if self.dtype == "int32":
+            return np.ones(channels, np.float32)
+        target = self.y_scale if self.sum_scale is None else self.sum_scale
+        found = np.float32(self.x_scale) * w_scale
+        found = found if target is None else found / np.float32(target)
+        return np.ascontiguousarray(np.broadcast_to(found, (channels,)))
+
+    def bounds(self, activation: str | None) -> tuple[float, float]:
+        """The least and the largest y, before its zero point. Raises InvalidArgument for other activations."""
+        low, high = -math.inf, math.inf
+        if activation is not None:
+            name, numbers = parse_activation(activation)
+            if name == "relu":
+                low = 0.0
+            elif name in ("relu6", "clip") and self.dtype != "int32":
+                low, high = (0.0, 6.0) if name == "relu6" else numbers[:2]
+            else:
+                fused = "relu" if self.dtype == "int32" else "relu, relu6 and clip"
+                raise InvalidArgument(
+                    f"a quantized convolution of {self.dtype} fuses {fused}, got {activation!r}: let y be float32 and "
+                    "apply it, or look its 256 values up in a table"
+                )
+        if self.dtype not in INTEGERS:
+            return low, high
+        scale, limits = np.float32(self.y_scale or 1.0), np.iinfo(self.dtype)
+        if activation is not None:
+            low, high = (float(np.rint(np.float32(each) / scale)) for each in (low, high))
+        return max(low, limits.min - self.y_zero_point), min(high, limits.max - self.y_zero_point)
+
+    def table(
+        self, channels: int, bias: Any = None, *, activation: str | None = None, residual: bool = False
+    ) -> np.ndarray:
+        """What kernels read in the place of a bias: int32, ``Table`` says where what stands.
+
+        ``bias`` is int32, in units of ``x_scale * w_scale``. Raises InvalidArgument.
+        """
+        words = np.zeros(HEADER + 2 * channels, np.int32)
+        floats = words.view(np.float32)
+        words[Table.x_zero], words[Table.y_zero] = self.x_zero_point, self.y_zero_point
+        low, high = self.bounds(activation)
+        floats[Table.low], floats[Table.high] = low, high
+        words[Table.least], words[Table.most] = max(low, -_LARGEST - 1), min(high, _LARGEST)
+        floats[Table.sum_scale], floats[Table.residual_scale] = 1.0, 1.0
+        floats[Table.sum_low], floats[Table.sum_high] = -math.inf, math.inf
+        if residual and self.dtype in INTEGERS:
+            y_scale = np.float32(self.y_scale or 1.0)
+            words[Table.residual_zero] = self.residual_zero_point
+            floats[Table.residual_scale] = np.float32(self.residual_scale) / y_scale
+            if self.sum_scale is not None:
+                limits = np.iinfo(self.dtype)
+                words[Table.rounds] = 1
+                floats[Table.sum_scale] = np.float32(self.sum_scale) / y_scale
+                floats[Table.sum_low] = limits.min - self.sum_zero_point
+                floats[Table.sum_high] = limits.max - self.sum_zero_point
+        elif self.sum_scale is not None:
+            raise InvalidArgument("sum_scale is the convolution's own where a residual is added: give residual")
+        if bias is not None:
+            given = np.asarray(bias)
+            if given.dtype != np.int32 or given.shape != (channels,):
+                raise InvalidArgument(
+                    f"a quantized convolution's bias is int32 of shape ({channels},), in units of x_scale * w_scale, "
+                    f"got {given.dtype} of shape {given.shape}: np.rint(bias / (x_scale * w_scale)).astype(np.int32)"
+                )
+            words[HEADER : HEADER + channels] = given
+        floats[HEADER + channels :] = self.multipliers(channels)
+        return words
+
+
+class Table:
+    """Words of the table, int32 or float32; then come ``bias[channels]`` and ``multiplier[channels]`` (float32)."""
+
+    x_zero, y_zero, residual_zero, rounds, residual_scale, sum_scale, low, high, sum_low, sum_high, least, most = range(
+        12
+    )

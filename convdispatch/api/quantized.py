@@ -1,0 +1,39 @@
+"""What of a problem quantized convolutions have, and how texts name their dtypes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from .dtypes import INTEGERS, QUANTIZED
+from .errors import InvalidProblem
+
+__all__ = ["QUANTIZED_TEXTS", "check_quantized"]
+
+QUANTIZED_TEXTS = {
+    f"{x.short}s8{y.short}": (name, out)
+    for (name, x), (out, y) in itertools.product(INTEGERS.items(), QUANTIZED.items())
+}
+"""``u8s8s32`` to the dtypes of x and y; w is int8."""
+
+
+def check_quantized(problem: Any) -> str:
+    """The dtype of y. Raises InvalidProblem for what a quantized convolution has not."""
+    if problem.direction != "fwd":
+        raise InvalidProblem(
+            f"quantized convolutions are forward only, got {problem.direction} of {problem.dtype}: train in a "
+            "floating-point dtype (with fake quantization, where its effect is to be learnt) and quantize afterwards"
+        )
+    if problem.math != "float32":
+        raise InvalidProblem(f"integers are summed exactly: leave math at its default, got {problem.math!r}")
+    if problem.accumulate:
+        raise InvalidProblem("a quantized convolution does not accumulate: give what is to be added as residual")
+    if problem.activation is not None:
+        raise InvalidProblem(
+            f"a quantized convolution's relu and clip are bounds of its table, got activation={problem.activation!r}: "
+            "conv(..., activation=, quantization=) sets them; other activations follow as an operation of their own"
+        )
+    out: str = problem.out_dtype or "int32"
+    if out not in QUANTIZED:
+        raise InvalidProblem(f"out_dtype must be one of {', '.join(QUANTIZED)}, got {out!r}")
+    return out

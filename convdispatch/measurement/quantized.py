@@ -1,0 +1,84 @@
+"""Quantized convolutions for trials: random operands with a table, and the exact result as ONNX rounds it.
+
+Sums are whole numbers in float64; what follows them is float32, operation by operation, as ``Quantization`` says. A
+solver's result is right where every element equals this one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ..api.dtypes import HEADER
+from ..api.problem import ConvProblem
+from ..api.quantization import Quantization, Table
+
+__all__ = ["centred", "finished", "random_operands"]
+
+
+def random_operands(problem: ConvProblem, seed: int, density: float = 1.0) -> dict[str, np.ndarray]:
+    """x and w over all values of 8 bits, a residual, and a table by which y covers its range and saturates."""
+    random = np.random.default_rng(seed)
+    out, limits = problem.out_dtype or "int32", np.iinfo(problem.dtype)
+    x = random.integers(limits.min, limits.max + 1, problem.x_shape).astype(problem.dtype)
+    w = random.integers(-128, 128, problem.w_shape).astype(np.int8)
+    length = problem.ic // problem.g * problem.kd * problem.kh * problem.kw
+    spread = 128.0 * 74.0 * math.sqrt(length)  # about the deviation of a sum
+    scale = (random.random(problem.oc) + 0.5) * (60.0 if problem.out_itemsize == 1 else 1.0) / spread
+    operands = {"x": x, "w": w}
+    given = {"x_zero_point": int(random.integers(limits.min, limits.max + 1)), "dtype": out}
+    if problem.out_itemsize == 1:
+        low, high = np.iinfo(out).min, np.iinfo(out).max
+        given |= {"y_scale": 1.0, "y_zero_point": int(random.integers(low // 2 + high // 4, high))}
+        given |= {"residual_zero_point": int(random.integers(low, high + 1)), "residual_scale": 0.37}
+        if problem.residual and seed % 2:
+            given |= {"sum_scale": 1.5, "sum_zero_point": int(random.integers(low, high + 1))}
+    quantization = Quantization(w_scale=scale.astype(np.float32), **given)  # type: ignore[arg-type]
+    bias = random.integers(-(1 << 12), 1 << 12, problem.oc).astype(np.int32)
+    activation = "relu" if seed % 3 == 0 else None
+    operands["bias"] = quantization.table(problem.oc, bias, activation=activation, residual=problem.residual)
+    if problem.residual:
+        if np.dtype(out).kind in "iu":
+            most = np.iinfo(out) if problem.out_itemsize == 1 else np.iinfo(np.int16)
+            operands["residual"] = random.integers(most.min, most.max + 1, problem.y_shape).astype(out)
+        else:
+            operands["residual"] = random.standard_normal(problem.y_shape).astype(out)
+    return operands
+
+
+def centred(x: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """x less its zero point, so that what padding adds is 0; float64."""
+    return x.astype(np.float64) - float(table[Table.x_zero])
+
+
+def finished(
+    problem: ConvProblem,
+    sums: np.ndarray,
+    table: np.ndarray,
+    channel: Callable[[np.ndarray], np.ndarray],
+    residual: np.ndarray | None,
+) -> np.ndarray:
+    """y, float64, from exact sums of the same shape; ``channel`` brings one number a channel to that shape."""
+    oc, floats = problem.oc, table.view(np.float32)
+    whole = sums.astype(np.int64) + channel(table[HEADER : HEADER + oc]).astype(np.int64)
+    if problem.out_dtype == "int32":
+        if residual is not None:
+            whole = _wrapped(whole) + residual.astype(np.int64)
+        return np.clip(_wrapped(whole), table[Table.least], table[Table.most]).astype(np.float64)
+    v = _wrapped(whole).astype(np.float32) * channel(floats[HEADER + oc :])
+    if residual is not None:
+        v = np.rint(v) if table[Table.rounds] else v
+        v = np.clip(v, floats[Table.sum_low], floats[Table.sum_high]) * floats[Table.sum_scale]
+        r = residual.astype(np.float32) - np.float32(table[Table.residual_zero])
+        v = v + r * floats[Table.residual_scale]
+    v = np.clip(v, floats[Table.low], floats[Table.high])
+    if problem.out_itemsize == 1:
+        return np.rint(v).astype(np.float64) + float(table[Table.y_zero])
+    return v.astype(problem.out_dtype).astype(np.float64)
+
+
+def _wrapped(whole: np.ndarray) -> np.ndarray:
+    """As int32 sums wrap."""
+    return whole.astype(np.int32).astype(np.int64)

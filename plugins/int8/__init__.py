@@ -1,0 +1,36 @@
+"""int8: quantized convolutions, whose sums of products of 8 bits are exact, so that all solvers give equal bits.
+
+    sum[p, n] = bias[n] + sum over taps, c of (x[p, tap, c] - x_zero) w[n, c, tap]
+    y[p, n] = saturate(round(multiplier[n] * sum[p, n]) + y_zero)
+
+``direct`` runs on every device. On CPUs ``vnni`` and ``amx`` multiply by inline assembly (``instructions``), and
+``depthwise`` sums channels along vectors. A table of numbers stands in the place of a bias
+(``convdispatch.api.Quantization``), and convdispatch/quantized.cl says what follows a sum.
+"""
+
+from __future__ import annotations
+
+from convdispatch.api import Declared, Solver, cpus_only, hookimpl
+
+from .processor import serves_tiles, serves_vectors
+
+__all__ = ["convdispatch_solvers"]
+
+
+@hookimpl
+def convdispatch_solvers() -> list[Solver]:
+    """This plugin's solvers."""
+
+    def own(module: str, make: str, name: str, serves: object = None) -> Declared:
+        fuses = {"bias", "residual"}
+        return Declared(
+            f"{__name__}.{module}", make, name=name, fuses=fuses, exact=True, quantized=True,
+            serves=serves,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    return [
+        own("direct", "Direct", "int8.direct"),
+        own("depthwise", "Depthwise", "int8.depthwise", cpus_only),
+        own("tiles", "Vectors", "int8.vnni", serves_vectors),
+        own("tiles", "Tiles", "int8.amx", serves_tiles),
+    ]

@@ -1,0 +1,74 @@
+"""Where a quantized convolution's bytes lie: a band of x between padding, so that a tap is an offset into it.
+
+A slot holds the rows of x that some rows of y read, one pixel after the other, ``pixel`` bytes each:
+
+    slot[kd][h % sh][h // sh][column][channel of the group, rounded up to 4]
+
+Positions count pixels of y along those rows as if each had as many as the slot, so that a tile of them goes on across
+rows; what lies between is computed and not stored. Without taps along an axis its stride is gone: only rows and columns
+that are read are there. Taps of a row whose pixels follow each other are one run of bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from convdispatch.api import ConvProblem
+
+__all__ = ["Band"]
+
+
+def _up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
+
+
+class Band:
+    """The bytes of ``rows`` rows of y of one image and group; ``unit`` bytes are multiplied in a step."""
+
+    def __init__(self, problem: ConvProblem, rows: int, unit: int) -> None:
+        p = self.problem = problem
+        self.rows, self.unit = rows, unit
+        self.channels = p.ic // p.g
+        self.pixel = _up(self.channels, 4)
+        # What places of a row and rows are apart in the slot, and in x.
+        self.step_w, self.skip_w = (1, p.sw) if p.kw == 1 else (p.sw, 1)
+        self.step_h, self.skip_h = (1, p.sh) if p.kh == 1 else (p.sh, 1)
+        self.columns = _up((p.ow - 1) * self.step_w + (p.kw - 1) * p.dw + 1, self.step_w)
+        self.places = self.columns // self.step_w
+        """Positions from row to row of y."""
+        self.band_rows = (rows - 1) * self.step_h + (p.kh - 1) * p.dh + 1
+        self.half_rows = -(-self.band_rows // self.step_h)
+        self.line = self.columns * self.pixel
+        self.area = self.step_h * self.half_rows * self.line
+        self.row = self.step_w * self.pixel
+        """Bytes from position to position."""
+        runs = p.dw == 1 or p.kw == 1
+        self.run_taps = p.kw if runs else 1
+        self.steps = -(-self.run_taps * self.pixel // unit)
+        self.taps = p.kd * p.kh * (1 if runs else p.kw)
+        self.positions = (rows - 1) * self.places + p.ow
+
+    @functools.cached_property
+    def offsets(self) -> list[int]:
+        """Bytes of the slot before position 0 of each tap."""
+        p, found = self.problem, []
+        for d in range(p.kd):
+            for h in range(p.kh):
+                half, whole = (h * p.dh) % self.step_h, (h * p.dh) // self.step_h
+                begin = d * self.area + (half * self.half_rows + whole) * self.line
+                found += [begin + w * p.dw * self.pixel for w in range(p.kw // self.run_taps)]
+        return found
+
+    @property
+    def halves(self) -> int:
+        """Bits of the rows, modulo the stride, that some tap reads."""
+        return sum({1 << (h * self.problem.dh) % self.step_h for h in range(self.problem.kh)})
+
+    @property
+    def panel(self) -> int:
+        """Bytes of 32 output channels' packed weights."""
+        return self.taps * self.steps * self.unit * 32
+
+    def size(self, tile: int) -> int:
+        """Bytes of the slot, with what a tile of positions reads beyond the last row."""
+        return self.problem.kd * self.area + (tile + 1) * self.row + self.steps * self.unit + self.line

@@ -1,0 +1,99 @@
+"""``int8.depthwise``: one channel a group, channels last, on CPUs, by vectors of channels in float32 (exact)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import (
+    OPERANDS,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    StepPlan,
+    build,
+    define,
+    kernel_text,
+    rates,
+)
+from convdispatch.api.cpu import registers, uneven
+
+__all__ = ["Depthwise"]
+
+_MOST_TAPS = (1 << 24) // (255 * 128)
+"""Taps whose products' sums are whole numbers in float32."""
+_WORK, _STORED, _LAUNCH = 3.0, 800.0, 4e6
+"""Operations of the peak in the time of one, of sixteen elements of y, of the launch."""
+
+
+class Depthwise(Solver):
+    """Depthwise quantized convolutions in NHWC."""
+
+    name = "int8.depthwise"
+    exact = True
+    quantized = True
+    fuses = frozenset({"bias", "residual"})
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Other layouts and forms of channels."""
+        if device.type != "cpu":
+            return f"cpu only, got {device.type}"
+        if not problem.depthwise or problem.oc != problem.ic:
+            return f"depthwise only, got {problem.ic} and {problem.oc} channels in {problem.g} groups"
+        if problem.layout != "nhwc":
+            return f"channels last only, got {problem.layout}"
+        if problem.oc < 16:
+            return f"16 channels or more, got {problem.oc}"
+        taps = problem.kd * problem.kh * problem.kw
+        if taps > _MOST_TAPS or problem.kw > 16:
+            return f"{_MOST_TAPS} taps, 16 of a row at most, got {taps} and {problem.kw}"
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        return None
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
+        """Places of a row at once, as many as registers hold; rows so that each unit has four jobs."""
+        most = (registers(device) - 2 - problem.kw) // (2 if problem.kw < 7 else 3)
+        rows = max(1, problem.od * problem.oh * problem.mb // (4 * device.compute_units))
+        for columns in (most, 4, 2):
+            yield {"columns": max(1, min(columns, problem.ow)), "rows": min(rows, problem.od * problem.oh)}
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
+        """By operations and what is stored."""
+        known, elements = rates(device), math.prod(problem.y_shape)
+        jobs = problem.mb * -(-problem.od * problem.oh // config["rows"])
+        work = (_WORK * problem.flops + _STORED * elements / 16) * uneven(jobs, device)
+        return known.launch + (_LAUNCH + work) / known.flops
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
+        """Packed weights that are not kept."""
+        return 0 if problem.constant_weights else self._packed(problem)
+
+    @staticmethod
+    def _packed(problem: ConvProblem) -> int:
+        return -(-problem.oc // 16) * problem.kd * problem.kh * problem.kw * 64
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """One launch."""
+        blocks = -(-problem.oc // 16)
+        text = problem.macros() + "#define ONCE __attribute__((opencl_unroll_hint(1)))\n"
+        text += define(COLUMNS=config["columns"], ROWS=config["rows"], BLOCKS=blocks, CHANNEL=1)
+        text += kernel_text(__package__, "put.cl") + kernel_text(__package__, "depthwise.cl")
+        program = build(context, text)
+        weights = "w" if problem.constant_weights else "workspace"
+        extras = ["bias", *(["residual"] if problem.residual else [])]
+        items = (-(-problem.od * problem.oh // config["rows"]), problem.mb, 1)
+        run = Launch(
+            program, "conv", items, (1, 1, 1), ["x", weights, np.int64(0), "y", *extras], names=OPERANDS
+        )  # fmt: skip
+        packs = (blocks, problem.kd * problem.kh * problem.kw, 16)
+        pack = Launch(program, "pack", packs, (1, 1, 16), ["w", "workspace", np.int64(0)], names=OPERANDS)
+        if not problem.constant_weights:
+            return StepPlan(self._packed(problem), [pack, run])
+        key = json.dumps(["int8.depthwise", *problem.w_shape])
+        return StepPlan(0, [run], self._packed(problem), [pack], key)

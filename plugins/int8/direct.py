@@ -1,0 +1,44 @@
+"""``int8.direct``: any quantized convolution on any device, a work item an element of y."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from convdispatch.api import ConvProblem, DeviceInfo, KernelPlan, Solver, rates
+
+__all__ = ["Direct"]
+
+_GROUP = 64
+_WORK = 40.0
+"""Operations of the peak in the time of one."""
+
+
+class Direct(Solver):
+    """Every quantized problem."""
+
+    name = "int8.direct"
+    exact = True
+    quantized = True
+    fuses = frozenset({"bias", "residual"})
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """No images, and more elements than a launch counts."""
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        if math.prod(problem.y_shape) >= 1 << 31:
+            return f"results of fewer than 2**31 elements, got {math.prod(problem.y_shape)}"
+        return None
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
+        """By operations alone."""
+        known = rates(device)
+        return known.launch + _WORK * problem.flops / known.flops
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> KernelPlan:
+        """One launch."""
+        operands = "x w y bias" + (" residual" if problem.residual else "")
+        items = -(-math.prod(problem.y_shape) // _GROUP) * _GROUP
+        launch = ("conv", (items,), (_GROUP,), operands)
+        return KernelPlan(context, __package__, "direct.cl", problem, config, [launch])

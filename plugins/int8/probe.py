@@ -1,0 +1,51 @@
+"""A device proves that its compiler takes the instructions, and that they compute: once, and the pass is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convdispatch.api import ConvProblem, Frozen, PluginError, Quantization, proven
+
+__all__ = ["require"]
+
+_PROBLEM = ConvProblem(
+    mb=2, ic=40, ih=9, iw=8, oc=56, kh=3, kw=3, ph=1, pw=1, layout="nhwc", dtype="uint8", out_dtype="int32"
+)
+
+
+def require(context: Any, name: str, tiles: bool) -> None:
+    """Have the context's device prove that its tiles or vectors multiply, unless it has. Raises PluginError."""
+    failure = proven(__package__, name, context.devices[0], lambda: _answer(context, tiles))
+    if failure is not None:
+        raise PluginError(failure)
+
+
+def _answer(context: Any, tiles: bool) -> str | None:
+    import numpy as np
+    import pyopencl as cl
+
+    from .tiles import TilesKernel
+
+    problem, random = _PROBLEM, np.random.default_rng(3)
+    x = random.integers(0, 256, problem.x_shape).astype(np.uint8)
+    w = random.integers(-128, 128, problem.w_shape).astype(np.int8)
+    table = Quantization(x_zero_point=9).table(problem.oc)
+    y = np.zeros(problem.y_shape, np.int32)
+    try:
+        plan = TilesKernel(problem, {"tiles": tiles, "tile": 13, "rows": 5, "panels": 1, "items": 2}).plan(context)
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+        buffers = [cl.Buffer(context, flags, hostbuf=each) for each in (x, w, y, table)]
+        queue, scratch = cl.CommandQueue(context), cl.Buffer(context, cl.mem_flags.READ_WRITE, plan.workspace_size)
+        plan.enqueue(queue, *buffers[:3], scratch, bias=buffers[3])
+        cl.enqueue_copy(queue, y, buffers[2])
+    except Frozen:
+        raise
+    except Exception as error:
+        return f"the probe failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    padded = np.pad(x.astype(np.int32) - 9, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    wanted = sum(
+        padded[:, i : i + problem.oh, j : j + problem.ow] @ w[:, i, j].astype(np.int32).T
+        for i in range(3)
+        for j in range(3)
+    )
+    return None if np.array_equal(y, wanted) else "the probe computed wrong results"

@@ -1,0 +1,83 @@
+"""int8: each solver's bits are the reference's, on shapes at and beside the borders of its tiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from convdispatch import ConvProblem, Quantization, conv, policy
+from convdispatch.api import DeviceInfo
+from convdispatch.api.policy import current_policy
+from convdispatch.device import runtime
+from convdispatch.measurement.conformance.checks import Examination
+from convdispatch.selection.choice.ranking import reasons
+from convdispatch.selection.plugins.loader import plugins
+
+SOLVERS = ("int8.direct", "int8.depthwise", "int8.vnni", "int8.amx")
+DENSE = [
+    "u8s8u8_nhwc_mb2ic64ih9iw8oc32kh3ph1",
+    "u8s8s8_nhwc_mb1ic65ih9iw8oc33kh3ph1+residual",
+    "s8s8u8_nhwc_mb1ic63ih7iw7oc31kh3ph1ph_r0pw_r2+constant",
+    "s8s8s32_nhwc_mb1ic5ih11iw9oc17kh2kw3sh2sw3ph1pw1+residual",
+    "u8s8f32_nhwc_mb1ic20ih12iw13oc40kh3kw3dh2dw3ph2pw3+residual",
+    "u8s8f16_nhwc_mb1ic24ih9iw9oc48kh5ph2sh3",
+    "s8s8s8_mb2ic18ih9iw33oc35kh3ph1+residual+constant",
+    "u8s8u8_mb1ic3ih19iw20oc8kh7ph3sh2",
+    "u8s8u8_nhwc_mb3ic64ih7oc64kh1+constant",
+    "u8s8u8_nhwc_mb1ic67ih5oc70kh1+residual",
+    "s8s8u8_nhwc_mb2ic4ih5oc16kh1",
+    "u8s8u8_nhwc_mb1ic300oc1000ih1kh1+constant",
+    "u8s8s32_nhwc_mb2ic32ih9oc32kh1sh2",
+    "u8s8u8_nhwc_g3mb1ic24ih8oc36kh3ph1",
+    "s8s8f32_g2mb1ic6ih8oc10kh3ph1",
+    "u8s8u8_nhwc_mb1ic16id4ih5iw6oc24kd3kh3kw2pd1ph1+residual",
+    "s8s8u8_nhwc_mb2ic7iw31oc9kw5pw2sw2",
+    "u8s8u8_nhwc_mb1ic8ih1iw1oc8kh3ph1",
+]
+DEPTHWISE = [
+    "u8s8u8_nhwc_g16mb2ic16ih9iw14oc16kh3ph1",
+    "s8s8s8_nhwc_g17mb1ic17ih9iw13oc17kh3ph1sh2+residual",
+    "u8s8f32_nhwc_g40mb1ic40ih12iw30oc40kh5ph2+constant",
+    "s8s8s32_nhwc_g31mb1ic31ih8iw9oc31kh3kw2dh2dw2ph2pw1",
+    "u8s8u8_nhwc_g33mb1ic33id3ih5iw6oc33kd2kh3kw3ph1pw1",
+]
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("text", DENSE + DEPTHWISE)
+def test_bits_are_the_references(queue, solver, text):
+    problem, device = ConvProblem.parse(text), runtime.device_info(queue.device)
+    chosen = plugins().solvers[solver]
+    refused = chosen.rejects(problem, device)
+    if refused is not None:
+        pytest.skip(refused)
+    for config in list(chosen.configs(problem, device))[:2]:
+        assert chosen.cost(problem, device, config) > 0
+        stated = chosen.workspace(problem, device, config)
+        Examination(chosen, problem, config, stated, queue).run(False)
+
+
+def test_solvers_of_floating_point_are_not_asked():
+    problem = ConvProblem.parse("u8s8u8_nhwc_mb1ic64ih9oc64kh3ph1")
+    device = DeviceInfo("one", "nvidia", "gpu", "sm_90", fp16=True, fp64=True)
+    found = reasons(problem, device, current_policy())
+    assert found["im2col"] == "floating-point dtypes only, got u8s8u8"
+    assert "int8.direct" not in found
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_the_largest_sums_are_exact(queue, dtype):
+    """Sums beyond 2**24 are no whole numbers of float32: every product at its largest, of 1100 channels."""
+    problem = ConvProblem(
+        mb=1, ic=1100, ih=3, iw=3, oc=40, kh=3, kw=3, ph=1, pw=1, layout="nhwc", dtype=dtype, out_dtype="int32"
+    )
+    limits, device = np.iinfo(dtype), runtime.device_info(queue.device)
+    x = np.full(problem.x_shape, limits.max, dtype)
+    w = np.full(problem.w_shape, -128, np.int8)
+    for solver in SOLVERS:
+        if plugins().solvers[solver].rejects(problem, device) is not None:
+            continue
+        with policy(solver=solver):
+            y = conv(x, w, quantization=Quantization(x_zero_point=limits.min), padding=1, layout="nhwc")
+        assert y[0, 1, 1, 0] == -128 * 255 * 9 * 1100
+        assert y[0, 0, 0, 39] == -128 * 255 * 4 * 1100
