@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from convdispatch.torch.sampled import Sample  # noqa: E402
 from torch_checks import error  # noqa: E402 (torch is asked for first)
 
 import convdispatch.torch as ct  # noqa: E402
+from convdispatch.torch.sampled import Sample  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("counted")
 nn = torch.nn
