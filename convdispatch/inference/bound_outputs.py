@@ -17,7 +17,7 @@ __all__ = ["run_into"]
 
 
 def run_into(net: InferenceNet, inputs: Sequence[np.ndarray], out: Sequence[np.ndarray | None]) -> list[Any]:
-    """The results of a net that answers a list, for NumPy's arrays; each goes to its array of ``out`` where there is one.
+    """The results of a net that answers a list, for NumPy's arrays; each goes to its array of ``out``, if it has one.
 
     Raises InvalidArgument for an array of another shape or dtype than its result's.
     """

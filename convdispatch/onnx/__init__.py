@@ -17,13 +17,14 @@ _NAMES = {
     "model": ("OnnxNet", "load"),
     "session": ("InferenceSession", "ModelMetadata", "NodeArg"),
     "session_options": (
-        "ExecutionMode", "GraphOptimizationLevel", "RunOptions", "SessionOptions", "get_available_providers", "get_device",
+        "ExecutionMode", "GraphOptimizationLevel", "RunOptions", "SessionOptions", "get_available_providers",
+        "get_device",
     ),
 }  # fmt: skip
 """What a module of this folder has for callers; it is imported when one is asked for."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

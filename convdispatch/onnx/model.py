@@ -301,9 +301,8 @@ def _computed(form: _Form, fed: Sequence[Any], out: Sequence[np.ndarray | None])
     for result, array in zip(found, out, strict=True):
         if array is not None and result is not array:
             if tuple(result.shape) != array.shape or result.dtype != array.dtype:
-                raise InvalidArgument(
-                    f"the result is {tuple(result.shape)} {result.dtype.name}, got {array.shape} {array.dtype.name} for it"
-                )
+                made, given = (f"{tuple(each.shape)} {each.dtype.name}" for each in (result, array))
+                raise InvalidArgument(f"the result is {made}, got {given} for it")
             np.copyto(array, result.numpy() if isinstance(result, Tensor) else result)
     return found
 

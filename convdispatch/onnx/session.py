@@ -50,10 +50,12 @@ class ModelMetadata(NamedTuple):
 class InferenceSession:
     """A model file made ready.
 
-    ``path_or_bytes`` is a file's path, its bytes, or a ModelProto. ``providers`` names devices in the order in which they are tried, as onnxruntime's: ``"CUDAExecutionProvider"`` an
-    NVIDIA device, ``"CPUExecutionProvider"`` the processor; None is the default device. Calls may come from several
-    threads. Raises InvalidArgument for a file that is no model or asks for operators that are not here (all of them,
-    with their nodes), and where no provider is here.
+    ``path_or_bytes`` is a file's path, its bytes, or a ModelProto. ``providers`` names devices in the order in which
+    they are tried, as onnxruntime's: ``"CUDAExecutionProvider"`` an NVIDIA device, ``"CPUExecutionProvider"`` the
+    processor; None is the default device. Calls may come from several threads.
+
+    Raises InvalidArgument for a file that is no model or asks for operators that are not here (all of them, with their
+    nodes), and where no provider is here.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class InferenceSession:
         user_data: Any,
         run_options: Any = None,
     ) -> None:
-        """``run`` in a thread of the session; then ``callback(results, user_data, error)``, an empty text without one."""
+        """``run`` in a thread of the session; then ``callback(results, user_data, error)``, no text without one."""
         if self._async is None:
             self._async = concurrent.futures.ThreadPoolExecutor(1, "convdispatch-onnx")
 

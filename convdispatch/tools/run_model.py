@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ..api.errors import InvalidArgument
 from ..runtime import device_info, find_device
 from .layer_times import Step, onnxruntime_steps, rows, table
 from .model_file import read_inputs
@@ -190,4 +189,3 @@ def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     size = float(np.linalg.norm(b))
     return float(np.linalg.norm(a - b)) / (size or 1.0)
-
