@@ -56,7 +56,7 @@ def test_the_five_lines_are_right():
 
 
 def test_the_plugin_of_the_guide_works(tmp_path, monkeypatch):
-    page = ROOT / "docs" / "writing-a-plugin.md"
+    page = ROOT / "docs" / "plugins" / "writing-a-plugin.md"
     package = tmp_path / "convdispatch_acme"
     package.mkdir()
     (package / "__init__.py").write_text(blocks(page, "python")[0])
@@ -82,7 +82,7 @@ def test_the_plugin_of_the_guide_works(tmp_path, monkeypatch):
 
 
 def test_hooks_stand_in_the_guide_with_their_signatures():
-    text = (ROOT / "docs" / "writing-a-plugin.md").read_text()
+    text = (ROOT / "docs" / "plugins" / "writing-a-plugin.md").read_text()
     for name in ("convdispatch_solvers", "convdispatch_enqueue"):
         parameters = ", ".join(inspect.signature(getattr(hookspecs, name)).parameters)
         assert f"def {name}({parameters})" in text
@@ -91,7 +91,7 @@ def test_hooks_stand_in_the_guide_with_their_signatures():
 def test_the_table_of_macros_is_what_kernels_get():
     """Every macro of every dtype, direction and layout stands in the table, and nothing else does."""
     table = (
-        (ROOT / "docs" / "writing-a-plugin.md")
+        (ROOT / "docs" / "plugins" / "writing-a-plugin.md")
         .read_text()
         .partition("### The macros of a kernel")[2]
         .partition("\n## ")[0]
@@ -106,14 +106,14 @@ def test_the_table_of_macros_is_what_kernels_get():
 
 
 def test_every_activation_stands_in_the_guide():
-    text = (ROOT / "docs" / "writing-a-plugin.md").read_text()
+    text = (ROOT / "docs" / "plugins" / "writing-a-plugin.md").read_text()
     listed = text.partition("Activations, with their numbers' defaults: ")[2].partition(".\nGradients")[0]
     names = [re.match(r"`(\w+)", word)[1] for word in re.findall(r"`[^`]+`", listed)]
     assert names == list(ACTIVATIONS)
 
 
 def test_every_variable_is_documented():
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "environment.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "use" / "environment.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(VARIABLES)
     source = "".join(p.read_text() for p in (ROOT / "convdispatch").rglob("*.py"))
     assert set(re.findall(r"\b(CONVDISPATCH_[A-Z_]+)\b", source)) <= set(VARIABLES)

@@ -186,7 +186,7 @@ def test_a_module_without_forward_says_so():
 
 
 def test_the_pages_snippets_run():
-    page, scope = Path(__file__).parent.parent / "docs" / "framework.md", {}
+    page, scope = Path(__file__).parent.parent / "docs" / "use" / "training.md", {}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         exec(compile(block, page.name, "exec"), scope)
     assert np.isfinite(scope["loss"].numpy())

@@ -258,7 +258,7 @@ def test_the_page_runs():
     import re
     from pathlib import Path
 
-    page = (Path(__file__).parent.parent / "docs" / "onnx.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "use" / "onnx.md").read_text(encoding="utf-8")
     scope: dict = {}
     exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], scope)
     x, w = scope["x"], scope["w"]

@@ -283,13 +283,13 @@ def test_the_pages_snippets_run():
     import sys
     from pathlib import Path
 
-    page = (Path(__file__).parent.parent / "docs" / "torch.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "use" / "pytorch.md").read_text()
     snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     lasting = [snippet for snippet in snippets if "register_device" in snippet]
     assert (len(snippets), len(lasting)) == (5, 1)
     for snippet in snippets:
         if snippet not in lasting:
-            exec(compile(snippet, "docs/torch.md", "exec"), {})
+            exec(compile(snippet, "docs/use/pytorch.md", "exec"), {})
     assert ct.counters()["left"] == 0
     done = subprocess.run([sys.executable, "-c", lasting[0]], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr  # the device stays for a whole process
