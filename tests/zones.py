@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 ZONES = {
     "api": """
-        docs
+        docs*
         errors
         kernel_*
         layering

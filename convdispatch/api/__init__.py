@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..device.programs.proven import proven
     from ..device.rates import rates
     from ..measurement.find import find
+    from ..measurement.sampled import sampled_fault
     from ..selection.explanation import Explanation, explain
     from ..selection.planpack import LoadedPack, load_pack
     from .activation import activation_macro
