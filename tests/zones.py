@@ -13,7 +13,7 @@ ZONES = {
         layering
         problem
         quantized
-        walk
+        geometry
     """,
     "device": """
         binaries

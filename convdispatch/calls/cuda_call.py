@@ -1,4 +1,4 @@
-"""Calls on arrays of other libraries: host memory by NumPy's road, CUDA's on the caller's stream, results alike.
+"""Calls on arrays of other libraries: host memory as NumPy's, CUDA's on the caller's stream, results alike.
 
 On CUDA the programs are OpenCL's, launched by CUDA on the arrays' own memory: no copy and no wait. Where a program
 cannot be launched so, the call goes through the host and OpenCL's queue, with one warning that says why.

@@ -43,8 +43,8 @@ class Verdict:
     """Median of its best record for this problem."""
     ci_ms: tuple[float, float] | None = None
     """Interval of that median, 95 %."""
-    raced: bool | None = None
-    """Whether that was in a race; False for a first look."""
+    benchmarked: bool | None = None
+    """Whether that was in turns with its rivals; False for screening alone."""
     error: float | None = None
     """Measured relative error of that record."""
     workspace: int | None = None
@@ -132,7 +132,7 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
             predicted_ms=None if cost is None else cost * 1e3,
             measured_ms=record.median_ms if record else None,
             ci_ms=record.ci_ms if record else None,
-            raced=record.sure if record else None,
+            benchmarked=record.sure if record else None,
             error=record.error if record else None,
             workspace=record.workspace if record else answers.workspace(candidate.config),
             fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(seen, part)),

@@ -36,7 +36,7 @@ def sentence(verdicts: Iterable[Verdict], because: str) -> str:
 
 def _time(verdict: Verdict) -> str:
     if verdict.measured_ms is not None:
-        return f"measured {verdict.measured_ms:.4g} ms" + ("" if verdict.raced else " at a first look")
+        return f"measured {verdict.measured_ms:.4g} ms" + ("" if verdict.benchmarked else " at screening")
     return "" if verdict.predicted_ms is None else f"predicted {verdict.predicted_ms:.3g} ms"
 
 
@@ -78,10 +78,10 @@ def _row(mark: str, name: str, *cells: str) -> str:
 
 
 def _cells(verdict: Verdict) -> list[str]:
-    look = "" if verdict.raced else " look"
+    screened = "" if verdict.benchmarked else " screened"
     return [
         "-" if verdict.predicted_ms is None else f"{verdict.predicted_ms:.3g}",
-        "-" if verdict.measured_ms is None else f"{verdict.measured_ms:.3g}{look}",
+        "-" if verdict.measured_ms is None else f"{verdict.measured_ms:.3g}{screened}",
         "-" if verdict.error is None else f"{verdict.error:.1e}",
         "-" if verdict.workspace is None else _bytes(verdict.workspace),
         _by(verdict),
@@ -92,7 +92,7 @@ def _by(verdict: Verdict) -> str:
     """What put it in its place, in a word."""
     source = str(verdict.source)
     if source.startswith("measured"):
-        return "record" if verdict.raced else "look"
+        return "record" if verdict.benchmarked else "screening"
     words = {"neighbour": "neighbour", "lock file": "lock file", "predicted": "cost", "name": "name"}
     return next((word for start, word in words.items() if source.startswith(start)), "rule")
 
