@@ -16,9 +16,10 @@ from pathlib import Path
 import click
 
 from convdispatch.api.problem import ConvProblem
-from convdispatch.selection.records.packs import export_pack, file_name, file_text, import_pack
+from convdispatch.selection.records.packs import export_pack, import_pack
 from convdispatch.selection.records.perfdb import PerfDB
 from convdispatch.selection.records.record import Provenance, Record
+from convdispatch.selection.records.record_files import file_name, file_text
 
 SEARCH = 16
 """Records of a search."""

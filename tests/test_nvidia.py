@@ -19,7 +19,8 @@ from convdispatch_nvidia.formats import formats
 from convdispatch_nvidia.geometry import product_geometry, window
 from convdispatch_nvidia.hopper import for_hopper
 from convdispatch_nvidia.instructions import Instructions, Wgmma
-from convdispatch_nvidia.packed.plan import Layout, NvidiaPlan
+from convdispatch_nvidia.packed.layout import Layout
+from convdispatch_nvidia.packed.plan import NvidiaPlan
 from convdispatch_nvidia.packed.solver import TensorCores
 from convdispatch_nvidia.packed.tile import Tile
 from convdispatch_nvidia.packed.tiling import Tiling

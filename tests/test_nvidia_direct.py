@@ -15,7 +15,8 @@ import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from checking import make_operands
 from convdispatch_nvidia.direct.choice import formats
-from convdispatch_nvidia.direct.solver import Direct, DirectPlan
+from convdispatch_nvidia.direct.plan import DirectPlan
+from convdispatch_nvidia.direct.solver import Direct
 from convdispatch_nvidia.direct.tiling import DirectTile, DirectTiling
 from convdispatch_nvidia.probe import refusal
 from plans import check_plan

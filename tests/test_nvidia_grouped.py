@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
-from convdispatch_nvidia.grouped.solver import Grouped, GroupedPlan, GroupedSumsPlan
+from convdispatch_nvidia.grouped.plan import GroupedPlan, GroupedSumsPlan
+from convdispatch_nvidia.grouped.solver import Grouped
 from convdispatch_nvidia.grouped.sums import GroupedSums, SumsTile
 from convdispatch_nvidia.grouped.tiling import GroupedTile, GroupedTiling
 from plans import LARGE, check_on_device, check_plan

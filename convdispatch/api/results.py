@@ -50,12 +50,12 @@ class Result:
     @property
     def raced(self) -> bool:
         """``benchmarked`` by its old name, until 1.1 is out."""
-        return _renamed(self, "raced", "benchmarked")  # type: ignore[no-any-return]
+        return _renamed(self, "raced", "benchmarked")
 
     @property
     def look_ms(self) -> float | None:
         """``screening_ms`` by its old name, until 1.1 is out."""
-        return _renamed(self, "look_ms", "screening_ms")  # type: ignore[no-any-return]
+        return _renamed(self, "look_ms", "screening_ms")
 
 
 def _renamed(result: Result, old: str, new: str) -> Any:

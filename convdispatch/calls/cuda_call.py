@@ -28,10 +28,13 @@ from ..selection.prepared import Constant, Prepared
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
 from .bound_call import PLACES, Call
-from .guarded_replay import ALIGNMENT, NO_EPILOGUE
 
 __all__ = ["CudaCall", "HostArraysCall", "one_library"]
 
+ALIGNMENT = 16
+"""Bytes that kernels load and copy at once, at most."""
+NO_EPILOGUE = (0, 0)
+"""The addresses of no bias and no residual."""
 _warned: set[tuple[str, str]] = set()
 
 

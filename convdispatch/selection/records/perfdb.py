@@ -25,8 +25,8 @@ from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...api.policy import Policy, forbid_when_frozen
 from ...api.problem import ConvProblem
-from .packs import file_text, publish, read_records, text_name
 from .record import Damaged, NewerSchema, Provenance, Record, choice_text, device_key, is_device_key, stale
+from .record_files import file_text, publish, read_records, text_name
 from .timing import Timing, verdict
 
 __all__ = ["PerfDB", "default_folders", "perfdb", "record_packs", "scope_of", "user_folder"]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from convdispatch.api import OPERANDS, ConvProblem, Launch, build, kernel_text
 
 from .. import SHARED
 from ..hopper import build_for_hopper
+from .layout import Layout
 from .product import product_text
 from .tiling import Tiling
-
-if TYPE_CHECKING:
-    from .plan import Layout
 
 __all__ = ["ProductLaunch", "common_macros", "written"]
 

@@ -12,7 +12,8 @@ from ..formats import formats
 from ..pace import memory, pace
 from ..probe import refusal, require
 from .choice import choices, fits, seconds
-from .plan import Layout, NvidiaPlan
+from .layout import Layout
+from .plan import NvidiaPlan
 from .tile import Tile
 from .tiling import Tiling
 

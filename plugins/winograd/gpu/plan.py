@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from convdispatch.api import OPERANDS, GemmPlan, Launch, Product, StepPlan, build, kernel_text
 
+from .fused_work import FusedWork
 from .geometry import TileGeometry
 from .work import Data, Filter, Printer, Work
-
-if TYPE_CHECKING:
-    from .fused import FusedWork
 
 __all__ = ["Passes", "gemm_config", "pack_key", "passes", "work_of"]
 
