@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 ZONES = {
     "api": """
+        activations
         docs
         errors
         kernel_*

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..measurement.find import find
     from ..selection.explanation import Explanation, explain
     from ..selection.planpack import LoadedPack, load_pack
-    from .activation import activation_macro
+    from .activations import activation_macro
     from .declared import Declared, cpus_only, gpus_only
     from .device import DeviceInfo
     from .dtypes import DTYPES, storage_macros
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from .solver import EPILOGUE, Plan, Solver
 
 _HOME = {
-    ".activation": ["activation_macro"],
+    ".activations": ["activation_macro"],
     "..calls.conv": ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"],
     ".declared": ["Declared", "cpus_only", "gpus_only"],
     ".device": ["DeviceInfo"],
