@@ -102,8 +102,9 @@ def main() -> None:
                   f"difference {error:.1e}", flush=True)  # fmt: skip
     ratios = [row["xla_ms"] / row["ms"] for row in rows]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    print(f"{len(rows)} rows, jax {jax.__version__} on {jax.devices()[0].platform}: XLA's time over ours, geometric mean "
-          f"{mean:.2f}, least {min(ratios):.2f}; {ours.counters()['reasons'] or 'none left to XLA'}")  # fmt: skip
+    left = ours.counters()["reasons"] or "none left to XLA"
+    print(f"{len(rows)} rows, jax {jax.__version__} on {jax.devices()[0].platform}: XLA's time over ours, "
+          f"geometric mean {mean:.2f}, least {min(ratios):.2f}; {left}")  # fmt: skip
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -43,6 +43,8 @@ class _Api(ctypes.Structure):
         ("error_create", c_void_p), ("error_message", c_void_p), ("error_destroy", c_void_p),
         ("register", c_void_p), ("stream_get", c_void_p), ("type_register", c_void_p), ("context_get", c_void_p),
         ("state_set", c_void_p), ("state_get", c_void_p), ("allocate", c_void_p), ("free", c_void_p),
+        ("schedule", c_void_p), ("threads", c_void_p), ("future_create", c_void_p), ("future_available", c_void_p),
+        ("future_error", c_void_p), ("run_id", c_void_p), ("device_ordinal", c_void_p),
     ]  # fmt: skip
 
 
@@ -86,6 +88,10 @@ class _StreamArguments(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("extension", c_void_p), ("context", c_void_p), ("stream", c_void_p)]
 
 
+class _OrdinalArguments(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("context", c_void_p), ("number", c_int32)]
+
+
 class _AllocateArguments(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t), ("extension", c_void_p), ("context", c_void_p), ("bytes", c_size_t),
@@ -121,6 +127,15 @@ class Frame:
         given = _StreamArguments(ctypes.sizeof(_StreamArguments), None, self._frame.context, None)
         self._called("stream_get", given)
         return given.stream or 0
+
+    @property
+    def device(self) -> int:
+        """The number of the CUDA device; 0 by an XLA that does not tell yet."""
+        if self._frame.api.contents.size < _Api.device_ordinal.offset + ctypes.sizeof(c_void_p):
+            return 0
+        given = _OrdinalArguments(ctypes.sizeof(_OrdinalArguments), None, self._frame.context, 0)
+        self._called("device_ordinal", given)
+        return int(given.number)
 
     def allocate(self, size: int) -> tuple[int, Callable[[], None]]:
         """(address of memory on the stream's device, what gives it back in the stream's order)."""

@@ -1,10 +1,10 @@
 """A convolution of ``jax.lax`` as one of this package's problems, and what its operands have to go through.
 
 ``lax.conv_general_dilated`` is one operator for all three directions: jax writes a gradient with respect to data as a
-convolution of a dilated left side with reversed weights, one with respect to weights as a convolution in which batch and
-channels change places, with groups of the batch. Each is read as what it is:
+convolution of a dilated left side with reversed weights, one with respect to weights as a convolution in which batch
+and channels change places, with groups of the batch. Each is read as what it is:
 
-- ``lhs_dilation`` over 1: the data gradient (a transposed convolution), lhs its y, rhs its w reversed, the result its x;
+- ``lhs_dilation`` over 1: the data gradient (a transposed convolution), lhs its y, rhs its w reversed, the result x;
 - channels of lhs before its batch, or groups of the batch: the weights' gradient, lhs its x, rhs its y;
 - both: the weights' gradient of a transposed one, rhs its x, lhs its y, the result reversed;
 - else the forward direction.
@@ -79,9 +79,15 @@ def plan_of(
     windows = [
         _Window(lhs_shape[a], rhs_shape[b], out_shape[c], stride, low, high, left, right)
         for a, b, c, stride, (low, high), left, right in zip(
-            lhs_spec[2:], rhs_spec[2:], out_spec[2:], params["window_strides"], params["padding"],
-            params["lhs_dilation"], params["rhs_dilation"], strict=True,
-        )  # fmt: skip
+            lhs_spec[2:],
+            rhs_spec[2:],
+            out_spec[2:],
+            params["window_strides"],
+            params["padding"],
+            params["lhs_dilation"],
+            params["rhs_dilation"],
+            strict=True,
+        )
     ]
     if not all(map(math.prod, (lhs_shape, rhs_shape, out_shape))):
         raise Left("an array without elements")

@@ -1,4 +1,4 @@
-"""The step from a convolution in jax's language to XLA's: a call of ours, or XLA's own operator with the reason counted.
+"""The step from a convolution in jax's language to XLA's: a call of ours, or XLA's operator with the reason counted.
 
 jax's rules for gradients, batches and shapes stay as they are: what they make are convolutions again, and each is
 lowered here.
@@ -19,7 +19,8 @@ from .geometry import Left, Plan, plan_of
 
 __all__ = ["lower", "planned"]
 
-_PRECISE = ("HIGH", "HIGHEST")
+_MATHS = {"DEFAULT": "tf32", "HIGH": "float32", "HIGHEST": "ieee"}
+"""What jax's precisions of float32 data are here; on CPUs jax knows no TF32."""
 
 
 def planned(platform: str, lhs: Any, rhs: Any, out: Any, math: str | None, params: dict[str, Any]) -> Plan:
@@ -34,16 +35,17 @@ def _dtype_of(lhs: Any, rhs: Any) -> str:
 
 
 def _math(platform: str, lhs: Any, math: str | None, params: dict[str, Any]) -> str:
-    """What jax's precision asks of float32 data: on CUDA its default is TF32."""
+    """What jax's precision asks of float32 data."""
     if str(lhs.dtype) != "float32":
         return "float32"
     if math is not None:
         return math
     precision = params["precision"] or (lax.Precision.DEFAULT,)
-    if not isinstance(precision, tuple):
+    names = [getattr(each, "name", "") for each in precision] if isinstance(precision, tuple) else [""]
+    if not all(name in _MATHS for name in names):
         raise Left(f"precision DEFAULT, HIGH or HIGHEST only, got {precision}")
-    precise = any(getattr(each, "name", "") in _PRECISE for each in precision)
-    return "float32" if platform == "cpu" or precise else "tf32"
+    found = next(name for name in reversed(_MATHS) if name in names)
+    return "float32" if platform == "cpu" and found == "DEFAULT" else _MATHS[found]
 
 
 def lower(platform: str, theirs: Any, math: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:

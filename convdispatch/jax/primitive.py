@@ -12,18 +12,18 @@ import types
 from typing import Any
 
 import jax
-from jax._src.lax import convolution as theirs
 from jax._src.interpreters import ad, batching, mlir
+from jax._src.lax import convolution as theirs
 
 from ..api.errors import InvalidArgument
 from .lowering import lower
 
-__all__ = ["Enabled", "conv_general_dilated", "disable", "enable", "settings_in_force"]
+__all__ = ["Enabled", "conv_general_dilated", "conv_p", "disable", "enable", "jax_conv_p", "settings_in_force"]
 
 _PLATFORMS = ("cpu", "cuda")
 _MATHS = (None, "float32", "ieee", "tf32", "fast")
 _NAMES = ("conv_general_dilated", "conv_general_dilated_p")
-_jax_p = theirs.conv_general_dilated_p
+jax_conv_p = theirs.conv_general_dilated_p
 _lock = threading.RLock()
 _in_force: dict[str, Any] | None = None
 
@@ -54,8 +54,8 @@ conv_p = theirs.lax.standard_primitive(
 
 
 def conv_general_dilated(*args: Any, **kwargs: Any) -> Any:
-    """``jax.lax.conv_general_dilated``, the same arguments and meaning, computed here: under ``jit``, ``grad``, ``vmap``
-    and the rest, on CPUs and CUDA devices.
+    """``jax.lax.conv_general_dilated``, the same arguments and meaning, computed here: under ``jit``, ``grad``,
+    ``vmap`` and the rest, on CPUs and CUDA devices.
 
     What cannot be done here (integers, complex numbers, more than three axes of space, programs for several devices)
     XLA does, and ``counters`` says why.
@@ -123,5 +123,5 @@ def _set(settings: dict[str, Any] | None) -> None:
             rule = _lowering_of_jax(platform)
             if settings is not None:
                 rule = functools.partial(lower, platform, rule, settings["math"])
-            mlir.register_lowering(_jax_p, rule, platform=platform)
+            mlir.register_lowering(jax_conv_p, rule, platform=platform)
         jax.clear_caches()  # programs hold what they were lowered to

@@ -9,7 +9,21 @@ for each set of input shapes (``model``). Needs the onnx package: ``pip install 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backend import Backend
+    from .binding import IOBinding, OrtValue
+    from .model import OnnxNet, load
+    from .session import InferenceSession, ModelMetadata, NodeArg
+    from .session_options import (
+        ExecutionMode,
+        GraphOptimizationLevel,
+        RunOptions,
+        SessionOptions,
+        get_available_providers,
+        get_device,
+    )
 
 _NAMES = {
     "backend": ("Backend",),
@@ -24,7 +38,10 @@ _NAMES = {
 """What a module of this folder has for callers; it is imported when one is asked for."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "Backend", "ExecutionMode", "GraphOptimizationLevel", "IOBinding", "InferenceSession", "ModelMetadata", "NodeArg",
+    "OnnxNet", "OrtValue", "RunOptions", "SessionOptions", "get_available_providers", "get_device", "load",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

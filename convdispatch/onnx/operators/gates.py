@@ -82,7 +82,7 @@ def with_number(call: Call, value: Any, kind: str) -> tuple[Any, float | int | N
 
 def _made(call: Call, value: Any) -> tuple[str | None, Any, dict[str, Any]]:
     """Operator, operands and attributes of what made a value."""
-    return call.walk.made.get(id(value), (None, (), {}))  # type: ignore[no-any-return]
+    return call.interpreter.made.get(id(value), (None, (), {}))  # type: ignore[no-any-return]
 
 
 def _is_float(x: Any) -> bool:
