@@ -1,6 +1,6 @@
 """Layers in three directions by JAX: XLA's own convolutions and ours, in turns in one run.
 
-``python bench/jax_layers.py [--rounds 7] [--json FILE] [--batch 4] [--only TEXT]``
+``python bench/jax_layers.py [--rounds 7] [--json FILE] [--batch 4] [--only TEXT] [--table]``
 
 Each side is one compiled function of arrays that lie on the device; a time is the median over rounds of the least of
 some calls, a ratio XLA's time over ours. Gradients are those of ``jax.vjp`` for a gradient of y that is given.
@@ -36,6 +36,7 @@ LAYERS = {
     "128 3x3 28 nchw": (NCHW, 128, 128, 28, 3, 1, 1),
 }
 """Name to dimension numbers, channels in and out, size, kernel, stride, groups."""
+DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
 SAMPLE_S = 0.15
 
 
@@ -73,12 +74,23 @@ def least(run) -> float:
     return min(found)
 
 
+def table(rows) -> str:
+    """Both times by layer and direction, and their ratio."""
+    lines = ["| layer | " + " | ".join(f"{each}: XLA / ours, ms" for each in DIRECTIONS) + " |", "|---|---|---|---|"]
+    for name in dict.fromkeys(row["layer"] for row in rows):
+        pairs = [(row["xla_ms"], row["ms"]) for row in rows if row["layer"] == name]
+        cells = [f"{theirs:.2f} / {mine:.2f} = {theirs / mine:.2f}" for theirs, mine in pairs]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--only", default="")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", action="store_true", help="end with a Markdown table")
     given = parser.parse_args()
     rows = []
     for name, layer in LAYERS.items():
@@ -105,6 +117,8 @@ def main() -> None:
     left = ours.counters()["reasons"] or "none left to XLA"
     print(f"{len(rows)} rows, jax {jax.__version__} on {jax.devices()[0].platform}: XLA's time over ours, "
           f"geometric mean {mean:.2f}, least {min(ratios):.2f}; {left}")  # fmt: skip
+    if given.table:
+        print(table(rows))
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

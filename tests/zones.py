@@ -97,6 +97,7 @@ ZONES = {
     "nets": """
         hostile_nets
         inference*
+        jax*
         models*
         nn
         nn_*

@@ -7,16 +7,14 @@ import ctypes
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..tensor import Tensor
+from .model import OnnxNet
 from .types import dtype_of
-
-if TYPE_CHECKING:
-    from .session import InferenceSession
 
 __all__ = ["IOBinding", "OrtValue"]
 
@@ -131,8 +129,8 @@ class IOBinding:
     Results are there when it returns on the CPU; on CUDA they are in the order of the current stream.
     """
 
-    def __init__(self, session: InferenceSession) -> None:
-        self._session = session
+    def __init__(self, session: Any) -> None:
+        self._net: OnnxNet = session.net
         self._inputs: dict[str, Any] = {}
         self._outputs: dict[str, tuple[str, OrtValue | None]] = {}
         self._results: list[OrtValue] = []
@@ -141,19 +139,19 @@ class IOBinding:
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         """An input in host memory: a NumPy array, a torch tensor, anything with DLPack."""
-        self._inputs[self._known(name, self._session.net.inputs, "input")] = arr_on_cpu
+        self._inputs[self._known(name, self._net.inputs, "input")] = arr_on_cpu
 
     def bind_input(
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
         """An input at an address, without gaps; the caller keeps the memory."""
         array = _at(device_type, device_id, element_type, shape, buffer_ptr)
-        self._inputs[self._known(name, self._session.net.inputs, "input")] = array
+        self._inputs[self._known(name, self._net.inputs, "input")] = array
 
     def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
         """An input that is an OrtValue, or any array."""
         value = ortvalue.array if isinstance(ortvalue, OrtValue) else ortvalue
-        self._inputs[self._known(name, self._session.net.inputs, "input")] = value
+        self._inputs[self._known(name, self._net.inputs, "input")] = value
 
     def clear_binding_inputs(self) -> None:
         """Bind no input."""
@@ -176,12 +174,12 @@ class IOBinding:
             if element_type is None or shape is None:
                 raise InvalidArgument(f"the output {name!r} at an address needs element_type and shape")
             held = OrtValue(_at(device_type, device_id, element_type, shape, buffer_ptr))
-        self._outputs[self._known(name, self._session.net.outputs, "output")] = (device_type, held)
+        self._outputs[self._known(name, self._net.outputs, "output")] = (device_type, held)
 
     def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
         """An output written into an OrtValue, or any array of the result's shape and type."""
         value = ortvalue if isinstance(ortvalue, OrtValue) else OrtValue(ortvalue)
-        self._outputs[self._known(name, self._session.net.outputs, "output")] = (value.device_name(), value)
+        self._outputs[self._known(name, self._net.outputs, "output")] = (value.device_name(), value)
 
     def clear_binding_outputs(self) -> None:
         """Bind no output."""
@@ -215,7 +213,7 @@ class IOBinding:
             for name, (_, held) in self._outputs.items()
             if held is not None and held.device_name() == "cpu" and _is_host(held.array)
         }
-        results = self._session.net.run(self._inputs, hosts)
+        results = self._net.run(self._inputs, hosts)
         self._results = [self._placed(results[name], *bound) for name, bound in self._outputs.items()]
 
     @staticmethod
