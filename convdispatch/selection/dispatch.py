@@ -40,6 +40,7 @@ from ..device.size_limits import problem_must_fit
 from ..device.startup_profile import layer, phase
 from . import async_compile, solver_query
 from .choice.ranking import Candidate, Choices, forgive, reasons, set_aside
+from .defensive_copy import ArgumentsChanged, ask, banned, on_ban
 from .layer_chain import call_state
 from .planpack import decisions, from_environment
 from .plugins import verdicts
@@ -147,6 +148,8 @@ def _first_that_plans(
     before, device = thread.built, runtime.device_info(context.devices[0])
     for candidate in _candidates(problem, context.devices[0], device, policy, ranked):
         compiled = thread.compiled
+        if banned(candidate.solver):
+            continue
         try:
             plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
             made = with_room(context.devices[0], lambda plan=plan, source=candidate.source: plan(source=source))
@@ -155,6 +158,8 @@ def _first_that_plans(
             return made
         except (Frozen, PlanFailed, MemoryLimit):
             raise
+        except ArgumentsChanged as error:  # which was said, of its plugin
+            forbid_fallback(problem, candidate.solver.name, str(error), policy, error)
         except Exception as error:
             quarantine(problem, device, candidate.solver.name, f"its plan() raised {words(error)}", policy, error)
     raise NoSolver(problem, str(device), reasons(problem, device, policy))
@@ -195,7 +200,7 @@ def make(
     """
     seen = visible_problem(solver, problem)
     with phase("plan"):
-        plan = checked_plan(solver, guarded(f"{solver.name}.plan()", solver.plan, context, seen, config))
+        plan = checked_plan(solver, guarded(f"{solver.name}.plan()", ask, solver, "plan", context, seen, config))
     size = plan.workspace_size
     limit = policy.workspace_limit if policy else None
     if limit is not None and size > limit:
@@ -212,9 +217,7 @@ def quarantine(
     error: BaseException | None = None,
 ) -> None:
     """Set a solver aside for this problem and device, with a warning; raises PlanFailed if fallback is off."""
-    if policy is not None and not policy.fallback:
-        message = f"{solver} failed on {problem}, and policy(fallback=False) forbids another: {reason}"
-        raise PlanFailed(message) from error
+    forbid_fallback(problem, solver, reason, policy, error)
     set_aside(problem, device, solver, reason)
     forget(problem)
     detail = f"\n{error.log}" if isinstance(error, BuildFailed) else ""
@@ -223,6 +226,15 @@ def quarantine(
         ConvDispatchWarning,
         stacklevel=3,
     )
+
+
+def forbid_fallback(
+    problem: ConvProblem, solver: str, reason: str, policy: Policy | None, error: BaseException | None
+) -> None:
+    """Raise PlanFailed where the policy wants this solver or none."""
+    if policy is not None and not policy.fallback:
+        message = f"{solver} failed on {problem}, and policy(fallback=False) forbids another: {reason}"
+        raise PlanFailed(message) from error
 
 
 def run(
@@ -336,3 +348,10 @@ def forget(problem: ConvProblem | None = None) -> None:
 def on_forget(callback: Any) -> None:
     """Call ``callback()`` whenever plans are dropped; for caches that hold a Prepared."""
     _forgetters.append(callback)
+
+
+@on_ban
+def _forget_plans() -> None:
+    """A plugin was set aside: what it planned is chosen anew."""
+    _plans.drop(lambda key: True)
+    _look_anew()

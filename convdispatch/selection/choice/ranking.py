@@ -21,6 +21,7 @@ from ...api.errors import InvalidPolicy, NoSolver
 from ...api.policy import Policy, current_policy
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
+from ..defensive_copy import banned
 from ..derivation import Derived, derived
 from ..plugins import verdicts
 from ..plugins.loader import plugins
@@ -69,7 +70,9 @@ def _placed(
         if not accepted:
             raise NoSolver(problem, str(device), reasons)
         try:
-            return _Ranking(problem, device, policy, accepted, reasons).candidates()
+            found = _Ranking(problem, device, policy, accepted, reasons).candidates()
+            if not any(banned(solver) for solver in accepted.values()):
+                return found
         except Fault:  # a later question showed it: the solver is set aside now, and the others are ranked
             continue
 

@@ -34,7 +34,19 @@ from ...device.startup_profile import phase
 from . import verdicts
 from .registry import FILE_NAME, Registry, parse, read_text, registry
 
-__all__ = ["LAYER_GROUP", "Loaded", "Plugins", "dropin_folder", "load_alone", "plugins", "reload", "try_each"]
+__all__ = [
+    "LAYER_GROUP",
+    "TRAITS",
+    "Loaded",
+    "LoadedAs",
+    "Plugins",
+    "dropin_folder",
+    "load_alone",
+    "plugins",
+    "reload",
+    "traits_of",
+    "try_each",
+]
 
 LAYER_GROUP = "convdispatch.layers"
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -54,6 +66,26 @@ class Loaded:
     solvers: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class LoadedAs:
+    """A solver as it was when it was loaded; ``traits`` as ``traits_of`` answered them."""
+
+    plugin: str
+    name: str
+    traits: tuple[Any, ...]
+    own: bool = False
+    """Its plugin comes with this package."""
+
+
+TRAITS = ("name", "deterministic", "exact", "quantized", "predicts", "fuses")
+"""The attributes of a solver that the selection reads, which stay as they were."""
+
+
+def traits_of(solver: Solver) -> tuple[Any, ...]:
+    """The values of TRAITS."""
+    return *(getattr(solver, name) for name in TRAITS[:-1]), frozenset(solver.fuses)
+
+
 @dataclass
 class Plugins:
     """Everything that loaded: the hooks, the solvers by name, the layers, and a report of each candidate."""
@@ -64,6 +96,10 @@ class Plugins:
     """Plugin's name by solver's name."""
     rules: dict[str, Registry] = field(default_factory=dict)
     """What a plugin ships as ``registry.yaml``, by its name."""
+    loaded_as: dict[int, LoadedAs] = field(default_factory=dict)
+    """By the ``id`` of a solver of ``solvers``."""
+    banned: dict[str, str] = field(default_factory=dict)
+    """Plugins that are set aside for the rest of the process, and why."""
     fingerprints: dict[str, str] = field(default_factory=dict)
     """Version and hash of the text, by plugin's name."""
     own: set[str] = field(default_factory=set)
@@ -292,6 +328,7 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
     for solver in solvers:
         loaded.solvers[solver.name] = solver
         loaded.plugin_of[solver.name] = found.name
+        loaded.loaded_as[id(solver)] = LoadedAs(found.name, solver.name, traits_of(solver), found.own)
     names = tuple(solver.name for solver in solvers)
     note = _take_rules(loaded, found.name, module, names)
     return Loaded(found.name, found.source, "loaded", note, version=found.version, solvers=names)
