@@ -144,7 +144,7 @@ def test_a_search_whose_problem_changed_records_nothing(sabotage, tmp_path):
     search = Search(PROBLEM.replace(), runtime.default_device(), current_policy(), budget_ms=10_000)
     results = search.run()
     object.__setattr__(search.problem, "g", 4)
-    with pytest.raises(cd.PluginError, match="became .*g4.* nothing is recorded"):
+    with pytest.raises(cd.PluginError, match=r"became .*g4.* nothing is recorded"):
         search.record(results)
     assert not list(tmp_path.rglob("*.json"))
 
@@ -184,7 +184,7 @@ def test_a_layer_that_changes_the_problem_is_switched_off(sabotage, monkeypatch)
     loaded.manager.register(Layer(), name="layer meddles")
     loaded.layers.append("meddles")
     dispatch.forget()
-    with pytest.warns(cd.ConvDispatchWarning, match="layer meddles is switched off .* problem .*bias from False"):
+    with pytest.warns(cd.ConvDispatchWarning, match=r"layer meddles is switched off .* problem .*bias from False"):
         first = cd.conv(X, W)
     np.testing.assert_array_equal(first, cd.conv(X, W))
     assert not loaded.layers

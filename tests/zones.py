@@ -46,6 +46,7 @@ ZONES = {
         explanation
         first_call
         guard*
+        hostile_files
         hostile_records
         injection
         layers
@@ -59,7 +60,7 @@ ZONES = {
         preference*
         record
         registry
-        sabotage
+        sabotage*
         verdicts
         second_try
         validation*

@@ -21,7 +21,8 @@ from ..api.policy import Policy, current_policy
 from ..api.policy import _current as in_force
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
-from .plugins.loader import TRAITS, LoadedAs, plugins, traits_of
+from .plugins.contract import TRAITS, LoadedAs, traits_of
+from .plugins.loader import plugins
 
 __all__ = ["MOST_CONFIGS", "ArgumentsChanged", "ask", "banned", "changed", "copied", "on_ban", "set_plugin_aside"]
 

@@ -21,6 +21,7 @@ from ..api.device import DeviceInfo
 from ..api.errors import ConvDispatchWarning, Frozen, PluginError, words
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
+from ..device.size_limits import workspace_room
 from .defensive_copy import MOST_CONFIGS, ArgumentsChanged, ask, banned, copied
 from .plugins.loader import plugins
 from .visible_problem import computes_dtype, visible_problem
@@ -98,9 +99,12 @@ class SolverAnswers:
         return self._kept(self._sizes, "workspace", config, _size)
 
     def within(self, limit: int | None) -> list[Mapping[str, Any]]:
-        """The offered configurations whose stated workspace is at most ``limit`` bytes. Raises Fault."""
+        """The offered configurations whose stated workspace is at most ``limit`` bytes; None: where the first one fits
+        on the device all, else those that do. Raises Fault."""
         if limit is None:
-            return list(self.configs)
+            limit, first = workspace_room(self.problem, self.device), self.workspace(self.configs[0])
+            if limit is None or first is None or first <= limit:
+                return list(self.configs)
         sizes = ((config, self.workspace(config)) for config in self.configs)
         return [config for config, size in sizes if size is None or size <= limit]
 

@@ -23,7 +23,7 @@ from typing import Any
 from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchError, ConvDispatchWarning
 from ...api.problem import ConvProblem
-from ...device import jsontext
+from ...device import jsontext, plainfile
 from ..records.packs import publish
 from ..records.perfdb import user_folder
 from ..records.record import device_key
@@ -65,7 +65,7 @@ def _held() -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = jsontext.loads(file.read_text(encoding="utf-8"))
+        values = jsontext.loads(plainfile.read_text(file))
         if not isinstance(values, dict):
             raise ValueError("no table")
     except OSError:
@@ -143,7 +143,7 @@ def fingerprint(version: str, places: Iterable[Path]) -> str:
         paths = sorted(p for p in place.rglob("*") if p.suffix in _TEXTS) if place.is_dir() else [place]
         for path in paths:
             with contextlib.suppress(OSError):
-                digest.update(path.name.encode() + b"\0" + path.read_bytes())
+                digest.update(path.name.encode() + b"\0" + plainfile.read_bytes(path))
     return f"{version} {digest.hexdigest()[:16]}".strip()
 
 

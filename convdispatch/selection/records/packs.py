@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ...api.errors import ConvDispatchError, InvalidArgument
 from ...api.problem import ConvProblem
-from ...device import jsontext
+from ...device import jsontext, plainfile
 from .record import SCHEMA, Damaged, NewerSchema, Record
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def import_pack(db: PerfDB, path: Path | str) -> int:
     Raises InvalidArgument for a pack that holds anything but sound records, and where they cannot be stored.
     """
     try:
-        records, faults = read_records("", Path(path).read_text(encoding="utf-8"))
+        records, faults = read_records("", plainfile.read_text(path))
     except (OSError, ValueError) as error:  # Damaged and NewerSchema are ValueErrors
         raise InvalidArgument(f"cannot import {path}: {error}") from error
     bad = {problem: fault for problem in {record.problem for record in records} if (fault := _no_problem(problem))}
