@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..api.device import DeviceInfo
-from ..api.errors import ConvDispatchWarning, Frozen, PluginError, words
+from ..api.errors import ConvDispatchWarning, Frozen, PluginError, plain, words
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
 from ..device.size_limits import workspace_room
@@ -237,12 +237,12 @@ def _wrong(answer: Any, expected: str) -> _Wrong:
         shown = reprlib.repr(answer)
     except BaseException:
         shown = f"a {type(answer).__name__}"
-    return _Wrong(f"{shown}, where {expected} was expected")
+    return _Wrong(f"{plain(shown)}, where {expected} was expected")
 
 
 def _reason(answer: Any) -> str | None:
     if answer is None or (isinstance(answer, str) and answer):
-        return answer
+        return answer and plain(answer)
     raise _wrong(answer, "None or a reason in words")
 
 
