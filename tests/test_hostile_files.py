@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import convdispatch as cd
-from convdispatch.api.activation import parse_activation
+from convdispatch.api.activations import parse_activation
 from convdispatch.api.errors import ConvDispatchError
 from convdispatch.device import plainfile, rates
 from convdispatch.measurement import grammar
