@@ -303,3 +303,17 @@ def test_torch_s_threads_leave_the_cores_unless_the_user_decided(monkeypatch):
     assert [thread.name for thread in threading.enumerate()].count("convdispatch-openmp") == several
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     assert not ct.share_cores()
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_an_empty_batch_keeps_pytorchs_strides(form):
+    x, w = (t.contiguous(memory_format=form) for t in (torch.zeros(0, 4, 6, 6), torch.randn(4, 4, 3, 3)))
+    expected = F.conv2d(x, w, padding=1)
+    with ct.enable():
+        got = F.conv2d(x, w, padding=1)
+        assert (got.shape, got.stride()) == (expected.shape, expected.stride())
+        assert ct.conv2d(x, w, padding=1).stride() == expected.stride()
+        x.requires_grad_(), w.requires_grad_()
+        F.conv2d(x, w).sum().backward()
+    assert x.grad.shape == x.shape
+    assert not w.grad.any()
