@@ -106,5 +106,5 @@ def test_numpys_arrays_beside_jaxs():
         for got in (cd.conv(x, W, B), cd.conv(x, w, B), cd.conv(x, cd.constant(W), B)):
             assert isinstance(got, jax.Array)
             assert np.allclose(got, expected, rtol=1e-5, atol=1e-5)
-    with pytest.raises(InvalidArgument, match="w must be float32 as x is|w must be a jax"):
+    with pytest.raises(InvalidArgument, match="w must be a jaxlib array as x is"):
         cd.conv(x, W.astype(np.float64))
