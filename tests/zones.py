@@ -7,13 +7,14 @@ from fnmatch import fnmatchcase
 
 ZONES = {
     "api": """
+        activations
         docs
         errors
         kernel_*
         layering
         problem
         quantized
-        walk
+        geometry
     """,
     "device": """
         binaries
@@ -29,6 +30,7 @@ ZONES = {
         imports
         memory
         platforms*
+        process_end
         proven_checks
         template_cache
         ptx
@@ -92,6 +94,7 @@ ZONES = {
         array_libraries
         fast_path
         threads
+        operands
     """,
     "nets": """
         hostile_nets

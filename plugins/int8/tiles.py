@@ -230,7 +230,7 @@ class _Tiled(Solver):
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile, once the device has proved that it computes."""
-        require(context, self.name, self.tiles)
+        require(context, self.name, self.tiles, TilesKernel)
         return TilesKernel(problem, config).plan(context)
 
 
