@@ -277,24 +277,6 @@ def test_numpy_views_of_results(tmp_path):
     assert torch.equal(torch.load(tmp_path / "y.pt"), y)
 
 
-def test_the_pages_snippets_run():
-    import re
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    page = (Path(__file__).parent.parent / "docs" / "torch.md").read_text()
-    snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    lasting = [snippet for snippet in snippets if "register_device" in snippet]
-    assert (len(snippets), len(lasting)) == (5, 1)
-    for snippet in snippets:
-        if snippet not in lasting:
-            exec(compile(snippet, "docs/torch.md", "exec"), {})
-    assert ct.counters()["left"] == 0
-    done = subprocess.run([sys.executable, "-c", lasting[0]], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr  # the device stays for a whole process
-
-
 def test_torch_s_threads_leave_the_cores_unless_the_user_decided(monkeypatch):
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 ZONES = {
     "api": """
         activations
-        docs
+        docs*
         errors
         kernel_*
         layering
@@ -94,7 +94,6 @@ ZONES = {
         array_libraries
         fast_path
         threads
-        operands
     """,
     "nets": """
         hostile_nets

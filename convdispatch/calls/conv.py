@@ -65,7 +65,7 @@ def conv(
     Accuracy, in norm against float64: ``math="float32"`` keeps 1e-5, ``"ieee"`` twice a plain float32 sum's error,
     ``"tf32"`` 2e-3, relative to what enters an output. Multiplying an image, an output channel, or a summed channel
     (its weights divided by the same) by powers of two costs no digit; in ``conv_backward_data`` output channels are
-    summed, in ``conv_backward_weights`` images (docs/accuracy.md).
+    summed, in ``conv_backward_weights`` images (docs/use/accuracy.md).
 
     With ``quantization`` x is int8 or uint8, w int8, bias int32, and y of the quantization's dtype: every element is
     exactly what ONNX's QLinearConv defines (docs/use/quantization.md). Forward only.
