@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 ZONES = {
     "api": """
         activations
-        docs
+        docs*
         errors
         kernel_*
         layering
@@ -30,6 +30,7 @@ ZONES = {
         imports
         memory
         platforms*
+        process_end
         proven_checks
         template_cache
         ptx

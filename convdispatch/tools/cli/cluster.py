@@ -79,7 +79,7 @@ def cluster(
     """Start a Dask scheduler, print its address, and serve until Ctrl-C.
 
     Dask takes Python's pickles: whoever reaches the scheduler runs code as you on every worker. It listens on this
-    machine alone unless --host says otherwise; then use TLS (docs/cluster.md).
+    machine alone unless --host says otherwise; then use TLS (docs/use/choose-algorithms.md).
     """
     from ...cluster.offers import offers_here
     from ...cluster.serving import serve
