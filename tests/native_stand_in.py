@@ -1,7 +1,7 @@
 """CUDA's driver as a small library of C, built on the fly: what the native call path launches runs on the host.
 
-The path itself is the real one: PyTorch's dispatcher, its allocator, the packed keys and arguments. Kernels are those of
-a CPU's OpenCL, on the tensors' own memory, by ``host_cuda``.
+The path itself is the real one: PyTorch's dispatcher, its allocator, the packed keys and arguments. Kernels are those
+of a CPU's OpenCL, on the tensors' own memory, by ``host_cuda``.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ int cuLaunchKernelEx(const struct config *how, void *function, void **parameters
 }
 int aoti_torch_get_current_cuda_stream(int device, void **found) { *found = stream; return 0; }
 """
-_RUN = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint
-)
+_RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint)
 
 
 class PackedFunction(host_cuda.HostFunction):
@@ -60,7 +58,8 @@ class PackedFunction(host_cuda.HostFunction):
         self.handle, self.overlaps = ctypes.c_void_p(len(self.made)), 1
         letters = ["Q" if dtype is None else modules._letter(dtype) for dtype in kernel.dtypes]
         self.pack = struct.Struct("@" + "".join(letters))
-        self.offsets = [struct.calcsize("@" + "".join(letters[: at + 1])) - struct.calcsize(letters[at]) for at in range(len(letters))]  # fmt: skip
+        ends = [struct.calcsize("@" + "".join(letters[: at + 1])) for at in range(len(letters))]
+        self.offsets = [end - struct.calcsize(letter) for end, letter in zip(ends, letters, strict=True)]
         self.groups, self.items = modules._sizes(kernel)
 
     def numbers(self, arguments):

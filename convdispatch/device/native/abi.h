@@ -222,45 +222,36 @@ class Ref {  // an owned object; to be used with Python's lock
 
 }  // namespace launcher
 
-// How PyTorch is told of an exception that Python holds: its bindings catch this class, which pybind11 defines so, and
-// let it set the error. Were it not caught as such it would be a RuntimeError with the same sentence.
-namespace pybind11 {
-class __attribute__((visibility("default"))) builtin_exception : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-  virtual void set_error() const = 0;
+// How PyTorch is told of an exception that Python holds: its bindings catch what is called so, and raise what it answers
+// with its words. That is a class in Python (`raised`), which gives the exception itself for them. Were it not caught as
+// such, it would be a RuntimeError of the same words.
+namespace torch {
+struct __attribute__((visibility("default"))) PyTorchError : public std::exception {
+  virtual PyObject *python_type() = 0;
 };
-}  // namespace pybind11
+}  // namespace torch
 
 namespace launcher {
 
-class Raised : public pybind11::builtin_exception {
+inline PyObject *raised = nullptr;  // raised.keep(exception) -> words by which raised(words) is that exception
+
+class Raised : public torch::PyTorchError {
  public:
-  static Raised fetched() {
-    auto held = std::make_shared<Held>();
-    PyErr_Fetch(&held->type, &held->value, &held->trace);
-    PyErr_NormalizeException(&held->type, &held->value, &held->trace);
-    std::string text = "an error in Python";
-    if (Ref words = Ref(held->value ? PyObject_Str(held->value) : nullptr))
-      if (const char *read = PyUnicode_AsUTF8AndSize(words.get(), nullptr)) text = read;
+  Raised() : words_("an error in Python") {  // with Python's lock, and an exception that is set
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (value && trace) PyException_SetTraceback(value, trace);
+    Ref kept(value ? PyObject_CallMethod(raised, "keep", "O", value) : nullptr);
+    if (const char *read = kept ? PyUnicode_AsUTF8AndSize(kept.get(), nullptr) : nullptr) words_ = read;
     PyErr_Clear();
-    return Raised(text, held);
+    Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
   }
-  void set_error() const override {
-    Py_XINCREF(held_->type), Py_XINCREF(held_->value), Py_XINCREF(held_->trace);
-    PyErr_Restore(held_->type, held_->value, held_->trace);
-  }
+  const char *what() const noexcept override { return words_.c_str(); }
+  PyObject *python_type() override { return raised; }
 
  private:
-  struct Held {
-    PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
-    ~Held() {
-      Gil gil;
-      Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
-    }
-  };
-  Raised(const std::string &text, std::shared_ptr<Held> held) : builtin_exception(text), held_(std::move(held)) {}
-  std::shared_ptr<Held> held_;
+  std::string words_;
 };
 
 }  // namespace launcher

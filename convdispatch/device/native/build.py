@@ -49,7 +49,8 @@ def command(target: Path) -> list[str]:
     flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
     # The libraries that are loaded already serve it: their folder is no part of the module.
     libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-ldl"]
-    return [compiler, *flags, f"-I{torch / 'include'}", f"-I{headers}", str(_HERE / "launcher.cpp"), "-o", str(target), *libraries]  # fmt: skip
+    includes = [f"-I{torch / 'include'}", f"-I{headers}"]
+    return [compiler, *flags, *includes, str(_HERE / "launcher.cpp"), "-o", str(target), *libraries]
 
 
 def build(folder: Path = _HERE) -> Path:

@@ -23,11 +23,13 @@ PyObject *open(PyObject *, PyObject *given) {
   Py_RETURN_NONE;
 }
 
-// ask(policy, plain, tracing, inference, grad, switches, forward, backward, stolen, borrowed): what is asked of Python.
+// ask(policy, plain, tracing, inference, grad, switches, forward, backward, stolen, borrowed, raised): what is asked of
+// Python.
 PyObject *ask(PyObject *, PyObject *given) {
   Gate next;
-  if (!PyArg_ParseTuple(given, "OOOOOO!OOOO", &next.policy, &next.plain, &next.tracing, &next.inference, &next.grad,
-                        &PyTuple_Type, &next.switches, &next.forward, &next.backward, &next.stolen, &next.borrowed))
+  if (!PyArg_ParseTuple(given, "OOOOOO!OOOOO", &next.policy, &next.plain, &next.tracing, &next.inference, &next.grad,
+                        &PyTuple_Type, &next.switches, &next.forward, &next.backward, &next.stolen, &next.borrowed,
+                        &raised))
     return nullptr;
   Py_INCREF(given);  // and with it all of them, for good: calls may be under way
   next.paused = gate.paused;

@@ -263,20 +263,20 @@ inline void by_python(int operation, const Arguments &given, Owned *results, Mis
         case 'i': one = PyLong_FromLongLong(given.integer(at)); break;
       }
     }
-    if (!one) throw Raised::fetched();
+    if (!one) throw Raised();
     PyTuple_SetItem(arguments.get(), static_cast<Py_ssize_t>(at), one);
   }
   std::swap(missed, asked);  // a call inside this one has a key of its own
   Ref answer(PyObject_CallObject(operation ? gate.backward : gate.forward, arguments.get()));
   std::swap(missed, asked);
-  if (!answer) throw Raised::fetched();
+  if (!answer) throw Raised();
   if (!operation) {
-    if (!handle_of(answer.get(), results[0])) throw Raised::fetched();
+    if (!handle_of(answer.get(), results[0])) throw Raised();
     return;
   }
   for (Py_ssize_t at = 0; at < 3; ++at) {
     Ref each(PySequence_GetItem(answer.get(), at));
-    if (!each || !handle_of(each.get(), results[at])) throw Raised::fetched();
+    if (!each || !handle_of(each.get(), results[at])) throw Raised();
   }
 }
 

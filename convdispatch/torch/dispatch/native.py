@@ -34,9 +34,34 @@ _SOURCES = {
     ("weights", True): (_GRAD, _OUT, _X),
 }
 """By part and whether the convolution is transposed: x, w and y of its problem."""
+_PYTHONS: tuple[Any, ...] = ([], None, 0, False)
+"""What is offered for a call that stays Python's."""
 _ALIGNMENT = 16
 _C: Any = torch._C
 _launcher: Any = None
+
+
+class Raised(BaseException):
+    """What PyTorch's bindings are told to raise for an exception of Python's: made of that one's words, it is that one.
+
+    They know an exception's class and words alone.
+    """
+
+    _kept: dict[str, BaseException] = {}  # noqa: RUF012
+    _most = 64
+
+    def __new__(cls, words: str) -> Any:
+        """The exception that was kept."""
+        return cls._kept.pop(words, None) or RuntimeError(words)
+
+    @classmethod
+    def keep(cls, error: BaseException) -> str:
+        """Words for an exception, by which it is found."""
+        while len(cls._kept) >= cls._most:
+            cls._kept.pop(next(iter(cls._kept)))
+        words = f"{type(error).__name__}: {error} [{id(error):x}]"
+        cls._kept[words] = error
+        return words
 
 
 def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> bool:
@@ -51,7 +76,7 @@ def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any])
         *(_C._get_cudnn_deterministic, _C._get_cudnn_benchmark),
     )
     state = (_C._is_tracing, torch.is_inference_mode_enabled, torch.is_grad_enabled)
-    found.ask(ask_policy, DEFAULT, *state, switches, forward, backward, *handles)
+    found.ask(ask_policy, DEFAULT, *state, switches, forward, backward, *handles, Raised)
     found.install(key)
     if _launcher is None:
         counting.also(found.counts)
@@ -86,7 +111,7 @@ def pause(on: bool) -> None:
 def decline() -> None:
     """The call under way stays Python's."""
     if _launcher is not None:
-        _launcher.offer([], None, 0, False)
+        _launcher.offer(*_PYTHONS)
 
 
 def learn(
@@ -98,31 +123,40 @@ def learn(
     with_sums: bool = False,
 ) -> None:
     """Offer what computed the call under way: (part, its kept call, the place of its result) each, for operands
-    ``tensors``; ``with_sums``: its third result is the sum of the first tensor, by PyTorch's own."""
-    if _launcher is None:
-        return
-    steps, holds, packed = [], None, 0
+    ``tensors``; ``with_sums``: its third result is the sum of the first tensor."""
+    if _launcher is not None:
+        _launcher.offer(*_decision(parts, transposed, tensors, weights, constant, with_sums))
+
+
+def _decision(
+    parts: Sequence[tuple[str, Any, int]],
+    transposed: bool,
+    tensors: Sequence[torch.Tensor | None],
+    weights: torch.Tensor,
+    constant: Any,
+    with_sums: bool,
+) -> tuple[Any, ...]:
+    steps: list[tuple[Any, ...]] = []
+    holds, packed = None, 0
     for part, call, result in parts:
         program = _program(call)
         if program is None or not all(each is None or _lies_plainly(each, call.form) for each in tensors):
-            return decline()
+            return _PYTHONS
         packs = constant is not None and part != "weights" and call.packs
         if packs:
-            packed = constant.addresses.get(call.key, 0)
-            holds = still(weights)
+            packed, holds = constant.addresses.get(call.key, 0), still(weights)
             if not packed or holds is None:
-                return decline()
+                return _PYTHONS
         bias = part == "forward" and tensors[2] is not None
-        sources = (*_SOURCES[part, transposed], _BIAS if bias else _NONE, _NONE)
-        steps.append((program, sources, result, packs))
-    ours = kernels_of(tensors[0]) if with_sums and tensors[0] is not None else None
-    if ours is not None:
-        sizes = (tensors[0].shape[1],)  # type: ignore[union-attr]
-        program = ours.launches.program(_launcher, ours.name, ours.context, sizes, (1,))
+        steps.append((program, (*_SOURCES[part, transposed], _BIAS if bias else _NONE, _NONE), result, packs))
+    grad = tensors[0]
+    ours = kernels_of(grad) if with_sums and grad is not None else None
+    if ours is not None and grad is not None:
+        program = ours.launches.program(_launcher, ours.name, ours.context, (grad.shape[1],), (1,))
         if program is None:
-            return decline()
+            return _PYTHONS
         steps.append((program, (_GRAD, _OUT), 2, False))
-    _launcher.offer(steps, holds, packed, with_sums and ours is None)
+    return steps, holds, packed, with_sums and ours is None
 
 
 def _program(call: Any) -> Any:
