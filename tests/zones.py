@@ -7,13 +7,14 @@ from fnmatch import fnmatchcase
 
 ZONES = {
     "api": """
-        docs
+        activations
+        docs*
         errors
         kernel_*
         layering
         problem
         quantized
-        walk
+        geometry
     """,
     "device": """
         binaries
@@ -29,6 +30,7 @@ ZONES = {
         imports
         memory
         platforms*
+        process_end
         proven_checks
         template_cache
         ptx
@@ -46,6 +48,7 @@ ZONES = {
         explanation
         first_call
         guard*
+        hostile_files
         hostile_records
         injection
         layers
@@ -59,7 +62,7 @@ ZONES = {
         preference*
         record
         registry
-        sabotage
+        sabotage*
         verdicts
         second_try
         validation*
