@@ -1,4 +1,4 @@
-"""Builds the optional native call path where a compiler and PyTorch's headers are; everything else is pyproject.toml's."""
+"""Builds the optional native call path where a compiler and PyTorch's headers are; all else is pyproject.toml's."""
 
 from __future__ import annotations
 

@@ -88,7 +88,6 @@ def test_a_step_three_times(path, name):
 
 
 def test_counters_and_what_ran_last(path):
-    _, cuda = path
     x, w, _ = operands(*SHAPES["3x3"][:2])
     for _ in range(5):
         F.conv2d(x, w, padding=1).sum().backward()

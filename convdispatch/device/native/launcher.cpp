@@ -1,6 +1,6 @@
 // convdispatch.device.native._launcher: the warm way of a convolution on PyTorch's CUDA tensors, below Python.
 //
-// Python decides what a problem runs, once; this looks the decision up and launches it. See docs/adr/0039.
+// Python decides what a problem runs, once; this looks the decision up and launches it. See docs/design/adr/0021.
 
 #include "operators.h"
 
