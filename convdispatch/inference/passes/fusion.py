@@ -20,6 +20,7 @@ from ...nn import functional
 from ...tensor import Tensor
 from ..graph import Graph, Node, Ref, Value
 from .pointwise import merge
+from .quantization import merge_integers, to_integers
 
 __all__ = ["fuse"]
 
@@ -35,10 +36,11 @@ def fuse(graph: Graph) -> Graph:
         _name_arguments(node)
         if node.name == LINEAR:
             _linear_to_convolution(node)
+    to_integers(graph)
     uses = graph.uses()
     while sum([_fuse_one(graph, node, uses) for node in list(graph.nodes)]):
         pass
-    return merge(graph)
+    return merge_integers(merge(graph))
 
 
 def _name_arguments(node: Node) -> None:

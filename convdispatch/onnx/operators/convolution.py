@@ -11,7 +11,7 @@ from ...nn import functional
 from ...tensor import Tensor
 from ..call import Call, operator
 
-__all__ = ["pads_of", "same_pads"]
+__all__ = ["geometry", "pads_of", "same_pads"]
 
 
 def same_pads(total: int, mode: str) -> tuple[int, int]:
@@ -36,8 +36,9 @@ def pads_of(
     return list(zip(pads[:ndim], pads[ndim:], strict=True))
 
 
-def _geometry(call: Call) -> tuple[list[int], list[int], list[int], list[int]]:
-    x, w = call.shape(0), call.shape(1)
+def geometry(call: Call, w_place: int = 1) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Sizes of x, of the kernel, strides and dilations along the axes of space."""
+    x, w = call.shape(0), call.shape(w_place)
     ndim = len(x) - 2
     if not 1 <= ndim <= 3 or len(w) != len(x):
         raise call.refuse(f"takes x and w with 3 to 5 axes, got shapes {x} and {w}")
@@ -53,8 +54,13 @@ def _bias(call: Call) -> Tensor | None:
 
 @operator("Conv")
 def _convolution(call: Call) -> Tensor:
-    sizes, kernel, strides, dilations = _geometry(call)
+    sizes, kernel, strides, dilations = geometry(call)
     pads = _trimmed(pads_of(call, sizes, kernel, strides, dilations))
+    from .integers import convolution_of_integers
+
+    of_integers = convolution_of_integers(call, pads)
+    if of_integers is not None:
+        return of_integers
     x, crop = call.tensor(0), any(p < 0 for pair in pads for p in pair)
     _, inner, around = call.walk.zero_pads.get(id(x), (None, None, {}))
     if inner is not None and not crop and not any(any(around.get(axis, ())) for axis in (0, 1)):
@@ -76,7 +82,7 @@ def _trimmed(pads: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @operator("ConvTranspose")
 def _transposed(call: Call) -> Tensor:
-    sizes, kernel, strides, dilations = _geometry(call)
+    sizes, kernel, strides, dilations = geometry(call)
     ndim, mode = len(sizes), call.get("auto_pad", "NOTSET")
     extra = list(call.get("output_padding", [0] * ndim))
     wanted = call.get("output_shape")
