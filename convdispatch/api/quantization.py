@@ -160,6 +160,18 @@ class Quantization:
 class Table:
     """Words of the table, int32 or float32; then come ``bias[channels]`` and ``multiplier[channels]`` (float32)."""
 
-    x_zero, y_zero, residual_zero, rounds, residual_scale, sum_scale, low, high, sum_low, sum_high, least, most, y_scale = (
-        range(13)
-    )
+    (
+        x_zero,
+        y_zero,
+        residual_zero,
+        rounds,
+        residual_scale,
+        sum_scale,
+        low,
+        high,
+        sum_low,
+        sum_high,
+        least,
+        most,
+        y_scale,
+    ) = range(13)

@@ -1,4 +1,4 @@
-"""Operations on integers of 8 bits that stand for numbers, ``number = scale * (integer - zero_point)``, as ONNX has them.
+"""Operations on integers of 8 bits that stand for numbers, ``number = scale * (integer - zero_point)``: ONNX's.
 
 Scales and zero points are numbers here: one for a whole tensor. None has a gradient.
 """

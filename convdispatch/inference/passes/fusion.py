@@ -19,8 +19,9 @@ from ...device.tracing import bound
 from ...nn import functional
 from ...tensor import Tensor
 from ..graph import Graph, Node, Ref, Value
+from .integer_formulas import merge_integers
 from .pointwise import merge
-from .quantization import merge_integers, to_integers
+from .quantization import to_integers
 
 __all__ = ["fuse"]
 

@@ -319,10 +319,10 @@ def _launches(
 def _element(dtype: str) -> str:
     """The element type as OpenCL text; of bytes only the largest is asked."""
     if dtype not in INTEGERS:
-        return storage_macros(dtype) + "#define LEAST -INFINITY\n#define INTEGER 0\n"
+        return storage_macros(dtype) + define(LEAST="-INFINITY", INTEGER=0)
     return define(
-        REAL=INTEGERS[dtype].storage, ACC="int", INTEGER=1, LEAST=np.iinfo(dtype).min, **{"LOAD(p, i)": "((int)(p)[i])"},
-        **{"STORE(p, i, v)": "((p)[i] = (v))"},
+        REAL=INTEGERS[dtype].storage, ACC="int", INTEGER=1, LEAST=np.iinfo(dtype).min,
+        **{"LOAD(p, i)": "((int)(p)[i])", "STORE(p, i, v)": "((p)[i] = (v))"},
     )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def _summed(
     return apply(text, dtype=dtype, y=y, m=call.upload(factors))  # type: ignore[no-any-return]
 
 
-def _bias(values: Any, scale: np.ndarray, known: Integers | None) -> np.ndarray | None | bool:
+def _bias(values: Any, scale: np.ndarray, known: Integers | None) -> np.ndarray | bool | None:
     """A bias in units of ``scale``, int32; False where it is not known or too large."""
     if values is None:
         return None
@@ -117,7 +117,10 @@ def _numbers(
         if bias is False:
             return None
     quantization = Quantization(
-        float(x.scale.reshape(())), int(x.zero.reshape(())), w.scale.astype(np.float32).reshape(-1), dtype=x.scale.dtype.name
+        float(x.scale.reshape(())),
+        int(x.zero.reshape(())),
+        w.scale.astype(np.float32).reshape(-1),
+        dtype=x.scale.dtype.name,
     )
     return _summed(call, x.values, parts, bias, quantization, **options)  # type: ignore[arg-type]
 
@@ -132,9 +135,8 @@ def product_of_integers(call: Call, bias_place: int = -1, *, transposed: bool = 
         ("rows", transposed), w.values, lambda: np.ascontiguousarray(w.values if transposed else w.values.T)
     )
     turned = Integers(rows, w.scale, w.zero, 0)
-    y = _of_rows(call, x.values, _bytes(rows, w.zero, 0), lambda given, parts: _numbers(
+    return _of_rows(call, x.values, _bytes(rows, w.zero, 0), lambda given, parts: _numbers(
         call, x._replace(values=given), turned, parts, bias_place))  # fmt: skip
-    return y
 
 
 def _of_rows(call: Call, x: Tensor, parts: Sequence[np.ndarray], compute: Any) -> Tensor | None:
@@ -167,8 +169,8 @@ def _qlinear_convolution(call: Call) -> Tensor:
     pads = tuple(pads_of(call, sizes, kernel, strides, dilations))
     _channels(call, 4, len(w))
     quantization = Quantization(
-        float(_scale(call, 1)[0]), int(zero_of(call, 2, x.dtype).reshape(())), _scale(call, 4), float(_scale(call, 6)[0]),
-        int(y_zero.reshape(())), dtype=y_zero.dtype.name,
+        float(_scale(call, 1)[0]), int(zero_of(call, 2, x.dtype).reshape(())), _scale(call, 4),
+        float(_scale(call, 6)[0]), int(y_zero.reshape(())), dtype=y_zero.dtype.name,
     )  # fmt: skip
     bias = call.known(8) if call.has(8) else None
     return _summed(
