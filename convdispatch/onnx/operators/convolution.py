@@ -62,7 +62,7 @@ def _convolution(call: Call) -> Tensor:
     if of_integers is not None:
         return of_integers
     x, crop = call.tensor(0), any(p < 0 for pair in pads for p in pair)
-    _, inner, around = call.walk.zero_pads.get(id(x), (None, None, {}))
+    _, inner, around = call.interpreter.zero_pads.get(id(x), (None, None, {}))
     if inner is not None and not crop and not any(any(around.get(axis, ())) for axis in (0, 1)):
         x = inner  # the convolution pads by itself; what only others read of the zeros is made for them
         more = [around.get(axis + 2, (0, 0)) for axis in range(len(sizes))]
