@@ -16,8 +16,8 @@ from ...elementwise import apply
 from ...nn import functional, quantized
 from ...tensor import Tensor
 from ..call import Call, operator
-from .convolution import geometry, pads_of
 from .elementwise import scalar
+from .geometry import geometry, pads_of
 from .quantization import Integers, integers_of, positive, zero_of
 
 __all__ = ["convolution_of_integers", "product_of_integers"]
@@ -98,7 +98,10 @@ def convolution_of_integers(call: Call, pads: Sequence[tuple[int, int]]) -> Tens
     options = {
         "stride": tuple(strides), "padding": tuple(pads), "dilation": tuple(dilations), "groups": call.get("group", 1),
     }  # fmt: skip
-    parts = [call.walk.derive(("bytes", i), w.values, lambda part=part: part) for i, part in enumerate(_parts(call, w))]
+    parts = [
+        call.interpreter.derive(("bytes", i), w.values, lambda part=part: part)
+        for i, part in enumerate(_parts(call, w))
+    ]
     return _numbers(call, x, w, parts, 2, **options)
 
 
@@ -131,7 +134,7 @@ def product_of_integers(call: Call, bias_place: int = -1, *, transposed: bool = 
     if found is None or len(found[0].values.shape) < 2 or found[1].values.ndim != 2:
         return None
     x, w = found
-    rows = call.walk.derive(
+    rows = call.interpreter.derive(
         ("rows", transposed), w.values, lambda: np.ascontiguousarray(w.values if transposed else w.values.T)
     )
     turned = Integers(rows, w.scale, w.zero, 0)
@@ -143,7 +146,9 @@ def _of_rows(call: Call, x: Tensor, parts: Sequence[np.ndarray], compute: Any) -
     """A product as a convolution of pictures of one pixel."""
     *lead, k = x.shape
     pixels = functional.view(x, (math.prod(lead), k, 1, 1))
-    kept = [call.walk.derive(("pixel",), part, lambda part=part: part.reshape(*part.shape, 1, 1)) for part in parts]
+    kept = [
+        call.interpreter.derive(("pixel",), part, lambda part=part: part.reshape(*part.shape, 1, 1)) for part in parts
+    ]
     y = compute(pixels, kept)
     return None if y is None else functional.view(y, (*lead, len(parts[0])))
 
@@ -182,7 +187,9 @@ def _qlinear_convolution(call: Call) -> Tensor:
 def _kept(call: Call, w: np.ndarray, zero: np.ndarray) -> list[np.ndarray]:
     """``_bytes``, made once."""
     made = _bytes(w, zero, 0)
-    return [call.walk.derive(("less", i, zero.tobytes()), w, lambda part=part: part) for i, part in enumerate(made)]
+    return [
+        call.interpreter.derive(("less", i, zero.tobytes()), w, lambda part=part: part) for i, part in enumerate(made)
+    ]
 
 
 def _moving(call: Call, place: int) -> tuple[int, Tensor | None]:
@@ -215,7 +222,7 @@ def _integer_product(call: Call) -> Tensor:
     one = not call.has(2) or math.prod(call.shape(2)) == 1
     if isinstance(b, np.ndarray) and b.ndim == 2 and len(a.shape) > 1 and one and b.size and math.prod(a.shape):
         zero, moving = _moving(call, 2)
-        rows = call.walk.derive(("rows",), b, lambda: np.ascontiguousarray(b.T))
+        rows = call.interpreter.derive(("rows",), b, lambda: np.ascontiguousarray(b.T))
         b_zero = zero_of(call, 3, b.dtype)
         quantization = Quantization(x_zero_point=zero)
         found = _of_rows(call, call.tensor(0), _kept(call, rows, b_zero),
@@ -254,7 +261,7 @@ def _qlinear_product(call: Call) -> Tensor:
     a, b, y_zero = call.raw(0), call.raw(3), zero_of(call, 7, call.raw(0).dtype)
     one = math.prod(call.shape(1)) == 1 and call.known(2).size == 1
     if isinstance(b, np.ndarray) and b.ndim == 2 and len(a.shape) > 1 and one and b.size and math.prod(a.shape):
-        rows = call.walk.derive(("rows",), b, lambda: np.ascontiguousarray(b.T))
+        rows = call.interpreter.derive(("rows",), b, lambda: np.ascontiguousarray(b.T))
         quantization = Quantization(
             float(_scale(call, 1)[0]), int(call.known(2).reshape(())), _scale(call, 4), float(_scale(call, 6)[0]),
             int(y_zero.reshape(())), dtype=y_zero.dtype.name,
