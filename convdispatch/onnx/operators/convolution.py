@@ -9,7 +9,7 @@ import numpy as np
 from ...nn import functional
 from ...tensor import Tensor
 from ..call import Call, operator
-from .geometry import geometry, pads_of, same_pads
+from .geometry import AUTO_PADS, geometry, pads_of, same_pads
 from .integers import convolution_of_integers
 
 
@@ -46,7 +46,7 @@ def _trimmed(pads: list[tuple[int, int]]) -> list[tuple[int, int]]:
 @operator("ConvTranspose")
 def _transposed(call: Call) -> Tensor:
     sizes, kernel, strides, dilations = geometry(call)
-    ndim, mode = len(sizes), call.get("auto_pad", "NOTSET")
+    ndim, mode = len(sizes), call.word("auto_pad", AUTO_PADS)
     extra = list(call.get("output_padding", [0] * ndim))
     wanted = call.get("output_shape")
     if wanted is not None and len(wanted) == ndim + 2:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from ..call import Call
 
-__all__ = ["geometry", "pads_of", "same_pads"]
+__all__ = ["AUTO_PADS", "geometry", "pads_of", "same_pads"]
+
+AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 
 def same_pads(total: int, mode: str) -> tuple[int, int]:
@@ -19,7 +21,7 @@ def pads_of(
     call: Call, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> list[tuple[int, int]]:
     """(near, far) along each axis, from ``pads`` or ``auto_pad``."""
-    mode, ndim = call.get("auto_pad", "NOTSET"), len(sizes)
+    mode, ndim = call.word("auto_pad", AUTO_PADS), len(sizes)
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         return [
             same_pads((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, mode)
