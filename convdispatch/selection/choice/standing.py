@@ -1,0 +1,113 @@
+"""How far records go: they decide among what they measured, and no further.
+
+Each solver stands for a problem by a time. One that raced has the race's. One that was only looked at has the look's, or
+its prediction where nobody raced and that is less: looks err upward, to three times and more. One that was not measured
+has its prediction, lengthened by as much as those who raced exceeded theirs; and it must be before them in the order that
+holds without records. Who predicts nothing and was not measured comes after who was, unless a rule names it and nobody
+raced. Another source's record of a solver that the first source did not measure counts like a prediction.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .evidence import Evidence
+
+__all__ = ["LUCK", "Standing", "ahead"]
+
+LUCK = 0.1
+"""A first look beats a race only where its slowest sample is so much below: few samples may be lucky."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A solver that no record has measured: its place in the order without records, and what it predicts, in ms."""
+
+    solver: str
+    place: tuple[Any, ...]
+    """What unmeasured solvers are sorted by, the rule's place first."""
+    predicted_ms: float | None
+    by_rule: bool = False
+
+
+def ahead(known: Sequence[Evidence], standing: Mapping[str, Standing]) -> tuple[str, str] | None:
+    """Who goes before ``known[0]``, the first of the measured, and why, in words; None where it is the first indeed.
+
+    ``known`` are the measured in the order of records, ``standing`` every solver that accepts, those among them.
+    """
+    raced = [one for one in known if one.record is not None and one.record.sure]
+    return _before_race(known, raced[0], raced, standing) if raced else _before_looks(known, standing)
+
+
+def _before_race(
+    known: Sequence[Evidence], best: Evidence, raced: Sequence[Evidence], standing: Mapping[str, Standing]
+) -> tuple[str, str] | None:
+    assert best.record is not None
+    least, found = best.record.median_ms, None
+    for one in known:
+        record = one.record
+        assert record is not None
+        if record.sure and record.source != best.record.source and record.median_ms < least:
+            least, found = record.median_ms, (one.solver, f"{one.source}, below {_who(best)}")
+        elif not record.sure and record.ci_ms[1] * (1 + LUCK) < min(least, best.record.ci_ms[0]):
+            least, found = record.median_ms, (one.solver, f"{one.source}, below {_who(best)}")
+    longer = max(1.0, _excess(raced, standing))
+    for other in _predicted(known, best, standing):
+        if other.predicted_ms is not None and other.predicted_ms * longer < least:
+            least = other.predicted_ms * longer
+            found = other.solver, _beyond(other, best)
+    if found is None and known[0] is not best:
+        return best.solver, best.source
+    return found
+
+
+def _before_looks(known: Sequence[Evidence], standing: Mapping[str, Standing]) -> tuple[str, str] | None:
+    first = min(standing.values(), key=lambda one: one.place)
+    names = {one.solver for one in known}
+    if first.solver not in names and first.predicted_ms is None and first.by_rule:
+        return first.solver, f"nobody raced, and {_who(known[0])} was not compared with it"
+
+    def time(one: Evidence) -> float:
+        assert one.record is not None
+        predicted = standing[one.solver].predicted_ms
+        return one.record.median_ms if predicted is None else min(one.record.median_ms, predicted)
+
+    best = min(known, key=lambda one: (time(one), standing[one.solver].place))
+    least, found = time(best), None
+    for other in _predicted(known, best, standing):
+        if other.predicted_ms is not None and other.predicted_ms < least:
+            least, found = other.predicted_ms, (other.solver, _beyond(other, best))
+    if found is None and best is not known[0]:
+        return best.solver, f"nobody raced, and it is predicted {least:.3g} ms, below {_who(known[0])}"
+    return found
+
+
+def _predicted(known: Sequence[Evidence], best: Evidence, standing: Mapping[str, Standing]) -> list[Standing]:
+    """The unmeasured who predict, and whom no rule puts behind the best of the measured."""
+    names = {one.solver for one in known}
+    mine = standing[best.solver].place[0]
+    return [one for one in standing.values() if one.solver not in names and one.place[0] <= mine]
+
+
+def _excess(raced: Sequence[Evidence], standing: Mapping[str, Standing]) -> float:
+    """How many times longer than predicted those took who raced: the middle one."""
+    logs = []
+    for one in raced:
+        predicted = standing[one.solver].predicted_ms
+        if predicted and one.record is not None:
+            logs.append(math.log(one.record.median_ms / predicted))
+    return math.exp(statistics.median(logs)) if logs else 1.0
+
+
+def _who(best: Evidence) -> str:
+    assert best.record is not None
+    return f"{best.solver}'s {best.record.words}"
+
+
+def _beyond(other: Standing, best: Evidence) -> str:
+    ms = other.predicted_ms
+    return f"no record measured it, and it is predicted {ms:.3g} ms, below {_who(best)}, the fastest that was measured"
