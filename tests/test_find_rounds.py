@@ -161,7 +161,7 @@ def test_without_the_incumbent_s_time_the_choice_stays_and_what_was_learned_is_k
 
 
 def test_a_short_race_is_one_of_fewer(faults, device, clock, monkeypatch):
-    """Where not all have time for an interval, the incumbent and the best looks race, and the others keep their looks."""
+    """Where not all have time for an interval, the incumbent and the best looks race; the others keep their looks."""
     faults("good", "many")
     times = {GOOD: 100.0, MANY: 99.0, EXTRA: 101.0, 'many {"extra": 8192}': 102.0}
     clock(look=times, race=times)

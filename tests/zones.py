@@ -40,6 +40,7 @@ ZONES = {
     """,
     "selection": """
         choices
+        standing
         derivation
         dispatch
         evidence

@@ -1,8 +1,9 @@
 """One search: which candidates there are, in what order they are tried, what ends it, and what is recorded.
 
 Each candidate is compiled, verified and looked at for three samples; who takes three times the best is cut there.
-Those left, twelve at most, race. What would run without the search, the incumbent, comes first and always races. What a candidate will take is predicted from its predicted cost and what the cost has
-meant so far; one that would be far too slow, or cannot be predicted, runs a smaller problem first.
+Those left, twelve at most, race. What would run without the search, the incumbent, comes first and always races. What a
+candidate will take is predicted from its predicted cost and what the cost has meant so far; one that would be far too
+slow, or cannot be predicted, runs a smaller problem first.
 """
 
 from __future__ import annotations

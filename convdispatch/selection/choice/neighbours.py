@@ -268,7 +268,7 @@ class Neighbours:
         return None
 
     def _sums(self, near: Sequence[tuple[float, ConvProblem]]) -> tuple[dict[str, tuple[float, float]], float]:
-        """By solver the weighted sum of its paces and the weights, one problem ``FAR`` away among them; and the level."""
+        """By solver the weighted sum of its paces and the weights, a problem ``FAR`` away among them; and the level."""
         sums: dict[str, tuple[float, float]] = {}
         levels = total = 0.0
         for gap, measured in near:

@@ -1,10 +1,10 @@
 """How far records go: they decide among what they measured, and no further.
 
-Each solver stands for a problem by a time. One that raced has the race's. One that was only looked at has the look's, or
-its prediction where nobody raced and that is less: looks err upward, to three times and more. One that was not measured
-has its prediction, lengthened by as much as those who raced exceeded theirs; and it must be before them in the order that
-holds without records. Who predicts nothing and was not measured comes after who was, unless a rule names it and nobody
-raced. Another source's record of a solver that the first source did not measure counts like a prediction.
+Each solver stands for a problem by a time. One that raced has the race's. One that was only looked at has the look's,
+or its prediction where nobody raced and that is less: looks err upward, to three times and more. One that was not
+measured has its prediction, lengthened by as much as those who raced exceeded theirs; and it must be before them in the
+order that holds without records. Who predicts nothing and was not measured comes after who was, unless a rule names it
+and nobody raced. Another source's record of a solver that the first source did not measure counts like a prediction.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ def _before_race(
     for one in known:
         record = one.record
         assert record is not None
-        if record.sure and record.source != best.record.source and record.median_ms < least:
-            least, found = record.median_ms, (one.solver, f"{one.source}, below {_who(best)}")
-        elif not record.sure and record.ci_ms[1] * (1 + LUCK) < min(least, best.record.ci_ms[0]):
+        elsewhere = record.sure and record.source != best.record.source and record.median_ms < least
+        if elsewhere or (not record.sure and record.ci_ms[1] * (1 + LUCK) < min(least, best.record.ci_ms[0])):
             least, found = record.median_ms, (one.solver, f"{one.source}, below {_who(best)}")
     longer = max(1.0, _excess(raced, standing))
     for other in _predicted(known, best, standing):
