@@ -2,12 +2,12 @@
 
     python bench/regret.py --device intel --count 40 --seed 1                      # the CPU at hand
     python bench/regret.py --device intel --target core-avx2 --count 40 --seed 1   # as on a processor with AVX2 alone
-    python bench/regret.py --device cuda --count 40 --seed 1 --kind float32 --kind tf32 --kind half --seconds 150
+    python bench/regret.py --device cuda --count 40 --kind float32 --kind tf32 --kind half --seconds 150
 
 ``drawn.py`` draws the problems; odd seeds are for fitting, even ones for judging. Each solver that accepts runs the
 configuration that it would run unmeasured; those that predict nothing (vendors' libraries, which are never chosen
-unmeasured) only with ``--vendors``. All are looked at, those within ``NEAR`` of the best and the chosen one then race in
-interleaved rounds over operands that take turns. On ``cuda`` a side is a CUDA graph of calls on PyTorch's tensors;
+unmeasured) only with ``--vendors``. All are looked at, those within ``NEAR`` of the best and the chosen one then race
+in interleaved rounds over operands that take turns. On ``cuda`` a side is a CUDA graph of calls on PyTorch's tensors;
 processes compile side by side, and one at a time measures. ``--compile`` compiles only, so that a later run measures
 alone. Runs go on where the last one ended, in the file that ``--into`` names; ``--seconds`` bounds a run.
 
@@ -203,7 +203,8 @@ def report(rows: list[dict[str, Any]]) -> Iterator[str]:
     regret = {row["problem"]: row["ms"][row["chosen"]] / row["ms"][best[row["problem"]]] for row in kept}
     ordered = sorted(regret.values())
     p95 = ordered[min(len(ordered) - 1, math.ceil(0.95 * len(ordered)) - 1)]
-    yield f"{len(kept)} problems: chosen over best {mean(ordered):.3f}, 95th percentile {p95:.3f}, worst {ordered[-1]:.3f}"
+    whole = f"chosen over best {mean(ordered):.3f}, 95th percentile {p95:.3f}, worst {ordered[-1]:.3f}"
+    yield f"{len(kept)} problems: {whole}"
     for row in sorted(kept, key=lambda row: -regret[row["problem"]])[:8]:
         winner, ms, said = best[row["problem"]], row["ms"], row["predicted"]
         yield (
@@ -219,7 +220,7 @@ def report(rows: list[dict[str, Any]]) -> Iterator[str]:
         if regret[row["problem"]] > 1.02:
             chosen[row["chosen"]].append(regret[row["problem"]])
             missed[best[row["problem"]]].append(regret[row["problem"]])
-    yield "solver: its time over its prediction beside the others' (geometric mean, spread, problems); wrongly chosen; missed"
+    yield "solver: its time over its prediction beside the others' (mean, spread, problems); chosen wrongly; missed"
     for name in sorted(paces, key=lambda name: -math.log(max(1, mean(chosen[name]) * mean(missed[name])))):
         spread = statistics.pstdev(paces[name])
         yield (
