@@ -11,8 +11,8 @@ in interleaved rounds over operands that take turns. On ``cuda`` a side is a CUD
 processes compile side by side, and one at a time measures. ``--compile`` compiles only, so that a later run measures
 alone. Runs go on where the last one ended, in the file that ``--into`` names; ``--seconds`` bounds a run.
 
-Printed: chosen over best (geometric mean, 95th percentile, worst), the worst problems, and by solver how its predictions
-stood to its times beside all the others', and whom its cost put ahead or behind wrongly, at what price.
+Printed: chosen over best (geometric mean, 95th percentile, worst), the worst problems, and by solver how its
+predictions stood to its times beside all the others', and whom its cost put ahead or behind wrongly, at what price.
 """
 
 from __future__ import annotations
