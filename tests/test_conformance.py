@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from convdispatch import ConvProblem, InvalidArgument
-from convdispatch.api.activation import apply_activation
+from convdispatch.api.activations import apply_activation
 from convdispatch.device.runtime import device_info
 from convdispatch.measurement import reference
 from convdispatch.measurement.conformance import levels

@@ -15,9 +15,10 @@ from convdispatch.api.errors import ConvDispatchWarning, InvalidArgument, Invali
 from convdispatch.device import jsontext, rates
 from convdispatch.measurement.conformance import outcome
 from convdispatch.selection.choice import lockfile
-from convdispatch.selection.records.packs import export_pack, import_pack, read_records
+from convdispatch.selection.records.packs import export_pack, import_pack
 from convdispatch.selection.records.perfdb import PerfDB, perfdb
 from convdispatch.selection.records.record import Damaged, NewerSchema, Record
+from convdispatch.selection.records.record_files import read_records
 from convdispatch.tools.benchmark import report
 from convdispatch.tools.cli import main
 
@@ -134,11 +135,11 @@ FIELDS = {
     "error_nan": {"error": float("nan")},
     "workspace": {"workspace": -1},
     "workspace_text": {"workspace": "1"},
-    "raced": {"raced": "yes"},
+    "benchmarked": {"benchmarked": "yes"},
     "default": {"default": 1},
     "optimal": {"optimal": None},
     "deterministic": {"deterministic": "true"},
-    "look": {"look_ms": "1"},
+    "look": {"screening_ms": "1"},
     "budget": {"budget_ms": [1]},
     "created": {"created": 2026},
     "conditions": {"conditions": "a\x1b[31m"},

@@ -62,7 +62,7 @@ def test_candidates_are_tried_recorded_and_answers_stay_right(queue, tuner):
     assert tuner.verified
     assert {record.solver for record in records(queue)}, "what was right is kept"
     assert all(record.median_ms > 0 and record.conditions == "tuned on calls" for record in records(queue))
-    assert all(record.raced for record in records(queue)), "each in turns with what answered"
+    assert all(record.benchmarked for record in records(queue)), "each in turns with what answered"
 
 
 def test_what_answers_is_recorded_beside_the_candidate(queue, tuner):

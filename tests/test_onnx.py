@@ -74,7 +74,7 @@ def test_convolutions_take_in_what_follows_them(net):
         ([node("Gelu", "c", "y")], True),
         ([node("Gelu", "c", "y", approximate="tanh")], False),
         ([node("Mish", "c", "y")], True),
-        ([node("Softplus", "c", "y")], False),
+        ([node("Softplus", "c", "y")], True),
     ],
     ids=lambda value: "+".join(each.op_type for each in value) if isinstance(value, list) else None,
 )

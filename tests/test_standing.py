@@ -17,7 +17,7 @@ from convdispatch.selection.choice import lockfile
 from convdispatch.selection.choice.ranking import Choices, rank
 from convdispatch.selection.explanation import explain
 from convdispatch.selection.plugins import loader
-from convdispatch.selection.records import packs, perfdb
+from convdispatch.selection.records import perfdb, record_files
 from convdispatch.selection.records.record import Provenance, device_key
 
 ALIKE = "version: 1\nrules:\n  - prefer: ['*.*']\n"
@@ -54,12 +54,12 @@ def made(solver, ms, problem=PROBLEM, **more):
     return record(f"{'silent' if solver == 's' else 'loud'}.{solver}", ms, problem, device=device_key(LARGE), **more)
 
 
-LOOK = {"raced": False}
+SCREENED = {"benchmarked": False}
 OLD = {"provenance": Provenance("loud", "0.1", "feedfacefeedface", "1"), "version": "1.0"}
 SMALL = {"optimal": False, "budget_ms": 50.0, "conditions": "73 candidates did not fit into 50 ms"}
 
 
-@pytest.mark.parametrize("more", [{}, LOOK, {"raced": True}, OLD, SMALL, SMALL | LOOK | OLD])
+@pytest.mark.parametrize("more", [{}, SCREENED, {"benchmarked": True}, OLD, SMALL, SMALL | SCREENED | OLD])
 def test_what_no_record_measured_and_is_predicted_below_it_runs(known, more):
     first, why = known(("slow", 0.0607, more))
     assert first == "fast"
@@ -70,17 +70,17 @@ def test_what_no_record_measured_and_is_predicted_below_it_runs(known, more):
     ("records", "first", "why"),
     [
         ([("fast", 0.02, {})], "fast", "a race of the incumbent, longer than others are predicted, lengthens these"),
-        ([("fast", 0.02, LOOK)], "fast", "a look may be far too long"),
+        ([("fast", 0.02, SCREENED)], "fast", "a look may be far too long"),
         ([("fast", 0.02, {}), ("slow", 0.015, {})], "slow", "raced and faster"),
         ([("fast", 0.009, {}), ("slow", 0.015, {})], "fast", "nothing is predicted below it"),
         ([("slow", 0.02, {})], "fast", "the record has its own solver faster than predicted, and another below it"),
         ([("slow", 0.02, {}), ("fast", 0.03, {})], "slow", "mid is predicted above"),
-        ([("slow", 0.005, LOOK)], "slow", "a look below every prediction"),
-        ([("slow", 0.5, {}), ("mid", 0.43, LOOK)], "fast", "neither measured it"),
+        ([("slow", 0.005, SCREENED)], "slow", "a look below every prediction"),
+        ([("slow", 0.5, {}), ("mid", 0.43, SCREENED)], "fast", "neither measured it"),
         ([("s", 0.05, {})], "fast", "who predicts nothing beat nobody"),
         ([("s", 0.005, {})], "s", "and here everybody"),
-        ([("fast", 0.552, {}), ("slow", 0.4, LOOK)], "slow", "the slowest sample of its look is below the race"),
-        ([("fast", 0.552, {}), ("slow", 0.5, LOOK)], "fast", "a look may be lucky"),
+        ([("fast", 0.552, {}), ("slow", 0.4, SCREENED)], "slow", "the slowest sample of its look is below the race"),
+        ([("fast", 0.552, {}), ("slow", 0.5, SCREENED)], "fast", "a look may be lucky"),
     ],
 )
 def test_how_far_a_record_goes(known, records, first, why):
@@ -95,13 +95,13 @@ def test_a_rule_keeps_behind_whom_it_puts_behind(known):
 
 def test_whom_a_rule_names_and_nobody_compared_stays(known):
     rules = "version: 1\nrules:\n  - prefer: ['silent.s', 'loud.*']\n"
-    first, why = known(("slow", 0.0607, LOOK), rules=rules)
+    first, why = known(("slow", 0.0607, SCREENED), rules=rules)
     assert (first, "was not compared with it" in why) == ("s", True)
     assert known(("slow", 0.0607, {}), ("fast", 0.05, {}), rules=rules)[0] == "fast", "raced"
 
 
 def test_a_look_replaces_no_race_of_the_same_kernel(known):
-    race, look = {"created": "2026-01-01"}, LOOK | {"created": "2026-02-01"}
+    race, look = {"created": "2026-01-01"}, SCREENED | {"created": "2026-02-01"}
     assert known(("fast", 0.02, race), ("slow", 0.03, {}), ("mid", 0.03, {}), ("fast", 0.07, look))[0] == "fast"
     new = look | {"provenance": Provenance(kernel_hash="b" * 16)}
     race |= {"provenance": Provenance(kernel_hash="a" * 16)}
@@ -121,8 +121,8 @@ def test_what_is_inconclusive_decides_nothing_and_is_said(known):
 def test_a_pack_s_race_of_what_the_user_did_not_measure_counts(known, tmp_path, monkeypatch):
     pack = tmp_path / "pack"
     (pack / device_key(LARGE)).mkdir(parents=True)
-    text = packs.file_text([made("mid", 0.012)])
-    (pack / device_key(LARGE) / packs.text_name(text)).write_text(text)
+    text = record_files.file_text([made("mid", 0.012)])
+    (pack / device_key(LARGE) / record_files.text_name(text)).write_text(text)
     monkeypatch.setattr(perfdb, "record_packs", lambda: {"shop": pack})
     measured = ("slow", 0.0607, {}), ("fast", 0.05, {})
     assert known(*measured)[0] == "mid"
@@ -131,14 +131,14 @@ def test_a_pack_s_race_of_what_the_user_did_not_measure_counts(known, tmp_path, 
 
 def test_an_old_record_is_read_as_it_was_written(known):
     old = made("slow", 0.0607).to_json()
-    del old["inconclusive"], old["raced"], old["look_ms"], old["doubt"], old["worker"]
+    del old["inconclusive"], old["benchmarked"], old["screening_ms"], old["doubt"], old["worker"]
     found = type(made("slow", 1.0)).from_json(old)
     assert (found.sure, found.inconclusive, found.median_ms) == (True, "", 0.0607)
 
 
 def test_a_lock_file_names_what_runs(known, tmp_path, monkeypatch):
     """Of a search that had time for one candidate it names no winner that beat nobody."""
-    known(("slow", 0.0607, LOOK | SMALL))
+    known(("slow", 0.0607, SCREENED | SMALL))
     monkeypatch.setattr("convdispatch.tools.cli.search._search", lambda *a, **k: [])
     monkeypatch.setattr("convdispatch.device.runtime.device_info", lambda device: LARGE)
     from convdispatch.tools.cli import main

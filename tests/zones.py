@@ -7,13 +7,14 @@ from fnmatch import fnmatchcase
 
 ZONES = {
     "api": """
+        activations
         docs
         errors
         kernel_*
         layering
         problem
         quantized
-        walk
+        geometry
     """,
     "device": """
         binaries

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from .activation import activation_macro, parse_activation
+from .activations import activation_macro, parse_activation
 from .dtypes import DTYPES, HEADER, INTEGERS, QUANTIZED, storage_macros
 from .errors import InvalidProblem
 from .quantized import QUANTIZED_TEXTS, check_quantized

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .activation import parse_activation
+from .activations import parse_activation
 from .dtypes import HEADER, INTEGERS, QUANTIZED
 from .errors import InvalidArgument
 

@@ -386,7 +386,7 @@ def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype
         given = {"allocator": allocator, "data": block, "strides": strides}
         try:  # its checks take six times as long
             made = kind(queue, shape, dtype, **given, _fast=True, _size=count, _context=like.context, _queue=queue)
-        except TypeError:  # a pyopencl without this road, or a subclass that closed it
+        except TypeError:  # a pyopencl without this method, or a subclass that closed it
             return kind(queue, shape, dtype, **given)
         found = dict(vars(made))
         mutable = {name for name, value in found.items() if isinstance(value, list | dict | set)}

@@ -26,8 +26,8 @@ from ..api.policy import Policy, current_policy
 from ..device.runtime import device_info
 from ..selection.plugins.loader import plugins
 from ..selection.plugins.registry import registry_path
-from ..selection.records.packs import publish
 from ..selection.records.perfdb import user_folder
+from ..selection.records.record_files import publish
 from .form_benchmark import Verdict
 from .graph import Graph, Ref, is_planned, operands
 from .lower import problem_of
@@ -35,8 +35,6 @@ from .passes.layout import LAYOUTS, MIXED
 
 if TYPE_CHECKING:
     import pyopencl as cl
-
-    from .net import InferenceNet
 
 __all__ = ["Choice", "Watch", "described", "key_of", "store", "load"]
 
@@ -155,8 +153,8 @@ class Watch:
     def __init__(self, key: str, choice: Choice) -> None:
         self.key, self.choice, self.left, self.least = key, choice, _WATCHED, float("inf")
 
-    def call(self, net: InferenceNet, work: Any) -> Any:
-        """``work()``, which calls ``net`` and waits for the result."""
+    def call(self, net: Any, work: Any) -> Any:
+        """``work()``, which calls ``net``, an ``InferenceNet``, and waits for the result."""
         start = time.perf_counter()
         answer = work()
         self.left, self.least = self.left - 1, min(self.least, 1e3 * (time.perf_counter() - start))

@@ -3,7 +3,7 @@
 Each problem has a tuner. The plan that answers is first held against float64 at sampled places, on a caller's data.
 Then, after a call has been answered and as long as trials took less than their share of the calls' time, a candidate
 runs on the same operands into memory of its own: once to be compared with what the verified plan writes, and in turn
-with that plan to be timed. Both are recorded, as a race. Only one that was right may win; calls change to it when they
+with that plan to be timed. Both are recorded. Only one that was right may win; calls change to it when they
 look for their plan anew. Candidates compile in the background, one at a time. A trial that raises ends its candidate.
 """
 
@@ -167,13 +167,14 @@ class Tuner:
         default = query(plan.solver, self.problem, self._info).configs[:1] == (dict(plan.config),)
         return Entry(plan.solver, plan.config, None, Result(plan.solver.name, dict(plan.config), default=default))
 
-    def _record(self, *raced: tuple[Entry, Prepared, list[float]]) -> None:
+    def _record(self, *timed: tuple[Entry, Prepared, list[float]]) -> None:
         """The times of a candidate and of the plan that answers, in one record file."""
-        for entry, prepared, seconds in raced:
-            entry.timing, entry.raced = summarise([1e3 * each for each in seconds]), len(seconds) >= LEAST_SAMPLES
+        for entry, prepared, seconds in timed:
+            entry.timing = summarise([1e3 * each for each in seconds])
+            entry.benchmarked = len(seconds) >= LEAST_SAMPLES
             entry.say()
             entry.result.status, entry.result.workspace = "measured", prepared.workspace_size
-        results = Results([entry.result for entry, _, _ in raced])
+        results = Results([entry.result for entry, _, _ in timed])
         results.problem, results.device, results.conditions = self.problem, self._info, "tuned on calls"
         perfdb().record(*(record_of(result, results, self.policy.workspace_limit, None) for result in results))
 

@@ -325,7 +325,7 @@ def check_operators(model: Any, opsets: Mapping[str, int]) -> None:
     seen: set[tuple[str, str]] = set()
 
     known = {tensor.name for tensor in model.graph.initializer} | {""}
-    """Values that the walk knows of any input's shape: what is made of them is folded, by whatever operator."""
+    """Values that the interpreter knows of any input's shape: what is made of them is folded, by whatever operator."""
 
     def look(nodes: Iterable[Any], versions: Mapping[str, int], depth: int = 0) -> None:
         if depth > MOST_DEPTH:
@@ -372,10 +372,10 @@ def _has(node: Any, opset: int) -> bool:
     if not node.input and node.op_type not in _RANDOM:
         return True  # a constant
     if node.op_type in ("ConstantOfShape", "Range", "EyeLike"):
-        return True  # of shapes that the walk knows
+        return True  # of shapes that the interpreter knows
     body = schema.function_body if schema.has_function else body_of(node, opset) if not node.input else None
     if schema.has_context_dependent_function and body is None:
-        return True  # what it is made of depends on types, which the walk knows
+        return True  # what it is made of depends on types, which the interpreter knows
     return body is not None and all(_has(inner, opset) for inner in body.node)
 
 

@@ -254,9 +254,9 @@ class OnnxNet:
                 scope.sources[name] = frozenset({name} & known.keys())
             for tensor, (_, port) in zip(tensors, fed, strict=True):
                 scope.values[port.name], scope.sources[port.name] = tensor, frozenset({port.name})
-            walk = Interpreter(self.model, self.queue, self.math, self._memory)
-            walk.computed = self.computed
-            walk.run(self.model.graph.node, scope)
+            interpreter = Interpreter(self.model, self.queue, self.math, self._memory)
+            interpreter.computed = self.computed
+            interpreter.run(self.model.graph.node, scope)
             results: list[Tensor] = []
             for port in self.outputs:
                 value, _ = scope.find(port.name)

@@ -56,13 +56,13 @@ def ready_first(
     if _GENERAL.rejects(problem, info) or generic_s(problem, info) > LONGEST_S:
         return make()
     with _lock:
-        making = _under_way.get(key)
-        if making is None:
-            making = _under_way[key] = Future()
+        compiling = _under_way.get(key)
+        if compiling is None:
+            compiling = _under_way[key] = Future()
             work = contextvars.copy_context()
-            threading.Thread(target=work.run, args=(_make, making, key, make, arrived), daemon=True).start()
-    if wait([making], max(0.0, patience)).done:
-        return making.result()
+            threading.Thread(target=work.run, args=(_make, compiling, key, make, arrived), daemon=True).start()
+    if wait([compiling], max(0.0, patience)).done:
+        return compiling.result()
     return _plans.make((context, problem), lambda: _meanwhile(context, problem))
 
 
@@ -71,13 +71,13 @@ def _meanwhile(context: cl.Context, problem: ConvProblem) -> Prepared:
     return Prepared(context, problem, problem, _GENERAL, {}, plan, "until the chosen plan is compiled")
 
 
-def _make(making: Future[Prepared], key: Any, make: Callable[[], Prepared], arrived: Callable[[], Any]) -> None:
+def _make(compiling: Future[Prepared], key: Any, make: Callable[[], Prepared], arrived: Callable[[], Any]) -> None:
     try:
         made = make()
     except BaseException as error:  # a call that asks later meets it
-        making.set_exception(error)
+        compiling.set_exception(error)
     else:
-        making.set_result(made)
+        compiling.set_result(made)
     finally:
         with _lock:
             _under_way.pop(key, None)

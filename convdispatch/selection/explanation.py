@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 from ..api.device import DeviceInfo
@@ -15,74 +14,13 @@ from ..device.rates import rates
 from ..device.size_limits import problem_must_fit
 from .choice.ranking import Candidate, contestants, rank, refusal
 from .derivation import Derived
-from .explanation_text import render, sentence
+from .explanation_text import Explanation, Verdict, sentence
 from .plugins.loader import plugins
 from .records.perfdb import perfdb, scope_of
 from .solver_query import Fault, query
 from .visible_problem import visible_problem
 
 __all__ = ["Explanation", "Verdict", "explain"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What one solver answers for one problem, and what is known of it."""
-
-    solver: str
-    plugin: str
-    status: str
-    """``chosen``, ``accepted``, ``refused`` or ``quarantined``."""
-    reason: str | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    source: str | None = None
-    """What put it in its place: a lock file, a measurement, a neighbour, a line of the registry, a prediction."""
-    predicted: float | None = None
-    """Predicted cost, in seconds."""
-    predicted_ms: float | None = None
-    measured_ms: float | None = None
-    """Median of its best record for this problem."""
-    ci_ms: tuple[float, float] | None = None
-    """Interval of that median, 95 %."""
-    raced: bool | None = None
-    """Whether that was in a race; False for a first look."""
-    error: float | None = None
-    """Measured relative error of that record."""
-    workspace: int | None = None
-    """Bytes: of the record, or as the solver states them without compiling."""
-    fuses: tuple[str, ...] = ()
-    """Parts of the problem's epilogue that the solver computes itself."""
-    rewriting: str | None = None
-    """Of a derived solver: what is done to the problem, and what it becomes."""
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Every solver's answer for one problem on one device, best first, and where the choice came from."""
-
-    problem: ConvProblem
-    device: DeviceInfo
-    chosen: str | None
-    source: str | None
-    verdicts: tuple[Verdict, ...]
-    why: str = ""
-    """In a sentence: who runs, what put it first, its time and the next one's."""
-    predicted_by: str = ""
-    """What predicted milliseconds rest on."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
-        return {
-            "problem": str(self.problem),
-            "device": str(self.device),
-            "chosen": self.chosen,
-            "source": self.source,
-            "why": self.why,
-            "predicted_by": self.predicted_by,
-            "solvers": [{**asdict(v), "config": dict(v.config), "fuses": list(v.fuses)} for v in self.verdicts],
-        }
-
-    def __str__(self) -> str:
-        return render(self)
 
 
 def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
@@ -140,7 +78,7 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
             predicted_ms=None if cost is None else cost * 1e3,
             measured_ms=record.median_ms if record else None,
             ci_ms=record.ci_ms if record else None,
-            raced=record.sure if record else None,
+            benchmarked=record.sure if record else None,
             error=record.error if record else None,
             workspace=record.workspace if record else answers.workspace(candidate.config),
             fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(seen, part)),

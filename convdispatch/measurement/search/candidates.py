@@ -1,11 +1,11 @@
 """Lists what could compute a problem, in the order of promise, and finds a smaller problem to judge a suspect by.
 
 First the incumbent, which would run without the search: nothing is decided unless it was measured too. Then the fastest
-on record, for what it claims must stand in the same race. Then every solver's default configuration,
-before anyone's second: the cheapest predicted, those of solvers that predict nothing, the other predictions. Then what
-is known to be good: the next on record, and what the nearest measured problem runs. Then what is not on record, by
-turns the cheapest predicted and of those who predict nothing. Last what is on record and was slower: so a search that
-its budget ended goes on, when it is repeated, where it was.
+on record, for what it claims must stand in the same rounds. Then every solver's default configuration, before anyone's
+second: the cheapest predicted, those of solvers that predict nothing, the other predictions. Then what is known to be
+good: the next on record, and what the nearest measured problem runs. Then what is not on record, by turns the cheapest
+predicted and of those who predict nothing. Last what is on record and was slower: so a search that its budget ended
+goes on, when it is repeated, where it was.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Entry:
     result: Result
     prepared: Prepared | None = None
     timing: Timing | None = None
-    look: Timing | None = None
-    raced: bool = False
+    screening: Timing | None = None
+    benchmarked: bool = False
     broken: bool = False
     incumbent: bool = False
     """Whether it would run without the search."""
@@ -74,7 +74,10 @@ class Entry:
         result.median_ms = timing.median if timing else None
         result.p20, result.p80 = (timing.p20, timing.p80) if timing else (None, None)
         result.ci, result.count = (timing.ci, timing.count) if timing else (None, 0)
-        result.look_ms, result.raced = self.look.median if timing and self.look else None, bool(timing) and self.raced
+        result.screening_ms, result.benchmarked = (
+            self.screening.median if timing and self.screening else None,
+            bool(timing) and self.benchmarked,
+        )
 
 
 def candidates(

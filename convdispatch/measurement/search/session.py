@@ -1,9 +1,9 @@
 """One search: which candidates there are, in what order they are tried, what ends it, and what is recorded.
 
-Each candidate is compiled, verified and looked at for three samples; who takes three times the best is cut there.
-Those left, twelve at most, race. What would run without the search, the incumbent, comes first and always races. What a
-candidate will take is predicted from its predicted cost and what the cost has meant so far; one that would be far too
-slow, or cannot be predicted, runs a smaller problem first.
+Each candidate is compiled, verified and screened with three samples; who takes three times the best is cut there.
+Those left, twelve at most, are benchmarked. What would run without the search, the incumbent, comes first and is always
+among them. What a candidate will take is predicted from its predicted cost and what the cost has meant so far; one that
+would be far too slow, or cannot be predicted, runs a smaller problem first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Search"]
 
 LOOKS = 3
-"""Samples of the first look."""
+"""Samples of screening."""
 FINALISTS = 12
 ROUNDS = 25
 LEAST_TRIAL_S = 10.0
@@ -51,11 +51,11 @@ LEAST_TRIAL_S = 10.0
 FIRST_S = 300.0
 """Seconds that the first candidate may compile, whatever the budget: a cold cache on a busy machine takes long."""
 NEAR = 1.5
-"""Who took at most this many times the best at the first look may race."""
+"""Who took at most this many times the best at screening may be benchmarked."""
 FINAL_SHARE = 0.25
-"""Most of the budget that is kept for the race."""
+"""Most of the budget that is kept for benchmarking."""
 LEAST_ROUNDS = LEAST_SAMPLES + 1
-"""Rounds that a race must have time for: with less time fewer race."""
+"""Rounds that benchmarking must have time for: with less time fewer candidates are."""
 SUSPECT = 20.0
 """Times the best so far that a suspect must be predicted to take, from the smaller problem, to be cut: small problems
 fill a device badly, so the foretelling errs by much."""
@@ -105,7 +105,7 @@ class Search:
     # --- the whole -------------------------------------------------------------------------------------------------
 
     def run(self) -> Results:
-        """Try, race, judge. Never raises for a candidate's sake."""
+        """Screen, benchmark, judge. Never raises for a candidate's sake."""
         policy = replace(self.policy, workspace_limit=self.workspace_limit)
         entries, refused = candidates(self.problem, self.info, policy, self._incumbent)
         try:
@@ -195,7 +195,7 @@ class Search:
         checked = harness.verify(prepared, lambda run_ms: self._has_time((1 + LOOKS if best else 1) * run_ms, best))
         entry.result.error, entry.result.deterministic = checked.error, checked.deterministic
         entry.result.errors = {"normal": checked.normal, "scaled": checked.scaled}
-        entry.timing = entry.look = self._scan(harness.sampler(prepared, expected_ms=checked.run_ms), best)
+        entry.timing = entry.screening = self._scan(harness.sampler(prepared, expected_ms=checked.run_ms), best)
         entry.say()
         self._looked = True
         if entry.cost:
@@ -285,19 +285,19 @@ class Search:
             self._killers[name] = reason
         return status == "right"
 
-    # --- the race ----------------------------------------------------------------------------------------------------
+    # --- benchmarking -------------------------------------------------------------------------------------------------
 
     def _interleave(self, entries: list[Entry]) -> None:
-        # By the best of the few samples: one that was disturbed must not cost a candidate the race.
+        # By the best of the few samples: one that was disturbed must not cost a candidate benchmarking.
         ranked = sorted(entries, key=lambda entry: entry.timing.ci[0])
         for place, entry in enumerate(ranked):
             ratio = entry.timing.ci[0] / ranked[0].timing.ci[0]
             if entry.incumbent:
                 continue
             if ratio > NEAR:
-                entry.ends("cut", f"{ratio:.2f} times the best at the first look")
+                entry.ends("cut", f"{ratio:.2f} times the best at screening")
             elif place >= FINALISTS:
-                entry.ends("cut", f"{ratio:.2f} times the best at the first look, and {FINALISTS} others were faster")
+                entry.ends("cut", f"{ratio:.2f} times the best at screening, and {FINALISTS} others were faster")
         final = sorted((entry for entry in ranked if entry.prepared is not None), key=lambda one: not one.incumbent)
         self._watch("")
         left = math.inf if self.budget_ms is None else max(0.0, self._left_ms(None))
@@ -306,10 +306,10 @@ class Search:
         rivals = []
         for i, entry in enumerate(final):
             if i > 1 and rounds_ms[i] > left:
-                break  # who is left out keeps its first look
+                break  # who is left out keeps its screening time
             try:
                 sample = harness.sampler(entry.prepared, entry.timing.median)
-            except (MemoryError, cl.MemoryError):  # beside the faster ones; its first look stands
+            except (MemoryError, cl.MemoryError):  # beside the faster ones; its screening time stands
                 continue
             rivals.append(Candidate(str(i), sample, max(1.0, entry.timing.median)))
         left = None if self.budget_ms is None else max(0.0, self._left_ms(None))
@@ -322,9 +322,9 @@ class Search:
                 (entry.ends if "BadTiming" in outcome.reason else entry.breaks)("failed", outcome.reason)
                 continue
             if outcome.timing is not None and outcome.timing.count >= entry.timing.count:
-                entry.timing, entry.raced = outcome.timing, outcome.timing.count >= LEAST_SAMPLES and not alone
+                entry.timing, entry.benchmarked = outcome.timing, outcome.timing.count >= LEAST_SAMPLES and not alone
             entry.say()
-            # Without time to race, or on a machine too busy for it, the first look is what there is.
+            # Without time to benchmark, or on a machine too busy for it, the screening time is what there is.
             status = {"not tried": "measured", "unsteady": "measured"}.get(outcome.status, outcome.status)
             entry.ends(status, outcome.reason if status == "cut" else "")
 
@@ -339,7 +339,7 @@ class Search:
         return not self._looked
 
     def _has_time(self, expected_ms: float, best: float | None) -> bool:
-        """Whether work of ``expected_ms`` ends within the budget, leaving a race against ``best`` its share."""
+        """Whether work of ``expected_ms`` ends within the budget, leaving benchmarking against ``best`` its share."""
         return self._is_first or expected_ms <= self._left_ms(best)
 
     def _left_ms(self, best: float | None) -> float:

@@ -56,7 +56,7 @@ def _convolution(call: Call) -> Tensor:
     sizes, kernel, strides, dilations = _geometry(call)
     pads = _trimmed(pads_of(call, sizes, kernel, strides, dilations))
     x, crop = call.tensor(0), any(p < 0 for pair in pads for p in pair)
-    _, inner, around = call.walk.zero_pads.get(id(x), (None, None, {}))
+    _, inner, around = call.interpreter.zero_pads.get(id(x), (None, None, {}))
     if inner is not None and not crop and not any(any(around.get(axis, ())) for axis in (0, 1)):
         x = inner  # the convolution pads by itself; what only others read of the zeros is made for them
         more = [around.get(axis + 2, (0, 0)) for axis in range(len(sizes))]

@@ -29,7 +29,7 @@ def _gemm(call: Call) -> Tensor:
         a = functional.view(a, (a.shape[0], -1))
     c = call.raw(2) if call.has(2) and beta != 0 else None
     if isinstance(b, np.ndarray) and b.dtype.kind == "f" and a.size and b.size:
-        transposed, derive = bool(call.get("transB", 0)), call.walk.derive
+        transposed, derive = bool(call.get("transB", 0)), call.interpreter.derive
         rows = derive(
             ("rows", transposed, alpha), b, lambda: np.ascontiguousarray(b if transposed else b.T) * b.dtype.type(alpha)
         )
@@ -53,7 +53,7 @@ def _matmul(call: Call) -> Tensor:
     if x.dtype.kind in "iu":
         raise call.refuse("multiplies matrices of integers that the net computes, which is not here")
     if isinstance(y, np.ndarray) and y.ndim == 2 and y.size and len(x.shape) > 1 and np.prod(x.shape):
-        rows = call.walk.derive(("rows",), y, lambda: np.ascontiguousarray(y.T))
+        rows = call.interpreter.derive(("rows",), y, lambda: np.ascontiguousarray(y.T))
         return _linear(call, call.tensor(0), rows, None)
     mode = call.math if x.dtype == np.float32 else "float32"
     return functional.matmul(call.tensor(0), call.tensor(1), mode)  # type: ignore[no-any-return]

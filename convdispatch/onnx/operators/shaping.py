@@ -184,7 +184,7 @@ def _pad(call: Call) -> Any:
         raise call.refuse(f"reflects more than shape {x.shape} has")
     made = padded(x, pairs, mode, value)
     if mode == "constant" and value == 0 and all(near >= 0 <= far for near, far in pairs.values()):
-        call.walk.zero_pads[id(made)] = made, x, pairs
+        call.interpreter.zero_pads[id(made)] = made, x, pairs
     return made
 
 

@@ -42,7 +42,7 @@ def measured(
     among the unmeasured says ``standing``.
 
     A record whose provenance changed still counts, for it is the best there is to go by; its source says the doubt,
-    and ``find`` will race it again. Its configuration is used only if the solver still offers it.
+    and ``find`` will measure it again. Its configuration is used only if the solver still offers it.
     """
     found: dict[str, Evidence] = {}
     for record in perfdb().lookup(problem, device, scope_of(policy)):

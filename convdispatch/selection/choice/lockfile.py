@@ -18,7 +18,7 @@ from ...api.errors import ConvDispatchError, InvalidArgument, InvalidPolicy
 from ...api.policy import forbid_when_frozen
 from ...api.problem import ConvProblem
 from ...device import jsontext
-from ..records.packs import publish
+from ..records.record_files import publish
 
 __all__ = ["Decision", "agree", "in_force", "read", "write"]
 

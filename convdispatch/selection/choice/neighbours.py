@@ -67,7 +67,7 @@ MOST = 16
 MARGIN = 0.1
 """A rival must promise so much less."""
 SURE = 6
-"""Samples below which a time is a first look: it errs upward, by half and more."""
+"""Samples below which a time is of screening: it errs upward, by half and more."""
 
 
 @dataclass(frozen=True)

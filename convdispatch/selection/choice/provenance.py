@@ -42,7 +42,12 @@ def text_hash(module: str) -> str:
     digest = hashlib.sha256()
     root = Path(__file__).parents[2]
     header, device = root / "api", root / "device"
-    shared = {*_texts(device / "gemm"), device / "programs" / "kernels.py", header / "walk.py", *header.glob("*.cl")}
+    shared = {
+        *_texts(device / "gemm"),
+        device / "programs" / "kernels.py",
+        header / "geometry.py",
+        *header.glob("*.cl"),
+    }
     for path in sorted({*_texts(_package_folder(module, Path(file))), *shared}):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())

@@ -1,10 +1,11 @@
 """How far records go: they decide among what they measured, and no further.
 
-Each solver stands for a problem by a time. One that raced has the race's. One that was only looked at has the look's,
-or its prediction where nobody raced and that is less: looks err upward, to three times and more. One that was not
-measured has its prediction, lengthened by as much as those who raced exceeded theirs; and it must be before them in the
-order that holds without records. Who predicts nothing and was not measured comes after who was, unless a rule names it
-and nobody raced. Another source's record of a solver that the first source did not measure counts like a prediction.
+Each solver stands for a problem by a time. One that was benchmarked has that. One that was only screened has that time,
+or its prediction where nobody was benchmarked and that is less: screening errs upward, to three times and more. One
+that was not measured has its prediction, lengthened by as much as those who were benchmarked exceeded theirs; and it must be
+before them in the order that holds without records. Who predicts nothing and was not measured comes after who was,
+unless a rule names it and nobody was benchmarked. Another source's record of a solver that the first source did not
+measure counts like a prediction.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .evidence import Evidence
 __all__ = ["LUCK", "Standing", "ahead"]
 
 LUCK = 0.1
-"""A first look beats a race only where its slowest sample is so much below: few samples may be lucky."""
+"""Screening beats benchmarking only where its slowest sample is so much below: few samples may be lucky."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,14 @@ def ahead(known: Sequence[Evidence], standing: Mapping[str, Standing]) -> tuple[
 
     ``known`` are the measured in the order of records, ``standing`` every solver that accepts, those among them.
     """
-    raced = [one for one in known if one.record is not None and one.record.sure]
-    return _before_race(known, raced[0], raced, standing) if raced else _before_looks(known, standing)
+    sure = [one for one in known if one.record is not None and one.record.sure]
+    return _before_benchmarked(known, sure, standing) if sure else _before_screened(known, standing)
 
 
-def _before_race(
-    known: Sequence[Evidence], best: Evidence, raced: Sequence[Evidence], standing: Mapping[str, Standing]
+def _before_benchmarked(
+    known: Sequence[Evidence], sure: Sequence[Evidence], standing: Mapping[str, Standing]
 ) -> tuple[str, str] | None:
+    best = sure[0]
     assert best.record is not None
     least, found = best.record.median_ms, None
     for one in known:
@@ -54,7 +56,7 @@ def _before_race(
         elsewhere = record.sure and record.source != best.record.source and record.median_ms < least
         if elsewhere or (not record.sure and record.ci_ms[1] * (1 + LUCK) < min(least, best.record.ci_ms[0])):
             least, found = record.median_ms, (one.solver, f"{one.source}, below {_who(best)}")
-    longer = max(1.0, _excess(raced, standing))
+    longer = max(1.0, _excess(sure, standing))
     for other in _predicted(known, best, standing):
         if other.predicted_ms is not None and other.predicted_ms * longer < least:
             least = other.predicted_ms * longer
@@ -64,11 +66,11 @@ def _before_race(
     return found
 
 
-def _before_looks(known: Sequence[Evidence], standing: Mapping[str, Standing]) -> tuple[str, str] | None:
+def _before_screened(known: Sequence[Evidence], standing: Mapping[str, Standing]) -> tuple[str, str] | None:
     first = min(standing.values(), key=lambda one: one.place)
     names = {one.solver for one in known}
     if first.solver not in names and first.predicted_ms is None and first.by_rule:
-        return first.solver, f"nobody raced, and {_who(known[0])} was not compared with it"
+        return first.solver, f"nobody was benchmarked, and {_who(known[0])} was not compared with it"
 
     def time(one: Evidence) -> float:
         assert one.record is not None
@@ -81,7 +83,7 @@ def _before_looks(known: Sequence[Evidence], standing: Mapping[str, Standing]) -
         if other.predicted_ms is not None and other.predicted_ms < least:
             least, found = other.predicted_ms, (other.solver, _beyond(other, best))
     if found is None and best is not known[0]:
-        return best.solver, f"nobody raced, and it is predicted {least:.3g} ms, below {_who(known[0])}"
+        return best.solver, f"nobody was benchmarked, and it is predicted {least:.3g} ms, below {_who(known[0])}"
     return found
 
 
@@ -92,10 +94,10 @@ def _predicted(known: Sequence[Evidence], best: Evidence, standing: Mapping[str,
     return [one for one in standing.values() if one.solver not in names and one.place[0] <= mine]
 
 
-def _excess(raced: Sequence[Evidence], standing: Mapping[str, Standing]) -> float:
-    """How many times longer than predicted those took who raced: the middle one."""
+def _excess(sure: Sequence[Evidence], standing: Mapping[str, Standing]) -> float:
+    """How many times longer than predicted those took who were benchmarked: the middle one."""
     logs = []
-    for one in raced:
+    for one in sure:
         predicted = standing[one.solver].predicted_ms
         if predicted and one.record is not None:
             logs.append(math.log(one.record.median_ms / predicted))

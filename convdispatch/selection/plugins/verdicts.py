@@ -24,9 +24,9 @@ from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning
 from ...api.problem import ConvProblem
 from ...device import jsontext
-from ..records.packs import publish
 from ..records.perfdb import user_folder
 from ..records.record import device_key
+from ..records.record_files import publish
 
 __all__ = [
     "against",

@@ -25,8 +25,8 @@ from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...api.policy import Policy, forbid_when_frozen
 from ...api.problem import ConvProblem
-from .packs import file_text, publish, read_records, text_name
 from .record import Damaged, NewerSchema, Provenance, Record, choice_text, device_key, is_device_key, stale
+from .record_files import file_text, publish, read_records, text_name
 from .timing import Timing, verdict
 
 __all__ = ["PerfDB", "default_folders", "perfdb", "record_packs", "scope_of", "user_folder"]
@@ -109,7 +109,7 @@ class PerfDB:
 
     def lookup(self, problem: ConvProblem | str, device: DeviceInfo | str, scope: Hashable = None) -> list[Record]:
         """What is known of a problem on a device: the user's records before shipped ones, each fastest first, but what
-        was raced before what was only looked at.
+        was benchmarked before what was only screened.
 
         Of a tie for the first place the deterministic one stands first, then the one with less workspace.
         Of one solver and configuration only the record that counts: the first source's, and there the newest.
@@ -126,7 +126,7 @@ class PerfDB:
         return [record for _, records in sorted(self._load(device).items()) for record in records]
 
     def stale(self, record: Record, current: Provenance) -> str | None:
-        """Why a record should be raced again before it is trusted, or None; see ``record.stale``."""
+        """Why a record should be benchmarked again before it is trusted, or None; see ``record.stale``."""
         return stale(record, current)
 
     def devices(self) -> list[str]:
@@ -268,23 +268,23 @@ class PerfDB:
 def _winner_first(ranked: list[Record]) -> list[Record]:
     """The first source's winner to the front: of those that cannot be told apart from the fastest, the one to prefer.
 
-    Only races decide: a first look of a few samples may have a lucky median.
+    Only benchmarking decides: screening of a few samples may have a lucky median.
     """
-    raced = {choice_text(r.solver, r.config): r for r in ranked if r.source == ranked[0].source and r.sure}
-    if not raced or ranked[0].inconclusive:
+    benchmarked = {choice_text(r.solver, r.config): r for r in ranked if r.source == ranked[0].source and r.sure}
+    if not benchmarked or ranked[0].inconclusive:
         return ranked
     decision = verdict(
-        {name: Timing(r.median_ms, r.ci_ms, r.p20_ms, r.p80_ms, r.count) for name, r in raced.items()},
-        deterministic={name: r.deterministic is not False for name, r in raced.items()},
-        workspace={name: r.workspace for name, r in raced.items()},
+        {name: Timing(r.median_ms, r.ci_ms, r.p20_ms, r.p80_ms, r.count) for name, r in benchmarked.items()},
+        deterministic={name: r.deterministic is not False for name, r in benchmarked.items()},
+        workspace={name: r.workspace for name, r in benchmarked.items()},
     )
-    winner = raced[decision.winner]
+    winner = benchmarked[decision.winner]
     return [winner, *(record for record in ranked if record is not winner)]
 
 
 def _replaces(record: Record, held: Record, rank: dict[str, int]) -> bool:
-    """Of one choice: the first source's, and there the newest; but no look of the same kernel replaces a race, and what
-    decides nothing replaces nothing that does."""
+    """Of one choice: the first source's, and there the newest; but no screening of one kernel replaces benchmarking, and
+    what decides nothing replaces nothing that does."""
     if bool(record.inconclusive) != bool(held.inconclusive):
         return not record.inconclusive
     order, other = -rank.get(record.source, 0), -rank.get(held.source, 0)

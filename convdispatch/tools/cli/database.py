@@ -34,12 +34,16 @@ def list_records(key: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([record.to_json() | {"source": record.source} for record in records], indent=1))
         return
-    titles = ("ms", "95 % interval", "first look", "error", "workspace", "from", "measured")
+    titles = ("ms", "95 % interval", "screening", "error", "workspace", "from", "measured")
     table = Table("device", "problem", "solver", "configuration", *titles)
     for r in records:
-        look = r.look_ms if r.sure else r.median_ms
-        times = [f"{r.median_ms:.4g}", f"{r.ci_ms[0]:.4g} to {r.ci_ms[1]:.4g}"] if r.sure else ["not raced", ""]
-        more = ["" if look is None else f"{look:.4g}", "" if r.error is None else f"{r.error:.1e}", str(r.workspace)]
+        screened = r.screening_ms if r.sure else r.median_ms
+        times = [f"{r.median_ms:.4g}", f"{r.ci_ms[0]:.4g} to {r.ci_ms[1]:.4g}"] if r.sure else ["not benchmarked", ""]
+        more = [
+            "" if screened is None else f"{screened:.4g}",
+            "" if r.error is None else f"{r.error:.1e}",
+            str(r.workspace),
+        ]
         table.add_row(r.device, r.problem, r.solver, settings(r.config), *times, *more, r.source, r.created[:10])
     stdout().print(table)
     click.echo(f"{len(records)} records in {', '.join(str(folder) for folder in database.folders.values())}")

@@ -22,8 +22,8 @@ __all__ = ["fit_cost"]
 def fit_cost(solver: str, device: str | None, as_json: bool) -> None:
     """Set SOLVER's predicted times beside its measured ones, and print a cost() that fits them.
 
-    Fits what `convdispatch find` raced of the solver's first configurations on this device, by least squares: direct
-    sums, bytes that must move, launches, each over the rates that `convdispatch calibrate` measures.
+    Fits what `convdispatch find` benchmarked of the solver's first configurations on this device, by least squares:
+    direct sums, bytes that must move, launches, each over the rates that `convdispatch calibrate` measures.
     """
     from ...device import runtime
     from ...device.rates import rates

@@ -206,17 +206,19 @@ def _show(results: Any, verbose: bool) -> None:
         highlight=False,
     )
     wide = console.width >= WIDE
-    titles = ("state", "ms", "95 % interval", "first look", "error", "workspace")
+    titles = ("state", "ms", "95 % interval", "screening", "error", "workspace")
     table = Table("solver", *titles, *(("configuration", "why") if wide else ()), box=None)
     bad = results.having("wrong", "failed", "refused")
     shown = [r for r in results if r not in bad] if verbose else results.having("measured")[:BEST]
     for r in shown:
-        raced = [f"{r.median_ms:.4g}", f"{r.ci[0]:.4g} to {r.ci[1]:.4g}"] if r.raced else ["not raced", ""]
+        benchmarked = (
+            [f"{r.median_ms:.4g}", f"{r.ci[0]:.4g} to {r.ci[1]:.4g}"] if r.benchmarked else ["not benchmarked", ""]
+        )
         table.add_row(
             r.solver,
             r.status,
-            *(["", ""] if r.median_ms is None else raced),
-            "" if r.look_ms is None else f"{r.look_ms:.4g}",
+            *(["", ""] if r.median_ms is None else benchmarked),
+            "" if r.screening_ms is None else f"{r.screening_ms:.4g}",
             "" if r.error is None else f"{r.error:.1e}",
             "" if r.workspace is None else str(r.workspace),
             *((settings(r.config), r.reason) if wide else ()),

@@ -1,4 +1,4 @@
-"""Numbers of the kernel that copies by tensor maps (``product.cl.mako``): a Job whose operands are not packed."""
+"""Numbers of the kernel that copies by tensor maps (``product.cl.mako``): a Tiling whose operands are not packed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
 
+from ..geometry import Phase
 from ..hopper import LOCAL_LIMIT
 from ..instructions import Instructions, Wgmma
-from ..packed.job import Job
 from ..packed.tile import Tile
+from ..packed.tiling import Tiling
 from ..parts import MOST_PARTS, STATE
-from ..walk import Phase
 from .fold import folded
 from .gather import Gathered, gathered
 from .maps import Im2col, Map, Tiled
 
-__all__ = ["MAPS", "MOST_GROUPS", "PhaseOfTiles", "TmaJob", "TmaTile"]
+__all__ = ["MAPS", "MOST_GROUPS", "PhaseOfTiles", "TmaTiling", "TmaTile"]
 
 MAPS = 256
 """Bytes of a work group's two maps."""
@@ -57,18 +57,18 @@ class PhaseOfTiles:
     taps_w: int
     tap0: tuple[int, int]
     offset: tuple[int, int]
-    """How far place 0 and tap 0 read beyond ``TmaJob.low``."""
+    """How far place 0 and tap 0 read beyond ``TmaTiling.low``."""
     first: tuple[int, int]
     count: tuple[int, int]
 
 
 @dataclass(frozen=True)
-class TmaJob(Job):
+class TmaTiling(Tiling):
     """m, n and k as where operands are packed; nothing is packed, and slices lie in one tap."""
 
     @classmethod
-    def of(cls, problem: ConvProblem, tile: TmaTile) -> TmaJob:
-        """The job of a problem whose pixels or taps the tile may fold."""
+    def of(cls, problem: ConvProblem, tile: TmaTile) -> TmaTiling:
+        """The tiling of a problem whose pixels or taps the tile may fold."""
         return cls(gathered(problem, tile.taps) if tile.taps else folded(problem, tile.pixels), tile)
 
     @property
@@ -149,7 +149,7 @@ class TmaJob(Job):
     @property
     def blocks(self) -> int:
         """Blocks of source channels of a group."""
-        return -(-self.walk.c // self.block)
+        return -(-self.geometry.c // self.block)
 
     @property
     def _wgmma(self) -> Wgmma:
@@ -164,13 +164,13 @@ class TmaJob(Job):
     @property
     def n_tiles(self) -> int:
         """Tiles along n: target channels, or whole blocks of source channels of every tap."""
-        columns = self.walk.m if self.data else self.walk.phases[0].volume * self.blocks * self.block
+        columns = self.geometry.m if self.data else self.geometry.phases[0].volume * self.blocks * self.block
         return -(-columns // self.tile.bn)
 
     @functools.cached_property
     def phases(self) -> tuple[PhaseOfTiles, ...]:
-        """The walk's, the longest sums first, so that no work group begins one last."""
-        longest = sorted(self.walk.phases, key=lambda phase: -phase.volume)
+        """The geometry's, the longest sums first, so that no work group begins one last."""
+        longest = sorted(self.geometry.phases, key=lambda phase: -phase.volume)
         return tuple(
             PhaseOfTiles(self._slices(p), p.taps[2], p.tap0[1:],
                          tuple(p.origin[a] - self.low[a] if p.volume else 0 for a in (1, 2)), p.first[1:], p.count[1:])
@@ -188,22 +188,22 @@ class TmaJob(Job):
     @functools.cached_property
     def count(self) -> tuple[int, int]:
         """Places of an image along (h, w), of the largest phase: all phases' tiles have as many."""
-        return tuple(max(p.count[a] for p in self.walk.phases) for a in (1, 2))
+        return tuple(max(p.count[a] for p in self.geometry.phases) for a in (1, 2))
 
     @property
     def n_places(self) -> int:
         """Places of all images of a phase's tiles."""
-        return self.walk.images * math.prod(self.count)
+        return self.geometry.images * math.prod(self.count)
 
     @property
     def m_tiles(self) -> int:
         """Tiles along m: places, or target channels."""
-        return -(-(self.n_places if self.data else self.walk.m) // self.tile.bm)
+        return -(-(self.n_places if self.data else self.geometry.m) // self.tile.bm)
 
     @property
     def sums(self) -> int:
         """Tiles of results, each of ``split`` parts."""
-        return self.n_tiles * self.m_tiles * self.walk.groups * len(self.phases)
+        return self.n_tiles * self.m_tiles * self.geometry.groups * len(self.phases)
 
     @property
     def tiles(self) -> int:
@@ -250,14 +250,14 @@ class TmaJob(Job):
     @functools.cached_property
     def low(self) -> tuple[int, int, int]:
         """The first pixel along (d, h, w) that place 0 of any phase reads with any tap."""
-        reached = [p for p in self.walk.phases if p.volume]
-        spread = self.walk.spread
+        reached = [p for p in self.geometry.phases if p.volume]
+        spread = self.geometry.spread
         return tuple(min(p.origin[a] + min(0, (p.taps[a] - 1) * spread[a]) for p in reached) for a in range(3))  # type: ignore[return-value]
 
     @functools.cached_property
     def reach(self) -> tuple[int, int]:
         """The farthest of all taps' offsets along (h, w)."""
-        reached, spread = [p for p in self.walk.phases if p.volume], self.walk.spread
+        reached, spread = [p for p in self.geometry.phases if p.volume], self.geometry.spread
         return tuple(
             max(p.origin[a] + max(0, (p.taps[a] - 1) * spread[a]) for p in reached) - self.low[a] for a in (1, 2)
         )  # type: ignore[return-value]
@@ -265,7 +265,7 @@ class TmaJob(Job):
     @functools.cached_property
     def gathered(self) -> Im2col:
         """The tensor that taps gather."""
-        geo, low = self.walk, self.low
+        geo, low = self.geometry, self.low
         upper = tuple(low[a] + (self.count[a - 1] - 1) * geo.step[a] - (geo.source[a] - 1) for a in (2, 1))
         pixels = self.tile.bm if self.data else _BLOCK
         sizes = (geo.c * geo.groups, geo.source[2], geo.source[1], geo.images)
@@ -278,10 +278,10 @@ class TmaJob(Job):
         problem, t = self.problem, self.tile
         if not self.data:
             return Tiled(problem.dtype, (problem.oc, self.n_places), (_BLOCK, _BLOCK))
-        sizes = (problem.ic // problem.g, math.prod(self.walk.kernel), problem.oc)
+        sizes = (problem.ic // problem.g, math.prod(self.geometry.kernel), problem.oc)
         if self.turned_weights:
             sizes = (problem.oc // problem.g, sizes[1], problem.ic)
-        box = (_BLOCK, 1, t.bk) if self.transposed_weights else (t.bk, 1, min(t.bn, self.walk.m))
+        box = (_BLOCK, 1, t.bk) if self.transposed_weights else (t.bk, 1, min(t.bn, self.geometry.m))
         return Tiled(problem.dtype, sizes, box)
 
     @property
@@ -294,14 +294,14 @@ class TmaJob(Job):
         """Copies of a slice of B: none of columns that do not exist."""
         if not self.data:
             return self.tile.bn // self.block
-        return -(-min(self.tile.bn, self.walk.m) // _BLOCK) if self.transposed_weights else 1
+        return -(-min(self.tile.bn, self.geometry.m) // _BLOCK) if self.transposed_weights else 1
 
     @property
     def b_box_bytes(self) -> int:
         """Bytes of one of them."""
         if not self.data:
             return _BLOCK * self.b_row_bytes
-        return self.tile.bk * 128 if self.transposed_weights else min(self.tile.bn, self.walk.m) * self.row_bytes
+        return self.tile.bk * 128 if self.transposed_weights else min(self.tile.bn, self.geometry.m) * self.row_bytes
 
     @property
     def misfit(self) -> str | None:
@@ -309,7 +309,7 @@ class TmaJob(Job):
         return self._misfit_of_problem() or self._misfit_of_tile()
 
     def _misfit_of_problem(self) -> str | None:
-        problem, geo = self.problem, self.walk
+        problem, geo = self.problem, self.geometry
         if problem.layout != "nhwc" or self.format.name != "native":
             return "16-bit numbers, or float32 ones for TF32, channels last"
         if self.format.tf32 and not self.data:

@@ -1,4 +1,4 @@
-"""GroupedJob: a convolution over slabs of 32 channels and regions of places, whose pixels are copied as they lie.
+"""GroupedTiling: a convolution over slabs of 32 channels and regions of places, whose pixels are copied as they lie.
 
     y[place, n] = sum over (tap, k) of source[place * step + origin + tap * spread, k] w[n, tap, k]
 
@@ -13,11 +13,11 @@ import functools
 import itertools
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem, Phase, Walk, walk_of
+from convdispatch.api import ConvProblem, Geometry, Phase, geometry_of
 
 from ..configured import Configured
 
-__all__ = ["SLAB", "GroupedJob", "GroupedTile", "Region", "reads_of"]
+__all__ = ["SLAB", "GroupedTiling", "GroupedTile", "Region", "reads_of"]
 
 SLAB = 32
 """Channels that are copied together, 64 bytes a pixel."""
@@ -72,54 +72,56 @@ class Region:
         return f"(({image} + {row} * {step[1]}) * {self.width} + {column} * {step[2]})"
 
     @classmethod
-    def of(cls, walk: Walk, capacity: int) -> Region:
+    def of(cls, geometry: Geometry, capacity: int) -> Region:
         """The region of at most ``capacity`` places that wastes little."""
-        count = [max(phase.count[axis] for phase in walk.phases) for axis in range(3)]
+        count = [max(phase.count[axis] for phase in geometry.phases) for axis in range(3)]
         columns = -(-count[2] // -(-count[2] // min(_WIDE, capacity)))
         most = max(1, min(count[1], capacity // columns))
         rows = -(-count[1] // -(-count[1] // most))
         whole = rows == count[1] and columns == count[2]
-        images = max(1, min(walk.images, capacity // (rows * columns))) if whole else 1
-        reads = [[tap[axis] for phase in walk.phases for tap in reads_of(walk, phase)] or [0] for axis in (2, 3)]
+        images = max(1, min(geometry.images, capacity // (rows * columns))) if whole else 1
+        reads = [
+            [tap[axis] for phase in geometry.phases for tap in reads_of(geometry, phase)] or [0] for axis in (2, 3)
+        ]
         low = (min(reads[0]), min(reads[1]))
-        height = (rows - 1) * walk.step[1] + max(reads[0]) - low[0] + 1
-        width = (columns - 1) * walk.step[2] + max(reads[1]) - low[1] + 1
+        height = (rows - 1) * geometry.step[1] + max(reads[0]) - low[0] + 1
+        width = (columns - 1) * geometry.step[2] + max(reads[1]) - low[1] + 1
         return cls(images, rows, columns, low, height, width)
 
 
-def reads_of(walk: Walk, phase: Phase) -> list[tuple[int, int, int, int]]:
+def reads_of(geometry: Geometry, phase: Phase) -> list[tuple[int, int, int, int]]:
     """(tap of the kernel, z, y, x) of a phase's taps: where they read, from the place's own position on."""
     found = []
     for tap in itertools.product(*map(range, phase.taps)):
-        at = [o + t * d for o, t, d in zip(phase.origin, tap, walk.spread, strict=True)]
-        kernel = [first + t * s for first, t, s in zip(phase.tap0, tap, walk.tap_step, strict=True)]
-        found.append(((kernel[0] * walk.kernel[1] + kernel[1]) * walk.kernel[2] + kernel[2], *at))
+        at = [o + t * d for o, t, d in zip(phase.origin, tap, geometry.spread, strict=True)]
+        kernel = [first + t * s for first, t, s in zip(phase.tap0, tap, geometry.tap_step, strict=True)]
+        found.append(((kernel[0] * geometry.kernel[1] + kernel[1]) * geometry.kernel[2] + kernel[2], *at))
     return found
 
 
 @dataclass(frozen=True)
-class GroupedJob:
+class GroupedTiling:
     """One forward or data gradient problem under one tile."""
 
     problem: ConvProblem
     tile: GroupedTile
 
     @functools.cached_property
-    def walk(self) -> Walk:
-        """The walk."""
-        return walk_of(self.problem)
+    def geometry(self) -> Geometry:
+        """The geometry."""
+        return geometry_of(self.problem)
 
     @functools.cached_property
     def region(self) -> Region:
         """The region of a work group."""
-        return Region.of(self.walk, self.tile.frag_m * self.tile.warps * 16)
+        return Region.of(self.geometry, self.tile.frag_m * self.tile.warps * 16)
 
     @functools.cached_property
     def count(self) -> tuple[int, int, int]:
         """Regions along images, h and w."""
-        most = [max(phase.count[axis] for phase in self.walk.phases) for axis in range(3)]
+        most = [max(phase.count[axis] for phase in self.geometry.phases) for axis in range(3)]
         region = self.region
-        return -(-self.walk.images // region.images), -(-most[1] // region.rows), -(-most[2] // region.columns)
+        return -(-self.geometry.images // region.images), -(-most[1] // region.rows), -(-most[2] // region.columns)
 
     @property
     def regions(self) -> int:
@@ -139,31 +141,31 @@ class GroupedJob:
     @property
     def targets(self) -> int:
         """Slabs of the target."""
-        return -(-self.walk.target.channels // SLAB)
+        return -(-self.geometry.target.channels // SLAB)
 
     def first(self, target: int) -> int:
         """The first slab of the source that a slab of the target reads."""
-        return target * SLAB // self.walk.m * self.walk.c // SLAB
+        return target * SLAB // self.geometry.m * self.geometry.c // SLAB
 
     @functools.cached_property
     def sources(self) -> int:
         """Slabs of the source that a slab of the target reads, at most."""
         most = 0
         for target in range(self.targets):
-            last = min(self.walk.target.channels, (target + 1) * SLAB) - 1
-            end = (last // self.walk.m + 1) * self.walk.c
+            last = min(self.geometry.target.channels, (target + 1) * SLAB) - 1
+            end = (last // self.geometry.m + 1) * self.geometry.c
             most = max(most, -(-end // SLAB) - self.first(target))
         return most
 
     @functools.cached_property
     def taps(self) -> int:
         """Taps of all phases."""
-        return sum(phase.volume for phase in self.walk.phases)
+        return sum(phase.volume for phase in self.geometry.phases)
 
     @functools.cached_property
     def pairs(self) -> list[tuple[int, int]]:
         """(half of a slab of the source, fragment of eight columns) whose weights are not all zeros."""
-        apart = self.walk.c == self.walk.m and 16 % self.walk.c == 0
+        apart = self.geometry.c == self.geometry.m and 16 % self.geometry.c == 0
         return [(k, n) for k in range(2) for n in range(4) if not apart or n // 2 == k]
 
     @property
@@ -189,12 +191,12 @@ class GroupedJob:
     @property
     def index(self) -> str:
         """OpenCL type of offsets in the source."""
-        return "int" if self.walk.images * self.walk.source.image < _INT else "long"
+        return "int" if self.geometry.images * self.geometry.source.image < _INT else "long"
 
     @property
     def out_index(self) -> str:
         """OpenCL type of offsets in the output."""
-        return "int" if self.walk.images * self.walk.target.image < _INT else "long"
+        return "int" if self.geometry.images * self.geometry.target.image < _INT else "long"
 
     @property
     def misfit(self) -> str | None:

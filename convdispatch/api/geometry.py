@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from .problem import ConvProblem
 
-__all__ = ["Phase", "TensorLayout", "Walk", "walk_of"]
+__all__ = ["Phase", "TensorLayout", "Geometry", "geometry_of"]
 
 Triple = tuple[int, int, int]
 
@@ -101,7 +101,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Walk:
+class Geometry:
     """A problem's phases over its source: x for the forward product and the weights' gradient, dy for the data's."""
 
     images: int
@@ -155,20 +155,20 @@ class Walk:
 
 
 @functools.lru_cache(maxsize=1024)
-def walk_of(problem: ConvProblem) -> Walk:
-    """The walk of ``problem``'s direction; together its phases write every place of the target once."""
+def geometry_of(problem: ConvProblem) -> Geometry:
+    """The geometry of ``problem``'s direction; together its phases write every place of the target once."""
     x, y = TensorLayout.of(problem, "x"), TensorLayout.of(problem, "y")
     stride, dilation, pad, kernel = (_along(problem, letter) for letter in "sdpk")
     one = (1, 1, 1)
     if problem.direction != "bwd_data":
         phase = Phase((0, 0, 0), _along(problem, "o"), kernel, (0, 0, 0), (-pad[0], -pad[1], -pad[2]))
-        return Walk(problem.mb, problem.g, x, y, stride, dilation, one, one, kernel, (phase,))
+        return Geometry(problem.mb, problem.g, x, y, stride, dilation, one, one, kernel, (phase,))
     shared = [math.gcd(s, d) for s, d in zip(stride, dilation, strict=True)]
     tap_step = _triple(s // h for s, h in zip(stride, shared, strict=True))
     spread = _triple(-d // h for d, h in zip(dilation, shared, strict=True))
     axes = [_phases(*of_axis) for of_axis in zip(x.size, stride, dilation, pad, kernel, tap_step, strict=True)]
     phases = tuple(Phase(*map(_triple, zip(*each, strict=True))) for each in itertools.product(*axes))
-    return Walk(problem.mb, problem.g, y, x, one, spread, stride, tap_step, kernel, phases)
+    return Geometry(problem.mb, problem.g, y, x, one, spread, stride, tap_step, kernel, phases)
 
 
 def _phases(size: int, s: int, d: int, p: int, k: int, tap_step: int) -> list[tuple[int, int, int, int, int]]:

@@ -1,4 +1,4 @@
-"""Job: a problem and a tile, and every number that the kernels' texts need of the two.
+"""Tiling: a problem and a tile, and every number that the kernels' texts need of the two.
 
 What costs and limits ask is arithmetic that also takes arrays: then ``tile`` stands for many tiles of one format,
 engine, window and stacking, whose other fields are arrays, and so are the answers.
@@ -17,29 +17,29 @@ from convdispatch.api import ConvProblem, TensorLayout
 
 from ..configured import first_fault
 from ..formats import FORMATS, Format
+from ..geometry import Phase, ProductGeometry, SourceWindow, along, product_geometry, window
 from ..hopper import LOCAL_LIMIT
 from ..instructions import Instructions, Wgmma
 from ..scales import TOP
-from ..walk import Phase, ProductWalk, SourceWindow, along, walk, window
 from .source import Source
 from .tile import Tile
 
-__all__ = ["Job"]
+__all__ = ["Tiling"]
 
 _INT, _PACKERS = 2**31, 2**16
 
 
 @dataclass(frozen=True)
-class Job:
+class Tiling:
     """What ``product.cl.mako`` and ``pack.cl.mako`` are rendered from."""
 
     problem: ConvProblem
     tile: Tile
 
     @functools.cached_property
-    def walk(self) -> ProductWalk:
-        """The problem's walk."""
-        return walk(self.problem, self.tile.stacked)
+    def geometry(self) -> ProductGeometry:
+        """The problem's geometry."""
+        return product_geometry(self.problem, self.tile.stacked)
 
     @property
     def format(self) -> Format:
@@ -62,12 +62,12 @@ class Job:
     def source(self) -> Source:
         """The tensor that is read at ``place * step + origin + tap * spread``."""
         name = "y" if self.problem.direction == "bwd_data" else "x"
-        return self._source(name, self.walk.c, self.walk.source, self.walk.fold)
+        return self._source(name, self.geometry.c, self.geometry.source, self.geometry.fold)
 
     @functools.cached_property
     def places(self) -> Source:
         """The tensor over the places that the weights' gradient reads: dy."""
-        return self._source("y", self.walk.m, self.walk.target, False)
+        return self._source("y", self.geometry.m, self.geometry.target, False)
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -78,12 +78,12 @@ class Job:
     @property
     def target(self) -> TensorLayout:
         """What the data directions write."""
-        return TensorLayout(self.problem.channels_out, self.walk.target, self.problem.layout == "nhwc")
+        return TensorLayout(self.problem.channels_out, self.geometry.target, self.problem.layout == "nhwc")
 
     @functools.cached_property
     def window(self) -> SourceWindow:
         """Padded positions, for tiles that keep a window."""
-        return window(self.walk)
+        return window(self.geometry)
 
     @property
     def window_rows(self) -> int:
@@ -100,17 +100,17 @@ class Job:
     @property
     def n_places(self) -> int:
         """Places of all images."""
-        return self.walk.images * self.walk.phases[0].places
+        return self.geometry.images * self.geometry.phases[0].places
 
     @property
     def n(self) -> int:
         """Columns: target channels, or chunks of eight source channels of every tap."""
-        return self.walk.m if self.data else self.walk.phases[0].volume * self.walk.c8 * 8
+        return self.geometry.m if self.data else self.geometry.phases[0].volume * self.geometry.c8 * 8
 
     @property
     def m_tiles(self) -> int:
         """Tiles along m: places, or target channels."""
-        rows = (self.window.places if self.tile.window else self.walk.most_places) if self.data else self.walk.m
+        rows = (self.window.places if self.tile.window else self.geometry.most_places) if self.data else self.geometry.m
         return -(-rows // self.tile.bm)
 
     @property
@@ -120,7 +120,7 @@ class Job:
 
     def depth(self, phase: Phase) -> int:
         """Chunks of eight along k in a phase."""
-        return phase.volume * self.walk.c8
+        return phase.volume * self.geometry.c8
 
     @functools.cached_property
     def slices(self) -> tuple[int, ...]:
@@ -128,8 +128,8 @@ class Job:
         if not self.data:
             return (-(-self.n_places // self.tile.bk),)
         if self.tile.window:
-            return (-(-self.walk.c // self.tile.bk) * self.walk.phases[0].volume,)
-        return tuple(-(-self.depth(phase) * 8 // self.tile.bk) for phase in self.walk.phases)
+            return (-(-self.geometry.c // self.tile.bk) * self.geometry.phases[0].volume,)
+        return tuple(-(-self.depth(phase) * 8 // self.tile.bk) for phase in self.geometry.phases)
 
     @property
     def before(self) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ class Job:
     @property
     def work_groups(self) -> int:
         """Work groups of the product."""
-        return self.m_tiles * self.n_tiles * self.tile.split * self.walk.groups * len(self.walk.phases)
+        return self.m_tiles * self.n_tiles * self.tile.split * self.geometry.groups * len(self.geometry.phases)
 
     # --- local memory ------------------------------------------------------------------------------------------------
 
@@ -200,19 +200,19 @@ class Job:
     @property
     def weight_chunks(self) -> int:
         """Chunks of eight source channels that weights are packed for."""
-        return -(-self.walk.c // self.tile.bk) * self.tile.bk // 8 if self.tile.window else self.walk.c8
+        return -(-self.geometry.c // self.tile.bk) * self.tile.bk // 8 if self.tile.window else self.geometry.c8
 
     @functools.cached_property
     def tap_parts(self) -> int:
         """Work items that share a chunk's taps while weights are packed: few chunks would wait for tap after tap."""
-        items = self.walk.groups * self.n_tiles * self.tile.bn * self.weight_chunks
-        return max(1, min(max(phase.volume for phase in self.walk.phases), _PACKERS // items))
+        items = self.geometry.groups * self.n_tiles * self.tile.bn * self.weight_chunks
+        return max(1, min(max(phase.volume for phase in self.geometry.phases), _PACKERS // items))
 
     @functools.cached_property
     def direct_weights(self) -> bool:
         """Whether the product reads the weights where they lie: 16 bits, channels last."""
         native = self.format.name == "native" and self.problem.layout == "nhwc" and not self.problem.constant_weights
-        if not native or not self.data or self.walk.fold or self.walk.stacked or self.walk.c % 8:
+        if not native or not self.data or self.geometry.fold or self.geometry.stacked or self.geometry.c % 8:
             return False
         return self.problem.direction == "fwd" or self._turns
 
@@ -220,7 +220,7 @@ class Job:
     def _turns(self) -> bool:
         t = self.tile
         fits = (t.engine == "wgmma") & (t.bk == 64) & (t.bn // t.wn % 64 == 0)
-        return fits & (self.walk.m % 8 == 0 and len(self.walk.phases) == 1)
+        return fits & (self.geometry.m % 8 == 0 and len(self.geometry.phases) == 1)
 
     @property
     def transposed_weights(self) -> bool:
@@ -245,7 +245,7 @@ class Job:
         if not self.data:
             return 0
         packed = self.direct_weights ^ True
-        return packed * self.walk.groups * sum(self.slices) * self.n_tiles * self.weight_slice * 2
+        return packed * self.geometry.groups * sum(self.slices) * self.n_tiles * self.weight_slice * 2
 
     @property
     def partial(self) -> bool:
@@ -257,7 +257,7 @@ class Job:
         """Elements of one part."""
         if self.data:
             return math.prod(self.problem.out_shape)
-        return self.walk.groups * self.walk.m * self.n
+        return self.geometry.groups * self.geometry.m * self.n
 
     @property
     def partial_bytes(self) -> int:
@@ -285,7 +285,7 @@ class Job:
     def row_mark(self, m: str, per: str) -> str:
         """OpenCL expression: which of A's marks a row has; ``per`` are the places of an image."""
         if not self.data:
-            return f"group * {self.walk.m} + {m}"
+            return f"group * {self.geometry.m} + {m}"
         image = f"min({m} / {self.window.image}, {self.problem.mb - 1})" if self.tile.window else f"{m} / {per}"
         return f"group * {self.problem.mb} + {image}"
 
@@ -293,7 +293,7 @@ class Job:
         """OpenCL expression: which of B's marks a column has."""
         channels = (self.problem.channels_out if self.data else self.problem.ic) // self.problem.g
         if not self.data:
-            n = f"min({n} % {self.walk.c8 * 8}, {self.walk.c - 1})"
+            n = f"min({n} % {self.geometry.c8 * 8}, {self.geometry.c - 1})"
         return f"group * {channels} + {n} % {channels}"
 
     @property
@@ -304,12 +304,12 @@ class Job:
     @functools.cached_property
     def guarded(self) -> tuple[bool, ...]:
         """Axes along which a tap can fall outside the source."""
-        return self.walk.guarded
+        return self.geometry.guarded
 
     @functools.cached_property
     def tap_bits(self) -> tuple[int, int, int]:
         """Bits that tell which taps along an axis lie inside, for the guarded axes."""
-        most = [max(phase.taps[axis] for phase in self.walk.phases) for axis in range(3)]
+        most = [max(phase.taps[axis] for phase in self.geometry.phases) for axis in range(3)]
         return tuple(most[axis] if self.guarded[axis] else 0 for axis in range(3))
 
     @property
@@ -353,11 +353,11 @@ class Job:
             outside = True if self.problem.direction != "bwd_data" else self.staged ^ True
             yield outside, "stacked phases need the data gradient and a tile that passes through local memory"
         if t.window:
-            yield not self.data or window(self.walk) is None, "windows need stride 1 and several taps"
-            yield self.walk.phases[0].volume <= self.under_way, "fewer taps than slices in flight"
+            yield not self.data or window(self.geometry) is None, "windows need stride 1 and several taps"
+            yield self.geometry.phases[0].volume <= self.under_way, "fewer taps than slices in flight"
         elif self.data:
             yield sum(self.tap_bits) > 32, "more than 32 taps along the axes"
-        yield self.local_bytes > LOCAL_LIMIT, "{job.local_bytes} bytes of local memory"
+        yield self.local_bytes > LOCAL_LIMIT, "{tiling.local_bytes} bytes of local memory"
         yield self.under_way < 1, "no slice is in flight"
         more = functools.reduce(operator.and_, (t.split > each for each in (1, *self.slices)))
         yield more, "more parts than slices"

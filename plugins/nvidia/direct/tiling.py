@@ -1,4 +1,4 @@
-"""DirectJob: a convolution with a 1x1 kernel as a product of matrices that are read where they lie.
+"""DirectTiling: a convolution with a 1x1 kernel as a product of matrices that are read where they lie.
 
     C[m, n] = sum over k of A[m, k] B[k, n]
 
@@ -16,7 +16,7 @@ both.
 
 so that n is always the axis along which results are neighbours in memory.
 
-What costs and limits ask also takes arrays, as ``packed.job`` says: many tiles of one format.
+What costs and limits ask also takes arrays, as ``packed.tiling`` says: many tiles of one format.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..configured import Configured, first_fault, largest
 from ..hopper import LOCAL_LIMIT
 from ..parts import MOST_PARTS, STATE
 
-__all__ = ["FORMATS", "MatrixAxis", "DirectJob", "DirectTile", "Operand"]
+__all__ = ["FORMATS", "MatrixAxis", "DirectTiling", "DirectTile", "Operand"]
 
 FORMATS = {"tf32x3": 3, "bf16x3": 3, "tf32": 1}
 """Products of tensor cores a multiplication: a float32 is two TF32 or bfloat16 numbers' sum, or rounded to one."""
@@ -200,7 +200,7 @@ def _operands(problem: ConvProblem) -> tuple[Operand, Operand]:
 
 
 @dataclass(frozen=True)
-class DirectJob:
+class DirectTiling:
     """What ``product.cl.mako`` is rendered from."""
 
     problem: ConvProblem
@@ -354,7 +354,7 @@ class DirectJob:
         if not self.operands[0].along_k:
             yield t.bm & (t.bm - 1) > 0, "rows that are neighbours in memory come in powers of two"
         yield t.stages < 2, "two stages or more"
-        yield self.local_bytes > LOCAL_LIMIT, "{job.local_bytes} bytes of local memory"
+        yield self.local_bytes > LOCAL_LIMIT, "{tiling.local_bytes} bytes of local memory"
         uncounted = t.fixup & ((t.split <= 1) | (t.split > MOST_PARTS))
         yield (t.split > self.slices) | uncounted, "more parts than slices, or than a tile's state counts"
         moves = (t.flush_every > 0) | t.compensated

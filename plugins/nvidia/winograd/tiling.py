@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch_winograd.gpu.walk import TileWalk
+from convdispatch_winograd.gpu.geometry import TileGeometry
 from convdispatch_winograd.gpu.work import Inverse, Work
 
 from convdispatch.api import Areas, ConvProblem
 
-from ..packed.job import Job
 from ..packed.source import Source
 from ..packed.tile import Tile
+from ..packed.tiling import Tiling
 from ..scales import Scales
 
 __all__ = ["Points", "PointsTile", "margin"]
@@ -55,7 +55,7 @@ class PointSource(Source):
 
 
 @dataclass(frozen=True)
-class PointsJob(Job):
+class PointsTiling(Tiling):
     """The product: ``problem`` is the 1x1 convolution."""
 
     margins: int = 0
@@ -70,7 +70,7 @@ class PointsJob(Job):
 
     def column_mark(self, n: str) -> str:
         """OpenCL expression: which of B's marks a column has."""
-        return n if self.data else f"min({n}, {self.walk.c - 1})"
+        return n if self.data else f"min({n}, {self.geometry.c - 1})"
 
     @property
     def unshift(self) -> int:
@@ -88,21 +88,21 @@ class PointsJob(Job):
         return super().misfit if self.format.planes == 2 else "formats of two planes"
 
 
-def points_job(walk: TileWalk, tile: PointsTile) -> PointsJob:
+def points_tiling(geometry: TileGeometry, tile: PointsTile) -> PointsTiling:
     """The product's numbers."""
-    problem, margins = _product(walk, tile.pieces, tile.split)
-    return PointsJob(problem, tile, margins)
+    problem, margins = _product(geometry, tile.pieces, tile.split)
+    return PointsTiling(problem, tile, margins)
 
 
 @functools.lru_cache(maxsize=1024)
-def _product(walk: TileWalk, pieces: int, split: int) -> tuple[ConvProblem, int]:
+def _product(geometry: TileGeometry, pieces: int, split: int) -> tuple[ConvProblem, int]:
     """The 1x1 convolution, and its operands' margins."""
-    work = Work(walk, pieces, split)
-    direction = "bwd_weights" if walk.weights else "fwd"
-    points = walk.points
+    work = Work(geometry, pieces, split)
+    direction = "bwd_weights" if geometry.weights else "fwd"
+    points = geometry.points
     problem = ConvProblem(direction=direction, mb=1, ic=points * work.k, oc=points * work.m, ih=1, iw=work.rows,
-                          kh=1, kw=1, g=points, layout=walk.problem.layout, math=walk.problem.math)  # fmt: skip
-    return problem, sum(margin(walk.matrices(name)) for name in ("bt", "g"))
+                          kh=1, kw=1, g=points, layout=geometry.problem.layout, math=geometry.problem.math)  # fmt: skip
+    return problem, sum(margin(geometry.matrices(name)) for name in ("bt", "g"))
 
 
 def margin(matrices: tuple[Any, Any]) -> int:
@@ -114,19 +114,19 @@ def margin(matrices: tuple[Any, Any]) -> int:
 class PointsLayout:
     """Where planes, weights, products and scales lie: bytes into the workspace, or into the packed weights' buffer."""
 
-    def __init__(self, walk: TileWalk, job: PointsJob) -> None:
+    def __init__(self, geometry: TileGeometry, tiling: PointsTiling) -> None:
         areas = Areas()
-        self.constant = not walk.weights and walk.problem.constant_weights
-        sources = (job.source,) if job.data else (job.source, job.places)
+        self.constant = not geometry.weights and geometry.problem.constant_weights
+        sources = (tiling.source,) if tiling.data else (tiling.source, tiling.places)
         self.at: dict[str, int] = {source.name: areas.add(source.image * 2) for source in sources}
         weights = Areas() if self.constant else areas
-        if job.data:
-            self.at["w"] = weights.add(job.weights_bytes)
-        self.scales = Scales(walk.problem, areas, weights)
-        self.tile_marks = areas.add(job.source.pixels * 4) // 4 if job.data else 0
+        if tiling.data:
+            self.at["w"] = weights.add(tiling.weights_bytes)
+        self.scales = Scales(geometry.problem, areas, weights)
+        self.tile_marks = areas.add(tiling.source.pixels * 4) // 4 if tiling.data else 0
         """Ints before the marks of tiles, which are their image's."""
         self.packed_size = weights.size if self.constant else 0
-        self.partial = areas.add(job.partial_bytes)
+        self.partial = areas.add(tiling.partial_bytes)
         self.size = areas.size
 
     def marks_at(self, letter: str) -> int:
@@ -150,9 +150,9 @@ class PointsWork(Work):
     def inverse(self) -> Inverse:
         """The products: channels last they lie as [tile][point][channel], the points beside one another."""
         found = super().inverse
-        if self.walk.weights or not self.walk.nhwc:
+        if self.geometry.weights or not self.geometry.nhwc:
             return found
-        return dataclasses.replace(found, mp=self.walk.points * self.m, plane=self.m)
+        return dataclasses.replace(found, mp=self.geometry.points * self.m, plane=self.m)
 
 
 @dataclass(frozen=True)
@@ -168,21 +168,21 @@ class Points:
         return cls(problem, PointsTile.of(config))
 
     @functools.cached_property
-    def walk(self) -> TileWalk:
+    def geometry(self) -> TileGeometry:
         """The problem in tiles."""
-        return TileWalk(self.problem, self.tile.points)
+        return TileGeometry(self.problem, self.tile.points)
 
     @functools.cached_property
-    def job(self) -> PointsJob:
+    def tiling(self) -> PointsTiling:
         """The product."""
-        return points_job(self.walk, self.tile)
+        return points_tiling(self.geometry, self.tile)
 
     @functools.cached_property
     def layout(self) -> PointsLayout:
         """Where everything lies."""
-        return PointsLayout(self.walk, self.job)
+        return PointsLayout(self.geometry, self.tiling)
 
     @functools.cached_property
     def work(self) -> PointsWork:
         """What the transforms ask."""
-        return PointsWork(self.walk, self.tile.pieces, self.tile.split, self.layout)
+        return PointsWork(self.geometry, self.tile.pieces, self.tile.split, self.layout)

@@ -1,4 +1,4 @@
-"""The header's walk: its phases are the convolution, its strides are memory's."""
+"""The header's geometry: its phases are the convolution, its strides are memory's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from checking import make_operands, numpy_dtype
 
-from convdispatch import ConvProblem, TensorLayout, Walk, walk_of
+from convdispatch import ConvProblem, Geometry, TensorLayout, geometry_of
 from convdispatch.api.problem import LAYOUTS
 from convdispatch.measurement import shapes
 
@@ -20,12 +20,12 @@ def deep(array: np.ndarray) -> np.ndarray:
     return array.reshape(*array.shape[:2], *(1,) * (5 - array.ndim), *array.shape[2:]).astype(float)
 
 
-def gathered(walk: Walk, source: np.ndarray, positions: list[np.ndarray]) -> np.ndarray:
+def gathered(geometry: Geometry, source: np.ndarray, positions: list[np.ndarray]) -> np.ndarray:
     """What a phase's places read at one tap; 0 outside the source."""
     found = source
     for axis, places in enumerate(positions):
-        exists = (places >= 0) & (places < walk.source.size[axis])
-        assert exists.all() or not walk.inside(axis)
+        exists = (places >= 0) & (places < geometry.source.size[axis])
+        assert exists.all() or not geometry.inside(axis)
         found = np.take(found, np.where(exists, places, 0), axis=2 + axis)
         found = found * exists.reshape(-1, *(1,) * (2 - axis))
     return found
@@ -37,37 +37,37 @@ def test_phases_are_the_convolution(entry, direction):
     """Every place of the target is written once, with the sum over its phase's taps that the reference has."""
     problem = entry.problem.replace(direction=direction)
     operands, expected = make_operands(problem)
-    walk, (source,) = walk_of(problem), [getattr(operands, name) for name in "xy" if name != problem.written]
+    geometry, (source,) = geometry_of(problem), [getattr(operands, name) for name in "xy" if name != problem.written]
     source, weights, expected = deep(source), deep(operands.w), deep(expected)
     weights = weights.reshape(problem.g, -1, *weights.shape[1:])  # [g, oc/g, ic/g, taps]
-    result, written = np.zeros(expected.shape), np.zeros(walk.target.size, int)
+    result, written = np.zeros(expected.shape), np.zeros(geometry.target.size, int)
     equation = "gmc,igczyx->igmzyx" if direction == "fwd" else "gcm,igczyx->igmzyx"
-    for phase in walk.phases:
-        places = [f + np.arange(n) * s for f, n, s in zip(phase.first, phase.count, walk.out_step, strict=True)]
+    for phase in geometry.phases:
+        places = [f + np.arange(n) * s for f, n, s in zip(phase.first, phase.count, geometry.out_step, strict=True)]
         written[np.ix_(*places)] += 1
         sums = 0.0
         for tap in itertools.product(*map(range, phase.taps)):
-            axes = zip(phase.origin, phase.count, tap, walk.step, walk.spread, strict=True)
-            read = gathered(walk, source, [o + np.arange(n) * step + t * spread for o, n, t, step, spread in axes])
-            kernel = tuple(first + t * step for first, t, step in zip(phase.tap0, tap, walk.tap_step, strict=True))
+            axes = zip(phase.origin, phase.count, tap, geometry.step, geometry.spread, strict=True)
+            read = gathered(geometry, source, [o + np.arange(n) * step + t * spread for o, n, t, step, spread in axes])
+            kernel = tuple(first + t * step for first, t, step in zip(phase.tap0, tap, geometry.tap_step, strict=True))
             read = read.reshape(problem.mb, problem.g, -1, *phase.count)
             sums = sums + np.einsum(equation, weights[:, :, :, *kernel], read)
         result[:, :, *np.ix_(*places)] = np.reshape(sums, (problem.mb, -1, *phase.count)) if phase.volume else 0
     assert (written == 1).all()
-    assert sum(phase.volume for phase in walk.phases) <= walk.volume
+    assert sum(phase.volume for phase in geometry.phases) <= geometry.volume
     np.testing.assert_array_equal(result, expected)
 
 
 def test_reads_are_the_least_and_the_greatest_position():
     for entry, direction in itertools.product(ENTRIES, ("fwd", "bwd_data")):
-        walk = walk_of(entry.problem.replace(direction=direction))
-        for phase, axis in itertools.product(walk.phases, range(3)):
+        geometry = geometry_of(entry.problem.replace(direction=direction))
+        for phase, axis in itertools.product(geometry.phases, range(3)):
             at = [
-                phase.origin[axis] + place * walk.step[axis] + tap * walk.spread[axis]
+                phase.origin[axis] + place * geometry.step[axis] + tap * geometry.spread[axis]
                 for place in range(phase.count[axis])
                 for tap in range(phase.taps[axis] if phase.volume else 0)
             ]
-            reads = phase.reads(axis, walk.step[axis], walk.spread[axis])
+            reads = phase.reads(axis, geometry.step[axis], geometry.spread[axis])
             assert (reads.start, reads.stop) == ((min(at), max(at) + 1) if at else (0, 0)), (entry.name, axis)
 
 
@@ -95,4 +95,4 @@ def test_pointwise_is_a_plain_product():
         "mb2ic4ih6oc8kh1ph1": False,
         "mb2ic4ih6oc8kh3ph1": False,
     }
-    assert {text: walk_of(ConvProblem.parse(text)).pointwise for text in pointwise} == pointwise
+    assert {text: geometry_of(ConvProblem.parse(text)).pointwise for text in pointwise} == pointwise

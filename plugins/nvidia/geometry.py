@@ -1,10 +1,10 @@
-"""From a problem to a walk over channels-last planes: the header's, or one of two that suit few channels better.
+"""From a problem to a geometry over channels-last planes: the header's, or one of two that suit few channels better.
 
-A *stacked* walk is the data gradient in one phase whose channels are every phase's: first layers have few channels, and
-wide products are what tensor cores are good at. Weights of taps that a phase does not have are zeros.
+A *stacked* geometry is the data gradient in one phase whose channels are every phase's: first layers have few
+channels, and wide products are what tensor cores are good at. Weights of taps that a phase does not have are zeros.
 
-A *folded* walk reads a source whose taps along w were laid out as channels when it was packed: first layers have few
-channels, and the tensor cores multiply eight at a time.
+A *folded* geometry reads a source whose taps along w were laid out as channels when it was packed: first layers have
+few channels, and the tensor cores multiply eight at a time.
 
 Triples are along (d, h, w).
 """
@@ -17,9 +17,9 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem, Phase, walk_of
+from convdispatch.api import ConvProblem, Phase, geometry_of
 
-__all__ = ["Phase", "ProductWalk", "SourceWindow", "along", "chunks", "walk", "window"]
+__all__ = ["Phase", "ProductGeometry", "SourceWindow", "along", "chunks", "product_geometry", "window"]
 
 Triple = tuple[int, int, int]
 _FOLD_BELOW = 8  # channels a group
@@ -36,7 +36,7 @@ def chunks(channels: int) -> int:
 
 
 @dataclass(frozen=True)
-class ProductWalk:
+class ProductGeometry:
     """The source is x for the forward product and the weights' gradient, and dy for the data gradient."""
 
     images: int
@@ -80,17 +80,18 @@ class ProductWalk:
 
 
 @functools.lru_cache(maxsize=1024)
-def walk(problem: ConvProblem, stacked: bool = False) -> ProductWalk:
-    """The walk of ``problem``'s direction; ``stacked`` asks for the data gradient in one phase."""
-    plain = walk_of(problem)
-    result = ProductWalk(plain.images, plain.groups, plain.c, plain.m, plain.source.size, plain.target.size, plain.step,
-                  plain.spread, plain.out_step, plain.tap_step, plain.kernel, plain.phases, False)  # fmt: skip
+def product_geometry(problem: ConvProblem, stacked: bool = False) -> ProductGeometry:
+    """The geometry of ``problem``'s direction; ``stacked`` asks for the data gradient in one phase."""
+    plain = geometry_of(problem)
+    result = ProductGeometry(plain.images, plain.groups, plain.c, plain.m, plain.source.size, plain.target.size,
+                  plain.step, plain.spread, plain.out_step, plain.tap_step, plain.kernel,
+                  plain.phases, False)  # fmt: skip
     if problem.direction == "bwd_data":
         return _stack(problem, result) if stacked else result
     return _fold(result) if plain.kernel[2] > 1 and plain.c < _FOLD_BELOW else result
 
 
-def _stack(problem: ConvProblem, many: ProductWalk) -> ProductWalk:
+def _stack(problem: ConvProblem, many: ProductGeometry) -> ProductGeometry:
     """The data gradient in one phase."""
     stride, one = many.out_step, (1, 1, 1)
     parts = tuple(map(min, many.target, stride))
@@ -102,7 +103,7 @@ def _stack(problem: ConvProblem, many: ProductWalk) -> ProductWalk:
     return dataclasses.replace(many, m=m, spread=one, tap_step=one, phases=(phase,), stacked=parts)
 
 
-def _fold(geo: ProductWalk) -> ProductWalk:
+def _fold(geo: ProductGeometry) -> ProductGeometry:
     """Taps along w as channels: the packed source's pixels along w are the places."""
     (phase,) = geo.phases
     kernel = (*geo.kernel[:2], 1)
@@ -144,8 +145,8 @@ class SourceWindow:
 
 
 @functools.lru_cache(maxsize=1024)
-def window(geo: ProductWalk) -> SourceWindow | None:
-    """The window of a walk with steps of 1 and several taps; None for others."""
+def window(geo: ProductGeometry) -> SourceWindow | None:
+    """The window of a geometry with steps of 1 and several taps; None for others."""
     if len(geo.phases) != 1 or geo.step != (1, 1, 1) or geo.phases[0].volume < 2:
         return None
     if geo.out_step != (1, 1, 1) and not geo.stacked:

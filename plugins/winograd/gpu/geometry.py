@@ -1,4 +1,4 @@
-"""From a problem and a tile size to what the kernels walk: tensors, tiles, and the transforms along each axis.
+"""From a problem and a tile size to what the kernels geometry: tensors, tiles, and the transforms along each axis.
 
 Forward, and the data gradient as the same over dy with the kernel flipped:
 
@@ -22,13 +22,13 @@ from convdispatch.api import ConvProblem, TensorLayout
 
 from ..transforms import Matrix, Transform, transform
 
-__all__ = ["Pair", "TileWalk"]
+__all__ = ["Pair", "TileGeometry"]
 
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class TileWalk:
+class TileGeometry:
     """One problem in tiles of ``m`` along each axis on which the kernel has more than one tap."""
 
     problem: ConvProblem
