@@ -254,12 +254,13 @@ def test_a_net_of_constants_and_of_views():
     np.testing.assert_array_equal(z, normal(3))
 
 
-def test_the_page_runs():
+def test_the_page_runs(tmp_path, monkeypatch):
     import re
     from pathlib import Path
 
-    page = (Path(__file__).parent.parent / "docs" / "onnx.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "use" / "onnx.md").read_text(encoding="utf-8")
     scope: dict = {}
+    monkeypatch.chdir(tmp_path)  # the page writes a model
     exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], scope)
     x, w = scope["x"], scope["w"]
     import convdispatch
@@ -276,3 +277,26 @@ def test_any_operator_is_folded_where_its_operands_are_known():
     proto = model(nodes, {"x": ["a", "b"]}, ["y"], {"b": np.array([3], np.int32)})
     x = normal(2, 4)
     close(load(proto)(x), x + 1 - 4)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int64"])
+def test_inputs_of_another_type_are_refused_as_onnxruntime_does(dtype):
+    net, x = load(residual()), normal(2, 3, 16, 16)
+    with pytest.raises(InvalidArgument, match=f"the input 'x' takes float32, got {dtype}"):
+        net(x.astype(dtype))
+    assert net(x.tolist()).shape == (2, 10), "Python's floats have no type of their own"
+    half = load(residual(), dtype="float16")
+    assert half(x).dtype == half(x.astype(np.float16)).dtype == np.float16
+    with pytest.raises(InvalidArgument, match="takes float32, got float64"):
+        half(x.astype(np.float64))
+    with pytest.raises(InvalidArgument, match="without a mask"):
+        net(np.ma.masked_array(x))
+
+
+def test_inputs_without_elements():
+    net = load(residual())
+    for _ in range(2):
+        empty = net(normal(0, 3, 16, 16))
+        assert empty.shape == (0, 10)
+        assert empty.dtype == np.float32
+    assert net(normal(1, 3, 16, 16)).shape == (1, 10)

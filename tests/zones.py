@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 ZONES = {
     "api": """
         activations
-        docs
+        docs*
         errors
         kernel_*
         layering
@@ -30,6 +30,7 @@ ZONES = {
         imports
         memory
         platforms*
+        process_end
         proven_checks
         template_cache
         ptx
@@ -48,6 +49,7 @@ ZONES = {
         explanation
         first_call
         guard*
+        hostile_files
         hostile_records
         injection
         layers
@@ -61,7 +63,7 @@ ZONES = {
         preference*
         record
         registry
-        sabotage
+        sabotage*
         verdicts
         second_try
         validation*

@@ -21,7 +21,7 @@ import numpy as np
 from ..api.policy import Policy
 from ..api.problem import ConvProblem
 from ..api.results import Result, Results
-from ..device import runtime
+from ..device import background, runtime
 from ..device.commands.host_memory import HostMemory
 from ..device.commands.queues import commands_of
 from ..selection import dispatch
@@ -126,7 +126,7 @@ class Tuner:
             finally:
                 self._compiling = False
 
-        threading.Thread(target=work, name="convdispatch-online", daemon=True).start()
+        background.start(work, "convdispatch-online")
 
     def _try(
         self, entry: Entry, prepared: Prepared, queue: Any, operands: dict[str, Any], constant: Constant | None

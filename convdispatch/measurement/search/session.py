@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pyopencl as cl
 
 from ...api.device import DeviceInfo
+from ...api.errors import PluginError
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Results
@@ -86,6 +87,7 @@ class Search:
         disturbed: Callable[[], str] = lambda: "",
     ) -> None:
         self.problem, self.device, self.policy = problem, device, policy
+        self._asked = str(problem)
         self.info: DeviceInfo = runtime.device_info(device)
         self.budget_ms, self.workspace_limit, self.memory_limit = budget_ms, workspace_limit, memory_limit
         self.start = time.perf_counter()
@@ -128,7 +130,12 @@ class Search:
         return results
 
     def record(self, results: Results) -> None:
-        """Store every time that the search took, and who was unsound; let the next call choose anew."""
+        """Store every time that the search took, and who was unsound; let the next call choose anew.
+
+        Raises PluginError where the problem is not the one that was asked any more: nothing is stored then.
+        """
+        if {str(self.problem), str(results.problem)} != {self._asked}:
+            raise PluginError(f"{self._asked} became {self.problem} while it was measured: nothing is recorded")
         for solver, what in self.unsound.items():
             verdicts.note(self.problem, self.info, solver, plugins().fingerprint(solver), what)
         if made := self.records(results):

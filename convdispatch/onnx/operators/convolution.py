@@ -11,7 +11,9 @@ from ...nn import functional
 from ...tensor import Tensor
 from ..call import Call, operator
 
-__all__ = ["pads_of", "same_pads"]
+__all__ = ["AUTO_PADS", "pads_of", "same_pads"]
+
+AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 
 def same_pads(total: int, mode: str) -> tuple[int, int]:
@@ -24,7 +26,7 @@ def pads_of(
     call: Call, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> list[tuple[int, int]]:
     """(near, far) along each axis, from ``pads`` or ``auto_pad``."""
-    mode, ndim = call.get("auto_pad", "NOTSET"), len(sizes)
+    mode, ndim = call.word("auto_pad", AUTO_PADS), len(sizes)
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         return [
             same_pads((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, mode)
@@ -77,7 +79,7 @@ def _trimmed(pads: list[tuple[int, int]]) -> list[tuple[int, int]]:
 @operator("ConvTranspose")
 def _transposed(call: Call) -> Tensor:
     sizes, kernel, strides, dilations = _geometry(call)
-    ndim, mode = len(sizes), call.get("auto_pad", "NOTSET")
+    ndim, mode = len(sizes), call.word("auto_pad", AUTO_PADS)
     extra = list(call.get("output_padding", [0] * ndim))
     wanted = call.get("output_shape")
     if wanted is not None and len(wanted) == ndim + 2:

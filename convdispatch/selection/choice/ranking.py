@@ -22,6 +22,7 @@ from ...api.errors import InvalidPolicy, NoSolver
 from ...api.policy import Policy, current_policy
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
+from ..defensive_copy import banned
 from ..derivation import Derived, derived
 from ..plugins import verdicts
 from ..plugins.loader import plugins
@@ -32,11 +33,10 @@ from . import lockfile
 from .evidence import Evidence, error_reason, from_neighbours, measured
 from .neighbours import Offer, neighbours
 from .preference import Preferred, preferred
+from .set_aside import needs_too_much, quarantined
 from .standing import Standing, ahead
 
-__all__ = ["Candidate", "Choices", "contestants", "forgive", "rank", "reasons", "refusal", "set_aside"]
-
-_quarantined: dict[tuple[ConvProblem, DeviceInfo, str], str] = {}
+__all__ = ["Candidate", "Choices", "contestants", "rank", "reasons", "refusal"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ def _placed(
         if not accepted:
             raise NoSolver(problem, str(device), reasons)
         try:
-            return _Ranking(problem, device, policy, accepted, reasons).candidates()
+            found = _Ranking(problem, device, policy, accepted, reasons).candidates()
+            if not any(banned(solver) for solver in accepted.values()):
+                return found
         except Fault:  # a later question showed it: the solver is set aside now, and the others are ranked
             continue
 
@@ -167,13 +169,15 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
     if reason:
         return "refused", reason
     try:
+        if answers.accepts and (reason := needs_too_much(solver, problem, device)):
+            return "refused", reason
         if answers.accepts and not answers.within(policy.workspace_limit):
             return "refused", f"no configuration needs {policy.workspace_limit} bytes of workspace or less"
     except Fault:
         pass
     if answers.fault:
         return "quarantined", answers.fault
-    failed = _quarantined.get((problem, device, solver.name))
+    failed = quarantined(problem, device, solver.name)
     failed = failed or verdicts.against(problem, device, solver.name, plugins().fingerprint(solver.name))
     return ("quarantined", failed) if failed else None
 
@@ -299,13 +303,3 @@ def reasons(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> dict[st
     solvers = contestants(problem, device)
     answers = {name: refusal(solver, problem, device, policy) for name, solver in solvers.items()}
     return {name: answer[1] for name, answer in answers.items() if answer}
-
-
-def set_aside(problem: ConvProblem, device: DeviceInfo, solver: str, reason: str) -> None:
-    """Refuse a solver for this problem and device from now on, in this process."""
-    _quarantined[problem, device, solver] = reason
-
-
-def forgive() -> None:
-    """Nobody is set aside any more."""
-    _quarantined.clear()

@@ -25,6 +25,7 @@ from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...api.policy import Policy, forbid_when_frozen
 from ...api.problem import ConvProblem
+from ...device import plainfile
 from .record import Damaged, NewerSchema, Provenance, Record, choice_text, device_key, is_device_key, stale
 from .record_files import file_text, publish, read_records, text_name
 from .timing import Timing, verdict
@@ -218,7 +219,7 @@ class PerfDB:
     def read_file(self, path: Path, source: str = "") -> list[Record]:
         """The sound records of one file; a damaged one is set aside and said."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = plainfile.read_text(path)
         except OSError:  # pruned, or set aside by another process, since the folder was listed
             return []
         except UnicodeDecodeError:
@@ -283,7 +284,7 @@ def _winner_first(ranked: list[Record]) -> list[Record]:
 
 
 def _replaces(record: Record, held: Record, rank: dict[str, int]) -> bool:
-    """Of one choice: the first source's, and there the newest; but no screening of one kernel replaces benchmarking, and
+    """Of one choice: the first source's, and there the newest; but no screening of a kernel replaces benchmarking, and
     what decides nothing replaces nothing that does."""
     if bool(record.inconclusive) != bool(held.inconclusive):
         return not record.inconclusive
