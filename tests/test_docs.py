@@ -81,7 +81,7 @@ def test_the_plugin_of_the_guide_works(tmp_path, monkeypatch):
 
 
 def test_hooks_stand_in_the_guide_with_their_signatures():
-    text = (ROOT / "docs" / "plugins" / "writing-a-plugin.md").read_text()
+    text = (ROOT / "docs" / "plugins" / "reference.md").read_text()
     for name in ("convdispatch_solvers", "convdispatch_enqueue"):
         parameters = ", ".join(inspect.signature(getattr(hookspecs, name)).parameters)
         assert f"def {name}({parameters})" in text
@@ -90,7 +90,7 @@ def test_hooks_stand_in_the_guide_with_their_signatures():
 def test_the_table_of_macros_is_what_kernels_get():
     """Every macro of every dtype, direction and layout stands in the table, and nothing else does."""
     table = (
-        (ROOT / "docs" / "plugins" / "writing-a-plugin.md")
+        (ROOT / "docs" / "plugins" / "reference.md")
         .read_text()
         .partition("### The macros of a kernel")[2]
         .partition("\n## ")[0]
@@ -145,6 +145,17 @@ def test_recorded_figures_are_what_their_pages_say(monkeypatch):
     for source in results.sources():
         page = results.read(source)
         assert source.read_text() == results.compact(page) or "tables" not in json.loads(source.read_text())
+
+
+def test_figures_stand_in_the_results():
+    """Times and rates are in docs/results, where each has its machine, date and command, and in the README's table."""
+    for page in PAGES:
+        room = page.relative_to(ROOT).parts[:-1]
+        if room[-1:] in [("results",), ("notes",), ("adr",)]:
+            continue
+        for line in page.read_text().splitlines():
+            figure = re.search(r"\d ?(ms|µs|us|[TG](FL)?OP/s|[TG]B/s|images/s)\b", line)
+            assert not figure or "at most" in line, f"{page.name} has a figure; docs/results is for them: {line}"
 
 
 def test_a_recorded_table_is_checked(tmp_path, monkeypatch):
