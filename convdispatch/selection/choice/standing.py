@@ -1,11 +1,11 @@
 """How far records go: they decide among what they measured, and no further.
 
-Each solver stands for a problem by a time. One that was benchmarked has that. One that was only screened has that
-time, or its prediction where nobody was benchmarked and that is less: screening errs upward, to three times and more.
-One that was not measured has its prediction, lengthened by as much as those who were benchmarked exceeded theirs; and
-it must be before them in the order that holds without records. Who predicts nothing and was not measured comes after who was,
-unless a rule names it and nobody was benchmarked. Another source's record of a solver that the first source did not
-measure counts like a prediction.
+Each solver stands for a problem by a time. One that was benchmarked has that. One that was only screened has that time,
+or its prediction where nobody was benchmarked and that is less: screening errs upward, to three times and more. One
+that was not measured has its prediction, lengthened by as much as those who were benchmarked exceeded theirs; and it
+must be before them in the order that holds without records. Who predicts nothing and was not measured comes after who
+was, unless a rule names it and nobody was benchmarked. Another source's record of a solver that the first source did
+not measure counts like a prediction.
 """
 
 from __future__ import annotations
