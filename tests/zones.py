@@ -42,6 +42,7 @@ ZONES = {
     """,
     "selection": """
         choices
+        standing
         derivation
         dispatch
         evidence
