@@ -1,7 +1,7 @@
 """What `make docs` does to a page before it is rendered: links that leave docs/ become the file's path.
 
-The site holds docs/ without its notes. A link to the source, as `[the rules](../../registry.yaml)`, leads somewhere in a checkout;
-in the site its text stays, with the path behind it. A path that does not exist ends the build.
+The site holds docs/ without its notes. A link to the source, as `[the rules](../../registry.yaml)`, leads somewhere in
+a checkout; in the site its text stays, with the path behind it. A path that does not exist ends the build.
 """
 
 from __future__ import annotations
