@@ -62,9 +62,19 @@ def _read(package: str, file: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _template(package: str, file: str) -> Any:
+    from mako.lookup import TemplateCollection
     from mako.template import Template
 
-    return Template(_read(package, file), strict_undefined=True)
+    class Beside(TemplateCollection):  # type: ignore[misc]
+        """What a template names as its parts: files of its own package."""
+
+        def get_template(self, uri: str, relativeto: str | None = None) -> Any:
+            return _template(package, uri)
+
+        def adjust_uri(self, uri: str, filename: str) -> str:
+            return uri
+
+    return Template(_read(package, file), uri=f"{package}/{file}", strict_undefined=True, lookup=Beside())
 
 
 def _rendered(package: str, file: str, values: Mapping[str, Any]) -> str:

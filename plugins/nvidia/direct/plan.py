@@ -11,6 +11,7 @@ from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, ker
 from .. import SHARED
 from ..instructions import Instructions
 from ..parts import parts_text
+from .product import product_text
 from .tiling import DirectTile, DirectTiling
 
 __all__ = ["DirectPlan"]
@@ -42,8 +43,7 @@ class DirectPlan(StepPlan):
         text = self._common(self._partial) + instructions.text(self._emulate) + kernel_text(SHARED, "sums.cl")
         text += parts_text(self.tiling, self.tiling.tile.split, self.tiling.tile.frag_m) if fixup else ""
         text += kernel_text(__package__, "split.cl.mako", depth=depth)
-        return text + kernel_text(__package__, "product.cl.mako", tiling=self.tiling, emulate=self._emulate,
-                                  at_once=self._units)  # fmt: skip
+        return text + product_text(self.tiling, self._emulate, self._units)
 
     def _written(self) -> list[str]:
         problem = self.tiling.problem
