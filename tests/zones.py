@@ -113,6 +113,7 @@ ZONES = {
         page_*
         progress
         quiet
+        rendered
         replay
         classify
         cli

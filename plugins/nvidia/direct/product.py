@@ -100,7 +100,7 @@ class Copies:
         return 4 * (i * self.row_step * row + j * self.k_step * k) + at
 
 
-def product_text(tiling: DirectTiling, emulate: bool, at_once: int) -> str:
+def product_text(tiling: DirectTiling, emulate: bool) -> str:
     """The kernel ``direct`` for a tiling; what it calls comes before it (``plan.py``)."""
     t, p, width = tiling.tile, tiling.problem, tiling.out_width
     across = min(t.bn // width, t.items)
