@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 ZONES = {
     "api": """
         activations
-        docs
+        docs*
         errors
         kernel_*
         layering
@@ -30,6 +30,7 @@ ZONES = {
         imports
         memory
         platforms*
+        process_end
         proven_checks
         template_cache
         ptx
@@ -41,12 +42,14 @@ ZONES = {
     """,
     "selection": """
         choices
+        standing
         derivation
         dispatch
         evidence
         explanation
         first_call
         guard*
+        hostile_files
         hostile_records
         injection
         layers
@@ -60,7 +63,7 @@ ZONES = {
         preference*
         record
         registry
-        sabotage
+        sabotage*
         verdicts
         second_try
         validation*

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..device.programs.proven import proven
     from ..device.rates import rates
     from ..measurement.find import find
+    from ..measurement.sampled import sampled_fault
     from ..selection.explanation import Explanation, explain
     from ..selection.planpack import LoadedPack, load_pack
     from .activations import activation_macro

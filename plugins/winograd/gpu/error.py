@@ -11,7 +11,7 @@ from .geometry import TileGeometry
 __all__ = ["TILES", "expected", "longest", "refusal"]
 
 # (m, r): relative error of a sum of n products over the root of n, for kernels along both axes and along one; float32,
-# normal data, n from 64 to 1024 (docs/winograd-gpu.md). A tile's own rounding is below it from n = 16 on.
+# normal data, n from 64 to 1024 (docs/results/accuracy.md). A tile's own rounding is below it from n = 16 on.
 _RATE = {
     (2, 3): (3.2e-8, 2.6e-8),
     (4, 3): (9.5e-8, 4.3e-8),
