@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,3 +75,16 @@ def test_the_command_prints_every_program():
     assert "program 1 of 1" in done.output
     assert "void direct(" in done.output
     assert all(info.compute_units > 1 for info in DESCRIBED.values())
+
+
+def test_the_page_shows_the_kernel_as_it_is():
+    page = (Path(__file__).parent.parent / "docs" / "design" / "reading-a-kernel.md").read_text()
+    (command,) = re.findall(r"^\$ convdispatch (.*)$", page, re.MULTILINE)
+    text = CliRunner().invoke(main, shlex.split(command)).output.splitlines()
+    place = 0
+    for block in re.findall(r"^```c\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        place = 0
+        for line in block.splitlines():
+            assert line in text[place:], f"{line!r} stands nowhere behind the line before it"
+            place = text.index(line, place) + 1
+    assert place
