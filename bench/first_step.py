@@ -118,10 +118,8 @@ def child(mode: str, seconds: float) -> None:
     full = next((end for at, end in enumerate(ends) if _keeps(times[at + 1 :], last)), ends[-1])
     found = {"first": ends[0], "second": times[1], "last": last, "full": full, "settled": settled, "slow": len(slow)}
     if mode != "torch":
-        spent = {name: notes.of(name) for name in startup_profile.PHASES}
-        found["first step's seconds"] = {"imports": ready} | {
-            n: round(s.seconds, 3) for n, s in spent.items() if s.count
-        }
+        spent = {name: notes.of(name).seconds for name in startup_profile.PHASES if notes.of(name).count}
+        found["phases"] = {name: round(s, 3) for name, s in {"imports": ready, **spent}.items()}
         counted = ct.counters()
         found |= {name: counted[name] for name in ("ours", "left", "compiling")} | {"reasons": counted["reasons"]}
         from convdispatch.calls.planner_pool import pool

@@ -40,8 +40,8 @@ def _key(cuda: Cuda, text: str) -> str:
 
 
 def machine_code(cuda: Cuda, text: str) -> bytes | None:
-    """The machine code of a PTX text: carried by a pack, from its file, or assembled now and kept; None where the
-    driver does not say it. Raises CudaError for a text that it refuses."""
+    """The machine code of a PTX text: carried by a pack, from its file, or assembled now and kept; None where nothing
+    is kept, and where the driver does not hand it out."""
     from ..programs.binary_cache import folder, read_file, write_file
 
     try:
@@ -53,6 +53,8 @@ def machine_code(cuda: Cuda, text: str) -> bytes | None:
         return bytes(carried[0])
     place = folder()
     path = None if place is None else place / f"{key[:40]}.cubin"
+    if path is None and not artifact_store.gathers():
+        return None  # the driver's own cache serves
     found = None if path is None else read_file(path, _FORM)
     if found is None:
         with phase("assemble"):
