@@ -217,34 +217,34 @@ def overhead(queue: Any) -> None:
 
 
 def memory(queue: Any) -> None:
-    """Device and host memory over many calls, on each road."""
+    """Device and host memory over many calls, on each path."""
     problem = ConvProblem.parse("fwd_f32_mb1ic256ih14iw14oc256kh3kw3ph1pw1")
     arrays = operands(problem)
     given = {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}
-    roads = {"torch": lambda: call(problem, given), "NumPy": lambda: call(problem, arrays)}
+    paths = {"torch": lambda: call(problem, given), "NumPy": lambda: call(problem, arrays)}
     on_queue = {name: cla.to_device(queue, array) for name, array in arrays.items()}
-    roads["Array"] = lambda: call(problem, on_queue)
+    paths["Array"] = lambda: call(problem, on_queue)
     try:
         import cupy
 
         cupys = {name: cupy.asarray(array) for name, array in arrays.items()}
-        roads["cupy"] = lambda: call(problem, cupys)
+        paths["cupy"] = lambda: call(problem, cupys)
     except ImportError:
         pass
     try:
         import jax.numpy
 
         jaxs = {name: jax.numpy.asarray(array) for name, array in arrays.items()}
-        roads["jax"] = lambda: call(problem, jaxs)
+        paths["jax"] = lambda: call(problem, jaxs)
     except ImportError:
         pass
     import resource
 
-    for name, road in roads.items():
+    for name, path in paths.items():
         seen = []
         for count in (CALLS // 10, CALLS):
             for number in range(count if name != "NumPy" else count // 10):
-                road()
+                path()
                 if number % 500 == 0:
                     torch.cuda.synchronize()
                     queue.finish()

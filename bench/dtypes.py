@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 import ml_dtypes  # noqa: F401 its import makes "bfloat16" a dtype of NumPy's
 import rich
-from layers import layers, race, solver_work, torch_work
+from layers import interleaved, layers, solver_work, torch_work
 from rich.table import Table
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -59,7 +59,7 @@ def main(net, only, directions, peer, seconds, rounds, fresh, dry, path) -> None
                 for each in works.values():
                     each()
                 continue
-            times = race(works, seconds, rounds)
+            times = interleaved(works, seconds, rounds)
             best = {
                 key: min(times[f"{key} nchw"], times[f"{key} nhwc"]) for key in (*DTYPES, *map("torch {}".format, peer))
             }

@@ -123,7 +123,7 @@ def tune(address: str, wanted: list[Any], budget_ms: float) -> dict[str, Any]:
 def overhead(address: str, count: int = 400) -> float:
     """Milliseconds a task of no work takes a device, a few given at a time."""
     from convdispatch.cluster.connecting import Workers, connected
-    from convdispatch.cluster.placing import Job
+    from convdispatch.cluster.placing import Task
     from convdispatch.cluster.running import Run
     from convdispatch.cluster.tasks import idle
 
@@ -131,28 +131,28 @@ def overhead(address: str, count: int = 400) -> float:
         run = Run(client, Workers(client))
         (key,) = run.kinds
         devices = len(run.kinds[key].workers)
-        run.add(*(Job("", key, idle, (number,)) for number in range(count)))
+        run.add(*(Task("", key, idle, (number,)) for number in range(count)))
         begun = time.perf_counter()
         assert sum(answer for _, answer in run.answers()) == count * (count - 1) // 2
         return round((time.perf_counter() - begun) / count * 1e3 * devices, 2)
 
 
 def agreement(address: str, wanted: list[Any], budget_ms: float) -> dict[str, Any]:
-    """Problems on two devices of a kind: of each choice that both raced, how far apart, and which are in doubt."""
+    """Problems on two devices of a kind: of each choice that both measured, how far apart, and which are in doubt."""
     from convdispatch import find_many
 
     told: list[str] = []
     found = find_many(wanted, address, budget_ms=budget_ms, agree=1, tell=told.append)
-    raced: dict[tuple[str, Any], dict[str, Any]] = {}
+    benchmarked: dict[tuple[str, Any], dict[str, Any]] = {}
     for record in sorted(stored(), key=lambda record: record.created):
-        if record.raced and not record.doubt:
-            raced.setdefault((record.problem, record.choice), {})[record.worker] = record
-    pairs = [list(sides.values()) for sides in raced.values() if len(sides) > 1]
+        if record.benchmarked and not record.doubt:
+            benchmarked.setdefault((record.problem, record.choice), {})[record.worker] = record
+    pairs = [list(sides.values()) for sides in benchmarked.values() if len(sides) > 1]
     ratios = sorted(max(r.median_ms for r in pair) / min(r.median_ms for r in pair) for pair in pairs)
     apart = sum(max(r.ci_ms[0] for r in pair) > min(r.ci_ms[1] for r in pair) for pair in pairs)
-    best = [min((r for p in raced.values() for r in p.values() if r.problem == str(q.problem)), default=None,
+    best = [min((r for p in benchmarked.values() for r in p.values() if r.problem == str(q.problem)), default=None,
                 key=lambda r: r.median_ms) for q in found]  # fmt: skip
-    return {"problems": len(found), "choices that both raced": len(pairs), "intervals apart": apart,
+    return {"problems": len(found), "choices that both benchmarked": len(pairs), "intervals apart": apart,
             "median ratio": ratios and round(statistics.median(ratios), 4), "largest ratio": ratios and ratios[-1],
             "in doubt": sum(bool(record.doubt) for record in stored()), "told": told,
             "fastest": [(r.problem, r.solver, r.median_ms, r.ci_ms, r.worker) for r in best if r]}  # fmt: skip

@@ -16,9 +16,10 @@ from pathlib import Path
 import click
 
 from convdispatch.api.problem import ConvProblem
-from convdispatch.selection.records.packs import export_pack, file_name, file_text, import_pack
+from convdispatch.selection.records.packs import export_pack, import_pack
 from convdispatch.selection.records.perfdb import PerfDB
 from convdispatch.selection.records.record import Provenance, Record
+from convdispatch.selection.records.record_files import file_name, file_text
 
 SEARCH = 16
 """Records of a search."""
@@ -38,12 +39,11 @@ def searches(count: int) -> Iterator[list[Record]]:
                 Record(
                     problem=str(problem), device=KEY, solver=f"nvidia.wgmma{place % 5}", config=config,
                     median_ms=median, ci_ms=(median * 0.9987654321, median * 1.0012345678),
-                    p20_ms=median * 0.9987654321, p80_ms=median * 1.0012345678, count=25, raced=True, look_ms=median,
-                    error=1.2345678e-07, workspace=1 << 20, deterministic=True, default=place == 0,
-                    device_name="NVIDIA CUDA: NVIDIA H200",
-                    provenance=Provenance("nvidia", "0.1.0", "0123456789abcdef", "570.86.15"),
-                    budget_ms=3000.0, created=f"2026-01-01T00:00:{number % 60:02}.000000+00:00", version="0.1.0",
-                    worker="node17/0:3",
+                    p20_ms=median * 0.9987654321, p80_ms=median * 1.0012345678, count=25, benchmarked=True,
+                    screening_ms=median, error=1.2345678e-07, workspace=1 << 20, deterministic=True, default=place == 0,
+                    device_name="NVIDIA CUDA: NVIDIA H200", provenance=Provenance("nvidia", "0.1.0", "0123456789abcdef",
+                    "570.86.15"), budget_ms=3000.0, created=f"2026-01-01T00:00:{number % 60:02}.000000+00:00",
+                    version="0.1.0", worker="node17/0:3",
                 )
             )  # fmt: skip
         yield made
@@ -109,13 +109,13 @@ def _size(folder: Path) -> tuple[int, int]:
 @main.command()
 @click.option("--count", default=100_000, show_default=True)
 @click.option("--devices", default=4, show_default=True, help="Workers, each of one pretended device.")
-@click.option("--paced", is_flag=True, help="By the same road as find_many; else all tasks at once.")
+@click.option("--paced", is_flag=True, help="The same way as find_many; else all tasks at once.")
 def tasks(count: int, devices: int, paced: bool) -> None:
     """Milliseconds that a task of no work takes, from its submission to its answer, with all devices busy."""
     import distributed
 
     from convdispatch.cluster.connecting import Workers
-    from convdispatch.cluster.placing import Job
+    from convdispatch.cluster.placing import Task
     from convdispatch.cluster.requirements import distributed as quiet
     from convdispatch.cluster.running import Run
     from convdispatch.cluster.tasks import idle
@@ -130,7 +130,7 @@ def tasks(count: int, devices: int, paced: bool) -> None:
             begun = time.perf_counter()
             if paced:
                 run = Run(client, Workers(client))
-                run.add(*(Job("", KEY, idle, (number,)) for number in range(count)))
+                run.add(*(Task("", KEY, idle, (number,)) for number in range(count)))
                 total = sum(answer for _, answer in run.answers())
             else:
                 made = client.map(idle, range(count), resources={KEY: 1}, pure=False, batch_size=10_000)

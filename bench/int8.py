@@ -3,7 +3,7 @@
     python bench/int8.py gpu     # one NVIDIA GPU: nvidia.tma on bytes, ``wgmma ... s32.s8.s8``, beside float16's
     python bench/int8.py cpu     # x86 with AVX512-VNNI, Intel's OpenCL: ``vpdpbusd``, beside float32 and dot_acc_sat
 
-Prototypes, which no solver offers (docs/adr/0016-int8.md). A pair of int8 channels is to the copy engine what one
+Prototypes, which no solver offers (ADR 16). A pair of int8 channels is to the copy engine what one
 float16 channel is, so the GPU's is ``nvidia.tma``'s kernel of half as many channels with another instruction, its sums
 times a scale rounded to float16.
 """

@@ -96,7 +96,7 @@ def torch_work(problem: ConvProblem) -> Work:
     return work
 
 
-def race(works: dict[str, Work], seconds: float, rounds: int) -> dict[str, float]:
+def interleaved(works: dict[str, Work], seconds: float, rounds: int) -> dict[str, float]:
     """Median milliseconds of each, in turns of some calls in a row, for some seconds and at least some rounds.
 
     A turn's first call does not count: it finds cores that have slept and caches that hold another's numbers, and takes
@@ -174,7 +174,7 @@ def main(
                 rich.print(name, each, ran)
         if against == "torch":
             works |= {"torch " + each: torch_work(problem.replace(layout=each)) for each in ("nchw", "nhwc")}
-        times = race(works, seconds, 5)
+        times = interleaved(works, seconds, 5)
         ours = min(times[each] for each in layouts)
         cells = [f"{value:.2f}" for value in times.values()]
         if against == "torch":

@@ -51,7 +51,7 @@ def say(text: str) -> None:
     print(f"{time.perf_counter() - START:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
-def race(works: dict[str, tuple[Callable[[], None], Callable[[], None]]], seconds: float) -> dict[str, float]:
+def interleaved(works: dict[str, tuple[Callable[[], None], Callable[[], None]]], seconds: float) -> dict[str, float]:
     """Median milliseconds of each ``(work, wait)``, in turns."""
     repeat, samples = {}, {name: [] for name in works}
     for name, (work, wait) in works.items():
@@ -202,7 +202,7 @@ def infer(nets, batches, budget, seconds, layouts, device, within, folder) -> No
                     "torch": (functools.partial(module, given), wait),
                     "torch last": (functools.partial(module, last), wait),
                 }
-                times = race(works, seconds)
+                times = interleaved(works, seconds)
             peer = min(times["torch"], times["torch last"])
             print(
                 f"{name} mb{mb}: ours {times['ours']:.3f} ms ({mb / times['ours'] * 1e3:,.0f} images/s, "
@@ -288,7 +288,7 @@ def train(nets, batches, budget, seconds, layout, device, within, folder) -> Non
             queue.finish()
             say(f"{name} mb{mb}: beside torch")
             held = runtime.memory_statistics(found).held_bytes
-            times = race({"ours": (step, queue.finish), "torch": (torch_step, wait_torch(place))}, seconds)
+            times = interleaved({"ours": (step, queue.finish), "torch": (torch_step, wait_torch(place))}, seconds)
             host = enqueue_ms(step, queue)
             grown = runtime.memory_statistics(found).held_bytes - held
             print(

@@ -4,7 +4,7 @@
 
 Prints the median microseconds of: the kernel called through pyopencl; the plan; conv() into ``out=``; conv() that
 allocates its result; on every kind of array that is here. One queue, finished between batches so that no call waits for
-room. Each is compared with the bare launch of its road: an enqueue; one that waits for the event that an ``Array``
+room. Each is compared with the bare launch on its path: an enqueue; one that waits for the event that an ``Array``
 carries; an enqueue and its wait, for host memory; a launch by CUDA's driver; and, for ``enable()``, PyTorch's call of
 an operator that is overridden in Python by an enqueue and its wait.
 """
@@ -42,7 +42,7 @@ NOTHING = "kernel void nothing(global const float *x, global const float *w, glo
 
 
 class Tiny(cd.Solver):
-    """One kernel that does next to nothing, so that what is left is the road to it."""
+    """One kernel that does next to nothing, so that what is left is the path to it."""
 
     name = "overhead.tiny"
 
@@ -101,7 +101,7 @@ def main(device: str | None, calls: int) -> None:
         sizes = kernel.global_size, kernel.local_size
         host = nx, nw, ny = [array.get() for array in (x, w, y)]
         enqueue, after, wait = BARE[:3]
-        # Where kernels take the host's pointers, a host array's road ends in a launch on those.
+        # Where kernels take the host's pointers, a host array's path ends in a launch on those.
         pointed = host_memory.has_system_svm(queue.device)
         given = [host_memory.HostMemory(array) for array in host] if pointed else buffers
         on_host = BARE[5] if pointed else wait

@@ -33,7 +33,7 @@ import numpy as np
 
 import convdispatch
 from convdispatch import ConvProblem, policy, runtime
-from convdispatch.api.activation import ACTIVATIONS
+from convdispatch.api.activations import ACTIVATIONS
 from convdispatch.api.errors import ConvDispatchError, ConvDispatchWarning, InvalidProblem
 from convdispatch.api.policy import current_policy
 from convdispatch.measurement import reference

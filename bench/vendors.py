@@ -70,7 +70,7 @@ def main() -> None:
 @click.option("--direction", "directions", multiple=True, type=click.Choice(DIRECTIONS), default=DIRECTIONS)
 def cpu(net: str, only: str | None, rounds: int, seconds: float, constant: bool, directions: tuple[str, ...]) -> None:
     """onednn, every configuration in both layouts, beside torch in both; best against best."""
-    from layers import race, solver_work, torch_work
+    from layers import interleaved, solver_work, torch_work
 
     info, ratios, rows = runtime.device_info(runtime.default_device()), [], []
     for direction in directions:
@@ -84,11 +84,11 @@ def cpu(net: str, only: str | None, rounds: int, seconds: float, constant: bool,
                 for number, config in enumerate(solver.configs(problem, info)):
                     works[f"{layout} {config['data']}"] = solver_work(problem, name, number)[1]
                 works["torch " + layout] = torch_work(problem)
-            first = race(works, 0.2, 1)
+            first = interleaved(works, 0.2, 1)
             best = [
                 min((first[key], key) for key in works if key.startswith("torch") == peer) for peer in (False, True)
             ]
-            final = race({key: works[key] for _, key in best}, seconds, rounds)
+            final = interleaved({key: works[key] for _, key in best}, seconds, rounds)
             times = first | final
             ours, theirs = ((final[key], key) for _, key in best)
             ratios.append(theirs[0] / ours[0])

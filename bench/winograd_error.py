@@ -1,4 +1,4 @@
-"""Errors of minimal filtering by tile size and channels, beside the direct sum's: the table of docs/winograd.md.
+"""Errors of minimal filtering by tile size and channels, beside the direct sum's: docs/results/accuracy.md.
 
     python bench/winograd_error.py --solver 'winograd.f?x?' --channels 16,64,256,1024
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import convdispatch
+from convdispatch.api.activations import ACTIVATIONS, parse_activation
 from convdispatch.api.errors import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
@@ -28,7 +29,6 @@ _SENTINEL = 0xA5
 _EXACT_LIMIT = {"float32": 2**24, "float64": 2**53, "float16": 2**11, "bfloat16": 2**8}
 """Integers up to here are exact in the dtype."""
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
-_ROUNDING_ACTIVATIONS = ("leaky_relu", "elu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish", "gelu", "mish")
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -245,7 +245,7 @@ def compare(got: np.ndarray, expected: np.ndarray, limit: float, what: str = "",
 
 
 def _rounds(problem: ConvProblem) -> bool:
-    return problem.activation is not None and problem.activation.startswith(_ROUNDING_ACTIVATIONS)
+    return problem.activation is not None and not ACTIVATIONS[parse_activation(problem.activation)[0]].exact
 
 
 def rerun(problem: ConvProblem, solver: str | None, seed: int) -> str:

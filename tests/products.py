@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pyopencl as cl
 
-from convdispatch.api.activation import apply_activation
+from convdispatch.api.activations import apply_activation
 from convdispatch.api.device import DeviceInfo
 from convdispatch.device import runtime
 from convdispatch.device.gemm import Axis, GemmPlan, GemmSpec, Matrix, packed_layout

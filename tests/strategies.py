@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 
-from convdispatch.api.activation import ACTIVATIONS, parse_activation
+from convdispatch.api.activations import ACTIVATIONS, parse_activation
 from convdispatch.api.errors import InvalidProblem
 from convdispatch.api.problem import ConvProblem
 

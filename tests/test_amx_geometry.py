@@ -13,43 +13,43 @@ from hypothesis import given
 from strategies import FUZZ, problems
 
 from convdispatch import ConvProblem
-from convdispatch.api.walk import TensorLayout, walk_of
+from convdispatch.api.geometry import TensorLayout, geometry_of
 
 
-def laid_out(walk, flat, part: int) -> np.ndarray:
+def laid_out(geometry, flat, part: int) -> np.ndarray:
     """Where each position of a part reads, by the kernel's rules: an element of one channel, all images; -1: a zero."""
-    rows = np.arange(walk.images * flat.rows + flat.beyond)
+    rows = np.arange(geometry.images * flat.rows + flat.beyond)
     image, rest = rows // flat.rows, rows % flat.rows
-    tall, size = flat.axes[1].pitch, walk.source.size
+    tall, size = flat.axes[1].pitch, geometry.source.size
     first = [remainder + axis.first for remainder, axis in zip(flat.parts[part], flat.axes, strict=True)]
-    d, h = rest // tall * walk.step[0] + first[0], rest % tall * walk.step[1] + first[1]
-    w = np.arange(flat.pitch) * walk.step[2] + first[2]
-    there = (image < walk.images) & (d >= 0) & (d < size[0]) & (h >= 0) & (h < size[1])
+    d, h = rest // tall * geometry.step[0] + first[0], rest % tall * geometry.step[1] + first[1]
+    w = np.arange(flat.pitch) * geometry.step[2] + first[2]
+    there = (image < geometry.images) & (d >= 0) & (d < size[0]) & (h >= 0) & (h < size[1])
     inside = there[:, None] & (w >= 0) & (w < size[2])
     return np.where(inside, (((image * size[0] + d) * size[1] + h) * size[2])[:, None] + w, -1).ravel()
 
 
 def check_flat(problem: ConvProblem) -> None:
-    """A tap is one offset: from every place it finds the element that the walk says, or a zero."""
-    walk = walk_of(problem)
-    written = np.zeros(walk.target.size, int)
-    flat = flat_of(walk)
-    parts = [laid_out(walk, flat, part) for part in range(len(flat.parts))]
-    for phase, taps in zip(walk.phases, flat.taps, strict=True):
-        at = [f + np.arange(n) * step for f, n, step in zip(phase.first, phase.count, walk.out_step, strict=True)]
+    """A tap is one offset: from every place it finds the element that the geometry says, or a zero."""
+    geometry = geometry_of(problem)
+    written = np.zeros(geometry.target.size, int)
+    flat = flat_of(geometry)
+    parts = [laid_out(geometry, flat, part) for part in range(len(flat.parts))]
+    for phase, taps in zip(geometry.phases, flat.taps, strict=True):
+        at = [f + np.arange(n) * step for f, n, step in zip(phase.first, phase.count, geometry.out_step, strict=True)]
         written[np.ix_(*at)] += 1
         assert len(taps) == phase.volume
-        image, *place = np.ix_(range(walk.images), *map(range, phase.count))
+        image, *place = np.ix_(range(geometry.images), *map(range, phase.count))
         position = ((image * flat.axes[0].pitch + place[0]) * flat.axes[1].pitch + place[1]) * flat.pitch + place[2]
         assert [tap.offset >= 0 for tap in taps] == [True] * len(taps)
         for tap, t in zip(taps, itertools.product(*map(range, phase.taps)), strict=True):
-            kernel = [k + n * step for k, n, step in zip(phase.tap0, t, walk.tap_step, strict=True)]
-            assert tap.kernel == np.ravel_multi_index(kernel, walk.kernel)
+            kernel = [k + n * step for k, n, step in zip(phase.tap0, t, geometry.tap_step, strict=True)]
+            assert tap.kernel == np.ravel_multi_index(kernel, geometry.kernel)
             read = [
-                each * walk.step[axis] + phase.origin[axis] + t[axis] * walk.spread[axis]
+                each * geometry.step[axis] + phase.origin[axis] + t[axis] * geometry.spread[axis]
                 for axis, each in enumerate(place)
             ]
-            size = walk.source.size
+            size = geometry.source.size
             d, h, w = ((each >= 0) & (each < n) for each, n in zip(read, size, strict=True))
             element = ((image * size[0] + read[0]) * size[1] + read[1]) * size[2] + read[2]
             np.testing.assert_array_equal(parts[tap.part][position + tap.offset], np.where(d & h & w, element, -1))
@@ -101,8 +101,8 @@ def test_taps_are_offsets_whatever_the_geometry(problem):
     ],
 )
 def test_rows_share_their_zeros(text, pitch):
-    walk = walk_of(ConvProblem.parse(text))
-    assert flat_of(walk).pitch == pitch
+    geometry = geometry_of(ConvProblem.parse(text))
+    assert flat_of(geometry).pitch == pitch
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
@@ -149,7 +149,7 @@ def test_what_tiles_read_lies_in_the_slot(text, direction, layout, rows):
     lists = 8 * (kernel.band_rows + len(kernel.taps) * kernel.rows) + 4 * kernel.steps
     assert kernel.sums_at + sides * 2 * 4096 + lists <= kernel.slot
     # Whole lines but where channels' places are read as they lie, which only one tap does.
-    assert kernel.unit == (4 if layout == "nchw" and walk_of(problem).volume == 1 else 64 * 3)
+    assert kernel.unit == (4 if layout == "nchw" and geometry_of(problem).volume == 1 else 64 * 3)
 
 
 def test_one_program_serves_many_geometries():
@@ -159,10 +159,10 @@ def test_one_program_serves_many_geometries():
         kernel = TilesKernel(ConvProblem.parse(problem), {"planes": 2, "rows": 5, "panels": 1, "items": 4})
         return kernel.text(kernel.sizes()[0])
 
-    small = [each for each in GEOMETRY if len(flat_of(walk_of(ConvProblem.parse(each))).parts) <= 5]
+    small = [each for each in GEOMETRY if len(flat_of(geometry_of(ConvProblem.parse(each))).parts) <= 5]
     assert len(small) > 9
     assert len({text(f"nhwc_{each}") for each in small}) == 1
-    steps = {each: walk_of(ConvProblem.parse(each)).step[2] for each in small if "kh1s" not in each}
+    steps = {each: geometry_of(ConvProblem.parse(each)).step[2] for each in small if "kh1s" not in each}
     assert len({text(each) for each in steps}) == len(set(steps.values())) == 4
     assert text(GEOMETRY[0]) != text(f"nhwc_{GEOMETRY[0]}")
     assert text(GEOMETRY[0]) != text(GEOMETRY[0] + "+bias") != text(GEOMETRY[0] + "+bias+relu")

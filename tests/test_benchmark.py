@@ -113,14 +113,14 @@ def shown(report: Report) -> str:
 
 
 def test_a_layer_has_one_number_with_its_interval(tmp_path):
-    """The last race took twice the search's time: the others stand in proportion, whichever hour they are of."""
+    """The last rounds took twice the search's time: the others stand in proportion, whichever hour they are of."""
     report = example()
     found = report.measured["fwd_f32_mb1ic8ih10iw10oc8kh3kw3"]
     found.best = replace(found.best, median_ms=3.6, ci_ms=(3.5, 3.75))
     found.rows = [
-        Row("a.one", {"t": 1}, "measured", "", 1.8, 1.7, 1.9, 9, ci_ms=(1.7, 1.9), raced=True, look_ms=2.0),
-        Row("b.one", {}, "measured", "", 2.7, 2.6, 2.8, 9, raced=True),
-        Row("c.one", {}, "cut", "slower", 5.4, 5.4, 5.4, 3, raced=False),
+        Row("a.one", {"t": 1}, "measured", "", 1.8, 1.7, 1.9, 9, ci_ms=(1.7, 1.9), benchmarked=True, screening_ms=2.0),
+        Row("b.one", {}, "measured", "", 2.7, 2.6, 2.8, 9, benchmarked=True),
+        Row("c.one", {}, "cut", "slower", 5.4, 5.4, 5.4, 3, benchmarked=False),
     ]
     line = lines(report)[0]
     assert solver_times(line.measured) == pytest.approx({"a.one": 3.6, "b.one": 5.4, "c.one": 10.8})
@@ -130,12 +130,12 @@ def test_a_layer_has_one_number_with_its_interval(tmp_path):
     texts = [re.sub(r"(<[^>]+>)+", "|", cell) for cell in cells]
     assert "|3.6|3.5-3.75|1|" in texts[0]
     assert "|1.5|" in texts[1]
-    assert "|3, not raced|" in texts[2]
+    assert "|3, not benchmarked|" in texts[2]
     assert not any(ms in text for text in texts for ms in ("1.8", "2.7", "5.4"))
     write_csv(report, tmp_path / "r.csv")
     with (tmp_path / "r.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["layer"] == "L0"]
-    assert [row["timed_in"] for row in rows[:5]] == ["race", "race", "search", "search", "first look"]
+    assert [row["timed_in"] for row in rows[:5]] == ["benchmarking", "benchmarking", "search", "search", "screening"]
     assert (rows[0]["ci_low_ms"], rows[0]["ci_high_ms"]) == ("3.5", "3.75")
 
 

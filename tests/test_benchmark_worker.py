@@ -243,7 +243,7 @@ def test_the_command_compiles_ahead(solvers, device, roofs, tmp_path):
     solvers(ODD="odd.a=2")
     report = run.run(entries(TINY), device, isolate=True, jobs=2, budget_ms=20000)
     assert report.measured
-    assert len(compiled(tmp_path)) >= 4, "two beforehand, two as they were measured, at most one in the race"
+    assert len(compiled(tmp_path)) >= 4, "two beforehand, two as they were measured, at most one in benchmarking"
 
 
 def test_the_default_is_all_processors_for_a_gpu_alone(device):

@@ -141,8 +141,8 @@ def test_tables_name_the_configuration_and_nothing_is_cut_where_output_is_piped(
         assert "faulty.many" in line
         assert full in line
         assert "user" in line
-    assert "first look" in found.output
-    assert "first look" in listed
+    assert "screening" in found.output
+    assert "screening" in listed
 
 
 def test_prune_leaves_what_decides(device, folder):

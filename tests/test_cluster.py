@@ -20,7 +20,7 @@ from convdispatch.api.errors import NoDevice
 from convdispatch.api.problem import ConvProblem
 from convdispatch.cluster import offers
 from convdispatch.cluster.connecting import Workers
-from convdispatch.cluster.placing import Job
+from convdispatch.cluster.placing import Task
 from convdispatch.cluster.running import Failed, Run
 from convdispatch.cluster.tasks import idle
 from convdispatch.device import runtime
@@ -183,7 +183,7 @@ def test_a_worker_that_is_killed_costs_its_task_alone(farm, records):
 def test_an_interrupt_keeps_what_is_done_and_the_next_run_goes_on(farm, records, plugin):
     command = [sys.executable, "-m", "convdispatch", "find", *PROBLEMS, "--budget", "300", "--agree", "0"]
     command += ["--cluster", farm.address, "--device", "cpu", "--json"]
-    # Where this run is a background job, SIGINT is ignored, and children inherit that.
+    # Where this run is a background task, SIGINT is ignored, and children inherit that.
     heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heard) as process:
         until = time.monotonic() + 60
@@ -223,9 +223,9 @@ def test_a_task_costs_little_beside_its_work_and_failures_are_said(farm):
     with client_of(farm) as client:
         run = Run(client, Workers(client))
         (key,) = run.kinds
-        run.add(*(Job(str(i), key, idle, (i,)) for i in range(100)))
+        run.add(*(Task(str(i), key, idle, (i,)) for i in range(100)))
         assert sorted(answer for _, answer in run.answers()) == list(range(100))
-        run.add(Job("no number", key, int, ("x",)))
+        run.add(Task("no number", key, int, ("x",)))
         ((_, failed),) = run.answers()
         assert isinstance(failed, Failed)
         assert "invalid literal" in str(failed)

@@ -23,7 +23,9 @@ from convdispatch.selection.records.record import Provenance, Record, stale
 pytest.importorskip("distributed", reason="pip install 'convdispatch[cluster]'")
 
 PROBLEM = "mb1ic4ih5oc4kh3ph1"
-BASE = Record("p", "kind", "s", {}, 1.0, (0.9, 1.1), 0.9, 1.1, 25, raced=True, worker="a/0:0", created="2026-01-01")
+BASE = Record(
+    "p", "kind", "s", {}, 1.0, (0.9, 1.1), 0.9, 1.1, 25, benchmarked=True, worker="a/0:0", created="2026-01-01"
+)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,7 @@ BASE = Record("p", "kind", "s", {}, 1.0, (0.9, 1.1), 0.9, 1.1, 25, raced=True, w
         ({"median_ms": 1.5, "ci_ms": (1.4, 1.6)}, True),
         ({"median_ms": 0.5, "ci_ms": (0.4, 0.6)}, True),
         ({"median_ms": 1.5, "ci_ms": (1.05, 1.6)}, False),  # intervals that overlap
-        ({"median_ms": 1.5, "ci_ms": (1.4, 1.6), "raced": False}, False),  # a first look has no interval
+        ({"median_ms": 1.5, "ci_ms": (1.4, 1.6), "benchmarked": False}, False),  # screening has no interval
         ({"median_ms": 1.5, "ci_ms": (1.4, 1.6), "config": {"a": 1}}, False),  # another choice
     ],
 )
@@ -63,12 +65,12 @@ def test_the_share_that_is_checked_is_the_same_every_time():
 
 def test_an_unsteady_device_is_told():
     def records(scatter):
-        return [{"raced": True, "median_ms": 2.0, "ci_ms": [2.0 - scatter, 2.0 + scatter]}]
+        return [{"benchmarked": True, "median_ms": 2.0, "ci_ms": [2.0 - scatter, 2.0 + scatter]}]
 
     steady = Steadiness()
     assert [steady.hear(records(s)) for s in (0.01, 0.3, 0.3)] == ["", "", ""]
     assert "in 3 of its last 4 searches" in steady.hear(records(0.5))
-    assert steady.hear([{"raced": False, "median_ms": 1.0, "ci_ms": [0.1, 9.0]}])  # a first look says nothing new
+    assert steady.hear([{"benchmarked": False, "median_ms": 1.0, "ci_ms": [0.1, 9.0]}])  # screening says nothing new
     assert [bool(steady.hear(records(0.01))) for _ in range(3)] == [True, True, False]
 
 

@@ -1,4 +1,4 @@
-"""Which job goes where: simulated farms in virtual time, and the same by Dask with tasks that only sleep."""
+"""Which task goes where: simulated farms in virtual time, and the same by Dask with tasks that only sleep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from convdispatch import __version__
 from convdispatch.cluster.connecting import Workers
 from convdispatch.cluster.offers import Offer
-from convdispatch.cluster.placing import Job, Pool
+from convdispatch.cluster.placing import Pool, Task
 from convdispatch.cluster.running import Run
 
 distributed = pytest.importorskip("distributed", reason="pip install 'convdispatch[cluster]'")
@@ -56,7 +56,7 @@ class Farm:
             assert step.worker in self.pool.workers
             working = step.seconds is None
             begun = max(self.now + TURN_S, self.free.get((step.worker, working), 0.0))
-            took = self.seconds[step.job.words] if working else step.seconds
+            took = self.seconds[step.task.words] if working else step.seconds
             self.free[step.worker, working] = begun + took
             if working:
                 self.spans[step.worker].append((begun, begun + took))
@@ -66,12 +66,12 @@ class Farm:
         self.gone.add(worker)
         self.pool.workers = {at: offer for at, offer in self.pool.workers.items() if at != worker}
         for _, _, step in [event for event in self.events if getattr(event[2], "worker", None) == worker]:
-            self.pool.again(step.job)
+            self.pool.again(step.task)
         self.spans[worker] = [span for span in self.spans[worker] if span[1] <= self.now]
 
     def run(self, compiles=True):
         for name in self.seconds:
-            self.pool.add(Job(name, KEY, print, (), compiles=name if compiles else None))
+            self.pool.add(Task(name, KEY, print, (), compiles=name if compiles else None))
         self.give()
         while self.pool:
             self.now, _, what = heapq.heappop(self.events)
@@ -79,10 +79,10 @@ class Farm:
                 what()
             elif what.worker not in self.gone:
                 if what.seconds is None:
-                    self.done[what.job.words] += 1
-                    self.pool.ended(what.job)
+                    self.done[what.task.words] += 1
+                    self.pool.ended(what.task)
                 else:
-                    self.pool.compiled(what.job)
+                    self.pool.compiled(what.task)
             self.give()
         assert self.done == dict.fromkeys(self.seconds, 1)  # nothing is lost, nothing done twice
         for spans in self.spans.values():
@@ -114,8 +114,8 @@ def test_four_devices_take_less_than_three_tenths_of_one():
 
 
 @pytest.mark.parametrize("compilers", [0, 3])
-def test_a_long_job_among_the_last_does_not_hold_up_others(compilers):
-    """The last jobs are given out one by one: behind a long one none waits."""
+def test_a_long_task_among_the_last_does_not_hold_up_others(compilers):
+    """The last tasks are given out one by one: behind a long one none waits."""
     seconds = {f"problem {number}": 4.0 if number == 8 else 1.0 for number in range(12)}
     farm = Farm(offers(2, compilers=compilers), seconds, 1.0)
     assert farm.run() < 8.7
@@ -153,17 +153,17 @@ def test_what_only_one_device_may_run_goes_there():
     pool = Pool(1.0)
     pool.workers = two
     first, second = two
-    jobs = [Job(str(n), KEY, print, (), compiles=str(n), places={two[second].place}) for n in range(3)]
-    for job in jobs:
-        pool.add(job)
+    tasks = [Task(str(n), KEY, print, (), compiles=str(n), places={two[second].place}) for n in range(3)]
+    for task in tasks:
+        pool.add(task)
     worked = []
     while pool:
         for step in list(pool.steps()):
             if step.seconds is None:
                 worked.append(step.worker)
-                pool.ended(step.job)
+                pool.ended(step.task)
             else:
-                pool.compiled(step.job)
+                pool.compiled(step.task)
     assert worked == [second] * 3
     assert first not in worked
     assert pool.choosy == set()
@@ -173,7 +173,7 @@ def test_devices_that_wait_are_compiled_for_briefly():
     pool = Pool(3.0)
     pool.workers = offers(2)
     for number in range(9):
-        pool.add(Job(str(number), KEY, print, (), compiles=str(number)))
+        pool.add(Task(str(number), KEY, print, (), compiles=str(number)))
     steps = list(pool.steps())
     assert [step.seconds for step in steps] == [1.0, 1.0, 3.0, 3.0]
     assert len({step.worker for step in steps[:2]}) == 2
@@ -218,7 +218,7 @@ def test_dask_keeps_all_devices_busy_and_none_twice(four):
     run = Run(client, Workers(client), compile_s=0.06)
     chance = random.Random(1)
     seconds = [chance.uniform(0.05, 0.15) for _ in range(48)]
-    run.add(*(Job(str(n), KEY, sleep, (n, s), compiles=str(n)) for n, s in enumerate(seconds)))
+    run.add(*(Task(str(n), KEY, sleep, (n, s), compiles=str(n)) for n, s in enumerate(seconds)))
     answers = [answer for _, answer in run.answers()]
     assert sorted(number for number, *_ in answers) == list(range(48))
     assert sorted(asked for worker in workers for asked in worker.convdispatch_children.asked) == sorted(
@@ -241,7 +241,7 @@ def test_an_answer_that_died_with_its_worker_is_asked_for_elsewhere(four, monkey
     client, workers = four
     monkeypatch.setattr("convdispatch.cluster.running.FETCH_S", 0.5)
     run = Run(client, Workers(client))
-    run.add(*(Job(str(n), KEY, sleep, (n, 0.05)) for n in range(8)))
+    run.add(*(Task(str(n), KEY, sleep, (n, 0.05)) for n in range(8)))
     fetched, victims = Run._fetched, []
 
     def late(self, futures):

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from convdispatch import ConvProblem, InvalidArgument
-from convdispatch.api.activation import apply_activation
+from convdispatch.api.activations import apply_activation
 from convdispatch.device.runtime import device_info
 from convdispatch.measurement import reference
 from convdispatch.measurement.conformance import levels
@@ -90,7 +90,7 @@ PORTABLE = ["im2col", "implicitgemm", "winograd", "fft"]
 
 @pytest.mark.parametrize("plugin", PORTABLE)
 def test_the_portable_plugins_on_a_few_cases(plugin, device, full):
-    """Whole levels: `convdispatch verify NAME --level training`, docs/conformance.md."""
+    """Whole levels: `convdispatch verify NAME --level training`, docs/plugins/conformance.md."""
     if not next(entry for entry in loader.plugins().report if entry.name == plugin).solvers:
         pytest.skip(f"{plugin} has no solvers yet")
     patterns = ["3x3_far_side_pads", "1x1_s2.bwd_*", "border_constant", f"depthwise_2d.fwd.0[1-{4 if full else 2}]"]
@@ -150,7 +150,7 @@ def test_levels_hold_each_other_and_names_are_unique():
 
 
 def test_the_documented_counts_are_right():
-    text = (HERE.parent / "docs" / "conformance.md").read_text()
+    text = (HERE.parent / "docs" / "plugins" / "conformance.md").read_text()
     for level in levels.LEVELS:
         assert f"| `{level}` | {len(levels.cases(level))} |" in text
     for name in CHECKS:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -12,7 +17,6 @@ import pytest
 
 import convdispatch as cd
 from convdispatch.api import hookspecs
-from convdispatch.api.activation import ACTIVATIONS
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader
 from convdispatch.tools.cli import COMMANDS
@@ -24,11 +28,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
-
-
-@pytest.mark.parametrize("number", range(2))
-def test_readme_snippets_run(number):
-    exec(compile(blocks(ROOT / "README.md", "python")[number], "README.md", "exec"), {})
 
 
 def test_the_readme_tells_how_to_install_what_is_not_published():
@@ -56,7 +55,7 @@ def test_the_five_lines_are_right():
 
 
 def test_the_plugin_of_the_guide_works(tmp_path, monkeypatch):
-    page = ROOT / "docs" / "writing-a-plugin.md"
+    page = ROOT / "docs" / "plugins" / "writing-a-plugin.md"
     package = tmp_path / "convdispatch_acme"
     package.mkdir()
     (package / "__init__.py").write_text(blocks(page, "python")[0])
@@ -82,7 +81,7 @@ def test_the_plugin_of_the_guide_works(tmp_path, monkeypatch):
 
 
 def test_hooks_stand_in_the_guide_with_their_signatures():
-    text = (ROOT / "docs" / "writing-a-plugin.md").read_text()
+    text = (ROOT / "docs" / "plugins" / "reference.md").read_text()
     for name in ("convdispatch_solvers", "convdispatch_enqueue"):
         parameters = ", ".join(inspect.signature(getattr(hookspecs, name)).parameters)
         assert f"def {name}({parameters})" in text
@@ -91,7 +90,7 @@ def test_hooks_stand_in_the_guide_with_their_signatures():
 def test_the_table_of_macros_is_what_kernels_get():
     """Every macro of every dtype, direction and layout stands in the table, and nothing else does."""
     table = (
-        (ROOT / "docs" / "writing-a-plugin.md")
+        (ROOT / "docs" / "plugins" / "reference.md")
         .read_text()
         .partition("### The macros of a kernel")[2]
         .partition("\n## ")[0]
@@ -105,15 +104,8 @@ def test_the_table_of_macros_is_what_kernels_get():
     assert told == given
 
 
-def test_every_activation_stands_in_the_guide():
-    text = (ROOT / "docs" / "writing-a-plugin.md").read_text()
-    listed = text.partition("Activations, with their numbers' defaults: ")[2].partition(".\nGradients")[0]
-    names = [re.match(r"`(\w+)", word)[1] for word in re.findall(r"`[^`]+`", listed)]
-    assert names == list(ACTIVATIONS)
-
-
 def test_every_variable_is_documented():
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "environment.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "use" / "environment.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(VARIABLES)
     source = "".join(p.read_text() for p in (ROOT / "convdispatch").rglob("*.py"))
     assert set(re.findall(r"\b(CONVDISPATCH_[A-Z_]+)\b", source)) <= set(VARIABLES)
@@ -125,11 +117,80 @@ def test_every_command_is_documented():
         assert f"convdispatch {name}" in text, f"`convdispatch {name}` stands nowhere in the documentation"
 
 
+def anchors(page: Path) -> set[str]:
+    """What may stand behind # in a link to a page, as GitHub and the site name its headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line) for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for path, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        if "://" not in path:
+            target = page.parent / path if path else page
+            assert target.exists(), f"{page.name} links to {path}"
+            assert not anchor or anchor in anchors(target), f"{page.name}: {target.name} has no heading #{anchor}"
+
+
+def test_recorded_figures_are_what_their_pages_say(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import results
+
+    for page, text in results.pages().items():
+        assert page.exists(), f"{page.name}: run python bench/results.py"
+        assert page.read_text() == text, f"{page.name} is not what its data say: run python bench/results.py"
+    named = {path.name for path in results.pages()}
+    assert {path.name for path in (ROOT / "docs" / "results").glob("*.md")} == named
+    for source in results.sources():
+        page = results.read(source)
+        assert source.read_text() == results.compact(page) or "tables" not in json.loads(source.read_text())
+
+
+def test_figures_stand_in_the_results():
+    """Times and rates are in docs/results, where each has its machine, date and command, and in the README's table."""
+    for page in PAGES:
+        room = page.relative_to(ROOT).parts[:-1]
+        if room[-1:] in [("results",), ("notes",), ("adr",)]:
+            continue
+        for line in page.read_text().splitlines():
+            figure = re.search(r"\d ?(ms|µs|us|[TG](FL)?OP/s|[TG]B/s|images/s)\b", line)
+            assert not figure or "at most" in line, f"{page.name} has a figure; docs/results is for them: {line}"
+
+
+def test_a_recorded_table_is_checked(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import results
+
+    table = {"title": "t", "machine": "zen5", "date": "d", "command": "c", "columns": ["a", "b"], "rows": [[1, 2]]}
+    file = tmp_path / "one.json"
+    file.write_text(json.dumps(table))
+    assert "| 1 | 2 |" in results.render(file)
+    for wrong, words in [({"rows": [[1]]}, "2 columns, but a row is"), ({"machines": "x"}, "fields are")]:
+        file.write_text(json.dumps(table | wrong))
+        with pytest.raises(ValueError, match=words):
+            results.read(file)
+    assert results.parse_table(["head", "| a | b |", "|---|---|", "| 1 | 2 |"]) == (["a", "b"], [["1", "2"]])
+
+
+def test_every_public_name_stands_in_the_reference():
+    text = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    told = {name.rsplit(".", 1)[-1] for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
+    for module in ("api", "onnx", "inference", "elementwise", "nn", "runtime"):
+        public = set(importlib.import_module(f"convdispatch.{module}").__all__) - {"functional"}
+        assert public <= told, f"docs/reference lacks names of convdispatch.{module}: {sorted(public - told)}"
+
+
+def test_the_site_builds(tmp_path):
+    """Every link and anchor, and every name of the reference: `make docs`."""
+    for package in ("mkdocs", "mkdocstrings", "mkdocs_awesome_nav", "material"):
+        pytest.importorskip(package, reason="the site's packages are not installed (make docs)")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)],
+        cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "conv_transpose" in (tmp_path / "reference" / "convolution.html").read_text()
 
 
 def test_the_table_of_new_things_is_true():

@@ -270,7 +270,7 @@ SIZES = ((8, 8), (16, 16), (24, 24), (36, 36), (60, 60))
 @pytest.mark.parametrize("sizes", SIZES, ids=[f"{h}x{w}" for h, w in SIZES])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_error_by_size(device, full, sizes, direction):
-    """The figures of docs/fft.md: random normal data, 32 channels, 5x5 kernels."""
+    """The figures of docs/results/accuracy.md: random normal data, 32 channels, 5x5 kernels."""
     if not full and sizes != ((36, 36) if direction == "fwd" else (16, 16)):
         pytest.skip("thinned out; --full runs it")
     problem = ConvProblem.parse(f"{direction}_mb1ic32ih60oc32kh5")

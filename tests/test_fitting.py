@@ -85,7 +85,7 @@ def test_the_code_is_the_model():
 
 
 def test_the_command(device, tmp_path, monkeypatch):
-    """Races of the first configuration count; looks, other configurations and other solvers do not."""
+    """Benchmarks of the first configuration count; screening, other configurations and other solvers do not."""
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
     perfdb.perfdb.cache_clear()
     info = runtime.device_info(device)
@@ -94,13 +94,13 @@ def test_the_command(device, tmp_path, monkeypatch):
 
     def put(problem, ms, solver="im2col", **more):
         config = {"method": "lower"}
-        given = {"config": config, "default": True, "raced": True} | more
+        given = {"config": config, "default": True, "benchmarked": True} | more
         perfdb.perfdb().record(record(solver, ms, problem, device=key, **given))
 
     try:
         for problem in PROBLEMS:
             put(problem, 1e3 * float(np.dot((2.0, 1.5, 3.0), terms(problem, known))))
-            put(problem.replace(mb=3), 99.0, raced=False)
+            put(problem.replace(mb=3), 99.0, benchmarked=False)
             put(problem.replace(mb=3), 99.0, default=False, config={"method": "other"})
             put(problem.replace(mb=3), 99.0, solver="other")
         monkeypatch.setattr(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import FUZZ, answer, mutated
 
 import convdispatch as cd
-from convdispatch.api.activation import parse_activation
+from convdispatch.api.activations import parse_activation
 from convdispatch.api.errors import ConvDispatchError, ConvDispatchWarning, InvalidPolicy, InvalidProblem
 from convdispatch.device.opencl import icd
 from convdispatch.measurement import grammar, shapes

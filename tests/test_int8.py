@@ -57,6 +57,18 @@ def test_bits_are_the_references(queue, solver, text):
         Examination(chosen, problem, config, stated, queue).run(False)
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(
+    "text", ["mb2ic32ih8oc32kh3ph1", "bf16_nhwc_g32mb1ic32ih8oc32kh3ph1", "bwd_data_mb1ic32ih8oc32kh1"]
+)
+def test_floating_point_is_refused(queue, solver, text):
+    """By the solver itself, whatever the machine has: its kernels know no floats."""
+    problem, chosen = ConvProblem.parse(text), plugins().solvers[solver]
+    reason = chosen.solver.rejects(problem, runtime.device_info(queue.device))
+    assert reason == f"quantized problems only, got {problem.dtype}"
+    assert chosen.rejects(problem, runtime.device_info(queue.device)) is not None
+
+
 def test_solvers_of_floating_point_are_not_asked():
     problem = ConvProblem.parse("u8s8u8_nhwc_mb1ic64ih9oc64kh3ph1")
     device = DeviceInfo("one", "nvidia", "gpu", "sm_90", fp16=True, fp64=True)

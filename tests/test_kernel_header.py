@@ -12,7 +12,7 @@ from checking import TOLERANCE, numpy_dtype
 
 from convdispatch import ConvProblem
 from convdispatch.api import build, kernel_text, storage_macros
-from convdispatch.api.activation import apply_activation
+from convdispatch.api.activations import apply_activation
 from convdispatch.api.dtypes import DTYPES
 from convdispatch.device import runtime
 from convdispatch.measurement.reference import relative_error

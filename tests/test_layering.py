@@ -30,18 +30,9 @@ RANK = {name: rank for rank, names in enumerate(ZONES) for name in names}
 
 
 def imports(file: Path, package: str) -> set[str]:
-    """Absolute names of what a file imports, inside functions too; not what only type checkers see."""
-    tree = ast.parse(file.read_text())
-    skipped = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
+    """Absolute names of what a file imports, inside functions and for type checkers too."""
     found = set()
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
+    for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -63,6 +54,9 @@ def package_of(file: Path) -> str:
 def zone_of(module: str) -> str:
     """The first name below ``convdispatch``; unlisted ones fail the test that asks."""
     return module.split(".")[1]
+
+
+PLUGINS = sorted((ROOT / "plugins").rglob("*.py"))
 
 
 # What only passes names on loads them by text, when first asked: so one address serves all zones.
@@ -125,8 +119,28 @@ def test_no_modules_import_each_other():
     assert not circles({module: imported_modules(file) for module, file in MODULES.items()})
 
 
+def test_no_modules_of_a_plugin_import_each_other():
+    """``from .name import what`` counts for the module where there is one, else for the package's own file."""
+    files = {module_of(file): file for file in PLUGINS}
+
+    def imported(module: str, file: Path) -> set[str]:
+        names = imports(file, package_of(file))
+        return {name if name in files else name.rpartition(".")[0] for name in names} & files.keys() - {module}
+
+    graph = {module: imported(module, file) for module, file in files.items()}
+    assert any(graph.values())
+    assert not circles(graph)
+
+
+def test_rooms_have_a_sane_size():
+    """At most 20 modules a folder: with more, nobody finds one by its name."""
+    for folder in {file.parent for file in [*FILES, *PLUGINS]}:
+        count = sum(file.name != "__init__.py" for file in folder.glob("*.py"))
+        assert count <= 20, f"{folder.relative_to(ROOT)} has {count} modules"
+
+
 LAYERS = ROOT / "convdispatch" / "selection" / "layers"
-OUTSIDE = [*sorted((ROOT / "plugins").rglob("*.py")), *sorted(LAYERS.glob("*.py"))]
+OUTSIDE = [*PLUGINS, *sorted(LAYERS.glob("*.py"))]
 
 
 @pytest.mark.parametrize("file", OUTSIDE, ids=lambda f: str(f.relative_to(ROOT)))

@@ -1,4 +1,4 @@
-"""The reducer and the race, with clocks that lie: property-based, no device, no waiting."""
+"""The reducer and benchmarking, with clocks that lie: property-based, no device, no waiting."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_the_interval_covers_the_median_of_a_skewed_distribution():
     assert hits >= 0.93 * 500
 
 
-# --- the race ---------------------------------------------------------------------------------------------------------
+# --- benchmarking -----------------------------------------------------------------------------------------------------
 
 
 def judge(outcomes, **more):
@@ -254,7 +254,7 @@ def test_a_candidate_that_raises_fails_alone():
     assert outcomes["good"].timing.median == 2.0
 
 
-def test_the_race_ends_early_when_the_intervals_are_narrow():
+def test_benchmarking_ends_early_when_the_intervals_are_narrow():
     clock = Clock()
     outcomes = interleaved(
         [clock.candidate("a", 1.0), clock.candidate("b", 1.01)], rounds=100, min_rounds=7, clock=clock

@@ -239,7 +239,7 @@ def test_who_predicts_nothing_must_have_won_clearly():
         assert known.choose(BASE, offers(silent=None, a=1.0), "a").solver == best
 
 
-def test_a_first_look_lends_nobody_who_predicts_nothing():
+def test_screening_lends_nobody_who_predicts_nothing():
     near = BASE.replace(ic=80)
     looked = dataclasses.replace(record("silent", 0.5, near), count=SURE - 1)
     known = Neighbours([looked, record("a", 1.0, near)], silent)

@@ -16,14 +16,15 @@ import pyopencl as cl
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.formats import formats
+from convdispatch_nvidia.geometry import product_geometry, window
 from convdispatch_nvidia.hopper import for_hopper
 from convdispatch_nvidia.instructions import Instructions, Wgmma
-from convdispatch_nvidia.packed.job import Job
-from convdispatch_nvidia.packed.plan import Layout, NvidiaPlan
+from convdispatch_nvidia.packed.layout import Layout
+from convdispatch_nvidia.packed.plan import NvidiaPlan
 from convdispatch_nvidia.packed.solver import TensorCores
 from convdispatch_nvidia.packed.tile import Tile
+from convdispatch_nvidia.packed.tiling import Tiling
 from convdispatch_nvidia.probe import refusal
-from convdispatch_nvidia.walk import walk, window
 from plans import check_plan
 
 from convdispatch import ConvProblem
@@ -122,7 +123,7 @@ def test_emulated(queue, full, text, engine, extra):
     if not full and (text, engine, extra) in MORE:
         pytest.skip("thinned out; --full runs it")
     config = config_of(problem, engine, extra)
-    assert Job(problem, Tile.of({**config, "engine": engine})).misfit is None
+    assert Tiling(problem, Tile.of({**config, "engine": engine})).misfit is None
     check(queue, problem, config, engine)
 
 
@@ -262,9 +263,9 @@ def test_choices(full, engine, direction):
             continue
         configs = list(solver.configs(problem, HOPPER))
         for config in configs:
-            job = Job(problem, Tile.of({**config, "engine": engine}))
-            assert job.misfit is None, (problem, config)
-            assert solver.workspace(problem, HOPPER, config) == Layout(job).size
+            tiling = Tiling(problem, Tile.of({**config, "engine": engine}))
+            assert tiling.misfit is None, (problem, config)
+            assert solver.workspace(problem, HOPPER, config) == Layout(tiling).size
         assert {config["format"] for config in configs} == set(formats(problem)), problem
 
 
@@ -284,8 +285,8 @@ def test_ieee_moves_sums_often(engine, text, compensated, short):
     """Long sums are compensated; a slice's sums are moved at once, short weights' gradients' after every 16 of k."""
     problem = ConvProblem.parse(text)
     tiles = [Tile.of({**config, "engine": engine}) for config in TensorCores(engine).configs(problem, HOPPER)]
-    jobs = [Job(problem, tile) for tile in tiles]
-    assert all(job.misfit is None and job.drained for job in jobs)
+    tilings = [Tiling(problem, tile) for tile in tiles]
+    assert all(tiling.misfit is None and tiling.drained for tiling in tilings)
     assert all(tile.compensated == compensated for tile in tiles)
     assert engine == "mma" or {tile.flush_every for tile in tiles} == {0 if short else 1}
     assert engine == "mma" or min(tile.stages for tile in tiles) == 2
@@ -297,8 +298,8 @@ def test_ieee_moves_sums_often(engine, text, compensated, short):
 def test_windows_shift():
     """A tap is a shift between padded positions: every place reads through it what the geometry says."""
     for text in ("fwd_f32_mb2ic4ih5iw4oc4kh3ph1pw2kw2dw2", "bwd_data_f32_mb2ic4ih5iw4oc4kh3ph0pw2kw3"):
-        geo = walk(ConvProblem.parse(text))
-        win, phase = window(geo), walk(ConvProblem.parse(text)).phases[0]
+        geo = product_geometry(ConvProblem.parse(text))
+        win, phase = window(geo), product_geometry(ConvProblem.parse(text)).phases[0]
         strides = (win.size[1] * win.size[2], win.size[2], 1)
         for number, tap in enumerate(itertools.product(*map(range, phase.taps))):
             for place in itertools.product(*map(range, phase.count)):

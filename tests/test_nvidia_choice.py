@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 from convdispatch_nvidia.direct import choice as direct
-from convdispatch_nvidia.direct.job import DirectJob
+from convdispatch_nvidia.direct.tiling import DirectTiling
 from convdispatch_nvidia.packed import choice as packed
-from convdispatch_nvidia.packed.job import Job
+from convdispatch_nvidia.packed.tiling import Tiling
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
@@ -42,12 +42,12 @@ def test_packed_tiles_are_rated_together_as_alone(text, engine, math):
     checked = 0
     for name in packed.formats(problem):
         for plain, numbers, _ in packed._tiles(problem, engine, name, UNITS):
-            together = packed.seconds(Job(problem, packed.many(plain, packed._NUMBERS, numbers)), UNITS)
+            together = packed.seconds(Tiling(problem, packed.many(plain, packed._NUMBERS, numbers)), UNITS)
             for row in _rows(numbers):
                 named = dict(zip(packed._NUMBERS, numbers[row].tolist(), strict=True))
-                job = Job(problem, dataclasses.replace(plain, **named))
-                assert job.misfit is None
-                assert float(packed.seconds(job, UNITS)) == pytest.approx(float(together[row]), rel=1e-12)
+                tiling = Tiling(problem, dataclasses.replace(plain, **named))
+                assert tiling.misfit is None
+                assert float(packed.seconds(tiling, UNITS)) == pytest.approx(float(together[row]), rel=1e-12)
                 checked += 1
     assert checked > 10
 
@@ -61,10 +61,10 @@ def test_direct_tiles_are_rated_together_as_alone(text, math):
     problem = ConvProblem.parse(text).replace(math=math)
     for name in direct.formats(problem):
         plain, numbers = direct._tiles(problem, name, UNITS)
-        together = direct._seconds(DirectJob(problem, direct._tiles_of(plain, numbers)), UNITS, direct.COPY)
+        together = direct._seconds(DirectTiling(problem, direct._tiles_of(plain, numbers)), UNITS, direct.COPY)
         for row in _rows(numbers):
             tile = direct._tile(plain, tuple(numbers[row].tolist()))
-            assert DirectJob(problem, tile).misfit is None
+            assert DirectTiling(problem, tile).misfit is None
             assert direct.seconds(problem, tile, UNITS) == pytest.approx(float(together[row]), rel=1e-12)
 
 
@@ -75,7 +75,7 @@ def test_tiles_that_do_not_fit_are_told_apart_in_arrays():
     bad = [(96, 64, 1, 1, 64, 3, 1, 3), (64, 256, 1, 1, 64, 12, 1, 3), (64, 64, 1, 1, 64, 3, 99, 3)]
     numbers = packed.np.array([good, *bad, good])
     plain = dataclasses.replace(next(packed._tiles(problem, "wgmma", "bfloat2", UNITS))[0], window=False)
-    fit = packed.fitting(Job(problem, packed.many(plain, packed._NUMBERS, numbers)), len(numbers))
+    fit = packed.fitting(Tiling(problem, packed.many(plain, packed._NUMBERS, numbers)), len(numbers))
     assert fit.tolist() == [True, False, False, False, True]
 
 
@@ -85,7 +85,7 @@ def test_the_first_choice_is_the_cheapest(text, engine):
     tiles = packed.choices(problem, engine, UNITS)
     assert len(set(tiles)) == len(tiles) > 4
     first = [tile for tile in tiles if tile.format == tiles[0].format]
-    costs = [float(packed.seconds(Job(problem, tile), UNITS)) for tile in first]
+    costs = [float(packed.seconds(Tiling(problem, tile), UNITS)) for tile in first]
     assert costs[0] == min(costs)
 
 

@@ -15,8 +15,9 @@ import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from checking import make_operands
 from convdispatch_nvidia.direct.choice import formats
-from convdispatch_nvidia.direct.job import DirectJob, DirectTile
-from convdispatch_nvidia.direct.solver import Direct, DirectPlan
+from convdispatch_nvidia.direct.plan import DirectPlan
+from convdispatch_nvidia.direct.solver import Direct
+from convdispatch_nvidia.direct.tiling import DirectTile, DirectTiling
 from convdispatch_nvidia.probe import refusal
 from plans import check_plan
 
@@ -87,7 +88,7 @@ LIMITS = {
 
 
 def check(queue, problem: ConvProblem, config, *, emulate=True, **options) -> float:
-    assert DirectJob(problem, DirectTile.of(config)).misfit is None
+    assert DirectTiling(problem, DirectTile.of(config)).misfit is None
     plan = DirectPlan(queue.context, problem, config, emulate=emulate)
     assert plan.workspace_size == Direct().workspace(problem, HOPPER, config)
     return check_plan(queue, problem, plan, f"{problem} {config}", **options)
@@ -105,9 +106,9 @@ def test_emulated(queue, full, direction, layout, text, extra):
     problem = ConvProblem.parse(f"{direction}_f32_{layout + '_' if layout == 'nhwc' else ''}{text}k{text_axis(text)}1")
     config = {**(SMALL if number % 2 else WARPS), **extra}
     tile = DirectTile.of(config)
-    if tile.bm & (tile.bm - 1) and not DirectJob(problem, tile).operands[0].along_k:
+    if tile.bm & (tile.bm - 1) and not DirectTiling(problem, tile).operands[0].along_k:
         pytest.skip("such rows come in powers of two")
-    config["split"] = min(tile.split, DirectJob(problem, tile).slices)
+    config["split"] = min(tile.split, DirectTiling(problem, tile).slices)
     check(queue, problem, config)
 
 
@@ -229,13 +230,13 @@ def test_choices(full, direction):
         configs = list(solver.configs(problem, HOPPER))
         seen += 1
         for config in configs:
-            job = DirectJob(problem, DirectTile.of(config))
-            assert job.misfit is None, (problem, config)
-            assert solver.workspace(problem, HOPPER, config) == job.partial_bytes
+            tiling = DirectTiling(problem, DirectTile.of(config))
+            assert tiling.misfit is None, (problem, config)
+            assert solver.workspace(problem, HOPPER, config) == tiling.partial_bytes
             assert solver.cost(problem, HOPPER, config) > 0
         assert {config.get("format", "tf32x3") for config in configs} == set(formats(problem)), problem
         assert math != "ieee" or not any(config.get("flush_every") for config in configs)
-        long = math == "ieee" and DirectJob(problem, DirectTile.of(configs[0])).k > 512
+        long = math == "ieee" and DirectTiling(problem, DirectTile.of(configs[0])).k > 512
         assert all(config.get("compensated", False) == long for config in configs), problem
     assert seen > 50
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
-from convdispatch_nvidia.grouped.job import GroupedJob, GroupedTile
-from convdispatch_nvidia.grouped.solver import Grouped, GroupedPlan, GroupedSumsPlan
+from convdispatch_nvidia.grouped.plan import GroupedPlan, GroupedSumsPlan
+from convdispatch_nvidia.grouped.solver import Grouped
 from convdispatch_nvidia.grouped.sums import GroupedSums, SumsTile
+from convdispatch_nvidia.grouped.tiling import GroupedTile, GroupedTiling
 from plans import LARGE, check_on_device, check_plan
 
 from convdispatch import ConvProblem
@@ -82,14 +83,14 @@ def test_the_first_configuration_is_the_cheapest():
 )
 def test_the_instructions_assemble(tmp_path, text):
     plan = GroupedPlan.__new__(GroupedPlan)
-    plan.job, plan._emulate = GroupedJob(ConvProblem.parse(text), GroupedTile(frag_m=4, warps=8)), False
+    plan.tiling, plan._emulate = GroupedTiling(ConvProblem.parse(text), GroupedTile(frag_m=4, warps=8)), False
     assembles_without_spills(plan.product_text(), "sm_90a", tmp_path)
 
 
 @needs_nvcc
 def test_the_instructions_of_the_weights_gradient_assemble(tmp_path):
-    job = GroupedSums(ConvProblem.parse("bwd_weights_f16_nhwc_g32mb16ic128ih56oc128kh3ph1"), SumsTile(10, 2))
-    assembles_without_spills(GroupedSumsPlan.sums_text(job, False), "sm_90a", tmp_path)
+    tiling = GroupedSums(ConvProblem.parse("bwd_weights_f16_nhwc_g32mb16ic128ih56oc128kh3ph1"), SumsTile(10, 2))
+    assembles_without_spills(GroupedSumsPlan.sums_text(tiling, False), "sm_90a", tmp_path)
 
 
 def test_on_the_device(queue):

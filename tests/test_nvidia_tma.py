@@ -1,4 +1,4 @@
-"""nvidia.tma: its walk, maps and results, with the copy engine and the tensor cores replaced by plain C."""
+"""nvidia.tma: its geometry, maps and results, with the copy engine and the tensor cores replaced by plain C."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.tma.fold import folded, folds
-from convdispatch_nvidia.tma.job import TmaJob, TmaTile
-from convdispatch_nvidia.tma.solver import Tma, TmaPlan
+from convdispatch_nvidia.tma.plan import TmaPlan
+from convdispatch_nvidia.tma.solver import Tma
+from convdispatch_nvidia.tma.tiling import TmaTile, TmaTiling
 from plans import check_on_device, check_plan
 
 from convdispatch import ConvProblem
@@ -86,7 +87,7 @@ def test_emulated(queue, text, extra):
     """Maps, taps, tiles and the lanes' exchange of columns."""
     problem = ConvProblem.parse(text)
     config = {**SMALL, "format": "tf32" if problem.dtype == "float32" else problem.dtype, **extra}
-    assert TmaJob.of(problem, TmaTile.of({**config, "engine": "wgmma"})).misfit is None
+    assert TmaTiling.of(problem, TmaTile.of({**config, "engine": "wgmma"})).misfit is None
     check_plan(queue, problem, TmaPlan(queue.context, problem, config, "wgmma", emulate=True), f"{problem} {config}")
 
 
@@ -130,9 +131,9 @@ def test_configurations_fit(direction):
         assert configs, problem
         seen += 1
         for config in configs:
-            job = TmaJob.of(problem, TmaTile.of({**config, "engine": "wgmma"}))
-            assert job.misfit is None, (problem, config)
-            assert solver.workspace(problem, HOPPER, config) >= job.partial_bytes + job.maps_bytes
+            tiling = TmaTiling.of(problem, TmaTile.of({**config, "engine": "wgmma"}))
+            assert tiling.misfit is None, (problem, config)
+            assert solver.workspace(problem, HOPPER, config) >= tiling.partial_bytes + tiling.maps_bytes
             assert solver.cost(problem, HOPPER, config) > 0
     assert seen > 40
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from convdispatch_nvidia.winograd.job import Points, PointsTile, margin
 from convdispatch_nvidia.winograd.plan import WinogradPlan
 from convdispatch_nvidia.winograd.solver import Winograd
+from convdispatch_nvidia.winograd.tiling import Points, PointsTile, margin
 from plans import check_on_device, check_plan
 
 from convdispatch import ConvProblem
@@ -50,7 +50,7 @@ def test_emulated(queue, full, text, extra):
     if not full and text in PLAIN:
         pytest.skip("thinned out; --full runs it")
     problem, config = ConvProblem.parse(text), {**SMALL, **extra}
-    assert Points.of(problem, config).job.misfit is None
+    assert Points.of(problem, config).tiling.misfit is None
     plan = WinogradPlan(queue.context, problem, config, emulate=True)
     check_plan(queue, problem, plan, f"{problem} {config}", data="real", limit=2e-6)
 
@@ -80,14 +80,14 @@ def test_margins():
     """Transforms' values exceed the tensor's by no more than the margin says, or float16 would overflow."""
     random = np.random.default_rng(1)
     for direction in DIRECTIONS:
-        walk = Points(
+        geometry = Points(
             ConvProblem.parse(f"{direction}_f32_mb1ic32ih8oc32kh3ph1"), PointsTile(64, 64, 1, 1, "half2")
-        ).walk
+        ).geometry
         for name in ("bt", "g"):
-            h, w = (np.array(matrix, float) for matrix in walk.matrices(name))
+            h, w = (np.array(matrix, float) for matrix in geometry.matrices(name))
             most = abs(h).sum(1).max() * abs(w).sum(1).max()
             values = random.choice([-1.0, 1.0], (4096, h.shape[1], w.shape[1]))
-            assert abs(h @ values @ w.T).max() / 1.000001 <= most <= 2.0 ** margin(walk.matrices(name))
+            assert abs(h @ values @ w.T).max() / 1.000001 <= most <= 2.0 ** margin(geometry.matrices(name))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -103,7 +103,7 @@ def test_configurations_fit(direction):
         seen += 1
         for config in configs:
             points = Points.of(problem, config)
-            assert points.job.misfit is None, (problem, config)
+            assert points.tiling.misfit is None, (problem, config)
             assert solver.workspace(problem, HOPPER, config) == points.layout.size
             assert solver.cost(problem, HOPPER, config) > 0
     assert seen > 15

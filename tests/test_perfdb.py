@@ -15,8 +15,8 @@ from records import DEVICE, KEY, PROBLEM, record, solvers
 
 from convdispatch.api.errors import ConvDispatchWarning, Frozen
 from convdispatch.api.policy import frozen
-from convdispatch.selection.records.packs import file_text
 from convdispatch.selection.records.perfdb import PerfDB, default_folders, user_folder
+from convdispatch.selection.records.record_files import file_text
 
 # --- asking -----------------------------------------------------------------------------------------------------------
 
@@ -73,14 +73,14 @@ def test_of_a_tie_the_deterministic_one_stands_first_then_the_one_with_less_work
 
 def test_a_lucky_look_does_not_stand_before_the_winner_of_a_race(db):
     lucky = replace(record("lucky", 0.9), count=3, ci_ms=(0.8, 5.0))
-    db.record(lucky, record("raced", 1.0))
-    assert solvers(db.lookup(PROBLEM, DEVICE)) == ["raced", "lucky"]
+    db.record(lucky, record("benchmarked", 1.0))
+    assert solvers(db.lookup(PROBLEM, DEVICE)) == ["benchmarked", "lucky"]
     db.record(replace(lucky, solver="surely", ci_ms=(0.8, 0.89)))
-    db.record(replace(record("unraced", 0.5), raced=False))
-    assert solvers(db.lookup(PROBLEM, DEVICE)) == ["raced", "unraced", "lucky", "surely"]
-    db.record(replace(record("again", 0.95), raced=True, look_ms=2.0))
-    assert solvers(PerfDB(db.folders).lookup(PROBLEM, DEVICE))[:2] == ["again", "raced"]
-    assert PerfDB(db.folders).lookup(PROBLEM, DEVICE)[0].look_ms == 2.0
+    db.record(replace(record("unbenchmarked", 0.5), benchmarked=False))
+    assert solvers(db.lookup(PROBLEM, DEVICE)) == ["benchmarked", "unbenchmarked", "lucky", "surely"]
+    db.record(replace(record("again", 0.95), benchmarked=True, screening_ms=2.0))
+    assert solvers(PerfDB(db.folders).lookup(PROBLEM, DEVICE))[:2] == ["again", "benchmarked"]
+    assert PerfDB(db.folders).lookup(PROBLEM, DEVICE)[0].screening_ms == 2.0
 
 
 def test_files_are_read_once(db, folders, monkeypatch):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import DEVICE, KEY, record
 
-from convdispatch.selection.records.packs import file_name, file_text, read_records
 from convdispatch.selection.records.record import Damaged, Provenance, Record, device_key, stale
+from convdispatch.selection.records.record_files import file_name, file_text, read_records
 
 
 def test_the_key_names_the_device_and_not_its_driver():

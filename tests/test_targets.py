@@ -61,7 +61,7 @@ def test_every_kernel_is_right_under_pocl(full):
 @pytest.mark.parametrize("kernel", ["nearest_rows.cl", "half_nearest.cl"])
 @pytest.mark.parametrize("target", runnable())
 def test_kernels_by_the_rule_are_right(target, kernel):
-    """What docs/kernels.md says to write instead."""
+    """What docs/plugins/kernels.md says to write instead."""
     device_of("intel")
     done = erratum(target, kernel)
     assert done.returncode == 0, done.stderr
@@ -71,7 +71,7 @@ def test_kernels_by_the_rule_are_right(target, kernel):
 @pytest.mark.parametrize("kernel", ["guarded_rows.cl", "half_guarded.cl"])
 @pytest.mark.parametrize("target", runnable()[-1:])
 def test_errata(target, kernel):
-    """Correct kernels that 2026.2 of Intel's compiler gets wrong, or ends the process at (docs/kernels.md)."""
+    """Correct kernels that 2026.2 of Intel's compiler gets wrong, or ends the process at (docs/plugins/kernels.md)."""
     device_of("intel")
     assert erratum(target, kernel).returncode == 0
 

@@ -11,8 +11,8 @@ from convdispatch_implicitgemm.gpu import choice as tiled
 from convdispatch_implicitgemm.gpu.product import Product
 from convdispatch_implicitgemm.gpu.text import product_text as tiled_text
 from convdispatch_nvidia.packed import choice as packed
-from convdispatch_nvidia.packed.job import Job
 from convdispatch_nvidia.packed.product import product_text as packed_text
+from convdispatch_nvidia.packed.tiling import Tiling
 from convdispatch_winograd.gpu.work import Printer
 
 from convdispatch import ConvProblem
@@ -25,7 +25,7 @@ PROBLEM = ConvProblem.parse("fwd_f32_mb1ic64ih56iw56oc64kh3ph1+constant")
 
 
 def _packed(engine: str) -> str:
-    return packed_text(Job(PROBLEM, packed.choices(PROBLEM, engine, 132)[0]))
+    return packed_text(Tiling(PROBLEM, packed.choices(PROBLEM, engine, 132)[0]))
 
 
 def _tiled() -> str:
@@ -73,12 +73,13 @@ from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.device.programs import template_cache
 from convdispatch_nvidia.packed import choice
-from convdispatch_nvidia.packed.job import Job
+from convdispatch_nvidia.packed.tiling import Tiling
 problem = ConvProblem.parse("fwd_f32_mb1ic64ih56iw56oc64kh3ph1+bias+relu")
 device = DeviceInfo("a", "b", "gpu", "sm_90", extensions=frozenset("abcdefgh"))
-job = Job(problem, choice.choices(problem, "wgmma", 132)[0])
-hash(problem), job.slices, problem.x_shape
-for values in ({"problem": problem}, {"device": device}, {"job": job}, {"more": [device, (problem, {"x": job})]}):
+tiling = Tiling(problem, choice.choices(problem, "wgmma", 132)[0])
+hash(problem), tiling.slices, problem.x_shape
+more = [device, (problem, {"x": tiling})]
+for values in ({"problem": problem}, {"device": device}, {"tiling": tiling}, {"more": more}):
     print(*(key("convdispatch_nvidia", "t", values) for key in (template_cache.text_key, template_cache.artifact_key)))
 """
 

@@ -129,7 +129,7 @@ BODIES = {
         ["conv + gelu", "other + bn2 + mish"],
     ),
     "numbers of gelu": (lambda m, x: F.gelu(m.conv(x), approximate="tanh"), ["conv"]),
-    "none of conv's": (lambda m, x: F.softplus(m.bn(m.conv(x))), ["conv + bn"]),
+    "none of conv's": (lambda m, x: F.softshrink(m.bn(m.conv(x))), ["conv + bn"]),
     "the answer": (lambda m, x: m.conv(x), ["conv"]),
 }
 
@@ -159,7 +159,9 @@ def test_chains(name):
         (nn.GELU(), "gelu"),
         (nn.GELU("tanh"), None),
         (nn.Mish(), "mish"),
-        (nn.Softplus(), None),
+        (nn.Softplus(), "softplus"),
+        (nn.Softplus(2), None),
+        (nn.Softshrink(), None),
     ],
 )
 def test_activations(activation, text):

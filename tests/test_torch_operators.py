@@ -228,11 +228,11 @@ def test_watched_layers_of_a_sequence_run_one_by_one():
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("road", ["convert", "enable"])
-def test_compiled_models(backend, road):
+@pytest.mark.parametrize("entry", ["convert", "enable"])
+def test_compiled_models(backend, entry):
     model, x = Net(), torch.randn(2, 3, 12, 12)
     expected = trained(model, x)
-    if road == "convert":
+    if entry == "convert":
         ct.convert(model)
     else:
         ct.enable()

@@ -1,4 +1,4 @@
-"""Max pooling in words and sums of channels: the kernels beside PyTorch, CUDA's road on the host, fused models."""
+"""Max pooling in words and sums of channels: the kernels beside PyTorch, CUDA's path on the host, fused models."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_sums_of_channels(dtype, rows, channels):
     assert torch.equal(*found)
 
 
-# --- PyTorch's calls on CUDA's road ---------------------------------------------------------------------------------
+# --- PyTorch's calls on CUDA's path ---------------------------------------------------------------------------------
 
 
 @pytest.fixture

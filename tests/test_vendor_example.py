@@ -39,7 +39,7 @@ def test_it_is_short():
 
 
 def test_the_guide_shows_the_files_as_they_are():
-    text = (ROOT / "docs" / "writing-a-plugin.md").read_text()
+    text = (ROOT / "docs" / "plugins" / "writing-a-plugin.md").read_text()
     for name, language in zip(FILES, ("python", "c", "toml", "yaml")):
         assert (EXAMPLE / name).read_text() in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL), name
 
@@ -151,7 +151,7 @@ NATIVE = ROOT / "examples" / "native_plugin"
 
 
 def test_the_guide_shows_the_native_plugin_as_it_is():
-    text = (ROOT / "docs" / "writing-a-plugin.md").read_text()
+    text = (ROOT / "docs" / "plugins" / "writing-a-plugin.md").read_text()
     for name, language in (("setup.py", "python"), ("__init__.py", "python"), ("gemm.c", "c")):
         (file,) = NATIVE.rglob(name)
         assert file.read_text() in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL), name
@@ -165,7 +165,7 @@ def native(tmp_path, monkeypatch):
         folder = tmp_path / "native"
         folder.mkdir()
         blocks = re.findall(
-            r"```(?:python|c)\n(.*?)```", (ROOT / "docs" / "writing-a-plugin.md").read_text(), re.DOTALL
+            r"```(?:python|c)\n(.*?)```", (ROOT / "docs" / "plugins" / "writing-a-plugin.md").read_text(), re.DOTALL
         )
         (folder / "__init__.py").write_text(next(block for block in blocks if "class NativePlan" in block))
         (folder / "gemm.c").write_text(next(block for block in blocks if "void gemm1x1" in block))

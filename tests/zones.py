@@ -7,13 +7,14 @@ from fnmatch import fnmatchcase
 
 ZONES = {
     "api": """
-        docs
+        activations
+        docs*
         errors
         kernel_*
         layering
         problem
         quantized
-        walk
+        geometry
     """,
     "device": """
         binaries
@@ -29,6 +30,7 @@ ZONES = {
         imports
         memory
         platforms*
+        process_end
         proven_checks
         template_cache
         ptx
@@ -40,12 +42,14 @@ ZONES = {
     """,
     "selection": """
         choices
+        standing
         derivation
         dispatch
         evidence
         explanation
         first_call
         guard*
+        hostile_files
         hostile_records
         injection
         layers
@@ -59,7 +63,7 @@ ZONES = {
         preference*
         record
         registry
-        sabotage
+        sabotage*
         verdicts
         second_try
         validation*

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
     from ..device.programs.proven import proven
     from ..device.rates import rates
     from ..measurement.find import find
+    from ..measurement.sampled import sampled_fault
     from ..selection.explanation import Explanation, explain
     from ..selection.planpack import LoadedPack, load_pack
-    from .activation import activation_macro
+    from .activations import activation_macro
     from .declared import Declared, cpus_only, gpus_only
     from .device import DeviceInfo
     from .dtypes import DTYPES, storage_macros
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
         PlanFailed,
         PluginError,
     )
+    from .geometry import Geometry, Phase, TensorLayout, geometry_of
     from .hookspecs import API_VERSION, hookimpl
     from .policy import Policy, frozen, policy
     from .problem import ConvProblem, epilogue_macros
@@ -62,10 +65,9 @@ if TYPE_CHECKING:
     from .rates import DeviceRates
     from .results import Result, Results
     from .solver import EPILOGUE, Plan, Solver
-    from .walk import Phase, TensorLayout, Walk, walk_of
 
 _HOME = {
-    ".activation": ["activation_macro"],
+    ".activations": ["activation_macro"],
     "..calls.conv": ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"],
     ".declared": ["Declared", "cpus_only", "gpus_only"],
     ".device": ["DeviceInfo"],
@@ -95,7 +97,7 @@ _HOME = {
     "..device.rates": ["rates"],
     ".rates": ["DeviceRates"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],
-    ".walk": ["Phase", "TensorLayout", "Walk", "walk_of"],
+    ".geometry": ["Phase", "TensorLayout", "Geometry", "geometry_of"],
     "..selection.explanation": ["Explanation", "explain"],
     "..selection.planpack": ["LoadedPack", "load_pack"],
     "..device.gemm": [
@@ -133,6 +135,9 @@ _NAMED_THERE = {
     "gemm_workspace": "workspace_size",
 }
 
+_RENAMED = {"Walk": "Geometry", "walk_of": "geometry_of"}
+"""Old names, which work until 1.1 is out."""
+
 __all__ = sorted(_MODULE_OF)
 
 
@@ -143,6 +148,9 @@ class _Header(types.ModuleType):
     """
 
     def __getattr__(self, name: str) -> Any:
+        if name in _RENAMED:
+            warnings.warn(f"convdispatch.api.{name} is {_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
+            return getattr(self, _RENAMED[name])
         module = _MODULE_OF.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,11 +26,11 @@ class Result:
     reason: str = ""
     """Why it is not measured, in words."""
     median_ms: float | None = None
-    """Of the race; of the first look where it was not raced."""
-    raced: bool = False
+    """Of benchmarking; of screening where it was not benchmarked."""
+    benchmarked: bool = False
     """Whether it ran in turns with its rivals, often enough for an interval."""
-    look_ms: float | None = None
-    """Median of the first look, some three samples before the race."""
+    screening_ms: float | None = None
+    """Median of screening, some three samples before benchmarking."""
     p20: float | None = None
     p80: float | None = None
     ci: tuple[float, float] | None = None
@@ -45,6 +46,21 @@ class Result:
     compile_ms: float | None = None
     deterministic: bool | None = None
     """Whether two runs gave the same bits."""
+
+    @property
+    def raced(self) -> bool:
+        """``benchmarked`` by its old name, until 1.1 is out."""
+        return _renamed(self, "raced", "benchmarked")
+
+    @property
+    def look_ms(self) -> float | None:
+        """``screening_ms`` by its old name, until 1.1 is out."""
+        return _renamed(self, "look_ms", "screening_ms")
+
+
+def _renamed(result: Result, old: str, new: str) -> Any:
+    warnings.warn(f"Result.{old} is {new} now", DeprecationWarning, stacklevel=3)
+    return getattr(result, new)
 
 
 class Results(list[Result]):
@@ -63,6 +79,8 @@ class Results(list[Result]):
     conditions: str = ""
     """What kept the search from being complete, in words; empty when nothing did."""
 
+    inconclusive: str = ""
+    """Why the times decide nothing, in words: what ran until then was not measured, or the device had other work."""
     runs: str = ""
     """What a call under the same policy and limits runs now, and why, where that is not the winner; else empty."""
     lost: str = ""

@@ -1,4 +1,4 @@
-"""Calls on arrays of other libraries: host memory by NumPy's road, CUDA's on the caller's stream, results alike.
+"""Calls on arrays of other libraries: host memory as NumPy's, CUDA's on the caller's stream, results alike.
 
 On CUDA the programs are OpenCL's, launched by CUDA on the arrays' own memory: no copy and no wait. Where a program
 cannot be launched so, the call goes through the host and OpenCL's queue, with one warning that says why.
@@ -29,10 +29,13 @@ from ..selection.prepared import Constant, Prepared
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
 from .bound_call import PLACES, Call
-from .guarded_replay import ALIGNMENT, NO_EPILOGUE
 
 __all__ = ["CudaCall", "HostArraysCall", "one_library"]
 
+ALIGNMENT = 16
+"""Bytes that kernels load and copy at once, at most."""
+NO_EPILOGUE = (0, 0)
+"""The addresses of no bias and no residual."""
 _warned: set[tuple[str, str]] = set()
 
 

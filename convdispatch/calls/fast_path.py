@@ -1,9 +1,9 @@
 """The short way of a warm call: what its arrays must be like was seen at the first one, so the others only look.
 
-A road is ``road(lead, other, out, queue, bias, promise)``: operands in the order of ``PLACES``, the weights' promise.
-It answers the array that was written, or None before anything is done where an operand lies otherwise than plainly (an
-offset, gaps, another queue, a recording): then the call goes the general way. A plan that fails is ``dispatch``'s
-matter, as there.
+A fast path is ``path(lead, other, out, queue, bias, promise)``: operands in the order of ``PLACES``, the weights'
+promise. It answers the array that was written, or None before anything is done where an operand lies otherwise than
+plainly (an offset, gaps, another queue, a recording): then the call goes the general way. A plan that fails is
+``dispatch``'s matter, as there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["FastPath", "device_fast_path", "host_queue", "host_fast_path"]
 
 FastPath = Callable[..., Any]
 _OTHER, _OUT, _BIAS = 1, 2, 3
-"""Their places among a road's operands; weights that are read are always the other."""
+"""Their places among a fast path's operands; weights that are read are always the other."""
 _numbers = itertools.count()
 
 
@@ -218,7 +218,7 @@ def _queue_launches(call: Any, queue: Any) -> QueueLaunches | None:
 
 
 def _launches(call: Any, queue: Any, fit: Callable[[list[int]], bool]) -> HostLaunches | None:
-    """The launches of a plan that just ran, in the order of a road's operands; None where it gives other commands."""
+    """The launches of a plan that just ran, in the order of a path's operands; None where it gives other commands."""
     try:
         recording, slots = call.prepared.recorded(queue)
         return HostLaunches.of(recording, [slots[place] for place in (*call.places, _BIAS)], fit)

@@ -10,18 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..api.policy import current_policy, forbid_when_frozen
+from .cuda_call import ALIGNMENT, NO_EPILOGUE, CudaCall
 
 if TYPE_CHECKING:
     from .arrays.known_libraries import Torch
     from .bound_call import Call
-    from .cuda_call import CudaCall
 
-__all__ = ["ALIGNMENT", "NO_EPILOGUE", "replay_on_queue", "replay_on_stream"]
-
-ALIGNMENT = 16
-"""Bytes that kernels load and copy at once, at most."""
-NO_EPILOGUE = (0, 0)
-"""The addresses of no bias and no residual."""
+__all__ = ["replay_on_queue", "replay_on_stream"]
 
 
 def replay_on_stream(

@@ -21,8 +21,9 @@ def is_checked(problem: str, share: float) -> bool:
 def compare(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     """The records of two searches for one problem on two devices of a kind; where they disagree, both in doubt.
 
-    They disagree where both raced a choice, the intervals (95 %) of its medians do not overlap, and the medians differ
-    by more than ``verdict`` takes for a tie. A record in doubt is a new one, dated now, for records do not change.
+    They disagree where both benchmarked a choice, the intervals (95 %) of its medians do not overlap, and the medians
+    differ by more than ``verdict`` takes for a tie. A record in doubt is a new one, dated now, for records do not
+    change.
     """
     others = {record.choice: record for record in second if record.sure}
     doubts: dict[tuple[str, str, str], str] = {}

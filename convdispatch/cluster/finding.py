@@ -8,20 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from ..api.device import DeviceInfo
-from ..api.errors import ConvDispatchWarning, InvalidArgument
+from ..api.errors import ConvDispatchError, ConvDispatchWarning, InvalidArgument
 from ..api.policy import Policy, current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.results import Results
 from ..measurement.find import why_find
 from ..selection import dispatch
+from ..selection.choice.ranking import rank
 from ..selection.plugins import verdicts
 from ..selection.records.perfdb import perfdb, scope_of
-from ..selection.records.record import Record
+from ..selection.records.record import Record, choice_text
 from .agreement import compare, is_checked
 from .connecting import Workers, connected
 from .interrupts import interrupts_wait
 from .measuring import from_json
-from .placing import Job
+from .placing import Task
 from .running import Failed, Run
 from .tasks import measure
 
@@ -99,32 +100,41 @@ class _Finding:
     def run(self, problems: list[ConvProblem], each: Any, start: Any) -> list[Results]:
         known_limits = {name: self._limits[name] for name in ("budget_ms", "workspace_limit")}
         found: list[Results] = []
-        jobs = [
-            self._job(problem, key)
+        tasks = [
+            self._task(problem, key)
             for problem in problems  # every kind gets the first problem, then the second
             for key, kind in self._kinds.items()
             if self._again or not self._store or why_find(problem, kind.device, Policy(), **known_limits)
         ]
-        known = len(problems) * len(self._kinds) - len(jobs)
-        start(len(jobs), known, sum(len(kind.workers) for kind in self._kinds.values()))
-        self._run.add(*jobs)
-        for job, answer in self._run.answers():
+        known = len(problems) * len(self._kinds) - len(tasks)
+        start(len(tasks), known, sum(len(kind.workers) for kind in self._kinds.values()))
+        self._run.add(*tasks)
+        for task, answer in self._run.answers():
             with interrupts_wait():  # what is recorded has been told of
-                results = self._heard(job, answer)
+                results = self._heard(task, answer)
                 if results is not None:
                     found.append(results)
                     each(results)
         return found
 
-    def _job(self, problem: ConvProblem, key: str, **more: Any) -> Job:
+    def _task(self, problem: ConvProblem, key: str, **more: Any) -> Task:
         text = str(problem)
-        return Job(text, key, measure, (text, self._limits, self._again), compiles=text, **more)
+        limits = self._limits | {"incumbent": self._incumbent(problem, self._kinds[key].device)}
+        return Task(text, key, measure, (text, limits, self._again), compiles=text, **more)
 
-    def _heard(self, job: Job, answer: Any) -> Results | None:
+    def _incumbent(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What runs on such a device by what is known here; the worker's own first where no plugin here serves it."""
+        try:
+            first = rank(problem, device, Policy(workspace_limit=self._limits["workspace_limit"]))[0]
+        except ConvDispatchError:
+            return None
+        return choice_text(first.solver.name, first.config)
+
+    def _heard(self, task: Task, answer: Any) -> Results | None:
         """Record what a search found; None for a second search, and for one that failed, which is said."""
         if isinstance(answer, Failed) or "failure" in answer:
             why = answer if isinstance(answer, Failed) else f"{answer['failure']} (on {answer['place']})"
-            self._tell(f"{job.words} was not measured on {job.kind}: {why}")
+            self._tell(f"{task.words} was not measured on {task.kind}: {why}")
             return None
         place, unsteady = answer["place"], answer["unsteady"]
         if unsteady and place not in self._unsteady:
@@ -132,16 +142,16 @@ class _Finding:
             self._unsteady[place] = unsteady
         records = [replace(Record.from_json(each), worker=place) for each in answer["records"]]
         results = from_json(answer["results"])
-        results.device, results.worker = self._kinds[job.kind].device, place
+        results.device, results.worker = self._kinds[task.kind].device, place
         if self._store:
             self._record(results.problem, results.device, records, answer["unsound"])
-        if job.about is not None:
-            self._agree_on(job.words, job.about, records)
+        if task.about is not None:
+            self._agree_on(task.words, task.about, records)
             return None
-        kind = self._run.kinds.get(job.kind)
+        kind = self._run.kinds.get(task.kind)
         others = kind.places - {place} if kind is not None else set()
-        if others and records and self._is_checked(job.words):
-            self._run.add(self._job(results.problem, job.kind, places=others, about=records))
+        if others and records and self._is_checked(task.words):
+            self._run.add(self._task(results.problem, task.kind, places=others, about=records))
         return results
 
     def _is_checked(self, problem: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from ..api.errors import ConvDispatchError
 from .connecting import Kind, Workers
 from .offers import to_compile
-from .placing import DEATHS, Job, Pool, Step
+from .placing import DEATHS, Pool, Step, Task
 from .tasks import prepare
 
 __all__ = ["Failed", "Run"]
@@ -45,7 +45,7 @@ class _Flight:
 
 
 class Run:
-    """Runs jobs by a client; ``compile_s`` is how long compiling for one may take while another is measured."""
+    """Runs tasks by a client; ``compile_s`` is how long compiling for one may take while another is measured."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class Run:
         self._looked = 0.0
         self.kinds: dict[str, Kind] = workers.first()
 
-    def add(self, *jobs: Job) -> None:
-        """Add jobs, also while others run."""
-        for job in jobs:
-            self._pools.setdefault(job.kind, Pool(self._compile_s)).add(job)
+    def add(self, *tasks: Task) -> None:
+        """Add tasks, also while others run."""
+        for task in tasks:
+            self._pools.setdefault(task.kind, Pool(self._compile_s)).add(task)
 
-    def answers(self) -> Iterator[tuple[Job, Any]]:
-        """Each job with its answer or Failed, as they end. Raises ConvDispatchError when the scheduler is gone.
+    def answers(self) -> Iterator[tuple[Task, Any]]:
+        """Each task with its answer or Failed, as they end. Raises ConvDispatchError when the scheduler is gone.
 
         When the caller stops listening, what has not begun is called back.
         """
@@ -88,9 +88,9 @@ class Run:
                         continue
                     if flight.step.seconds is None:
                         worked.append(flight)
-                        self._pool(flight).ended(flight.step.job)
+                        self._pool(flight).ended(flight.step.task)
                     else:
-                        self._pool(flight).compiled(flight.step.job)
+                        self._pool(flight).compiled(flight.step.task)
                 self._submit()  # before the answers are looked at, which may take a while
                 yield from self._answers(worked)
         finally:
@@ -101,7 +101,7 @@ class Run:
                     self._client.cancel(futures, force=True)
 
     def _pool(self, flight: _Flight) -> Pool:
-        return self._pools[flight.step.job.kind]
+        return self._pools[flight.step.task.kind]
 
     def _just_ended(self) -> list[Any]:
         """The tasks that ended; waits for one, but not for ever."""
@@ -112,19 +112,19 @@ class Run:
                 ended.append(self._ended.get_nowait())
         return ended
 
-    def _answers(self, flights: list[_Flight]) -> Iterator[tuple[Job, Any]]:
-        """What jobs that ended have answered, fetched at once. A job whose answer is lost is done again."""
+    def _answers(self, flights: list[_Flight]) -> Iterator[tuple[Task, Any]]:
+        """What tasks that ended have answered, fetched at once. A task whose answer is lost is done again."""
         good = [flight for flight in flights if flight.future.status == "finished"]
         made = dict(zip((flight.future.key for flight in good), self._fetched([flight.future for flight in good])))
         if len(made) < len(good):
             yield from self._look()
         for flight in flights:
-            job, status = flight.step.job, flight.future.status
+            task, status = flight.step.task, flight.future.status
             if flight.future.key in made:
-                yield job, made[flight.future.key]
+                yield task, made[flight.future.key]
             elif status == "error":
                 error = flight.future.exception()
-                yield job, Failed(f"{type(error).__name__}: {error}")
+                yield task, Failed(f"{type(error).__name__}: {error}")
             elif self._client.status != "running":
                 raise ConvDispatchError("the scheduler is gone; what was measured is recorded: run again to go on")
             elif status == "finished" and flight.step.worker in self._pool(flight).workers:
@@ -145,19 +145,19 @@ class Run:
         except (TimeoutError, CancelledError):
             return []
 
-    def _lost(self, flight: _Flight) -> Iterator[tuple[Job, Failed]]:
+    def _lost(self, flight: _Flight) -> Iterator[tuple[Task, Failed]]:
         """A worker has gone with what it had: others do that, unless too many went so."""
         with contextlib.suppress(Exception):
             self._client.cancel([flight.future], force=True)
-        job, pool = flight.step.job, self._pool(flight)
-        job.deaths += flight.step.seconds is None
-        pool.again(job)
-        if job.deaths >= DEATHS:
-            pool.ended(job)
-            yield job, Failed(f"each of the {job.deaths} workers that took it died")
+        task, pool = flight.step.task, self._pool(flight)
+        task.deaths += flight.step.seconds is None
+        pool.again(task)
+        if task.deaths >= DEATHS:
+            pool.ended(task)
+            yield task, Failed(f"each of the {task.deaths} workers that took it died")
 
-    def _look(self) -> Iterator[tuple[Job, Failed]]:
-        """Who is there now; answers the jobs that nobody is left for."""
+    def _look(self) -> Iterator[tuple[Task, Failed]]:
+        """Who is there now; answers the tasks that nobody is left for."""
         try:
             self.kinds = self._workers.look()
         except (OSError, TimeoutError) as error:
@@ -167,9 +167,9 @@ class Run:
             kind = self.kinds.get(key)
             pool.workers = kind.workers if kind else {}
             places = kind.places if kind else set()
-            for job in list(pool.choosy):
-                if not places & set(job.places or ()):
-                    yield from self._given_up(job, "the other devices of its kind are gone")
+            for task in list(pool.choosy):
+                if not places & set(task.places or ()):
+                    yield from self._given_up(task, "the other devices of its kind are gone")
             if kind or not pool:
                 self._absent.pop(key, None)
                 continue
@@ -177,32 +177,32 @@ class Run:
             if since == self._looked:
                 self._tell(f"no worker offers {key} any more: waiting {self._gone_s:.0f} s for one")
             elif self._looked - since > self._gone_s:
-                for job in pool.jobs():
-                    yield from self._given_up(job, f"no worker offers {key} any more")
+                for task in pool.tasks():
+                    yield from self._given_up(task, f"no worker offers {key} any more")
         for name, flight in list(self._flying.items()):
             if flight.step.worker not in self._pool(flight).workers:
                 del self._flying[name]
                 yield from self._lost(flight)
 
-    def _given_up(self, job: Job, why: str) -> Iterator[tuple[Job, Failed]]:
-        mine = [name for name, flight in self._flying.items() if flight.step.job is job]
+    def _given_up(self, task: Task, why: str) -> Iterator[tuple[Task, Failed]]:
+        mine = [name for name, flight in self._flying.items() if flight.step.task is task]
         futures = [self._flying.pop(name).future for name in mine]
         if futures:
             self._client.cancel(futures, force=True)
-        self._pools[job.kind].ended(job)
-        yield job, Failed(why)
+        self._pools[task.kind].ended(task)
+        yield task, Failed(why)
 
     def _submit(self) -> None:
         """Hand to the scheduler what is to be done now."""
         for key, pool in self._pools.items():
             for step in pool.steps():
-                job, name = step.job, uuid.uuid4().hex
+                task, name = step.task, uuid.uuid4().hex
                 if step.seconds is None:
-                    task, needs = (job.work, *job.given), key
+                    work, needs = (task.work, *task.given), key
                 else:
-                    task, needs = (prepare, job.compiles, step.seconds), to_compile(key)
+                    work, needs = (prepare, task.compiles, step.seconds), to_compile(key)
                 future = self._client.submit(
-                    *task, key=f"{task[0].__name__}-{name}", resources={needs: 1}, workers=[step.worker], pure=False
+                    *work, key=f"{work[0].__name__}-{name}", resources={needs: 1}, workers=[step.worker], pure=False
                 )
                 self._flying[future.key] = _Flight(step, future)
                 future.add_done_callback(self._ended.put)

@@ -24,11 +24,11 @@ class Steadiness:
     def hear(self, records: Iterable[dict[str, Any]]) -> str:
         """What is wrong with the device's times, after one more search's records; empty while nothing is.
 
-        Only races count, for a first look has no interval.
+        Only benchmarking counts, for screening gives no interval.
         """
-        raced = [r for r in records if r["raced"]]
-        if raced:
-            self._last.append(statistics.median((r["ci_ms"][1] - r["ci_ms"][0]) / r["median_ms"] for r in raced))
+        benchmarked = [r for r in records if r["benchmarked"]]
+        if benchmarked:
+            self._last.append(statistics.median((r["ci_ms"][1] - r["ci_ms"][0]) / r["median_ms"] for r in benchmarked))
         wild = [scatter for scatter in self._last if scatter >= SCATTER]
         if len(wild) <= MOST:
             return ""

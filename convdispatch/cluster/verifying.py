@@ -11,7 +11,7 @@ from ..measurement.conformance.verify import TIMEOUT_S, select, verify
 from ..measurement.shapes import Entry
 from ..measurement.shapes import parse as parse_entries
 from .connecting import Workers, connected
-from .placing import Job
+from .placing import Task
 from .running import Failed, Run
 from .tasks import call
 
@@ -68,18 +68,18 @@ def verify_many(
                 target = f"{__name__}:examine"
                 # A case is asked of every solver in turn, each within the limit.
                 request = (target, {**given, "only": part}, START_S + 20 * limit)
-                run.add(Job(f"{plugin}, {len(part)} cases", key, call, request, about=part))
+                run.add(Task(f"{plugin}, {len(part)} cases", key, call, request, about=part))
         unasked = {key: dict.fromkeys(names) for key in kinds}
         try:
-            for job, answer in run.answers():
+            for task, answer in run.answers():
                 if isinstance(answer, Failed) or "failure" in answer:
-                    tell(f"{job.words} on {job.kind}: {answer if isinstance(answer, Failed) else answer['failure']}")
+                    tell(f"{task.words} on {task.kind}: {answer if isinstance(answer, Failed) else answer['failure']}")
                     continue
                 made = Report.from_json(answer["made"])
-                for name in set(job.about) - set(made.unasked):
-                    del unasked[job.kind][name]
+                for name in set(task.about) - set(made.unasked):
+                    del unasked[task.kind][name]
                     report(cases[name], [o for o in made.outcomes if o.case == name], len(cases) * len(kinds))
-                whole = reports.setdefault(job.kind, made)
+                whole = reports.setdefault(task.kind, made)
                 if whole is not made:
                     whole.outcomes += made.outcomes
                     whole.seconds = round(whole.seconds + made.seconds, 2)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import re
 import warnings
@@ -19,11 +18,12 @@ import platformdirs
 from ..api.device import DeviceInfo
 from ..api.errors import ConvDispatchWarning
 from ..api.rates import DeviceRates
-from . import jsontext
+from . import jsontext, plainfile
 
 __all__ = ["estimate", "keep", "rates", "switched_off"]
 
-_FIELDS = ("flops", "bandwidth", "launch")
+_FIELDS = {"flops": (1e5, 1e19), "bandwidth": (1e4, 1e17), "launch": (1e-9, 10.0)}
+"""What a device can have, in operations and bytes a second and in seconds: beyond it a prediction says nothing."""
 # An H200 with 132 compute units, and two cores with AVX-512 under Intel's runtime, both measured.
 _GPU_UNIT = DeviceRates(flops=65e12 / 132, bandwidth=4.25e12 / 132, launch=5.06e-6)
 _CPU_LANE, _CPU_BANDWIDTH, _CPU_LAUNCH = 340e9 / 32, 28e9, 8.5e-6
@@ -36,10 +36,11 @@ def rates(device: DeviceInfo) -> DeviceRates:
         return estimate(device)
     path = place(device)
     try:
-        values = jsontext.loads(path.read_text(encoding="utf-8"))
+        values = jsontext.loads(plainfile.read_text(path))
         found = DeviceRates(*(float(values[name]) for name in _FIELDS), measured=True)
-        if not all(math.isfinite(getattr(found, name)) and getattr(found, name) > 0 for name in _FIELDS):
-            raise ValueError("a rate is a number above 0")
+        for name, (least, most) in _FIELDS.items():
+            if not least <= getattr(found, name) <= most:  # not a number, too
+                raise ValueError(f"{name} is between {least:g} and {most:g}, got {getattr(found, name):g}")
     except FileNotFoundError:
         return estimate(device)
     except (OSError, ValueError, TypeError, KeyError) as error:

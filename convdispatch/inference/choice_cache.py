@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 
 from ..api.policy import Policy, current_policy
+from ..device import plainfile
 from ..device.runtime import device_info
 from ..selection.plugins.loader import plugins
 from ..selection.plugins.registry import registry_path
-from ..selection.records.packs import publish
 from ..selection.records.perfdb import user_folder
+from ..selection.records.record_files import publish
 from .form_benchmark import Verdict
 from .graph import Graph, Ref, is_planned, operands
 from .lower import problem_of
@@ -35,8 +36,6 @@ from .passes.layout import LAYOUTS, MIXED
 
 if TYPE_CHECKING:
     import pyopencl as cl
-
-    from .net import InferenceNet
 
 __all__ = ["Choice", "Watch", "described", "key_of", "store", "load"]
 
@@ -127,7 +126,7 @@ class Choice:
 def load(key: str) -> Choice | None:
     """What is known of a net's forms; None for nothing. A final choice of a noisy machine counts its uses."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        held = Choice(**json.loads(_file(key).read_text(encoding="utf-8")))
+        held = Choice(**json.loads(plainfile.read_text(_file(key))))
         numbers = (held.queues, held.votes, held.recalls)
         if not all(type(n) is int and 0 <= n <= 1 << 30 for n in numbers) or not 1 <= held.queues <= 64:
             return None
@@ -155,8 +154,8 @@ class Watch:
     def __init__(self, key: str, choice: Choice) -> None:
         self.key, self.choice, self.left, self.least = key, choice, _WATCHED, float("inf")
 
-    def call(self, net: InferenceNet, work: Any) -> Any:
-        """``work()``, which calls ``net`` and waits for the result."""
+    def call(self, net: Any, work: Any) -> Any:
+        """``work()``, which calls ``net``, an ``InferenceNet``, and waits for the result."""
         start = time.perf_counter()
         answer = work()
         self.left, self.least = self.left - 1, min(self.least, 1e3 * (time.perf_counter() - start))

@@ -11,16 +11,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..api.errors import InvalidArgument
 
-if TYPE_CHECKING:
-    from .net import InferenceNet
-
-__all__ = ["PURPOSES", "Verdict", "check_purpose", "benchmark_forms"]
+__all__ = ["PURPOSES", "Form", "Verdict", "benchmark_forms", "check_purpose"]
 
 PURPOSES = ("latency", "throughput")
 ROUNDS, LEAST_ROUNDS = 5, 2
@@ -31,6 +28,19 @@ SAMPLE_S = 0.02
 """A turn of one form."""
 TIE = 1.03
 """Forms whose times differ by less are one as good as the other."""
+
+
+class Form(Protocol):
+    """What is asked of a net to time it."""
+
+    inputs: Sequence[Any]
+    queue: Any
+
+    def __call__(self, *given: Any) -> Any:
+        """The outputs for NumPy arrays; waits."""
+
+    def run(self) -> Any:
+        """Once more on the same arrays; waits for nothing."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ def check_purpose(given: Any) -> str:
     return str(given)
 
 
-def benchmark_forms(forms: Sequence[InferenceNet], purpose: str, favourite: int | None = None) -> Verdict:
+def benchmark_forms(forms: Sequence[Form], purpose: str, favourite: int | None = None) -> Verdict:
     """Time ``forms``, nets that are ready to run; ``favourite`` wins ties."""
     takes, least = (_alone, 1) if purpose == "latency" else (_in_a_row, 3)
     first = []
@@ -73,7 +83,7 @@ def benchmark_forms(forms: Sequence[InferenceNet], purpose: str, favourite: int 
 
 
 def _series(
-    forms: Sequence[InferenceNet], takes: Callable[[InferenceNet, int], list[float]], calls: Sequence[int], rounds: int
+    forms: Sequence[Form], takes: Callable[[Form, int], list[float]], calls: Sequence[int], rounds: int
 ) -> list[list[float]]:
     samples: list[list[float]] = [[] for _ in forms]
     for turn in range(rounds):
@@ -83,7 +93,7 @@ def _series(
     return samples
 
 
-def _alone(form: InferenceNet, calls: int) -> list[float]:
+def _alone(form: Form, calls: int) -> list[float]:
     """Seconds of each of ``calls`` calls with NumPy arrays: how the result is waited for is part of it."""
     given = [np.zeros(x.shape, x.dtype) for x in form.inputs]
     found = []
@@ -94,7 +104,7 @@ def _alone(form: InferenceNet, calls: int) -> list[float]:
     return found
 
 
-def _in_a_row(form: InferenceNet, calls: int) -> list[float]:
+def _in_a_row(form: Form, calls: int) -> list[float]:
     """Seconds a run of ``calls`` that follow each other without waiting."""
     start = time.perf_counter()
     for _ in range(calls):

@@ -27,9 +27,9 @@ def find(
     """Measure what could compute ``problem`` on ``device``, fastest first, and record it for later calls.
 
     Every candidate is verified against float64 before it is timed; one that is wrong is quarantined and never recorded.
-    Every solver's default configuration runs before anyone's second; who is certain to lose is cut; the rest race in
-    interleaved rounds, which decide. ``budget_ms`` bounds the whole, compilation included: what did
-    not fit in comes back as ``not tried``. ``workspace_limit`` bounds a plan's workspace, ``memory_limit`` all device
+    Every solver's default configuration runs before anyone's second; who is certain to lose is cut; the rest are
+    benchmarked in interleaved rounds, which decide. ``budget_ms`` bounds the whole, compilation included: what did not
+    fit in comes back as ``not tried``. ``workspace_limit`` bounds a plan's workspace, ``memory_limit`` all device
     memory that the search holds (half of the device's when None); both in bytes. With ``isolate`` each candidate runs
     in a child process first, so that one that crashes or hangs costs only itself; by default those of plugins do that
     neither came with this package nor were verified on this machine. What was wrong, crashed or hung is remembered by
@@ -96,6 +96,8 @@ def why_find(
         if doubt:
             return f"{record.solver} was {doubt}"
     newest = max(known, key=lambda record: record.created)
+    if newest.inconclusive:
+        return f"the last search decided nothing: {newest.inconclusive}"
     if newest.optimal or newest.budget_ms is None or (budget_ms is not None and budget_ms <= newest.budget_ms):
         return None
     return f"the last search was incomplete: {newest.conditions}"

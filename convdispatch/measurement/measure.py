@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a race found of one candidate.
+    """What benchmarking found of one candidate.
 
     ``status`` is ``measured``, ``cut`` (certain to lose), ``failed`` (it raised, or its times are impossible),
     ``unsteady`` (too many wild samples, as on a busy machine) or ``not tried`` (the budget ended first). ``timing`` is
@@ -94,9 +94,9 @@ def interleaved(
 
     A round runs each candidate once and begins one place further than the last, so a drift of clock or temperature, or
     the cache that a neighbour leaves, falls on all alike. A candidate is cut when the lower bound of its interval
-    exceeds the best upper bound times ``cut_factor``. The race ends after ``rounds``; after ``min_rounds`` once each
-    interval left is narrower than ``precision`` of its median; and when ``budget_ms`` (by ``clock``, nanoseconds) has
-    no room for another run.
+    exceeds the best upper bound times ``cut_factor``. Benchmarking ends after ``rounds``; after ``min_rounds`` once
+    each interval left is narrower than ``precision`` of its median; and when ``budget_ms`` (by ``clock``, nanoseconds)
+    has no room for another run.
     """
     names = [candidate.name for candidate in candidates]
     if len(set(names)) != len(names):
@@ -123,7 +123,7 @@ def interleaved(
 def _run_once(entrant: _Entrant) -> None:
     try:
         entrant.samples.append(check_time(entrant.candidate.sample()))
-    except Exception as error:  # the candidate's own code: whatever it raises is its failure, not the race's
+    except Exception as error:  # the candidate's own code: whatever it raises is its failure, not benchmarking's
         entrant.ended = ("failed", f"{type(error).__name__}: {error}")
 
 

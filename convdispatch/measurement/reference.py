@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..api.activation import apply_activation
+from ..api.activations import apply_activation
 from ..api.dtypes import HEADER
 from ..api.errors import InvalidArgument
 from . import quantized

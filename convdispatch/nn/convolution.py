@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..api.activations import gradient_of_result
 from ..api.errors import InvalidArgument
 from ..calls.arguments import per_axis, transposed_shape
 from ..calls.conv import conv, conv_backward_data, conv_backward_weights, conv_transpose
@@ -12,7 +13,7 @@ from ..device.tracing import operation
 from ..elementwise import apply, concatenate, reduce, zeros
 from ..tape import Rectified, Tape, current_tape, paused
 from ..tensor import Tensor
-from .activations import activate, from_result
+from .activations import activate
 from .autocasting import cast
 
 __all__ = ["convolution", "linear", "transposed_convolution"]
@@ -49,7 +50,7 @@ def convolution(
     tape, after = current_tape(), None
     watched = tape is not None and any(tape.tracks(t) for t in (x, bias, residual) if t is not None)
     watched = watched or (tape is not None and isinstance(w, Tensor) and tape.tracks(w))
-    if watched and activation is not None and from_result(activation) is None:
+    if watched and activation is not None and gradient_of_result(activation) is None:
         activation, after = None, activation
     given = dense(x)
     y = conv(given, w, bias, residual=dense(residual), activation=activation, **geometry)
@@ -79,7 +80,7 @@ def linear(
     mb, picture = x.shape[0], (lambda n, c: (n, c, 1, 1)) if layout == "nchw" else (lambda n, c: (n, 1, 1, c))
     tape, after = current_tape(), None
     watched = tape is not None and any(isinstance(t, Tensor) and tape.tracks(t) for t in (x, w, bias))
-    if watched and activation is not None and from_result(activation) is None:
+    if watched and activation is not None and gradient_of_result(activation) is None:
         activation, after = None, activation
     with paused():
         given = dense(x).reshape(picture(mb, features))
@@ -125,7 +126,7 @@ def _record(
     weight = w if weight is None else weight
     needs_x, needs_w = tape.tracks(x), isinstance(w, Tensor) and tape.tracks(w)
     needs_bias, needs_residual = tape.tracks(bias), tape.tracks(residual)
-    slope = from_result(activation) if activation else None
+    slope = gradient_of_result(activation) if activation else None
     # Only what the gradients read is held: y for the activation's slope, x for the weights', the weights for x's.
     held_y = y if slope else None
     held_x = given if needs_w else None

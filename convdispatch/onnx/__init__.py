@@ -7,7 +7,11 @@ for each set of input shapes (``model``). Needs the onnx package: ``pip install 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backend import Backend
+    from .model import OnnxNet, load
 
 __all__ = ["Backend", "OnnxNet", "load"]
 

@@ -41,11 +41,11 @@ def operator(*names: str) -> Callable[[Callable[[Call], Any]], Callable[[Call], 
 
 
 class Call:
-    """A node with its operands; made by the walk."""
+    """A node with its operands; made by the interpreter."""
 
     def __init__(
         self,
-        walk: Any,
+        interpreter: Any,
         node: Any,
         operands: Sequence[Operand],
         attributes: dict[str, Any],
@@ -54,9 +54,9 @@ class Call:
         scope: Any = None,
     ) -> None:
         self.scope = scope
-        self.walk, self.node, self.operands, self.attributes = walk, node, list(operands), attributes
+        self.interpreter, self.node, self.operands, self.attributes = interpreter, node, list(operands), attributes
         self.opset, self.sources = opset, list(sources)
-        self.queue, self.math = walk.queue, walk.math
+        self.queue, self.math = interpreter.queue, interpreter.math
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ class Call:
 
     def upload(self, value: np.ndarray) -> Tensor:
         """A constant on the device."""
-        return self.walk.upload(value)  # type: ignore[no-any-return]
+        return self.interpreter.upload(value)  # type: ignore[no-any-return]
 
     def shape(self, place: int = 0) -> tuple[int, ...]:
         """The operand's shape."""
@@ -107,6 +107,13 @@ class Call:
         """An attribute; bytes as text."""
         value = self.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
+
+    def word(self, name: str, known: Sequence[str]) -> str:
+        """An attribute among ``known``, of which the first is the default. Raises Unsupported for any other."""
+        found = self.get(name, known[0])
+        if found not in known:
+            raise self.refuse(f"{name} is one of {', '.join(known)}, got {str(found)[:40]!r}")
+        return str(found)
 
     def either(self, name: str, place: int, default: Any = None) -> Any:
         """Integers that newer operator sets take as an input, older ones as an attribute."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..api.errors import InvalidArgument
+from ..api.errors import ConvDispatchError, InvalidArgument, words
 from ..device.tracing import naming
 from ..tensor import Tensor
 from . import folding
@@ -174,6 +174,10 @@ class Interpreter:
                 if str(error).startswith(call.name):
                     raise
                 raise InvalidArgument(f"{call.name}: {error}") from error
+            except ConvDispatchError:
+                raise
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise InvalidArgument(f"{call.name} is none that can be computed: {words(error)}") from error
             return answer if isinstance(answer, list | tuple) else (answer,)
         if function is None and ours:
             function = body_of(node, opset, operands)
@@ -191,6 +195,8 @@ class Interpreter:
         if lasting and key in self._memory:
             return self._memory[key][0]  # type: ignore[no-any-return]
         plain = constants.value_of(node) if node.op_type == "Constant" else None
+        if node.op_type == "DequantizeLinear" and standard(node.domain):  # the reference has it from set 19 on alone
+            plain = constants.dequantized(operands, _attributes(node, scope))
         if plain is None:
             values = {name: value for name, value in zip(node.input, operands, strict=True) if name}
             made = _resolved(node, scope)
@@ -325,7 +331,7 @@ def check_operators(model: Any, opsets: Mapping[str, int]) -> None:
     seen: set[tuple[str, str]] = set()
 
     known = {tensor.name for tensor in model.graph.initializer} | {""}
-    """Values that the walk knows of any input's shape: what is made of them is folded, by whatever operator."""
+    """Values that the interpreter knows of any input's shape: what is made of them is folded, by whatever operator."""
 
     def look(nodes: Iterable[Any], versions: Mapping[str, int], depth: int = 0) -> None:
         if depth > MOST_DEPTH:
@@ -372,10 +378,10 @@ def _has(node: Any, opset: int) -> bool:
     if not node.input and node.op_type not in _RANDOM:
         return True  # a constant
     if node.op_type in ("ConstantOfShape", "Range", "EyeLike"):
-        return True  # of shapes that the walk knows
+        return True  # of shapes that the interpreter knows
     body = schema.function_body if schema.has_function else body_of(node, opset) if not node.input else None
     if schema.has_context_dependent_function and body is None:
-        return True  # what it is made of depends on types, which the walk knows
+        return True  # what it is made of depends on types, which the interpreter knows
     return body is not None and all(_has(inner, opset) for inner in body.node)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.policy import Policy
 from ..api.problem import ConvProblem
-from ..device import runtime
+from ..device import background, runtime
 from ..device.commands.interface import thread
 from ..device.programs.kernels import Programs
 from .generic_solver import GenericSolver, generic_s
@@ -56,13 +56,13 @@ def ready_first(
     if _GENERAL.rejects(problem, info) or generic_s(problem, info) > LONGEST_S:
         return make()
     with _lock:
-        making = _under_way.get(key)
-        if making is None:
-            making = _under_way[key] = Future()
+        compiling = _under_way.get(key)
+        if compiling is None:
+            compiling = _under_way[key] = Future()
             work = contextvars.copy_context()
-            threading.Thread(target=work.run, args=(_make, making, key, make, arrived), daemon=True).start()
-    if wait([making], max(0.0, patience)).done:
-        return making.result()
+            background.start(lambda: work.run(_make, compiling, key, make, arrived), "convdispatch-patience")
+    if wait([compiling], max(0.0, patience)).done:
+        return compiling.result()
     return _plans.make((context, problem), lambda: _meanwhile(context, problem))
 
 
@@ -71,13 +71,13 @@ def _meanwhile(context: cl.Context, problem: ConvProblem) -> Prepared:
     return Prepared(context, problem, problem, _GENERAL, {}, plan, "until the chosen plan is compiled")
 
 
-def _make(making: Future[Prepared], key: Any, make: Callable[[], Prepared], arrived: Callable[[], Any]) -> None:
+def _make(compiling: Future[Prepared], key: Any, make: Callable[[], Prepared], arrived: Callable[[], Any]) -> None:
     try:
         made = make()
     except BaseException as error:  # a call that asks later meets it
-        making.set_exception(error)
+        compiling.set_exception(error)
     else:
-        making.set_result(made)
+        compiling.set_result(made)
     finally:
         with _lock:
             _under_way.pop(key, None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 from ..api.device import DeviceInfo
@@ -15,74 +14,13 @@ from ..device.rates import rates
 from ..device.size_limits import problem_must_fit
 from .choice.ranking import Candidate, contestants, rank, refusal
 from .derivation import Derived
-from .explanation_text import render, sentence
+from .explanation_text import Explanation, Verdict, sentence
 from .plugins.loader import plugins
 from .records.perfdb import perfdb, scope_of
 from .solver_query import Fault, query
 from .visible_problem import visible_problem
 
 __all__ = ["Explanation", "Verdict", "explain"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What one solver answers for one problem, and what is known of it."""
-
-    solver: str
-    plugin: str
-    status: str
-    """``chosen``, ``accepted``, ``refused`` or ``quarantined``."""
-    reason: str | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    source: str | None = None
-    """What put it in its place: a lock file, a measurement, a neighbour, a line of the registry, a prediction."""
-    predicted: float | None = None
-    """Predicted cost, in seconds."""
-    predicted_ms: float | None = None
-    measured_ms: float | None = None
-    """Median of its best record for this problem."""
-    ci_ms: tuple[float, float] | None = None
-    """Interval of that median, 95 %."""
-    raced: bool | None = None
-    """Whether that was in a race; False for a first look."""
-    error: float | None = None
-    """Measured relative error of that record."""
-    workspace: int | None = None
-    """Bytes: of the record, or as the solver states them without compiling."""
-    fuses: tuple[str, ...] = ()
-    """Parts of the problem's epilogue that the solver computes itself."""
-    rewriting: str | None = None
-    """Of a derived solver: what is done to the problem, and what it becomes."""
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Every solver's answer for one problem on one device, best first, and where the choice came from."""
-
-    problem: ConvProblem
-    device: DeviceInfo
-    chosen: str | None
-    source: str | None
-    verdicts: tuple[Verdict, ...]
-    why: str = ""
-    """In a sentence: who runs, what put it first, its time and the next one's."""
-    predicted_by: str = ""
-    """What predicted milliseconds rest on."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
-        return {
-            "problem": str(self.problem),
-            "device": str(self.device),
-            "chosen": self.chosen,
-            "source": self.source,
-            "why": self.why,
-            "predicted_by": self.predicted_by,
-            "solvers": [{**asdict(v), "config": dict(v.config), "fuses": list(v.fuses)} for v in self.verdicts],
-        }
-
-    def __str__(self) -> str:
-        return render(self)
 
 
 def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
@@ -106,13 +44,21 @@ def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
         except Fault:  # set aside by this question: the others' order is another
             continue
     first = ranked[0] if ranked else None
-    why = sentence(verdicts, first.rule if first else "")
+    why = "; ".join([sentence(verdicts, first.rule if first else ""), *_undecided(problem, info)])
     chosen, source = (first.solver.name, first.source) if first else (None, None)
     calibrated = rates(info).measured
     basis = (
         "at the device's measured rates" if calibrated else "at estimated rates: convdispatch calibrate measures them"
     )
     return Explanation(problem, info, chosen, source, verdicts, why, basis)
+
+
+def _undecided(problem: ConvProblem, device: DeviceInfo) -> Iterator[str]:
+    """Records that decide nothing, and why: a sentence a reason."""
+    records = perfdb().lookup(problem, device, scope_of(current_policy()))
+    for why in dict.fromkeys(record.inconclusive for record in records if record.inconclusive):
+        names = ", ".join(dict.fromkeys(one.solver for one in records if one.inconclusive == why))
+        yield f"what is on record of {names} decides nothing: {why}"
 
 
 def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo) -> Iterator[Verdict]:
@@ -132,7 +78,7 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
             predicted_ms=None if cost is None else cost * 1e3,
             measured_ms=record.median_ms if record else None,
             ci_ms=record.ci_ms if record else None,
-            raced=record.sure if record else None,
+            benchmarked=record.sure if record else None,
             error=record.error if record else None,
             workspace=record.workspace if record else answers.workspace(candidate.config),
             fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(seen, part)),

@@ -1,19 +1,81 @@
-"""An explanation in words: why the first is first, in a sentence; every solver's answer, in 80 columns."""
+"""What explain answers, and that in words: why the first is first, in a sentence; every answer, in 80 columns."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-if TYPE_CHECKING:
-    from .explanation import Explanation, Verdict
+from ..api.device import DeviceInfo
+from ..api.problem import ConvProblem
 
-__all__ = ["render", "sentence"]
+__all__ = ["Explanation", "Verdict", "sentence"]
 
 WIDTH = 80
 _COLUMNS = (("predicted ms", 13), ("measured ms", 13), ("error", 9), ("workspace", 10))
 _NAME = 22
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one solver answers for one problem, and what is known of it."""
+
+    solver: str
+    plugin: str
+    status: str
+    """``chosen``, ``accepted``, ``refused`` or ``quarantined``."""
+    reason: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
+    """What put it in its place: a lock file, a measurement, a neighbour, a line of the registry, a prediction."""
+    predicted: float | None = None
+    """Predicted cost, in seconds."""
+    predicted_ms: float | None = None
+    measured_ms: float | None = None
+    """Median of its best record for this problem."""
+    ci_ms: tuple[float, float] | None = None
+    """Interval of that median, 95 %."""
+    benchmarked: bool | None = None
+    """Whether that was in turns with its rivals; False for screening alone."""
+    error: float | None = None
+    """Measured relative error of that record."""
+    workspace: int | None = None
+    """Bytes: of the record, or as the solver states them without compiling."""
+    fuses: tuple[str, ...] = ()
+    """Parts of the problem's epilogue that the solver computes itself."""
+    rewriting: str | None = None
+    """Of a derived solver: what is done to the problem, and what it becomes."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Every solver's answer for one problem on one device, best first, and where the choice came from."""
+
+    problem: ConvProblem
+    device: DeviceInfo
+    chosen: str | None
+    source: str | None
+    verdicts: tuple[Verdict, ...]
+    why: str = ""
+    """In a sentence: who runs, what put it first, its time and the next one's."""
+    predicted_by: str = ""
+    """What predicted milliseconds rest on."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {
+            "problem": str(self.problem),
+            "device": str(self.device),
+            "chosen": self.chosen,
+            "source": self.source,
+            "why": self.why,
+            "predicted_by": self.predicted_by,
+            "solvers": [{**asdict(v), "config": dict(v.config), "fuses": list(v.fuses)} for v in self.verdicts],
+        }
+
+    def __str__(self) -> str:
+        return _render(self)
 
 
 def sentence(verdicts: Iterable[Verdict], because: str) -> str:
@@ -36,11 +98,11 @@ def sentence(verdicts: Iterable[Verdict], because: str) -> str:
 
 def _time(verdict: Verdict) -> str:
     if verdict.measured_ms is not None:
-        return f"measured {verdict.measured_ms:.4g} ms" + ("" if verdict.raced else " at a first look")
+        return f"measured {verdict.measured_ms:.4g} ms" + ("" if verdict.benchmarked else " at screening")
     return "" if verdict.predicted_ms is None else f"predicted {verdict.predicted_ms:.3g} ms"
 
 
-def render(explanation: Explanation) -> str:
+def _render(explanation: Explanation) -> str:
     """The sentence, the table, who refuses and why."""
     return "\n".join(_lines(explanation))
 
@@ -78,10 +140,10 @@ def _row(mark: str, name: str, *cells: str) -> str:
 
 
 def _cells(verdict: Verdict) -> list[str]:
-    look = "" if verdict.raced else " look"
+    screened = "" if verdict.benchmarked else " screened"
     return [
         "-" if verdict.predicted_ms is None else f"{verdict.predicted_ms:.3g}",
-        "-" if verdict.measured_ms is None else f"{verdict.measured_ms:.3g}{look}",
+        "-" if verdict.measured_ms is None else f"{verdict.measured_ms:.3g}{screened}",
         "-" if verdict.error is None else f"{verdict.error:.1e}",
         "-" if verdict.workspace is None else _bytes(verdict.workspace),
         _by(verdict),
@@ -92,7 +154,7 @@ def _by(verdict: Verdict) -> str:
     """What put it in its place, in a word."""
     source = str(verdict.source)
     if source.startswith("measured"):
-        return "record" if verdict.raced else "look"
+        return "record" if verdict.benchmarked else "screening"
     words = {"neighbour": "neighbour", "lock file": "lock file", "predicted": "cost", "name": "name"}
     return next((word for start, word in words.items() if source.startswith(start)), "rule")
 

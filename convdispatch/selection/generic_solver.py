@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..api.activation import activation_macro
+from ..api.activations import activation_macro
 from ..api.device import DeviceInfo
 from ..api.dtypes import storage_macros
 from ..api.problem import ConvProblem

@@ -18,9 +18,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..api.device import DeviceInfo
-from ..api.errors import ConvDispatchWarning, Frozen, PluginError, words
+from ..api.errors import ConvDispatchWarning, Frozen, PluginError, plain, words
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
+from ..device.size_limits import workspace_room
+from .defensive_copy import MOST_CONFIGS, ArgumentsChanged, ask, banned, copied
 from .plugins.loader import plugins
 from .visible_problem import computes_dtype, visible_problem
 
@@ -36,8 +38,6 @@ __all__ = [
     "predicted",
 ]
 
-MOST_CONFIGS = 1000
-"""Configurations that a solver may offer for a problem; one that offers more has no end, or is no list to search."""
 _KEPT = 8192
 """Answers that are kept: some fifty solvers', derived ones among them, for 160 problems."""
 
@@ -65,6 +65,7 @@ class SolverAnswers:
         self._texts: frozenset[str] | None = None
         self._costs: dict[str, float | None] = {}
         self._sizes: dict[str, int | None] = {}
+        self.fault = banned(solver)
         try:
             self.elsewhere = self._answer("serves", _reason)
             self.refused = computes_dtype(solver, problem) or self._answer("rejects", _reason)
@@ -98,9 +99,12 @@ class SolverAnswers:
         return self._kept(self._sizes, "workspace", config, _size)
 
     def within(self, limit: int | None) -> list[Mapping[str, Any]]:
-        """The offered configurations whose stated workspace is at most ``limit`` bytes. Raises Fault."""
+        """The offered configurations whose stated workspace is at most ``limit`` bytes; None: where the first one fits
+        on the device all, else those that do. Raises Fault."""
         if limit is None:
-            return list(self.configs)
+            limit, first = workspace_room(self.problem, self.device), self.workspace(self.configs[0])
+            if limit is None or first is None or first <= limit:
+                return list(self.configs)
         sizes = ((config, self.workspace(config)) for config in self.configs)
         return [config for config, size in sizes if size is None or size <= limit]
 
@@ -115,9 +119,12 @@ class SolverAnswers:
             raise Fault(self.fault)
         arguments = (self.device,) if method == "serves" else (self.problem, self.device, *more)
         try:
-            return check(getattr(self.solver, method)(*arguments))
+            return check(ask(self.solver, method, *arguments))
         except (KeyboardInterrupt, Frozen):
             raise
+        except ArgumentsChanged as error:  # which was said, of its plugin
+            self.fault, self.configs = str(error), ()
+            raise Fault(str(error)) from None
         except _Wrong as wrong:
             what = f"its {method}() answered {wrong}"
         except BaseException as error:
@@ -126,6 +133,10 @@ class SolverAnswers:
         if self._said:
             self._say()
         raise Fault(what)
+
+    def ban(self, why: str) -> None:
+        """The solver's plugin was set aside after this was asked."""
+        self.fault, self.configs = self.fault or why, ()
 
     _said = False
     """Whether others see this answer: a fault that comes later is said at once."""
@@ -149,7 +160,10 @@ def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAns
         found = _answers.get(key)
         if found is not None:
             _answers.move_to_end(key)
-            return found
+    if found is not None:
+        if why := banned(solver):
+            found.ban(why)
+        return found
     made = SolverAnswers(solver, seen, device)
     with _lock:
         found = _answers.setdefault(key, made)
@@ -157,7 +171,7 @@ def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAns
             _answers.popitem(last=False)
     if found is made:
         made._said = True
-        if made.fault is not None:
+        if made.fault is not None and banned(solver) is None:
             made._say()
     return found
 
@@ -171,7 +185,7 @@ def forget() -> None:
 def predicted(solver: Solver, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
     """What a solver predicts for a configuration of a record, which may be none for it; None where it cannot say."""
     try:
-        return _cost(solver.cost(visible_problem(solver, problem), device, config))
+        return _cost(ask(solver, "cost", visible_problem(solver, problem), device, config))
     except (KeyboardInterrupt, Frozen):
         raise
     except BaseException:  # a configuration that is none for this problem: there is no prediction
@@ -223,12 +237,12 @@ def _wrong(answer: Any, expected: str) -> _Wrong:
         shown = reprlib.repr(answer)
     except BaseException:
         shown = f"a {type(answer).__name__}"
-    return _Wrong(f"{shown}, where {expected} was expected")
+    return _Wrong(f"{plain(shown)}, where {expected} was expected")
 
 
 def _reason(answer: Any) -> str | None:
     if answer is None or (isinstance(answer, str) and answer):
-        return answer
+        return answer and plain(answer)
     raise _wrong(answer, "None or a reason in words")
 
 
@@ -244,7 +258,7 @@ def _configs(answer: Any) -> tuple[dict[str, Any], ...]:
             canonical(config)
         except (TypeError, ValueError):
             raise _wrong(config, expected) from None
-        found.append(dict(config))
+        found.append(copied(config))
         if len(found) > MOST_CONFIGS:
             raise _Wrong(f"more than {MOST_CONFIGS} configurations")
     if not found:

@@ -14,32 +14,38 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ..api.activations import ACTIVATIONS, Torch
+
 __all__ = ["MODULES", "Chain", "chains", "has_hooks"]
 
 F = torch.nn.functional
-_SIMPLE = {"relu": "relu", "relu_": "relu", "sigmoid": "sigmoid", "sigmoid_": "sigmoid", "tanh": "tanh"}
-_SIMPLE |= {"tanh_": "tanh"}
+_NUMBERLESS = {
+    each.torch.function: name for name, each in ACTIVATIONS.items() if each.torch and not each.torch.attributes
+}
+_SIMPLE = {name + end: ours for name, ours in _NUMBERLESS.items() for end in ("", "_") if hasattr(torch.Tensor, name)}
 """Methods without arguments."""
 _FUNCTIONS: dict[Any, str] = {
-    torch.relu: "relu", torch.relu_: "relu", torch.sigmoid: "sigmoid", torch.sigmoid_: "sigmoid",
-    torch.tanh: "tanh", torch.tanh_: "tanh", F.relu: "relu", F.relu_: "relu", F.relu6: "relu6", F.silu: "silu",
-    F.sigmoid: "sigmoid", F.tanh: "tanh", F.hardsigmoid: "hardsigmoid", F.hardswish: "hardswish", F.gelu: "gelu",
-    F.mish: "mish",
-}  # fmt: skip
+    found: ours
+    for name, ours in _NUMBERLESS.items()
+    for home in (torch, F)
+    for end in ("", "_")
+    if (found := getattr(home, name + end, None)) is not None
+}
 """Functions of a tensor, and of ``inplace`` at most."""
+
+
+def _words_of(name: str, theirs: Torch) -> Callable[[Any], str | None]:
+    def words(layer: Any) -> str | None:
+        if any(getattr(layer, key, value) != value for key, value in theirs.only.items()):
+            return None
+        numbers = ", ".join(repr(float(getattr(layer, each))) for each in theirs.attributes)
+        return f"{name}({numbers})" if numbers else name
+
+    return words
+
+
 MODULES: dict[type, Callable[[Any], str | None]] = {
-    nn.ReLU: lambda m: "relu",
-    nn.ReLU6: lambda m: "relu6",
-    nn.Hardtanh: lambda m: f"clip({float(m.min_val)!r}, {float(m.max_val)!r})",
-    nn.LeakyReLU: lambda m: f"leaky_relu({float(m.negative_slope)!r})",
-    nn.ELU: lambda m: f"elu({float(m.alpha)!r})",
-    nn.Sigmoid: lambda m: "sigmoid",
-    nn.SiLU: lambda m: "silu",
-    nn.Tanh: lambda m: "tanh",
-    nn.Hardsigmoid: lambda m: "hardsigmoid",
-    nn.Hardswish: lambda m: "hardswish",
-    nn.GELU: lambda m: "gelu" if m.approximate == "none" else None,
-    nn.Mish: lambda m: "mish",
+    getattr(nn, each.torch.module): _words_of(name, each.torch) for name, each in ACTIVATIONS.items() if each.torch
 }
 """Layers, as ``conv()``'s words; None where it has none."""
 _SUMS = (operator.add, operator.iadd, torch.add)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..api.activations import gradient_of_result
 from . import functional
 from .epilogue_chains import MODULES, has_hooks
 
@@ -209,19 +210,16 @@ class Sequential(nn.Sequential):
 
 
 _PAIRED = (Conv1d, Conv2d, Conv3d)
-_BY_INPUT = (nn.SiLU, nn.Hardswish, nn.GELU, nn.Mish)
-"""Whose slope the result does not tell."""
 
 
 def _activation(layer: Any, after: Any) -> str | None:
     """What comes after a convolution in ``conv()``'s words, where one pass may compute both and the result tells the
     slope."""
     kind = type(after)
-    if kind not in MODULES or kind in _BY_INPUT or _watched(layer) or _watched(after):
+    if kind not in MODULES or _watched(layer) or _watched(after):
         return None
-    if (kind is nn.LeakyReLU and after.negative_slope < 0) or (kind is nn.ELU and after.alpha < 0):
-        return None
-    return MODULES[kind](after)
+    activation = MODULES[kind](after)
+    return None if activation is None or gradient_of_result(activation) is None else activation
 
 
 def _watched(module: Any) -> bool:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device import jsontext
 from ..nn import Dropout, load_tensors, save_tensors
-
-if TYPE_CHECKING:
-    from .loop import Run
+from .run import Run
 
 __all__ = ["restore", "save"]
 

@@ -1,4 +1,4 @@
-"""The training loop: epochs in an order that the seed decides, checkpoints from which a run goes on exactly.
+"""The training loop: steps of a run, and checkpoints from which a run goes on exactly.
 
 A checkpoint holds everything that the next step depends on, and writing one replaces the file in one step; so a run
 that was killed and resumed ends with the very weights of one that was not, on the same device and with the same
@@ -18,57 +18,17 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..elementwise import apply, full
-from ..nn import SGD, Adam, LossScaler, Module, Optimizer, Tape, autocast, capture
-from ..nn.functional import cross_entropy
 from ..nn.saving import try_place
-from ..tensor import Tensor
-from .batches import Batches
 from .checkpoint import restore, save
 from .data import Pictures, load
-from .net import small_net
+from .run import Run, Settings
 
-__all__ = ["Progress", "Settings", "TrainReport", "train"]
+__all__ = ["Progress", "TrainReport", "train"]
 
-PRECISIONS = ("float32", "float16", "bfloat16")
-_TEST_BATCH = 250
 _TELL_SECONDS = 0.25
 _AHEAD = 64  # steps that may wait on the queue
 Progress = Callable[[int, int, float], None]
 """``progress(steps done, all steps, present loss)``."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a run depends on, besides the device. Raises InvalidArgument for numbers that make no run."""
-
-    data: str = "fashion-mnist"
-    """``digits``, ``fashion-mnist`` or a folder; see ``data.load``."""
-    images: int | None = None
-    """Only the first so many for training, ``test_images`` for testing."""
-    test_images: int | None = None
-    epochs: int = 2
-    batch: int = 64
-    optimizer: str = "sgd"
-    """``sgd`` or ``adam``."""
-    lr: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    dropout: float = 0.0
-    seed: int = 0
-    precision: str = "float32"
-    """What products are computed in: ``float32``, ``bfloat16``, or ``float16`` with a loss that is scaled. Weights,
-    sums, the loss and the optimiser's state are float32 whatever it is."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch", 1), ("lr", 0), ("momentum", 0), ("weight_decay", 0)):
-            value = getattr(self, name)
-            if not value >= least or value == float("inf"):
-                raise InvalidArgument(f"{name} must be {least} or more, got {value}")
-        if self.precision not in PRECISIONS:
-            raise InvalidArgument(f"the precision is {', '.join(PRECISIONS)}, got {self.precision!r}")
-        if self.optimizer not in ("sgd", "adam"):
-            raise InvalidArgument(f"the optimizer is sgd or adam, got {self.optimizer!r}")
 
 
 @dataclass(frozen=True)
@@ -90,65 +50,6 @@ class TrainReport:
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON values."""
         return {**asdict(self), "losses": list(self.losses)}
-
-
-class Run:
-    """A run in flight: net, optimiser, data and how far it has come."""
-
-    def __init__(self, settings: Settings, data: Pictures, queue: Any) -> None:
-        self.settings, self.queue = settings, queue
-        if min(data.images.shape[2:]) < 4:
-            raise InvalidArgument(f"pictures are 4 pixels or more along each side, got {data.images.shape[2:]}")
-        scale = 1.0 / data.largest
-        self.training = Batches(data.images, data.labels, scale, queue)
-        self.testing = Batches(data.test_images, data.test_labels, scale, queue)
-        self.test_labels = data.test_labels
-        _, channels, height, width = data.images.shape
-        options = {"dropout": settings.dropout, "queue": queue, "seed": settings.seed}
-        self.net: Module = small_net(channels, (height, width), len(data.classes), **options)
-        self.optimizer = _optimizer(settings, self.net)
-        self.scaler = LossScaler(queue=queue) if settings.precision == "float16" else None
-        self.steps_per_epoch = -(-len(self.training) // settings.batch)
-        self.total = self.steps_per_epoch * settings.epochs
-        self.losses = full((self.total,), 0.0, queue=queue)
-        self.step = 0
-        self._epoch, self._order = -1, self.losses
-        self._gradients = capture(self._backward)
-
-    def advance(self) -> None:
-        """Make one step; nothing waits, the loss is kept on the device."""
-        epoch, place = divmod(self.step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            rows = np.random.default_rng((self.settings.seed, epoch)).permutation(len(self.training))
-            self._epoch, self._order = epoch, self.training.order(rows)
-        start = place * self.settings.batch
-        x, labels = self.training.take(self._order, start, min(self.settings.batch, len(self.training) - start))
-        loss = self._gradients(x, labels)
-        self.optimizer.step(self.scaler)
-        apply("x", x=loss.reshape(1), out=self.losses[self.step : self.step + 1])
-        self.step += 1
-
-    def _backward(self, x: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch; the parameters' gradients are set."""
-        with autocast(self.settings.precision), Tape() as tape:
-            loss = cross_entropy(self.net(x).astype(np.float32), labels)
-        tape.backward(loss, None if self.scaler is None else self.scaler.gradient)
-        return loss
-
-    def loss(self) -> float:
-        """Of the last step; waits for it."""
-        return float(self.losses[self.step - 1].numpy())
-
-    def accuracy(self) -> float:
-        """Share of the test images whose class is found."""
-        self.net.eval()
-        order, right = self.testing.order(np.arange(len(self.testing))), 0
-        for start in range(0, len(self.testing), _TEST_BATCH):
-            x, _ = self.testing.take(order, start, min(_TEST_BATCH, len(self.testing) - start))
-            found = self.net(x).numpy().argmax(1)
-            right += int((found == self.test_labels[start : start + len(found)]).sum())
-        self.net.train()
-        return right / len(self.testing)
 
 
 def train(
@@ -214,9 +115,3 @@ def train(
     rate = images / seconds if made > 1 else 0.0
     where = str(runtime.device_info(queue.device))
     return TrainReport(settings, where, run.accuracy(), losses, seconds, made, rate)
-
-
-def _optimizer(settings: Settings, net: Module) -> Optimizer:
-    if settings.optimizer == "adam":
-        return Adam(net.parameters(), settings.lr, weight_decay=settings.weight_decay)
-    return SGD(net.parameters(), settings.lr, settings.momentum, settings.weight_decay)

@@ -22,10 +22,10 @@ from convdispatch.api import (
     build,
     define,
     epilogue_macros,
+    geometry_of,
     kernel_text,
     rates,
     storage_macros,
-    walk_of,
 )
 from convdispatch.api.cpu import PAGE, uneven
 
@@ -95,20 +95,20 @@ class TilesKernel:
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem = problem = merged(problem)
         self.config = config
-        self.walk = walk = walk_of(problem)
-        self.flat = flat = flat_of(walk)
+        self.geometry = geometry = geometry_of(problem)
+        self.flat = flat = flat_of(geometry)
         self.planes, self.nhwc = config["planes"], problem.layout == "nhwc"
         self.scaled = problem.dtype == "float32"
         # In NCHW a single tap reads whole lines of places as they lie; of several taps all but one begin amid a line.
-        self.across = not self.nhwc and walk.volume == 1
-        self.sides = 2 if not self.nhwc and walk.out_step[2] == 2 and walk.target.size[2] > 1 else 1
-        self.blocks, self.panels = _ceil(walk.c, 32), _ceil(walk.m, 32)
-        self.all_rows = walk.images * flat.rows
+        self.across = not self.nhwc and geometry.volume == 1
+        self.sides = 2 if not self.nhwc and geometry.out_step[2] == 2 and geometry.target.size[2] > 1 else 1
+        self.blocks, self.panels = _ceil(geometry.c, 32), _ceil(geometry.m, 32)
+        self.all_rows = geometry.images * flat.rows
         self.rows = min(config["rows"], self.all_rows)
-        whole = walk.pointwise if self.nhwc else self.across and walk.out_step[2] == 1
-        self.in_place = self.vectors and self.nhwc and whole and walk.c % 32 == 0 and self.rows * flat.pitch >= 32
+        whole = geometry.pointwise if self.nhwc else self.across and geometry.out_step[2] == 1
+        self.in_place = self.vectors and self.nhwc and whole and geometry.c % 32 == 0 and self.rows * flat.pitch >= 32
         self.rounded = self.vectors and whole and not fused(problem)
-        near = 64 * config["panels"] * _ceil(walk.c, 32) * 32
+        near = 64 * config["panels"] * _ceil(geometry.c, 32) * 32
         self.tall = 8 if self.in_place and near <= _FIRST else 32
         self.bands = _ceil(self.all_rows, self.rows)
         self.band_rows = self.rows + flat.beyond
@@ -118,41 +118,47 @@ class TilesKernel:
         self.area = 64 if self.in_place else self.positions * 64 * self.planes
         self.sums_at = _ceil(self.blocks * len(flat.parts) * self.area, 64) * 64
         self.shares = _ceil(self.panels, config["panels"])
-        self.jobs = walk.groups * self.bands * self.shares
+        self.jobs = geometry.groups * self.bands * self.shares
         self.items = min(self.jobs, config["items"])
         self.taps = [len(taps) for taps in flat.taps]
         self.steps = self.blocks * sum(self.taps)
         # Where rows read, where those of each phase are written, and where steps begin.
-        lists = 8 * (self.band_rows + len(walk.phases) * self.rows) + 4 * self.steps
+        lists = 8 * (self.band_rows + len(geometry.phases) * self.rows) + 4 * self.steps
         sums = 4 * (self.sides * _SIDE + 1024 * self.scaled)
         self.slot = _ceil(self.sums_at + sums + lists + 256, PAGE) * PAGE
         self.step_w = 2048 * self.planes
         self.slots_size = self.items * self.slot
-        self.notes_at = walk.groups * self.panels * self.steps * self.step_w
-        notes = 4 * _NOTE * walk.groups * self.panels * self.blocks * self.scaled
+        self.notes_at = geometry.groups * self.panels * self.steps * self.step_w
+        notes = 4 * _NOTE * geometry.groups * self.panels * self.blocks * self.scaled
         self.packed_size = self.notes_at + notes
 
     @property
     def packed(self) -> list[int]:
         """Bytes of packed weights before those of each phase."""
-        size = self.walk.groups * self.panels * self.blocks * self.step_w
+        size = self.geometry.groups * self.panels * self.blocks * self.step_w
         return [size * sum(self.taps[:phase]) for phase in range(len(self.taps))]
 
     def sizes(self) -> tuple[str, Any]:
         """(text, the argument) of the geometry's numbers."""
-        walk, flat, size = self.walk, self.flat, self.walk.target.size
-        triples = {"X": walk.source.size, "S": walk.step, "Q": [axis.pitch for axis in flat.axes], "T": size}
+        geometry, flat, size = self.geometry, self.flat, self.geometry.target.size
+        triples = {"X": geometry.source.size, "S": geometry.step, "Q": [axis.pitch for axis in flat.axes], "T": size}
         ints = {name + axis: n for name, triple in triples.items() for axis, n in zip("DHW", triple, strict=True)}
-        ints |= {f"O{axis}_": value for axis, value in zip("DHW", walk.out_step, strict=True)}
-        ints |= {"IMAGES": walk.images, "GROUPS": walk.groups, "G": walk.source.channels, "C": walk.c, "N": walk.m}
+        ints |= {f"O{axis}_": value for axis, value in zip("DHW", geometry.out_step, strict=True)}
+        ints |= {
+            "IMAGES": geometry.images,
+            "GROUPS": geometry.groups,
+            "G": geometry.source.channels,
+            "C": geometry.c,
+            "N": geometry.m,
+        }
         ints |= {"BLOCKS": self.blocks, "PANELS": self.panels, "PER": self.config["panels"], "PARTS_OF_N": self.shares}
         ints |= {"ROWS": self.rows, "BANDS": self.bands, "BAND_ROWS": self.band_rows, "ALL_ROWS": self.all_rows}
         near = self.nhwc and self.config["panels"] * self.steps * self.step_w <= _NEAR
         ints |= {"POSITIONS": self.positions, "ITEMS": self.items, "PLACES_FIRST": near}
-        ints |= {"PHASES": len(walk.phases), "PARTS": len(flat.parts)}
+        ints |= {"PHASES": len(geometry.phases), "PARTS": len(flat.parts)}
         longs = {"AREA": self.area, "SUMS_AT": self.sums_at, "SLOT": self.slot, "JOBS": self.jobs}
         longs |= {"NOTES_AT": self.notes_at}
-        phases, unit = walk.phases, walk.target.channels if self.nhwc else 1
+        phases, unit = geometry.phases, geometry.target.channels if self.nhwc else 1
         first = [((f[0] * size[1] + f[1]) * size[2] + f[2]) * unit for f in (phase.first for phase in phases)]
         taps = [tap.part * self.area + tap.offset * self.unit for taps in flat.taps for tap in taps]
         parts = [r + axis.first for part in flat.parts for r, axis in zip(part, flat.axes, strict=True)]
@@ -174,7 +180,7 @@ class TilesKernel:
             UNIT=self.unit, SIDES=self.sides, SIDE_=_SIDE, TALL=self.tall, ROW="2L * G" if self.in_place else "64L"
         )
         if not self.nhwc:
-            text += define(STEP=self.walk.step[2], OUT_STEP=self.walk.out_step[2])
+            text += define(STEP=self.geometry.step[2], OUT_STEP=self.geometry.out_step[2])
         for name in ("split.cl", "rows.cl", "turn.cl.mako", "band.cl"):
             text += kernel_text(__package__, name)
         return text + self.products() + kernel_text(__package__, "convolve.cl")
@@ -207,7 +213,7 @@ class TilesKernel:
         weights, at = "w" if problem.constant_weights else "workspace", np.int64(place)
         arguments = [source, weights, at, "workspace", sizes, target, *extras]
         run = Launch(build(context, self.text(text)), "conv", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
-        items, arguments = (self.walk.groups * self.panels, self.blocks, 1), ["w", "workspace", at, taps]
+        items, arguments = (self.geometry.groups * self.panels, self.blocks, 1), ["w", "workspace", at, taps]
         pack = Launch(build(context, packing), "pack", items, (1, 1, 1), arguments, names=OPERANDS)
         if not problem.constant_weights:
             return StepPlan(size, [pack, run])
@@ -216,7 +222,7 @@ class TilesKernel:
 
     def _packing(self) -> tuple[str, Any]:
         """(the program that packs weights, what it is passed)."""
-        problem, walk = self.problem, self.walk
+        problem, geometry = self.problem, self.geometry
         w, backwards = TensorLayout.of(problem, "w"), problem.direction == "bwd_data"
         n, c = (w.channel, w.image) if backwards else (w.image, w.channel)
         size = math.prod(problem.w_shape)
@@ -224,12 +230,18 @@ class TilesKernel:
             "WN": n,
             "WC": c,
             "WT": w.axes[2],
-            "W_GROUP": size // walk.groups,
+            "W_GROUP": size // geometry.groups,
             "W_SIZE": size,
             "NOTES_AT": self.notes_at,
         }
-        ints = {"ALL_TAPS": walk.volume, "C": walk.c, "N": walk.m, "PANELS": self.panels, "BLOCKS": self.blocks}
-        rows = [(-1, 0)] * walk.volume
+        ints = {
+            "ALL_TAPS": geometry.volume,
+            "C": geometry.c,
+            "N": geometry.m,
+            "PANELS": self.panels,
+            "BLOCKS": self.blocks,
+        }
+        rows = [(-1, 0)] * geometry.volume
         for taps, place in zip(self.flat.taps, self.packed, strict=True):
             for number, tap in enumerate(taps):
                 rows[tap.kernel] = place + number * self.step_w, len(taps) * self.step_w
@@ -237,7 +249,7 @@ class TilesKernel:
         sizes, given = passed(ints, longs, {name: ("long", column, 16) for name, column in columns})
         text = self._begin() + sizes + define(ORDER=0 if n == 1 else 1 if n < c else 2)
         if c < n:
-            run = 1 if c == 1 else walk.volume
+            run = 1 if c == 1 else geometry.volume
             text += define(RUN=run, CHUNK=next((some for some in (32, 16, 8, 4) if some * run <= _RUN), 2))
         files = ("split.cl", "turn.cl.mako", "pack.cl")
         return text + "".join(kernel_text(__package__, name) for name in files), given
@@ -266,12 +278,12 @@ class Tiles(Solver):
             return f"{self.takes} only, got {problem.dtype} and {problem.math}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        walk = walk_of(problem)
-        if min(walk.c, walk.m) < _LEAST:
-            return f"{_LEAST} channels a group or more, got {min(walk.c, walk.m)}"
-        if len(walk.phases) > 16:
-            return f"strides of 16 phases at most, got {len(walk.phases)}"
-        if not any(phase.volume for phase in walk.phases):
+        geometry = geometry_of(problem)
+        if min(geometry.c, geometry.m) < _LEAST:
+            return f"{_LEAST} channels a group or more, got {min(geometry.c, geometry.m)}"
+        if len(geometry.phases) > 16:
+            return f"strides of 16 phases at most, got {len(geometry.phases)}"
+        if not any(phase.volume for phase in geometry.phases):
             return "some tap that reaches the image only"
         least = {"planes": self.planes_of(problem), "rows": 1, "panels": 1, "items": 1}
         worst = self.kernel(problem, least)
@@ -283,8 +295,8 @@ class Tiles(Solver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Bands and shares by predicted cost."""
-        walk, units = walk_of(problem), device.compute_units
-        panels = _ceil(walk.m, 32)
+        geometry, units = geometry_of(problem), device.compute_units
+        panels = _ceil(geometry.m, 32)
         base = {"planes": self.planes_of(problem), "panels": panels, "items": min(4 * units, max(units, 16))}
         most = self.kernel(problem, {**base, "rows": 1}).all_rows
         slots = {rows: self.kernel(problem, {**base, "rows": rows}).slot for rows in bands_of(most)}
@@ -320,14 +332,16 @@ def tiles_of(channels: int, narrow: float) -> float:
 
 def cost_of(kernel: TilesKernel, device: DeviceInfo) -> float:
     """Operations of the peak that a configuration takes the time of."""
-    walk, flat, costs = kernel.walk, kernel.flat, kernel.costs
+    geometry, flat, costs = kernel.geometry, kernel.flat, kernel.costs
     form = 0 if kernel.nhwc else 2 if kernel.across else 1
-    tiles = walk.groups * kernel.bands * _ceil(kernel.rows * flat.pitch, 32) * tiles_of(walk.m, costs.narrow)
+    tiles = geometry.groups * kernel.bands * _ceil(kernel.rows * flat.pitch, 32) * tiles_of(geometry.m, costs.narrow)
     step = costs.step_across if kernel.across else costs.step
     work = step * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps + costs.read * kernel.bands * kernel.packed_size
-    split = walk.groups * kernel.bands * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)
-    split *= min(kernel.shares, kernel.items) * (costs.split_apart if form and walk.step[2] > 1 else costs.split[form])
-    stored = (costs.rounded if kernel.rounded else costs.stored)[form] * 1024 * tiles * len(walk.phases)
+    split = geometry.groups * kernel.bands * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)
+    split *= min(kernel.shares, kernel.items) * (
+        costs.split_apart if form and geometry.step[2] > 1 else costs.split[form]
+    )
+    stored = (costs.rounded if kernel.rounded else costs.stored)[form] * 1024 * tiles * len(geometry.phases)
     cost = (work + (not kernel.in_place) * split + stored) * uneven(kernel.jobs, device) + costs.launch
     if kernel.problem.constant_weights:
         return cost

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from convdispatch.api import ConvProblem, Phase, Walk, walk_of
+from convdispatch.api import ConvProblem, Geometry, Phase, geometry_of
 
 __all__ = ["Axis", "Flat", "bands_of", "flat_of", "merged"]
 
@@ -101,36 +101,36 @@ class Flat:
 
 
 @functools.lru_cache(maxsize=256)
-def flat_of(walk: Walk) -> Flat:
-    """The flat form of a walk's phases."""
+def flat_of(geometry: Geometry) -> Flat:
+    """The flat form of a geometry's phases."""
     axes: list[Axis] = []
-    reading = [phase for phase in walk.phases if phase.volume]
-    for axis, spread in enumerate(walk.spread):
+    reading = [phase for phase in geometry.phases if phase.volume]
+    for axis, spread in enumerate(geometry.spread):
         reads = {phase.origin[axis] + t * spread for phase in reading for t in range(phase.taps[axis])}
-        first, count = min(reads, default=0), max(phase.count[axis] for phase in walk.phases)
+        first, count = min(reads, default=0), max(phase.count[axis] for phase in geometry.phases)
         places = tuple(sorted(each - first for each in reads))
-        axes.append(Axis(count, walk.step[axis], walk.source.size[axis], first, places))
+        axes.append(Axis(count, geometry.step[axis], geometry.source.size[axis], first, places))
     bare = Flat(tuple(axes), ())  # type: ignore[arg-type]
-    return Flat(bare.axes, tuple(_taps(walk, phase, bare) for phase in walk.phases))
+    return Flat(bare.axes, tuple(_taps(geometry, phase, bare) for phase in geometry.phases))
 
 
-def _taps(walk: Walk, phase: Phase, flat: Flat) -> tuple[Tap, ...]:
+def _taps(geometry: Geometry, phase: Phase, flat: Flat) -> tuple[Tap, ...]:
     parts, found = {part: number for number, part in enumerate(flat.parts)}, []
     pitches = [axis.pitch for axis in flat.axes]
     for tap in range(phase.volume):
         t = (tap // (phase.taps[1] * phase.taps[2]), tap // phase.taps[2] % phase.taps[1], tap % phase.taps[2])
-        e = [phase.origin[axis] + t[axis] * walk.spread[axis] - flat.axes[axis].first for axis in range(3)]
-        k = [phase.tap0[axis] + t[axis] * walk.tap_step[axis] for axis in range(3)]
-        z, y, x = (each // step for each, step in zip(e, walk.step, strict=True))
-        part = parts[e[0] % walk.step[0], e[1] % walk.step[1], e[2] % walk.step[2]]
-        number = (k[0] * walk.kernel[1] + k[1]) * walk.kernel[2] + k[2]
+        e = [phase.origin[axis] + t[axis] * geometry.spread[axis] - flat.axes[axis].first for axis in range(3)]
+        k = [phase.tap0[axis] + t[axis] * geometry.tap_step[axis] for axis in range(3)]
+        z, y, x = (each // step for each, step in zip(e, geometry.step, strict=True))
+        part = parts[e[0] % geometry.step[0], e[1] % geometry.step[1], e[2] % geometry.step[2]]
+        number = (k[0] * geometry.kernel[1] + k[1]) * geometry.kernel[2] + k[2]
         found.append(Tap(number, part, (z * pitches[1] + y) * pitches[2] + x))
     return tuple(found)
 
 
 def merged(problem: ConvProblem) -> ConvProblem:
     """The same memory in other rows where each pixel is a place and rows are free: such that fill vectors best."""
-    if not walk_of(problem).pointwise:
+    if not geometry_of(problem).pointwise:
         return problem
     sizes = [getattr(problem, "i" + axis) for axis in problem.axes]
     rows = math.prod(sizes[:-1])

@@ -16,6 +16,7 @@ What is bounded, as ``tanh`` and ``sigmoid`` are, stays small where the sums and
 from __future__ import annotations
 
 from convdispatch.api import ConvProblem
+from convdispatch.api.activations import ACTIVATIONS, parse_activation
 
 __all__ = ["PRODUCTS", "planes_of"]
 
@@ -25,11 +26,11 @@ PRODUCTS: dict[int, tuple[tuple[int, int], ...]] = {
     3: ((0, 2), (0, 1), (1, 1), (1, 0), (0, 0), (2, 0)),
 }
 """By count of planes: (plane of A, plane of B), in an order that loads as few tiles as can be."""
-_BOUNDED = ("tanh", "sigmoid")
 
 
 def planes_of(problem: ConvProblem) -> int:
     """The count of planes that reaches what the problem asks; 0 where none does."""
     if problem.dtype == "float32":
-        return 0 if problem.math == "ieee" else 3 if problem.activation in _BOUNDED else 2
+        name = problem.activation and parse_activation(problem.activation)[0]
+        return 0 if problem.math == "ieee" else 3 if name and ACTIVATIONS[name].saturates else 2
     return {"bfloat16": 1, "float16": 2}.get(problem.dtype, 0)

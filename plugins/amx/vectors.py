@@ -1,4 +1,4 @@
-"""``amx.vectors`` and ``amx.vector_weights``: the same walks by AVX512-BF16, where a processor has no matrix registers.
+"""``amx.vectors`` and ``amx.vector_weights``: the same by AVX512-BF16, where a processor has no matrix registers.
 
 One plane of bfloat16 alone: its instruction does twice the multiply-adds of float32's, which three products of planes
 would use up.

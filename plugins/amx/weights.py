@@ -15,10 +15,10 @@ from convdispatch.api import (
     StepPlan,
     build,
     define,
+    geometry_of,
     kernel_text,
     rates,
     storage_macros,
-    walk_of,
 )
 from convdispatch.api.cpu import PAGE, uneven
 
@@ -77,18 +77,18 @@ class WeightsKernel:
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem = problem = merged(problem)
         self.config = config
-        self.walk = walk = walk_of(problem)
-        self.flat = flat = flat_of(walk)
+        self.geometry = geometry = geometry_of(problem)
+        self.flat = flat = flat_of(geometry)
         self.taps = flat.taps[0]
         self.planes, self.nhwc = config["planes"], problem.layout == "nhwc"
-        self.blocks, self.panels = _ceil(walk.c, 32), _ceil(walk.m, 32)
-        self.all_rows = walk.images * flat.rows
+        self.blocks, self.panels = _ceil(geometry.c, 32), _ceil(geometry.m, 32)
+        self.all_rows = geometry.images * flat.rows
         self.rows = min(config["rows"], self.all_rows)
         self.bands = _ceil(self.all_rows, self.rows)
         self.band_rows = self.rows + flat.beyond
         self.steps = _ceil(self.rows * flat.pitch, 32)
         self.near = _NEAR if len(self.taps) > 1 else self.most_near or self.steps
-        self.paired = self.tiles.vectors and self.nhwc and walk.pointwise
+        self.paired = self.tiles.vectors and self.nhwc and geometry.pointwise
         # Rows of an odd number of cache lines, so that a tile's spread over the cache's sets.
         self.positions = (_ceil(self.band_rows * flat.pitch + 64, 32) | 1) * 32
         self.turned = (_ceil(self.rows * flat.pitch + 64, 32) | 1) * 32
@@ -98,7 +98,7 @@ class WeightsKernel:
         self.flat_at = areas.add(64 * self.planes * (self.positions + 64 if self.nhwc else self.turned))
         self.splits = min(config["splits"], self.bands)
         self.shares = _ceil(self.panels, config["panels"])
-        self.jobs = walk.groups * self.splits * self.shares
+        self.jobs = geometry.groups * self.splits * self.shares
         self.items = min(self.jobs, config["items"])
         self.tiles = self.panels * self.blocks * len(self.taps)
         self.once = self.bands == 1 and self.splits == 1 and len(self.taps) <= _ONCE
@@ -108,21 +108,23 @@ class WeightsKernel:
         self.slot = areas.size
         self.area = 0 if self.once else self.tiles * 1024
         workspace = Areas(PAGE)
-        workspace.add(4 * self.area * walk.groups * self.splits)
-        self.scales_at = workspace.add(8 * walk.groups * self.splits * self.panels)
+        workspace.add(4 * self.area * geometry.groups * self.splits)
+        self.scales_at = workspace.add(8 * geometry.groups * self.splits * self.panels)
         self.slots_at = workspace.add(self.items * self.slot)
         self.workspace_size = workspace.size
 
     def text(self) -> str:
         """The program."""
-        problem, walk, flat = self.problem, self.walk, self.flat
+        problem, geometry, flat = self.problem, self.geometry, self.flat
         text = storage_macros(problem.dtype) + define(V="float16", LANES=16)
-        triples = {"X": walk.source.size, "S": walk.step, "Q": [axis.pitch for axis in flat.axes],
-                   "Y": walk.target.size, "T": walk.target.size}  # fmt: skip
+        triples = {"X": geometry.source.size, "S": geometry.step, "Q": [axis.pitch for axis in flat.axes],
+                   "Y": geometry.target.size, "T": geometry.target.size}  # fmt: skip
         for prefix, triple in triples.items():
             text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
-        text += define(OD_=1, OH_=1, OW_=1, NHWC=int(self.nhwc), PLANES=self.planes, IMAGES=walk.images)
-        text += define(G=walk.source.channels, GROUPS=walk.groups, C=walk.c, N=walk.m, BLOCKS=self.blocks)
+        text += define(OD_=1, OH_=1, OW_=1, NHWC=int(self.nhwc), PLANES=self.planes, IMAGES=geometry.images)
+        text += define(
+            G=geometry.source.channels, GROUPS=geometry.groups, C=geometry.c, N=geometry.m, BLOCKS=self.blocks
+        )
         text += define(PANELS=self.panels, PER=self.config["panels"], SHARES=self.shares, SPLITS=self.splits)
         text += define(ROWS=self.rows, BANDS=self.bands, BAND_ROWS=self.band_rows, POSITIONS=self.positions)
         text += define(
@@ -144,7 +146,7 @@ class WeightsKernel:
         text += define(PART_SUMS_AT=f"{self.part_sums_at}L")
         text += define(SIZES_IN="", SIZES="")  # sizes are in the text
         text += kernel_text(__package__, "split.cl") + kernel_text(__package__, "rows.cl") + self._tables()
-        kinds = [(r, c) for r in _sizes(walk.c) for c in _sizes(walk.m)]
+        kinds = [(r, c) for r in _sizes(geometry.c) for c in _sizes(geometry.m)]
         line = 2 * self.positions
         x = {"row": line, "tile": 16 * line, "plane": 32 * line, "step": 64}
         x = {"row": 4, "pair": 128, "step": 2048} if self.paired else x
@@ -178,7 +180,7 @@ class WeightsKernel:
         program = build(context, self.text())
         steps = [Launch(program, "weights", (self.items, 1, 1), (1, 1, 1), "x y w workspace", names=OPERANDS)]
         if self.splits > 1:
-            sizes = (2 * self.panels * self.blocks, self.walk.groups, 1)
+            sizes = (2 * self.panels * self.blocks, self.geometry.groups, 1)
             steps.append(Launch(program, "reduce", sizes, (1, 1, 1), "workspace w", names=OPERANDS))
         return StepPlan(self.workspace_size, steps)
 
@@ -207,9 +209,9 @@ class Weights(Solver):
             return f"{self.takes} only, got {problem.dtype} and {problem.math}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        walk = walk_of(problem)
-        if min(walk.c, walk.m) < _LEAST:
-            return f"{_LEAST} channels a group or more, got {min(walk.c, walk.m)}"
+        geometry = geometry_of(problem)
+        if min(geometry.c, geometry.m) < _LEAST:
+            return f"{_LEAST} channels a group or more, got {min(geometry.c, geometry.m)}"
         least = {"planes": self.planes_of(problem), "rows": 1, "panels": 1, "splits": 1, "items": 1}
         kernel = self.kernel(problem, least)
         if kernel.slot > _MOST_SLOT:
@@ -218,8 +220,8 @@ class Weights(Solver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Bands, parts and shares by predicted cost."""
-        walk, units = walk_of(problem), device.compute_units
-        panels = _ceil(walk.m, 32)
+        geometry, units = geometry_of(problem), device.compute_units
+        panels = _ceil(geometry.m, 32)
         base = {
             "planes": self.planes_of(problem),
             "panels": panels,
@@ -234,7 +236,7 @@ class Weights(Solver):
                 for splits in (1, units, 2 * units):
                     config = {**base, "rows": rows, "panels": _ceil(panels, shares), "splits": splits}
                     kernel = self.kernel(problem, config)
-                    if splits == 1 or 4 * kernel.area * walk.groups * splits <= _AREAS:
+                    if splits == 1 or 4 * kernel.area * geometry.groups * splits <= _AREAS:
                         config["splits"] = kernel.splits
                         found[str(config)] = cost_of(kernel, device), config
         for _, config in sorted(found.values(), key=lambda each: each[0])[:3]:
@@ -256,17 +258,17 @@ class Weights(Solver):
 
 def cost_of(kernel: WeightsKernel, device: DeviceInfo) -> float:
     """Operations of the peak that a configuration takes the time of."""
-    walk, flat, costs = kernel.walk, kernel.flat, kernel.costs
-    bands, taps = walk.groups * kernel.bands, len(kernel.taps)
-    tiles = bands * taps * _ceil(walk.c, 16) / 2 * tiles_of(walk.m, costs.narrow)
+    geometry, flat, costs = kernel.geometry, kernel.flat, kernel.costs
+    bands, taps = geometry.groups * kernel.bands, len(kernel.taps)
+    tiles = bands * taps * _ceil(geometry.c, 16) / 2 * tiles_of(geometry.m, costs.narrow)
     work = (costs.step_taps if taps > 1 else costs.step) * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps
     work += costs.round * tiles * _ceil(kernel.steps, kernel.near)
     x = bands * kernel.shares * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)
     form = kernel.nhwc + kernel.paired
-    x *= costs.x_apart if walk.step[2] > 1 and not kernel.nhwc else costs.x[form]
+    x *= costs.x_apart if geometry.step[2] > 1 and not kernel.nhwc else costs.x[form]
     dy = costs.dy[form] * bands * kernel.rows * flat.pitch * kernel.panels * 32
-    result = costs.result * walk.groups * kernel.tiles * 1024
+    result = costs.result * geometry.groups * kernel.tiles * 1024
     cost = (work + x + dy + (result if kernel.splits == 1 else 0)) * uneven(kernel.jobs, device) + costs.launch
     if kernel.splits == 1:
         return cost
-    return cost + result + costs.part * walk.groups * kernel.splits * kernel.area + costs.launch
+    return cost + result + costs.part * geometry.groups * kernel.splits * kernel.area + costs.launch

@@ -118,7 +118,7 @@ def _allowed(problem: ConvProblem, candidate: Candidate) -> bool:
     if problem.dtype == "float32" and problem.math != "tf32" and TENSOR_CORE in notes:
         return False
     if problem.dtype == "float32" and max(problem.kh, problem.kw) > 3 and transforms_tiles(problem, candidate):
-        return False  # tiles of kernels of 5 err by 1.4e-3 to 2.5e-3 (docs/nvidia.md)
+        return False  # tiles of kernels of 5 err by 1.4e-3 to 2.5e-3
     if problem.math != "ieee":
         return True
     return FFT not in notes and not transforms_tiles(problem, candidate)

@@ -17,9 +17,9 @@ from convdispatch.api import (
     build,
     define,
     epilogue_macros,
+    geometry_of,
     kernel_text,
     storage_macros,
-    walk_of,
 )
 
 from .depthwise import MOST_PLANE, MOST_TAPS, up
@@ -54,9 +54,9 @@ class DepthwisePhases:
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.config = problem, config
         self.lanes = 8 if problem.dtype == "float64" else 16
-        self.walk = walk = walk_of(problem)
-        columns = max(phase.count[2] for phase in walk.phases)
-        reads = [[p.reads(axis, 1, walk.spread[axis]) for p in walk.phases if p.volume] for axis in range(3)]
+        self.geometry = geometry = geometry_of(problem)
+        columns = max(phase.count[2] for phase in geometry.phases)
+        reads = [[p.reads(axis, 1, geometry.spread[axis]) for p in geometry.phases if p.volume] for axis in range(3)]
         self.zero = [min((r.start for r in each), default=0) for each in reads]
         depth, height, width = (
             max((r.stop for r in each), default=1) - zero for each, zero in zip(reads, self.zero, strict=True)
@@ -88,34 +88,34 @@ class DepthwisePhases:
 
     def text(self) -> str:
         """The program."""
-        problem, walk = self.problem, self.walk
+        problem, geometry = self.problem, self.geometry
         text = storage_macros(problem.dtype) + epilogue_macros(problem)
         kind = DTYPES[problem.dtype].accumulator
         text += define(LANES=self.lanes, V=f"{kind}{self.lanes}", ITEMS=self.config["items"])
-        for prefix, triple in (("X", walk.target.size), ("Y", walk.source.size), ("S", walk.out_step)):
+        for prefix, triple in (("X", geometry.target.size), ("Y", geometry.source.size), ("S", geometry.out_step)):
             text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
-        text += define(IMAGES=walk.images, G=walk.groups, TAPS=walk.volume, PITCH=self.pitch)
+        text += define(IMAGES=geometry.images, G=geometry.groups, TAPS=geometry.volume, PITCH=self.pitch)
         text += define(EZ=self.extent[0], EY=self.extent[1])
         text += define(**{f"ZERO_{axis}": f"({zero})" for axis, zero in zip("ZYX", self.zero, strict=True)})
         low = min(self.pitch, max(0, -self.zero[2]))
-        high = max(low, min(self.pitch, walk.source.size[2] - self.zero[2]))
-        step = walk.out_step[2]
+        high = max(low, min(self.pitch, geometry.source.size[2] - self.zero[2]))
+        step = geometry.out_step[2]
         return text + kernel_text(__package__, "phases.cl.mako", rows=list(self._rows()), step=step, low=low, high=high)
 
     def _rows(self) -> Iterator[Row]:
-        walk = self.walk
-        for first, group in itertools.groupby(walk.phases, key=lambda phase: phase.first[:2]):
+        geometry = self.geometry
+        for first, group in itertools.groupby(geometry.phases, key=lambda phase: phase.first[:2]):
             phases = list(group)
             count = (*phases[0].count[:2], self.columns)
             yield Row(first, count, [[self._place(p, taps) for taps in _taps(p)] for p in phases])
 
     def _place(self, phase: Any, taps: tuple[int, ...]) -> tuple[int, int]:
         """A phase's tap among the kernel's, and where place 0 reads it in the padded plane."""
-        walk, tap, offset = self.walk, 0, 0
+        geometry, tap, offset = self.geometry, 0, 0
         pitches = (*self.extent, self.pitch)
         for axis, t in enumerate(taps):
-            tap = tap * walk.kernel[axis] + phase.tap0[axis] + t * walk.tap_step[axis]
-            at = phase.origin[axis] + t * walk.spread[axis] - self.zero[axis]
+            tap = tap * geometry.kernel[axis] + phase.tap0[axis] + t * geometry.tap_step[axis]
+            at = phase.origin[axis] + t * geometry.spread[axis] - self.zero[axis]
             offset = offset * pitches[axis] + at
         return tap, offset
 

@@ -40,7 +40,9 @@ class Depthwise(Solver):
     fuses = frozenset({"bias", "residual"})
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Other layouts and forms of channels."""
+        """Floats, other layouts and forms of channels."""
+        if not problem.quantized:
+            return f"quantized problems only, got {problem.dtype}"
         if device.type != "cpu":
             return f"cpu only, got {device.type}"
         if not problem.depthwise or problem.oc != problem.ic:

@@ -24,7 +24,9 @@ class Direct(Solver):
     fuses = frozenset({"bias", "residual"})
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """No images, and more elements than a launch counts."""
+        """Floats, no images, and more elements than a launch counts."""
+        if not problem.quantized:
+            return f"quantized problems only, got {problem.dtype}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         if math.prod(problem.y_shape) >= 1 << 31:

@@ -13,18 +13,19 @@ _PROBLEM = ConvProblem(
 )
 
 
-def require(context: Any, name: str, tiles: bool) -> None:
-    """Have the context's device prove that its tiles or vectors multiply, unless it has. Raises PluginError."""
-    failure = proven(__package__, name, context.devices[0], lambda: _answer(context, tiles))
+def require(context: Any, name: str, tiles: bool, kernel: Any) -> None:
+    """Have the context's device prove that its tiles or vectors multiply, unless it has. Raises PluginError.
+
+    ``kernel`` is the class whose plan multiplies.
+    """
+    failure = proven(__package__, name, context.devices[0], lambda: _answer(context, tiles, kernel))
     if failure is not None:
         raise PluginError(failure)
 
 
-def _answer(context: Any, tiles: bool) -> str | None:
+def _answer(context: Any, tiles: bool, kernel: Any) -> str | None:
     import numpy as np
     import pyopencl as cl
-
-    from .tiles import TilesKernel
 
     problem, random = _PROBLEM, np.random.default_rng(3)
     x = random.integers(0, 256, problem.x_shape).astype(np.uint8)
@@ -32,7 +33,7 @@ def _answer(context: Any, tiles: bool) -> str | None:
     table = Quantization(x_zero_point=9).table(problem.oc)
     y = np.zeros(problem.y_shape, np.int32)
     try:
-        plan = TilesKernel(problem, {"tiles": tiles, "tile": 13, "rows": 5, "panels": 1, "items": 2}).plan(context)
+        plan = kernel(problem, {"tiles": tiles, "tile": 13, "rows": 5, "panels": 1, "items": 2}).plan(context)
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
         buffers = [cl.Buffer(context, flags, hostbuf=each) for each in (x, w, y, table)]
         queue, scratch = cl.CommandQueue(context), cl.Buffer(context, cl.mem_flags.READ_WRITE, plan.workspace_size)

@@ -156,7 +156,9 @@ class _Tiled(Solver):
     costs: Costs
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Few channels a group, and rows that fit no cache."""
+        """Floats, few channels a group, and rows that fit no cache."""
+        if not problem.quantized:
+            return f"quantized problems only, got {problem.dtype}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         if problem.depthwise:
@@ -228,7 +230,7 @@ class _Tiled(Solver):
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile, once the device has proved that it computes."""
-        require(context, self.name, self.tiles)
+        require(context, self.name, self.tiles, TilesKernel)
         return TilesKernel(problem, config).plan(context)
 
 

@@ -6,7 +6,7 @@ Five rooms: ``packed`` (any problem, as planes of 16-bit numbers that a pass bef
 ``wgmma``), ``direct`` (1x1 kernels of float32, split in registers), ``tma`` (16-bit tensors, channels last, fed by
 the copy engine), ``grouped`` (16-bit tensors, channels last: small groups and strided gradients, read as fragments) and
 ``winograd`` (3x3 kernels of float32, tiles of which are packed's planes). What they share lies
-here: ``formats`` (planes), ``walk`` (geometry), ``hopper`` (from OpenCL C to a program for sm_90a), ``probe`` (what the
+here: ``formats`` (planes), ``geometry``, ``hopper`` (from OpenCL C to a program for sm_90a), ``probe`` (what the
 device proves), ``instructions`` (all PTX, in ``ptx.cl.mako``, and stand-ins in plain C, ``emulated.cl.mako``),
 ``scales`` (powers of two before 16-bit numbers, ``shifted``), ``narrow``, ``sums`` and ``finish`` (16-bit numbers, sums
 of sums, and what follows them).

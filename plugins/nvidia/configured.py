@@ -34,9 +34,9 @@ def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, field.default) for field in dataclasses.fields(kind))
 
 
-def first_fault(job: Any, faults: Iterable[tuple[Any, str]]) -> str | None:
-    """The words of the first thing that is wrong, with ``{job...}`` filled in; None where nothing is."""
-    return next((words.format(job=job) for wrong, words in faults if wrong), None)
+def first_fault(tiling: Any, faults: Iterable[tuple[Any, str]]) -> str | None:
+    """The words of the first thing that is wrong, with ``{tiling...}`` filled in; None where nothing is."""
+    return next((words.format(tiling=tiling) for wrong, words in faults if wrong), None)
 
 
 def largest(one: Any, other: Any) -> Any:
@@ -49,10 +49,10 @@ def many(tile: Any, names: Sequence[str], rows: np.ndarray) -> Any:
     return dataclasses.replace(tile, **dict(zip(names, rows.T, strict=True)))
 
 
-def fitting(job: Any, count: int) -> np.ndarray:
-    """Of each of ``count`` tiles, whether it can run the job's problem."""
+def fitting(tiling: Any, count: int) -> np.ndarray:
+    """Of each of ``count`` tiles, whether it can run the tiling's problem."""
     wrong = np.zeros(count, bool)
-    for fault, _ in job.faults():
+    for fault, _ in tiling.faults():
         wrong = wrong | fault
         if wrong.all():
             break

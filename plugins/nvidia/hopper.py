@@ -1,6 +1,6 @@
 """From OpenCL C to a program for sm_90a, which OpenCL's own compiler does not target.
 
-Hopper's ``wgmma`` needs ``.target sm_90a``. The road: kernel text holds those instructions in inline assembly as PTX
+Hopper's ``wgmma`` needs ``.target sm_90a``. How: kernel text holds those instructions in inline assembly as PTX
 comments (``//@wgmma...``), with their operands; the driver compiles it for sm_90 and hands out its PTX as the program's
 binary; here the marks are stripped and the target rewritten; ``clCreateProgramWithBinary`` takes the PTX back and
 assembles it. Registers are allocated by the last step, so nothing is lost on the way.

@@ -1,5 +1,5 @@
 ## float32 to and from the format's 16-bit type; rounded to nearest even, infinity beyond its range.
-% if job.format.bfloat:
+% if tiling.format.bfloat:
 #include <convdispatch/bfloat16.cl>
 inline float widen(ushort h) { return convert_as_bfloat16_float(h); }
 inline ushort narrow(float v) { return convert_bfloat16_as_ushort(v); }

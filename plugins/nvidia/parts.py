@@ -15,7 +15,7 @@ STATE = 8
 """Bytes of a tile's state."""
 
 
-def parts_text(job: Any, split: int, blocks: int) -> str:
-    """For tiles of ``blocks`` blocks; ``job``, by its repr, tells the states of this kernel from others."""
-    magic = int.from_bytes(hashlib.blake2b(repr(job).encode(), digest_size=6).digest(), "big")
+def parts_text(tiling: Any, split: int, blocks: int) -> str:
+    """For tiles of ``blocks`` blocks; ``tiling``, by its repr, tells the states of this kernel from others."""
+    magic = int.from_bytes(hashlib.blake2b(repr(tiling).encode(), digest_size=6).digest(), "big")
     return kernel_text(__package__, "parts.cl.mako", magic=magic, split=split, blocks=blocks)

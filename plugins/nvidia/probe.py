@@ -8,6 +8,10 @@ from typing import Any
 from convdispatch.api import ConvProblem, DeviceInfo, Frozen, PluginError, proven
 
 from . import SHARED
+from .direct.plan import DirectPlan
+from .grouped.plan import GroupedPlan
+from .packed.plan import NvidiaPlan
+from .tma.plan import TmaPlan
 
 __all__ = ["refusal", "require"]
 
@@ -31,11 +35,6 @@ _failed: dict[tuple[str, str, str], str] = {}
 
 def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
     """A problem that needs all of an engine's instructions, and its plan."""
-    from .direct.solver import DirectPlan
-    from .grouped.solver import GroupedPlan
-    from .packed.plan import NvidiaPlan
-    from .tma.solver import TmaPlan
-
     tile = _TILES[engine]
     if engine == "direct":
         return _POINTS, DirectPlan(context, _POINTS, tile)

@@ -11,7 +11,7 @@ from ctypes import byref, c_char_p, c_int64, c_void_p
 from typing import Any
 
 from convdispatch.api import ConvProblem
-from convdispatch.api.activation import parse_activation
+from convdispatch.api.activations import onednn_eltwise
 
 from .errata import wrong
 from .library import library
@@ -24,20 +24,6 @@ _TAG_ANY, _USER_SCRATCHPAD, _DIRECT, _IMPLEMENTATION = 1, 1, 1, 8
 _BLOCKED = {"blocked": (16, {3: 56, 4: 78, 5: 121}), "blocked8": (8, {3: 69, 4: 102, 5: 142})}
 """Channels of a block, and ``dnnl_aBc16b``, ``dnnl_aBc8b`` and their kin by number of axes."""
 _INFERENCE, _TRAINING = 96, 64
-_ELTWISE = {
-    "relu": (32, lambda p: (0.0, 0.0)),
-    "leaky_relu": (32, lambda p: (p[0], 0.0)),
-    "relu6": (46, lambda p: (0.0, 6.0)),
-    "clip": (46, lambda p: p),
-    "elu": (34, lambda p: (p[0], 0.0)),
-    "sigmoid": (41, lambda p: (0.0, 0.0)),
-    "silu": (44, lambda p: (1.0, 0.0)),
-    "tanh": (33, lambda p: (0.0, 0.0)),
-    "hardsigmoid": (40, lambda p: p),
-    "hardswish": (52, lambda p: (1 / 6, 0.5)),
-    "gelu": (49, lambda p: (0.0, 0.0)),
-    "mish": (51, lambda p: (0.0, 0.0)),
-}
 _QUERY = {"x": 129, "dx": 130, "w": 131, "dw": 132, "y": 133, "dy": 134, "scratch": 136}
 
 
@@ -163,10 +149,9 @@ class Convolution:
             after = lib.make("post_ops_create")
             if sums:
                 lib.call("post_ops_append_sum", after, 1.0, 0, 0)
-            if problem.activation:
-                name, numbers = parse_activation(problem.activation)
-                kind, parameters = _ELTWISE[name]
-                lib.call("post_ops_append_eltwise", after, kind, *parameters(numbers))
+            if problem.activation and (eltwise := onednn_eltwise(problem.activation)):
+                kind, _, numbers = eltwise
+                lib.call("post_ops_append_eltwise", after, kind, *(*numbers, 0.0, 0.0)[:2])
             lib.call("primitive_attr_set_post_ops", attributes, after)
             lib.call("post_ops_destroy", after)
         return attributes

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, Solver
+from convdispatch.api.activations import onednn_eltwise
 
 from .library import OneDNNError, missing
 from .plan import OneDNNPlan, rooms
@@ -73,15 +74,17 @@ class _OneDNN(Solver):
             return "mb of 1 or more only, got 0"
         if problem.residual and problem.accumulate:
             return "residual or accumulate only, got both"
+        if problem.activation and onednn_eltwise(problem.activation) is None:
+            return f"activations that oneDNN has only, got {problem.activation}"
         reason = missing()
         if reason:
             return reason
-        choices, why = _choices(_asked(problem))
+        choices, why = _choices(_shared(problem))
         return None if choices else f"an implementation in onednn only, got {why}"
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
         """Layouts of the images: the library's choice, the caller's, channels last, blocks of channels."""
-        return _choices(_asked(problem))[0]
+        return _choices(_shared(problem))[0]
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Bytes that reordered images, weights that are not constant, and the library's scratch memory take."""
@@ -92,7 +95,7 @@ class _OneDNN(Solver):
         return OneDNNPlan(problem, config)
 
 
-def _asked(problem: ConvProblem) -> ConvProblem:
+def _shared(problem: ConvProblem) -> ConvProblem:
     """The problem without what changes nothing about the library's answer, so that more of them share it."""
     return problem.replace(constant_weights=False, math="float32")
 

@@ -4,7 +4,8 @@
 
 Intermediates are larger than results: by up to 158 (root mean square) for the tiles that ``"float32"`` admits, in
 weights' gradients by up to 245. Operands of 1e16 each, or of a product of 1e32, overflow nowhere in sums of up to 1e5
-terms; beyond, infinities come before a direct sum's, for F(6, 3) from 3e38 / (241 sqrt(terms)) on (docs/accuracy.md).
+terms; beyond, infinities come before a direct sum's, for F(6, 3) from 3e38 / (241 sqrt(terms)) on (see
+docs/use/accuracy.md).
 
 Each kind of device has a room of its own, ``cpu`` and ``gpu``; ``transforms`` makes the matrices, ``program`` prints
 products with them.

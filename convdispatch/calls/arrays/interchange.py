@@ -15,7 +15,7 @@ import ctypes
 import math
 import threading
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,14 +28,40 @@ from ...device.memory import allocator as memory
 if TYPE_CHECKING:
     import pyopencl as cl
 
-    from ...tensor import Tensor
-
-__all__ = ["array_interface", "cuda_array_interface", "dlpack", "dlpack_device", "from_dlpack", "host_address"]
+__all__ = [
+    "array_interface",
+    "cuda_array_interface",
+    "dlpack",
+    "dlpack_device",
+    "from_dlpack",
+    "host_address",
+    "imported",
+    "span",
+]
 
 CPU, CUDA = 1, 2
 _NAME, _USED = b"dltensor", b"used_dltensor"
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _BFLOAT = 4
+
+
+class Strided(Protocol):
+    """What is asked of a tensor that is handed over: memory, and which of its elements; strides in bytes."""
+
+    base_data: Any
+    queue: Any
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether they lie without gaps in C order."""
 
 
 _Deleter = ctypes.CFUNCTYPE(None, c_void_p)
@@ -84,13 +110,13 @@ def host_address(queue: cl.CommandQueue, buffer: cl.MemoryObject, size: int) -> 
     return address
 
 
-def _span(tensor: Tensor) -> int:
+def _span(tensor: Strided) -> int:
     """Bytes from the first byte of the buffer to the end of the tensor's last element."""
     reach = sum(max(0, (size - 1) * step) for size, step in zip(tensor.shape, tensor.strides, strict=True))
     return tensor.offset + reach + tensor.dtype.itemsize
 
 
-def _address(tensor: Tensor, stream: Any = None) -> tuple[int, int, int]:
+def _address(tensor: Strided, stream: Any = None) -> tuple[int, int, int]:
     """(kind of device, its number, address of the first element); the values are there, for ``stream``."""
     if isinstance(tensor.queue, CudaStream):
         if stream != -1:  # None and 1 are the default stream, -1 asks for no order
@@ -108,7 +134,7 @@ def _address(tensor: Tensor, stream: Any = None) -> tuple[int, int, int]:
     return CUDA, cuda.number, address + tensor.offset
 
 
-def array_interface(tensor: Tensor) -> dict[str, Any]:
+def array_interface(tensor: Strided) -> dict[str, Any]:
     """``__array_interface__``. Raises AttributeError off the CPU, so that NumPy looks no further."""
     kind, _, address = _address(tensor)
     if kind != CPU:
@@ -116,7 +142,7 @@ def array_interface(tensor: Tensor) -> dict[str, Any]:
     return _interface(tensor, address)
 
 
-def cuda_array_interface(tensor: Tensor) -> dict[str, Any]:
+def cuda_array_interface(tensor: Strided) -> dict[str, Any]:
     """``__cuda_array_interface__``, version 3. Raises AttributeError where CUDA does not see the memory."""
     kind, _, address = _address(tensor)
     if kind != CUDA:
@@ -124,13 +150,13 @@ def cuda_array_interface(tensor: Tensor) -> dict[str, Any]:
     return _interface(tensor, address) | {"stream": None}
 
 
-def _interface(tensor: Tensor, address: int) -> dict[str, Any]:
+def _interface(tensor: Strided, address: int) -> dict[str, Any]:
     strides = None if tensor.contiguous else tensor.strides
     place = (address if tensor.size else 0, False)
     return {"shape": tensor.shape, "typestr": tensor.dtype.str, "data": place, "strides": strides, "version": 3}
 
 
-def dlpack_device(tensor: Tensor) -> tuple[int, int]:
+def dlpack_device(tensor: Strided) -> tuple[int, int]:
     """(kind of device, its number) as DLPack counts them."""
     if isinstance(tensor.queue, CudaStream):
         return CUDA, tensor.queue.place.number
@@ -142,7 +168,7 @@ def dlpack_device(tensor: Tensor) -> tuple[int, int]:
     return CUDA, cuda.number
 
 
-def dlpack(tensor: Tensor, stream: Any = None) -> Any:
+def dlpack(tensor: Strided, stream: Any = None) -> Any:
     """A capsule over the tensor's memory, which lives as long as its consumer wants. Raises BufferError.
 
     The values are there for whoever takes it; of a tensor on a CUDA stream, for work on ``stream`` (DLPack's word).
@@ -181,7 +207,7 @@ def _dtype(dtype: np.dtype) -> _Dtype:
     return _Dtype(_CODES[dtype.kind], 8 * dtype.itemsize, 1)
 
 
-def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -> Tensor:
+def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -> Any:
     """A tensor of class ``kind`` over the memory of ``source`` (``__dlpack__``), for work on ``queue``; no copy.
 
     On a CPU device any host memory serves. On an NVIDIA device only memory that came from here does. The source's own
@@ -199,7 +225,7 @@ def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -
             f"the source lies on DLPack device {where}, the queue's device is {own}: copy it there first"
         )
     if where[0] == CPU:
-        buffer, offset = _over_host(queue, address, _bytes(shape, strides, dtype)), 0
+        buffer, offset = _over_host(queue, address, span(shape, strides, dtype)), 0
     else:
         found = memory.shared_block(address)
         if found is None:
@@ -211,7 +237,7 @@ def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -
     return kind(buffer, shape, dtype, queue, strides, offset)
 
 
-def _over_cuda(kind: type, source: Any, stream: CudaStream) -> Tensor:
+def _over_cuda(kind: type, source: Any, stream: CudaStream) -> Any:
     """A tensor over CUDA memory of another library's, for work on a CUDA stream."""
     view, owner = imported(source.__dlpack__(stream=stream.handle or 1), use=False)
     if view.device != (CUDA, stream.place.number):
@@ -219,7 +245,7 @@ def _over_cuda(kind: type, source: Any, stream: CudaStream) -> Tensor:
             f"the source lies on DLPack device {view.device}, the stream's device is {(CUDA, stream.place.number)}: "
             "copy it there first"
         )
-    memory = CudaMemory(view.address, _bytes(view.shape, view.strides, view.dtype), owner())
+    memory = CudaMemory(view.address, span(view.shape, view.strides, view.dtype), owner())
     return kind(memory, view.shape, view.dtype, stream, view.strides, 0)
 
 
@@ -276,7 +302,8 @@ def dlpack_device_of(queue: cl.CommandQueue) -> tuple[int, int]:
     return (0, 0) if cuda is None else (CUDA, cuda.number)
 
 
-def _bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype) -> int:
+def span(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype) -> int:
+    """Bytes from the first element's begin to the last one's end."""
     if strides is None or not math.prod(shape):
         return math.prod(shape) * dtype.itemsize
     return sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + dtype.itemsize

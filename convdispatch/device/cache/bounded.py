@@ -70,29 +70,30 @@ class _Pending:
 
 
 class Bounded:
-    """Values by key. ``once`` bounds those asked for once, ``kept`` those that came back; each is made by one thread.
+    """Values by key. ``probation`` bounds those asked for once, ``protected`` those that came back; each is made by one
+    thread.
 
     No lock is held while a value is made: other keys are served meanwhile.
     """
 
-    def __init__(self, once: Bounds, kept: Bounds, remembered: int = 8192) -> None:
-        self._once, self._kept = _Line(once, False), _Line(kept, True)
+    def __init__(self, probation: Bounds, protected: Bounds, remembered: int = 8192) -> None:
+        self._probation, self._protected = _Line(probation, False), _Line(protected, True)
         self._all: dict[Hashable, _Entry] = {}
         """What both lines hold: a value is found by one look-up."""
         self._turns = itertools.count()
         self._left: OrderedDict[int, None] = OrderedDict()
         """Hashes of keys that left the short line."""
         self._remembered = remembered
-        self._making: dict[Hashable, _Pending] = {}
+        self._pending: dict[Hashable, _Pending] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._once) + len(self._kept)
+        return len(self._probation) + len(self._protected)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all values, as ``put`` was told."""
-        return self._once.nbytes + self._kept.nbytes
+        return self._probation.nbytes + self._protected.nbytes
 
     def get(self, key: Hashable) -> Any:
         """The value, or None."""
@@ -106,12 +107,12 @@ class Bounded:
         """Keep a value of ``nbytes``, and let others go for it."""
         with self._lock:
             entry = self._all[key] = _Entry(value, nbytes, next(self._turns))
-            if key in self._kept or self._left.pop(hash(key), self) is None:
-                self._once.discard(key)
-                for gone in self._kept.put(key, entry):
+            if key in self._protected or self._left.pop(hash(key), self) is None:
+                self._probation.discard(key)
+                for gone in self._protected.put(key, entry):
                     del self._all[gone]
             else:
-                for gone in self._once.put(key, entry):
+                for gone in self._probation.put(key, entry):
                     del self._all[gone]
                     self._left[hash(gone)] = None
                 while len(self._left) > self._remembered:
@@ -127,30 +128,30 @@ class Bounded:
                 found = self.get(key)
                 if found is not None:
                     return found
-                making = self._making.get(key)
-                mine = making is None or making.thread == threading.get_ident()
+                pending = self._pending.get(key)
+                mine = pending is None or pending.thread == threading.get_ident()
                 if mine:
-                    making = self._making[key] = _Pending()
+                    pending = self._pending[key] = _Pending()
             if not mine:
                 with unlocked():
-                    making.done.wait()
+                    pending.done.wait()
                 continue
             try:
                 value, nbytes = make()
             finally:
                 with self._lock:
-                    self._making.pop(key, None)
-                making.done.set()
-            if not making.dropped:
+                    self._pending.pop(key, None)
+                pending.done.set()
+            if not pending.dropped:
                 self.put(key, value, nbytes)
             return value
 
     def drop(self, which: Callable[[Any], bool] = lambda key: True) -> None:
         """Let go of the values whose keys ``which`` names, and do not keep those that other threads are making."""
         with self._lock:
-            for line in (self._once, self._kept):
+            for line in (self._probation, self._protected):
                 for key in [key for key in line if which(key)]:
                     line.discard(key)
                     del self._all[key]
-            for key, making in self._making.items():
-                making.dropped |= making.thread != threading.get_ident() and which(key)
+            for key, pending in self._pending.items():
+                pending.dropped |= pending.thread != threading.get_ident() and which(key)

@@ -1,7 +1,7 @@
 """What a product costs a CPU, in operations of the direct sum at the device's peak.
 
 The numbers are least squares of logarithms over 700 products of 45 layers (1x1, all directions, weights constant and
-not, one image and four) on two cores with AVX-512, each with up to sixteen of its choices (docs/selection.md).
+not, one image and four) on two cores with AVX-512, each with up to sixteen of its choices.
 """
 
 from __future__ import annotations

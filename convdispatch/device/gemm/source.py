@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...api.activation import activation_macro
+from ...api.activations import activation_macro
 from ...api.cpu import LINE
 from ...api.dtypes import DTYPES, storage_macros
 from ..programs.kernels import define, kernel_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ...api.activation import parse_activation
+from ...api.activations import parse_activation
 from ...api.dtypes import DTYPES
 from ...api.errors import InvalidArgument
 

@@ -27,6 +27,7 @@ import platformdirs
 
 from ...api.errors import BuildFailed
 from ...api.policy import forbid_when_frozen
+from .. import plainfile
 from ..cache import artifact_store
 from ..commands.interface import thread
 from ..planning_lock import unlocked
@@ -175,7 +176,7 @@ def _name(device: cl.Device, text: str, options: Sequence[str]) -> str:
 def read_file(path: Path, form: bytes) -> bytes | None:
     """The content of a file that ``write_file`` wrote; None where there is none, or none of this form that is whole."""
     try:
-        content = path.read_bytes()
+        content = plainfile.read_bytes(path)
     except OSError:
         return None
     head = len(form)

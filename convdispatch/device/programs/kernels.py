@@ -50,9 +50,9 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?[fFhHuUlL]{0,3}")
 _INCLUDE = re.compile(r"^#include <convdispatch/([\w.]+)>$", re.MULTILINE)
 _PROGRAM, _TIMES = 512 * KB, 48
 """Bytes of memory that a program takes, and per byte of its binary: what Intel's runtime for CPUs took."""
-_ONCE, _KEPT = Bounds(64, 96 * MB), Bounds(1024, 1024 * MB)
+_PROBATION, _PROTECTED = Bounds(64, 96 * MB), Bounds(1024, 1024 * MB)
 """Of programs, and of what holds them: those asked for once, and those that came back."""
-_programs = Bounded(_ONCE, _KEPT)
+_programs = Bounded(_PROBATION, _PROTECTED)
 
 
 @functools.lru_cache(maxsize=256)
@@ -177,7 +177,7 @@ class Programs(Bounded):
     """Keeps what holds programs, such as plans, within the bounds of programs themselves."""
 
     def __init__(self) -> None:
-        super().__init__(_ONCE, _KEPT)
+        super().__init__(_PROBATION, _PROTECTED)
         _holders.add(self)
 
     def make(self, key: Hashable, make: Callable[[], Any]) -> Any:

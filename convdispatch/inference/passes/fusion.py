@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ...api.activation import ACTIVATIONS
 from ...device.runtime import device_info
 from ...device.tracing import bound
 from ...nn import functional
 from ...tensor import Tensor
 from ..graph import Graph, Node, Ref, Value
+from .integer_formulas import merge_integers
 from .pointwise import merge
+from .quantization import to_integers
 
 __all__ = ["fuse"]
 
@@ -35,10 +36,11 @@ def fuse(graph: Graph) -> Graph:
         _name_arguments(node)
         if node.name == LINEAR:
             _linear_to_convolution(node)
+    to_integers(graph)
     uses = graph.uses()
     while sum([_fuse_one(graph, node, uses) for node in list(graph.nodes)]):
         pass
-    return merge(graph)
+    return merge_integers(merge(graph))
 
 
 def _name_arguments(node: Node) -> None:
@@ -131,7 +133,7 @@ def _add(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[s
     given = {name: value for name, value in node.kwargs.items() if name not in ("expression", "activation")}
     activation = node.kwargs.get("activation")
     text = str(node.kwargs.get("expression", "+".join(given))).replace(" ", "")
-    if len(given) != 2 or set(text.split("+")) != set(given) or not _fusible(activation):
+    if len(given) != 2 or set(text.split("+")) != set(given):
         return None
     sides = list(given.values())
     if not all(isinstance(side, Ref) and side.is_whole and side.shape == node.result.shape for side in sides):
@@ -148,10 +150,5 @@ def _add(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[s
 
 def _activate(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
     activation = node.kwargs.get("activation", "relu")
-    producer = _producer(uses, node.kwargs["x"], free_of=("activation",)) if _fusible(activation) else None
+    producer = _producer(uses, node.kwargs["x"], free_of=("activation",))
     return None if producer is None else (producer, {"activation": activation})
-
-
-def _fusible(activation: str | None) -> bool:
-    """Whether ``conv()`` has it: there are more in ``nn``."""
-    return activation is None or activation.partition("(")[0] in ACTIVATIONS

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...api.activations import formula_of
 from ...elementwise import apply
 from ...elementwise.codegen.expression import parse
-from ...nn.activations import formula_of
 from ...tensor import Tensor
 from ..graph import Graph, Node, Ref
 

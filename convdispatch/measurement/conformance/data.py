@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...api.activations import ACTIVATIONS, parse_activation
 from ...api.problem import ConvProblem
 from .. import reference
 from ..search.trialdata import error_limit, numpy_dtype, operands_of, random_operands
@@ -17,10 +18,6 @@ __all__ = ["Data", "allowed", "data_for"]
 
 _EXACT = {"float64": 2**53, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
 """Integers up to here are exact in the dtype."""
-_ROUND = ("leaky_relu", "elu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish", "gelu", "mish")
-"""Activations that do not map integers to integers."""
-_SATURATE = ("sigmoid", "tanh", "hardsigmoid")
-"""Of large sums they make constants, which tell nothing; and of an error beside a sum of zero, most of the result's."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,8 @@ def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
         operands = random_operands(problem, seed)
     else:
         operands = _integers(problem, seed)
-    if problem.activation is not None and problem.activation.startswith(_SATURATE):
+    # Of large sums a saturated result tells nothing; and of an error beside a sum of zero, most of its own.
+    if problem.activation is not None and ACTIVATIONS[parse_activation(problem.activation)[0]].saturates:
         deviation = float(_compute(problem.replace(activation=None), operands).std())
         scale = 2.0 ** -round(math.log2(max(deviation, 1.0)))
         unscaled = "y" if problem.direction == "bwd_data" else "x"
@@ -82,5 +80,5 @@ def allowed(problem: ConvProblem, kind: str, exact: bool) -> float:
     A solver that claims exactness owes it on integer data; on real data, and every other solver on all data, owes what
     the dtype and the problem's ``math`` allow.
     """
-    rounds = problem.activation is not None and problem.activation.startswith(_ROUND)
+    rounds = problem.activation is not None and not ACTIVATIONS[parse_activation(problem.activation)[0]].exact
     return 0.0 if kind == "integer" and exact and not rounds else error_limit(problem)

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ...api.activation import parse_activation
+from ...api.activations import ACTIVATIONS, onednn_eltwise
 from ...api.dtypes import DTYPES, INTEGERS, QUANTIZED
-from ...api.errors import InvalidProblem
+from ...api.errors import InvalidArgument, InvalidProblem
 from ...api.problem import ConvProblem
 from ...api.quantized import QUANTIZED_TEXTS
 from ..shapes import Entry
@@ -36,23 +36,8 @@ _TYPES: dict[str, tuple[str, str | None]] = {dtype.short: (name, None) for name,
 _TAGS = dict.fromkeys(["any", "undef", "abx", "nchw", "abcd", "ncw", "abc", "ncdhw", "abcde"], "nchw")
 _TAGS |= dict.fromkeys(["axb", "nhwc", "acdb", "nwc", "acb", "ndhwc", "acdeb"], "nhwc")
 _MATHS = {"strict": "ieee", "tf32": "tf32", "any": "fast"}
-_ACTIVATIONS = {
-    # benchdnn's name: ours, and which of its numbers (alpha, beta) are ours
-    "tanh": "tanh",
-    "logistic": "sigmoid",
-    "swish": "silu",
-    "elu": "elu",
-    "clip": "clip",
-    "clip_v2": "clip",
-    "hardsigmoid": "hardsigmoid",
-    "hardswish": "hardswish",
-    "gelu_erf": "gelu",
-    "mish": "mish",
-}
-_FIXED = {"swish": (1.0,), "hardswish": (1 / 6, 0.5)}
-"""Numbers of benchdnn's that ours do not have."""
 _IGNORED = re.compile(
-    r"conv|mode|v\d*|verbose|engine|skip-impl|impl|alg|perf-template|fix-times-per-prb|max-ms-per-prb|memory-kind|"
+    r"conv|mode|v[0-9]*|verbose|engine|skip-impl|impl|alg|perf-template|fix-times-per-prb|max-ms-per-prb|memory-kind|"
     r"cold-cache|ctx-init|ctx-exe|stream-kind|summary|allow-enum-tags-only|canonical|wtag|attr-scratchpad|"
     r"attr-deterministic|attr-acc-mode|cpu-isa-hints|start|mem-check|fast-ref|repeats-per-prb|num-streams"
 )
@@ -93,7 +78,7 @@ def _dtypes(value: str) -> tuple[tuple[str, str | None], ...]:
         if word.replace(":", "") in QUANTIZED_TEXTS:
             answers.append(QUANTIZED_TEXTS[word.replace(":", "")])
             continue
-        thrice = re.fullmatch(r"(b?f\d\d)\1\1", word)  # as the older --cfg writes it
+        thrice = re.fullmatch(r"(b?f[0-9][0-9])\1\1", word)  # as the older --cfg writes it
         each = {thrice[1]} if thrice else set(word.split(":"))
         if len(each) > 1 or not each <= _TYPES.keys():
             raise InvalidProblem(
@@ -112,19 +97,29 @@ def _epilogue(value: str) -> tuple[tuple[str, object], ...]:
             fields["accumulate"] = True
         elif word == "add" and numbers[-1:] == ["per_tensor"] and not {"residual", "activation"} & fields.keys():
             fields["residual"] = True
-        elif word == "relu" and "activation" not in fields:
-            fields["activation"] = f"leaky_relu({float(numbers[0])!r})" if numbers else "relu"
-        elif word in _ACTIVATIONS and "activation" not in fields:
-            if any(abs(float(got) - ours) > 1e-4 for got, ours in zip(numbers, _FIXED.get(word, ()), strict=False)):
-                raise InvalidProblem(
-                    f"post-op {step!r} in {value!r} has no counterpart here: {word} has {_FIXED[word]}"
-                )
-            known = len(parse_activation(_ACTIVATIONS[word])[1])
-            given = ",".join(repr(float(number)) for number in numbers[:known])
-            fields["activation"] = _ACTIVATIONS[word] + (f"({given})" if given else "")
+        elif "activation" not in fields and (found := _activation(word, [float(number) for number in numbers])):
+            fields["activation"] = found
         else:
             raise InvalidProblem(f"post-op {step!r} in {value!r} has no counterpart here")
     return tuple(fields.items())
+
+
+def _activation(word: str, numbers: list[float]) -> str | None:
+    """A post-op as one of our activations, None where none is called so. Raises InvalidProblem for other numbers."""
+    word = word.removesuffix("_v2")
+    named = {name: each for name, each in ACTIVATIONS.items() if each.onednn and each.onednn.name == word}
+    for name, each in named.items():
+        fixed, count = each.onednn.alpha_beta, len(each.parameters)
+        if fixed is None and ((count and numbers) or len(named) == 1):
+            given = ",".join(map(repr, numbers[:count]))
+            return name + (f"({given})" if given else "")
+        if fixed == () and (not numbers or len(named) == 1):
+            return name
+        if fixed and len(named) == 1:
+            if any(abs(got - ours) > 1e-4 for got, ours in zip(numbers, fixed, strict=False)):
+                raise InvalidProblem(f"post-op {word} of {numbers} has no counterpart here: {word} has {fixed}")
+            return name
+    return next((name for name, each in named.items() if each.onednn.alpha_beta is None), None)
 
 
 _SETTERS: dict[str, Callable[[str], dict[str, object]]] = {
@@ -200,7 +195,7 @@ def read_descriptor(text: str) -> tuple[ConvProblem, str, int]:
     values: dict[str, int] = {}
     name, position = "", 0
     while position < len(text):
-        found = re.compile(r"([a-z]+?)(\d+)").match(text, position)
+        found = re.compile(r"([a-z]+?)([0-9]+)").match(text, position)
         if text[position] == "_":
             position += 1
         elif text[position] == "n":
@@ -212,7 +207,7 @@ def read_descriptor(text: str) -> tuple[ConvProblem, str, int]:
             raise InvalidProblem(f"{found[1]} stands twice in {text!r}")
         else:
             values[found[1]], position = number(found[2]), found.end()
-    counted = re.fullmatch(r"(.*)\*(\d+)", name)
+    counted = re.fullmatch(r"(.*)\*([0-9]+)", name)
     name, count = (counted[1], number(counted[2])) if counted else (name, 1)
     return _geometry(values, text), name, count
 
@@ -297,14 +292,9 @@ def _post_ops(problem: ConvProblem) -> str:
     dtype = QUANTIZED[problem.out_dtype] if problem.out_dtype else DTYPES[problem.dtype]
     steps += [f"add:{dtype.short}:per_tensor"] if problem.residual else []
     if problem.activation:
-        ours, numbers = parse_activation(problem.activation)
-        names = {known: theirs for theirs, known in _ACTIVATIONS.items() if theirs != "clip_v2"}
-        theirs, numbers = {
-            "relu6": ("clip", (0.0, 6.0)),
-            "leaky_relu": ("relu", numbers),
-            "relu": ("relu", ()),
-            "silu": ("swish", (1.0,)),
-            "hardswish": ("hardswish", (1 / 6, 0.5)),
-        }.get(ours, (names.get(ours), numbers))
+        eltwise = onednn_eltwise(problem.activation)
+        if eltwise is None:
+            raise InvalidArgument(f"benchdnn has no words for the activation {problem.activation}: {problem}")
+        _, theirs, numbers = eltwise
         steps.append(":".join([theirs, *(repr(number) for number in numbers)]))
     return "+".join(steps)

@@ -1,7 +1,7 @@
 """Measures a device's ceilings, which make the roofline: multiply-adds, a copy's bandwidth, matrix units.
 
-Variants of a kernel (vector width, chains, block) race by time per unit of work; the best one's median is the ceiling.
-What cannot be measured is left out, never taken from a data sheet.
+Variants of a kernel (vector width, chains, block) are compared by time per unit of work; the best one's median is the
+ceiling. What cannot be measured is left out, never taken from a data sheet.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def measure_roof(device: cl.Device, dtype: str) -> Roof:
 
 
 def _best(variants: Iterator[Variant]) -> Peak | None:
-    """Race variants by milliseconds a giga-unit. One that fails to build or run is out."""
+    """Benchmark variants by milliseconds a giga-unit. One that fails to build or run is out."""
     rivals: dict[str, Candidate] = {}
     for variant in variants:
         try:

@@ -1,4 +1,4 @@
-"""The search behind ``find``: candidates, their trial, the race, the verdict."""
+"""The search behind ``find``: candidates, their trial, benchmarking, the verdict."""
 
 from .answer import afterwards
 from .session import Search

@@ -16,14 +16,14 @@ from ...selection.records.timing import verdict
 from .candidates import Entry
 from .probing import LOST
 
-__all__ = ["afterwards", "conditions", "judge", "record_of", "set_aside"]
+__all__ = ["afterwards", "conditions", "judge", "record_of", "set_aside", "unmeasured"]
 
 
 def judge(entries: list[Entry], refused: list[Result]) -> Results:
     """The winner by verdict, then the rest in the order of what became of them."""
     every = {entry.name: entry for entry in entries if entry.result.status == "measured"}
-    # A race decides; first looks only where nobody was raced.
-    named = {name: entry for name, entry in every.items() if entry.raced} or every
+    # Benchmarking decides; screening times only where nobody was benchmarked.
+    named = {name: entry for name, entry in every.items() if entry.benchmarked} or every
     decision = verdict(
         {name: entry.timing for name, entry in named.items()},
         deterministic={name: bool(entry.result.deterministic) for name, entry in named.items()},
@@ -33,16 +33,21 @@ def judge(entries: list[Entry], refused: list[Result]) -> Results:
 
     def place(entry: Entry) -> tuple[bool, int, bool, float]:
         result = entry.result
-        return entry.name != decision.winner, order[result.status], not result.raced, result.median_ms or 0.0
+        return entry.name != decision.winner, order[result.status], not result.benchmarked, result.median_ms or 0.0
 
     results = Results([*(entry.result for entry in sorted(entries, key=place)), *refused])
     results.verdict = decision.reason
-    if decision.winner is not None and not named[decision.winner].raced:
-        results.verdict += "; not raced, by first looks alone"
+    if decision.winner is not None and not named[decision.winner].benchmarked:
+        results.verdict += "; not benchmarked, by screening alone"
     elif decision.winner is not None:
-        unraced = [e for e in every.values() if not e.raced and e.timing.median < named[decision.winner].timing.median]
-        looked = [f"{entry.name} looked faster, {entry.timing.median:.4g} ms, but was not raced" for entry in unraced]
-        results.verdict = "; ".join([results.verdict, *looked])
+        unbenchmarked = [
+            e for e in every.values() if not e.benchmarked and e.timing.median < named[decision.winner].timing.median
+        ]
+        screened = [
+            f"{entry.name} looked faster, {entry.timing.median:.4g} ms, but was not benchmarked"
+            for entry in unbenchmarked
+        ]
+        results.verdict = "; ".join([results.verdict, *screened])
     results.tie = tuple(named[name].result for name in decision.tie)
     return results
 
@@ -78,8 +83,8 @@ def record_of(result: Result, results: Results, workspace_limit: int | None, bud
         p20_ms=result.p20,
         p80_ms=result.p80,
         count=result.count,
-        raced=result.raced,
-        look_ms=result.look_ms,
+        benchmarked=result.benchmarked,
+        screening_ms=result.screening_ms,
         error=result.error,
         workspace=result.workspace,
         deterministic=result.deterministic,
@@ -88,6 +93,7 @@ def record_of(result: Result, results: Results, workspace_limit: int | None, bud
         budget_ms=budget_ms,
         optimal=not results.conditions,
         conditions=results.conditions,
+        inconclusive=results.inconclusive,
         created=now(),
         version=__version__,
     )
@@ -100,6 +106,15 @@ def conditions(results: Results, budget_ms: float | None) -> str:
     words = [f"{untried} candidates did not fit into {budget_ms:g} ms"] if untried else []
     words += [f"{len(starved)} candidates did not fit into the memory"] if starved else []
     return "; ".join(words)
+
+
+def unmeasured(entries: list[Entry]) -> str:
+    """That what would run without the search was not measured, and why; nothing where it was, or must not run."""
+    for entry in entries:
+        if entry.incumbent and entry.timing is None and not entry.broken:
+            reason = entry.result.reason or entry.result.status
+            return f"{entry.solver.name}, which ran until then, was not measured beside them: {reason}"
+    return ""
 
 
 def afterwards(results: Results, policy: Policy) -> str:

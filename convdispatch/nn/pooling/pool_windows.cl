@@ -131,7 +131,7 @@ inline ACC count_of(int oy, int ox) { return (ACC)(rows_of(oy) * columns_of(ox))
 //
 // Where neighbours of one vector differ in what lies inside, nothing is skipped: the nearest pixel is read instead, and
 // `within` keeps it out. A read that is skipped is a masked one to a compiler, and Intel's reads some of those
-// from another row (docs/kernels.md).
+// from another row (docs/plugins/kernels.md).
 #if ADAPTIVE
 #define WINDOW(body)                                                                            \
   const int bottom = END(oy, IH, OH, KH, SH, PH, DH), right = END(ox, IW, OW, KW, SW, PW, DW);  \

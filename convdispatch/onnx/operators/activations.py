@@ -6,28 +6,24 @@ from typing import Any
 
 import numpy as np
 
+from ...api.activations import ACTIVATIONS
 from ...nn import functional
 from ...tensor import Tensor
 from ..call import Call, operator
 from .elementwise import formula, scalar
 
-_NAMED = {"Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh"}
-_LOG1P = "where(x > 20, x, log1p(exp(x)))"
+_NAMED = {
+    each.onnx.operator: name for name, each in ACTIVATIONS.items() if each.onnx and each.onnx.attributes is not None
+}
+"""Those whose numbers, if any, are attributes."""
 
 
 @operator(*_NAMED)
 def _named(call: Call) -> Tensor:
-    return functional.activate(call.tensor(0), _NAMED[call.node.op_type])
-
-
-@operator("LeakyRelu")
-def _leaky(call: Call) -> Tensor:
-    return functional.activate(call.tensor(0), f"leaky_relu({call.get('alpha', 0.01)!r})")
-
-
-@operator("Elu")
-def _elu(call: Call) -> Tensor:
-    return functional.activate(call.tensor(0), f"elu({call.get('alpha', 1.0)!r})")
+    name = _NAMED[call.node.op_type]
+    given = ACTIVATIONS[name].onnx
+    numbers = [float(call.get(key, default)) for key, default in (given.attributes or {}).items()] if given else []
+    return functional.activate(call.tensor(0), f"{name}({','.join(map(repr, numbers))})" if numbers else name)
 
 
 @operator("Clip")
@@ -67,20 +63,9 @@ def _parametric(call: Call) -> Tensor:
     return formula(call, "where(x < 0, x * s, x)", x=x, s=wide)
 
 
-@operator("HardSigmoid")
-def _hard_sigmoid(call: Call) -> Tensor:
-    slope, middle = float(call.get("alpha", 0.2)), float(call.get("beta", 0.5))
-    return functional.activate(call.tensor(0), f"hardsigmoid({slope!r}, {middle!r})")
-
-
-@operator("HardSwish")
-def _hard_swish(call: Call) -> Tensor:
-    return functional.activate(call.tensor(0), "hardswish")
-
-
 @operator("Gelu")
 def _gelu(call: Call) -> Tensor:
-    if call.get("approximate", "none") == "tanh":
+    if call.word("approximate", ("none", "tanh")) == "tanh":
         return formula(call, "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)))", x=call.tensor(0))
     return functional.activate(call.tensor(0), "gelu")
 
@@ -96,19 +81,9 @@ def _celu(call: Call) -> Tensor:
     return formula(call, "max(x, 0) + min(0, a * expm1(x / a))", x=call.tensor(0), a=call.get("alpha", 1.0))
 
 
-@operator("Softplus")
-def _softplus(call: Call) -> Tensor:
-    return formula(call, _LOG1P, x=call.tensor(0))
-
-
 @operator("Softsign")
 def _softsign(call: Call) -> Tensor:
     return formula(call, "x / (1 + abs(x))", x=call.tensor(0))
-
-
-@operator("Mish")
-def _mish(call: Call) -> Tensor:
-    return functional.activate(call.tensor(0), "mish")
 
 
 @operator("Swish")

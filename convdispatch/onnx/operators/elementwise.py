@@ -50,7 +50,7 @@ def pair(call: Call) -> dict[str, Any]:
         elif isinstance(value, np.ndarray) and call.opset >= 7 and 0 < len(value.shape) < rank:
             wide = (1,) * (rank - len(value.shape)) + value.shape  # as many axes as pictures have, for either layout
             operands[name] = call.upload(
-                call.walk.derive(("wide", rank), value, functools.partial(value.reshape, wide))
+                call.interpreter.derive(("wide", rank), value, functools.partial(value.reshape, wide))
             )
         else:
             operands[name] = call.tensor(place)
@@ -243,7 +243,7 @@ def _cast_like(call: Call) -> Tensor:
 
 
 def _to(call: Call, x: Tensor, dtype: np.dtype) -> Tensor:
-    dtype = call.walk.computed(dtype)
+    dtype = call.interpreter.computed(dtype)
     if x.dtype == dtype:
         return x
     text = "x != 0" if dtype == np.dtype(bool) else "trunc(x)" if dtype.kind in "iu" and x.dtype.kind == "f" else "x"

@@ -10,6 +10,7 @@ from ...nn import functional
 from ...tensor import Tensor
 from ..call import Call, operator
 from .elementwise import formula
+from .integers import product_of_integers
 
 
 def _linear(call: Call, x: Tensor, rows: np.ndarray, bias: Tensor | None) -> Tensor:
@@ -23,13 +24,19 @@ def _linear(call: Call, x: Tensor, rows: np.ndarray, bias: Tensor | None) -> Ten
 def _gemm(call: Call) -> Tensor:
     a, b = call.tensor(0), call.raw(1)
     alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
+    if alpha == 1 and beta == 1 and not call.get("transA", 0) and a.ndim == 2:
+        place = 2 if call.has(2) else -1
+        wide = place < 0 or call.shape(2) in ((b.shape[0 if call.get("transB", 0) else 1],),)
+        of_integers = product_of_integers(call, place, transposed=bool(call.get("transB", 0))) if wide else None
+        if of_integers is not None:
+            return of_integers
     if call.get("transA", 0):
         a = functional.contiguous(a.transpose(1, 0))
     if a.ndim != 2:  # old nets leave the flattening to Gemm
         a = functional.view(a, (a.shape[0], -1))
     c = call.raw(2) if call.has(2) and beta != 0 else None
     if isinstance(b, np.ndarray) and b.dtype.kind == "f" and a.size and b.size:
-        transposed, derive = bool(call.get("transB", 0)), call.walk.derive
+        transposed, derive = bool(call.get("transB", 0)), call.interpreter.derive
         rows = derive(
             ("rows", transposed, alpha), b, lambda: np.ascontiguousarray(b if transposed else b.T) * b.dtype.type(alpha)
         )
@@ -50,10 +57,13 @@ def _gemm(call: Call) -> Tensor:
 @operator("MatMul")
 def _matmul(call: Call) -> Tensor:
     x, y = call.raw(0), call.raw(1)
+    of_integers = product_of_integers(call)
+    if of_integers is not None:
+        return of_integers
     if x.dtype.kind in "iu":
         raise call.refuse("multiplies matrices of integers that the net computes, which is not here")
     if isinstance(y, np.ndarray) and y.ndim == 2 and y.size and len(x.shape) > 1 and np.prod(x.shape):
-        rows = call.walk.derive(("rows",), y, lambda: np.ascontiguousarray(y.T))
+        rows = call.interpreter.derive(("rows",), y, lambda: np.ascontiguousarray(y.T))
         return _linear(call, call.tensor(0), rows, None)
     mode = call.math if x.dtype == np.float32 else "float32"
     return functional.matmul(call.tensor(0), call.tensor(1), mode)  # type: ignore[no-any-return]

@@ -39,19 +39,19 @@ def _response_norm(call: Call) -> Tensor | None:
     beta, k, alpha = found
     if divisor.shape != x.shape:
         return None
-    pool, given, attributes = call.walk.made.get(id(_unviewed(call, divisor)), (None, (), {}))
+    pool, given, attributes = call.interpreter.made.get(id(_unviewed(call, divisor)), (None, (), {}))
     size, *rest = attributes.get("kernel_shape", [0])
     padded = any(attributes.get("pads", ())) or attributes.get("auto_pad", b"NOTSET") != b"NOTSET"
     steps = (*attributes.get("strides", ()), *attributes.get("dilations", ()), *rest)
     if pool != "AveragePool" or padded or attributes.get("ceil_mode") or set(steps) - {1}:
         return None
-    _, inner, around = call.walk.zero_pads.get(id(given[0]), (None, None, {}))
+    _, inner, around = call.interpreter.zero_pads.get(id(given[0]), (None, None, {}))
     pads = {axis: pair for axis, pair in around.items() if any(pair)}
     if inner is None or pads != {2: (size // 2, (size - 1) // 2)}:
         return None
     if inner.shape[:3] != (x.shape[0], 1, x.shape[1]) or math.prod(inner.shape[3:]) != math.prod(x.shape[2:]):
         return None
-    square, factors, _ = call.walk.made.get(id(_unviewed(call, inner)), (None, (), {}))
+    square, factors, _ = call.interpreter.made.get(id(_unviewed(call, inner)), (None, (), {}))
     if square != "Mul" or any(factor is not x for factor in factors):
         return None
     return functional.local_response_norm(x, size, alpha, beta, k)  # type: ignore[no-any-return]
@@ -59,7 +59,7 @@ def _response_norm(call: Call) -> Tensor | None:
 
 def _with_number(call: Call, value: Any, kind: str) -> tuple[Any, float | int | None]:
     """The operand of the ``kind`` of node that made a value, and the number beside it; a power's is the second one."""
-    made, operands, _ = call.walk.made.get(id(value), (None, (), {}))
+    made, operands, _ = call.interpreter.made.get(id(value), (None, (), {}))
     for first, second in ((0, 1), (1, 0)) if kind != "Pow" else ((0, 1),):
         if made == kind and isinstance(operands[first], Tensor) and scalar(operands[second]) is not None:
             return operands[first], scalar(operands[second])
@@ -69,7 +69,7 @@ def _with_number(call: Call, value: Any, kind: str) -> tuple[Any, float | int | 
 def _unviewed(call: Call, value: Any) -> Any:
     """The tensor whose elements, in their order, a value has in another shape."""
     while True:
-        made, operands, _ = call.walk.made.get(id(value), (None, (), {}))
+        made, operands, _ = call.interpreter.made.get(id(value), (None, (), {}))
         if made not in _VIEWS:
             return value
         value = operands[0]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from ...api.device import DeviceInfo
+from ...device import plainfile
 from ..plugins.loader import plugins
 from ..records.record import Provenance
 
@@ -42,10 +43,15 @@ def text_hash(module: str) -> str:
     digest = hashlib.sha256()
     root = Path(__file__).parents[2]
     header, device = root / "api", root / "device"
-    shared = {*_texts(device / "gemm"), device / "programs" / "kernels.py", header / "walk.py", *header.glob("*.cl")}
+    shared = {
+        *_texts(device / "gemm"),
+        device / "programs" / "kernels.py",
+        header / "geometry.py",
+        *header.glob("*.cl"),
+    }
     for path in sorted({*_texts(_package_folder(module, Path(file))), *shared}):
         digest.update(path.name.encode())
-        digest.update(path.read_bytes())
+        digest.update(plainfile.read_bytes(path))
     return digest.hexdigest()[:16]
 
 

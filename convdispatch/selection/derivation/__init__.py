@@ -1,7 +1,7 @@
 """Derived solvers: what a plugin refuses, rewritten into what one of its solvers accepts.
 
 ``vendor.direct+rotated`` is the solver ``vendor.direct`` on the data gradient seen as a forward convolution with
-rotated weights. See docs/adr/0006-derivation.md.
+rotated weights. See docs/design/adr/0006-derivation.md.
 """
 
 from .rewriting import REWRITINGS, Rewritten

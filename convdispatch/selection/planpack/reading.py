@@ -16,11 +16,13 @@ from typing import Any
 
 from ...api.errors import ConvDispatchError, InvalidArgument
 from ...api.problem import ConvProblem
-from ...device import jsontext
+from ...device import jsontext, plainfile
 from .format import FORM, MANIFEST, MEMBER, MOST_JSON, MOST_MEMBERS, TEXTS, WORD
 
 __all__ = ["PackFile", "read"]
 
+_LARGEST = 1 << 40
+"""Bytes of a pack; it is mapped, not read."""
 _HEADER = 30
 """Bytes of a member's own header, before its name."""
 _RATIO = 200
@@ -40,6 +42,7 @@ class PackFile:
         self.name = str(path)
         self._lock = threading.Lock()
         self._checked: dict[str, memoryview | None] = {}
+        plainfile.must_be_plain(path, _LARGEST)
         with Path(path).open("rb") as file:
             if not file.seek(0, 2):
                 raise _Wrong("it is empty")

@@ -93,10 +93,10 @@ class Record:
     p80_ms: float
     count: int
     """Samples that the times rest on."""
-    raced: bool | None = None
-    """Whether they were taken in turns with rivals; False for a first look; None where an older version did not say."""
-    look_ms: float | None = None
-    """Median of the first look, before the race."""
+    benchmarked: bool | None = None
+    """Whether they were taken in turns with rivals; False for screening; None where an older version did not say."""
+    screening_ms: float | None = None
+    """Median of screening, before benchmarking."""
     default: bool = False
     """Whether the configuration is the one that the solver runs where nothing is measured."""
     error: float | None = None
@@ -109,7 +109,7 @@ class Record:
     provenance: Provenance = Provenance()
     budget_ms: float | None = None
     optimal: bool = True
-    """False when memory or budget kept candidates from the race: worth another search under better conditions."""
+    """False when memory or budget kept candidates from benchmarking: worth another search under better conditions."""
     conditions: str = ""
     """What kept the search from being complete, in words."""
     created: str = ""
@@ -120,13 +120,15 @@ class Record:
     """The machine and its device that measured, where a cluster's worker did."""
     doubt: str = ""
     """Why the times are not to be trusted, in words: two devices of the kind disagree on them."""
+    inconclusive: str = ""
+    """Why the times decide nothing, in words: the device had other work, or what ran until then was not measured."""
     source: str = field(default="", compare=False)
     """Where this copy was read from: ``user``, ``shipped`` or a pack's name. Not stored."""
 
     @property
     def sure(self) -> bool:
-        """Whether the times come from a race, of samples enough for an interval; a first look may be lucky."""
-        return self.raced is not False and self.count >= LEAST_SAMPLES
+        """Whether the times come from benchmarking, of samples enough for an interval; screening may be lucky."""
+        return self.benchmarked is not False and self.count >= LEAST_SAMPLES
 
     @property
     def choice(self) -> tuple[str, str, str]:
@@ -136,7 +138,7 @@ class Record:
     @property
     def words(self) -> str:
         """What the time is: for reports, in a few words."""
-        return f"{self.median_ms:.4g} ms" + ("" if self.sure else " at a first look, not raced")
+        return f"{self.median_ms:.4g} ms" + ("" if self.sure else " at screening, not benchmarked")
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values, schema included."""
@@ -156,6 +158,7 @@ class Record:
         if values["schema"] > SCHEMA:
             raise NewerSchema(f"schema {values['schema']}, this version reads up to {SCHEMA}")
         try:
+            values = {_RENAMED.get(key, key): value for key, value in values.items()}
             given = {key: value for key, value in values.items() if key in _STORED}
             given["provenance"] = Provenance(**given.get("provenance", {}))
             given["ci_ms"] = tuple(given["ci_ms"])
@@ -177,21 +180,25 @@ class Record:
         if not isinstance(self.config, Mapping) or not _whole(self.count) or self.count < 1:
             raise Damaged(f"config must be a mapping and count at least 1, got {_short((self.config, self.count))}")
         then = self.provenance
-        texts = (self.device_name, self.conditions, self.created, self.version, self.worker, self.doubt)
+        texts = (self.device_name, self.conditions, self.created, self.version, self.worker)
+        texts += (self.doubt, self.inconclusive)
         texts += (then.plugin, then.plugin_version, then.kernel_hash, then.driver)
         if not all(_word(text) for text in texts):
             raise Damaged("names, conditions, dates and versions must be texts of one line")
         if not all(
-            value is None or (_number(value) and value >= 0) for value in (self.look_ms, self.budget_ms, self.error)
+            value is None or (_number(value) and value >= 0)
+            for value in (self.screening_ms, self.budget_ms, self.error)
         ):
-            raise Damaged("error, budget and first look must be numbers of 0 or more, or null")
+            raise Damaged("error, budget and screening must be numbers of 0 or more, or null")
         if not _whole(self.workspace) or not (then.workspace_limit is None or _whole(then.workspace_limit)):
             raise Damaged("workspace and its limit must be whole numbers of bytes")
-        flags = (self.default, self.optimal, self.raced or False, self.deterministic or False)
+        flags = (self.default, self.optimal, self.benchmarked or False, self.deterministic or False)
         if not all(isinstance(flag, bool) for flag in flags):
-            raise Damaged("raced, default, optimal and deterministic must be true or false")
+            raise Damaged("benchmarked, default, optimal and deterministic must be true or false")
 
 
+_RENAMED = {"raced": "benchmarked", "look_ms": "screening_ms"}
+"""What fields were called in older files, and are called now."""
 _STORED = tuple(each.name for each in fields(Record) if each.name != "source")
 
 
@@ -218,7 +225,7 @@ def _short(value: Any) -> str:
 
 
 def stale(record: Record, current: Provenance) -> str | None:
-    """Why a record should be raced again before it is trusted, or None. An empty field on either side is unknown."""
+    """Why a record should be measured again before it is trusted, or None. An empty field on either side is unknown."""
     if record.doubt:
         return f"measured, but {record.doubt}"
     then = record.provenance

@@ -102,7 +102,7 @@ def _rank(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who won a race, and how surely."""
+    """Who won, and how surely."""
 
     winner: str | None
     """None when nobody has a time."""

@@ -103,7 +103,7 @@ def spread(timed: Any) -> float | None:
 
 
 def disturbed(found: Measured, device: Mapping[str, Any]) -> bool:
-    """Whether one problem's own measuring says that other work was running: its load, or the last race's intervals."""
+    """Whether one problem's own measuring says that other work was running: its load, or the last intervals."""
     wide = [s for timed in (found.best, found.chosen, *found.peers) if (s := spread(timed)) is not None]
     return loaded(found.load, device) or (bool(wide) and max(wide) >= SCATTER)
 

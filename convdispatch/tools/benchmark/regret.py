@@ -1,9 +1,9 @@
 """What dispatch's choice costs where it cannot look the answer up: without any record, and with half of the list known.
 
-Regret is the time of what was chosen over the best time found by searching; both run in one race. Half of the list:
-one half is known and the other asked, then the other way round, so that each problem is asked once. Only problems count
-of which enough candidates were measured to know the best. It is shuffled
-before (always alike): nets alternate kinds of layer, and then every second one is of one kind.
+Regret is the time of what was chosen over the best time found by searching; both run in the same rounds. Half of the
+list: one half is known and the other asked, then the other way round, so that each problem is asked once. Only problems
+count of which enough candidates were measured to know the best. It is shuffled before (always alike): nets alternate
+kinds of layer, and then every second one is of one kind.
 """
 
 from __future__ import annotations

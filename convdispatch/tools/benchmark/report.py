@@ -15,7 +15,7 @@ from typing import Any
 
 from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
-from ...device import jsontext
+from ...device import jsontext, plainfile
 
 __all__ = [
     "EVIDENCE",
@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 SCHEMA = 1
+_RENAMED = {"raced": "benchmarked", "look_ms": "screening_ms"}
+"""What a row's fields were called in older reports, and are called now."""
 EVIDENCE = 3
 """So many candidates at least must have been measured for a winner, a regret or a ratio to say anything."""
 
@@ -55,9 +57,9 @@ class Row:
     compile_ms: float | None = None
     deterministic: bool | None = None
     ci_ms: tuple[float, float] | None = None
-    raced: bool | None = None
-    """Whether the time is of the search's race; False: of a first look. None where an older report does not say."""
-    look_ms: float | None = None
+    benchmarked: bool | None = None
+    """Whether the time is of the search's rounds; False: of screening. None where an older report does not say."""
+    screening_ms: float | None = None
     error_scaled: float | None = None
     """That of the worst sampled plane of data whose images, channels and summed axis differ in scale."""
 
@@ -80,7 +82,7 @@ class PeerTime:
 
 @dataclass
 class Choice:
-    """A configuration that dispatch chose, or the fastest, with its time in the race against the others named here."""
+    """A configuration that dispatch chose, or the fastest, with its time in rounds against the others named here."""
 
     solver: str
     config: dict[str, Any]
@@ -154,7 +156,7 @@ class Measured:
 
     @property
     def scale(self) -> float:
-        """The best's time in the last race over its time in the search; 1 where one of them is not known."""
+        """The best's time in the last benchmarking over its time in the search; 1 where one of them is not known."""
         return self.best_ms / self.searched_ms if self.best_ms and self.searched_ms else 1.0
 
     def peer(self, name: str) -> PeerTime | None:
@@ -173,7 +175,7 @@ class Measured:
         nested = {
             "chosen": Choice(**values["chosen"]) if values.get("chosen") else None,
             "best": Choice(**values["best"]) if values.get("best") else None,
-            "rows": [Row(**row) for row in values["rows"]],
+            "rows": [Row(**{_RENAMED.get(name, name): value for name, value in row.items()}) for row in values["rows"]],
             "peers": [PeerTime(**time) for time in values["peers"]],
         }
         return cls(**{**values, **nested})
@@ -242,13 +244,15 @@ def load(path: Path) -> Report:
 def load_all(path: Path) -> list[Report]:
     """The report of a JSON file or a journal, or those of all kinds of device of a cluster. Raises InvalidArgument."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = plainfile.read_text(path)
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"cannot read {path}: {error}") from error
     try:
         values = jsontext.loads(text)
     except ValueError:
         values = None
+    if values == []:
+        raise InvalidArgument(f"{path} holds no benchmark report")
     try:
         if values is None:
             return [_from_lines(path, text.splitlines())]

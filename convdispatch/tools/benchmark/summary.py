@@ -157,8 +157,8 @@ def _roof(report: Report, found: Measured) -> tuple[float | None, str]:
 def solver_times(found: Measured) -> dict[str, float]:
     """The best median of each solver, milliseconds, fastest first.
 
-    The layer's number is its last race's; what the others took in the search stands in proportion to the best one's
-    time there, so that both are of one hour.
+    The layer's number is its last benchmarking's; what the others took in the search stands in proportion to the best
+    one's time there, so that both are of one hour.
     """
     best: dict[str, float] = {}
     scale = found.scale

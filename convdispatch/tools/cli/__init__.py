@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ...api.errors import ConvDispatchError
+from .output import reserving
 
 __all__ = ["main", "run"]
 
@@ -44,7 +45,7 @@ class _Group(click.Group):
         if name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(COMMANDS[name], __name__), name.replace("-", "_"))
-        return command
+        return reserving(command)
 
     def invoke(self, context: click.Context) -> Any:
         from .interrupts import ended_by_signals

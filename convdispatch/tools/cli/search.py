@@ -27,6 +27,7 @@ from .options import (
     stderr,
     stdout,
 )
+from .output import echo
 
 __all__ = ["find"]
 
@@ -101,7 +102,7 @@ def find(
     else:
         found = _search(problems, device, again, jobs, quiet=as_json, isolate=isolate, **limits)
     if as_json:
-        click.echo(json.dumps([_to_dict(results) for results in found], indent=1))
+        echo(json.dumps([_to_dict(results) for results in found], indent=1))
     else:
         for results in found:
             _show(results, verbose)
@@ -115,7 +116,7 @@ def find(
         from ...selection.choice.lockfile import write
 
         write(lock, _decisions(problems, device))
-        click.echo(f"{len(problems)} decisions locked in {lock}")
+        echo(f"{len(problems)} decisions locked in {lock}")
 
 
 def _calibrate(device: Any) -> None:
@@ -206,17 +207,19 @@ def _show(results: Any, verbose: bool) -> None:
         highlight=False,
     )
     wide = console.width >= WIDE
-    titles = ("state", "ms", "95 % interval", "first look", "error", "workspace")
+    titles = ("state", "ms", "95 % interval", "screening", "error", "workspace")
     table = Table("solver", *titles, *(("configuration", "why") if wide else ()), box=None)
     bad = results.having("wrong", "failed", "refused")
     shown = [r for r in results if r not in bad] if verbose else results.having("measured")[:BEST]
     for r in shown:
-        raced = [f"{r.median_ms:.4g}", f"{r.ci[0]:.4g} to {r.ci[1]:.4g}"] if r.raced else ["not raced", ""]
+        benchmarked = (
+            [f"{r.median_ms:.4g}", f"{r.ci[0]:.4g} to {r.ci[1]:.4g}"] if r.benchmarked else ["not benchmarked", ""]
+        )
         table.add_row(
             r.solver,
             r.status,
-            *(["", ""] if r.median_ms is None else raced),
-            "" if r.look_ms is None else f"{r.look_ms:.4g}",
+            *(["", ""] if r.median_ms is None else benchmarked),
+            "" if r.screening_ms is None else f"{r.screening_ms:.4g}",
             "" if r.error is None else f"{r.error:.1e}",
             "" if r.workspace is None else str(r.workspace),
             *((settings(r.config), r.reason) if wide else ()),
@@ -270,6 +273,6 @@ def _check(problems: list[ConvProblem], device: str | None, lock: Path | None) -
         raise click.UsageError("--check compares with a lock file: name it with --lock")
     found = drift(read(lock), _decisions(problems, device).items())
     for line in found:
-        click.echo(line)
-    click.echo(f"{len(problems)} problems, {len(found)} differ from {lock}")
+        echo(line)
+    echo(f"{len(problems)} problems, {len(found)} differ from {lock}")
     sys.exit(1 if found else 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...nn.activations import FORMULAS
+from ...api.activations import ACTIVATIONS
 from . import elements, images
 from .bench import Bench, Found
 
@@ -112,7 +112,7 @@ FAMILIES: dict[str, tuple[Callable[..., Found], list[dict[str, Any]]]] = {
     ),
     "activation": (
         elements.activation,
-        [{"name": name, "dtype": d} for name in FORMULAS for d in ("float32", "float16")],
+        [{"name": name, "dtype": d} for name in ACTIVATIONS for d in ("float32", "float16")],
     ),
     "views": (elements.views, [{"dtype": d} for d in ("float32", "float64", "float16", "int8")]),
     "joining": (elements.joining, [{"axis": axis, "dtype": d} for axis in (1, 2) for d in ("float32", "float16")]),

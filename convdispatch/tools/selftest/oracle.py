@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...api.activation import apply_activation
-
-__all__ = ["activation", "adaptive_windows", "batch_norm", "lrn", "pool", "softmax", "windows"]
+__all__ = ["adaptive_windows", "batch_norm", "lrn", "pool", "softmax", "windows"]
 
 Window = tuple[int, int, np.ndarray, np.ndarray, int]
 """Row and column of the output, rows and columns of the input that it covers, and what a mean divides by."""
@@ -108,8 +106,3 @@ def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     """``exp(x) / sum(exp(x))``."""
     e = np.exp(x - x.max(axis, keepdims=True))
     return e / e.sum(axis, keepdims=True)
-
-
-def activation(name: str, x: np.ndarray) -> np.ndarray:
-    """One of conv()'s activations, or softplus, which nets have besides."""
-    return np.log1p(np.exp(x)) if name == "softplus" else apply_activation(name, x)

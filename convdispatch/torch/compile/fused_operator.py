@@ -7,11 +7,11 @@ own convolution runs and what follows it, with the reason counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ...api.activation import parse_activation
+from ...api.activations import ACTIVATIONS, formula_of, gradient_of_input, gradient_of_result, parse_activation
 from ..dispatch import engine
 from ..dispatch.routing import original, routed, settings_in_force
 from .operators import autocasts, convolution, gradients, without_tangents
@@ -21,50 +21,59 @@ __all__ = ["activate", "fused_convolution", "unfused"]
 _F, _aten = torch.nn.functional, torch.ops.aten
 
 
-class _Activation(NamedTuple):
-    forward: Callable[..., torch.Tensor]
-    """Of a tensor and the activation's numbers."""
-    backward: Callable[..., torch.Tensor]
-    """Of the result's gradient, the activation's result, and the numbers; of its input where ``again``."""
-    again: bool = False
-    """Whether the slope cannot be told from the result."""
-
-
 def _mish_backward(g: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """PyTorch's own has no gradient."""
     t = torch.tanh(_F.softplus(v))
     return g * (t + v * torch.sigmoid(v) * (1 - t * t))
 
 
-_ACTIVATIONS = {
-    "relu": _Activation(torch.relu, lambda g, y: _aten.threshold_backward(g, y, 0)),
-    "relu6": _Activation(_F.relu6, lambda g, y: _aten.hardtanh_backward(g, y, 0.0, 6.0)),
-    "clip": _Activation(_F.hardtanh, lambda g, y, a, b: _aten.hardtanh_backward(g, y, a, b)),
-    "leaky_relu": _Activation(_F.leaky_relu, lambda g, y, a: _aten.leaky_relu_backward(g, y, a, True)),
-    "elu": _Activation(_F.elu, lambda g, y, a: _aten.elu_backward(g, a, 1.0, 1.0, True, y)),
-    "sigmoid": _Activation(torch.sigmoid, lambda g, y: _aten.sigmoid_backward(g, y)),
-    "silu": _Activation(_F.silu, lambda g, v: g * (s := torch.sigmoid(v)) * (1 + v * (1 - s)), again=True),
-    "tanh": _Activation(torch.tanh, lambda g, y: _aten.tanh_backward(g, y)),
-    "hardsigmoid": _Activation(
-        lambda v, a, b: torch.clamp(v * a + b, 0, 1), lambda g, y, a, b: g * a * ((y > 0) & (y < 1))
-    ),
-    "hardswish": _Activation(_F.hardswish, lambda g, v: _aten.hardswish_backward(g, v), again=True),
-    "gelu": _Activation(_F.gelu, lambda g, v: _aten.gelu_backward(g, v), again=True),
-    "mish": _Activation(_F.mish, lambda g, v: _mish_backward(g, v), again=True),
+_FROM_RESULT: dict[str, Callable[..., torch.Tensor]] = {
+    "relu": lambda g, y: _aten.threshold_backward(g, y, 0),
+    "relu6": lambda g, y: _aten.hardtanh_backward(g, y, 0.0, 6.0),
+    "clip": lambda g, y, a, b: _aten.hardtanh_backward(g, y, a, b),
+    "leaky_relu": lambda g, y, a: _aten.leaky_relu_backward(g, y, a, True),
+    "elu": lambda g, y, a: _aten.elu_backward(g, a, 1.0, 1.0, True, y),
+    "sigmoid": lambda g, y: _aten.sigmoid_backward(g, y),
+    "tanh": lambda g, y: _aten.tanh_backward(g, y),
 }
-_BELOW = {
+_FROM_INPUT: dict[str, Callable[..., torch.Tensor]] = {
     "leaky_relu": lambda g, v, a: _aten.leaky_relu_backward(g, v, a, False),
     "elu": lambda g, v, a: _aten.elu_backward(g, a, 1.0, 1.0, False, v),
+    "hardswish": lambda g, v: _aten.hardswish_backward(g, v),
+    "gelu": lambda g, v: _aten.gelu_backward(g, v),
+    "mish": _mish_backward,
 }
-"""As ``backward``, of the input: where the number is below zero the result's sign does not tell the input's."""
+"""PyTorch's kernels, one pass each, where it has them; the others are the table's formulas."""
+_NAMES: dict[str, Any] = {name: getattr(torch, name) for name in ("where", "exp", "expm1", "log1p", "tanh", "erf")}
+_NAMES |= {"sigmoid": torch.sigmoid, "abs": torch.abs, "clip": torch.clamp, "inf": float("inf"), "nan": float("nan")}
+"""What formulas of the table name, as PyTorch's."""
+
+
+def _compute(formula: str, **operands: torch.Tensor) -> torch.Tensor:
+    return eval(formula, _NAMES | operands)  # type: ignore[no-any-return]  # our table's own text
 
 
 def activate(v: torch.Tensor, activation: str | None) -> torch.Tensor:
-    """PyTorch's own of ``conv()``'s activations. Raises InvalidProblem for another."""
+    """One of ``conv()``'s activations, by PyTorch's function where it has it. Raises InvalidProblem for another."""
     if activation is None:
         return v
     name, numbers = parse_activation(activation)
-    return _ACTIVATIONS[name].forward(v, *numbers)
+    entry = ACTIVATIONS[name]
+    if entry.torch is None or (not entry.torch.attributes and numbers != entry.parameters):
+        return _compute(formula_of(activation), x=v)
+    function = getattr(torch, entry.torch.function, None) or getattr(_F, entry.torch.function)
+    return function(v, *numbers) if entry.torch.attributes else function(v)
+
+
+def _backward(g: torch.Tensor, activation: str, *, y: Any = None, x: Any = None) -> torch.Tensor:
+    """``g`` times the slope, from the result ``y`` or from the input ``x``."""
+    name, numbers = parse_activation(activation)
+    known = (_FROM_INPUT if y is None else _FROM_RESULT).get(name)
+    if known is not None:
+        return known(g, x if y is None else y, *numbers)
+    if y is None:
+        return _compute(gradient_of_input(activation), dy=g, x=x)
+    return _compute(str(gradient_of_result(activation)), dy=g, y=y)
 
 
 def unfused(y: torch.Tensor, residual: Any, activation: str | None) -> torch.Tensor:
@@ -103,17 +112,11 @@ def _(x: Any, w: Any, bias: Any, residual: Any, activation: Any, *rest: Any) -> 
     return unfused(_aten.convolution.default(x, w, bias, *_geometry(*rest)), residual, activation)
 
 
-def _slope_from_result(activation: str | None) -> bool:
-    """Whether a gradient needs the result alone, and computes no convolution again."""
-    if activation is None:
-        return True
-    name, numbers = parse_activation(activation)
-    return not _ACTIVATIONS[name].again and not (name in _BELOW and numbers[0] < 0)
-
-
 def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     x, w, bias, residual, activation, *rest = inputs
-    ctx.from_result = _slope_from_result(activation)
+    ctx.from_result = (
+        activation is None or gradient_of_result(activation) is not None
+    )  # else the convolution is computed again
     ctx.save_for_backward(x, w, bias, residual, output if ctx.from_result and activation is not None else None)
     ctx.activation, ctx.rest = activation, rest
 
@@ -123,12 +126,10 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, w, bias, residual, y = ctx.saved_tensors
     geometry = _geometry(*ctx.rest)
     if ctx.activation is not None:
-        name, numbers = parse_activation(ctx.activation)
         if ctx.from_result:
-            grad = _ACTIVATIONS[name].backward(grad, y, *numbers)
+            grad = _backward(grad, ctx.activation, y=y)
         else:
-            v = unfused(convolution(x, w, bias, *geometry), residual, None)
-            grad = _BELOW.get(name, _ACTIVATIONS[name].backward)(grad, v, *numbers)
+            grad = _backward(grad, ctx.activation, x=unfused(convolution(x, w, bias, *geometry), residual, None))
     inner = grad
     if residual is not None:  # it may have spread the convolution's result
         inner = grad.sum_to_size(_shape(x, w, *ctx.rest[:3]))

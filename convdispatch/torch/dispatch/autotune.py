@@ -16,6 +16,7 @@ from typing import Any
 from ...api.errors import ConvDispatchError, ConvDispatchWarning
 from ...api.policy import Policy, policy
 from ...api.problem import ConvProblem
+from ...device import background
 
 __all__ = ["PROBLEM_MS", "TOTAL_MS", "consider", "drain"]
 
@@ -67,7 +68,7 @@ def _work() -> None:
         problem, device, chosen = _waiting.get()
         try:
             left = TOTAL_MS - _spent
-            with policy(deterministic=chosen.deterministic):
+            with background.at_work(), policy(deterministic=chosen.deterministic):
                 if left > 0 and why_find(problem, device_info(device), budget_ms=None) is not None:
                     begin = time.monotonic()
                     find(problem, device, budget_ms=min(PROBLEM_MS, left))

@@ -68,6 +68,9 @@ class StreamCall:
         self.prepared: Any = None
         self.launches: Any = None
         """The plan's, where launches are all it gives."""
+        self.native: Any = None
+        """The same for the native call path; False for what that does not take."""
+        self.context = stream.place.cuda.context.value
         self.packs, self.key, self.name = False, next(_numbers), self.solver
         if self.empty:
             return

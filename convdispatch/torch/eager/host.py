@@ -168,7 +168,7 @@ class HostCall:
             raise
 
     def _run_by_views(self, given: list[Any], bias: Any, residual: Any) -> None:
-        """By NumPy's road, for a device that takes no pointers of the host's."""
+        """As NumPy's arrays, for a device that takes no pointers of the host's."""
         views = [_view(tensor, self.problem.layout) for tensor in given]
         bias = None if bias is None else _view(bias, "nchw")
         residual = None if residual is None else _view(residual, self.problem.layout)

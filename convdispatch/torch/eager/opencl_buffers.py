@@ -1,4 +1,4 @@
-"""One problem on the device "opencl": tensors' buffers by the road of OpenCL's arrays, on the device's queue."""
+"""One problem on the device "opencl": tensors' buffers as OpenCL's arrays, on the device's queue."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...api.activations import ACTIVATIONS, Torch
 from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
@@ -273,34 +274,23 @@ def _two(text: str) -> Callable[..., Tensor]:
     return operation
 
 
-def _one(activation: str) -> Callable[..., Tensor]:
-    return lambda net, x: functional.activate(x, activation)
+def _activation(name: str, theirs: Torch) -> Callable[..., Tensor]:
+    """One of the table's: its numbers come first, then arguments of which only one value is ours."""
+
+    def operation(net: _Net, x: Any, *given: Any, **named: Any) -> Tensor:
+        values = {**theirs.attributes, **theirs.only, **dict(zip([*theirs.attributes, *theirs.only], given)), **named}
+        for key, value in theirs.only.items():
+            if values[key] != value:
+                raise Missing(f"{theirs.function} with {key} {values[key]}")
+        numbers = ", ".join(repr(float(values[key])) for key in theirs.attributes)
+        return functional.activate(x, f"{name}({numbers})" if numbers else name)
+
+    return operation
 
 
 for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/")):
     for _kind in ("Tensor", "Scalar"):
         _OPERATORS[f"aten.{_name}.{_kind}"] = _two(f"x {_sign} y")
-for _name in ("relu", "sigmoid", "silu", "tanh", "hardswish", "hardsigmoid", "mish"):
-    _OPERATORS[f"aten.{_name}.default"] = _one(_name)
-
-
-@_operator("aten.hardtanh.default")
-def _hardtanh(net: _Net, x: Any, low: float = -1.0, high: float = 1.0) -> Tensor:
-    return functional.activate(x, f"clip({float(low)!r}, {float(high)!r})")
-
-
-@_operator("aten.leaky_relu.default")
-def _leaky(net: _Net, x: Any, slope: float = 0.01) -> Tensor:
-    return functional.activate(x, f"leaky_relu({float(slope)!r})")
-
-
-@_operator("aten.gelu.default")
-def _gelu(net: _Net, x: Any, approximate: str = "none") -> Tensor:
-    if approximate != "none":
-        raise Missing("GELU by tanh")
-    return functional.activate(x, "gelu")
-
-
-@_operator("aten.elu.default")
-def _elu(net: _Net, x: Any, alpha: float = 1.0) -> Tensor:
-    return functional.activate(x, f"elu({float(alpha)!r})")
+for _name, _each in ACTIVATIONS.items():
+    if _each.torch is not None:
+        _OPERATORS[f"aten.{_each.torch.function}.default"] = _activation(_name, _each.torch)

@@ -73,7 +73,7 @@ def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
     ``torch.fx`` cannot trace is left as it is, its children are tried one by one, and ``fusion(model)`` says so.
 
     On the CPU, outside of compilers and where nothing asks for gradients, a fused model runs as one inference form for
-    each set of input shapes, made at its first call: see ``docs/torch.md``.
+    each set of input shapes, made at its first call: see ``docs/use/pytorch.md``.
 
     Raises InvalidArgument where ``model`` is to be fused in training mode: batch norms would use the batch's own
     statistics, so call ``model.eval()`` first; and for another ``fuse``.

@@ -14,7 +14,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem, TensorLayout, walk_of
+from convdispatch.api import ConvProblem, TensorLayout, geometry_of
 
 __all__ = ["Pass", "passes"]
 
@@ -101,26 +101,26 @@ class Pass:
 
 def passes(problem: ConvProblem) -> list[Pass]:
     """The passes of a forward convolution or a data gradient; together they write every element once."""
-    walk, w = walk_of(problem), TensorLayout.of(problem, "w")
+    geo, w = geometry_of(problem), TensorLayout.of(problem, "w")
     w_strides = (w.image, w.channel, w.axes[2])
     if problem.direction == "bwd_data":
         w_strides = (w.channel, w.image, w.axes[2])
     # A data gradient's later taps read earlier places: it takes its taps from the last to the first.
-    back = tuple(spread < 0 for spread in walk.spread)
+    back = tuple(spread < 0 for spread in geo.spread)
     result = []
-    for phase in walk.phases:
+    for phase in geo.phases:
         empty = not phase.volume
         first = tuple(max(0, taps - 1) * b for taps, b in zip(phase.taps, back, strict=True))
-        origin = tuple(o + t * s for o, t, s in zip(phase.origin, first, walk.spread, strict=True))
+        origin = tuple(o + t * s for o, t, s in zip(phase.origin, first, geo.spread, strict=True))
         result.append(
             Pass(
-                images=walk.images, groups=walk.groups, c=1 if empty else walk.c, n=walk.m, source=walk.source.size,
-                places=phase.count, target=walk.target.size, start=phase.first, stride=walk.out_step,
-                taps=(1, 1, 1) if empty else phase.taps, step=walk.step, spread=tuple(map(abs, walk.spread)),
+                images=geo.images, groups=geo.groups, c=1 if empty else geo.c, n=geo.m, source=geo.source.size,
+                places=phase.count, target=geo.target.size, start=phase.first, stride=geo.out_step,
+                taps=(1, 1, 1) if empty else phase.taps, step=geo.step, spread=tuple(map(abs, geo.spread)),
                 pad=(0, 0, 0) if empty else tuple(-o for o in origin), empty=empty,
-                w_first=tuple(t0 + t * s for t0, t, s in zip(phase.tap0, first, walk.tap_step, strict=True)),
-                w_step=tuple(-s if b else s for s, b in zip(walk.tap_step, back, strict=True)),
-                kernel=walk.kernel, w_strides=w_strides, nhwc=problem.layout == "nhwc", dtype=problem.dtype,
+                w_first=tuple(t0 + t * s for t0, t, s in zip(phase.tap0, first, geo.tap_step, strict=True)),
+                w_step=tuple(-s if b else s for s, b in zip(geo.tap_step, back, strict=True)),
+                kernel=geo.kernel, w_strides=w_strides, nhwc=problem.layout == "nhwc", dtype=problem.dtype,
             )
         )  # fmt: skip
     return result

@@ -20,7 +20,8 @@ _WEIGHTS = 160 * 1024  # bytes of one block of weights
 _PLACES = 96  # a band should have so many places, or reading the weights shows
 _ITEMS = 16
 # Operations of the peak in the time of one that is counted, and of an element that is copied for a band or written;
-# least squares of logarithms over backward layers (docs/selection.md), the first less what tiles without spills gained.
+# least squares of logarithms over backward layers, the first less
+# what tiles without spills gained.
 _WORK, _STAGED, _STORED = 1.2, 65.0, 25.0
 _STRAIGHT = 1.0, 55.0, 15.0
 """The same where sums go straight to the target: least squares over 28 layers with channels last, for a rate which

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import ConvProblem, DeviceInfo, Walk, rates, walk_of
+from convdispatch.api import ConvProblem, DeviceInfo, Geometry, geometry_of, rates
 
 from .product import Product, tap_run
 from .tile import Tile
@@ -63,20 +63,20 @@ class _Alike:
 
     @classmethod
     def of(cls, problem: ConvProblem) -> _Alike:
-        """A problem with what the walks of its slices, misfits and local memory follow from."""
-        geo, data = walk_of(problem), problem.direction != "bwd_weights"
+        """A problem with what the geometry of its slices, misfits and local memory follow from."""
+        geo, data = geometry_of(problem), problem.direction != "bwd_weights"
         loads = (geo.pointwise, *(each.pixels % 4 == 0 for each in (geo.source, geo.target)))
         places = geo.source.nhwc, geo.target.nhwc, geo.c % 4 == 0, geo.m % 4 == 0
         return cls(problem, (data, problem.dtype == "float64", _taps(geo, data), _is_flat(geo, data), *loads, *places))
 
 
-def _taps(geo: Walk, data: bool) -> tuple[int, int, int] | None:
+def _taps(geo: Geometry, data: bool) -> tuple[int, int, int] | None:
     """The taps that a slice may hold, where there are few channels."""
     run = tap_run(geo) if data else None
     return run if run is not None and geo.c < 8 and math.prod(run) > 1 else None
 
 
-def _is_flat(geo: Walk, data: bool) -> bool:
+def _is_flat(geo: Geometry, data: bool) -> bool:
     """Whether columns that run over channels and taps are worth trying."""
     return not data and geo.c <= 96 and geo.volume > 1
 
@@ -88,7 +88,7 @@ def _tiles(alike: _Alike, device: DeviceInfo) -> tuple[Tile, ...]:
 
 
 def _fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
-    geo = walk_of(problem)
+    geo = geometry_of(problem)
     data = problem.direction != "bwd_weights"
     run, flat = _taps(geo, data), _is_flat(geo, data)
     for bm, bn, tm, tn in _TILES:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Walk, walk_of
+from convdispatch.api import ConvProblem, DeviceInfo, Geometry, geometry_of
 
 from .product import element_index
 
@@ -46,9 +46,9 @@ class DepthwiseTile:
         return {key: value for key, value in asdict(self).items() if key != "problem"}
 
     @functools.cached_property
-    def geometry(self) -> Walk:
-        """The walk."""
-        return walk_of(self.problem)
+    def geometry(self) -> Geometry:
+        """What places of the target read."""
+        return geometry_of(self.problem)
 
     @property
     def gradient(self) -> bool:
@@ -173,7 +173,7 @@ class DepthwiseTile:
 
 
 @functools.lru_cache(maxsize=256)
-def _reads(geo: Walk, rows: int, columns: int) -> dict[tuple[int, int], dict[int, list[tuple[int, int]]]]:
+def _reads(geo: Geometry, rows: int, columns: int) -> dict[tuple[int, int], dict[int, list[tuple[int, int]]]]:
     """See ``DepthwiseTile.reads``; places are numbered phase by phase, row by row."""
     found: dict[tuple[int, int], dict[int, list[tuple[int, int]]]] = {}
     for f, phase in enumerate(geo.phases):
@@ -188,7 +188,7 @@ def _reads(geo: Walk, rows: int, columns: int) -> dict[tuple[int, int], dict[int
 
 
 @functools.lru_cache(maxsize=256)
-def _counts(geo: Walk, rows: int, columns: int) -> tuple[int, int, int]:
+def _counts(geo: Geometry, rows: int, columns: int) -> tuple[int, int, int]:
     """Vectors of the source and of weights that a tile reads, and most columns of a row."""
     reads = _reads(geo, rows, columns)
     widths = [len(DepthwiseTile.columns_of(row)) for row in reads.values()]
@@ -230,7 +230,7 @@ def fits(tile: DepthwiseTile) -> bool:
 
 def shapes(problem: ConvProblem) -> Iterator[DepthwiseTile]:
     """Tiles that fit, without those that waste half."""
-    count = [max(phase.count[axis] for phase in walk_of(problem).phases) for axis in range(3)]
+    count = [max(phase.count[axis] for phase in geometry_of(problem).phases) for axis in range(3)]
     lengths = (1, 2, 4, 7, 8)
     # Planes: a second column reads beside gaps, which small kernels over short rows took 1.5 times as long for.
     across = lengths if problem.layout == "nhwc" else (1,) if count[2] < 28 and problem.kw <= 3 else (1, 2)

@@ -12,15 +12,15 @@ from convdispatch.api import (
     OPERANDS,
     ConvProblem,
     DeviceInfo,
+    Geometry,
     Launch,
     Solver,
     StepPlan,
-    Walk,
     build,
+    geometry_of,
     gpus_only,
     kernel_text,
     rates,
-    walk_of,
 )
 
 from .choice import SUSTAINED
@@ -42,9 +42,9 @@ class DepthwiseSums:
     items: int = _ITEMS
 
     @functools.cached_property
-    def geometry(self) -> Walk:
-        """The walk."""
-        return walk_of(self.problem)
+    def geometry(self) -> Geometry:
+        """What places of the target read."""
+        return geometry_of(self.problem)
 
     @property
     def lanes(self) -> int:
@@ -114,7 +114,7 @@ class DepthwiseWeights(Solver):
             return "the weights' gradient only, got another direction"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        geo = walk_of(problem)
+        geo = geometry_of(problem)
         if geo.c != 1:
             return f"1 input channel a group, got {geo.c}"
         if geo.m == 1:
@@ -140,7 +140,7 @@ class DepthwiseWeights(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """By instructions: a multiply-add, a load and its guard for each tap and place, and the place's own."""
-        geo = walk_of(problem)
+        geo = geometry_of(problem)
         places = geo.images * geo.target.pixels * geo.groups
         idle = max(1.0, 4 * device.compute_units / (config["parts"] * -(-geo.groups // 32)))
         operations, known = 2.0 * places * (geo.volume * (3 + geo.m) + 30) / 0.7 * idle, rates(device)

@@ -14,15 +14,15 @@ from convdispatch.api import (
     OPERANDS,
     ConvProblem,
     DeviceInfo,
+    Geometry,
     Launch,
     Solver,
     StepPlan,
-    Walk,
     build,
+    geometry_of,
     gpus_only,
     kernel_text,
     rates,
-    walk_of,
 )
 
 from .choice import SECTOR, SUSTAINED
@@ -56,9 +56,9 @@ class NarrowProduct:
     items: int = _ITEMS
 
     @functools.cached_property
-    def geometry(self) -> Walk:
-        """The walk."""
-        return walk_of(self.problem)
+    def geometry(self) -> Geometry:
+        """What places of the target read."""
+        return geometry_of(self.problem)
 
     @property
     def mp(self) -> int:
@@ -190,7 +190,7 @@ class Narrow(Solver):
             return "forward and data gradient only, got the weights' gradient"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        geo = walk_of(problem)
+        geo = geometry_of(problem)
         if geo.m > 4:
             return f"4 output channels a group or fewer, got {geo.m}"
         if min(device.max_work_group_size, device.max_work_item_sizes[0]) < _ITEMS:

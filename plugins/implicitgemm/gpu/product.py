@@ -6,7 +6,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem, TensorLayout, Walk, walk_of
+from convdispatch.api import ConvProblem, Geometry, TensorLayout, geometry_of
 
 from .loader import Loader, across, along
 from .tile import Tile
@@ -24,9 +24,9 @@ class Product:
     tile: Tile
 
     @functools.cached_property
-    def geometry(self) -> Walk:
-        """The walk."""
-        return walk_of(self.problem)
+    def geometry(self) -> Geometry:
+        """What places of the target read."""
+        return geometry_of(self.problem)
 
     @property
     def data(self) -> bool:
@@ -298,7 +298,7 @@ def weight_strides(problem: ConvProblem) -> tuple[int, int, int]:
     return (w.image, w.channel, w.axes[2]) if problem.direction == "fwd" else (w.channel, w.image, w.axes[2])
 
 
-def tap_run(geo: Walk) -> tuple[int, int, int] | None:
+def tap_run(geo: Geometry) -> tuple[int, int, int] | None:
     """Taps of a slice along each axis when it holds whole rows of one channel's taps; None when they do not fit."""
     if len(geo.phases) != 1:
         return None

@@ -4,7 +4,7 @@ Times are cycles of one multiprocessor; the constants were fitted to 280 timings
 mean square of the logarithm), those of single products to 780 of 83 problems drawn at random (0.15). What bounds a tile
 hides the rest only in part, so its times add as squares.
 
-Hundreds of tiles are rated at once: jobs here stand for one tile, or for many whose numbers are arrays.
+Hundreds of tiles are rated at once: tilings here stand for one tile, or for many whose numbers are arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from convdispatch.api import ConvProblem
 from ..configured import fitting, many
 from ..hopper import LOCAL_LIMIT
 from ..pace import COPY
-from .job import DirectJob, DirectTile
+from .tiling import DirectTile, DirectTiling
 
 __all__ = ["choices", "formats", "seconds"]
 
@@ -91,61 +91,61 @@ def _squares(*parts: Any) -> Any:
     return np.array([math.hypot(*each) for each in zip(*(part.tolist() for part in np.broadcast_arrays(*parts)))])
 
 
-def _resident(job: DirectJob) -> Any:
+def _resident(tiling: DirectTiling) -> Any:
     """Work groups of a multiprocessor at a time, by what registers its compiler uses, about."""
-    t = job.tile
+    t = tiling.tile
     sums = t.frag_m * t.frag_n * 4
     fragments = (t.frag_n * 2 + 4) * (2 if t.products == 3 else 1)
     steps = 0 if t.products == 1 else np.where((t.flush_every > 0) | t.compensated, sums, t.frag_n * 4)
     registers = np.minimum(255, -(-(sums + fragments + steps // 2 + 36) // 8) * 8)
-    by_memory = np.minimum((LOCAL_LIMIT + 1024) // (job.local_bytes + 1024), 2048 // t.items)
+    by_memory = np.minimum((LOCAL_LIMIT + 1024) // (tiling.local_bytes + 1024), 2048 // t.items)
     return np.maximum(1, np.minimum(65536 // (registers * t.items), by_memory))
 
 
-def _parallel(job: DirectJob) -> tuple[Any, Any, Any]:
+def _parallel(tiling: DirectTiling) -> tuple[Any, Any, Any]:
     """Cycles of a tile that tiles on one multiprocessor share, those that only this tile waits, and its output's."""
-    t, pace = job.tile, _PACES[job.tile.products]
-    slices = job.slices / t.split
+    t, pace = tiling.tile, _PACES[tiling.tile.products]
+    slices = tiling.slices / t.split
     warps, steps = t.wm * t.wn, slices * (t.bk // t.depth)
     read = (t.frag_m * 4 + t.frag_n * 2) * t.depth // 8
     multiplied = t.frag_m * t.frag_n * t.products
     each = (16 if t.compensated else 4) * (t.flush_every == 0) if t.products == 3 else 0
     issued = read * (4 if t.depth == 16 else 3 if t.products == 3 else 2) + multiplied + t.frag_m * t.frag_n * each
     multiply = steps * t.bm * t.bn * t.depth * t.products / _MACS[t.depth] * pace.multiply
-    copied = slices * sum(_copied(job, number) for number in (0, 1)) / pace.copied
+    copied = slices * sum(_copied(tiling, number) for number in (0, 1)) / pace.copied
     work = _squares(multiply, steps * warps * read * pace.read, steps * warps * issued / pace.issued, copied)
-    problem = job.problem
-    results = t.bm * t.bn * (problem.sd * problem.sh * problem.sw * _SINGLE if job.gaps else 1)
+    problem = tiling.problem
+    results = t.bm * t.bn * (problem.sd * problem.sh * problem.sw * _SINGLE if tiling.gaps else 1)
     arrival = slices * pace.arrival / (t.stages - 1)
     return work, np.maximum(arrival - work, 0) + slices * _SLICE + _FILL, results * 4 / _WRITTEN
 
 
-def _copied(job: DirectJob, number: int) -> Any:
+def _copied(tiling: DirectTiling, number: int) -> Any:
     """Bytes of an operand's slice, in times of those that are copied 16 at once from whole lines."""
-    operand = job.operands[number]
-    rows = np.where(job.tile.bk == 16, _HALF_ROWS, 1) if operand.along_k else 1
-    return job.extent(number) * job.tile.bk * 4 * _NARROW[operand.width] * rows
+    operand = tiling.operands[number]
+    rows = np.where(tiling.tile.bk == 16, _HALF_ROWS, 1) if operand.along_k else 1
+    return tiling.extent(number) * tiling.tile.bk * 4 * _NARROW[operand.width] * rows
 
 
-def _seconds(job: DirectJob, units: int, copy: float) -> np.ndarray:
+def _seconds(tiling: DirectTiling, units: int, copy: float) -> np.ndarray:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors, for each tile."""
-    (work, wait, output), resident = _parallel(job), _resident(job)
+    (work, wait, output), resident = _parallel(tiling), _resident(tiling)
 
     def together(tiles: Any) -> Any:
         return np.maximum(work + wait, tiles * work) + output
 
-    whole, rest = np.divmod(job.work_groups, units * resident)
+    whole, rest = np.divmod(tiling.work_groups, units * resident)
     cycles = whole * together(resident) + np.where(rest > 0, together(-(-rest // units)), 0)
-    t, launch, added = job.tile, _PACES[job.tile.products].launch, job.added_bytes
+    t, launch, added = tiling.tile, _PACES[tiling.tile.products].launch, tiling.added_bytes
     cycles = np.where(t.fixup, cycles + (_FIXED + t.bm * t.bn * 4 * _PARTS), cycles)
-    total = _squares(cycles / _CLOCK, (job.problem.bytes + added) / (_MEMORY * copy)) + launch
+    total = _squares(cycles / _CLOCK, (tiling.problem.bytes + added) / (_MEMORY * copy)) + launch
     return np.where(added > 0, total + (launch + added * _SUMMED / (_MEMORY * copy)), total)
 
 
 def seconds(problem: ConvProblem, tile: DirectTile, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     row = np.array([[getattr(tile, name) for name in _NUMBERS]], np.int64)
-    return float(_seconds(DirectJob(problem, _tiles_of(tile, row)), units, copy)[0])
+    return float(_seconds(DirectTiling(problem, _tiles_of(tile, row)), units, copy)[0])
 
 
 def _tiles_of(tile: DirectTile, numbers: np.ndarray) -> DirectTile:
@@ -153,14 +153,14 @@ def _tiles_of(tile: DirectTile, numbers: np.ndarray) -> DirectTile:
     return dataclasses.replace(found, fixup=found.fixup > 0)
 
 
-def _cut(job: DirectJob, units: int) -> Iterator[list[tuple[int, int]]]:
+def _cut(tiling: DirectTiling, units: int) -> Iterator[list[tuple[int, int]]]:
     """Of each tile, the parts of its sums and whether work groups add them.
 
     One; those that fill the device once, twice, three times; a few small ones.
     """
-    fixups = (0, 1) if job.tile.format == "tf32" else (0,)
+    fixups = (0, 1) if tiling.tile.format == "tf32" else (0,)
     for room, groups, slices in zip(
-        (units * _resident(job)).tolist(), job.work_groups.tolist(), job.slices.tolist(), strict=True
+        (units * _resident(tiling)).tolist(), tiling.work_groups.tolist(), tiling.slices.tolist(), strict=True
     ):
         filling = {times * room // groups for times in (1, 2, 3)}
         small = _SPLITS if groups < 2 * room else ()
@@ -171,7 +171,7 @@ def _cut(job: DirectJob, units: int) -> Iterator[list[tuple[int, int]]]:
 def _tiles(problem: ConvProblem, name: str, units: int) -> tuple[DirectTile, np.ndarray]:
     """What fits: a tile, and the numbers of all."""
     plain = DirectTile(16, 16, 1, 1, name)
-    one = DirectJob(problem, plain)
+    one = DirectTiling(problem, plain)
     plain = dataclasses.replace(plain, compensated=problem.math == "ieee" and one.k > _LONG)
     shapes = _SHAPES + _WIDE if name == "tf32" else _SHAPES
     numbers = np.array(
@@ -183,14 +183,14 @@ def _tiles(problem: ConvProblem, name: str, units: int) -> tuple[DirectTile, np.
         np.int64,
     )
     wasted = (numbers[:, 0] >= 2 * max(32, one.m)) | (numbers[:, 1] >= 2 * max(32, one.n))
-    numbers = numbers[fitting(DirectJob(problem, _tiles_of(plain, numbers)), len(numbers)) & ~wasted]
+    numbers = numbers[fitting(DirectTiling(problem, _tiles_of(plain, numbers)), len(numbers)) & ~wasted]
     if not len(numbers):
         return plain, numbers
-    cuts = list(_cut(DirectJob(problem, _tiles_of(plain, numbers)), units))
+    cuts = list(_cut(DirectTiling(problem, _tiles_of(plain, numbers)), units))
     rows = np.repeat(np.arange(len(numbers)), [len(each) for each in cuts])
     numbers = numbers[rows]
     numbers[:, [6, 8]] = [each for cut in cuts for each in cut]
-    return plain, numbers[fitting(DirectJob(problem, _tiles_of(plain, numbers)), len(numbers))]
+    return plain, numbers[fitting(DirectTiling(problem, _tiles_of(plain, numbers)), len(numbers))]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -202,7 +202,7 @@ def choices(problem: ConvProblem, units: int) -> tuple[DirectTile, ...]:
         plain, numbers = _tiles(problem, name, units)
         if not len(numbers):
             continue
-        costs = _seconds(DirectJob(problem, _tiles_of(plain, numbers)), units, COPY)
+        costs = _seconds(DirectTiling(problem, _tiles_of(plain, numbers)), units, COPY)
         order = np.argsort(costs, kind="stable")[:_MOST]
         best = [(cost, plain, tuple(row)) for cost, row in zip(costs[order].tolist(), numbers[order].tolist())]
         found += best

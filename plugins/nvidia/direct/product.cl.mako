@@ -1,6 +1,6 @@
 ## C[m, n] = sum over k of A[m, k] B[k, n] on tensor cores, from float32 tensors where they lie: nothing is packed.
 ##
-## What m, n and k are of a convolution with a 1x1 kernel: ``job.py``. Tiles of A and B are copied to local memory
+## What m, n and k are of a convolution with a 1x1 kernel: ``tiling.py``. Tiles of A and B are copied to local memory
 ## as they lie in memory, [row][k] or [k][row], BK long along k, STAGES of them; copies of STAGES - 1 are in flight. Values
 ## become TF32 in registers: one number, or two whose sum is the float32 value (or two bfloat16 ones), and then
 ##
@@ -21,23 +21,23 @@
 ## fixup       parts of the sum are added by work groups of this launch, 16 rows of every warp at a time; see parts.cl.mako
 ## PARTIAL     1: sums go to the workspace as they are
 <%
-t, a, b = job.tile, *job.operands
+t, a, b = tiling.tile, *tiling.operands
 exact, apart = t.products == 3, t.flush_every > 0
 sums, distance = t.frag_m * t.frag_n * 4, t.stages - 1
-stage_bytes, unroll = job.stage * 4, "" if emulate else "#pragma unroll"
-width, pitch_out = job.out_width, t.bn + 8
-p = job.problem
+stage_bytes, unroll = tiling.stage * 4, "" if emulate else "#pragma unroll"
+width, pitch_out = tiling.out_width, t.bn + 8
+p = tiling.problem
 
 class Copies:
     """Who copies what of an operand's tile: the work item's first number, its step, and how many."""
 
     def __init__(self, number):
-        self.operand, self.letter = job.operands[number], "ab"[number]
-        o, extent = self.operand, job.extent(number)
-        self.width, self.pitch, self.extent = o.width, job.pitch(number), extent
+        self.operand, self.letter = tiling.operands[number], "ab"[number]
+        o, extent = self.operand, tiling.extent(number)
+        self.width, self.pitch, self.extent = o.width, tiling.pitch(number), extent
         # Rows beyond the last are zeros: a copy of it in their place, by all work groups, waits for one line of the cache.
         self.ragged = o.row.size % extent > 0
-        self.origin, self.at = ("m0", "n0")[number], 0 if number == 0 else job.floats(0) * 4
+        self.origin, self.at = ("m0", "n0")[number], 0 if number == 0 else tiling.floats(0) * 4
         if o.along_k:
             self.across = t.bk // o.width
             self.rows, self.k_steps = -(-extent * self.across // t.items), 1
@@ -86,7 +86,7 @@ both = [Copies(0), Copies(1)]
 <% o, l = c.operand, c.letter %>\
 % for j in range(c.k_steps):
       {
-        const int k = ${slice} * ${t.bk} + ${l}_k + ${j * c.k_step}, real = ${f"k < {job.k}" if job.k % t.bk else "1"};
+        const int k = ${slice} * ${t.bk} + ${l}_k + ${j * c.k_step}, real = ${f"k < {tiling.k}" if tiling.k % t.bk else "1"};
         const INDEX at = ${o.k.at("k")};
 % for i in range(c.rows):
         ${c.guard(i, j)}copy${4 * c.width}(memory, base, ${stage} + ${l}_to + ${c.to(i, j)}, ${l} + (${l}_at${i} + at), real${f" && {l}_in{i}" if c.ragged else ""});
@@ -96,16 +96,16 @@ both = [Copies(0), Copies(1)]
 % endfor
 </%def>
 <%def name="put_pixels()">\
-% if job.gaps:
+% if tiling.gaps:
       {
         // The pixel that an output reads, and those up to the next one, which none reads.
-        const int pixel = (${"m" if job.nhwc else "n"}) % ${p.od * p.oh * p.ow};
+        const int pixel = (${"m" if tiling.nhwc else "n"}) % ${p.od * p.oh * p.ow};
         const int z = pixel / ${p.oh * p.ow} * ${p.sd}, y = pixel / ${p.ow} % ${p.oh} * ${p.sh}, x = pixel % ${p.ow} * ${p.sw};
         const int dz = min(${p.sd}, ${p.id} - z), dy = min(${p.sh}, ${p.ih} - y), dx = min(${p.sw}, ${p.iw} - x);
         for (int i = 0; i < dz; ++i)
           for (int j = 0; j < dy; ++j)
             for (int l = 0; l < dx; ++l) {
-              const OUT_INDEX to = at + ((OUT_INDEX)(i * ${p.ih} + j) * ${p.iw} + l) * ${p.ic if job.nhwc else 1};
+              const OUT_INDEX to = at + ((OUT_INDEX)(i * ${p.ih} + j) * ${p.iw} + l) * ${p.ic if tiling.nhwc else 1};
               put_run(OUT_ARGS, from, (i | j | l) == 0, BESIDE(to), to, channel);
             }
       }
@@ -115,7 +115,7 @@ both = [Copies(0), Copies(1)]
 </%def>
 // Element (row, k) of a tile in local memory.
 % for number in (0, 1):
-#define ${"AB"[number]}_TILE(row, k) ${f"(row) * {job.pitch(number)} + (k)" if job.operands[number].along_k else f"(k) * {job.pitch(number)} + (row)"}
+#define ${"AB"[number]}_TILE(row, k) ${f"(row) * {tiling.pitch(number)} + (k)" if tiling.operands[number].along_k else f"(k) * {tiling.pitch(number)} + (row)"}
 % endfor
 <% run = "float" if width == 1 else f"float{width}" %>\
 // ${width} neighbouring results, or zeros unless kept. ``beside`` is what the residual holds there.
@@ -124,7 +124,7 @@ inline void put_run(OUT_PARAMS, local const float *from, int kept, ${run} beside
 #if PARTIAL
   out += PARTIAL_AT;
 #else
-  EPILOGUE(${run}, v, ${f"*(global const {run} *)(bias + channel)" if job.nhwc else "bias[channel]"}, beside, *(global const ${run} *)(out + at))
+  EPILOGUE(${run}, v, ${f"*(global const {run} *)(bias + channel)" if tiling.nhwc else "bias[channel]"}, beside, *(global const ${run} *)(out + at))
 #endif
   *(global ${run} *)(out + at) = v;
 }
@@ -133,16 +133,16 @@ inline void put_run(OUT_PARAMS, local const float *from, int kept, ${run} beside
 #else
 #define BESIDE(at) ((${run})(0))
 #endif
-#define INDEX ${job.index}
+#define INDEX ${tiling.index}
 kernel __attribute__((reqd_work_group_size(${t.items}, 1, 1)))
 void direct(global const float *restrict a, global const float *restrict b, ${"global uchar *workspace, " if t.fixup else ""}OUT_PARAMS) {
-  local float4 area[${-(-job.local_bytes // 16)}] __attribute__((aligned(128)));
+  local float4 area[${-(-tiling.local_bytes // 16)}] __attribute__((aligned(128)));
   SCRATCH(${t.items});
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory);
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   // Tiles of channels first: their work groups share pixels.
-<% order = ["m_tile", "n_tile"] if job.data and not job.nhwc else ["n_tile", "m_tile"]; tiles = {"m_tile": job.m_tiles, "n_tile": job.n_tiles} %>\
+<% order = ["m_tile", "n_tile"] if tiling.data and not tiling.nhwc else ["n_tile", "m_tile"]; tiles = {"m_tile": tiling.m_tiles, "n_tile": tiling.n_tiles} %>\
   int rest = get_group_id(0);
   const int ${order[0]} = rest % ${tiles[order[0]]};
   rest /= ${tiles[order[0]]};
@@ -150,7 +150,7 @@ void direct(global const float *restrict a, global const float *restrict b, ${"g
   rest /= ${tiles[order[1]]};
   const int part = rest % ${t.split}, group = rest / ${t.split};
   const int m0 = m_tile * ${t.bm}, n0 = n_tile * ${t.bn};
-  const int begin = ${f"(int)((long){job.slices} * part / {t.split})" if t.split > 1 else 0}, end = ${f"(int)((long){job.slices} * (part + 1) / {t.split})" if t.split > 1 else job.slices};
+  const int begin = ${f"(int)((long){tiling.slices} * part / {t.split})" if t.split > 1 else 0}, end = ${f"(int)((long){tiling.slices} * (part + 1) / {t.split})" if t.split > 1 else tiling.slices};
 ${places(both[0])}\
 ${places(both[1])}\
   const int row0 = warp % ${t.wm} * ${t.bm // t.wm} + lane / 4, column0 = warp / ${t.wm} * ${t.bn // t.wn};
@@ -180,7 +180,7 @@ ${fetch(f"(slice + {distance})", "next_at")}\
     }
     copies_commit();
     next_at = next_at == ${(t.stages - 1) * stage_bytes} ? 0 : next_at + ${stage_bytes};
-    local const float *a_tile = (local const float *)(memory + stage_at), *b_tile = a_tile + ${job.floats(0)};
+    local const float *a_tile = (local const float *)(memory + stage_at), *b_tile = a_tile + ${tiling.floats(0)};
 ${unroll}
     for (int k = 0; k < ${t.bk}; k += ${t.depth}) {
       uint b_high[${t.frag_n}][2]${f", b_low[{t.frag_n}][2]" if exact else ""};
@@ -265,22 +265,22 @@ ${unroll}
 % endif
   // Through local memory: then neighbours write neighbours.
   local float *staging = (local float *)area;
-<% across = min(t.bn // width, t.items); row, column = job.target.row, job.target.k %>\
+<% across = min(t.bn // width, t.items); row, column = tiling.target.row, tiling.target.k %>\
 <%def name="stage(name, first, row)">\
       local float *to = staging + (${row}) * ${pitch_out} + column0 + j * 8 + lane % 4 * 2;
       const int at = (${first} + j) * 4;
       *(local float2 *)to = (float2)(${name}[at], ${name}[at + 1]);
       *(local float2 *)(to + ${8 * pitch_out}) = (float2)(${name}[at + 2], ${name}[at + 3]);
 </%def>\
-<% at_once, down = (4 if p.residual and not job.gaps else 1), t.items // across %>\
+<% at_once, down = (4 if p.residual and not tiling.gaps else 1), t.items // across %>\
 <%def name="place_of(m)">\
-      const int m = ${m}, channel = group * ${(p.channels_out if job.data else p.oc) // p.g} + ${"n" if job.nhwc else "m"};
+      const int m = ${m}, channel = group * ${(p.channels_out if tiling.data else p.oc) // p.g} + ${"n" if tiling.nhwc else "m"};
       const OUT_INDEX at = at_n + ${row.at("m").replace("INDEX", "OUT_INDEX")};
 </%def>\
 <%def name="leave(rows, m)">\
-  for (int c = tid % ${across} * ${width}; c < ${t.bn} && n0 + c < ${job.n}; c += ${across * width}) {
+  for (int c = tid % ${across} * ${width}; c < ${t.bn} && n0 + c < ${tiling.n}; c += ${across * width}) {
     const int n = n0 + c;
-    const OUT_INDEX at_n = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 and not t.fixup else ""}(OUT_INDEX)group * ${job.target.group} + ${column.at("n").replace("INDEX", "OUT_INDEX")};
+    const OUT_INDEX at_n = ${f"(OUT_INDEX)part * {tiling.partial_elements} + " if t.split > 1 and not t.fixup else ""}(OUT_INDEX)group * ${tiling.target.group} + ${column.at("n").replace("INDEX", "OUT_INDEX")};
 % if at_once > 1:
     // Residuals of ${at_once} rows are read before one of them is written: else each would wait for the one before.
     for (int first = tid / ${across}; first < ${rows}; first += ${at_once * down}) {
@@ -289,18 +289,18 @@ ${unroll}
       for (int u = 0; u < ${at_once}; ++u) {
         const int r = min(first + u * ${down}, ${rows} - 1);
 ${place_of(m)}\
-        beside[u] = BESIDE(m < ${job.m} ? at : 0);
+        beside[u] = BESIDE(m < ${tiling.m} ? at : 0);
       }
 ${unroll}
       for (int u = 0; u < ${at_once}; ++u) {
         const int r = first + u * ${down};
         if (r >= ${rows}) continue;
 ${place_of(m)}\
-        if (m < ${job.m}) put_run(OUT_ARGS, staging + r * ${pitch_out} + c, 1, beside[u], at, channel);
+        if (m < ${tiling.m}) put_run(OUT_ARGS, staging + r * ${pitch_out} + c, 1, beside[u], at, channel);
       }
     }
 % else:
-    for (int r = tid / ${across}; r < ${rows} && ${m} < ${job.m}; r += ${down}) {
+    for (int r = tid / ${across}; r < ${rows} && ${m} < ${tiling.m}; r += ${down}) {
 ${place_of(m)}\
       local const float *from = staging + r * ${pitch_out} + c;
 ${put_pixels()}\
@@ -310,17 +310,17 @@ ${put_pixels()}\
 </%def>\
 % if t.fixup:
 <% tile_sums = t.bm * t.bn // 4 %>\
-  const int whole = (group * ${job.m_tiles} + m_tile) * ${job.n_tiles} + n_tile;
+  const int whole = (group * ${tiling.m_tiles} + m_tile) * ${tiling.n_tiles} + n_tile;
   global float4 *parts = (global float4 *)workspace + (long)whole * ${t.split * tile_sums} + tid;
-  global ulong *state = (global ulong *)(workspace + ${job.states_at}L) + whole;
-  local int *shared = (local int *)(memory + ${-(-job.local_bytes // 16) * 16 - 16});
+  global ulong *state = (global ulong *)(workspace + ${tiling.states_at}L) + whole;
+  local int *shared = (local int *)(memory + ${-(-tiling.local_bytes // 16) * 16 - 16});
 ${unroll}
   for (int i = 0; i < ${t.frag_m * t.frag_n}; ++i)
     parts[part * ${tile_sums} + i * ${t.items}] = (float4)(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
   warps_meet(${t.items});
   if (tid == 0) arrive(state);
   for (;;) {
-<% waits = job.work_groups <= at_once %>\
+<% waits = tiling.work_groups <= at_once %>\
     if (tid == 0) *shared = take(state, ${"POLLS" if waits else 0});
     warps_meet(${t.items});
     const int first = *shared;

@@ -1,77 +1,23 @@
-"""nvidia.direct: convolutions with 1x1 kernels on tensor cores without a packing pass. The solver and its plan."""
+"""nvidia.direct: convolutions with 1x1 kernels on tensor cores without a packing pass."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build, kernel_text
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
 
-from .. import SHARED
 from ..configured import MOST_BYTES
-from ..instructions import Instructions
 from ..pace import memory, pace
-from ..parts import parts_text
 from ..probe import refusal, require
 from .choice import choices, seconds
-from .job import DirectJob, DirectTile
+from .plan import DirectPlan
+from .tiling import DirectTile, DirectTiling
 
-__all__ = ["Direct", "DirectPlan"]
+__all__ = ["Direct"]
 
 _LEAST = 4  # channels of a group
 _PLACES = 2**31 - 2**16  # places along an axis, with room for a tile's overhang
-
-
-class DirectPlan(StepPlan):
-    """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
-
-    def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
-        self._units = context.devices[0].max_compute_units if context else 1  # work groups that surely run at once
-        self.job, self._emulate = DirectJob(problem, DirectTile.of(config)), emulate
-        self._partial = self.job.tile.split > 1 and not self.job.tile.fixup
-        steps = [self._product(context)]
-        if self._partial:
-            steps.append(self._reduce(context))
-        super().__init__(self.job.partial_bytes, steps)
-
-    def _common(self, partial: bool) -> str:
-        text = self.job.problem.macros() + f"#define OUT_INDEX {self.job.out_index}\n"
-        text += f"#define PARTIAL {int(partial)}\n#define PARTIAL_AT 0L\n"
-        return text + kernel_text(SHARED, "finish.cl")
-
-    def product_text(self) -> str:
-        """The product's program."""
-        depth = self.job.tile.depth
-        fixup = self.job.tile.fixup
-        groups = ("copies", "mma", "parts") if fixup else ("copies", "mma")
-        instructions = Instructions("bf16" if depth == 16 else "tf32", groups)
-        text = self._common(self._partial) + instructions.text(self._emulate) + kernel_text(SHARED, "sums.cl")
-        text += parts_text(self.job, self.job.tile.split, self.job.tile.frag_m) if fixup else ""
-        text += kernel_text(__package__, "split.cl.mako", depth=depth)
-        return text + kernel_text(__package__, "product.cl.mako", job=self.job, emulate=self._emulate,
-                                  at_once=self._units)  # fmt: skip
-
-    def _written(self) -> list[str]:
-        problem = self.job.problem
-        return [problem.written, *(name for name in ("bias", "residual") if getattr(problem, name))]
-
-    def _product(self, context: Any) -> Launch:
-        job = self.job
-        given = [operand.name for operand in job.operands]
-        given += ["workspace"] if self._partial or job.tile.fixup else []
-        given += [] if self._partial else self._written()
-        size = (job.work_groups * job.tile.items,)
-        return Launch(build(context, self.product_text()), "direct", size, (job.tile.items,), given, names=OPERANDS)
-
-    def _reduce(self, context: Any) -> Launch:
-        job, problem = self.job, self.job.problem
-        inner = 1 if job.nhwc else math.prod(problem.out_shape[2:])
-        text = self._common(False) + kernel_text(
-            __package__, "reduce.cl.mako", elements=job.partial_elements, split=job.tile.split,
-            lanes=job.lanes, inner=inner, channels=problem.channels_out)  # fmt: skip
-        size = (-(-job.partial_elements * job.lanes // 256) * 256,)
-        return Launch(build(context, text), "reduce", size, (256,), ["workspace", *self._written()], names=OPERANDS)
 
 
 class Direct(Solver):
@@ -115,7 +61,7 @@ class Direct(Solver):
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Partial sums."""
-        return DirectJob(problem, DirectTile.of(config)).partial_bytes
+        return DirectTiling(problem, DirectTile.of(config)).partial_bytes
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted, as fitted on an H200."""

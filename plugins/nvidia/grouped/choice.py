@@ -10,7 +10,7 @@ from convdispatch.api import ConvProblem
 
 from ..hopper import LOCAL_LIMIT
 from ..pace import COPY
-from .job import GroupedJob, GroupedTile
+from .tiling import GroupedTile, GroupedTiling
 
 __all__ = ["choices", "seconds"]
 
@@ -25,42 +25,42 @@ _LAUNCH, _FILL = 3.5e-6, 0.7e-6  # seconds: of a launch, and from a tile's first
 _TILES = [(frag_m, warps) for frag_m in (1, 2, 4) for warps in (4, 8)]
 
 
-def _resident(job: GroupedJob) -> int:
+def _resident(tiling: GroupedTiling) -> int:
     """Work groups of a multiprocessor at a time."""
-    registers = 40 + 16 * job.tile.frag_m + 6 * job.tile.frag_m
-    return max(1, min(65536 // (registers * job.tile.items), LOCAL_LIMIT // (job.local_bytes + 1024), 24))
+    registers = 40 + 16 * tiling.tile.frag_m + 6 * tiling.tile.frag_m
+    return max(1, min(65536 // (registers * tiling.tile.items), LOCAL_LIMIT // (tiling.local_bytes + 1024), 24))
 
 
-def seconds(job: GroupedJob, units: int, copy: float = COPY) -> float:
+def seconds(tiling: GroupedTiling, units: int, copy: float = COPY) -> float:
     """Predicted seconds on a device of ``units`` multiprocessors."""
-    t, pairs, resident = job.tile, len(job.pairs), _resident(job)
-    taps = job.taps * job.sources
-    copies = -(-job.region.pixels * job.sources * 4 // t.items)
+    t, pairs, resident = tiling.tile, len(tiling.pairs), _resident(tiling)
+    taps = tiling.taps * tiling.sources
+    copies = -(-tiling.region.pixels * tiling.sources * 4 // t.items)
     products = taps * (2 * t.frag_m + pairs * (1 + t.frag_m))
-    results = len(job.walk.phases) * 2 * t.frag_m * _WRITTEN
+    results = len(tiling.geometry.phases) * 2 * t.frag_m * _WRITTEN
     issued = t.warps * (copies * _COPIED + products + results) / _ISSUED
     read = t.warps * (copies * 8 + taps * (2 * t.frag_m * _READ + pairs * _WEIGHTS))
     work = math.hypot(issued, read, t.warps * taps * pairs * t.frag_m * _PRODUCT)
     filled = taps * pairs * _FILLED / _ISSUED
-    groups = -(-job.work_groups // units)
+    groups = -(-tiling.work_groups // units)
     waves, rest = divmod(groups, resident)
 
     def together(count: int) -> float:
         return t.turns * max(count * work, work + _ARRIVAL) + count * filled
 
     cycles = waves * together(resident) + (together(rest) if rest else 0)
-    return math.hypot(cycles / _CLOCK, job.problem.bytes / (_MEMORY * copy)) + _LAUNCH + _FILL
+    return math.hypot(cycles / _CLOCK, tiling.problem.bytes / (_MEMORY * copy)) + _LAUNCH + _FILL
 
 
 @functools.lru_cache(maxsize=256)
 def choices(problem: ConvProblem, units: int) -> tuple[GroupedTile, ...]:
     """Tiles, the fastest by prediction first."""
-    jobs = []
+    tilings = []
     for frag_m, warps in _TILES:
-        one = GroupedJob(problem, GroupedTile(frag_m, warps))
+        one = GroupedTiling(problem, GroupedTile(frag_m, warps))
         if one.misfit is not None:
             continue
         room = units * _resident(one)
         for turns in {1, -(-one.work_groups // room), -(-2 * one.work_groups // room)}:
-            jobs.append(dataclasses.replace(one, tile=GroupedTile(frag_m, warps, turns)))
-    return tuple(job.tile for job in sorted(jobs, key=lambda job: seconds(job, units)))
+            tilings.append(dataclasses.replace(one, tile=GroupedTile(frag_m, warps, turns)))
+    return tuple(tiling.tile for tiling in sorted(tilings, key=lambda tiling: seconds(tiling, units)))

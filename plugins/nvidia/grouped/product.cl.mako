@@ -8,24 +8,24 @@
 ## frag_m   fragments of 16 places of a warp; turns: regions of a work group
 ## pairs    products of tensor cores a tap: (half of a slab of the source, fragment of columns)
 <%
-t, walk, region = job.tile, job.walk, job.region
-src, dst, phases = walk.source, walk.target, walk.phases
-rows, pairs, volume, chunks = range(2 * t.frag_m), job.pairs, walk.volume, job.sources * 4
-forward = job.problem.direction == "fwd"
+t, geometry, region = tiling.tile, tiling.geometry, tiling.region
+src, dst, phases = geometry.source, geometry.target, geometry.phases
+rows, pairs, volume, chunks = range(2 * t.frag_m), tiling.pairs, geometry.volume, tiling.sources * 4
+forward = tiling.problem.direction == "fwd"
 whole = dst.channels % 32 == 0
-pixel_bytes = region.pixels * job.pitch
+pixel_bytes = region.pixels * tiling.pitch
 unroll = "" if emulate else "#pragma unroll"
-numbers = [(f, tap) for f, phase in enumerate(phases) for tap in reads_of(walk, phase)]
+numbers = [(f, tap) for f, phase in enumerate(phases) for tap in reads_of(geometry, phase)]
 first_of = [sum(phase.volume for phase in phases[:f]) for f in range(len(phases))]
 %>\
-#define INDEX ${job.index}
+#define INDEX ${tiling.index}
 // w[n, tap, k], zero between groups.
 inline uint weight(global const ushort *w, int n, int tap, int k) {
-  if (n >= ${dst.channels} || k >= ${src.channels} || n / ${walk.m} != k / ${walk.c}) return 0;
+  if (n >= ${dst.channels} || k >= ${src.channels} || n / ${geometry.m} != k / ${geometry.c}) return 0;
 % if forward:
-  return w[((long)n * ${volume} + tap) * ${walk.c} + k % ${walk.c}];
+  return w[((long)n * ${volume} + tap) * ${geometry.c} + k % ${geometry.c}];
 % else:
-  return w[((long)k * ${volume} + tap) * ${walk.m} + n % ${walk.m}];
+  return w[((long)k * ${volume} + tap) * ${geometry.m} + n % ${geometry.m}];
 % endif
 }
 #if !PARTIAL
@@ -39,16 +39,16 @@ inline void put4_narrow(OUT_PARAMS, float v0, float v1, float v2, float v3, OUT_
 #endif
 kernel __attribute__((reqd_work_group_size(${t.items}, 1, 1)))
 void grouped(global const ushort *restrict w, global const ushort *restrict b, OUT_PARAMS) {
-  local uint4 area[${-(-job.local_bytes // 16)}] __attribute__((aligned(128)));
+  local uint4 area[${-(-tiling.local_bytes // 16)}] __attribute__((aligned(128)));
   SCRATCH(${t.items});
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory);
   local uint2 *weights = (local uint2 *)(memory + ${pixel_bytes});
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
-  const int slab = get_group_id(0) % ${job.targets}, block = get_group_id(0) / ${job.targets};
-  const int channel0 = slab * 32 / ${walk.m} * ${walk.c} / 32 * 32;
+  const int slab = get_group_id(0) % ${tiling.targets}, block = get_group_id(0) / ${tiling.targets};
+  const int channel0 = slab * 32 / ${geometry.m} * ${geometry.c} / 32 * 32;
 % for number, (_, tap) in enumerate(numbers):
-  for (int i = tid; i < ${job.sources * len(pairs) * 32}; i += ${t.items}) {
+  for (int i = tid; i < ${tiling.sources * len(pairs) * 32}; i += ${t.items}) {
     const int of = i % 32, pair = i / 32 % ${len(pairs)}, source = i / ${32 * len(pairs)};
 % if len(pairs) == 4:
     const int half_k = pair / 2, column = pair;
@@ -56,26 +56,26 @@ void grouped(global const ushort *restrict w, global const ushort *restrict b, O
     const int half_k = pair / 4, column = pair % 4;
 % endif
     const int n = slab * 32 + column / 2 * 16 + of / 8 * 4 + column % 2 * 2 + of / 4 % 2, k = channel0 + source * 32 + half_k * 16 + of % 4 * 2;
-    weights[${number * job.sources * len(pairs) * 32} + i] = (uint2)(weight(w, n, ${tap[0]}, k) | weight(w, n, ${tap[0]}, k + 1) << 16, weight(w, n, ${tap[0]}, k + 8) | weight(w, n, ${tap[0]}, k + 9) << 16);
+    weights[${number * tiling.sources * len(pairs) * 32} + i] = (uint2)(weight(w, n, ${tap[0]}, k) | weight(w, n, ${tap[0]}, k + 1) << 16, weight(w, n, ${tap[0]}, k + 8) | weight(w, n, ${tap[0]}, k + 9) << 16);
   }
 % endfor
 % for i in range(t.frag_m):
   uint line${i};
   {
     const int real = (warp * ${t.frag_m} + ${i}) * 16 + lane % 16, place = real < ${region.places} ? real : 0;
-    line${i} = ${region.at(walk.step)} * ${job.pitch} + lane / 16 * 16;
+    line${i} = ${region.at(geometry.step)} * ${tiling.pitch} + lane / 16 * 16;
   }
 % endfor
-  for (int region = block; region < ${job.regions}; region += ${job.blocks}) {
-    const int column0 = region % ${job.count[2]} * ${region.columns}, row0 = region / ${job.count[2]} % ${job.count[1]} * ${region.rows};
-    const int image0 = region / ${job.count[2] * job.count[1]} * ${region.images};
+  for (int region = block; region < ${tiling.regions}; region += ${tiling.blocks}) {
+    const int column0 = region % ${tiling.count[2]} * ${region.columns}, row0 = region / ${tiling.count[2]} % ${tiling.count[1]} * ${region.rows};
+    const int image0 = region / ${tiling.count[2] * tiling.count[1]} * ${region.images};
     for (int i = tid; i < ${region.pixels * chunks}; i += ${t.items}) {
       const int chunk = i % ${chunks}, pixel = i / ${chunks}, image = image0 + pixel / ${region.width * region.height};
-      const int y = row0 * ${walk.step[1]} + pixel / ${region.width} % ${region.height} + (${region.low[0]}), x = column0 * ${walk.step[2]} + pixel % ${region.width} + (${region.low[1]});
+      const int y = row0 * ${geometry.step[1]} + pixel / ${region.width} % ${region.height} + (${region.low[0]}), x = column0 * ${geometry.step[2]} + pixel % ${region.width} + (${region.low[1]});
       const int channel = channel0 + chunk * 8;
-      const int exists = image < ${walk.images} && channel < ${src.channels} && (uint)y < ${src.size[1]} && (uint)x < ${src.size[2]};
+      const int exists = image < ${geometry.images} && channel < ${src.channels} && (uint)y < ${src.size[1]} && (uint)x < ${src.size[2]};
       const INDEX at = exists ? (INDEX)image * ${src.image} + (INDEX)y * ${src.axes[1]} + (INDEX)x * ${src.axes[2]} + channel : 0;
-      copy16(memory, base, pixel * ${job.pitch} + chunk * 16, b + at, exists);
+      copy16(memory, base, pixel * ${tiling.pitch} + chunk * 16, b + at, exists);
     }
     copies_commit();
     COPIES_WAIT(0);
@@ -86,20 +86,20 @@ void grouped(global const ushort *restrict w, global const ushort *restrict b, O
 ${unroll}
       for (int i = 0; i < ${t.frag_m * 16}; ++i) sum[i] = 0;
 % if phase.volume:
-      for (int source = 0; source < ${job.sources}; ++source) {
+      for (int source = 0; source < ${tiling.sources}; ++source) {
         local const uint2 *held = weights + source * ${len(pairs) * 32} + lane;
         const uint from = source * 64;
-% for number, (_, dz, dy, dx) in enumerate(reads_of(walk, phase), first_of[f]):
+% for number, (_, dz, dy, dx) in enumerate(reads_of(geometry, phase), first_of[f]):
         {
           uint a[${t.frag_m}][4];
 % for k in range(2):
 % for i in range(t.frag_m):
-          LDMATRIX(a[${i}], line${i} + from + ${((dy - region.low[0]) * region.width + dx - region.low[1]) * job.pitch + k * 32});
+          LDMATRIX(a[${i}], line${i} + from + ${((dy - region.low[0]) * region.width + dx - region.low[1]) * tiling.pitch + k * 32});
 % endfor
 % for q, (half, n) in enumerate(pairs):
 % if half == k:
           {
-            const uint2 v = held[${(number * job.sources * len(pairs) + q) * 32}];
+            const uint2 v = held[${(number * tiling.sources * len(pairs) + q) * 32}];
             uint two[2];
             two[0] = v.x;
             two[1] = v.y;
@@ -117,8 +117,8 @@ ${unroll}
       {
         const int place = (warp * ${t.frag_m} + ${r // 2}) * 16 + ${r % 2 * 8} + lane / 4;
         const int image = image0 + place / ${region.rows * region.columns}, row = row0 + place / ${region.columns} % ${region.rows}, column = column0 + place % ${region.columns};
-        if (place < ${region.places} && image < ${walk.images} && row < ${phase.count[1]} && column < ${phase.count[2]}) {
-          const OUT_INDEX to = (OUT_INDEX)image * ${dst.image} + (OUT_INDEX)(row * ${walk.out_step[1]} + ${phase.first[1]}) * ${dst.axes[1]} + (OUT_INDEX)(column * ${walk.out_step[2]} + ${phase.first[2]}) * ${dst.axes[2]};
+        if (place < ${region.places} && image < ${geometry.images} && row < ${phase.count[1]} && column < ${phase.count[2]}) {
+          const OUT_INDEX to = (OUT_INDEX)image * ${dst.image} + (OUT_INDEX)(row * ${geometry.out_step[1]} + ${phase.first[1]}) * ${dst.axes[1]} + (OUT_INDEX)(column * ${geometry.out_step[2]} + ${phase.first[2]}) * ${dst.axes[2]};
 % for s in range(2):
           {
             const int channel = slab * 32 + ${s * 16} + lane % 4 * 4;

@@ -3,70 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import SimpleNamespace
 from typing import Any
 
-from convdispatch.api import EPILOGUE, OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build, kernel_text
+from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
 
-from .. import SHARED
-from ..instructions import Instructions
 from ..pace import memory, pace
 from ..probe import refusal, require
 from .choice import choices, seconds
-from .job import GroupedJob, GroupedTile, reads_of
+from .plan import GroupedPlan, GroupedSumsPlan
 from .sums import GroupedSums, SumsTile
 from .sums import choices as sums_choices
 from .sums import seconds as sums_seconds
+from .tiling import GroupedTile, GroupedTiling
 
-__all__ = ["Grouped", "GroupedPlan", "GroupedSumsPlan"]
+__all__ = ["Grouped"]
 
 _PHASES = 16  # a program has a body for each
-
-
-class GroupedPlan(StepPlan):
-    """A Plan; see ``product.cl.mako`` for what the launch computes. ``emulate`` builds plain C (tests)."""
-
-    def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
-        self.job, self._emulate = GroupedJob(problem, GroupedTile.of(config)), emulate
-        source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
-        given = ["w", source, written, *(name for name in ("bias", "residual") if getattr(problem, name))]
-        size, items = (self.job.work_groups * self.job.tile.items,), (self.job.tile.items,)
-        step = Launch(build(context, self.product_text()), "grouped", size, items, given, names=OPERANDS)
-        super().__init__(0, [step])
-
-    def product_text(self) -> str:
-        """The program."""
-        job = self.job
-        text = job.problem.macros() + f"#define OUT_INDEX {job.out_index}\n"
-        text += "#define PARTIAL 0\n#define PARTIAL_AT 0L\n#define OCTETS 0\n"
-        text += Instructions("bf16" if job.bfloat else "f16", ("copies", "mma")).text(self._emulate)
-        text += kernel_text(SHARED, "narrow.cl.mako", job=SimpleNamespace(format=SimpleNamespace(bfloat=job.bfloat)))
-        text += kernel_text(SHARED, "finish.cl")
-        return text + kernel_text(__package__, "product.cl.mako", job=job, emulate=self._emulate, reads_of=reads_of)
-
-
-class GroupedSumsPlan(StepPlan):
-    """A Plan of the weights' gradient; see ``sums.cl.mako``. ``emulate`` builds plain C (tests)."""
-
-    def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
-        job = self.job = GroupedSums(problem, SumsTile.of(config))
-        fold = problem.macros() + "#define PARTIAL 0\n" + kernel_text(SHARED, "finish.cl")
-        lanes = 8 if job.tile.parts >= 16 else 1
-        fold += kernel_text(f"{SHARED}.direct", "reduce.cl.mako", elements=job.size, split=job.tile.parts, lanes=lanes,
-                            inner=1, channels=problem.oc)  # fmt: skip
-        size, items = (job.work_groups * job.items,), (job.items,)
-        steps = [
-            Launch(build(context, self.sums_text(job, emulate)), "sums", size, items, "y x workspace", names=OPERANDS),
-            Launch(build(context, fold), "reduce", (-(-job.size * lanes // 256) * 256,), (256,), "workspace w",
-                   names=OPERANDS),
-        ]  # fmt: skip
-        super().__init__(job.workspace_size, steps)
-
-    @staticmethod
-    def sums_text(job: GroupedSums, emulate: bool) -> str:
-        """The program of the parts' sums."""
-        text = Instructions("bf16" if job.bfloat else "f16", ("copies", "mma")).text(emulate)
-        return text + kernel_text(__package__, "sums.cl.mako", job=job, emulate=emulate)
 
 
 class Grouped(Solver):
@@ -97,10 +49,10 @@ class Grouped(Solver):
             return GroupedSums(problem, SumsTile(places=64)).misfit
         if problem.ndim > 2:
             return f"1 or 2 axes, got {problem.ndim}"
-        job = GroupedJob(problem, GroupedTile(frag_m=1))
-        if len(job.walk.phases) > _PHASES:
-            return f"strides of up to {_PHASES} phases, got {len(job.walk.phases)}"
-        return job.misfit
+        tiling = GroupedTiling(problem, GroupedTile(frag_m=1))
+        if len(tiling.geometry.phases) > _PHASES:
+            return f"strides of up to {_PHASES} phases, got {len(tiling.geometry.phases)}"
+        return tiling.misfit
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles, the one that is expected to be fastest first."""
@@ -117,8 +69,8 @@ class Grouped(Solver):
         if problem.direction == "bwd_weights":
             sums = GroupedSums(problem, SumsTile.of(config))
             return sums_seconds(sums, device.compute_units, memory(device)) * pace(device)
-        job = GroupedJob(problem, GroupedTile.of(config))
-        return seconds(job, device.compute_units, memory(device)) * pace(device)
+        tiling = GroupedTiling(problem, GroupedTile.of(config))
+        return seconds(tiling, device.compute_units, memory(device)) * pace(device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> GroupedPlan | GroupedSumsPlan:
         """Compile a configuration."""

@@ -7,12 +7,12 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem, Walk
+from convdispatch.api import ConvProblem, Geometry
 
 from ..configured import Configured
 from ..hopper import LOCAL_LIMIT
 from ..pace import COPY
-from .job import SLAB, GroupedJob, GroupedTile, Region
+from .tiling import SLAB, GroupedTile, GroupedTiling, Region
 
 __all__ = ["GroupedSums", "SumsTile", "choices", "seconds"]
 
@@ -47,14 +47,14 @@ class GroupedSums:
     tile: SumsTile
 
     @functools.cached_property
-    def slabs(self) -> GroupedJob:
+    def slabs(self) -> GroupedTiling:
         """Which slabs meet."""
-        return GroupedJob(self.problem, GroupedTile())
+        return GroupedTiling(self.problem, GroupedTile())
 
     @property
-    def walk(self) -> Walk:
-        """The walk."""
-        return self.slabs.walk
+    def geometry(self) -> Geometry:
+        """The geometry."""
+        return self.slabs.geometry
 
     @property
     def bfloat(self) -> bool:
@@ -79,18 +79,18 @@ class GroupedSums:
     @property
     def items(self) -> int:
         """Work items of a group."""
-        return 32 * self.walk.kernel[1] * self.tile.split
+        return 32 * self.geometry.kernel[1] * self.tile.split
 
     @functools.cached_property
     def region(self) -> Region:
         """The region of a work group."""
-        return Region.of(self.walk, self.tile.places)
+        return Region.of(self.geometry, self.tile.places)
 
     @functools.cached_property
     def count(self) -> tuple[int, int, int]:
         """Regions along images, h and w."""
-        region, (_, rows, columns) = self.region, self.walk.phases[0].count
-        return -(-self.walk.images // region.images), -(-rows // region.rows), -(-columns // region.columns)
+        region, (_, rows, columns) = self.region, self.geometry.phases[0].count
+        return -(-self.geometry.images // region.images), -(-rows // region.rows), -(-columns // region.columns)
 
     @property
     def regions(self) -> int:
@@ -126,49 +126,49 @@ class GroupedSums:
     @property
     def index(self) -> str:
         """OpenCL type of offsets in x and dy."""
-        walk = self.walk
-        return "int" if walk.images * max(walk.source.image, walk.target.image) < 2**31 else "long"
+        geometry = self.geometry
+        return "int" if geometry.images * max(geometry.source.image, geometry.target.image) < 2**31 else "long"
 
     @property
     def misfit(self) -> str | None:
         """Why this cannot run; None when it can."""
-        if max(self.walk.kernel) > _MOST_COLUMNS:
+        if max(self.geometry.kernel) > _MOST_COLUMNS:
             most = f"{_MOST_COLUMNS}x{_MOST_COLUMNS}"
-            return f"kernels of up to {most} for the weights' gradient, got {max(self.walk.kernel)}"
+            return f"kernels of up to {most} for the weights' gradient, got {max(self.geometry.kernel)}"
         if self.local_bytes > _LOCAL:
             return f"{_LOCAL} bytes of pixels a work group, got {self.local_bytes}"
-        if self.items > 1024 or self.walk.kernel[2] * len(self.pairs) * 4 > 160:
+        if self.items > 1024 or self.geometry.kernel[2] * len(self.pairs) * 4 > 160:
             return "the tile has more work items or sums than fit"
         return None
 
 
-def seconds(job: GroupedSums, units: int, copy: float = COPY) -> float:
+def seconds(tiling: GroupedSums, units: int, copy: float = COPY) -> float:
     """Predicted seconds on a device of ``units`` multiprocessors."""
-    region, columns, pairs = job.region, job.walk.kernel[2], len(job.pairs)
-    warps, runs = job.items // 32, -(-region.places // 16)
+    region, columns, pairs = tiling.region, tiling.geometry.kernel[2], len(tiling.pairs)
+    warps, runs = tiling.items // 32, -(-region.places // 16)
     sums = columns * pairs * 4
     resident = max(
-        1, min(65536 // ((48 + sums) * job.items), LOCAL_LIMIT // (job.local_bytes + 1024), 2048 // job.items)
+        1, min(65536 // ((48 + sums) * tiling.items), LOCAL_LIMIT // (tiling.local_bytes + 1024), 2048 // tiling.items)
     )
-    copies = -(-(region.pixels + runs * 16) * 4 // job.items)
-    turns = -(-runs // job.tile.split)
+    copies = -(-(region.pixels + runs * 16) * 4 // tiling.items)
+    turns = -(-runs // tiling.tile.split)
     issued = warps * (copies * _COPIED + turns * (12 + columns * (2 + pairs))) / _ISSUED
     read = warps * (copies * 8 + turns * _READ * (2 + 2 * columns))
     work = math.hypot(issued, read, warps * turns * columns * pairs * _PRODUCT)
-    waves, rest = divmod(-(-job.work_groups // units), resident)
-    cycles = sum(job.per * max(count * work, work + _ARRIVAL) + count * warps * sums * _LEFT / _ISSUED
+    waves, rest = divmod(-(-tiling.work_groups // units), resident)
+    cycles = sum(tiling.per * max(count * work, work + _ARRIVAL) + count * warps * sums * _LEFT / _ISSUED
                  for count in [resident] * waves + [rest] * (rest > 0))  # fmt: skip
-    moved = math.hypot(cycles / _CLOCK, job.problem.bytes / (_MEMORY * copy))
-    return moved + _LAUNCHES + _FILL + 2 * job.workspace_size / copy
+    moved = math.hypot(cycles / _CLOCK, tiling.problem.bytes / (_MEMORY * copy))
+    return moved + _LAUNCHES + _FILL + 2 * tiling.workspace_size / copy
 
 
 @functools.lru_cache(maxsize=256)
 def choices(problem: ConvProblem, units: int) -> tuple[SumsTile, ...]:
     """Parts, warps and regions, the fastest by prediction first."""
-    jobs = []
+    tilings = []
     for split, places in itertools.product((1, 2, 3), (64, 128, 256)):
         one = GroupedSums(problem, SumsTile(1, split, places))
         if one.misfit is None:
             wanted = {max(1, min(one.regions, units * groups // one.slab_pairs)) for groups in (1, 2, 3, 4, 6, 8)}
-            jobs += [GroupedSums(problem, SumsTile(parts, split, places)) for parts in sorted(wanted)]
-    return tuple(job.tile for job in sorted(jobs, key=lambda job: seconds(job, units)))
+            tilings += [GroupedSums(problem, SumsTile(parts, split, places)) for parts in sorted(wanted)]
+    return tuple(tiling.tile for tiling in sorted(tilings, key=lambda tiling: seconds(tiling, units)))

@@ -5,7 +5,7 @@ the logarithm; on these same timings the tile chosen among those timed of a prob
 What sums that are moved often cost was added by hand since (0.16 on 658 timings of "ieee"); then results that lie
 apart; then launches were fitted anew (0.11 on 345 timings of what is near the fastest).
 
-Hundreds of tiles are rated at once: jobs here stand for one tile, or for many whose numbers are arrays.
+Hundreds of tiles are rated at once: tilings here stand for one tile, or for many whose numbers are arrays.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from convdispatch.api import ConvProblem
 
 from ..configured import fitting, many
 from ..formats import FORMATS, formats
+from ..geometry import product_geometry, window
 from ..hopper import LOCAL_LIMIT
 from ..pace import COPY
-from ..walk import walk, window
-from .job import Job
 from .tile import Tile
+from .tiling import Tiling
 
 __all__ = ["choices", "fits", "product_cycles", "seconds"]
 
@@ -79,54 +79,58 @@ class _Cost:
         return np.maximum(alone, tiles * self.busy + np.where(tiles > 1, self.output, 0))
 
 
-def _resident(job: Job) -> Any:
+def _resident(tiling: Tiling) -> Any:
     """Work groups of a multiprocessor at a time."""
-    t = job.tile
-    twice = job.format.float32_accurate and (t.engine == "wgmma" or t.compensated)
+    t = tiling.tile
+    twice = tiling.format.float32_accurate and (t.engine == "wgmma" or t.compensated)
     registers = t.frag_m * t.frag_n * 4 * (2 if twice else 1) + (70 if t.engine == "wgmma" else 100)
     by_registers = 65536 // (np.minimum(255, registers) * t.items)
-    by_memory = np.minimum((LOCAL_LIMIT + 1024) // (job.local_bytes + 1024), 2048 // t.items)
+    by_memory = np.minimum((LOCAL_LIMIT + 1024) // (tiling.local_bytes + 1024), 2048 // t.items)
     return np.maximum(1, np.minimum(by_registers, by_memory))
 
 
-def _tile_cost(job: Job) -> _Cost:
-    t, planes = job.tile, job.format.planes
-    slices = sum(job.slices) / len(job.slices) / t.split
-    multiply = t.bm * t.bn * t.bk * len(job.format.products) * (1 + _THIN[t.engine] * t.wn / t.bn) / _MACS[t.engine]
-    source = job.window_bytes / job.walk.phases[0].volume if t.window else job.a_bytes * (1 if job.data else _TURNED)
-    copied = (source + job.b_bytes) * planes * np.where(job.row_bytes == 64, _HALF_ROWS, 1) / _COPIED
-    written = t.bm * t.bn * np.where(job.partial, 4, job.problem.itemsize)
-    scattered = _SCATTERED if t.window and job.problem.layout == "nchw" else 1
+def _tile_cost(tiling: Tiling) -> _Cost:
+    t, planes = tiling.tile, tiling.format.planes
+    slices = sum(tiling.slices) / len(tiling.slices) / t.split
+    multiply = t.bm * t.bn * t.bk * len(tiling.format.products) * (1 + _THIN[t.engine] * t.wn / t.bn) / _MACS[t.engine]
+    source = (
+        tiling.window_bytes / tiling.geometry.phases[0].volume
+        if t.window
+        else tiling.a_bytes * (1 if tiling.data else _TURNED)
+    )
+    copied = (source + tiling.b_bytes) * planes * np.where(tiling.row_bytes == 64, _HALF_ROWS, 1) / _COPIED
+    written = t.bm * t.bn * np.where(tiling.partial, 4, tiling.problem.itemsize)
+    scattered = _SCATTERED if t.window and tiling.problem.layout == "nchw" else 1
     moved = multiply * slices * _MMA_CARRIES if t.engine == "mma" and t.compensated else 0.0
-    if job.format.float32_accurate and t.engine == "wgmma":
+    if tiling.format.float32_accurate and t.engine == "wgmma":
         moves = slices * np.where(t.flush_every == 0, t.bk // 16, 1)
         carried = moves * (t.bm * t.bn * (4 if t.compensated else 1) / _ADDED + _DRAINED)
-        moved = np.where(job.drained, carried, moved)
-    if job.data and not t.window and job.walk.phases[0].volume > 1:
+        moved = np.where(tiling.drained, carried, moved)
+    if tiling.data and not t.window and tiling.geometry.phases[0].volume > 1:
         slices = slices * _GATHERED
-    return _Cost(slices * np.maximum(multiply, copied) + moved, slices * (_ARRIVAL + 0.9 * copied) / job.under_way,
+    return _Cost(slices * np.maximum(multiply, copied) + moved, slices * (_ARRIVAL + 0.9 * copied) / tiling.under_way,
                  written * scattered / _WRITTEN)  # fmt: skip
 
 
-def product_cycles(job: Job, units: int) -> Any:
+def product_cycles(tiling: Tiling, units: int) -> Any:
     """Predicted cycles of the product on a device of ``units`` multiprocessors."""
-    cost, resident = _tile_cost(job), _resident(job)
-    whole, rest = np.divmod(job.work_groups, units * resident)
+    cost, resident = _tile_cost(tiling), _resident(tiling)
+    whole, rest = np.divmod(tiling.work_groups, units * resident)
     cycles = whole * cost.together(resident)
     return cycles + np.where(rest > 0, cost.together(-(-rest // units)), 0)
 
 
-def seconds(job: Job, units: int, copy: float = COPY) -> Any:
+def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
-    cycles = product_cycles(job, units)
-    itemsize, planes = job.problem.itemsize, job.format.planes
-    passes = 2 if job.format.scaled else 1  # over the tensors; and two short launches between
-    packed, weights = sum(source.bytes for source in job.sources), job.weights_bytes
-    written = math.prod(job.problem.out_shape) * itemsize
+    cycles = product_cycles(tiling, units)
+    itemsize, planes = tiling.problem.itemsize, tiling.format.planes
+    passes = 2 if tiling.format.scaled else 1  # over the tensors; and two short launches between
+    packed, weights = sum(source.bytes for source in tiling.sources), tiling.weights_bytes
+    written = math.prod(tiling.problem.out_shape) * itemsize
     multiplied, moved = cycles / _CLOCK, (packed + weights + written) / (_MEMORY * copy)
-    if job.format.name == "native":
-        apart = {job.problem.written, *(source.name for source in job.sources)}
-        read = sum(math.prod(getattr(job.problem, name + "_shape")) for name in "xwy" if name not in apart)
+    if tiling.format.name == "native":
+        apart = {tiling.problem.written, *(source.name for source in tiling.sources)}
+        read = sum(math.prod(getattr(tiling.problem, name + "_shape")) for name in "xwy" if name not in apart)
         moved = moved + itemsize * read / (_MEMORY * copy)
         total = (multiplied**_HIDDEN + moved**_HIDDEN) ** (1 / _HIDDEN) + _LAUNCH
     else:
@@ -135,13 +139,13 @@ def seconds(job: Job, units: int, copy: float = COPY) -> Any:
     before = passes * _LAUNCH + (passes - 1) * 2 * _SHORT_LAUNCH + packed * (1 + read) / (_MEMORY * copy)
     before = total + before + weights * (1 + itemsize / (2 * planes)) / (_WEIGHTS * copy)
     total = np.where((packed > 0) | (weights > 0), before, total)
-    if job.data and not job.target.nhwc and not job.tile.stacked and job.walk.out_step[2] > 1:
+    if tiling.data and not tiling.target.nhwc and not tiling.tile.stacked and tiling.geometry.out_step[2] > 1:
         total = total + written * _APART / (_MEMORY * copy)
-    total = np.where(job.partial, total + (_LAUNCH + job.partial_bytes * _SUMMED / (_MEMORY * copy)), total)
-    if job.tile.window and job.format.float32_accurate:
+    total = np.where(tiling.partial, total + (_LAUNCH + tiling.partial_bytes * _SUMMED / (_MEMORY * copy)), total)
+    if tiling.tile.window and tiling.format.float32_accurate:
         return total * _WINDOWED
-    if job.format.name == "native":
-        return total * (_NATIVE if job.data else _NATIVE_WEIGHTS)
+    if tiling.format.name == "native":
+        return total * (_NATIVE if tiling.data else _NATIVE_WEIGHTS)
     return total
 
 
@@ -156,7 +160,7 @@ def _joinable(problem: ConvProblem) -> bool:
     """Whether the data gradient's phases may be worth joining: few channels, a stride, not many wasted taps."""
     if problem.direction != "bwd_data" or problem.sd * problem.sh * problem.sw == 1:
         return False
-    one, many = walk(problem, True), walk(problem)
+    one, many = product_geometry(problem, True), product_geometry(problem)
     if problem.layout == "nhwc" and many.m >= _WHOLE:
         return False
     work = one.m * one.phases[0].volume
@@ -165,7 +169,7 @@ def _joinable(problem: ConvProblem) -> bool:
 
 def _shapes(problem: ConvProblem, engine: str, exact: bool, stacked: bool) -> Iterator[tuple[int, int, int, int]]:
     """(bm, bn, wm, wn)."""
-    geo = walk(problem, stacked)
+    geo = product_geometry(problem, stacked)
     data = problem.direction != "bwd_weights"
     if engine == "wgmma" and data:
         for bn in _widths(geo.m, 192 if exact else 256, 8):
@@ -201,7 +205,7 @@ def _bases(problem: ConvProblem, engine: str, name: str) -> tuple[tuple[Tile, np
     if engine == "wgmma":
         depths = ((64, 2), (64, 3), (32, 3), (32, 4)) if ieee else ((64, 3), (64, 4), (32, 4), (32, 5), (32, 6))
     for stacked in (False, True) if _joinable(problem) else (False,):
-        geo = walk(problem, stacked)
+        geo = product_geometry(problem, stacked)
         shapes = list(_shapes(problem, engine, exact, stacked))
         if not shapes:
             continue
@@ -213,19 +217,19 @@ def _bases(problem: ConvProblem, engine: str, name: str) -> tuple[tuple[Tile, np
             compensated = length > _LONG
         for number, in_window in enumerate((True, False) if data and window(geo) is not None else (False,)):
             plain = Tile(0, 0, 0, 0, name, engine, window=in_window, stacked=stacked, compensated=compensated)
-            fit = fitting(Job(problem, many(plain, _NUMBERS, numbers)), len(rows))
+            fit = fitting(Tiling(problem, many(plain, _NUMBERS, numbers)), len(rows))
             found.append((plain, numbers[fit], (before + 2 * np.arange(len(rows)) + number)[fit]))
         before += 2 * len(rows)
     return tuple(found)
 
 
-def _cut(job: Job, units: int) -> Iterator[list[int]]:
+def _cut(tiling: Tiling, units: int) -> Iterator[list[int]]:
     """Of each tile, the parts of its sums: one; those that fill the device once, twice, thrice; a few small ones."""
-    t, slices = job.tile, functools.reduce(np.maximum, job.slices)
+    t, slices = tiling.tile, functools.reduce(np.maximum, tiling.slices)
     if t.window:
-        slices = slices // job.walk.phases[0].volume
-    rooms, most = units * _resident(job), slices // (2 if t.window or job.data else 4)  # slices worth a part
-    for room, groups, last in zip(rooms.tolist(), job.work_groups.tolist(), most.tolist(), strict=True):
+        slices = slices // tiling.geometry.phases[0].volume
+    rooms, most = units * _resident(tiling), slices // (2 if t.window or tiling.data else 4)  # slices worth a part
+    for room, groups, last in zip(rooms.tolist(), tiling.work_groups.tolist(), most.tolist(), strict=True):
         filling = {times * room // groups for times in (1, 2, 3)}
         small = _SPLITS if groups < 2 * room else ()
         yield [1, *sorted(parts for parts in filling.union(small) if 1 < parts <= last and parts <= 512)]
@@ -236,12 +240,12 @@ def _tiles(problem: ConvProblem, engine: str, name: str, units: int) -> Iterator
     for plain, numbers, places in _bases(problem, engine, name):
         if not len(numbers):
             continue
-        job = Job(problem, many(plain, _NUMBERS, numbers))
-        parts = [(row, split) for row, splits in enumerate(_cut(job, units)) for split in splits]
+        tiling = Tiling(problem, many(plain, _NUMBERS, numbers))
+        parts = [(row, split) for row, splits in enumerate(_cut(tiling, units)) for split in splits]
         rows, splits = np.array(parts).T
         cut = numbers[rows]
         cut[:, _NUMBERS.index("split")] = splits
-        fit = fitting(Job(problem, many(plain, _NUMBERS, cut)), len(cut))
+        fit = fitting(Tiling(problem, many(plain, _NUMBERS, cut)), len(cut))
         yield plain, cut[fit], places[rows][fit]
 
 
@@ -257,7 +261,7 @@ def choices(problem: ConvProblem, engine: str, units: int) -> tuple[Tile, ...]:
     result: list[Tile] = []
     for place, name in enumerate(formats(problem)):
         groups = list(_tiles(problem, engine, name, units))
-        costs = [seconds(Job(problem, many(plain, _NUMBERS, numbers)), units) for plain, numbers, _ in groups]
+        costs = [seconds(Tiling(problem, many(plain, _NUMBERS, numbers)), units) for plain, numbers, _ in groups]
         if groups:
             kinds = np.repeat(np.arange(len(groups)), [len(numbers) for _, numbers, _ in groups])
             numbers, places = (np.concatenate([group[field] for group in groups]) for field in (1, 2))

@@ -7,18 +7,18 @@
 ## pieces  (name, kind, work groups, its offset in 16-bit numbers)
 ## scales  Scales, or None
 <%
-t, geo, f = job.tile, job.walk, job.format
-problem = job.problem
+t, geo, f = tiling.tile, tiling.geometry, tiling.format
+problem = tiling.problem
 native = f.name == "native"
 nhwc = problem.layout == "nhwc"
 icg = problem.ic // problem.g
 # Slices of a window hold one block of channels, tap after tap; others run through taps and channels alike.
 cr = t.bk // 8
-c8 = job.weight_chunks
+c8 = tiling.weight_chunks
 type = "ushort" if native else "REAL"
 def exponent(name, row, k):
     return scales.exponent(name, "norms", "marks", "group", row, k)
-w_oc, w_ic, w_tap, w_group = job.weight_strides
+w_oc, w_ic, w_tap, w_group = tiling.weight_strides
 %>\
 #define VALUE_TYPE ${"ushort" if native else "float"}
 #define FETCH(p, i) ${"((p)[i])" if native else "LOAD(p, i)"}
@@ -55,17 +55,17 @@ inline void put8(global ushort *out, const VALUE_TYPE *v, long plane) {
 }
 % for name, kind, groups, at in pieces:
 % if kind == "weights":
-// An item packs eight k's of one row in every tap (where weights are few, in every ${job.tap_parts}th). Neighbours take what
+// An item packs eight k's of one row in every tap (where weights are few, in every ${tiling.tap_parts}th). Neighbours take what
 // lies nearer: chunks of a row, or (data gradient) rows, whose weights are neighbours where taps or channels are last.
 inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn) {
-<% rows = job.n_tiles * t.bn; by_row = problem.direction == "bwd_data" and not geo.stacked %>\
+<% rows = tiling.n_tiles * t.bn; by_row = problem.direction == "bwd_data" and not geo.stacked %>\
   const int q = ${f"id / {rows} % {c8}" if by_row else f"id % {c8}"}, row = ${f"id % {rows}" if by_row else f"id / {c8} % {rows}"}, group = id / ${c8 * rows} % ${geo.groups}, part = id / ${c8 * rows * geo.groups};
-  if (part >= ${job.tap_parts}) return;
+  if (part >= ${tiling.tap_parts}) return;
   const int n = row % ${t.bn}, n_tile = row / ${t.bn};
-  packed += ((long)group * ${sum(job.slices)} * ${job.n_tiles} + n_tile) * ${job.weight_slice} + n * ${t.bk};
+  packed += ((long)group * ${sum(tiling.slices)} * ${tiling.n_tiles} + n_tile) * ${tiling.weight_slice} + n * ${t.bk};
 % for number, p in enumerate(geo.phases):
 % if p.volume:
-  for (int tap = part; tap < ${p.volume}; tap += ${job.tap_parts}) {
+  for (int tap = part; tap < ${p.volume}; tap += ${tiling.tap_parts}) {
     const int z = tap / ${p.taps[1] * p.taps[2]} * ${geo.tap_step[0]} + ${p.tap0[0]};
     const int y = tap / ${p.taps[2]} % ${p.taps[1]} * ${geo.tap_step[1]} + ${p.tap0[1]};
     const int x = tap % ${p.taps[2]} * ${geo.tap_step[2]} + ${p.tap0[2]};
@@ -100,16 +100,16 @@ numbers = [(f"row / {icg * parts[1] * parts[2]}", problem.pd, problem.sd, proble
 % if t.window:
     const int slice = q / ${cr} * ${p.volume} + tap, chunk = q % ${cr};
 % else:
-    const int k = tap * ${c8} + q, slice = ${job.before[number]} + k / ${cr}, chunk = k % ${cr};
+    const int k = tap * ${c8} + q, slice = ${tiling.before[number]} + k / ${cr}, chunk = k % ${cr};
 % endif
-    put8(packed + (long)slice * ${job.n_tiles * job.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, ${t.bn * t.bk});
+    put8(packed + (long)slice * ${tiling.n_tiles * tiling.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, ${t.bn * t.bk});
   }
 % if not t.window:
   if (q == 0 && part == 0)
-    for (int k = ${job.depth(p)}; k < ${job.slices[number] * t.bk // 8}; ++k) {
+    for (int k = ${tiling.depth(p)}; k < ${tiling.slices[number] * t.bk // 8}; ++k) {
       const VALUE_TYPE v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
       const int chunk = k % ${t.bk // 8};
-      put8(packed + (long)(${job.before[number]} + k / ${t.bk // 8}) * ${job.n_tiles * job.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, ${t.bn * t.bk});
+      put8(packed + (long)(${tiling.before[number]} + k / ${t.bk // 8}) * ${tiling.n_tiles * tiling.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, ${t.bn * t.bk});
     }
 % endif
 % endif
@@ -142,7 +142,7 @@ inline void read8_${name}(VALUE_TYPE *v, global const ${type} *x, int place, int
   for (int e = 0; e < 8; ++e) v[e] = ${f"q * 8 + e < {src.c} ? FETCH(x, (long)e * {step_c}) : 0" if src.c % 8 else f"FETCH(x, (long)e * {step_c})"};
 % endif
 % if f.scaled:
-<% channel = f"min(q * 8 + e, {src.c - 1})" + (f" % {icg}" if src.fold else ""); row, k = ("image", channel) if job.data else (channel, "image") %>\
+<% channel = f"min(q * 8 + e, {src.c - 1})" + (f" % {icg}" if src.fold else ""); row, k = ("image", channel) if tiling.data else (channel, "image") %>\
 #pragma unroll
   for (int e = 0; e < 8; ++e) v[e] = shifted(v[e], ${exponent(name, row, k)});
 % endif

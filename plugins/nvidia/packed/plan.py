@@ -6,94 +6,74 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, build, kernel_text
+from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, kernel_text
 
 from .. import SHARED
+from ..geometry import along
 from ..instructions import Instructions
-from ..scales import Scales
-from ..walk import along
-from .job import Job
 from .launch import ProductLaunch, common_macros, written
+from .layout import Layout
 from .source import Source
 from .tile import Tile
+from .tiling import Tiling
 
-__all__ = ["Layout", "NvidiaPlan"]
-
-
-class Layout:
-    """Where packed tensors and parts lie: byte offsets in the workspace, or in the packed weights' own buffer."""
-
-    def __init__(self, job: Job) -> None:
-        self.constant = job.data and job.problem.constant_weights
-        areas = Areas()
-        self.at: dict[str, int] = {}
-        for source in job.sources:
-            self.at[source.name] = areas.add(source.bytes)
-        weights = Areas() if self.constant else areas
-        if job.data and not job.direct_weights:
-            self.at["w"] = weights.add(job.weights_bytes)
-        self.scales = Scales(job.problem, areas, weights) if job.format.scaled else None
-        self.packed_size = weights.size if self.constant else 0
-        self.partial = areas.add(job.partial_bytes)
-        self.maps = areas.add(job.maps_bytes)
-        self.size = areas.size
-
-    def marks_at(self, letter: str) -> int:
-        """Ints before the marks of the product's A or B, in its buffer."""
-        return self.scales.marks_at(self.scales.named(letter))
+__all__ = ["NvidiaPlan"]
 
 
 class NvidiaPlan(StepPlan):
     """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
 
-    def _job_of(self, problem: ConvProblem, config: Mapping[str, Any]) -> Job:
-        return Job(problem, Tile.of(config))
+    def _tiling_of(self, problem: ConvProblem, config: Mapping[str, Any]) -> Tiling:
+        return Tiling(problem, Tile.of(config))
 
     def __init__(
         self, context: Any, problem: ConvProblem, config: Mapping[str, Any], engine: str, *, emulate: bool = False
     ) -> None:
-        job = self.job = self._job_of(problem, {**config, "engine": engine})
-        where = self._where = Layout(job)
-        self._common = common_macros(job)
+        tiling = self.tiling = self._tiling_of(problem, {**config, "engine": engine})
+        where = self._where = Layout(tiling)
+        self._common = common_macros(tiling)
         self._emulate = emulate
-        pieces = [(source.name, source) for source in job.sources]
-        weights = [("w", None)] if job.data and not job.direct_weights else []
+        pieces = [(source.name, source) for source in tiling.sources]
+        weights = [("w", None)] if tiling.data and not tiling.direct_weights else []
         packers = self._pack(context, weights) if where.constant else []
         steps = self._pack(context, pieces if where.constant else pieces + weights)
         steps.append(self._product(context))
-        if job.partial:
+        if tiling.partial:
             steps.append(self._reduce(context))
         super().__init__(where.size, steps, where.packed_size, packers, self._key() if where.packed_size else None)
 
     def _key(self) -> str:
-        problem, tile = self.job.problem, self.job.tile
-        walk, stacked = self.job.walk, ()
-        phases = tuple((phase.taps, phase.tap0) for phase in walk.phases)
-        if walk.stacked:  # which tap of which phase a row holds follows from the whole geometry
-            stacked = (walk.stacked, walk.phases[0].origin, *(along(problem, letter) for letter in "psd"))
+        problem, tile = self.tiling.problem, self.tiling.tile
+        geometry, stacked = self.tiling.geometry, ()
+        phases = tuple((phase.taps, phase.tap0) for phase in geometry.phases)
+        if geometry.stacked:  # which tap of which phase a row holds follows from the whole geometry
+            stacked = (geometry.stacked, geometry.phases[0].origin, *(along(problem, letter) for letter in "psd"))
         return repr(("nvidia", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, phases,
-                     walk.fold, walk.tap_step, tile.bn, tile.bk, tile.format, tile.window, stacked))  # fmt: skip
+                     geometry.fold, geometry.tap_step, tile.bn, tile.bk, tile.format, tile.window,
+                     stacked))  # fmt: skip
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
         if not tensors:
             return []
-        job, where = self.job, self._where
+        tiling, where = self.tiling, self._where
         pieces, given = [], []
         for name, source in tensors:
             if source is None:
-                items = job.walk.groups * job.n_tiles * job.tile.bn * job.weight_chunks * job.tap_parts
+                items = (
+                    tiling.geometry.groups * tiling.n_tiles * tiling.tile.bn * tiling.weight_chunks * tiling.tap_parts
+                )
             else:
                 places = source.images * source.pixels
-                if job.problem.layout == "nhwc":
+                if tiling.problem.layout == "nhwc":
                     items = places * source.groups * source.c8
                 else:
                     items = -(-places * source.turn // 256) * 256 * source.groups * -(-source.c8 // source.turn)
             pieces.append((name, "weights" if source is None else source, -(-items // 256), where.at[name] // 2))
             given += [name, "workspace"]
-        text = self._common + Instructions(job.format.type).text(self._emulate)
-        text += kernel_text(SHARED, "narrow.cl.mako", job=job)
+        text = self._common + Instructions(tiling.format.type).text(self._emulate)
+        text += kernel_text(SHARED, "narrow.cl.mako", tiling=tiling)
         text += kernel_text(SHARED, "shifted.cl") if where.scales else ""
-        text += kernel_text(__package__, "pack.cl.mako", job=job, pieces=pieces, scales=where.scales)
+        text += kernel_text(__package__, "pack.cl.mako", tiling=tiling, pieces=pieces, scales=where.scales)
         program = build(context, text)
         launches = []
         if where.scales:
@@ -109,25 +89,25 @@ class NvidiaPlan(StepPlan):
         return self._launch().text()
 
     def _launch(self) -> ProductLaunch:
-        return ProductLaunch(self.job, self._where, self._given(), emulate=self._emulate)
+        return ProductLaunch(self.tiling, self._where, self._given(), emulate=self._emulate)
 
     def _given(self) -> list[str]:
         """The product's A and B."""
-        job = self.job
-        packed = {source.name for source in job.sources}
-        if not job.data:
+        tiling = self.tiling
+        packed = {source.name for source in tiling.sources}
+        if not tiling.data:
             return [name if name not in packed else "workspace" for name in ("y", "x")]
-        a = "workspace" if job.source.name in packed else job.source.name
-        return [a, "w" if job.direct_weights or self._where.constant else "workspace"]
+        a = "workspace" if tiling.source.name in packed else tiling.source.name
+        return [a, "w" if tiling.direct_weights or self._where.constant else "workspace"]
 
     def _product(self, context: Any) -> Launch:
         return self._launch().launch(context)
 
     def _reduce(self, context: Any) -> Launch:
-        job = self.job
+        tiling = self.tiling
         text = self._common + "#define PARTIAL 0\n#define PAIRS 0\n#define OCTETS 0\n"
         text += kernel_text(SHARED, "finish.cl")
-        text += kernel_text(__package__, "reduce.cl.mako", job=job, partial_at=self._where.partial // 4)
-        size = math.prod(job.problem.out_shape)
-        given = ["workspace", *written(job.problem)]
+        text += kernel_text(__package__, "reduce.cl.mako", tiling=tiling, partial_at=self._where.partial // 4)
+        size = math.prod(tiling.problem.out_shape)
+        given = ["workspace", *written(tiling.problem)]
         return Launch(build(context, text), "reduce", (-(-size // 256) * 256,), (256,), given, names=OPERANDS)

@@ -14,19 +14,19 @@
 ##             and those that are no places of the output are not written.
 ## wm, wn      warps (mma) or groups of four warps (wgmma) along m and n
 ## stages      slices in local memory. The copies of all but one are in flight where a slice's sums are moved at once
-##             (Job.drained): nobody reads the slice before any more once all are at this slice's barrier. Else tensor
+##             (Tiling.drained): nobody reads the slice before any more once all are at this slice's barrier. Else tensor
 ##             cores may still read it, and the copies of all but two are.
 ## split       parts of the sum over k, which end in the workspace
 ## flush_every     exact formats, wgmma: slices between additions of its sums to float32 registers; 0: after every 16 of k
 ## compensated       exact formats: what such an addition rounds away begins the next sums
 ##
 ## Values come from ``product.py``; ``copies.cl.mako`` and ``results.cl.mako`` are parts of this text.
-#define INDEX ${job.index}
+#define INDEX ${tiling.index}
 % if many:
 // first, count, taps, origin along d, h, w; slices of the phases before, and its own.
 constant int PHASES[${len(geo.phases)}][14] = {
 % for number, p in enumerate(geo.phases):
-  {${", ".join(map(str, (*p.first, *p.count, *p.taps, *p.origin, job.before[number], job.slices[number])))}},
+  {${", ".join(map(str, (*p.first, *p.count, *p.taps, *p.origin, tiling.before[number], tiling.slices[number])))}},
 % endfor
 };
 % endif
@@ -80,7 +80,7 @@ constant int PHASES[${len(geo.phases)}][14] = {
 % for k in steps:
 <%
 k_at = k * 32 if data else k * 2048
-bk_at = k * 2048 if job.transposed_weights else k_at
+bk_at = k * 2048 if tiling.transposed_weights else k_at
 add = "1" if (k, (pa, pb)) != (steps[0], f.products[0]) or compensated else "0" if drained else "add"
 %>\
     WGMMA(${"fresh" if apart else "sum"}, ${a_base} + a_from + ${pa * a_plane + k_at}${f' + shift * {rowb}' if t.window else ''}, stage_at + b_from + ${pb * b_bytes + bk_at}, ${add});
@@ -103,19 +103,19 @@ stride = (win.size[1] * win.size[2], win.size[2], 1)
 #define LBO ${t.bk * 128}
 #define SBO ${8 * rowb}
 #define B_LBO ${t.bk * 128}
-#define B_SBO ${1024 if job.transposed_weights else 8 * rowb}
+#define B_SBO ${1024 if tiling.transposed_weights else 8 * rowb}
 kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b${", global const int *restrict marks_a, global const int *restrict marks_b" if f.scaled else ""}, OUT_PARAMS) {
-  local uint4 area[${job.local_bytes // 16}] __attribute__((aligned(1024)));
+  local uint4 area[${tiling.local_bytes // 16}] __attribute__((aligned(1024)));
   SCRATCH(${items});
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory);
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   int rest = get_group_id(0);
-  const int n_tile = rest % ${job.n_tiles};
-  rest /= ${job.n_tiles};
-  const int m_tile = rest % ${job.m_tiles};
-  rest /= ${job.m_tiles};
+  const int n_tile = rest % ${tiling.n_tiles};
+  rest /= ${tiling.n_tiles};
+  const int m_tile = rest % ${tiling.m_tiles};
+  rest /= ${tiling.m_tiles};
   const int part = rest % ${t.split};
   rest /= ${t.split};
   const int number = rest % ${len(geo.phases)}, group = rest / ${len(geo.phases)};
@@ -127,11 +127,11 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   const int places = count_z * count_y * count_x, m_end = places * ${geo.images};
   const int depth = taps_z * taps_y * taps_x * ${c8};
 % else:
-  const int slices = ${job.slices[0]}, m_end = ${(win.places if t.window else geo.images * geo.phases[0].places) if data else geo.m};
-  const int depth = ${job.depth(geo.phases[0])};
+  const int slices = ${tiling.slices[0]}, m_end = ${(win.places if t.window else geo.images * geo.phases[0].places) if data else geo.m};
+  const int depth = ${tiling.depth(geo.phases[0])};
 % endif
 % if t.window:
-  const int begin = ${job.slices[0] // volume} * part / ${t.split} * ${volume}, end = ${job.slices[0] // volume} * (part + 1) / ${t.split} * ${volume};
+  const int begin = ${tiling.slices[0] // volume} * part / ${t.split} * ${volume}, end = ${tiling.slices[0] // volume} * (part + 1) / ${t.split} * ${volume};
 % else:
 <% first, last = ("0", "slices") if t.split == 1 else (f"(int)((long)slices * part / {t.split})", f"(int)((long)slices * (part + 1) / {t.split})") %>\
   const int begin = ${first}, end = ${f"m0 < m_end ? {last} : {first}" if many else last};
@@ -143,15 +143,15 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   const int chunk = tid % ${cr}, row = tid / ${cr};
   const uint to = row * ${rowb} + ((chunk ^ ${swizzled("row")}) << 4);
   a += (long)group * ${src.group};
-% if job.transposed_weights:
+% if tiling.transposed_weights:
   // This item's chunk of a block of 64 columns, and its rows of k.
   const int b_chunk = tid % 8, b_row = tid / 8;
   const uint b_to = b_row * 128 + ((b_chunk ^ b_row % 8) << 4);
-  b += (long)group * ${geo.c} * ${job.weight_strides[0]} + n0 + b_chunk * 8;
-% elif job.direct_weights:
-  b += ((long)group * ${geo.m} + n0) * ${job.depth(geo.phases[0]) * 8};
+  b += (long)group * ${geo.c} * ${tiling.weight_strides[0]} + n0 + b_chunk * 8;
+% elif tiling.direct_weights:
+  b += ((long)group * ${geo.m} + n0) * ${tiling.depth(geo.phases[0]) * 8};
 % else:
-  b += ((long)group * ${sum(job.slices)}${" + before" if many else ""}) * ${job.n_tiles * job.weight_slice}L + (long)n_tile * ${job.weight_slice} + tid * 8;
+  b += ((long)group * ${sum(tiling.slices)}${" + before" if many else ""}) * ${tiling.n_tiles * tiling.weight_slice}L + (long)n_tile * ${tiling.weight_slice} + tid * 8;
 % endif
 % for i in range(0 if t.window else rows_a):
   INDEX at${i};
@@ -162,9 +162,9 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
     const int iy = pixel / ${count[2]} % ${count[1]} * ${geo.step[1]} + (${phase("origin", 1)});
     const int ix = pixel % ${count[2]} * ${geo.step[2]} + (${phase("origin", 2)});
     at${i} = (INDEX)image * ${src.image} + (INDEX)iz * ${src.axes[0]} + (INDEX)iy * ${src.axes[1]} + (INDEX)ix * ${src.axes[2]};
-<% low = [job.tap_bits[1] + job.tap_bits[2], job.tap_bits[2], 0] %>\
+<% low = [tiling.tap_bits[1] + tiling.tap_bits[2], tiling.tap_bits[2], 0] %>\
 % for axis in axes:
-% for tap in range(job.tap_bits[axis]):
+% for tap in range(tiling.tap_bits[axis]):
     ok${i} |= (uint)((uint)(i${names[axis]} + ${tap * geo.spread[axis]}) < ${src.size[axis]}u) << ${low[axis] + tap};
 % endfor
 % endfor
@@ -175,7 +175,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   const int chunk = tid % 8, row = tid / 8;
   const uint to = row * 128 + ((chunk ^ row % 8) << 4);
   const int a_c = m0 + chunk * 8;
-  const INDEX a_at = (INDEX)group * ${job.places.group} + a_c;
+  const INDEX a_at = (INDEX)group * ${tiling.places.group} + a_c;
 <% k = geo.kernel %>\
 % for block in range(t.bn // 64):
   const int q${block} = n0 / 8 + ${block * 8} + chunk, tap${block} = q${block} / ${c8}, real_b${block} = q${block} < depth;
@@ -187,7 +187,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
   const int wg = warp / 4, wg_m = wg % ${t.wm}, wg_n = wg / ${t.wm};
   const int row0 = wg_m * 64 + warp % 4 * 16 + lane / 4, column0 = wg_n * ${t.bn // t.wn} + lane % 4 * 2;
 % if data:
-  const uint a_from = wg_m * ${64 * rowb}, b_from = ${b_const} + wg_n * ${t.bn // t.wn * (t.bk * 2 if job.transposed_weights else rowb)};
+  const uint a_from = wg_m * ${64 * rowb}, b_from = ${b_const} + wg_n * ${t.bn // t.wn * (t.bk * 2 if tiling.transposed_weights else rowb)};
 % else:
   const uint a_from = wg_m * ${t.bk * 128}, b_from = ${planes * a_bytes} + wg_n * ${t.bn // t.wn // 64 * t.bk * 128};
 % endif

@@ -7,7 +7,7 @@ from typing import Any
 
 from convdispatch.api import kernel_text
 
-from .job import Job
+from .tiling import Tiling
 
 __all__ = ["product_text"]
 
@@ -17,52 +17,53 @@ _AXES = "zyx"
 # Functions stand by themselves, so that the texts can be kept: what they depend on is among the values.
 
 
-def _phase(job: Job, field: str, axis: int) -> str:
+def _phase(tiling: Tiling, field: str, axis: int) -> str:
     """A number of the work group's phase, as text: a literal where there is one phase."""
-    phases = job.walk.phases
+    phases = tiling.geometry.phases
     return f"{field}_{_AXES[axis]}" if len(phases) > 1 else str(getattr(phases[0], field)[axis])
 
 
-def _swizzled(job: Job, row: str) -> str:
+def _swizzled(tiling: Tiling, row: str) -> str:
     """What a row's chunks are exchanged by, as text."""
-    return f"({row}) % 8" if job.row_bytes == 128 else f"({row}) / 2 % 4"
+    return f"({row}) % 8" if tiling.row_bytes == 128 else f"({row}) / 2 % 4"
 
 
-def _part(job: Job, file: str, **more: Any) -> str:
+def _part(tiling: Tiling, file: str, **more: Any) -> str:
     """A part of the text, rendered with the same values."""
-    return kernel_text(__package__, file, **_values(job), **{"number": None, **more})
+    return kernel_text(__package__, file, **_values(tiling), **{"number": None, **more})
 
 
-def _values(job: Job) -> dict[str, Any]:
+def _values(tiling: Tiling) -> dict[str, Any]:
     """What the templates call by name."""
-    t, geo, f = job.tile, job.walk, job.format
+    t, geo, f = tiling.tile, tiling.geometry, tiling.format
     wgmma, many = t.engine == "wgmma", len(geo.phases) > 1
-    items, planes, rowb, cr = t.items, f.planes, job.row_bytes, t.bk // 8
-    distance, steps = job.under_way, t.bk // 16
-    phase = functools.partial(_phase, job)
+    items, planes, rowb, cr = t.items, f.planes, tiling.row_bytes, t.bk // 8
+    distance, steps = tiling.under_way, t.bk // 16
+    phase = functools.partial(_phase, tiling)
     values: dict[str, Any] = {
-        "job": job, "t": t, "geo": geo, "f": f, "src": job.source, "dst": job.target if job.data else None,
-        "data": job.data, "wgmma": wgmma, "many": many, "axes": range(3), "names": _AXES, "items": items,
+        "tiling": tiling, "t": t, "geo": geo, "f": f, "src": tiling.source,
+        "dst": tiling.target if tiling.data else None,
+        "data": tiling.data, "wgmma": wgmma, "many": many, "axes": range(3), "names": _AXES, "items": items,
         "planes": planes, "rowb": rowb, "cr": cr, "c8": geo.c8, "distance": distance,
         "apart": wgmma and f.float32_accurate,
-        "frag_m": t.frag_m, "frag_n": t.frag_n, "sums": t.frag_m * t.frag_n * 4, "a_bytes": job.a_bytes,
-        "b_bytes": job.b_bytes, "stage_bytes": job.stage_bytes, "phase": phase,
-        "swizzled": functools.partial(_swizzled, job), "count": [phase("count", axis) for axis in range(3)],
+        "frag_m": t.frag_m, "frag_n": t.frag_n, "sums": t.frag_m * t.frag_n * 4, "a_bytes": tiling.a_bytes,
+        "b_bytes": tiling.b_bytes, "stage_bytes": tiling.stage_bytes, "phase": phase,
+        "swizzled": functools.partial(_swizzled, tiling), "count": [phase("count", axis) for axis in range(3)],
         "per": "places" if many else str(geo.phases[0].places),
         "win": None, "wplane": 0, "wbytes": 0, "volume": 0, "span": 0, "rows_w": 0, "step_w": 0,
         "rows_a": t.bm * cr // items, "step_a": items // cr, "rows_k": t.bk * 8 // items, "step_k": items // 8,
-        "compensated": f.float32_accurate and t.compensated, "drained": job.drained,
-        "batches": [[k] for k in range(steps)] if job.drained and t.flush_every == 0 else [list(range(steps))],
-        "a_base": "stage_at", "a_plane": job.a_bytes, "b_const": planes * job.a_bytes,
+        "compensated": f.float32_accurate and t.compensated, "drained": tiling.drained,
+        "batches": [[k] for k in range(steps)] if tiling.drained and t.flush_every == 0 else [list(range(steps))],
+        "a_base": "stage_at", "a_plane": tiling.a_bytes, "b_const": planes * tiling.a_bytes,
     }  # fmt: skip
     if t.window:
-        wbytes, volume = job.window_bytes * planes, geo.phases[0].volume
-        values |= {"win": job.window, "wplane": job.window_bytes, "wbytes": wbytes, "volume": volume,
-                   "span": volume - distance, "rows_w": -(-job.window_rows * cr // items), "step_w": items // cr,
-                   "a_base": "window_at", "a_plane": job.window_bytes, "b_const": 2 * wbytes}  # fmt: skip
+        wbytes, volume = tiling.window_bytes * planes, geo.phases[0].volume
+        values |= {"win": tiling.window, "wplane": tiling.window_bytes, "wbytes": wbytes, "volume": volume,
+                   "span": volume - distance, "rows_w": -(-tiling.window_rows * cr // items), "step_w": items // cr,
+                   "a_base": "window_at", "a_plane": tiling.window_bytes, "b_const": 2 * wbytes}  # fmt: skip
     return values
 
 
-def product_text(job: Job) -> str:
-    """The kernel ``product`` for a job; what it calls comes before it (``plan.py``)."""
-    return kernel_text(__package__, "product.cl.mako", **_values(job), part=functools.partial(_part, job))
+def product_text(tiling: Tiling) -> str:
+    """The kernel ``product`` for a tiling; what it calls comes before it (``plan.py``)."""
+    return kernel_text(__package__, "product.cl.mako", **_values(tiling), part=functools.partial(_part, tiling))

@@ -4,11 +4,11 @@
 % if t.window:
     const int image = ${m} / ${win.image}, oz = ${m} / ${win.size[1] * win.size[2]} % ${win.size[0]}, oy = ${m} / ${win.size[2]} % ${win.size[1]}, ox = ${m} % ${win.size[2]};
     const int real = ${m} < m_end & oz < ${geo.phases[0].count[0]} & oy < ${geo.phases[0].count[1]} & ox < ${geo.phases[0].count[2]};
-    const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
+    const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {tiling.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
         + (OUT_INDEX)oz * ${geo.out_step[0] * dst.axes[0]} + (OUT_INDEX)oy * ${geo.out_step[1] * dst.axes[1]} + (OUT_INDEX)ox * ${geo.out_step[2] * dst.axes[2]} + (OUT_INDEX)group * ${channels} * ${dst.channel};
 % else:
     const int real = ${m} < m_end, image = ${m} / ${per}, pixel = ${m} % ${per};
-    const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {job.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
+    const OUT_INDEX out_at = ${f"(OUT_INDEX)part * {tiling.partial_elements} + " if t.split > 1 else ""}(OUT_INDEX)image * ${dst.image}
         + (OUT_INDEX)(pixel / (${count[1]} * ${count[2]}) * ${geo.out_step[0]} + ${phase("first", 0)}) * ${dst.axes[0]}
         + (OUT_INDEX)(pixel / ${count[2]} % ${count[1]} * ${geo.out_step[1]} + ${phase("first", 1)}) * ${dst.axes[1]}
         + (OUT_INDEX)(pixel % ${count[2]} * ${geo.out_step[2]} + ${phase("first", 2)}) * ${dst.axes[2]} + (OUT_INDEX)group * ${channels} * ${dst.channel};
@@ -26,21 +26,21 @@
 % if f.scaled:
   {
 % for r in range(2 * frag_m):
-    const int place${r} = min(m0 + row0 + ${r * 8}, m_end - 1), mark${r} = marks_a[MARKS_A_AT + ${job.row_mark(f"place{r}", per)}] - ${job.unshift};
+    const int place${r} = min(m0 + row0 + ${r * 8}, m_end - 1), mark${r} = marks_a[MARKS_A_AT + ${tiling.row_mark(f"place{r}", per)}] - ${tiling.unshift};
 % endfor
 #pragma unroll
     for (int j = 0; j < ${frag_n}; ++j)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int n = min(n0 + column0 + j * 8 + e, ${job.n - 1}), mark = marks_b[MARKS_B_AT + ${job.column_mark("n")}];
+        const int n = min(n0 + column0 + j * 8 + e, ${tiling.n - 1}), mark = marks_b[MARKS_B_AT + ${tiling.column_mark("n")}];
 % for r in range(2 * frag_m):
         sum[(${r // 2 * frag_n} + j) * 4 + ${r % 2 * 2} + e] = shifted(sum[(${r // 2 * frag_n} + j) * 4 + ${r % 2 * 2} + e], mark${r} + mark);
 % endfor
       }
   }
 % endif
-% if job.staged:
-<% lines, pitch = job.staging %>\
+% if tiling.staged:
+<% lines, pitch = tiling.staging %>\
   // Through local memory: then neighbours write neighbours.
   barrier(CLK_LOCAL_MEM_FENCE);
   {
@@ -162,12 +162,12 @@ ${place_of("m")}\
 #endif
       }
 % else:
-    const OUT_INDEX out_at = ((OUT_INDEX)(part * ${geo.groups} + group) * ${geo.m} + m) * ${job.n};
+    const OUT_INDEX out_at = ((OUT_INDEX)(part * ${geo.groups} + group) * ${geo.m} + m) * ${tiling.n};
     if (m < m_end)
 #pragma unroll
       for (int j = 0; j < ${frag_n}; ++j) {
         const int n = n0 + column0 + j * 8;
-        if (n < ${job.n}) put2(OUT_ARGS, sum[(${i * frag_n} + j) * 4 + ${half * 2}], sum[(${i * frag_n} + j) * 4 + ${half * 2 + 1}], out_at + n, 0);
+        if (n < ${tiling.n}) put2(OUT_ARGS, sum[(${i * frag_n} + j) * 4 + ${half * 2}], sum[(${i * frag_n} + j) * 4 + ${half * 2 + 1}], out_at + n, 0);
       }
 % endif
   }

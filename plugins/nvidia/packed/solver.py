@@ -12,9 +12,10 @@ from ..formats import formats
 from ..pace import memory, pace
 from ..probe import refusal, require
 from .choice import choices, fits, seconds
-from .job import Job
-from .plan import Layout, NvidiaPlan
+from .layout import Layout
+from .plan import NvidiaPlan
 from .tile import Tile
+from .tiling import Tiling
 
 __all__ = ["TensorCores"]
 
@@ -58,12 +59,12 @@ class TensorCores(Solver):
             config.pop("engine", None)
             yield config
 
-    def _job(self, problem: ConvProblem, config: Mapping[str, Any]) -> Job:
-        return Job(problem, Tile.of({**config, "engine": self.engine}))
+    def _tiling(self, problem: ConvProblem, config: Mapping[str, Any]) -> Tiling:
+        return Tiling(problem, Tile.of({**config, "engine": self.engine}))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Packed operands and partial sums."""
-        return Layout(self._job(problem, config)).size
+        return Layout(self._tiling(problem, config)).size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted, as fitted on an H200."""
@@ -71,7 +72,7 @@ class TensorCores(Solver):
 
     def seconds(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted."""
-        return seconds(self._job(problem, config), device.compute_units, memory(device))
+        return seconds(self._tiling(problem, config), device.compute_units, memory(device))
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> NvidiaPlan:
         """Compile a configuration."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..walk import chunks
+from ..geometry import chunks
 
 __all__ = ["Source"]
 

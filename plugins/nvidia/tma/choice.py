@@ -20,7 +20,7 @@ from ..hopper import LOCAL_LIMIT
 from ..pace import COPY
 from .fold import folded, folds
 from .gather import gathered, gathers
-from .job import TmaJob, TmaTile
+from .tiling import TmaTile, TmaTiling
 
 __all__ = ["choices", "seconds"]
 
@@ -49,23 +49,23 @@ def _apart(row_bytes: int) -> float:
     return _APART[math.gcd(row_bytes, 128)]
 
 
-def seconds(job: TmaJob, units: int, copy: float = COPY) -> float:
+def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
-    t, problem, size = job.tile, job.problem, job.itemsize
+    t, problem, size = tiling.tile, tiling.problem, tiling.itemsize
     c, m = problem.ic * size, problem.oc * size
     source, target = (c, m) if problem.direction == "fwd" else (m, c)
-    a, b = (source, source if problem.direction == "fwd" else c) if job.data else (m, c)
-    half_a, half_b = (_HALF_ROWS if bytes_of == 64 else 1 for bytes_of in (job.row_bytes, job.b_row_bytes))
-    copied = (job.a_bytes * half_a * _apart(a) + job.b_bytes * half_b * _apart(b)) / _COPIED
+    a, b = (source, source if problem.direction == "fwd" else c) if tiling.data else (m, c)
+    half_a, half_b = (_HALF_ROWS if bytes_of == 64 else 1 for bytes_of in (tiling.row_bytes, tiling.b_row_bytes))
+    copied = (tiling.a_bytes * half_a * _apart(a) + tiling.b_bytes * half_b * _apart(b)) / _COPIED
     macs = t.bm * t.bn * t.bk / _MACS * size / 2
     slice_of = max(macs, copied) + _SLICE
-    each = _TILE + t.bm * t.bn * (4 if job.partial else size * _apart(target if job.data else c)) / _WRITTEN
+    each = _TILE + t.bm * t.bn * (4 if tiling.partial else size * _apart(target if tiling.data else c)) / _WRITTEN
     if t.fixup:  # where all run at once they count one after another; else a tile's last adds all parts
-        waits = _COUNTED * t.split if job.tiles <= job.groups(units) else _TAKEN * t.bn / 32 / t.split
+        waits = _COUNTED * t.split if tiling.tiles <= tiling.groups(units) else _TAKEN * t.bn / 32 / t.split
         each += _FIXED + waits + t.bm * t.bn * 4 / _ADDED
     cycles = begin = 0.0
-    for phase in job.phases:  # what the first of the work groups does in each
-        end = begin + job.tiles // len(job.phases)
+    for phase in tiling.phases:  # what the first of the work groups does in each
+        end = begin + tiling.tiles // len(tiling.phases)
         tiles = math.ceil(end / units) - math.ceil(begin / units)
         product = phase.slices / t.split * slice_of * (1 + _SHARED * (t.resident - 1))
         cycles += tiles * (product + each / t.resident)
@@ -73,17 +73,17 @@ def seconds(job: TmaJob, units: int, copy: float = COPY) -> float:
     moved = size * sum(math.prod(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
     both = (cycles / _CLOCK) ** _HIDDEN + (moved / (_MEMORY * copy)) ** _HIDDEN
     total = both ** (1 / _HIDDEN) + _START
-    if job.weights_bytes and not problem.constant_weights:
+    if tiling.weights_bytes and not problem.constant_weights:
         total += _FOLDED
-    total += sum(_FOLDED + _GATHERED * source.bytes / size * 132 / units for source in job.sources)
-    return total + (_SUM + job.partial_bytes / (_SUMMED * copy) if job.partial else 0)
+    total += sum(_FOLDED + _GATHERED * source.bytes / size * 132 / units for source in tiling.sources)
+    return total + (_SUM + tiling.partial_bytes / (_SUMMED * copy) if tiling.partial else 0)
 
 
-def _parts(job: TmaJob, units: int) -> list[int]:
+def _parts(tiling: TmaTiling, units: int) -> list[int]:
     """Parts of the sum that fill the device's work groups once, twice, three times."""
-    room, slices = units * job.tile.resident, max(job.slices)
-    filling = {max(1, times * room // job.sums) for times in (1, 2, 3)} | {2, 3, 4, 8}
-    return sorted(parts for parts in filling if 1 < parts <= slices // 2 and parts * job.sums <= 4 * room)
+    room, slices = units * tiling.tile.resident, max(tiling.slices)
+    filling = {max(1, times * room // tiling.sums) for times in (1, 2, 3)} | {2, 3, 4, 8}
+    return sorted(parts for parts in filling if 1 < parts <= slices // 2 and parts * tiling.sums <= 4 * room)
 
 
 def _shapes(row_bytes: int) -> Iterator[tuple[int, int, int, int]]:
@@ -108,16 +108,16 @@ def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
             plain = TmaTile(bm, bn, bm // 64, 1, number, "wgmma", depth, stages, resident=resident,
                             block=64 if data else width, pixels=pixels, taps=taps)  # fmt: skip
             fewer = dataclasses.replace(plain, stages=stages - 1)
-            tile = next((each for each in (plain, fewer) if TmaJob(problem, each).misfit is None), None)
+            tile = next((each for each in (plain, fewer) if TmaTiling(problem, each).misfit is None), None)
             if tile is None:
                 continue
-            job = TmaJob(problem, tile)
+            tiling = TmaTiling(problem, tile)
             yield tile
-            for split, fixup in itertools.product(_parts(job, units), (False, True)):
+            for split, fixup in itertools.product(_parts(tiling, units), (False, True)):
                 if fixup and (split > _FEW or resident > 1):
                     continue
                 cut = dataclasses.replace(tile, split=split, fixup=fixup)
-                if TmaJob(problem, cut).misfit is None:
+                if TmaTiling(problem, cut).misfit is None:
                     yield cut
 
 
@@ -126,7 +126,7 @@ def choices(problem: ConvProblem, units: int) -> tuple[TmaTile, ...]:
     """Tiles, the fastest by prediction first."""
     rated = sorted(
         (
-            (seconds(TmaJob.of(problem, tile), units), number, tile)
+            (seconds(TmaTiling.of(problem, tile), units), number, tile)
             for pixels in folds(problem)
             for number, tile in enumerate(_tiles(problem, units, pixels))
         ),

@@ -1,7 +1,7 @@
 ## Hopper's copy engine in plain OpenCL C (tests): all work items copy; the kernel's barriers stand for the engine's.
 <%
-box, size = job.gathered, job.itemsize
-number, rounded = ("uint", "cvt_tf32_f32(as_float({}))") if job.format.tf32 else ("ushort", "{}")
+box, size = tiling.gathered, tiling.itemsize
+number, rounded = ("uint", "cvt_tf32_f32(as_float({}))") if tiling.format.tf32 else ("ushort", "{}")
 %>\
 inline void put_swizzled(local uchar *memory, int width, uint to, int row, int c, ${number} v) {
   const int place = (row * width + c) * ${size};
@@ -18,7 +18,7 @@ inline void copy_im2col(local uchar *memory, global const ${number} *tensor, uin
     put_swizzled(memory, ${box.channels}, to, r, i % ${box.channels}, real ? tensor[((long)(image * ${hs} + y) * ${ws} + x) * ${cs} + e] : 0);
   }
 }
-<% sizes, rows, wide = job.other.sizes, job.other.box[-1], job.other.box[0] %>\
+<% sizes, rows, wide = tiling.other.sizes, tiling.other.box[-1], tiling.other.box[0] %>\
 inline void copy_box(local uchar *memory, global const ${number} *tensor, uint to, int c0, int c1, int c2) {
   for (int i = get_local_id(0); i < ${rows * wide}; i += get_local_size(0)) {
     const int e = c0 + i % ${wide}, r = c2 + i / ${wide};

@@ -17,34 +17,34 @@
 ##
 ## Sources: NVIDIA, PTX ISA, sections on cp.async.bulk.tensor, mbarrier and wgmma.
 <%
-t, geo = job.tile, job.walk
-phases, many = job.phases, len(job.phases) > 1
-low_h, low_w = job.low[1:]
-count_h, count_w = job.count
+t, geo = tiling.tile, tiling.geometry
+phases, many = tiling.phases, len(tiling.phases) > 1
+low_h, low_w = tiling.low[1:]
+count_h, count_w = tiling.count
 volume = geo.phases[0].volume
-empty = t.split > min(job.slices) or not min(job.slices)
-data = job.data
-stage_bytes, a_bytes, stages = job.stage_bytes, job.a_bytes, t.stages
+empty = t.split > min(tiling.slices) or not min(tiling.slices)
+data = tiling.data
+stage_bytes, a_bytes, stages = tiling.stage_bytes, tiling.a_bytes, t.stages
 rows = 64 * t.wm
 warps = t.wm * 4
 sums = t.frag_n * 4
-m_end = job.n_places if data else geo.m
-unit = job.row_bytes
+m_end = tiling.n_places if data else geo.m
+unit = tiling.row_bytes
 columns = t.bn // 32
-beside = job.problem.residual and not job.partial and not many
-lines = -(-t.bn * job.itemsize // 128)
-run = job.run
+beside = tiling.problem.residual and not tiling.partial and not many
+lines = -(-t.bn * tiling.itemsize // 128)
+run = tiling.run
 frags, exchange, own = (2, "FOUR", "lane % 2 * 8 + lane / 2 % 2 * 4") if run == 4 else (4, "EIGHT", "lane % 4 * 8")
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
-states_at = partial_at + job.sums * t.split * tile_sums * 16
-box = job.gathered
-boxes = job.column_boxes
-box_bytes = job.b_box_bytes
+states_at = partial_at + tiling.sums * t.split * tile_sums * 16
+box = tiling.gathered
+boxes = tiling.column_boxes
+box_bytes = tiling.b_box_bytes
 # Boxes that lie outside are slow, all work groups' together: the last tile's columns begin earlier, and are not written twice.
 ragged = data and geo.m > t.bn and geo.m % t.bn
-sbo_a, sbo_b = 8 * unit, 8 * job.b_row_bytes
-k_a, k_b = (32 if data else 2048), (16 * job.b_row_bytes if job.transposed_weights or not data else 32)
+sbo_a, sbo_b = 8 * unit, 8 * tiling.b_row_bytes
+k_a, k_b = (32 if data else 2048), (16 * tiling.b_row_bytes if tiling.transposed_weights or not data else 32)
 def of(name, axis=None):
     """A phase's number."""
     value = getattr(phases[0], name)
@@ -65,10 +65,10 @@ def numbers(phase):
 constant int PHASES[${10 * len(phases)}] = {${", ".join(str(n) for phase in phases for n in numbers(phase))}};
 % endif
 <%def name="tile_of()">\
-    const int n_tile = tile % ${job.n_tiles}, m_tile = tile / ${job.n_tiles} % ${job.m_tiles};
-    const int part = tile / ${job.n_tiles * job.m_tiles} % ${t.split}, group = tile / ${job.n_tiles * job.m_tiles * t.split}${f" % {geo.groups}" if many else ""};
+    const int n_tile = tile % ${tiling.n_tiles}, m_tile = tile / ${tiling.n_tiles} % ${tiling.m_tiles};
+    const int part = tile / ${tiling.n_tiles * tiling.m_tiles} % ${t.split}, group = tile / ${tiling.n_tiles * tiling.m_tiles * t.split}${f" % {geo.groups}" if many else ""};
 % if many:
-    const int phase = tile / ${job.n_tiles * job.m_tiles * t.split * geo.groups};
+    const int phase = tile / ${tiling.n_tiles * tiling.m_tiles * t.split * geo.groups};
 % endif
     const int m0 = m_tile * ${t.bm}, n0 = ${f"min(n_tile * {t.bn}, {max(0, geo.m - t.bn)})" if data else f"n_tile * {t.bn}"};
     const int begin = ${f"(int)((long){of('slices')} * part / {t.split})" if t.split > 1 else 0}, end = ${f"(int)((long){of('slices')} * (part + 1) / {t.split})" if t.split > 1 else of('slices')};
@@ -79,18 +79,18 @@ constant int PHASES[${10 * len(phases)}] = {${", ".join(str(n) for phase in phas
 </%def>
 <%def name="copies()">\
 % if data:
-      const int tap = slice / ${job.blocks}, channel = slice % ${job.blocks} * ${t.bk};
+      const int tap = slice / ${tiling.blocks}, channel = slice % ${tiling.blocks} * ${t.bk};
       const int ky = tap / ${of("taps_w")}, kx = tap % ${of("taps_w")};
       COPY_IM2COL(MAP_A, at, group * ${geo.c} + channel, w, h, image, ${of("offset", 1)} + kx * (${geo.spread[2]}), ${of("offset", 0)} + ky * (${geo.spread[1]}), full);
-% if job.transposed_weights or job.turned_weights:
+% if tiling.transposed_weights or tiling.turned_weights:
       const int kernel_tap = (ky * ${geo.tap_step[1]} + ${of('tap0', 0)}) * ${geo.kernel[2]} + kx * ${geo.tap_step[2]} + ${of('tap0', 1)};
 % endif
-% if job.transposed_weights:
+% if tiling.transposed_weights:
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i)
         COPY_BOX3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, n0 + i * 64, kernel_tap, group * ${geo.c} + channel, full);
 % else:
-      COPY_BOX3(MAP_B, at + ${a_bytes}, channel, ${"kernel_tap" if job.turned_weights else "tap"}, group * ${geo.m} + n0, full);
+      COPY_BOX3(MAP_B, at + ${a_bytes}, channel, ${"kernel_tap" if tiling.turned_weights else "tap"}, group * ${geo.m} + n0, full);
 % endif
 % else:
 #pragma unroll
@@ -99,9 +99,9 @@ constant int PHASES[${10 * len(phases)}] = {${", ".join(str(n) for phase in phas
 ${start_of("(slice * 64)")}\
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i) {
-        const int q = min(n0 / ${job.block} + i, ${volume * job.blocks - 1});
-        const int tap = q / ${job.blocks}, ky = tap / ${phases[0].taps_w}, kx = tap % ${phases[0].taps_w};
-        COPY_IM2COL(MAP_B, at + ${a_bytes} + i * ${box_bytes}, group * ${geo.c} + q % ${job.blocks} * ${job.block}, w, h, image, kx * ${geo.spread[2]}, ky * ${geo.spread[1]}, full);
+        const int q = min(n0 / ${tiling.block} + i, ${volume * tiling.blocks - 1});
+        const int tap = q / ${tiling.blocks}, ky = tap / ${phases[0].taps_w}, kx = tap % ${phases[0].taps_w};
+        COPY_IM2COL(MAP_B, at + ${a_bytes} + i * ${box_bytes}, group * ${geo.c} + q % ${tiling.blocks} * ${tiling.block}, w, h, image, kx * ${geo.spread[2]}, ky * ${geo.spread[1]}, full);
       }
 % endif
 </%def>
@@ -113,7 +113,7 @@ ${start_of("(slice * 64)")}\
 <%def name="column_of(j, first)">\
         const int n = n0 + ${first} + ${j * 8} + ${own};
         const int kept = ${"exists" if many else f"m < {m_end}"} & n < ${geo.m}${f" & n >= n_tile * {t.bn}" if ragged else ""};
-        const OUT_INDEX to = ${f"(OUT_INDEX)part * {job.partial_elements} + " if job.partial else ""}(OUT_INDEX)${"place" if many else "m"} * ${geo.m * geo.groups} + group * ${geo.m} + n;
+        const OUT_INDEX to = ${f"(OUT_INDEX)part * {tiling.partial_elements} + " if tiling.partial else ""}(OUT_INDEX)${"place" if many else "m"} * ${geo.m * geo.groups} + group * ${geo.m} + n;
 </%def>
 <%def name="write_columns(name, count, first)">\
     // Four lanes hold two neighbouring columns each of every group of eight: they exchange until each has ${run}, 16 bytes,
@@ -126,7 +126,7 @@ ${start_of("(slice * 64)")}\
       const int exists = m < ${m_end} & row < ${of("count", 0)} & column < ${of("count", 1)};
       const OUT_INDEX place = (OUT_INDEX)(m / ${count_h * count_w} * ${geo.target[1]} + row * ${geo.out_step[1]} + ${of("first", 0)}) * ${geo.target[2]} + column * ${geo.out_step[2]} + ${of("first", 1)};
 % endif
-% for batch in job.batches(half, count // frags) if beside else [range(count // frags)]:
+% for batch in tiling.batches(half, count // frags) if beside else [range(count // frags)]:
 % if beside:
       RAW${run} beside${batch[0]}[${len(batch)}];
 % for number in batch:
@@ -146,9 +146,9 @@ ${column_of(j, first)}\
         if (kept) ${f"put{run}_beside(OUT_ARGS, v, beside{batch[0]}[{j // frags - batch[0]}], to, channel)" if beside else f"put{run}(v, to, channel)"};
 % else:
         const int n = n0 + ${first} + ${j * 8} + ${own};
-        const int q = n / ${job.block}, tap = q / ${job.blocks}, c = q % ${job.blocks} * ${job.block} + n % ${job.block};
+        const int q = n / ${tiling.block}, tap = q / ${tiling.blocks}, c = q % ${tiling.blocks} * ${tiling.block} + n % ${tiling.block};
         if (m < ${m_end} & tap < ${volume} & c < ${geo.c})
-          put${run}(v, ((OUT_INDEX)(${f"part * {geo.groups} + " if job.partial else ""}group) * ${geo.m} + m) * ${job.n} + tap * ${geo.c} + c, 0);
+          put${run}(v, ((OUT_INDEX)(${f"part * {geo.groups} + " if tiling.partial else ""}group) * ${geo.m} + m) * ${tiling.n} + tap * ${geo.c} + c, 0);
 % endif
       }
 % endfor
@@ -160,14 +160,14 @@ ${column_of(j, first)}\
 % if beside and t.split == 1:
       // What is added to the sums is on its way to the cache while they are made.
       for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
-        const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // job.itemsize};
+        const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
         if (m < ${m_end} & n < ${geo.m}) prefetch_line(residual + ((OUT_INDEX)m * ${geo.m * geo.groups} + group * ${geo.m} + n));
       }
 % endif
 </%def>
 <%def name="write_sums()">\
 % if t.fixup:
-    const int whole = ${f"(phase * {geo.groups} + group)" if many else "group"} * ${job.n_tiles * job.m_tiles} + m_tile * ${job.n_tiles} + n_tile;
+    const int whole = ${f"(phase * {geo.groups} + group)" if many else "group"} * ${tiling.n_tiles * tiling.m_tiles} + m_tile * ${tiling.n_tiles} + n_tile;
     global float4 *parts = (global float4 *)(workspace + ${partial_at}L) + (long)whole * ${t.split * tile_sums} + tid;
 #pragma unroll
     for (int i = 0; i < ${t.frag_n}; ++i)
@@ -201,14 +201,14 @@ ${write_columns("sum", t.frag_n, 0)}\
 <%def name="begin_sums()">\
 % if t.fixup:
   global ulong *states = (global ulong *)(workspace + ${states_at}L);
-  const int polls = ${job.tiles} <= get_num_groups(0) ? POLLS : 0;
+  const int polls = ${tiling.tiles} <= get_num_groups(0) ? POLLS : 0;
 % endif
 </%def>
 % if not emulate:
 constant ulong MAPS[32] = {${", ".join(f"{word:#x}UL" for one in encoded for word in one)}};
 kernel __attribute__((reqd_work_group_size(${warps * 32 + 32}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS) {
-  local uint4 area[${(job.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
+  local uint4 area[${(tiling.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory), bars = base + ${stage_bytes * stages};
   local int *shared = (local int *)(memory + ${(stage_bytes + 16) * stages});
@@ -233,7 +233,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
       maps_visible(maps);
       const ulong MAP_A = (ulong)maps, MAP_B = (ulong)(maps + 16);
       uint at = 0, bar = bars, parity = 1;
-      for (int tile = first; tile < ${job.tiles}; tile += step) {
+      for (int tile = first; tile < ${tiling.tiles}; tile += step) {
 ${tile_of()}\
 % if data:
 ${start_of("m0")}\
@@ -261,7 +261,7 @@ ${begin_sums()}\
     float sum[${sums}];
 #pragma unroll
     for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
-    for (int tile = first; tile < ${job.tiles}; tile += step) {
+    for (int tile = first; tile < ${tiling.tiles}; tile += step) {
 ${tile_of()}\
 ${prefetch_beside()}\
       uint last = 0;
@@ -308,7 +308,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
 ${begin_sums()}\
   global const ushort *MAP_A = a + A_AT, *MAP_B = b + B_AT;
   float sum[${sums}];
-  for (int tile = get_group_id(0); tile < ${job.tiles}; tile += get_num_groups(0)) {
+  for (int tile = get_group_id(0); tile < ${tiling.tiles}; tile += get_num_groups(0)) {
 ${tile_of()}\
     for (int slice = begin; slice < end; ++slice) {
       const int add = slice > begin;

@@ -2,83 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch, build, kernel_text
+from convdispatch.api import ConvProblem, DeviceInfo
 
-from .. import SHARED
-from ..hopper import build_for_hopper
 from ..pace import memory
-from ..packed.job import Job
-from ..packed.launch import written
-from ..packed.plan import Layout, NvidiaPlan
+from ..packed.layout import Layout
 from ..packed.solver import TensorCores
-from ..packed.source import Source
-from ..parts import parts_text
 from ..probe import refusal, require
 from .choice import choices, seconds
-from .fold import fold_launch
-from .gather import gathers, w_launch, x_launch
-from .job import MAPS, TmaJob, TmaTile
-from .maps import WORDS, missing
-from .turn import turn_launch
+from .gather import gathers
+from .maps import missing
+from .plan import TmaPlan
+from .tiling import TmaTile, TmaTiling
 
-__all__ = ["Tma", "TmaPlan"]
-
-
-class TmaPlan(NvidiaPlan):
-    """A Plan; see ``product.cl.mako``."""
-
-    job: TmaJob
-
-    def _job_of(self, problem: ConvProblem, config: Mapping[str, Any]) -> Job:
-        self._unfolded = problem
-        return TmaJob.of(problem, TmaTile.of(config))
-
-    def _key(self) -> str:
-        return repr((self.job.tile.pixels, self.job.tile.taps, super()._key()))
-
-    def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
-        """Nothing, but for weights of folded pixels and turned ones, and the operands of first layers."""
-        at, problem, job = self._where.at, self._unfolded, self.job
-        if job.tile.taps:
-            launches = {"x": x_launch, "w": w_launch}
-            return [launches[name](context, problem, job.tile.taps, at[name]) for name, _ in tensors]
-        if not tensors:
-            return []
-        if job.turned_weights:
-            return [turn_launch(context, problem, at["w"] // 4)]
-        return [fold_launch(context, problem, job.tile.pixels, at["w"] // 2)]
-
-    def product_text(self) -> str:
-        """The product's program."""
-        job, where = self.job, self._where
-        text = self._common + f"#define PARTIAL {int(job.partial)}\n#define PARTIAL_AT {where.partial // 4}L\n"
-        text += f"#define PAIRS 0\n#define OCTETS 1\n#define B_AT {where.at.get('w', 0) // 2}L\n"
-        text += f"#define A_AT {where.at.get('x', 0) // 2}L\n"
-        encoded = [(0,) * WORDS] * 2 if self._emulate else [each.encode() for each in job.maps]
-        text += job.instructions.text(self._emulate)
-        for file in ("finish.cl",) if job.format.tf32 else ("narrow.cl.mako", "finish.cl"):
-            text += kernel_text(SHARED, file, job=job)
-        text += parts_text(job, job.tile.split, job.tile.bn // 32) if job.tile.fixup else ""
-        text += kernel_text(__package__, "copies_emulated.cl.mako", job=job) if self._emulate else ""
-        text += kernel_text(__package__, "exchange.cl.mako", emulate=self._emulate)
-        return text + kernel_text(__package__, "product.cl.mako", job=job, emulate=self._emulate, encoded=encoded,
-                                  maps_at=where.maps, maps_each=MAPS, partial_at=where.partial)  # fmt: skip
-
-    def _product(self, context: Any) -> Launch:
-        job, text = self.job, self.product_text()
-        t = job.tile
-        a, b = ("y", "x") if not job.data else ("workspace" if job.sources else job.source.name, "w")
-        if job.data and not job.direct_weights and not self._where.constant:
-            b = "workspace"
-        given = [a, b, "workspace"]
-        given += ["workspace"] if job.partial else written(job.problem)
-        program = build(context, text) if self._emulate else build_for_hopper(context, text)
-        items = t.items if self._emulate else t.items + 32
-        groups = job.groups(context.devices[0].max_compute_units)
-        return Launch(program, "product", (groups * items,), (items,), given, names=OPERANDS)
+__all__ = ["Tma"]
 
 
 def _engine(problem: ConvProblem) -> str:
@@ -110,8 +49,8 @@ class Tma(TensorCores):
             return f"1 image or more, got {problem.mb}"
         number, depth = (problem.dtype, 32) if problem.itemsize == 2 else ("tf32", 16)
         depth = 64 if problem.direction == "bwd_weights" else depth
-        job = TmaJob.of(problem, TmaTile(64, 64, 1, 1, number, "wgmma", depth, block=32, taps=gathers(problem)))
-        reason = job.misfit
+        tiling = TmaTiling.of(problem, TmaTile(64, 64, 1, 1, number, "wgmma", depth, block=32, taps=gathers(problem)))
+        reason = tiling.misfit
         return f"{reason} only" if reason else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
@@ -121,16 +60,16 @@ class Tma(TensorCores):
             config.pop("engine", None)
             yield config
 
-    def _job(self, problem: ConvProblem, config: Mapping[str, Any]) -> TmaJob:
-        return TmaJob.of(problem, TmaTile.of({**config, "engine": "wgmma"}))
+    def _tiling(self, problem: ConvProblem, config: Mapping[str, Any]) -> TmaTiling:
+        return TmaTiling.of(problem, TmaTile.of({**config, "engine": "wgmma"}))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Partial sums and the work groups' maps."""
-        return Layout(self._job(problem, config)).size
+        return Layout(self._tiling(problem, config)).size
 
     def seconds(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted."""
-        return seconds(self._job(problem, config), device.compute_units, memory(device))
+        return seconds(self._tiling(problem, config), device.compute_units, memory(device))
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TmaPlan:
         """Compile a configuration."""

@@ -15,7 +15,7 @@ from convdispatch.api import ConvProblem
 
 from ..pace import COPY
 from ..packed.choice import product_cycles
-from .job import Points, PointsTile
+from .tiling import Points, PointsTile
 
 __all__ = ["choices", "seconds"]
 
@@ -34,17 +34,17 @@ _DEPTHS = ((64, 4), (64, 3), (32, 6), (32, 5), (32, 4), (32, 3))
 
 def seconds(points: Points, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
-    job, problem, tile = points.job, points.problem, points.tile
+    tiling, problem, tile = points.tiling, points.problem, points.tile
     read = math.prod(problem.y_shape if problem.direction == "bwd_data" else problem.x_shape) * 4
     written = math.prod(problem.out_shape) * 4
-    planes, weights = job.source.image * 2, 0 if points.layout.constant else job.weights_bytes
-    if not job.data:
-        planes += job.places.image * 2
+    planes, weights = tiling.source.image * 2, 0 if points.layout.constant else tiling.weights_bytes
+    if not tiling.data:
+        planes += tiling.places.image * 2
         read += math.prod(problem.y_shape) * 4
-    moved = planes + job.weights_bytes + job.partial_bytes
-    product = math.hypot(_BUSY * product_cycles(job, units) / _CLOCK, moved / (_MEMORY * copy))
-    passes = planes / (_SPLIT * copy) + job.partial_bytes * (1 if tile.split == 1 else 1.5) / (_INVERSE * copy)
-    total = tile.pieces * (product + passes + 3 * _LAUNCH) + (4 + (not job.data) + (tile.split > 1)) * _LAUNCH
+    moved = planes + tiling.weights_bytes + tiling.partial_bytes
+    product = math.hypot(_BUSY * product_cycles(tiling, units) / _CLOCK, moved / (_MEMORY * copy))
+    passes = planes / (_SPLIT * copy) + tiling.partial_bytes * (1 if tile.split == 1 else 1.5) / (_INVERSE * copy)
+    total = tile.pieces * (product + passes + 3 * _LAUNCH) + (4 + (not tiling.data) + (tile.split > 1)) * _LAUNCH
     return (
         total
         + read * (1 / (_SCALE * copy) + 1 / (_SPLIT * copy))
@@ -57,18 +57,18 @@ def _tiles(problem: ConvProblem) -> Iterator[PointsTile]:
     for (bm, bn, wm), (bk, stages) in itertools.product(_SHAPES, _DEPTHS):
         tile = PointsTile(bm, bn, wm, 1, _FORMAT, bk=bk, stages=stages, flush_every=64 // bk)
         points = Points(problem, tile)
-        rows = points.work.rows if points.job.data else points.work.m
-        if points.job.misfit is None and bn < 2 * max(64, points.job.n) and bm < 2 * max(64, rows):
+        rows = points.work.rows if points.tiling.data else points.work.m
+        if points.tiling.misfit is None and bn < 2 * max(64, points.tiling.n) and bm < 2 * max(64, rows):
             yield tile
 
 
 def _parts(points: Points, units: int) -> list[int]:
     """Parts of the weights' gradient's sums that fill the device once, twice, three times."""
-    job = points.job
-    if job.data:
+    tiling = points.tiling
+    if tiling.data:
         return [1]
-    filling = {max(1, times * units // job.work_groups) for times in (1, 2, 3, 4)}
-    return sorted(parts for parts in filling | {1} if parts <= max(1, job.slices[0] // 4))
+    filling = {max(1, times * units // tiling.work_groups) for times in (1, 2, 3, 4)}
+    return sorted(parts for parts in filling | {1} if parts <= max(1, tiling.slices[0] // 4))
 
 
 @functools.lru_cache(maxsize=256)
@@ -78,7 +78,7 @@ def choices(problem: ConvProblem, units: int, limit: int) -> tuple[PointsTile, .
     for tile in _tiles(problem):
         for parts in _parts(Points(problem, tile), units):
             points = Points(problem, dataclasses.replace(tile, split=parts))
-            if points.job.misfit is None:
+            if points.tiling.misfit is None:
                 rated.append((seconds(points, units), len(rated), points))
     best = [points for _, _, points in sorted(rated, key=lambda row: row[:2])]
     found = [points.tile for points in best if points.layout.size <= limit][:_MOST]

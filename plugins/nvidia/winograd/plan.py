@@ -14,7 +14,7 @@ from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, ker
 from .. import SHARED
 from ..instructions import Instructions
 from ..packed.launch import ProductLaunch
-from .job import Points, margin
+from .tiling import Points, margin
 
 __all__ = ["WinogradPlan"]
 
@@ -27,9 +27,9 @@ class WinogradPlan(StepPlan):
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
         points = self._points = Points.of(problem, config)
-        self.job, self._where, self._emulate = points.job, points.layout, emulate
+        self.tiling, self._where, self._emulate = points.tiling, points.layout, emulate
         self._context, self._passes, self._products = context, Passes(context, points.work), self._product(context)
-        steps, packers = self._data() if self.job.data else (self._gradient(), [])
+        steps, packers = self._data() if self.tiling.data else (self._gradient(), [])
         packed_size = self._where.packed_size
         super().__init__(self._where.size, steps, packed_size, packers, self._key() if packed_size else None)
 
@@ -61,15 +61,15 @@ class WinogradPlan(StepPlan):
 
     def _product(self, context: Any) -> Launch:
         given = ["workspace", "w" if self._where.constant else "workspace"]
-        return ProductLaunch(self.job, self._where, given, emulate=self._emulate).launch(context)
+        return ProductLaunch(self.tiling, self._where, given, emulate=self._emulate).launch(context)
 
     def _text(self, file: str, **values: Any) -> str:
-        job = self.job
-        text = self._points.problem.macros() + Instructions(job.format.type).text(self._emulate)
-        text += kernel_text(SHARED, "narrow.cl.mako", job=job)
+        tiling = self.tiling
+        text = self._points.problem.macros() + Instructions(tiling.format.type).text(self._emulate)
+        text += kernel_text(SHARED, "narrow.cl.mako", tiling=tiling)
         text += kernel_text(SHARED, "shifted.cl") + kernel_text(__package__, "split.cl.mako")
         values |= {"scales": self._where.scales, "program": Printer("float")}
-        return text + kernel_text(__package__, file, job=job, walk=self._points.walk, **values)
+        return text + kernel_text(__package__, file, tiling=tiling, geometry=self._points.geometry, **values)
 
     def _scales(self, names: str) -> list[Launch]:
         """The search for the scales of some operands."""
@@ -77,8 +77,8 @@ class WinogradPlan(StepPlan):
 
     def _tiles(self, data: Data, operand: str, inner: str, first: int) -> Launch:
         """Tiles of ``operand`` from tile ``first`` on, as planes of the product's ``inner``."""
-        job, where = self.job, self._where
-        source = job.source if inner == "x" else job.places
+        tiling, where = self.tiling, self._where
+        source = tiling.source if inner == "x" else tiling.places
         runs = [(j, 1) for j in range(data.inputs[1])] if data.tensor.nhwc else data.runs
         text = self._text("tiles.cl.mako", d=data, src=source, runs=runs, margin=margin(data.matrices),
                           source_at=where.at[inner] // 2, tile_marks=where.tile_marks, operand=operand,
@@ -90,8 +90,8 @@ class WinogradPlan(StepPlan):
         return Launch(build(self._context, text), "tiles", size, (items,), given, names=OPERANDS)
 
     def _weights(self) -> Launch:
-        job, where, walk = self.job, self._where, self._points.walk
-        text = self._text("weights.cl.mako", f=self._points.work.filter, margin=margin(walk.matrices("g")),
+        tiling, where, geometry = self.tiling, self._where, self._points.geometry
+        text = self._text("weights.cl.mako", f=self._points.work.filter, margin=margin(geometry.matrices("g")),
                           weights_at=where.at["w"] // 2)  # fmt: skip
-        size = (-(-job.slices[0] * job.tile.bk // 64) * 64, -(-job.n_tiles * job.tile.bn // 4) * 4)
+        size = (-(-tiling.slices[0] * tiling.tile.bk // 64) * 64, -(-tiling.n_tiles * tiling.tile.bn // 4) * 4)
         return Launch(build(self._context, text), "weights", size, (64, 4), ["w", "workspace"], names=OPERANDS)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convdispatch_winograd.gpu.error import refusal
-from convdispatch_winograd.gpu.walk import TileWalk
+from convdispatch_winograd.gpu.geometry import TileGeometry
 
 from convdispatch.api import ConvProblem, DeviceInfo
 
@@ -15,8 +15,8 @@ from ..pace import memory
 from ..packed.solver import TensorCores
 from ..probe import require
 from .choice import choices, seconds
-from .job import Points
 from .plan import WinogradPlan
+from .tiling import Points
 
 __all__ = ["Winograd"]
 
@@ -56,7 +56,7 @@ class Winograd(TensorCores):
         narrow = min(problem.ic, problem.oc)
         if narrow < _LEAST or problem.ic % 8 or problem.oc % 8:
             return f"{_LEAST} channels or more, in multiples of 8, got {problem.ic} and {problem.oc}"
-        return refusal(TileWalk(problem, _POINTS)) or (None if self._choices(problem, device) else "no tile fits")
+        return refusal(TileGeometry(problem, _POINTS)) or (None if self._choices(problem, device) else "no tile fits")
 
     def _choices(self, problem: ConvProblem, device: DeviceInfo) -> tuple[Any, ...]:
         return choices(problem, device.compute_units, device.max_alloc_size or 1 << 62)

@@ -1,7 +1,7 @@
 """The measured error of each tile size, and whether a problem's math mode admits it.
 
 Relative errors (norm, against float64, standard normal data) grow with the root of the number of products that a
-transformed element sums one after the other; ``bench/winograd_error.py`` prints the table of docs/winograd.md,
+transformed element sums one after the other; ``bench/winograd_error.py`` prints the tables of docs/results/accuracy.md,
 where the rates come from.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from convdispatch.api import ConvProblem
-from convdispatch.api.activation import parse_activation
+from convdispatch.api.activations import ACTIVATIONS, parse_activation
 
 from .case import summed
 
@@ -34,8 +34,6 @@ _LIMIT = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
 
 
 _SURE = 0.8  # of a limit: another draw of the data may err more
-_SHRUNK = {"tanh": 0.75, "sigmoid": 0.4, "hardsigmoid": 0.4, "relu6": 0.45}
-"""Behind these, over the root of a sum's deviation: they shrink results, but not the errors of those near zero."""
 
 
 def _length(problem: ConvProblem) -> int:
@@ -59,7 +57,7 @@ def expected_error(problem: ConvProblem, m: int, r: int) -> float:
 def shrunk(problem: ConvProblem) -> float:
     """By what factor the activation makes relative errors larger, on standard normal data."""
     name, numbers = parse_activation(problem.activation or "relu")
-    factor = 0.9 / math.sqrt(max(numbers[1] - numbers[0], 1e-9) / 2) if name == "clip" else _SHRUNK.get(name, 0.0)
+    factor = 0.9 / math.sqrt(max(numbers[1] - numbers[0], 1e-9) / 2) if name == "clip" else ACTIVATIONS[name].shrinks
     return max(1.0, factor * _length(problem) ** 0.25)
 
 

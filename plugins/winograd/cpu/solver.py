@@ -14,7 +14,7 @@ from .error import refusal
 
 __all__ = ["Winograd"]
 
-_CHANNELS = 16  # a group; at 8, implicit GEMM takes 0.4 to 1.1 of the time (docs/winograd.md)
+_CHANNELS = 16  # a group; at 8, implicit GEMM takes 0.4 to 1.1 of the time (docs/results/cpu-layers.md)
 _SAVING = 1.2  # multiplications of the direct sum for one of this, below which the transforms are not earned
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from convdispatch.api import DeviceInfo, gemm_configs, rates
 
 from .error import longest
+from .geometry import TileGeometry
 from .plan import work_of
-from .walk import TileWalk
 from .work import Work
 
 __all__ = ["COPY", "SUSTAINED", "choices", "seconds"]
@@ -40,15 +40,15 @@ def _tiles(work: Work, device: DeviceInfo) -> list[dict[str, Any]]:
     return found[:_TILES]
 
 
-def _parts(walk: TileWalk, tile: Mapping[str, Any], device: DeviceInfo, pieces: int) -> int:
+def _parts(geometry: TileGeometry, tile: Mapping[str, Any], device: DeviceInfo, pieces: int) -> int:
     """Parts of the weights' gradient's sums that fill the device with whole waves of work groups."""
-    if not walk.weights:
+    if not geometry.weights:
         return 1
-    whole = Work(walk, pieces)
-    groups = -(-whole.mp // tile["bm"]) * -(-whole.kp // tile["bn"]) * walk.points * walk.groups
+    whole = Work(geometry, pieces)
+    groups = -(-whole.mp // tile["bm"]) * -(-whole.kp // tile["bn"]) * geometry.points * geometry.groups
     items = tile["bm"] * tile["bn"] // (tile["tm"] * tile["tn"])
     slots = device.compute_units * max(1, _FILE // (items * (tile["tm"] * tile["tn"] + 70)))
-    longest_sum = longest(walk)
+    longest_sum = longest(geometry)
     least = 1 if longest_sum is None else -(-whole.piece // longest_sum)
     most = max(least, 1, min(64, whole.piece // 256))
 
@@ -59,44 +59,46 @@ def _parts(walk: TileWalk, tile: Mapping[str, Any], device: DeviceInfo, pieces: 
     return min(range(least, most + 1), key=waste)
 
 
-def choices(walk: TileWalk, device: DeviceInfo) -> Iterator[dict[str, Any]]:
+def choices(geometry: TileGeometry, device: DeviceInfo) -> Iterator[dict[str, Any]]:
     """Configurations: product tiles over the largest pieces that one allocation holds, then ever smaller pieces."""
     limit = min(device.max_alloc_size or 1 << 62, (device.global_mem_size or 1 << 62) // 4)
     pieces = 1
-    while Work(walk, pieces).areas[3] > limit and Work(walk, pieces).piece > _SMALLEST:
+    while Work(geometry, pieces).areas[3] > limit and Work(geometry, pieces).piece > _SMALLEST:
         pieces *= 2
-    tiles = _tiles(Work(walk, pieces), device)
+    tiles = _tiles(Work(geometry, pieces), device)
     for tile in tiles:
-        yield {**tile, "pieces": pieces, "parts": _parts(walk, tile, device, pieces)}
-    while tiles and Work(walk, pieces).piece > _SMALLEST:
+        yield {**tile, "pieces": pieces, "parts": _parts(geometry, tile, device, pieces)}
+    while tiles and Work(geometry, pieces).piece > _SMALLEST:
         pieces *= 2
-        yield {**tiles[0], "pieces": pieces, "parts": _parts(walk, tiles[0], device, pieces)}
+        yield {**tiles[0], "pieces": pieces, "parts": _parts(geometry, tiles[0], device, pieces)}
 
 
 @functools.lru_cache(maxsize=4096)
 def _traffic(work: Work) -> float:
     """Bytes that the transforms move; the product's own hide behind its arithmetic."""
-    walk, problem = work.walk, work.walk.problem
+    geometry, problem = work.geometry, work.geometry.problem
     tensors = math.prod(problem.out_shape) * problem.itemsize * (1 + problem.accumulate + problem.residual)
     tensors += math.prod(problem.x_shape if problem.written != "x" else problem.y_shape) * problem.itemsize
-    if walk.weights:
+    if geometry.weights:
         tensors += math.prod(problem.y_shape) * problem.itemsize
         moved = work.source_size + work.second_size + work.product_size
     else:
         moved = work.pieces * (work.source_size + work.product_size) + (0 if work.constant else 2 * work.second_size)
-        if not walk.nhwc and work.inverse.run == 1:  # single elements a tile apart: a sector is written more than once
+        if (
+            not geometry.nhwc and work.inverse.run == 1
+        ):  # single elements a tile apart: a sector is written more than once
             tensors += math.prod(problem.out_shape) * problem.itemsize
     return tensors + moved * work.accsize
 
 
-def seconds(walk: TileWalk, config: Mapping[str, Any], device: DeviceInfo) -> float:
+def seconds(geometry: TileGeometry, config: Mapping[str, Any], device: DeviceInfo) -> float:
     """The predicted time."""
-    work, known = work_of(walk, config), rates(device)
+    work, known = work_of(geometry, config), rates(device)
     spec = work.product()
     m, n = (spec.n, spec.m) if config["swap"] else (spec.m, spec.n)
     groups = -(-m // config["bm"]) * -(-n // config["bn"]) * spec.batch
     area = config["bm"] * config["bn"]
-    each = 2.0 * area * (spec.k + (_START_WEIGHTS if walk.weights else _START[area > 8192]))
+    each = 2.0 * area * (spec.k + (_START_WEIGHTS if geometry.weights else _START[area > 8192]))
     slots = device.compute_units * _RESIDENT
     waves = max(math.ceil(groups / slots), groups / slots + 0.3)
     product = waves * slots * each / _SHARES.get(config["tm"] * config["tn"], 0.42)

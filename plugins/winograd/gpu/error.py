@@ -6,12 +6,12 @@ import math
 
 from convdispatch.api import ConvProblem
 
-from .walk import TileWalk
+from .geometry import TileGeometry
 
 __all__ = ["TILES", "expected", "longest", "refusal"]
 
 # (m, r): relative error of a sum of n products over the root of n, for kernels along both axes and along one; float32,
-# normal data, n from 64 to 1024 (docs/winograd-gpu.md). A tile's own rounding is below it from n = 16 on.
+# normal data, n from 64 to 1024 (docs/results/accuracy.md). A tile's own rounding is below it from n = 16 on.
 _RATE = {
     (2, 3): (3.2e-8, 2.6e-8),
     (4, 3): (9.5e-8, 4.3e-8),
@@ -30,33 +30,34 @@ _SHARE = (
 )
 
 
-def _rate(walk: TileWalk) -> float:
-    r = max(walk.taps)
-    return _RATE[walk.m, r][0 if min(walk.taps) > 1 else 1]
+def _rate(geometry: TileGeometry) -> float:
+    r = max(geometry.taps)
+    return _RATE[geometry.m, r][0 if min(geometry.taps) > 1 else 1]
 
 
-def expected(walk: TileWalk, terms: int) -> float:
+def expected(geometry: TileGeometry, terms: int) -> float:
     """Relative error of sums of ``terms`` products: channels a group, or tiles of dy."""
-    return _rate(walk) * math.sqrt(max(terms, 16))
+    return _rate(geometry) * math.sqrt(max(terms, 16))
 
 
-def longest(walk: TileWalk) -> int | None:
+def longest(geometry: TileGeometry) -> int | None:
     """Most products that one sum may add under the problem's math; None: any number."""
-    problem = walk.problem
+    problem = geometry.problem
     if problem.dtype != "float32" or problem.math in ("tf32", "fast"):
         return None
-    return int((_SHARE * _FLOAT32 / _rate(walk)) ** 2)
+    return int((_SHARE * _FLOAT32 / _rate(geometry)) ** 2)
 
 
-def refusal(walk: TileWalk) -> str | None:
+def refusal(geometry: TileGeometry) -> str | None:
     """Why the problem's math does not admit the tile, or None."""
-    problem: ConvProblem = walk.problem
-    if problem.dtype == "float32" and problem.math == "ieee" and (walk.m > 2 or max(walk.taps) > 5):
-        return f"as exact as a plain sum only in tiles of 2 and kernels of 5 at most, got F({walk.m}, {max(walk.taps)})"
-    most = longest(walk)
-    channels = walk.source.channels // walk.groups
+    problem: ConvProblem = geometry.problem
+    if problem.dtype == "float32" and problem.math == "ieee" and (geometry.m > 2 or max(geometry.taps) > 5):
+        got = f"F({geometry.m}, {max(geometry.taps)})"
+        return f"as exact as a plain sum only in tiles of 2 and kernels of 5 at most, got {got}"
+    most = longest(geometry)
+    channels = geometry.source.channels // geometry.groups
     if most is not None and most < 64:
-        return f"an error of 1e-5 at most, got {expected(walk, 64):.1e} for 64 channels"
-    if most is not None and not walk.weights and channels > most:
+        return f"an error of 1e-5 at most, got {expected(geometry, 64):.1e} for 64 channels"
+    if most is not None and not geometry.weights and channels > most:
         return f"within 1e-5 up to {most} channels a group, got {channels}"
     return None

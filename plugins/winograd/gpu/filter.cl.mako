@@ -2,11 +2,11 @@
 ##
 ## The data gradient's kernel is flipped. Channels that pad k and m are 0.
 <%
-a_h, a_w = walk.alpha
-k_h, k_w = walk.taps
-g_h, g_w = walk.matrices("g")
+a_h, a_w = geometry.alpha
+k_h, k_w = geometry.taps
+g_h, g_w = geometry.matrices("g")
 def name(letter, i, j): return f"{letter}{i}_{j}"
-flipped = walk.problem.direction == "bwd_data"
+flipped = geometry.problem.direction == "bwd_data"
 s_m, s_k, s_tap = f.strides
 %>\
 #include <convdispatch/vectors.cl>

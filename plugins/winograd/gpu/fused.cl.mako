@@ -8,13 +8,13 @@
 ## The products leave through local memory, ER rows of each item at a time.
 <%
 from math import prod
-a_h, a_w = walk.alpha
-o_h, o_w = walk.tile
-bt_h, bt_w = walk.matrices("bt")
-at_h, at_w = walk.matrices("at")
-points, bk, im, jn, er = walk.points, f.bk, f.im, f.jn, f.er
+a_h, a_w = geometry.alpha
+o_h, o_w = geometry.tile
+bt_h, bt_w = geometry.matrices("bt")
+at_h, at_w = geometry.matrices("at")
+points, bk, im, jn, er = geometry.points, f.bk, f.im, f.jn, f.er
 tm, tn, items = f.tm, f.tn, f.items
-src, dst, weights = walk.source, walk.target, f.filter
+src, dst, weights = geometry.source, geometry.target, f.filter
 s_h, s_w = src.axes
 row_tasks, column_tasks, put_tasks = a_h * bk * tn, a_w * bk * tn, er * im * tn
 extras = ["bias"] * problem.bias + ["residual"] * problem.residual
@@ -99,10 +99,10 @@ void fused(global const REAL *restrict from, global const ACC *restrict u, globa
   int channel = 0;
 % for s in slots(row_tasks):
 <%
-fast, slow = ("c", "tile") if walk.nhwc else ("tile", "c")
+fast, slow = ("c", "tile") if geometry.nhwc else ("tile", "c")
 %>\
   // Row ${s} of this item: of tile l, channel c, row i of the tile.
-% if walk.nhwc:
+% if geometry.nhwc:
   const int c${s} = (tid + ${s * items}) % ${bk}, l${s} = (tid + ${s * items}) / ${bk} % ${tn};
 % else:
   const int l${s} = (tid + ${s * items}) % ${tn}, c${s} = (tid + ${s * items}) / ${tn} % ${bk};
@@ -111,10 +111,10 @@ fast, slow = ("c", "tile") if walk.nhwc else ("tile", "c")
   INDEX at${s};
   uint mask${s} = 0;
   {
-    const int exists = t0 + l${s} < ${walk.tiles}${f" && {test(s, row_tasks)}" if test(s, row_tasks) else ""};
-    const int tile = min(t0 + l${s}, ${walk.tiles - 1}), image = tile / ${prod(walk.counts)};
-    const int y = tile / ${walk.counts[1]} % ${walk.counts[0]} * ${o_h} + (${walk.origin[0]}) + i${s};
-    const int x = tile % ${walk.counts[1]} * ${o_w} + (${walk.origin[1]});
+    const int exists = t0 + l${s} < ${geometry.tiles}${f" && {test(s, row_tasks)}" if test(s, row_tasks) else ""};
+    const int tile = min(t0 + l${s}, ${geometry.tiles - 1}), image = tile / ${prod(geometry.counts)};
+    const int y = tile / ${geometry.counts[1]} % ${geometry.counts[0]} * ${o_h} + (${geometry.origin[0]}) + i${s};
+    const int x = tile % ${geometry.counts[1]} * ${o_w} + (${geometry.origin[1]});
     at${s} = (INDEX)image * ${src.image} + (INDEX)c${s} * ${src.channel} + (INDEX)y * ${s_h} + (INDEX)x * ${s_w};
     if (exists && (uint)y < ${src.size[0]}) {
 % for j in range(a_w):
@@ -183,13 +183,13 @@ ${fetch()}\
   barrier(CLK_LOCAL_MEM_FENCE);
 % for s in slots(put_tasks):
   ${guard(s, put_tasks)}{
-% if walk.nhwc:
+% if geometry.nhwc:
     const int lr = (tid + ${s * items}) % ${er * im}, l = (tid + ${s * items}) / ${er * im};
 % else:
     const int l = (tid + ${s * items}) % ${tn}, lr = (tid + ${s * items}) / ${tn};
 % endif
     const int m = m0 + ${q * 4 * im} + lr % ${im} * 4 + ${r0} + lr / ${im}, tile = t0 + l;
-    if (tile < ${walk.tiles} && m < ${weights.m}) {
+    if (tile < ${geometry.tiles} && m < ${weights.m}) {
       local const ACC *p = all + lr * ${tn} + l;
 % for j in range(a_w):
 % for i in range(a_h):
@@ -202,8 +202,8 @@ ${program(at_h, [name("d", i, j) for i in range(a_h)], [name("h", i, j) for i in
 % for i in range(o_h):
 ${program(at_w, [name("h", i, j) for j in range(a_w)], [name("v", i, j) for j in range(o_w)], "ACC")}
 % endfor
-      const int image = tile / ${prod(walk.counts)}, c = group * ${weights.m} + m;
-      const int y = tile / ${walk.counts[1]} % ${walk.counts[0]} * ${o_h}, x = tile % ${walk.counts[1]} * ${o_w};
+      const int image = tile / ${prod(geometry.counts)}, c = group * ${weights.m} + m;
+      const int y = tile / ${geometry.counts[1]} % ${geometry.counts[0]} * ${o_h}, x = tile % ${geometry.counts[1]} * ${o_w};
       const long at = (long)image * ${dst.image} + (long)c * ${dst.channel} + (long)y * ${dst.axes[0]} + (long)x * ${dst.axes[1]};
       put_tile(${", ".join(["out + at"] + ["LOAD(bias, c)"] * problem.bias + ["residual + at"] * problem.residual + ["y", "x"] + [name("v", i, j) for i in range(o_h) for j in range(o_w)])});
     }

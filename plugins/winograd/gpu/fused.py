@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,129 +9,16 @@ from typing import Any
 from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, StepPlan, rates
 
 from .choice import COPY, SUSTAINED
+from .fused_work import FusedWork
+from .geometry import TileGeometry
 from .plan import Passes, pack_key
 from .solver import Tiles
-from .walk import TileWalk
-from .work import Data, Filter, Work
 
-__all__ = ["Fused", "FusedWork"]
+__all__ = ["Fused"]
 
 _SHAPES = ((4, 4), (2, 4), (4, 2), (2, 2), (1, 2), (1, 1))  # work items a point along channels and tiles, best first
 _DEPTHS = (3, 4, 8, 2, 6, 1)
-_INT = 2**31 - 2**24
-_REGISTERS = 105  # of an item: products, operands and addresses, without what is loaded ahead
 _FLOPS = 230  # operations of a compute unit a cycle, of a unit of 60 TFLOP/s on an H200
-
-
-@dataclasses.dataclass(frozen=True)
-class FusedWork:
-    """A walk in groups of 8 ``im`` channels and 8 ``jn`` tiles, ``bk`` source channels at a time."""
-
-    walk: TileWalk
-    im: int
-    jn: int
-    bk: int
-
-    @property
-    def work(self) -> Work:
-        """The same walk as passes: its weights' form is this one's."""
-        return Work(self.walk)
-
-    @property
-    def tm(self) -> int:
-        """Channels of a group."""
-        return 8 * self.im
-
-    @property
-    def tn(self) -> int:
-        """Tiles of a group."""
-        return 8 * self.jn
-
-    @property
-    def items(self) -> int:
-        """Work items of a group."""
-        return self.walk.points * self.im * self.jn
-
-    @property
-    def accsize(self) -> int:
-        """Bytes of a sum."""
-        return self.work.accsize
-
-    @functools.cached_property
-    def filter(self) -> Filter:
-        """The weights, alone in their memory."""
-        return dataclasses.replace(self.work.filter, at=0)
-
-    @property
-    def data(self) -> Data:
-        """The source's tiles."""
-        return self.work.source
-
-    @property
-    def er(self) -> int:
-        """Rows of an item that leave at a time: as many as the slices' memory holds."""
-        each = self.walk.points * self.im * self.tn
-        return next((er for er in (4, 2) if er * each <= self._slices_size), 1)
-
-    @property
-    def _slices_size(self) -> int:
-        return 2 * self.walk.points * self.bk * self.tn
-
-    @property
-    def local(self) -> int:
-        """Elements of local memory."""
-        return max(self._slices_size, self.walk.points * self.im * self.tn * self.er)
-
-    @property
-    def slices(self) -> int:
-        """Slices of the source's channels."""
-        return -(-self.work.k // self.bk)
-
-    @property
-    def m_blocks(self) -> int:
-        """Groups along the target's channels."""
-        return -(-self.work.m // self.tm)
-
-    @property
-    def t_blocks(self) -> int:
-        """Groups along the tiles."""
-        return -(-self.walk.tiles // self.tn)
-
-    @property
-    def work_groups(self) -> int:
-        """Work groups."""
-        return self.m_blocks * self.t_blocks * self.walk.groups
-
-    @property
-    def slice_cycles(self) -> float:
-        """Cycles of a compute unit for a slice: multiply-adds, and each access of 32 items to 128 bytes."""
-        a_h, a_w = self.walk.alpha
-        products = self.walk.points * self.tm * self.tn * self.bk
-        loads = self.items * 16 * self.bk
-        lines = 1 + (16 / self.bk if self.walk.nhwc else min(4, self.walk.tile[1]) / 2)
-        rows = a_h * self.bk * self.tn * a_w * (1 + lines)
-        columns = a_w * self.bk * self.tn * a_h * 2 if a_h > 1 else 0
-        slots = [-(-length * self.bk * self.tn // self.items) for length in (a_h, a_w)]
-        registers = _REGISTERS + slots[0] * (a_w + 3)
-        crowded = 1.2 if self.items * registers > 65536 else 1.0  # some of them are moved to memory
-        alone = 600 + 100 * slots[0] + (100 * slots[1] if a_h > 1 else 0) + 130 * self.bk  # what one item does in turn
-        return max(alone, 600 + 1.2 * crowded * (products / 256 + (loads + rows + columns) / 32))
-
-    @property
-    def put_cycles(self) -> float:
-        """Cycles for the products' way out, and a group's first loads."""
-        return 3000 + self.walk.points * self.tm * self.tn * 3 / 32
-
-    @property
-    def weights_size(self) -> int:
-        """Bytes of transformed weights."""
-        return self.work.second_size * self.accsize
-
-    @property
-    def index(self) -> str:
-        """OpenCL type of offsets."""
-        most = max(self.walk.images * self.walk.source.image, self.work.second_size)
-        return "int" if most < _INT else "long"
 
 
 class Fused(Tiles):
@@ -145,7 +30,7 @@ class Fused(Tiles):
         super().__init__(m, r, f"winograd.fused_f{m}x{r}")
 
     def _work(self, problem: ConvProblem, config: Mapping[str, Any]) -> FusedWork:
-        return FusedWork(TileWalk(problem, self.m), config["im"], config["jn"], config["bk"])
+        return FusedWork(TileGeometry(problem, self.m), config["im"], config["jn"], config["bk"])
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What the kernels cannot do."""
@@ -153,7 +38,7 @@ class Fused(Tiles):
             return "forward and data gradient only, got bwd_weights"
         reason = super().limits(problem, device)
         if reason is None and next(iter(self.configs(problem, device)), None) is None:
-            least = FusedWork(TileWalk(problem, self.m), 1, 1, 1)
+            least = FusedWork(TileGeometry(problem, self.m), 1, 1, 1)
             reason = f"groups of {least.items} items with {least.local * least.accsize} bytes of local memory, got "
             reason += f"{device.max_work_group_size} and {device.local_mem_size}"
         return reason
@@ -190,5 +75,5 @@ class Fused(Tiles):
         maker = Passes(context, work.work)
         pack, launch = maker.filter(work.filter), maker.fused(work)
         if problem.constant_weights:
-            return StepPlan(0, [launch], work.weights_size, [pack], pack_key(work.walk))
+            return StepPlan(0, [launch], work.weights_size, [pack], pack_key(work.geometry))
         return StepPlan(work.weights_size, [pack, launch])

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from convdispatch.api import OPERANDS, GemmPlan, Launch, Product, StepPlan, build, kernel_text
 
-from .walk import TileWalk
+from .fused_work import FusedWork
+from .geometry import TileGeometry
 from .work import Data, Filter, Printer, Work
-
-if TYPE_CHECKING:
-    from .fused import FusedWork
 
 __all__ = ["Passes", "gemm_config", "pack_key", "passes", "work_of"]
 
 _GEMM = ("bm", "bn", "bk", "tm", "tn", "ln", "stages", "swap")
 
 
-def work_of(walk: TileWalk, config: Mapping[str, Any]) -> Work:
+def work_of(geometry: TileGeometry, config: Mapping[str, Any]) -> Work:
     """The work that a configuration describes."""
-    return Work(walk, config["pieces"], config["parts"])
+    return Work(geometry, config["pieces"], config["parts"])
 
 
 def gemm_config(work: Work, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,20 +30,20 @@ def gemm_config(work: Work, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "gpu", **{name: config[name] for name in _GEMM}, "split": 1, "ks": spec.k}
 
 
-def passes(context: Any, walk: TileWalk, config: Mapping[str, Any]) -> StepPlan:
+def passes(context: Any, geometry: TileGeometry, config: Mapping[str, Any]) -> StepPlan:
     """Compile a configuration."""
-    work = work_of(walk, config)
+    work = work_of(geometry, config)
     maker = Passes(context, work)
     gemm, steps, packers = gemm_config(work, config), [], []
     source, second, product, size = work.areas
-    if not walk.weights:
+    if not geometry.weights:
         packers = [maker.filter(work.filter)]
         steps += [] if work.constant else packers
     first = GemmPlan(context, work.product(), gemm)
     for piece in range(work.pieces):
         at = piece * work.piece
-        steps.append(maker.data(work.source, "y" if walk.problem.direction == "bwd_data" else "x", at))
-        if walk.weights:
+        steps.append(maker.data(work.source, "y" if geometry.problem.direction == "bwd_data" else "x", at))
+        if geometry.weights:
             steps.append(maker.data(work.gradient, "y", at))
             plan = first if piece == 0 else GemmPlan(context, work.product(accumulate=True), gemm)
             steps.append(Product(plan, "workspace", "workspace", "workspace", second, source, product))
@@ -53,18 +51,20 @@ def passes(context: Any, walk: TileWalk, config: Mapping[str, Any]) -> StepPlan:
             weights = "w" if work.constant else "workspace"
             steps.append(Product(first, weights, "workspace", "workspace", second, source, product))
             steps.append(maker.inverse(at))
-    if walk.weights:
+    if geometry.weights:
         steps += [maker.parts()] if work.parts > 1 else []
         steps.append(maker.inverse(0))
     if work.constant:
-        return StepPlan(size, steps, work.packed_size, packers, pack_key(walk))
+        return StepPlan(size, steps, work.packed_size, packers, pack_key(geometry))
     return StepPlan(size, steps)
 
 
-def pack_key(walk: TileWalk) -> str:
+def pack_key(geometry: TileGeometry) -> str:
     """Equal for plans that read the same transformed weights."""
-    problem = walk.problem
-    return repr(("winograd.gpu", walk.m, problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g))
+    problem = geometry.problem
+    return repr(
+        ("winograd.gpu", geometry.m, problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g)
+    )
 
 
 class Passes:
@@ -72,12 +72,12 @@ class Passes:
 
     def __init__(self, context: Any, work: Work) -> None:
         self.context, self.work = context, work
-        self._head = work.walk.problem.macros()
+        self._head = work.geometry.problem.macros()
         self._limit = context.devices[0].max_work_group_size
 
     def _program(self, *files: str, **values: Any) -> Any:
-        text, walk = self._head, self.work.walk
-        values |= {"walk": walk, "problem": walk.problem, "program": Printer(self.work.acc)}
+        text, geometry = self._head, self.work.geometry
+        values |= {"geometry": geometry, "problem": geometry.problem, "program": Printer(self.work.acc)}
         for file in files:
             text += kernel_text(__package__, file, **values)
         return build(self.context, text)
@@ -102,7 +102,7 @@ class Passes:
         """The weights, into the workspace or the packed form in its place."""
         work = self.work
         program = self._program("filter.cl.mako", f=weights)
-        sizes = (work.mp, work.kp, work.walk.groups)
+        sizes = (work.mp, work.kp, work.geometry.groups)
         return self._launch(program, "transform_weights", sizes, ["w", "workspace"])
 
     def parts(self) -> Launch:
@@ -115,28 +115,28 @@ class Passes:
     def inverse(self, first: int) -> Launch:
         """The output, from tile ``first`` on."""
         work, inverse = self.work, self.work.inverse
-        walk, problem = work.walk, work.walk.problem
+        geometry, problem = work.geometry, work.geometry.problem
         program = self._program("put.cl.mako", "inverse.cl.mako", o=inverse)
-        if walk.weights:
-            sizes = (-(-inverse.n // inverse.width), inverse.m, walk.groups)
-        elif walk.nhwc:
-            sizes = (-(-walk.target.channels // inverse.width), inverse.piece)
+        if geometry.weights:
+            sizes = (-(-inverse.n // inverse.width), inverse.m, geometry.groups)
+        elif geometry.nhwc:
+            sizes = (-(-geometry.target.channels // inverse.width), inverse.piece)
         else:
-            sizes = (inverse.piece, walk.target.channels)
+            sizes = (inverse.piece, geometry.target.channels)
         given = ["workspace", problem.written, *self._extras(), np.int32(first)]
         return self._launch(program, "inverse", sizes, given)
 
     def fused(self, work: FusedWork) -> Launch:
         """Everything but the weights' transform."""
-        walk = work.walk
+        geometry = work.geometry
         out = dataclasses.replace(self.work.inverse, width=1)
         self._head += f"#define INDEX {work.index}\n"
         program = self._program("put.cl.mako", "fused.cl.mako", o=out, f=work)
-        source, written = ("y", "x") if walk.problem.direction == "bwd_data" else ("x", "y")
-        weights = "w" if walk.problem.constant_weights else "workspace"
+        source, written = ("y", "x") if geometry.problem.direction == "bwd_data" else ("x", "y")
+        weights = "w" if geometry.problem.constant_weights else "workspace"
         arguments = [source, weights, written, *self._extras()]
         size = (work.work_groups * work.items,)
         return Launch(program, "fused", size, (work.items,), arguments, names=OPERANDS)
 
     def _extras(self) -> list[str]:
-        return [name for name in ("bias", "residual") if getattr(self.work.walk.problem, name)]
+        return [name for name in ("bias", "residual") if getattr(self.work.geometry.problem, name)]

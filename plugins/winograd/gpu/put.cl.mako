@@ -2,9 +2,9 @@
 ##
 ## `shift` is the bias of the channels that v holds. RUN columns of a tile are stored at once.
 <%
-wide = walk.nhwc
-tensor = walk.target
-o_h, o_w = walk.tile
+wide = geometry.nhwc
+tensor = geometry.target
+o_h, o_w = geometry.tile
 s_h, s_w = tensor.axes
 T = f"ACC{o.width}"
 extras = (f", {T} shift" if problem.bias else "") + (", global const REAL *residual" if problem.residual else "")
@@ -17,7 +17,7 @@ inline void put${n}(global REAL *out, ACC${n} v${f", {f'ACC{n}' if wide else 'AC
   STORE${n}(out, v);
 }
 % endfor
-% if not walk.weights:
+% if not geometry.weights:
 
 // One tile whose first element is (y, x) of the plane; `out` and `residual` point there.
 inline void put_tile(global REAL *out${extras}, int y, int x, ${", ".join(f"{T} v{i}_{j}" for i in range(o_h) for j in range(o_w))}) {

@@ -9,8 +9,8 @@ from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, Solver
 
 from .choice import choices, seconds
 from .error import refusal
+from .geometry import TileGeometry
 from .plan import passes, work_of
-from .walk import TileWalk
 
 __all__ = ["Batched", "Tiles"]
 
@@ -50,7 +50,7 @@ class Tiles(Solver):
             return f"stride 1 only, got {problem.sh}x{problem.sw}"
         if any(d != 1 for d, k in zip((problem.dh, problem.dw), kernel, strict=True) if k > 1):
             return f"dilation 1 only, got {problem.dh}x{problem.dw}"
-        return device.supports(problem.dtype) or refusal(TileWalk(problem, self.m))
+        return device.supports(problem.dtype) or refusal(TileGeometry(problem, self.m))
 
 
 class Batched(Tiles):
@@ -62,22 +62,22 @@ class Batched(Tiles):
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What the kernels cannot do."""
         reason = super().limits(problem, device)
-        if reason is None and next(choices(TileWalk(problem, self.m), device), None) is None:
+        if reason is None and next(choices(TileGeometry(problem, self.m), device), None) is None:
             reason = f"the product's smallest tile needs more than {device.local_mem_size} bytes of local memory"
         return reason
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles of the product, then pieces of falling workspace."""
-        return choices(TileWalk(problem, self.m), device)
+        return choices(TileGeometry(problem, self.m), device)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Transformed tiles and products of a piece, and transformed weights that are not constant."""
-        return work_of(TileWalk(problem, self.m), config).areas[3]
+        return work_of(TileGeometry(problem, self.m), config).areas[3]
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Multiply-adds of the products at the share of the peak that they reach, and what the transforms move."""
-        return seconds(TileWalk(problem, self.m), config, device)
+        return seconds(TileGeometry(problem, self.m), config, device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """Compile a configuration."""
-        return passes(context, TileWalk(problem, self.m), config)
+        return passes(context, TileGeometry(problem, self.m), config)

@@ -10,7 +10,7 @@ from convdispatch.api import DTYPES, Areas, Axis, Epilogue, GemmSpec, Matrix, Te
 
 from ..program import program
 from ..transforms import Matrix as Coefficients
-from .walk import Pair, TileWalk
+from .geometry import Pair, TileGeometry
 
 __all__ = ["Data", "Filter", "Inverse", "Work", "Printer"]
 
@@ -127,19 +127,19 @@ class Inverse:
 
 @dataclass(frozen=True)
 class Work:
-    """A walk in ``pieces`` of tiles, one after the other in the same memory.
+    """A geometry in ``pieces`` of tiles, one after the other in the same memory.
 
     Sums of the weights' gradient, over tiles, are cut in ``parts`` that run side by side.
     """
 
-    walk: TileWalk
+    geometry: TileGeometry
     pieces: int = 1
     parts: int = 1
 
     @property
     def acc(self) -> str:
         """OpenCL type of sums."""
-        return DTYPES[self.walk.problem.dtype].accumulator
+        return DTYPES[self.geometry.problem.dtype].accumulator
 
     @property
     def accsize(self) -> int:
@@ -149,12 +149,12 @@ class Work:
     @property
     def m(self) -> int:
         """Rows of a group's products: the target's channels, for the weights' gradient dy's."""
-        return self.walk.target.channels // self.walk.groups
+        return self.geometry.target.channels // self.geometry.groups
 
     @property
     def k(self) -> int:
         """The source's channels a group."""
-        return self.walk.source.channels // self.walk.groups
+        return self.geometry.source.channels // self.geometry.groups
 
     @property
     def mp(self) -> int:
@@ -169,12 +169,12 @@ class Work:
     @property
     def piece(self) -> int:
         """Tiles of a piece."""
-        return -(-self.walk.tiles // self.pieces)
+        return -(-self.geometry.tiles // self.pieces)
 
     @functools.cached_property
     def rows(self) -> int:
         """Places for the tiles of a piece: whole vectors, whole slices of a sum, or whole tiles of a large product."""
-        if self.walk.weights:
+        if self.geometry.weights:
             return self.parts * _up(-(-self.piece // self.parts), 16)
         return _up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
 
@@ -183,18 +183,21 @@ class Work:
     @property
     def source_size(self) -> int:
         """Transformed tiles of the source."""
-        return self.walk.points * self.walk.groups * self.kp * self.rows
+        return self.geometry.points * self.geometry.groups * self.kp * self.rows
 
     @property
     def second_size(self) -> int:
         """The product's other operand: transformed weights, or tiles of dy."""
-        return self.walk.points * self.walk.groups * self.mp * (self.rows if self.walk.weights else self.kp)
+        return self.geometry.points * self.geometry.groups * self.mp * (self.rows if self.geometry.weights else self.kp)
 
     @property
     def product_size(self) -> int:
         """What the product writes."""
         return (
-            self.walk.points * self.walk.groups * self.mp * (self.parts * self.kp if self.walk.weights else self.rows)
+            self.geometry.points
+            * self.geometry.groups
+            * self.mp
+            * (self.parts * self.kp if self.geometry.weights else self.rows)
         )
 
     @functools.cached_property
@@ -208,7 +211,7 @@ class Work:
     @property
     def constant(self) -> bool:
         """Whether the weights' transform is made once."""
-        return not self.walk.weights and self.walk.problem.constant_weights
+        return not self.geometry.weights and self.geometry.problem.constant_weights
 
     @property
     def packed_size(self) -> int:
@@ -218,65 +221,65 @@ class Work:
     # --- passes ------------------------------------------------------------------------------------------------------
 
     def _data(self, tensor: TensorLayout, inputs: Pair, name: str, origin: Pair, channels: int, at: int) -> Data:
-        walk = self.walk
-        return Data(tensor, inputs, walk.alpha, walk.matrices(name), walk.tile, origin, walk.counts, walk.tiles,
-                    self.piece, self.rows, walk.groups, channels, _up(channels, 4), at)  # fmt: skip
+        geo = self.geometry
+        return Data(tensor, inputs, geo.alpha, geo.matrices(name), geo.tile, origin, geo.counts, geo.tiles,
+                    self.piece, self.rows, geo.groups, channels, _up(channels, 4), at)  # fmt: skip
 
     @property
     def source(self) -> Data:
         """The source's tiles."""
-        return self._data(self.walk.source, self.walk.alpha, "bt", self.walk.origin, self.k, self.areas[0])
+        return self._data(self.geometry.source, self.geometry.alpha, "bt", self.geometry.origin, self.k, self.areas[0])
 
     @property
     def gradient(self) -> Data:
         """Tiles of dy, for the weights' gradient."""
-        return self._data(self.walk.y, self.walk.tile, "g", (0, 0), self.m, self.areas[1])
+        return self._data(self.geometry.y, self.geometry.tile, "g", (0, 0), self.m, self.areas[1])
 
     @property
     def filter(self) -> Filter:
         """The weights."""
-        problem = self.walk.problem
+        problem = self.geometry.problem
         w = TensorLayout.of(problem, "w")
         strides = (w.image, w.channel) if problem.direction == "fwd" else (w.channel, w.image)
-        return Filter(self.m, self.mp, self.k, self.kp, self.walk.groups * self.kp * self.mp,
+        return Filter(self.m, self.mp, self.k, self.kp, self.geometry.groups * self.kp * self.mp,
                       self.m * self.k * w.pixels, (*strides, w.axes[2]), self.areas[1])  # fmt: skip
 
     @property
     def inverse(self) -> Inverse:
         """The products."""
-        walk = self.walk
-        outputs = walk.taps if walk.weights else walk.tile
-        most = 4 if walk.points <= 16 else 2 if walk.points <= 36 else 1
-        width = math.gcd(most, self.k if walk.weights else self.m) if walk.nhwc else 1
-        run = 1 if walk.nhwc or walk.weights else math.gcd(4, outputs[1], walk.target.size[1])
-        plane = walk.groups * self.mp * (self.kp if walk.weights else self.rows)
+        geometry = self.geometry
+        outputs = geometry.taps if geometry.weights else geometry.tile
+        most = 4 if geometry.points <= 16 else 2 if geometry.points <= 36 else 1
+        width = math.gcd(most, self.k if geometry.weights else self.m) if geometry.nhwc else 1
+        run = 1 if geometry.nhwc or geometry.weights else math.gcd(4, outputs[1], geometry.target.size[1])
+        plane = geometry.groups * self.mp * (self.kp if geometry.weights else self.rows)
         return Inverse(self.m, self.mp, self.k, self.kp, self.rows, self.piece, plane,
-                       math.prod(walk.taps), width, run, self.areas[2])  # fmt: skip
+                       math.prod(geometry.taps), width, run, self.areas[2])  # fmt: skip
 
     def product(self, accumulate: bool = False) -> GemmSpec:
         """The matrix products, one a point and group (and part of the sum)."""
-        walk, g, rows = self.walk, self.walk.groups, self.rows
+        geometry, g, rows = self.geometry, self.geometry.groups, self.rows
         dtype = "float64" if self.acc == "double" else "float32"
         epilogue = Epilogue(accumulate=accumulate)
-        if walk.weights:
+        if geometry.weights:
             each = rows // self.parts
-            batch = walk.points * g * self.parts
+            batch = geometry.points * g * self.parts
 
             def operand(channels: int) -> Matrix:
                 """Rows are channels, columns tiles; batches are (point, group), and before them the parts."""
-                tile, channel = (channels, 1) if walk.nhwc else (1, rows)
+                tile, channel = (channels, 1) if geometry.nhwc else (1, rows)
                 return Matrix(
-                    Axis(channel), Axis(tile), Axis(channels * rows, inner=walk.points * g, outer=each * tile)
+                    Axis(channel), Axis(tile), Axis(channels * rows, inner=geometry.points * g, outer=each * tile)
                 )
 
             c = Matrix(Axis(self.kp), Axis(1), Axis(self.mp * self.kp))
             return GemmSpec(self.mp, self.kp, each, batch, dtype, operand(self.mp), operand(self.kp).transposed, c,
                             epilogue, alignment=4)  # fmt: skip
         a = Matrix(Axis(1), Axis(self.mp), Axis(self.mp * self.kp))
-        if walk.nhwc:
+        if geometry.nhwc:
             b, c = Matrix(Axis(1), Axis(self.kp)), Matrix(Axis(1), Axis(self.mp))
         else:
             b, c = Matrix(Axis(rows), Axis(1)), Matrix(Axis(rows), Axis(1))
         b = Matrix(b.row, b.col, Axis(self.kp * rows))
         c = Matrix(c.row, c.col, Axis(self.mp * rows))
-        return GemmSpec(self.mp, rows, self.kp, walk.points * g, dtype, a, b, c, epilogue, alignment=4)
+        return GemmSpec(self.mp, rows, self.kp, geometry.points * g, dtype, a, b, c, epilogue, alignment=4)

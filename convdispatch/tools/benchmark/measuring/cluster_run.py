@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ....cluster.connecting import Workers, connected
-from ....cluster.placing import Job
+from ....cluster.placing import Task
 from ....cluster.running import Failed, Run
 from ....cluster.tasks import call
 from ....measurement.shapes import Entry
@@ -66,17 +66,17 @@ def bench_many(
             mine = {net: entries for net, entries in mine.items() if entries}
             for key in kinds:
                 given = (f"{__name__}:measure", {"nets": mine, **options}, silent_s)
-                run.add(Job(f"{len(part)} problems", key, call, given))
+                run.add(Task(f"{len(part)} problems", key, call, given))
         waiting = dict.fromkeys(kinds, len(parts))
         try:
-            for job, answer in run.answers():
-                waiting[job.kind] -= 1
+            for task, answer in run.answers():
+                waiting[task.kind] -= 1
                 if isinstance(answer, Failed) or "failure" in answer:
-                    tell(f"{job.words} on {job.kind}: {answer if isinstance(answer, Failed) else answer['failure']}")
-                    broken.add(job.kind)
+                    tell(f"{task.words} on {task.kind}: {answer if isinstance(answer, Failed) else answer['failure']}")
+                    broken.add(task.kind)
                     continue
-                _merge(reports, job.kind, Report.from_json(answer["made"]))
-                say(f"{job.words} on {job.kind}", 1, len(parts) * len(kinds))
+                _merge(reports, task.kind, Report.from_json(answer["made"]))
+                say(f"{task.words} on {task.kind}", 1, len(parts) * len(kinds))
         except KeyboardInterrupt:
             broken |= {kind for kind, left in waiting.items() if left}
     order = [(net, e.name, str(e.problem)) for net, entries in nets.items() for e in entries]

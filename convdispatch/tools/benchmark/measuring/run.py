@@ -30,7 +30,7 @@ __all__ = ["SILENT_S", "run"]
 SILENT_S = 60.0
 """Seconds beside thrice a problem's budget after which a candidate that says nothing hangs."""
 RACE_S = 2.0
-"""Seconds that a problem takes beside its budget: compilers, the race, the reference; only until one has ended."""
+"""Seconds that a problem takes beside its budget: compilers, benchmarking, the reference; only until one has ended."""
 
 
 def run(

@@ -1,6 +1,7 @@
-"""Measures one problem: every solver by ``find``, then the best, what dispatch would have run, and peers in one race.
+"""Measures one problem: every solver by ``find``, then the best, what dispatch would have run, and peers in the same
+rounds.
 
-The race's rounds are interleaved (A B A B), all on the same random data. Before each sample a rival runs unseen for a
+Its rounds are interleaved (A B A B), all on the same random data. Before each sample a rival runs unseen for a
 while, because the threads of the one before it spin for some milliseconds after their work and would slow it.
 """
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Session", "knowing"]
 
 ROUNDS = (5, 21)
-"""Least and most rounds of the race; as many as take the search's budget, between these."""
+"""Least and most rounds of benchmarking; as many as take the search's budget, between these."""
 SETTLE_MS = 15.0
 """A rival runs unseen for so long before each sample, on a CPU."""
 LEAST_MS = 2.0
@@ -156,7 +157,7 @@ class Session:
                 _put(entered, outcomes.get(f"{entered.peer} {entered.variant}"))
         chosen_ms = found.chosen.median_ms if found.chosen else None
         if chosen_ms and chosen_ms < ((found.best and found.best.median_ms) or np.inf):
-            found.best = replace(found.chosen, source="fastest in the race")
+            found.best = replace(found.chosen, source="fastest in benchmarking")
         if found.best is None:
             found.failure = "no solver could be measured"
 
@@ -235,7 +236,7 @@ def _records(found: Measured, device: cl.Device) -> Iterator[Record]:
     info = runtime.device_info(device)
     rows = [row for row in found.rows if row.median_ms is not None and row.status in ("measured", "cut")]
     listed = {_key(row) for row in rows}
-    # Where the budget ended the search early, the race alone has timed what was chosen.
+    # Where the budget ended the search early, benchmarking alone has timed what was chosen.
     rows += [c for c in (found.best,) if c is not None and c.median_ms and _key(c) not in listed]
     for row in rows:
         yield Record(
@@ -245,8 +246,8 @@ def _records(found: Measured, device: cl.Device) -> Iterator[Record]:
             config=row.config,
             median_ms=row.median_ms,
             ci_ms=row.ci_ms or (row.p20_ms, row.p80_ms),
-            raced=getattr(row, "raced", True),
-            look_ms=getattr(row, "look_ms", None),
+            benchmarked=getattr(row, "benchmarked", True),
+            screening_ms=getattr(row, "screening_ms", None),
             p20_ms=row.p20_ms,
             p80_ms=row.p80_ms,
             count=row.count,
@@ -257,7 +258,7 @@ def _records(found: Measured, device: cl.Device) -> Iterator[Record]:
         )
 
 
-# --- the race --------------------------------------------------------------------------------------------------------
+# --- benchmarking -----------------------------------------------------------------------------------------------------
 
 
 def _add(
@@ -317,10 +318,10 @@ def _settled(sample: Callable[[], float]) -> Callable[[], float]:
 
 
 def _put(target: Choice | PeerTime, outcome: Outcome | None) -> None:
-    """Put a race's timing into the answer; without one, what ``find`` measured stands."""
+    """Put benchmarking's timing into the answer; without one, what ``find`` measured stands."""
     if outcome is None or outcome.timing is None:
         if isinstance(target, PeerTime):
-            target.reason = outcome.reason if outcome else "not raced"
+            target.reason = outcome.reason if outcome else "not benchmarked"
         return
     timing: Timing = outcome.timing
     target.median_ms, target.p20_ms, target.p80_ms = timing.median, timing.p20, timing.p80
@@ -365,7 +366,7 @@ def _row(result: Result) -> Row:
         result.compile_ms,
         result.deterministic,
         result.ci,
-        result.raced,
-        result.look_ms,
+        result.benchmarked,
+        result.screening_ms,
         result.errors.get("scaled"),
     )

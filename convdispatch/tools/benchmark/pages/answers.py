@@ -118,4 +118,4 @@ def to_do(line: Line, doubtful: bool = False) -> Iterator[str]:
         told = dict.fromkeys(f"{row.solver}: {row.reason}" for row in refused)
         yield f"Refused: {'; '.join(list(told)[:REFUSALS])}{'; and more' if len(told) > REFUSALS else ''}."
     if (line.fraction or 0.0) < 0.5:
-        yield "A plugin for this geometry would fill the gap (docs/writing-a-plugin.md)."
+        yield "A plugin for this geometry would fill the gap (docs/plugins/writing-a-plugin.md)."

@@ -29,8 +29,8 @@ def write_json(report: Report | Sequence[Report], path: Path) -> None:
 
 
 def write_csv(report: Report | Sequence[Report], path: Path) -> None:
-    """``what`` is ``best``, ``chosen``, ``candidate`` or ``peer``; ``timed_in`` is the layer's last ``race``, the
-    ``search`` before it, or a ``first look``: such times of one sort compare. ``device`` is the kind's key."""
+    """``what`` is ``best``, ``chosen``, ``candidate`` or ``peer``; ``timed_in`` is the layer's last ``benchmarking``,
+    the ``search`` before it, or ``screening``: such times of one sort compare. ``device`` is the kind's key."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -57,13 +57,13 @@ def _rows(line: Line) -> Iterator[dict[str, Any]]:
 
     for what, choice in (("best", found.best), ("chosen", found.chosen)):
         if choice:
-            more = {"config": json.dumps(choice.config), "reason": choice.source, "timed_in": "race"}
+            more = {"config": json.dumps(choice.config), "reason": choice.source, "timed_in": "benchmarking"}
             yield timed(what, choice.solver, choice, **more)
     for row in found.rows:
         more = {"config": json.dumps(row.config), "status": row.status, "reason": row.reason}
         if row.median_ms is not None:
-            more |= {"timed_in": "first look" if row.raced is False else "search"}
+            more |= {"timed_in": "screening" if row.benchmarked is False else "search"}
         yield timed("candidate", row.solver, row, workspace_bytes=row.workspace, compile_ms=row.compile_ms, **more)
     for peer in found.peers:
         name = f"{peer.peer} {peer.variant}".strip()
-        yield timed("peer", name, peer, reason=peer.reason, timed_in="race")
+        yield timed("peer", name, peer, reason=peer.reason, timed_in="benchmarking")

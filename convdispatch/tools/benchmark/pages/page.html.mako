@@ -175,7 +175,7 @@ show what these nets took then; they are not comparable with this device.\
 exceed 100 % where an algorithm needs fewer operations, or where weights stay in a cache. <i>Error</i> is relative, against float64: on normal data, and on data whose images, channels and summed axis differ in scale, there of the worst plane. <i>Regret</i> is the time
 of what the library would have chosen over the best time: 1 is a perfect choice. <i>Measured</i> says how many of the candidates
 that accept a layer have a time: with fewer than three its winner, regret and ratio are unknown. A layer has one number, the
-median of its last race with its interval (95 %), in which the best, the chosen one and the peers ran in turns on the same
+median of its last benchmarking with its interval (95 %), in which the best, the chosen one and the peers ran in turns on the same
 data. Open a layer for every solver, in proportion to that number. In <i>compared</i> the upper bar is ours, peers stand below in grey,
 the marks are the intervals, and each layer has a scale of its own. Click a heading to sort.</p>
 <dl>
@@ -231,7 +231,7 @@ ${ratio(line.ratio(peer))}
 <tr><th>solver</th><th>configuration</th><th>state</th><th class="n">ms</th><th class="n">95 % interval</th><th class="n">times the best</th><th class="n">runs</th><th class="n">error</th><th class="n">workspace</th></tr>
 % for row in line.measured.rows[:40]:
 <% best = line.measured.best; own = best and (row.solver, row.config) == (best.solver, best.config); base = line.measured.searched_ms %>\
-<tr><td>${swatch(row.solver)}</td><td><small>${", ".join(f"{k}={v}" for k, v in row.config.items())}</small></td><td>${row.status}${f": {row.reason}" if row.reason else ""}</td><td class="n">${number(line.ms, 4) if own else ""}</td><td class="n">${interval(best) if own else ""}</td><td class="n">${number(row.median_ms / base) if row.median_ms and base else ""}${", not raced" if row.median_ms and row.raced is False else ""}</td><td class="n">${row.count or ""}</td><td class="n">${errors(row)}</td><td class="n">${f"{number(row.workspace / 2**20)} MiB" if row.workspace is not None else ""}</td></tr>
+<tr><td>${swatch(row.solver)}</td><td><small>${", ".join(f"{k}={v}" for k, v in row.config.items())}</small></td><td>${row.status}${f": {row.reason}" if row.reason else ""}</td><td class="n">${number(line.ms, 4) if own else ""}</td><td class="n">${interval(best) if own else ""}</td><td class="n">${number(row.median_ms / base) if row.median_ms and base else ""}${", not benchmarked" if row.median_ms and row.benchmarked is False else ""}</td><td class="n">${row.count or ""}</td><td class="n">${errors(row)}</td><td class="n">${f"{number(row.workspace / 2**20)} MiB" if row.workspace is not None else ""}</td></tr>
 % endfor
 % for peer in line.measured.peers:
 <tr class="other"><td>${peer.peer} ${peer.variant}</td><td></td><td>peer${f": {peer.reason}" if peer.reason else ""}</td><td class="n">${number(peer.median_ms, 4)}</td><td class="n">${interval(peer)}</td><td class="n">${number(peer.median_ms / line.ms) if peer.median_ms and line.ms and line.measured.sure else ""}</td><td class="n">${peer.count or ""}</td><td class="n">${errors(peer)}</td><td></td></tr>
@@ -288,7 +288,7 @@ ${coverage | n}
 
 % if report.regret:
 <h2>How good is a choice that nobody measured?</h2>
-<p>Regret is the time of the library's choice over the best time that searching found; both ran in one race. First without
+<p>Regret is the time of the library's choice over the best time that searching found; both ran in the same rounds. First without
 any record, then with one half of the list measured and the other asked, and the other way round.</p>
 <table>
 <tr><th>what was known</th><th class="n">geometric mean</th><th class="n">worst</th><th>worst problem</th><th class="n">problems</th></tr>
@@ -315,7 +315,7 @@ any record, then with one half of the list measured and the other asked, and the
 <h2>How it was measured</h2>
 <p>Every solver's result was compared with a float64 reference before it was timed; one that is wrong has no time. Rivals ran
 in interleaved rounds on the same random data, with several copies of it in turn so that none stays in a cache; times are
-medians, with the 20th and 80th percentile. The best solver, the chosen one and the peers ran once more in one race, from
+medians, with the 20th and 80th percentile. The best solver, the chosen one and the peers ran once more in the same rounds, from
 which the ratios come. A peer runs in each memory format that it has, and its better one counts. The roofline of a layer is
 the larger of its operations (two a multiply-add of the direct sum) over the multiply-add ceiling and its compulsory
 traffic (each of its three tensors once) over the copy bandwidth; both ceilings were measured in the same run.</p>

@@ -1,0 +1,140 @@
+"""Recorded figures as pages: docs/results/data/*.json become docs/results/*.md.
+
+    python bench/results.py                       # write all pages
+    python bench/results.py --check               # fail if a page is not what its data say (the tests do this)
+    python bench/accuracy.py | python bench/results.py record accuracy --title "Errors" --machine h200 \\
+        --date 2026-11-25 --command "python bench/accuracy.py"    # take the Markdown table that a script printed
+
+A file holds ``title``, ``intro`` and ``tables``, or is one table itself. A table has ``title``, ``machine`` (a key of
+``machines.json`` or text), ``date``, ``command``, ``columns``, ``rows``, and ``note`` if a reader needs one. Recording
+a table under a title that is there already replaces it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent.parent / "docs" / "results"
+DATA = FOLDER / "data"
+FIELDS = {"title", "machine", "date", "command", "columns", "rows", "note"}
+HEADER = "<!-- Written by bench/results.py from {source}: change that, not this. -->\n\n"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A data file as a page: ``title``, ``intro``, ``tables``. Raises ValueError that names what is wrong."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    page = {"intro": "", **data} if "tables" in data else {"title": data["title"], "intro": "", "tables": [data]}
+    for table in page["tables"]:
+        name = f"{path.name}, table {table.get('title')!r}"
+        if not table.keys() <= FIELDS or not table.keys() >= FIELDS - {"note"}:
+            raise ValueError(f"{name}: fields are {', '.join(sorted(FIELDS))}, got {', '.join(sorted(table))}")
+        if wrong := [row for row in table["rows"] if len(row) != len(table["columns"])]:
+            raise ValueError(f"{name}: {len(table['columns'])} columns, but a row is {wrong[0]}")
+    return page
+
+
+def machines() -> dict[str, str]:
+    text: dict[str, str] = json.loads((DATA / "machines.json").read_text(encoding="utf-8"))
+    return text
+
+
+def line(cells: list[Any]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def render(path: Path) -> str:
+    """The Markdown page of a data file."""
+    page, known = read(path), machines()
+    text = HEADER.format(source=f"data/{path.name}") + f"# {page['title']}\n"
+    text += f"\n{page['intro']}\n" if page["intro"] else ""
+    for table in page["tables"]:
+        machine = known.get(table["machine"], table["machine"])
+        command = table["command"] if table["command"].startswith("see ") else f"`{table['command']}`"
+        text += f"\n## {table['title']}\n\nMachine: {machine}. Date: {table['date']}. Command: {command}\n\n"
+        text += line(table["columns"]) + line(["---"] * len(table["columns"])) + "".join(map(line, table["rows"]))
+        text += f"\n{table['note']}\n" if table.get("note") else ""
+    return text
+
+
+def overview() -> str:
+    """The folder's first page: what there is, and on which machines."""
+    text = HEADER.format(source="data/") + "# Results\n\n"
+    text += (
+        "Every figure that this project claims stands here, with its machine, date and command. Times are medians. A\n"
+        "ratio is the other side's time over ours, both taken in turns in one run: above 1, ours is faster. Two runs\n"
+        "on one machine differ by some percent.\n\n"
+        "To record a table, pipe a script's Markdown table into `python bench/results.py record`.\n\n"
+    )
+    text += "".join(f"- [{read(path)['title']}]({path.stem}.md)\n" for path in sources())
+    text += "\n## Machines\n\n" + line(["name", "what it is"]) + line(["---", "---"])
+    return text + "".join(line([name, what]) for name, what in machines().items())
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in DATA.glob("*.json") if path.name != "machines.json")
+
+
+def pages() -> dict[Path, str]:
+    """Every page's path and text."""
+    return {FOLDER / "README.md": overview()} | {FOLDER / f"{path.stem}.md": render(path) for path in sources()}
+
+
+def compact(page: dict[str, Any]) -> str:
+    """JSON with a line a row, so that a change of a figure is a change of a line."""
+
+    def text(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    def one(table: dict[str, Any]) -> str:
+        plain = [f'"{key}": {text(table[key])}' for key in table if key != "rows"]
+        rows = ",\n    ".join(text(row) for row in table["rows"])
+        return ",\n   ".join([*plain, f'"rows": [\n    {rows}]'])
+
+    tables = "},\n  {".join(one(table) for table in page["tables"])
+    return f'{{"title": {text(page["title"])},\n "intro": {text(page["intro"])},\n "tables": [\n  {{{tables}}}]}}\n'
+
+
+def parse_table(lines: list[str]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of the first Markdown table among lines."""
+    rules = [text.strip().strip("|") for text in lines if text.lstrip().startswith("|")]
+    cells = [[cell.strip() for cell in text.split("|")] for text in rules]
+    if len(cells) < 3:
+        raise ValueError("no Markdown table on standard input: a head, a rule and at least one row begin with |")
+    return cells[0], cells[2:]
+
+
+def record(arguments: argparse.Namespace) -> None:
+    path = DATA / f"{arguments.name}.json"
+    page = read(path) if path.exists() else {"title": arguments.name, "intro": "", "tables": []}
+    columns, rows = parse_table(sys.stdin.readlines())
+    table = {key: getattr(arguments, key) for key in ("title", "machine", "date", "command")}
+    table |= {"columns": columns, "rows": rows} | ({"note": arguments.note} if arguments.note else {})
+    page["tables"] = [old for old in page["tables"] if old["title"] != arguments.title] + [table]
+    path.write_text(compact(page), encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not what its data say")
+    recording = parser.add_subparsers(dest="what").add_parser("record", help="add a Markdown table from standard input")
+    recording.add_argument("name", help="the data file's name, without .json")
+    for name in ("title", "machine", "date", "command"):
+        recording.add_argument(f"--{name}", required=True)
+    recording.add_argument("--note", default="")
+    arguments = parser.parse_args()
+    if arguments.what:
+        record(arguments)
+    stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        print(f"{path.name}: {'is not what its data say' if arguments.check else 'written'}")
+        if not arguments.check:
+            path.write_text(pages()[path], encoding="utf-8")
+    return 1 if arguments.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""The table of activations: what each computes, its gradient, its range, and what others call it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["ACTIVATIONS", "Activation", "OneDNN", "Onnx", "Torch"]
+
+
+@dataclass(frozen=True)
+class Torch:
+    """PyTorch's: a function of ``torch`` or ``torch.nn.functional``, and its layer in ``torch.nn``."""
+
+    function: str
+    module: str
+    attributes: Mapping[str, float] = field(default_factory=dict)
+    """The layer's attributes that are our numbers, in order, with PyTorch's defaults."""
+    only: Mapping[str, object] = field(default_factory=dict)
+    """Further arguments, in order, with the only values that are ours."""
+
+
+@dataclass(frozen=True)
+class Onnx:
+    """ONNX's operator. Without ``attributes`` its numbers are inputs, or it is one of several things: the operator has
+    a function of its own in ``convdispatch.onnx``."""
+
+    operator: str
+    attributes: Mapping[str, float] | None = None
+    """The attributes that are our numbers, in order, with ONNX's defaults."""
+
+
+@dataclass(frozen=True)
+class OneDNN:
+    """oneDNN's ``dnnl_eltwise_*``: its number and its name, which benchdnn has too."""
+
+    kind: int
+    name: str
+    alpha_beta: tuple[float, ...] | None = None
+    """What its numbers must be where they are not ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activation:
+    """One activation. Comparisons, not ``max``: NaN must come out as NaN, as in PyTorch.
+
+    In formulas (``convdispatch.elementwise``) and OpenCL C ``{0}`` and ``{1}`` are the activation's numbers.
+    """
+
+    parameters: tuple[float, ...] = ()
+    """Defaults of the numbers in parentheses."""
+    opencl: str
+    """Expression in OpenCL C of ``v`` (scalar or vector) and ``T`` (its type)."""
+    numpy: str
+    """The same of ``v`` and ``p`` (the numbers); evaluated with ``np`` and ``erf`` in scope."""
+    formula: str
+    """The same as a formula of ``x``."""
+    gradient: str
+    """Formula of ``dy`` and ``x``: the result's gradient times the slope. 0 at corners, as in PyTorch."""
+    from_result: str | None = None
+    """The same of ``dy`` and the result ``y``, all that a fused epilogue leaves; None where y does not tell."""
+    least: float | None = None
+    """The first number below which the result does not tell its side, so that ``from_result`` does not hold."""
+    exact: bool = False
+    """Whether integers give integers."""
+    saturates: bool = False
+    """Whether large sums give constants, whose errors are those of the sums near zero."""
+    shrinks: float = 0.0
+    """The result's norm falls behind that of its sums: relative errors grow by this times the fourth root of a sum's
+    length, on standard normal data."""
+    torch: Torch | None = None
+    onnx: Onnx | None = None
+    onednn: OneDNN | None = None
+
+
+_LINE = "(v) * (T)({0}) + (T)({1})"
+_HARD_SIGMOID = f"({_LINE} < (T)(0) ? (T)(0) : {_LINE} > (T)(1) ? (T)(1) : {_LINE})"
+_SOFTPLUS = "where(x > 20, x, log1p(exp(x)))"
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": Activation(
+        opencl="((v) < (T)(0) ? (T)(0) : (v))",
+        numpy="np.where(v < 0, 0, v)",
+        formula="where(x < 0, 0, x)",
+        gradient="where(x > 0, dy, 0)",
+        from_result="where(y > 0, dy, 0)",
+        exact=True,
+        torch=Torch("relu", "ReLU"),
+        onnx=Onnx("Relu", {}),
+        onednn=OneDNN(32, "relu", ()),
+    ),
+    "relu6": Activation(
+        opencl="((v) < (T)(0) ? (T)(0) : (v) > (T)(6) ? (T)(6) : (v))",
+        numpy="np.where(v < 0, 0, np.where(v > 6, 6, v))",
+        formula="clip(x, 0, 6)",
+        gradient="where(x > 0, where(x < 6, dy, 0), 0)",
+        from_result="where(y > 0, where(y < 6, dy, 0), 0)",
+        exact=True,
+        shrinks=0.45,
+        torch=Torch("relu6", "ReLU6"),
+        onnx=Onnx("Clip"),
+        onednn=OneDNN(46, "clip", (0.0, 6.0)),
+    ),
+    "clip": Activation(
+        parameters=(0.0, 6.0),
+        opencl="((v) < (T)({0}) ? (T)({0}) : (v) > (T)({1}) ? (T)({1}) : (v))",
+        numpy="np.where(v < p[0], p[0], np.where(v > p[1], p[1], v))",
+        formula="clip(x, {0}, {1})",
+        gradient="where(x > {0}, where(x < {1}, dy, 0), 0)",
+        from_result="where(y > {0}, where(y < {1}, dy, 0), 0)",
+        exact=True,
+        torch=Torch("hardtanh", "Hardtanh", {"min_val": -1.0, "max_val": 1.0}),
+        onnx=Onnx("Clip"),
+        onednn=OneDNN(46, "clip"),
+    ),
+    "leaky_relu": Activation(
+        parameters=(0.01,),
+        opencl="((v) < (T)(0) ? (v) * (T)({0}) : (v))",
+        numpy="np.where(v < 0, v * p[0], v)",
+        formula="where(x < 0, {0} * x, x)",
+        gradient="where(x > 0, dy, {0} * dy)",
+        from_result="where(y > 0, dy, {0} * dy)",
+        least=0.0,
+        torch=Torch("leaky_relu", "LeakyReLU", {"negative_slope": 0.01}),
+        onnx=Onnx("LeakyRelu", {"alpha": 0.01}),
+        onednn=OneDNN(32, "relu"),
+    ),
+    "elu": Activation(
+        parameters=(1.0,),
+        opencl="((v) < (T)(0) ? (T)({0}) * expm1(v) : (v))",
+        numpy="np.where(v < 0, p[0] * np.expm1(v), v)",
+        formula="where(x < 0, {0} * expm1(x), x)",
+        gradient="where(x > 0, dy, dy * {0} * exp(x))",
+        from_result="where(y > 0, dy, dy * (y + {0}))",
+        least=0.0,
+        torch=Torch("elu", "ELU", {"alpha": 1.0}, {"scale": 1, "input_scale": 1}),
+        onnx=Onnx("Elu", {"alpha": 1.0}),
+        onednn=OneDNN(34, "elu"),
+    ),
+    "sigmoid": Activation(
+        opencl="((T)(1) / ((T)(1) + exp(-(v))))",
+        numpy="1 / (1 + np.exp(-v))",
+        formula="sigmoid(x)",
+        gradient="dy * sigmoid(x) * (1 - sigmoid(x))",
+        from_result="dy * y * (1 - y)",
+        saturates=True,
+        shrinks=0.4,
+        torch=Torch("sigmoid", "Sigmoid"),
+        onnx=Onnx("Sigmoid", {}),
+        onednn=OneDNN(41, "logistic", ()),
+    ),
+    "silu": Activation(
+        opencl="((v) / ((T)(1) + exp(-(v))))",
+        numpy="v / (1 + np.exp(-v))",
+        formula="x * sigmoid(x)",
+        gradient="dy * sigmoid(x) * (1 + x * (1 - sigmoid(x)))",
+        torch=Torch("silu", "SiLU"),
+        onnx=Onnx("Swish"),
+        onednn=OneDNN(44, "swish", (1.0,)),
+    ),
+    "tanh": Activation(
+        opencl="tanh(v)",
+        numpy="np.tanh(v)",
+        formula="tanh(x)",
+        gradient="dy * (1 - tanh(x) * tanh(x))",
+        from_result="dy * (1 - y * y)",
+        saturates=True,
+        shrinks=0.75,
+        torch=Torch("tanh", "Tanh"),
+        onnx=Onnx("Tanh", {}),
+        onednn=OneDNN(33, "tanh", ()),
+    ),
+    "hardsigmoid": Activation(
+        parameters=(1 / 6, 0.5),
+        opencl=_HARD_SIGMOID,
+        numpy="np.clip(v * p[0] + p[1], 0, 1)",
+        formula="clip(x * {0} + {1}, 0, 1)",
+        gradient="where(x * {0} + {1} > 0, where(x * {0} + {1} < 1, {0} * dy, 0), 0)",
+        from_result="where(y > 0, where(y < 1, {0} * dy, 0), 0)",
+        saturates=True,
+        shrinks=0.4,
+        torch=Torch("hardsigmoid", "Hardsigmoid"),
+        onnx=Onnx("HardSigmoid", {"alpha": 0.2, "beta": 0.5}),
+        onednn=OneDNN(40, "hardsigmoid"),
+    ),
+    "hardswish": Activation(
+        opencl="((v) * " + _HARD_SIGMOID.format(1 / 6, 0.5) + ")",
+        numpy="v * np.clip(v / 6 + 0.5, 0, 1)",
+        formula="x * clip(x / 6 + 0.5, 0, 1)",
+        gradient="where(x < -3, 0, where(x > 3, dy, dy * (x / 3 + 0.5)))",
+        torch=Torch("hardswish", "Hardswish"),
+        onnx=Onnx("HardSwish", {}),
+        onednn=OneDNN(52, "hardswish", (1 / 6, 0.5)),
+    ),
+    "gelu": Activation(
+        opencl="((T)(0.5) * (v) * ((T)(1) + erf((v) * (T)(0.7071067811865476))))",
+        numpy="0.5 * v * (1 + erf(v * 0.7071067811865476))",
+        formula="0.5 * x * (1 + erf(x * 0.7071067811865476))",
+        gradient="dy * (0.5 * (1 + erf(x * 0.7071067811865476)) + x * 0.3989422804014327 * exp(-0.5 * x * x))",
+        torch=Torch("gelu", "GELU", only={"approximate": "none"}),
+        onnx=Onnx("Gelu"),
+        onednn=OneDNN(49, "gelu_erf", ()),
+    ),
+    "mish": Activation(
+        opencl="((v) * tanh(log1p(exp(v))))",
+        numpy="v * np.tanh(np.logaddexp(v, 0))",
+        formula=f"x * tanh({_SOFTPLUS})",
+        gradient=f"dy * (tanh({_SOFTPLUS}) + x * sigmoid(x) * (1 - tanh({_SOFTPLUS}) * tanh({_SOFTPLUS})))",
+        torch=Torch("mish", "Mish"),
+        onnx=Onnx("Mish", {}),
+        onednn=OneDNN(51, "mish", ()),
+    ),
+    "softplus": Activation(
+        opencl="((v) > (T)(20) ? (v) : log1p(exp(v)))",
+        numpy="np.logaddexp(v, 0)",
+        formula=_SOFTPLUS,
+        gradient="dy * sigmoid(x)",
+        from_result="-dy * expm1(-y)",
+        torch=Torch("softplus", "Softplus", only={"beta": 1, "threshold": 20}),
+        onnx=Onnx("Softplus", {}),
+        onednn=OneDNN(37, "srelu", (1.0,)),
+    ),
+}

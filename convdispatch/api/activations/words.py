@@ -1,0 +1,106 @@
+"""An activation's words, ``"leaky_relu(0.1)"``, as name and numbers, and what they stand for in each language."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidProblem
+from .table import ACTIVATIONS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "activation_macro",
+    "apply_activation",
+    "formula_of",
+    "gradient_of_input",
+    "gradient_of_result",
+    "onednn_eltwise",
+    "parse_activation",
+]
+
+_FORM = re.compile(r"([a-z0-9_]+)(?:\(([^()]*)\))?")
+
+
+def parse_activation(text: str) -> tuple[str, tuple[float, ...]]:
+    """Split ``"leaky_relu(0.1)"`` into its name and numbers, defaults filled in.
+
+    Raises InvalidProblem for an unknown name, a bad number or too many of them.
+    """
+    if not isinstance(text, str):
+        raise InvalidProblem(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {text!r}")
+    return _parse(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> tuple[str, tuple[float, ...]]:
+    match = _FORM.fullmatch(text.replace(" ", ""))
+    if match is None or match[1] not in ACTIVATIONS:
+        raise InvalidProblem(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {text[:80]!r}")
+    defaults = ACTIVATIONS[match[1]].parameters
+    given = [part for part in (match[2] or "").split(",") if part]
+    try:
+        if not text.isascii():  # float() reads any script's digits
+            raise ValueError
+        numbers = tuple(float(part) for part in given)
+    except ValueError:
+        raise InvalidProblem(f"activation {match[1]} takes numbers in parentheses, got {text[:80]!r}") from None
+    if any(math.isnan(number) for number in numbers):
+        raise InvalidProblem(f"activation {match[1]} takes numbers, got {text[:80]!r}")
+    if len(numbers) > len(defaults):
+        raise InvalidProblem(f"activation {match[1]} takes at most {len(defaults)} numbers, got {text[:80]!r}")
+    return match[1], numbers + defaults[len(numbers) :]
+
+
+def activation_macro(text: str | None) -> str:
+    """OpenCL text that defines ``ACTIVATION(T, v)``; the identity for None. ``T`` may be a vector type."""
+    if text is None:
+        return "#define ACTIVATION(T, v) (v)\n"
+    name, numbers = parse_activation(text)
+    body = ACTIVATIONS[name].opencl.format(*(repr(number).replace("inf", "INFINITY") for number in numbers))
+    return f"#define ACTIVATION(T, v) {body}\n"
+
+
+def apply_activation(text: str | None, v: np.ndarray) -> np.ndarray:
+    """The same activation in NumPy, for the reference."""
+    if text is None:
+        return v
+    import numpy as np
+
+    name, numbers = parse_activation(text)
+    scope = {"np": np, "erf": np.vectorize(math.erf, [float]), "v": v, "p": numbers}
+    return eval(ACTIVATIONS[name].numpy, scope)  # our own table's text, never a caller's
+
+
+def formula_of(text: str) -> str:
+    """The same as a formula of ``x`` (``convdispatch.elementwise``)."""
+    name, numbers = parse_activation(text)
+    return ACTIVATIONS[name].formula.format(*numbers)
+
+
+def gradient_of_input(text: str) -> str:
+    """Formula of ``dy`` and the input ``x`` for the gradient through an activation."""
+    name, numbers = parse_activation(text)
+    return ACTIVATIONS[name].gradient.format(*numbers)
+
+
+def gradient_of_result(text: str) -> str | None:
+    """Formula of ``dy`` and the result ``y`` for the same; None where y does not determine the slope."""
+    name, numbers = parse_activation(text)
+    entry = ACTIVATIONS[name]
+    if entry.from_result is None or (entry.least is not None and numbers[0] < entry.least):
+        return None
+    return entry.from_result.format(*numbers)
+
+
+def onednn_eltwise(text: str) -> tuple[int, str, tuple[float, ...]] | None:
+    """oneDNN's number and name of an activation, and its alpha and beta; None where it has none."""
+    name, numbers = parse_activation(text)
+    known = ACTIVATIONS[name].onednn
+    if known is None:
+        return None
+    return known.kind, known.name, numbers if known.alpha_beta is None else known.alpha_beta

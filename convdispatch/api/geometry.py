@@ -1,0 +1,193 @@
+"""A convolution as dense sums: which elements of a source every place of a target reads, and where they lie in memory.
+
+Along each axis a place reads its source at ``place * step + origin + tap * spread``. Forward, and for the weights'
+gradient, that is one phase over x. The data gradient of stride s has s phases an axis: the pixels ``f, f + s, ...``
+of x are a dense convolution over dy with every s-th tap (fewer when the dilation shares a factor with the stride), so
+that no product meets a zero that the stride put there:
+
+    x[f + s q] = sum over t of w[k0 + t s'] dy[q + origin - t d'],   s' = s / gcd(s, d), d' = d / gcd(s, d)
+
+Triples are along (d, h, w), unused axes with their size of 1; strides of tensors count elements.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .problem import ConvProblem
+
+__all__ = ["Phase", "TensorLayout", "Geometry", "geometry_of"]
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """Images of ``channels`` over pixels in contiguous memory, channels first or last (``nhwc``)."""
+
+    channels: int
+    size: tuple[int, ...]
+    """Pixels along each axis, as many axes as the caller has."""
+    nhwc: bool
+
+    @classmethod
+    def of(cls, problem: ConvProblem, tensor: str) -> TensorLayout:
+        """The layout of ``"x"``, ``"w"`` or ``"y"`` over all three axes; an image of w is one output channel's kernel.
+
+        Raises KeyError for another name.
+        """
+        channels, letter = {
+            "x": (problem.ic, "i"), "w": (problem.ic // problem.g, "k"), "y": (problem.oc, "o")
+        }[tensor]  # fmt: skip
+        return cls(channels, _along(problem, letter), problem.layout == "nhwc")
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of an image."""
+        return math.prod(self.size)
+
+    @property
+    def image(self) -> int:
+        """Elements from image to image."""
+        return self.channels * self.pixels
+
+    @property
+    def channel(self) -> int:
+        """Elements from channel to channel."""
+        return 1 if self.nhwc else self.pixels
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Elements from pixel to pixel along each axis."""
+        unit = self.channels if self.nhwc else 1
+        return tuple(math.prod(self.size[axis + 1 :]) * unit for axis in range(len(self.size)))
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One dense convolution: its places are written to ``first + place * out_step`` of the target."""
+
+    first: Triple
+    count: Triple
+    """Places along each axis."""
+    taps: Triple
+    """Taps along each axis; a 0 means that nothing reaches these places, whose sums are 0."""
+    tap0: Triple
+    """The kernel's tap that is tap 0 of this phase."""
+    origin: Triple
+    """Where place 0 and tap 0 read."""
+
+    @property
+    def places(self) -> int:
+        """Places of an image."""
+        return math.prod(self.count)
+
+    @property
+    def volume(self) -> int:
+        """Taps."""
+        return math.prod(self.taps)
+
+    def reads(self, axis: int, step: int, spread: int) -> range:
+        """From the first to the last position along ``axis`` (0: d, 1: h, 2: w) that is read; empty without taps."""
+        if not self.volume:
+            return range(0)
+        reach = (self.taps[axis] - 1) * spread
+        first = self.origin[axis] + min(0, reach)
+        return range(first, self.origin[axis] + max(0, reach) + (self.count[axis] - 1) * step + 1)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A problem's phases over its source: x for the forward product and the weights' gradient, dy for the data's."""
+
+    images: int
+    groups: int
+    source: TensorLayout
+    target: TensorLayout
+    """The tensor over the places: written, or for the weights' gradient dy, which is read too."""
+    step: Triple
+    spread: Triple
+    out_step: Triple
+    tap_step: Triple
+    """Kernel taps from one tap of a phase to the next."""
+    kernel: Triple
+    phases: tuple[Phase, ...]
+
+    @property
+    def c(self) -> int:
+        """Source channels a group."""
+        return self.source.channels // self.groups
+
+    @property
+    def m(self) -> int:
+        """Target channels a group."""
+        return self.target.channels // self.groups
+
+    @property
+    def volume(self) -> int:
+        """Taps of the kernel."""
+        return math.prod(self.kernel)
+
+    @property
+    def most_places(self) -> int:
+        """Places of all images in the largest phase."""
+        return self.images * max(phase.places for phase in self.phases)
+
+    def inside(self, axis: int) -> bool:
+        """Whether no phase reads outside the source along ``axis`` (0: d, 1: h, 2: w)."""
+        step, spread, size = self.step[axis], self.spread[axis], self.source.size[axis]
+        reads = [phase.reads(axis, step, spread) for phase in self.phases]
+        return all(each.start >= 0 and each.stop <= size for each in reads)
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether the source's pixels are the places, one tap each: a plain matrix product."""
+        return (
+            self.volume == 1
+            and len(self.phases) == 1
+            and self.source.size == self.target.size
+            and all(self.inside(axis) for axis in range(3))
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def geometry_of(problem: ConvProblem) -> Geometry:
+    """The geometry of ``problem``'s direction; together its phases write every place of the target once."""
+    x, y = TensorLayout.of(problem, "x"), TensorLayout.of(problem, "y")
+    stride, dilation, pad, kernel = (_along(problem, letter) for letter in "sdpk")
+    one = (1, 1, 1)
+    if problem.direction != "bwd_data":
+        phase = Phase((0, 0, 0), _along(problem, "o"), kernel, (0, 0, 0), (-pad[0], -pad[1], -pad[2]))
+        return Geometry(problem.mb, problem.g, x, y, stride, dilation, one, one, kernel, (phase,))
+    shared = [math.gcd(s, d) for s, d in zip(stride, dilation, strict=True)]
+    tap_step = _triple(s // h for s, h in zip(stride, shared, strict=True))
+    spread = _triple(-d // h for d, h in zip(dilation, shared, strict=True))
+    axes = [_phases(*of_axis) for of_axis in zip(x.size, stride, dilation, pad, kernel, tap_step, strict=True)]
+    phases = tuple(Phase(*map(_triple, zip(*each, strict=True))) for each in itertools.product(*axes))
+    return Geometry(problem.mb, problem.g, y, x, one, spread, stride, tap_step, kernel, phases)
+
+
+def _phases(size: int, s: int, d: int, p: int, k: int, tap_step: int) -> list[tuple[int, int, int, int, int]]:
+    """(first, count, taps, tap0, origin) of each phase along one axis."""
+    result = []
+    for first in range(min(s, size)):
+        count = -(-(size - first) // s)
+        tap0 = next((t for t in range(min(k, tap_step)) if (first + p - t * d) % s == 0), None)
+        if tap0 is None:
+            result.append((first, count, 0, 0, 0))
+        else:
+            result.append((first, count, -(-(k - tap0) // tap_step), tap0, (first + p - tap0 * d) // s))
+    return result
+
+
+def _along(problem: ConvProblem, letter: str) -> Triple:
+    return _triple(getattr(problem, letter + axis) for axis in "dhw")
+
+
+def _triple(numbers: Iterable[int]) -> Triple:
+    d, h, w = numbers
+    return d, h, w

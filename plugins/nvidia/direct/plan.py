@@ -1,0 +1,67 @@
+"""The plan of nvidia.direct: the product, and the sum of its parts, as launches over the problem's buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, kernel_text
+
+from .. import SHARED
+from ..instructions import Instructions
+from ..parts import parts_text
+from .tiling import DirectTile, DirectTiling
+
+__all__ = ["DirectPlan"]
+
+
+class DirectPlan(StepPlan):
+    """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
+
+    def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
+        self._units = context.devices[0].max_compute_units if context else 1  # work groups that surely run at once
+        self.tiling, self._emulate = DirectTiling(problem, DirectTile.of(config)), emulate
+        self._partial = self.tiling.tile.split > 1 and not self.tiling.tile.fixup
+        steps = [self._product(context)]
+        if self._partial:
+            steps.append(self._reduce(context))
+        super().__init__(self.tiling.partial_bytes, steps)
+
+    def _common(self, partial: bool) -> str:
+        text = self.tiling.problem.macros() + f"#define OUT_INDEX {self.tiling.out_index}\n"
+        text += f"#define PARTIAL {int(partial)}\n#define PARTIAL_AT 0L\n"
+        return text + kernel_text(SHARED, "finish.cl")
+
+    def product_text(self) -> str:
+        """The product's program."""
+        depth = self.tiling.tile.depth
+        fixup = self.tiling.tile.fixup
+        groups = ("copies", "mma", "parts") if fixup else ("copies", "mma")
+        instructions = Instructions("bf16" if depth == 16 else "tf32", groups)
+        text = self._common(self._partial) + instructions.text(self._emulate) + kernel_text(SHARED, "sums.cl")
+        text += parts_text(self.tiling, self.tiling.tile.split, self.tiling.tile.frag_m) if fixup else ""
+        text += kernel_text(__package__, "split.cl.mako", depth=depth)
+        return text + kernel_text(__package__, "product.cl.mako", tiling=self.tiling, emulate=self._emulate,
+                                  at_once=self._units)  # fmt: skip
+
+    def _written(self) -> list[str]:
+        problem = self.tiling.problem
+        return [problem.written, *(name for name in ("bias", "residual") if getattr(problem, name))]
+
+    def _product(self, context: Any) -> Launch:
+        tiling = self.tiling
+        given = [operand.name for operand in tiling.operands]
+        given += ["workspace"] if self._partial or tiling.tile.fixup else []
+        given += [] if self._partial else self._written()
+        size = (tiling.work_groups * tiling.tile.items,)
+        return Launch(build(context, self.product_text()), "direct", size, (tiling.tile.items,), given, names=OPERANDS)
+
+    def _reduce(self, context: Any) -> Launch:
+        tiling, problem = self.tiling, self.tiling.problem
+        inner = 1 if tiling.nhwc else math.prod(problem.out_shape[2:])
+        text = self._common(False) + kernel_text(
+            __package__, "reduce.cl.mako", elements=tiling.partial_elements, split=tiling.tile.split,
+            lanes=tiling.lanes, inner=inner, channels=problem.channels_out)  # fmt: skip
+        size = (-(-tiling.partial_elements * tiling.lanes // 256) * 256,)
+        return Launch(build(context, text), "reduce", size, (256,), ["workspace", *self._written()], names=OPERANDS)

@@ -1,0 +1,363 @@
+"""DirectTiling: a convolution with a 1x1 kernel as a product of matrices that are read where they lie.
+
+    C[m, n] = sum over k of A[m, k] B[k, n]
+
+Every tensor of such a convolution has two axes, channels and pixels, and its address is a sum of a part for each. The
+weights' axes are both channels. Rows of A are m, rows of B are n: what is said of an operand's rows and of k is said of
+both.
+
+| direction | layout | A: m, k | B: n, k |
+|---|---|---|---|
+| forward | nchw | w: oc, ic | x: pixel, ic |
+| forward | nhwc | x: pixel, ic | w: oc, ic |
+| data gradient | nchw | w: ic, oc | dy: pixel, oc |
+| data gradient | nhwc | dy: pixel, oc | w: ic, oc |
+| weights' gradient | both | dy: oc, pixel | x: ic, pixel |
+
+so that n is always the axis along which results are neighbours in memory.
+
+What costs and limits ask also takes arrays, as ``packed.tiling`` says: many tiles of one format.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from convdispatch.api import ConvProblem
+
+from ..configured import Configured, first_fault, largest
+from ..hopper import LOCAL_LIMIT
+from ..parts import MOST_PARTS, STATE
+
+__all__ = ["FORMATS", "MatrixAxis", "DirectTiling", "DirectTile", "Operand"]
+
+FORMATS = {"tf32x3": 3, "bf16x3": 3, "tf32": 1}
+"""Products of tensor cores a multiplication: a float32 is two TF32 or bfloat16 numbers' sum, or rounded to one."""
+_INT = 2**31
+
+
+@dataclass(frozen=True)
+class DirectTile(Configured):
+    """How a work group's tile is shaped and how the product is cut; see the head of ``product.cl.mako``."""
+
+    bm: int
+    bn: int
+    wm: int
+    """Warps along m."""
+    wn: int
+    format: str = "tf32x3"
+    bk: int = 32
+    stages: int = 3
+    split: int = 1
+    flush_every: int = 0
+    """Split values: slices after which sums move to float32 registers; 0: after every product of tensor cores."""
+    compensated: bool = False
+    """Split values: whether what an addition to those registers rounds away begins the next sums."""
+    fixup: bool = False
+    """Whether work groups of the product add the parts of a sum, not a launch after it."""
+
+    @property
+    def items(self) -> int:
+        """Work items of a group."""
+        return self.wm * self.wn * 32
+
+    @property
+    def frag_m(self) -> int:
+        """16-row fragments of a warp."""
+        return self.bm // self.wm // 16
+
+    @property
+    def frag_n(self) -> int:
+        """8-column fragments of a warp."""
+        return self.bn // self.wn // 8
+
+    @property
+    def depth(self) -> int:
+        """Steps of k of a product of tensor cores, which multiply bfloat16 twice as fast as TF32."""
+        return 16 if self.format == "bf16x3" else 8
+
+    @property
+    def products(self) -> int:
+        """Tensor cores' products a multiplication."""
+        return FORMATS[self.format]
+
+
+@dataclass(frozen=True)
+class MatrixAxis:
+    """An axis of a tensor: channels of a group, or the output pixels of all images."""
+
+    size: int
+    step: int
+    """Elements from one channel, or from one pixel of the tensor along w, to the next."""
+    count: tuple[int, int, int] | None = None
+    """Pixels of an image along d, h, w; None for channels."""
+    image: int = 0
+    """Elements from image to image."""
+    steps: tuple[int, int, int] = (0, 0, 0)
+    """Elements from pixel to pixel along d, h, w, stride included; 0 along axes of one pixel."""
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of an image."""
+        return math.prod(self.count)
+
+    @property
+    def rows(self) -> bool:
+        """Whether an image's pixels lie one step apart, row after row."""
+        apart = (self.count[2] * self.count[1] * self.step, self.count[2] * self.step, self.step)
+        return all(step in (0, even) for step, even in zip(self.steps, apart))
+
+    @property
+    def run(self) -> int:
+        """A length whose divisors are runs that no image and no row breaks: neighbours in them are a step apart."""
+        if self.count is None:
+            return self.size
+        return self.pixels if self.rows else self.count[2] if self.steps[2] == self.step else 1
+
+    def at(self, i: str) -> str:
+        """OpenCL expression: elements before place ``i``."""
+        if self.count is None:
+            return f"(INDEX)({i}) * {self.step}"
+        if self.rows:
+            return f"((INDEX)(({i}) / {self.pixels}) * {self.image} + (INDEX)(({i}) % {self.pixels}) * {self.step})"
+        (_, h, w), (sz, sy, sx) = self.count, self.steps
+        places = f"(INDEX)(({i}) % {self.pixels} / {h * w}) * {sz} + " if sz else ""
+        return (f"((INDEX)(({i}) / {self.pixels}) * {self.image} + {places}"
+                f"(INDEX)(({i}) / {w} % {h}) * {sy} + (INDEX)(({i}) % {w}) * {sx})")  # fmt: skip
+
+    def divides(self, width: int) -> bool:
+        """Whether places of this axis lie a multiple of ``width`` apart, so that the other axis's runs are aligned."""
+        return not any(step % width for step in ((self.image, *self.steps) if self.count else (self.step,)))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A or B: a tensor's two axes, and how its tiles lie in local memory."""
+
+    name: str
+    row: MatrixAxis
+    k: MatrixAxis
+    group: int
+    """Elements from group to group."""
+    elements: int
+
+    @functools.cached_property
+    def along_k(self) -> bool:
+        """Whether neighbours in memory are neighbours along k, and the tile is [row][k]; otherwise it is [k][row]."""
+        return self.k.step == 1 and (self.k.run > 1 or self.row.step != 1)
+
+    @functools.cached_property
+    def width(self) -> int:
+        """Numbers that are copied at once: 4 where the tensor's sizes keep them together and aligned, else 2 or 1."""
+        return self.together(self.along_k)
+
+    def together(self, along_k: bool) -> int:
+        """Neighbours along k, or along the rows, that lie together and aligned everywhere: 4, 2 or 1."""
+        inner, outer = (self.k, self.row) if along_k else (self.row, self.k)
+        far = [inner.image, *(() if inner.rows else inner.steps[:2])] if inner.count else []
+        for width in (4, 2):
+            if inner.run % width == 0 and outer.divides(width) and not any(n % width for n in (self.group, *far)):
+                return width
+        return 1
+
+
+def _triple(problem: ConvProblem, letter: str) -> tuple[int, int, int]:
+    return tuple(getattr(problem, letter + axis) for axis in "dhw")
+
+
+def _axes(problem: ConvProblem, name: str) -> tuple[MatrixAxis, MatrixAxis]:
+    """Channels and pixels of x or y; output channels and input channels of w. Pixels are those of y."""
+    icg, ocg, nhwc = problem.ic // problem.g, problem.oc // problem.g, problem.layout == "nhwc"
+    if name == "w":
+        return MatrixAxis(ocg, icg), MatrixAxis(icg, 1)
+    count, channels = _triple(problem, "o"), problem.ic if name == "x" else problem.oc
+    size, (sd, sh, sw) = (_triple(problem, "i"), _triple(problem, "s")) if name == "x" else (count, (1, 1, 1))
+    unit = channels if nhwc else 1
+    whole = (size[1] * size[2] * unit * sd, size[2] * unit * sh, unit * sw)
+    steps = tuple(step if pixels > 1 else 0 for step, pixels in zip(whole, count))
+    channel = MatrixAxis(channels // problem.g, 1 if nhwc else math.prod(size))
+    return channel, MatrixAxis(problem.mb * math.prod(count), unit, count, channels * math.prod(size), steps)
+
+
+def _operand(problem: ConvProblem, name: str, row: int) -> Operand:
+    axes, shape = _axes(problem, name), getattr(problem, name + "_shape")
+    group = axes[0].size * (axes[1].size if name == "w" else axes[0].step)
+    return Operand(name, axes[row], axes[1 - row], group, math.prod(shape))
+
+
+@functools.lru_cache(maxsize=256)
+def _operands(problem: ConvProblem) -> tuple[Operand, Operand]:
+    if problem.direction == "bwd_weights":
+        return _operand(problem, "y", 0), _operand(problem, "x", 0)
+    forward = problem.direction == "fwd"
+    weights = _operand(problem, "w", 0 if forward else 1)
+    pixels = _operand(problem, "x" if forward else "y", 1)
+    return (pixels, weights) if problem.layout == "nhwc" else (weights, pixels)
+
+
+@dataclass(frozen=True)
+class DirectTiling:
+    """What ``product.cl.mako`` is rendered from."""
+
+    problem: ConvProblem
+    tile: DirectTile
+
+    # --- tensors -----------------------------------------------------------------------------------------------------
+
+    @property
+    def data(self) -> bool:
+        """Whether pixels are written (forward, data gradient), not weights."""
+        return self.problem.direction != "bwd_weights"
+
+    @property
+    def nhwc(self) -> bool:
+        """Whether channels are last."""
+        return self.problem.layout == "nhwc"
+
+    @property
+    def operands(self) -> tuple[Operand, Operand]:
+        """A and B."""
+        return _operands(self.problem)
+
+    @property
+    def m(self) -> int:
+        """Rows of the result."""
+        return self.operands[0].row.size
+
+    @property
+    def n(self) -> int:
+        """Columns of the result, which are neighbours in memory."""
+        return self.operands[1].row.size
+
+    @property
+    def k(self) -> int:
+        """Length of the sums."""
+        return self.operands[0].k.size
+
+    @functools.cached_property
+    def target(self) -> Operand:
+        """The result: its rows are m, its k stands for n."""
+        name = self.problem.written
+        return _operand(self.problem, name, 0 if not self.data or not self.nhwc else 1)
+
+    @property
+    def gaps(self) -> bool:
+        """Data gradient with a stride: whether some pixels of x are read by no output, and are written as zeros."""
+        return self.problem.direction == "bwd_data" and _triple(self.problem, "i") != _triple(self.problem, "o")
+
+    @property
+    def out_width(self) -> int:
+        """Results that are written at once."""
+        return self.target.together(True) if self.nhwc or not self.gaps else 1
+
+    # --- tiles -------------------------------------------------------------------------------------------------------
+
+    @property
+    def m_tiles(self) -> int:
+        """Tiles along m."""
+        return -(-self.m // self.tile.bm)
+
+    @property
+    def n_tiles(self) -> int:
+        """Tiles along n."""
+        return -(-self.n // self.tile.bn)
+
+    @property
+    def slices(self) -> int:
+        """Slices of the sums."""
+        return -(-self.k // self.tile.bk)
+
+    @property
+    def work_groups(self) -> int:
+        """Work groups of the product."""
+        return self.m_tiles * self.n_tiles * self.tile.split * self.problem.g
+
+    def pitch(self, number: int) -> int:
+        """Floats from line to line of an operand's tile: a fragment's 32 numbers lie in different banks."""
+        return self.tile.bk + 4 if self.operands[number].along_k else self.extent(number) + 8
+
+    def extent(self, number: int) -> int:
+        """Rows of an operand's tile."""
+        return (self.tile.bm, self.tile.bn)[number]
+
+    def floats(self, number: int) -> int:
+        """Floats of an operand's tile in a stage."""
+        lines = self.extent(number) if self.operands[number].along_k else self.tile.bk
+        return lines * self.pitch(number)
+
+    @property
+    def stage(self) -> int:
+        """Floats of a stage."""
+        return self.floats(0) + self.floats(1)
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of local memory: the stages, or the results on their way out; and a word that all work items share."""
+        t = self.tile
+        return 4 * largest(self.stage * t.stages, t.bm * (t.bn + 8)) + 16 * t.fixup
+
+    # --- parts of the sums -------------------------------------------------------------------------------------------
+
+    @property
+    def partial_elements(self) -> int:
+        """Elements of one part, which lies as the output does."""
+        return math.prod(self.problem.out_shape)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of all parts; where work groups add them, of whole tiles and the tiles' states."""
+        if self.tile.fixup:
+            return self.states_at + self.work_groups // self.tile.split * STATE
+        return self.added_bytes
+
+    @property
+    def added_bytes(self) -> int:
+        """Bytes of the parts that a launch of their own adds."""
+        return self.partial_elements * self.tile.split * 4 * (self.tile.split > 1) * (self.tile.fixup ^ True)
+
+    @property
+    def states_at(self) -> int:
+        """Bytes before the tiles' states."""
+        return self.work_groups * self.tile.bm * self.tile.bn * 4
+
+    @property
+    def lanes(self) -> int:
+        """Work items that share the sum of an element's parts."""
+        return 8 if self.tile.split >= 16 else 1
+
+    @property
+    def index(self) -> str:
+        """OpenCL type of offsets in the operands."""
+        return "int" if max(operand.elements for operand in self.operands) < _INT else "long"
+
+    @property
+    def out_index(self) -> str:
+        """OpenCL type of offsets in the output and its parts."""
+        return "int" if self.partial_elements * self.tile.split < _INT else "long"
+
+    @property
+    def misfit(self) -> str | None:
+        """Why the tile cannot run this problem; None when it can."""
+        return first_fault(self, self.faults())
+
+    def faults(self) -> Iterator[tuple[Any, str]]:
+        """Whether something is wrong, and what; what comes later may be asked where nothing was wrong before."""
+        t = self.tile
+        undivided = (t.bm % (t.wm * 16) > 0) | (t.bn % (t.wn * 8) > 0) | (t.bk % t.depth > 0)
+        odd = (t.bn & (t.bn - 1) > 0) | (t.items & (t.items - 1) > 0)
+        yield undivided | odd, "the tile does not divide into warps"
+        yield (t.bk & (t.bk - 1) > 0) | (t.bn < 16), "slices and columns are powers of two, 16 columns or more"
+        if not self.operands[0].along_k:
+            yield t.bm & (t.bm - 1) > 0, "rows that are neighbours in memory come in powers of two"
+        yield t.stages < 2, "two stages or more"
+        yield self.local_bytes > LOCAL_LIMIT, "{tiling.local_bytes} bytes of local memory"
+        uncounted = t.fixup & ((t.split <= 1) | (t.split > MOST_PARTS))
+        yield (t.split > self.slices) | uncounted, "more parts than slices, or than a tile's state counts"
+        moves = (t.flush_every > 0) | t.compensated
+        if t.products == 1:
+            yield moves, "only split values move their sums to float32 registers"
+        yield t.frag_m * t.frag_n * 4 * (1 + moves) > 160, "more sums than registers"

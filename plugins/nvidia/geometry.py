@@ -1,0 +1,170 @@
+"""From a problem to a geometry over channels-last planes: the header's, or one of two that suit few channels better.
+
+A *stacked* geometry is the data gradient in one phase whose channels are every phase's: first layers have few
+channels, and wide products are what tensor cores are good at. Weights of taps that a phase does not have are zeros.
+
+A *folded* geometry reads a source whose taps along w were laid out as channels when it was packed: first layers have
+few channels, and the tensor cores multiply eight at a time.
+
+Triples are along (d, h, w).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+from convdispatch.api import ConvProblem, Phase, geometry_of
+
+__all__ = ["Phase", "ProductGeometry", "SourceWindow", "along", "chunks", "product_geometry", "window"]
+
+Triple = tuple[int, int, int]
+_FOLD_BELOW = 8  # channels a group
+
+
+def along(problem: ConvProblem, letter: str) -> Triple:
+    """A problem's numbers along the three axes."""
+    return tuple(getattr(problem, letter + axis) for axis in "dhw")
+
+
+def chunks(channels: int) -> int:
+    """Groups of eight 16-bit channels, 16 bytes each, that hold ``channels``."""
+    return -(-channels // 8)
+
+
+@dataclass(frozen=True)
+class ProductGeometry:
+    """The source is x for the forward product and the weights' gradient, and dy for the data gradient."""
+
+    images: int
+    groups: int
+    c: int
+    """Source channels of a group (after folding)."""
+    m: int
+    """Target channels of a group."""
+    source: Triple
+    """Pixels of the packed source along each axis."""
+    target: Triple
+    step: Triple
+    spread: Triple
+    out_step: Triple
+    tap_step: Triple
+    """Kernel taps from one tap of a phase to the next."""
+    kernel: Triple
+    phases: tuple[Phase, ...]
+    fold: bool
+    stacked: Triple | None = None
+    """Phases along each axis that are channels: m is phases times channels, phases slowest."""
+
+    @property
+    def c8(self) -> int:
+        """Chunks of eight source channels."""
+        return chunks(self.c)
+
+    @property
+    def most_places(self) -> int:
+        """Places of all images in the largest phase."""
+        return self.images * max(phase.places for phase in self.phases)
+
+    @functools.cached_property
+    def guarded(self) -> tuple[bool, ...]:
+        """Axes along which a phase reads outside the source."""
+        return tuple(not self._inside(axis) for axis in range(3))
+
+    def _inside(self, axis: int) -> bool:
+        reads = [phase.reads(axis, self.step[axis], self.spread[axis]) for phase in self.phases]
+        return all(each.start >= 0 and each.stop <= self.source[axis] for each in reads)
+
+
+@functools.lru_cache(maxsize=1024)
+def product_geometry(problem: ConvProblem, stacked: bool = False) -> ProductGeometry:
+    """The geometry of ``problem``'s direction; ``stacked`` asks for the data gradient in one phase."""
+    plain = geometry_of(problem)
+    result = ProductGeometry(plain.images, plain.groups, plain.c, plain.m, plain.source.size, plain.target.size,
+                  plain.step, plain.spread, plain.out_step, plain.tap_step, plain.kernel,
+                  plain.phases, False)  # fmt: skip
+    if problem.direction == "bwd_data":
+        return _stack(problem, result) if stacked else result
+    return _fold(result) if plain.kernel[2] > 1 and plain.c < _FOLD_BELOW else result
+
+
+def _stack(problem: ConvProblem, many: ProductGeometry) -> ProductGeometry:
+    """The data gradient in one phase."""
+    stride, one = many.out_step, (1, 1, 1)
+    parts = tuple(map(min, many.target, stride))
+    reach = [_offsets(*of_axis) for of_axis in zip(parts, stride, *(along(problem, letter) for letter in "dpk"))]
+    first, taps = zip(*((low, high - low + 1) for low, high in reach))
+    count = tuple(-(-size // s) for size, s in zip(many.target, stride))
+    phase = Phase((0, 0, 0), count, taps, (0, 0, 0), first)
+    m = many.m * math.prod(parts)
+    return dataclasses.replace(many, m=m, spread=one, tap_step=one, phases=(phase,), stacked=parts)
+
+
+def _fold(geo: ProductGeometry) -> ProductGeometry:
+    """Taps along w as channels: the packed source's pixels along w are the places."""
+    (phase,) = geo.phases
+    kernel = (*geo.kernel[:2], 1)
+    return dataclasses.replace(
+        geo,
+        c=geo.c * geo.kernel[2],
+        source=(*geo.source[:2], geo.target[2]),
+        step=(*geo.step[:2], 1),
+        spread=(*geo.spread[:2], 1),
+        kernel=kernel,
+        phases=(dataclasses.replace(phase, taps=kernel, origin=(*phase.origin[:2], 0)),),
+        fold=True,
+    )
+
+
+@dataclass(frozen=True)
+class SourceWindow:
+    """Positions of the padded source in a row, so that a tap is a shift: with stride 1, place p reads p + shift.
+
+    The zeros at the end of a row are those before the next one, so a row is the source's plus the larger pad.
+    """
+
+    images: int
+    near: Triple
+    size: Triple
+    """Positions along each axis."""
+    shifts: tuple[int, ...]
+    """Of each tap, taps in order."""
+
+    @property
+    def image(self) -> int:
+        """Positions of an image."""
+        return math.prod(self.size)
+
+    @property
+    def places(self) -> int:
+        """Positions of all images."""
+        return self.images * self.image
+
+
+@functools.lru_cache(maxsize=1024)
+def window(geo: ProductGeometry) -> SourceWindow | None:
+    """The window of a geometry with steps of 1 and several taps; None for others."""
+    if len(geo.phases) != 1 or geo.step != (1, 1, 1) or geo.phases[0].volume < 2:
+        return None
+    if geo.out_step != (1, 1, 1) and not geo.stacked:
+        return None
+    phase = geo.phases[0]
+    near, size, offsets = [], [], []
+    for origin, spread, taps, count, pixels in zip(phase.origin, geo.spread, phase.taps, phase.count, geo.source):
+        reads = [origin + tap * spread for tap in range(taps)]
+        before = max(0, -min(reads))
+        near.append(before)
+        size.append(pixels + max(before, max(reads) + count - pixels))
+        offsets.append([read + before for read in reads])
+    strides = (size[1] * size[2], size[2], 1)
+    shifts = [sum(o * s for o, s in zip(each, strides)) for each in itertools.product(*offsets)]
+    return SourceWindow(geo.images, tuple(near), tuple(size), tuple(shifts))
+
+
+def _offsets(parts: int, s: int, d: int, p: int, k: int) -> tuple[int, int]:
+    """The least and the greatest place beside its own that any of a position's pixels reads, along one axis."""
+    reads = [(f + p - t * d) // s for f in range(parts) for t in range(k) if (f + p - t * d) % s == 0]
+    return (min(reads), max(reads)) if reads else (0, 0)

@@ -1,0 +1,188 @@
+"""One problem in transformed tiles: a product for each point of a tile, as a 1x1 convolution with a group a point."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from convdispatch_winograd.gpu.geometry import TileGeometry
+from convdispatch_winograd.gpu.work import Inverse, Work
+
+from convdispatch.api import Areas, ConvProblem
+
+from ..packed.source import Source
+from ..packed.tile import Tile
+from ..packed.tiling import Tiling
+from ..scales import Scales
+
+__all__ = ["Points", "PointsTile", "margin"]
+
+
+@dataclass(frozen=True)
+class PointsTile(Tile):
+    """A Tile of the product, and how large the tiles of the problem are."""
+
+    engine: str = "wgmma"
+    stages: int = 3
+    points: int = 4
+    """Places of a tile along an axis: m of F(m, 3)."""
+    pieces: int = 1
+    """Shares of the tiles that use the same workspace, one after the other."""
+
+
+@dataclass(frozen=True)
+class PointSource(Source):
+    """Transformed tiles: [point][tile][plane][channels], written so by ``tiles.cl.mako``."""
+
+    @property
+    def plane(self) -> int:
+        """Elements from plane to plane."""
+        return self.c8 * 8
+
+    @property
+    def group(self) -> int:
+        """Elements from point to point."""
+        return self.pixels * self.pixel
+
+    @property
+    def image(self) -> int:
+        """Elements of all points."""
+        return self.groups * self.group
+
+
+@dataclass(frozen=True)
+class PointsTiling(Tiling):
+    """The product: ``problem`` is the 1x1 convolution."""
+
+    margins: int = 0
+    """Bits by which the two transforms may make operands larger."""
+
+    def _source(self, name: str, c: int, size: tuple[int, int, int], fold: bool) -> Source:
+        return PointSource(name, 1, self.problem.g, c, size, self.format.planes, direct=True)
+
+    def row_mark(self, m: str, per: str) -> str:
+        """OpenCL expression: which of A's marks a row has: tiles have their own; dy's channels' hold at all points."""
+        return m
+
+    def column_mark(self, n: str) -> str:
+        """OpenCL expression: which of B's marks a column has."""
+        return n if self.data else f"min({n}, {self.geometry.c - 1})"
+
+    @property
+    def unshift(self) -> int:
+        """Exponents that scaled operands have in common."""
+        return super().unshift - self.margins
+
+    @property
+    def partial(self) -> bool:
+        """Always: the inverse transform reads what the product leaves."""
+        return True
+
+    @property
+    def misfit(self) -> str | None:
+        """Why the tile cannot run this problem; None when it can."""
+        return super().misfit if self.format.planes == 2 else "formats of two planes"
+
+
+def points_tiling(geometry: TileGeometry, tile: PointsTile) -> PointsTiling:
+    """The product's numbers."""
+    problem, margins = _product(geometry, tile.pieces, tile.split)
+    return PointsTiling(problem, tile, margins)
+
+
+@functools.lru_cache(maxsize=1024)
+def _product(geometry: TileGeometry, pieces: int, split: int) -> tuple[ConvProblem, int]:
+    """The 1x1 convolution, and its operands' margins."""
+    work = Work(geometry, pieces, split)
+    direction = "bwd_weights" if geometry.weights else "fwd"
+    points = geometry.points
+    problem = ConvProblem(direction=direction, mb=1, ic=points * work.k, oc=points * work.m, ih=1, iw=work.rows,
+                          kh=1, kw=1, g=points, layout=geometry.problem.layout, math=geometry.problem.math)  # fmt: skip
+    return problem, sum(margin(geometry.matrices(name)) for name in ("bt", "g"))
+
+
+def margin(matrices: tuple[Any, Any]) -> int:
+    """Bits by which a transform's values may be larger than the tensor's."""
+    most = math.prod(max(float(sum(map(abs, row))) for row in matrix) for matrix in matrices)
+    return max(0, math.ceil(math.log2(most)))
+
+
+class PointsLayout:
+    """Where planes, weights, products and scales lie: bytes into the workspace, or into the packed weights' buffer."""
+
+    def __init__(self, geometry: TileGeometry, tiling: PointsTiling) -> None:
+        areas = Areas()
+        self.constant = not geometry.weights and geometry.problem.constant_weights
+        sources = (tiling.source,) if tiling.data else (tiling.source, tiling.places)
+        self.at: dict[str, int] = {source.name: areas.add(source.image * 2) for source in sources}
+        weights = Areas() if self.constant else areas
+        if tiling.data:
+            self.at["w"] = weights.add(tiling.weights_bytes)
+        self.scales = Scales(geometry.problem, areas, weights)
+        self.tile_marks = areas.add(tiling.source.pixels * 4) // 4 if tiling.data else 0
+        """Ints before the marks of tiles, which are their image's."""
+        self.packed_size = weights.size if self.constant else 0
+        self.partial = areas.add(tiling.partial_bytes)
+        self.size = areas.size
+
+    def marks_at(self, letter: str) -> int:
+        """Ints before the marks of the product's A or B, in its buffer."""
+        scales = self.scales
+        return self.tile_marks if letter == "A" and self.tile_marks else scales.marks_at(scales.named(letter))
+
+
+@dataclass(frozen=True)
+class PointsWork(Work):
+    """Winograd's own numbers, for the inverse transform, where the products lie as ``layout`` says."""
+
+    layout: Any = None
+
+    @functools.cached_property
+    def areas(self) -> tuple[int, int, int, int]:
+        """Elements before the source, the second operand and the products; bytes of all."""
+        return 0, 0, self.layout.partial // 4, self.layout.size
+
+    @property
+    def inverse(self) -> Inverse:
+        """The products: channels last they lie as [tile][point][channel], the points beside one another."""
+        found = super().inverse
+        if self.geometry.weights or not self.geometry.nhwc:
+            return found
+        return dataclasses.replace(found, mp=self.geometry.points * self.m, plane=self.m)
+
+
+@dataclass(frozen=True)
+class Points:
+    """A problem and a tile: everything that plan, costs and workspace ask."""
+
+    problem: ConvProblem
+    tile: PointsTile
+
+    @classmethod
+    def of(cls, problem: ConvProblem, config: Mapping[str, Any]) -> Points:
+        """From a configuration's JSON values."""
+        return cls(problem, PointsTile.of(config))
+
+    @functools.cached_property
+    def geometry(self) -> TileGeometry:
+        """The problem in tiles."""
+        return TileGeometry(self.problem, self.tile.points)
+
+    @functools.cached_property
+    def tiling(self) -> PointsTiling:
+        """The product."""
+        return points_tiling(self.geometry, self.tile)
+
+    @functools.cached_property
+    def layout(self) -> PointsLayout:
+        """Where everything lies."""
+        return PointsLayout(self.geometry, self.tiling)
+
+    @functools.cached_property
+    def work(self) -> PointsWork:
+        """What the transforms ask."""
+        return PointsWork(self.geometry, self.tile.pieces, self.tile.split, self.layout)
