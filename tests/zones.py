@@ -28,6 +28,7 @@ ZONES = {
         host_*
         icd
         imports
+        machine_code
         memory
         platforms*
         process_end

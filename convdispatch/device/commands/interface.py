@@ -72,7 +72,7 @@ class Kernel:
         """The same for arguments that are set one by one, numbers as NumPy's of their types; quicker to make."""
         import pyopencl as cl
 
-        return cl.Kernel(self.program, self.name)
+        return cl.Kernel(getattr(self.program, "opencl", self.program), self.name)
 
 
 class Late:
