@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -31,7 +32,7 @@ FOUND = {"records": [], "unsound": {}}
 class StandIn:
     """A child that measures no device: it answers what the test says, when the test says so."""
 
-    made: list = []
+    made: ClassVar[list] = []
 
     def __init__(self, module, setup):
         self.said, self.answers, self.closed = [], queue.Queue(), False
@@ -170,7 +171,7 @@ def test_no_plan_is_made_inside_a_capture(aside_of, monkeypatch):
         ends.append(time.monotonic())
         graph.capture_end()
 
-    done, children = measured(aside_of, answer)
+    done, _ = measured(aside_of, answer)
     if done:  # else the capture came first, and the child was ended
         assert made
         assert made[0] < ends[0] - 0.2 or made[0] >= ends[0], "before the capture began, or after it"

@@ -42,6 +42,7 @@ ZONES = {
     """,
     "selection": """
         choices
+        math_floor
         standing
         derivation
         dispatch

@@ -31,9 +31,9 @@ UNSTEADY = 1.5
 def disturbance(results: Results, incumbent: str) -> str:
     """What the incumbent's times say of other work on the device, in words; nothing where they are steady."""
     for result in results:
-        if choice_text(result.solver, result.config) == incumbent and result.p20 and result.count >= LEAST_SAMPLES:
-            if result.p80 > UNSTEADY * result.p20:
-                return f"the device had other work: {result.solver} took {result.p20:.3g} to {result.p80:.3g} ms"
+        timed = result.p20 and result.count >= LEAST_SAMPLES and choice_text(result.solver, result.config) == incumbent
+        if timed and result.p80 > UNSTEADY * result.p20:
+            return f"the device had other work: {result.solver} took {result.p20:.3g} to {result.p80:.3g} ms"
     return ""
 
 
