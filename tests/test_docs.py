@@ -186,7 +186,7 @@ def test_the_site_builds(tmp_path):
     for package in ("mkdocs", "mkdocstrings", "mkdocs_awesome_nav", "material"):
         pytest.importorskip(package, reason="the site's packages are not installed (make docs)")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)],
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path)],
         cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

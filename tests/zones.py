@@ -28,6 +28,7 @@ ZONES = {
         host_*
         icd
         imports
+        machine_code
         memory
         platforms*
         process_end
@@ -117,6 +118,7 @@ ZONES = {
         page_*
         progress
         quiet
+        rendered
         replay
         classify
         cli
