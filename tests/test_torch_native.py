@@ -237,7 +237,6 @@ def test_constant_weights_in_inference_mode(stand_in, monkeypatch):  # noqa: F81
         for turn in range(3):
             stand_in.launched.clear()
             close(layer(x), exact())
-            print("DBG", turn, stand_in.launched, stand_in.driver.names()[-8:], ct.counters())
             assert bool(stand_in.launched) == (turn > 0)
         with torch.no_grad():
             layer.weight.mul_(2)
