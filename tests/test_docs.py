@@ -173,6 +173,33 @@ def test_a_recorded_table_is_checked(tmp_path, monkeypatch):
     assert results.parse_table(["head", "| a | b |", "|---|---|", "| 1 | 2 |"]) == (["a", "b"], [["1", "2"]])
 
 
+def test_a_script_records_its_table(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import click
+    import results
+    from click.testing import CliRunner
+
+    @click.command()
+    @results.recording
+    def script():
+        results.keep("seen", ["layer", "ms"], [["L1", "2"]])
+
+    monkeypatch.setattr(results, "DATA", tmp_path)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench/layers.py", "--only", "L1", "--record", "new", "--machine=zen5"])
+    (tmp_path / "machines.json").write_text('{"zen5": "two cores"}')
+    assert CliRunner().invoke(script, []).exit_code == 0
+    assert not (tmp_path / "new.json").exists()
+    assert "--record needs --machine" in CliRunner().invoke(script, ["--record", "new"]).output
+    for _ in range(2):  # the second takes the first's place
+        assert CliRunner().invoke(script, ["--record", "new", "--machine", "zen5"]).exit_code == 0
+    (table,) = results.read(tmp_path / "new.json")["tables"]
+    assert table["command"] == "python bench/layers.py --only L1"
+    page = (tmp_path / "new.md").read_text()
+    assert "| L1 | 2 |" in page
+    assert "two cores" in page
+
+
 def test_every_public_name_stands_in_the_reference():
     text = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
     told = {name.rsplit(".", 1)[-1] for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
@@ -186,7 +213,7 @@ def test_the_site_builds(tmp_path):
     for package in ("mkdocs", "mkdocstrings", "mkdocs_awesome_nav", "material"):
         pytest.importorskip(package, reason="the site's packages are not installed (make docs)")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)],
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path)],
         cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

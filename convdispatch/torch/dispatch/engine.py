@@ -235,7 +235,7 @@ def cached_call(
             _calls.put(key, call)
         _store_last(part, w, facts, call)
     if benchmark() and call.prepared is not None:
-        autotune.consider(call.problem, call.device, chosen)
+        autotune.consider(call.problem, call.device, chosen, call.prepared)
     return call
 
 
