@@ -133,6 +133,19 @@ def test_links_lead_somewhere(page):
             assert not anchor or anchor in anchors(target), f"{page.name}: {target.name} has no heading #{anchor}"
 
 
+def test_every_page_is_linked():
+    """From the README a reader reaches every page of docs/, link by link."""
+    met, left = set(), [ROOT / "README.md"]
+    while left:
+        page = left.pop().resolve()
+        if page not in met:
+            met.add(page)
+            links = re.findall(r"\]\(([^)#\s]+\.md)[^)]*\)", page.read_text())
+            left += [page.parent / link for link in links if "://" not in link]
+    missed = [str(page.relative_to(ROOT)) for page in PAGES if page.resolve() not in met]
+    assert not missed, f"no page links to {', '.join(missed)}"
+
+
 def test_recorded_figures_are_what_their_pages_say(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "bench")
     import results
