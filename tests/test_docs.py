@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import convdispatch as cd
+from convdispatch import inference, runtime
 from convdispatch.api import hookspecs
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader
@@ -219,6 +221,17 @@ def test_every_public_name_stands_in_the_reference():
     for module in ("api", "onnx", "inference", "elementwise", "nn", "runtime"):
         public = set(importlib.import_module(f"convdispatch.{module}").__all__) - {"functional"}
         assert public <= told, f"docs/reference lacks names of convdispatch.{module}: {sorted(public - told)}"
+
+
+def test_names_that_pages_mention_exist():
+    """``runtime.devices``, ``cd.conv``, ``ct.enable``, ``inference.build``: what a page calls, users find."""
+    text = (ROOT / "convdispatch" / "torch" / "__init__.py").read_text()
+    torch_names = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
+    public = {"runtime": set(dir(runtime)), "cd": set(cd.__all__), "inference": set(dir(inference)), "ct": torch_names}
+    for page in PAGES:
+        if page.parent.name not in ("results", "notes"):
+            for module, name in re.findall(r"(?<![\w./-])(runtime|cd|inference|ct)\.([a-zA-Z]\w*)", page.read_text()):
+                assert name in public[module] | {"md", "py"}, f"{page.name}: {module} has no {name}"
 
 
 def test_the_site_builds(tmp_path):
