@@ -156,6 +156,15 @@ def item_by_item(request, monkeypatch):
 
 
 @pytest.fixture
+def sabotage(tmp_path, monkeypatch):
+    """A function that puts the text of a plugin ``bad`` beside im2col, in a world of their own."""
+    from sabotaging import placed
+
+    with placed(tmp_path, monkeypatch) as put:
+        yield put
+
+
+@pytest.fixture
 def folders(tmp_path):
     """Where a performance database would keep its records, by source."""
     return {source: tmp_path / source for source in ("user", "pack", "shipped")}

@@ -9,7 +9,7 @@ from onnx import helper  # noqa: E402
 from onnx_models import expected, model, node, normal, residual, saved  # noqa: E402
 
 import convdispatch.onnx  # noqa: E402
-from convdispatch.api import ConvDispatchWarning, InvalidArgument  # noqa: E402
+from convdispatch.api import InvalidArgument  # noqa: E402
 from convdispatch.onnx import load  # noqa: E402
 from convdispatch.tensor import Tensor  # noqa: E402
 
@@ -216,27 +216,6 @@ def test_old_habits():
     close(load(proto)(x), wanted)
 
 
-def test_quantised_models_run_dequantised_with_a_warning():
-    s, z = np.float32(0.05), np.int8(-128)
-    nodes = [
-        node("QuantizeLinear", "x s z", "q"),
-        node("DequantizeLinear", "q s z", "d"),
-        node("DequantizeLinear", "w8 s", "w"),
-        node("Conv", "d w", "c"),
-        node("QuantizeLinear", "c s z", "q2"),
-        node("DequantizeLinear", "q2 s z", "y"),
-    ]
-    w8 = np.random.default_rng(0).integers(-20, 21, (4, 3, 3, 3)).astype(np.int8)
-    proto = model(nodes, {"x": [1, 3, 6, 6]}, ["y"], {"s": s, "z": z, "w8": w8})
-    x = normal(1, 3, 6, 6)
-    with pytest.warns(ConvDispatchWarning, match="runs dequantised"):
-        got = load(proto)(x)
-    wanted = expected(proto, x)[0]
-    assert got.min() == 0  # the integers' range is kept: an activation may hide in it
-    assert np.abs(got - wanted).max() < 1.0  # and no rounding
-    assert got.max() > 1
-
-
 def test_another_dtype_and_mathematics(net):
     x = picture()
     half = load(residual(), dtype="float16")
@@ -294,3 +273,26 @@ def test_any_operator_is_folded_where_its_operands_are_known():
     proto = model(nodes, {"x": ["a", "b"]}, ["y"], {"b": np.array([3], np.int32)})
     x = normal(2, 4)
     close(load(proto)(x), x + 1 - 4)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int64"])
+def test_inputs_of_another_type_are_refused_as_onnxruntime_does(dtype):
+    net, x = load(residual()), normal(2, 3, 16, 16)
+    with pytest.raises(InvalidArgument, match=f"the input 'x' takes float32, got {dtype}"):
+        net(x.astype(dtype))
+    assert net(x.tolist()).shape == (2, 10), "Python's floats have no type of their own"
+    half = load(residual(), dtype="float16")
+    assert half(x).dtype == half(x.astype(np.float16)).dtype == np.float16
+    with pytest.raises(InvalidArgument, match="takes float32, got float64"):
+        half(x.astype(np.float64))
+    with pytest.raises(InvalidArgument, match="without a mask"):
+        net(np.ma.masked_array(x))
+
+
+def test_inputs_without_elements():
+    net = load(residual())
+    for _ in range(2):
+        empty = net(normal(0, 3, 16, 16))
+        assert empty.shape == (0, 10)
+        assert empty.dtype == np.float32
+    assert net(normal(1, 3, 16, 16)).shape == (1, 10)

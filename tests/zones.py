@@ -28,8 +28,10 @@ ZONES = {
         host_*
         icd
         imports
+        machine_code
         memory
         platforms*
+        process_end
         proven_checks
         template_cache
         ptx
@@ -41,12 +43,15 @@ ZONES = {
     """,
     "selection": """
         choices
+        math_floor
+        standing
         derivation
         dispatch
         evidence
         explanation
         first_call
         guard*
+        hostile_files
         hostile_records
         injection
         layers
@@ -60,7 +65,7 @@ ZONES = {
         preference*
         record
         registry
-        sabotage
+        sabotage*
         verdicts
         second_try
         validation*
@@ -114,6 +119,7 @@ ZONES = {
         page_*
         progress
         quiet
+        rendered
         replay
         classify
         cli

@@ -21,6 +21,7 @@ from ..device.memory import allocator as memory
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from ..selection.single_thread import prefers_one_thread
+from .arrays.accepted import is_array, refuse_mask
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
 from .arrays.operands import Operands, address, contiguous_strides, host_memory, native, overlaps
@@ -57,6 +58,7 @@ class Call:
             named["dy"] = named.pop("y")
         present = {name: array for name, array in named.items() if array is not None}
         for name, array in present.items():
+            refuse_mask(name, getattr(array, "array", array))
             if not is_array(array) or library_of(type(getattr(array, "array", array))) is not None:
                 raise InvalidArgument(
                     f"{name} must be a NumPy array, a pyopencl.array.Array or a Tensor, got {type(array).__name__}"
@@ -337,13 +339,6 @@ class Call:
 
 
 _shared = np.may_share_memory
-
-
-def is_array(value: Any) -> bool:
-    """Whether ``value`` is one of the arrays that the calls take, or constant weights."""
-    return (
-        isinstance(value, np.ndarray | Constant) or hasattr(value, "base_data") or library_of(type(value)) is not None
-    )
 
 
 def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> Any:

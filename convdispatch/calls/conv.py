@@ -20,9 +20,10 @@ from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
 from ..selection.prepared import Constant, constant
 from .arguments import describe, transposed_shape
+from .arrays.accepted import brought, shape_of
 from .arrays.array_library import Library
-from .arrays.known_libraries import Torch, library_of
-from .bound_call import PLACES, Call, is_array
+from .arrays.known_libraries import BARE, Torch, library_of
+from .bound_call import PLACES, Call
 from .call_cache import CALLS, LAST, REPLAYS, cache_replay, cached_call
 from .cuda_call import CudaCall, HostArraysCall, one_library
 from .guarded_replay import replay_on_queue, replay_on_stream
@@ -170,9 +171,11 @@ def conv_transpose(
     1) * stride - near - far + dilation * (kh - 1) + output_padding + 1``; with ``layout="nhwc"`` channels come last,
     w ``[ic, kh, kw, oc/groups]``. ``output_padding`` is below stride or dilation. Raises as ``conv`` does.
     """
+    if not (hasattr(x, "shape") and hasattr(w, "shape")):
+        x, w = brought((x, w), x, 2) or (x, w)
     shape, pads, rows = transposed_shape(
-        _shape(x, "x"),
-        _shape(w, "w"),
+        shape_of(x, "x"),
+        shape_of(w, "w"),
         stride=stride,
         padding=padding,
         output_padding=output_padding,
@@ -204,7 +207,7 @@ def _call(
             return done
     kind = type(read)
     library = library_of(kind)
-    if library is not None:
+    if library is not None and library is not BARE:
         return _call_library_arrays(library, direction, operands, bias, residual, queue, options, shape, names)
     try:
         dtype, beside = read.dtype, other.dtype
@@ -234,6 +237,9 @@ def _call(
     except AttributeError:
         key = call = last = None
     if call is None:
+        done = _brought(direction, operands, bias, residual, queue, options, shape, names)
+        if done is not None:
+            return done
 
         def describe_call() -> Call:
             return _describe_call(direction, operands, bias, residual, queue, options, shape, names)
@@ -244,6 +250,16 @@ def _call(
         cache_replay(other, call.replay)
     x, w, y = operands
     return call(x, w, y, bias, residual, queue)
+
+
+def _brought(direction: str, operands: tuple[Any, Any, Any], bias: Any, residual: Any, *rest: Any) -> Any:
+    """The call's result where an operand had to be brought to the leading one's kind first; else None."""
+    lead, _, written = PLACES[direction]
+    given = brought((*operands, bias, residual), operands[lead], written)
+    if given is None:
+        return None
+    result, out = _call(direction, given[:3], *given[3:], *rest), operands[written]
+    return result if out is None else out
 
 
 def _hashable(option: Any) -> Any:
@@ -279,6 +295,10 @@ def _call_library_arrays(
         call = cached_call(key, second)
     except (TypeError, AttributeError):  # a list among the options, or something that is no array
         key = call = last = None
+    if call is None:
+        done = _brought(direction, operands, bias, residual, queue, options, shape, names)
+        if done is not None:
+            return done
     if looked[read] is None:
         if call is None:
 
@@ -327,9 +347,9 @@ def _problem(
     dy = "dy" if names[2] == "y" else names[2]
     problem = describe(
         direction,
-        _shape(x, names[0]) if direction != "bwd_data" else shape or (),
-        _shape(w, names[1]) if direction != "bwd_weights" else shape or (),
-        None if direction == "fwd" else _shape(y, dy),
+        shape_of(x, names[0]) if direction != "bwd_data" else shape or (),
+        shape_of(w, names[1]) if direction != "bwd_weights" else shape or (),
+        None if direction == "fwd" else shape_of(y, dy),
         dtype,
         stride=stride,
         padding=padding,
@@ -366,19 +386,10 @@ def _describe_call(
 ) -> Call:
     for place, (array, name) in enumerate(zip(operands, names, strict=True)):
         if place != _WRITTEN[direction]:
-            _shape(array, "dy" if name == "y" and direction != "fwd" else name)
+            shape_of(array, "dy" if name == "y" and direction != "fwd" else name)
     kind = Call.kind_of(operands, bias, residual, direction, names)
     problem = _problem(direction, operands, bias, residual, kind.dtype, options, shape, names)
     return Call(problem, kind, bias, residual, queue, operands, names)
-
-
-def _shape(array: Any, name: str) -> tuple[int, ...]:
-    if not is_array(array):
-        raise InvalidArgument(
-            f"{name} must be a NumPy array, a pyopencl.array.Array, a Tensor, or another library's array with "
-            f"__dlpack__ or __cuda_array_interface__, got {type(array).__name__}"
-        )
-    return tuple(array.shape)
 
 
 def _sizes(name: str, shape: Any) -> tuple[int, ...]:

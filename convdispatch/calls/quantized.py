@@ -22,10 +22,11 @@ from ..device.commands import host_memory
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from .arguments import describe
+from .arrays.accepted import is_array, refuse_mask
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
 from .arrays.operands import Operands, contiguous_strides, overlaps
-from .bound_call import is_array, maker_of
+from .bound_call import maker_of
 
 __all__ = ["quantized_conv", "quantized_problem", "table_of"]
 
@@ -105,6 +106,7 @@ def quantized_conv(
     for name, array in (("x", x), ("w", w), ("bias", bias), ("residual", residual), ("out", out)):
         if not (array is None and name in ("bias", "residual", "out")) and not is_array(array):
             raise InvalidArgument(f"{name} must be an array, got {type(array).__name__}")
+        refuse_mask(name, getattr(array, "array", array))
     library = library_of(type(x))
     if library is not None:
         return _of_library(library, x, w, bias, residual, out, quantization, activation, queue, options)

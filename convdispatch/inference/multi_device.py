@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..device import runtime
+from ..device import background, runtime
 
 __all__ = ["InferenceNets", "build_on", "chosen_devices"]
 
@@ -122,10 +122,11 @@ class _Answer:
 def _serve(net: Callable[..., Any], work: SimpleQueue[Any]) -> None:
     while (task := work.get()) is not None:
         inputs, answer = task
-        try:
-            answer.put(net(*inputs))
-        except BaseException as error:
-            answer.put(None, error)
+        with background.at_work():
+            try:
+                answer.put(net(*inputs))
+            except BaseException as error:
+                answer.put(None, error)
 
 
 def _joined(parts: Sequence[Any]) -> Any:

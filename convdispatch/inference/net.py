@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..calls.arrays.accepted import refuse_mask
 from ..calls.arrays.array_library import Library
 from ..calls.arrays.known_libraries import library_of
 from ..device import runtime
@@ -291,6 +292,7 @@ class InferenceNet:
     ) -> Any:
         """What ``change`` makes of the results: where the arrays lie, if the device can, else by way of its memory."""
         for given, inner in zip(inputs, self._lowered.inputs, strict=True):
+            refuse_mask("an input", given)
             self._check(given.shape, given.dtype.name, inner)
         plain = [np.asarray(given, inner.dtype) for given, inner in zip(inputs, self._lowered.inputs, strict=True)]
         if self.host_program is None:

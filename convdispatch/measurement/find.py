@@ -96,6 +96,8 @@ def why_find(
         if doubt:
             return f"{record.solver} was {doubt}"
     newest = max(known, key=lambda record: record.created)
+    if newest.inconclusive:
+        return f"the last search decided nothing: {newest.inconclusive}"
     if newest.optimal or newest.budget_ms is None or (budget_ms is not None and budget_ms <= newest.budget_ms):
         return None
     return f"the last search was incomplete: {newest.conditions}"

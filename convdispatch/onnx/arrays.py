@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..calls.arrays.accepted import refuse_mask
 from ..tensor import Tensor
 
 __all__ = ["Caller"]
@@ -22,16 +23,21 @@ class Caller:
         self._lead = given[0] if given else np.empty(0)
 
     def taken(self, value: Any, port: Any) -> Any:
-        """A NumPy array or a Tensor of the port's type. Raises InvalidArgument for another type or no array."""
+        """A NumPy array or a Tensor of the type that the port's numbers are computed in.
+
+        Raises InvalidArgument for another type than the file declares, as onnxruntime does, or no array. Floats of
+        Python have no type of their own.
+        """
         found = self._brought(value, port.name)
         if found.dtype == port.dtype:
             return found
-        floats = all(d.kind == "f" or d.name == "bfloat16" for d in (np.dtype(found.dtype), port.dtype))
-        if not floats:
-            raise InvalidArgument(f"the input {port.name!r} takes {port.dtype.name}, got {found.dtype.name}")
+        plain = isinstance(value, list | tuple | float) and found.dtype.kind == port.dtype.kind == "f"
+        if found.dtype != port.declared and not plain:
+            raise InvalidArgument(f"the input {port.name!r} takes {port.declared.name}, got {found.dtype.name}")
         return found.astype(port.dtype)
 
     def _brought(self, value: Any, name: str) -> Any:
+        refuse_mask(f"the input {name!r}", value)
         if isinstance(value, np.ndarray | np.generic | list | tuple | int | float | bool):
             return np.asarray(value)
         if isinstance(value, Tensor):

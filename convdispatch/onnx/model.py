@@ -59,6 +59,8 @@ class Port(NamedTuple):
     dtype: np.dtype
     shape: tuple[int | str | None, ...] | None
     """Numbers, names of symbolic sizes, None for unnamed ones; None where not even the rank is said."""
+    declared: Any = None
+    """The file's own type, which ``dtype`` may stand in the place of."""
 
     def __str__(self) -> str:
         shape = (
@@ -108,7 +110,8 @@ class OnnxNet:
         kind = value.type.tensor_type
         if value.type.WhichOneof("value") != "tensor_type":
             raise InvalidArgument(f"the input {value.name!r} is no tensor but a {value.type.WhichOneof('value')}")
-        return Port(value.name, self.computed(dtype_of(kind.elem_type)), _shape(kind))
+        declared = dtype_of(kind.elem_type)
+        return Port(value.name, self.computed(declared), _shape(kind), declared)
 
     def computed(self, dtype: np.dtype) -> np.dtype:
         """The type in which a type's numbers are computed."""
@@ -254,8 +257,27 @@ class OnnxNet:
             net()
             return _Form(None, places)
         shapes, dtypes = [a.shape for a, _ in fed], [p.dtype for _, p in fed]
+        if any(0 in shape for shape in shapes):
+            return _Form(None, self._without_elements(net, shapes, dtypes, places))
         built = inference.build(net, *shapes, dtype=dtypes, queue=self.queue, recall=True)
         return _Form(built if any(isinstance(place, int) for place in places) else None, places)
+
+    def _without_elements(self, net: Any, shapes: Any, dtypes: Any, places: list[Any]) -> list[np.ndarray]:
+        """The outputs for inputs of which one has no elements: shapes alone, as nothing is computed."""
+        traced: list[Any] = []
+
+        def kept(*tensors: Tensor) -> list[Tensor]:
+            traced[:] = net(*tensors)
+            return traced
+
+        inference.problems(kept, *shapes, dtype=dtypes, queue=self.queue)
+        found = [traced[place] if isinstance(place, int) else place for place in places]
+        for value, port, place in zip(found, self.outputs, places, strict=True):
+            if isinstance(place, int) and 0 not in value.shape:
+                raise InvalidArgument(
+                    f"an input has no elements, and the output {port.name!r} would have {value.shape}"
+                )
+        return [np.empty(value.shape, value.dtype) if 0 in value.shape else value for value in found]
 
     def _traceable(self, arrays: Sequence[Any]) -> tuple[Callable[..., Any], list[tuple[Any, Port]], list[Any]]:
         """``(net of tensors, what it is fed, outputs)``: the outputs' list is filled when the net is called."""

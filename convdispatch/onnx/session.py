@@ -1,8 +1,7 @@
 """onnxruntime's ways to run a model: ``InferenceSession``, so that a script changes its import alone.
 
 ``import convdispatch.onnx as onnxruntime``. What is the same: sessions, their inputs and outputs, feeds and results,
-bindings, OrtValues, options. What differs: every floating-point array is taken and turned to the input's type; all
-outputs are computed, whichever are asked for.
+bindings, OrtValues, options. What differs: all outputs are computed, whichever are asked for.
 """
 
 from __future__ import annotations

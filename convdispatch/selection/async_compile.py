@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.policy import Policy
 from ..api.problem import ConvProblem
-from ..device import runtime
+from ..device import background, runtime
 from ..device.commands.interface import thread
 from ..device.programs.kernels import Programs
 from .generic_solver import GenericSolver, generic_s
@@ -60,7 +60,7 @@ def ready_first(
         if compiling is None:
             compiling = _under_way[key] = Future()
             work = contextvars.copy_context()
-            threading.Thread(target=work.run, args=(_make, compiling, key, make, arrived), daemon=True).start()
+            background.start(lambda: work.run(_make, compiling, key, make, arrived), "convdispatch-patience")
     if wait([compiling], max(0.0, patience)).done:
         return compiling.result()
     return _plans.make((context, problem), lambda: _meanwhile(context, problem))

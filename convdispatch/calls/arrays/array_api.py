@@ -119,6 +119,14 @@ class Exchange(Library):
         except Exception:  # a dtype or an alignment that it does not take: its own copy
             return namespace.asarray(array)
 
+    def adopted(self, array: Any, like: Any) -> Any:
+        """See Library; NumPy's arrays too, on the device of ``like``."""
+        if isinstance(array, np.ndarray):
+            if self.device(like) is None:
+                return self.from_host(array, like)
+            return like.__array_namespace__().asarray(array, device=like.device)
+        return like.__array_namespace__().from_dlpack(array)
+
     def fetch(self, array: Any) -> np.ndarray:
         """See Library."""
         return np.asarray(array)

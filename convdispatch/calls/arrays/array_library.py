@@ -100,6 +100,10 @@ class Library:
         """An array of this library over NumPy's memory."""
         return array
 
+    def adopted(self, array: Any, like: Any) -> Any:
+        """An array of this library over what an object with ``__dlpack__`` holds, or itself where there is no way."""
+        return array
+
     def fetch(self, array: Any) -> np.ndarray:
         """A copy on the host; waits."""
         raise NotImplementedError

@@ -28,7 +28,16 @@ from ...device.memory import allocator as memory
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["array_interface", "cuda_array_interface", "dlpack", "dlpack_device", "from_dlpack", "host_address"]
+__all__ = [
+    "array_interface",
+    "cuda_array_interface",
+    "dlpack",
+    "dlpack_device",
+    "from_dlpack",
+    "host_address",
+    "imported",
+    "span",
+]
 
 CPU, CUDA = 1, 2
 _NAME, _USED = b"dltensor", b"used_dltensor"
@@ -216,7 +225,7 @@ def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -
             f"the source lies on DLPack device {where}, the queue's device is {own}: copy it there first"
         )
     if where[0] == CPU:
-        buffer, offset = _over_host(queue, address, _bytes(shape, strides, dtype)), 0
+        buffer, offset = _over_host(queue, address, span(shape, strides, dtype)), 0
     else:
         found = memory.shared_block(address)
         if found is None:
@@ -236,7 +245,7 @@ def _over_cuda(kind: type, source: Any, stream: CudaStream) -> Any:
             f"the source lies on DLPack device {view.device}, the stream's device is {(CUDA, stream.place.number)}: "
             "copy it there first"
         )
-    memory = CudaMemory(view.address, _bytes(view.shape, view.strides, view.dtype), owner())
+    memory = CudaMemory(view.address, span(view.shape, view.strides, view.dtype), owner())
     return kind(memory, view.shape, view.dtype, stream, view.strides, 0)
 
 
@@ -293,7 +302,8 @@ def dlpack_device_of(queue: cl.CommandQueue) -> tuple[int, int]:
     return (0, 0) if cuda is None else (CUDA, cuda.number)
 
 
-def _bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype) -> int:
+def span(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype) -> int:
+    """Bytes from the first element's begin to the last one's end."""
     if strides is None or not math.prod(shape):
         return math.prod(shape) * dtype.itemsize
     return sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + dtype.itemsize

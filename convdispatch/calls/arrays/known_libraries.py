@@ -19,9 +19,12 @@ from ...device.cuda_driver import CudaError
 from .array_api import Exchange
 from .array_library import Library
 
-__all__ = ["library_of"]
+__all__ = ["BARE", "library_of"]
 
 _known: dict[type, Library | None] = {}
+BARE = Library()
+"""Of objects that have ``__dlpack__`` and nothing else; what they hold is brought to a call by ``capsules``."""
+BARE.name = "an object with __dlpack__"
 
 
 _LOST = (
@@ -148,6 +151,10 @@ class Torch(Library):
             return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
         return self.torch.from_numpy(array)
 
+    def adopted(self, array: Any, like: Any) -> Any:
+        """See Library."""
+        return self.torch.from_dlpack(array)
+
     def fetch(self, array: Any) -> np.ndarray:
         """See Library."""
         return self.host(array.detach().cpu())
@@ -199,6 +206,10 @@ class CuPy(Library):
         """See Library."""
         with like.device:
             return self.cupy.empty(shape, like.dtype)
+
+    def adopted(self, array: Any, like: Any) -> Any:
+        """See Library."""
+        return self.cupy.from_dlpack(array)
 
     def fetch(self, array: Any) -> np.ndarray:
         """See Library."""
@@ -267,7 +278,7 @@ def _find(kind: type) -> Library | None:
     if names & {"numba", "numba_cuda"} and hasattr(kind, "__cuda_array_interface__"):
         return Numba(sys.modules["numba.cuda"])
     if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
-        return Exchange(kind)
+        return Exchange(kind) if hasattr(kind, "__array_namespace__") else BARE
     return None
 
 

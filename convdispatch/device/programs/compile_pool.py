@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ...api.errors import BuildFailed
+from .. import background
 from ..commands.interface import thread
 from ..planning_lock import locked, unlocked
 from ..startup_profile import current_layer, layer, phase
@@ -120,25 +122,27 @@ def run(tasks: Sequence[Callable[[], Any]]) -> None:
         while True:
             with lock:
                 task = next(left, None)
-            if task is None:
+            if task is None or pool.ended:  # an interrupt ends the block before its tasks
                 return
             with contextlib.suppress(Exception), locked(turn):
                 task()
 
     contexts = [contextvars.copy_context() for _ in range(min(len(tasks), 4 * pool.count))]
-    threads = [threading.Thread(target=each.run, args=(work,), daemon=True) for each in contexts]
-    for each in threads:
-        each.start()
+    threads = [background.start(functools.partial(each.run, work), "convdispatch-build") for each in contexts]
     for each in threads:
         each.join()
 
 
 def compiled_in_child(
-    context: cl.Context, text: str, options: Sequence[str], build: Callable[..., cl.Program]
-) -> cl.Program | None:
+    context: cl.Context,
+    text: str,
+    options: Sequence[str],
+    build: Callable[..., cl.Program],
+    load: Callable[[bytes], Any],
+) -> Any:
     """A program by the compilers at work; None where this thread has none. Raises BuildFailed.
 
-    ``build(context, options, *source)`` compiles here, or loads a binary.
+    ``build(context, options, text)`` compiles here, ``load(binary)`` takes what a child compiled.
     """
     pool = _local.pool
     if pool is None or context.devices != [pool.device]:
@@ -148,7 +152,7 @@ def compiled_in_child(
         with unlocked():
             pool.put(request)
             found = request.answer.result()
-        return build(context, options, context.devices, [found]) if isinstance(found, bytes) else found
+        return load(found) if isinstance(found, bytes) else found
 
 
 def assembled_in_child(context: cl.Context, binary: bytes, options: Sequence[str]) -> None:
@@ -185,11 +189,13 @@ class _Pool:
         self._queue: queue.PriorityQueue[tuple[int, int, _Request | None]] = queue.PriorityQueue()
         self._places = itertools.count()
         self._children: list[_Child] = []
-        self._started, self._lock, self._ended = 0, threading.Lock(), False
+        self._started, self._lock, self.ended = 0, threading.Lock(), False
 
     def put(self, request: _Request) -> None:
         """Queue a text; a further compiler starts where texts wait."""
         with self._lock:
+            if self.ended:
+                raise RuntimeError("the compilers have ended")
             self._queue.put((-len(request.text), next(self._places), request))
             self._start_one()
 
@@ -201,7 +207,7 @@ class _Pool:
 
     def _start_one(self) -> None:
         if self._started < self.count:
-            threading.Thread(target=self._work, args=(self._started > 0,), daemon=True).start()
+            background.start(functools.partial(self._work, self._started > 0), "convdispatch-compiler")
             self._started += 1
 
     @property
@@ -210,9 +216,12 @@ class _Pool:
         return self._started > 0
 
     def end(self) -> None:
-        """End compilers that wait."""
+        """End compilers that wait, and leave what nobody took."""
         with self._lock:
-            self._ended = True
+            self.ended = True
+            with contextlib.suppress(queue.Empty):
+                while request := self._queue.get_nowait()[2]:
+                    request.answer.set_exception(RuntimeError("the compilers have ended"))
             for _ in range(self._started):
                 self._queue.put((1, next(self._places), None))
             children = list(self._children)
@@ -240,7 +249,10 @@ class _Pool:
                     request.answer.set_exception(error)
                     continue
                 child.close()
-                self._queue.put((-len(request.text), next(self._places), request))  # for another compiler
+                try:
+                    self.put(request)  # for another compiler
+                except RuntimeError as ended:
+                    request.answer.set_exception(ended)
                 return
 
     def _child(self) -> _Child | None:
@@ -249,7 +261,7 @@ class _Pool:
         except Exception:
             return None
         with self._lock:
-            if not self._ended:
+            if not self.ended:
                 self._children.append(child)
                 return child
         child.close()

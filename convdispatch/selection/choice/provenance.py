@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from ...api.device import DeviceInfo
+from ...device import plainfile
 from ..plugins.loader import plugins
 from ..records.record import Provenance
 
@@ -50,7 +51,7 @@ def text_hash(module: str) -> str:
     }
     for path in sorted({*_texts(_package_folder(module, Path(file))), *shared}):
         digest.update(path.name.encode())
-        digest.update(path.read_bytes())
+        digest.update(plainfile.read_bytes(path))
     return digest.hexdigest()[:16]
 
 

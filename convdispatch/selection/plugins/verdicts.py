@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ...api.device import DeviceInfo
-from ...api.errors import ConvDispatchWarning
+from ...api.errors import ConvDispatchError, ConvDispatchWarning
 from ...api.problem import ConvProblem
-from ...device import jsontext
+from ...device import jsontext, plainfile
 from ..records.perfdb import user_folder
 from ..records.record import device_key
 from ..records.record_files import publish
@@ -65,7 +65,7 @@ def _held() -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = jsontext.loads(file.read_text(encoding="utf-8"))
+        values = jsontext.loads(plainfile.read_text(file))
         if not isinstance(values, dict):
             raise ValueError("no table")
     except OSError:
@@ -73,7 +73,23 @@ def _read(file: Path) -> dict[str, Any]:
     except ValueError as error:  # a damaged file costs what it said, no call
         _set_aside(file, str(error))
         values = {}
-    return {kind: values[kind] if isinstance(values.get(kind), like) else like() for kind, like in _KINDS.items()}
+    found = {kind: values[kind] if isinstance(values.get(kind), like) else like() for kind, like in _KINDS.items()}
+    found["solvers"] = {place: held for place, held in found["solvers"].items() if _sound(place, held)}
+    return found
+
+
+def _sound(place: str, held: Any) -> bool:
+    """Whether an entry about a solver is of the problem that was asked: it says which, and that one reads back as it.
+
+    Earlier versions noted no such thing, and under a problem that a plugin had changed they blamed innocent solvers.
+    """
+    asked = held.get("asked") if isinstance(held, dict) else None
+    if not isinstance(asked, str) or not place.startswith(asked + " "):
+        return False
+    try:
+        return str(ConvProblem.parse(asked)) == asked
+    except ConvDispatchError:
+        return False
 
 
 def _set_aside(file: Path, reason: str) -> None:
@@ -127,7 +143,7 @@ def fingerprint(version: str, places: Iterable[Path]) -> str:
         paths = sorted(p for p in place.rglob("*") if p.suffix in _TEXTS) if place.is_dir() else [place]
         for path in paths:
             with contextlib.suppress(OSError):
-                digest.update(path.name.encode() + b"\0" + path.read_bytes())
+                digest.update(path.name.encode() + b"\0" + plainfile.read_bytes(path))
     return f"{version} {digest.hexdigest()[:16]}".strip()
 
 
@@ -227,7 +243,8 @@ def _alive(process: int) -> bool:
 
 def note(problem: ConvProblem, device: DeviceInfo, solver: str, version: str, what: str) -> None:
     """Keep that a solver was seen wrong, crashing or hanging at a problem on a device with its present driver."""
-    _change("solvers", _place(problem, device, solver), {"version": version, "what": what})
+    held = {"version": version, "what": what, "asked": str(problem)}
+    _change("solvers", _place(problem, device, solver), held)
 
 
 def against(problem: ConvProblem, device: DeviceInfo, solver: str, version: str) -> str | None:

@@ -17,6 +17,7 @@ from ...measurement.conformance.space import describe
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import DEVICE, stderr, stdout
+from .output import echo
 
 __all__ = ["verify"]
 
@@ -71,10 +72,10 @@ def verify(
 
     if listing:
         for one in cases(level):
-            click.echo(f"{one.level:8} {one.name}{'!' if one.long else ''}  {one.problem}")
+            echo(f"{one.level:8} {one.name}{'!' if one.long else ''}  {one.problem}")
         for line in describe({one.name for one in cases(level)}):
-            click.echo(line)
-        click.echo(f"version {VERSION}, {digest()}")
+            echo(line)
+        echo(f"version {VERSION}, {digest()}")
         return
     if render is None and not plugins:
         raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
@@ -103,7 +104,7 @@ def verify(
         good = good and report.passed
     if len(plugins) > 1:
         said = ", ".join(f"{plugin} {verdict}" for plugin, verdict in zip(plugins, verdicts))
-        click.echo(f"{said}; {time.monotonic() - began:.0f} s in all")
+        echo(f"{said}; {time.monotonic() - began:.0f} s in all")
     sys.exit(0 if good else 1)
 
 

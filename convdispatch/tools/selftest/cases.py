@@ -52,9 +52,9 @@ def solvers() -> list[dict[str, Any]]:
 
 
 def selection(part: int, parts: int) -> list[dict[str, Any]]:
-    """What is known to be hostile, and one of ``parts`` equal shares of the rest, mixed."""
-    mixed = [*families(), *solvers()]
-    return [*KNOWN, *random.Random(0).sample(mixed, len(mixed))[part % parts :: parts]]
+    """What is known to be hostile, and one of ``parts`` equal shares of families and of solvers, which may refuse."""
+    shares = (random.Random(0).sample(kind, len(kind))[part % parts :: parts] for kind in ([*families()], solvers()))
+    return [*KNOWN, *(case for share in shares for case in share)]
 
 
 def every(turns: int = len(WIDTHS)) -> list[dict[str, Any]]:

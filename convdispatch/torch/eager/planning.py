@@ -84,6 +84,8 @@ def _call(request: CallRequest) -> Any:
         raise Fallback(f"fewer than min_flops={least:g} operations")
     if 0 in w.shape or 0 in x.shape[1:]:
         raise Fallback("a size of zero other than the batch's")
+    if x.shape[0] == 0 and x.device.type != "opencl":  # strides of what is empty are PyTorch's to choose
+        raise Fallback("nothing to compute")
     shape = {"data": x.shape, "weights": w.shape}.get(request.part) or _result_shape(problem, last)
     with policy(solver=request.chosen.solver, deterministic=request.chosen.deterministic):
         if x.is_cuda:
