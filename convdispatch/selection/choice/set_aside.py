@@ -11,6 +11,7 @@ from ...api.errors import MemoryLimit, NoSolver, PluginError
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ...device.size_limits import size_text, workspace_room
+from ..plugins import faults
 from ..solver_query import query
 
 __all__ = [
@@ -42,9 +43,10 @@ def quarantined(problem: ConvProblem, device: DeviceInfo, solver: str) -> str | 
 
 
 def forgive() -> None:
-    """Nobody is set aside any more."""
+    """Nobody is set aside any more, and what was said may be said again."""
     for kept in (_quarantined, _asked, _starved):
         kept.clear()
+    faults.forget()
 
 
 class NoWorkspace(MemoryLimit):
