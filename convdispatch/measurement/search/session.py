@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyopencl as cl
@@ -22,6 +23,7 @@ from ...api.results import Results
 from ...device import runtime
 from ...selection import dispatch
 from ...selection.choice import ranking
+from ...selection.choice.provenance import contestant
 from ...selection.plugins import verdicts
 from ...selection.plugins.loader import plugins
 from ...selection.prepared import Prepared
@@ -89,6 +91,7 @@ class Search:
         self._prober: Prober | None = None
         self._compile_ms: list[float] = []
         self._looked = False
+        self._contest = ""
         self.unsound: dict[str, str] = {}
         """By solver, how it was wrong, crashed or hung."""
         self._ms_per_cost: float | None = None
@@ -99,6 +102,7 @@ class Search:
     def run(self) -> Results:
         """Screen, benchmark, judge. Never raises for a candidate's sake."""
         entries, refused = candidates(self.problem, self.info, self.policy)
+        self._contest = " ".join(sorted({contestant(entry.solver.name, self.info) for entry in entries}))
         try:
             for entry in entries:
                 self._try(entry, entries)
@@ -133,7 +137,8 @@ class Search:
     def records(self, results: Results) -> list[Record]:
         """Every time that the search took, with its provenance."""
         timed = [result for result in results if result.median_ms is not None]
-        return [record_of(result, results, self.workspace_limit, self.budget_ms) for result in timed]
+        found = [record_of(result, results, self.workspace_limit, self.budget_ms) for result in timed]
+        return [replace(record, contest="" if place else self._contest) for place, record in enumerate(found)]
 
     # --- one candidate -----------------------------------------------------------------------------------------------
 
