@@ -133,8 +133,10 @@ def test_a_fork_as_it_is_asked(sabotage):
 
 def test_what_is_no_outcome_is_a_death_in_words():
     class Child:
-        said = [{"asked": "x"}, {"ready": True}]
         closed = False
+
+        def __init__(self):
+            self.said = [{"asked": "x"}, {"ready": True}]
 
         def ask(self, question):
             pass

@@ -22,7 +22,7 @@ from ..api.problem import ConvProblem
 from ..api.solver import Solver
 from ..device.size_limits import workspace_room
 from .defensive_copy import MOST_CONFIGS, ArgumentsChanged, ask, banned, copied
-from .plugins import faults
+from .plugins import answer_trial, faults
 from .plugins.loader import plugins
 from .visible_problem import computes_dtype, visible_problem
 
@@ -66,6 +66,9 @@ class SolverAnswers:
         self._costs: dict[str, float | None] = {}
         self._sizes: dict[str, int | None] = {}
         self.fault = banned(solver)
+        if self.fault is None and "chain" not in vars(solver):
+            self.fault = answer_trial.fault(solver.name, problem, device)
+            self._kind = "no answer"
         try:
             self.elsewhere = self._answer("serves", _reason)
             self.refused = computes_dtype(solver, problem) or self._answer("rejects", _reason)

@@ -24,7 +24,7 @@ from ...device import runtime
 from ...selection import dispatch
 from ...selection.choice import ranking
 from ...selection.choice.provenance import contestant
-from ...selection.plugins import verdicts
+from ...selection.plugins import answer_trial, verdicts
 from ...selection.plugins.loader import plugins
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
@@ -101,6 +101,7 @@ class Search:
 
     def run(self) -> Results:
         """Screen, benchmark, judge. Never raises for a candidate's sake."""
+        silent = self._who_never_answers()
         entries, refused = candidates(self.problem, self.info, self.policy)
         self._contest = " ".join(sorted({contestant(entry.solver.name, self.info) for entry in entries}))
         try:
@@ -111,7 +112,7 @@ class Search:
                 self._prober.close()
         if not self._lost:
             self._interleave([entry for entry in entries if entry.prepared is not None])
-        self.unsound = set_aside(entries, self.problem, self.info)
+        self.unsound = silent | set_aside(entries, self.problem, self.info)
         results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
         results.peak_bytes = sum(harness.memory.peak for harness in self._harnesses.values())
@@ -120,6 +121,22 @@ class Search:
         self._harnesses.clear()
         results.spent_ms = self._spent_ms() + self._patience_ms
         return results
+
+    def _who_never_answers(self) -> dict[str, str]:
+        """Ask unproven plugins in a child process; how that ended it, by solver, each of which is set aside."""
+        found: dict[str, str] = {}
+        began = time.perf_counter()
+        if self._isolated is not False and answer_trial.LIMIT_S is not None:
+            owners = plugins().plugin_of
+            names = {plugin for solver, plugin in owners.items() if self._isolated or not plugins().proven(solver)}
+            for plugin in sorted(names - plugins().own):
+                self._watch(plugin)
+                for solver, how in answer_trial.trial(plugin, self.problem, self.info).items():
+                    found[solver] = f"find: failed: {how}"
+                    dispatch.quarantine(self.problem, self.info, solver, found[solver])
+        self.start += time.perf_counter() - began  # its time is its own
+        self._patience_ms += (time.perf_counter() - began) * 1e3
+        return found
 
     def record(self, results: Results) -> None:
         """Store every time that the search took, and who was unsound; let the next call choose anew.
