@@ -28,6 +28,7 @@ ZONES = {
         host_*
         icd
         imports
+        machine_code
         memory
         platforms*
         process_end
@@ -42,6 +43,8 @@ ZONES = {
     """,
     "selection": """
         choices
+        math_floor
+        standing
         derivation
         dispatch
         evidence
@@ -115,6 +118,7 @@ ZONES = {
         page_*
         progress
         quiet
+        rendered
         replay
         classify
         cli

@@ -8,15 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from ..api.device import DeviceInfo
-from ..api.errors import ConvDispatchWarning, InvalidArgument
+from ..api.errors import ConvDispatchError, ConvDispatchWarning, InvalidArgument
 from ..api.policy import Policy, current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.results import Results
 from ..measurement.find import why_find
 from ..selection import dispatch
+from ..selection.choice.ranking import rank
 from ..selection.plugins import verdicts
 from ..selection.records.perfdb import perfdb, scope_of
-from ..selection.records.record import Record
+from ..selection.records.record import Record, choice_text
 from .agreement import compare, is_checked
 from .connecting import Workers, connected
 from .interrupts import interrupts_wait
@@ -118,7 +119,16 @@ class _Finding:
 
     def _task(self, problem: ConvProblem, key: str, **more: Any) -> Task:
         text = str(problem)
-        return Task(text, key, measure, (text, self._limits, self._again), compiles=text, **more)
+        limits = self._limits | {"incumbent": self._incumbent(problem, self._kinds[key].device)}
+        return Task(text, key, measure, (text, limits, self._again), compiles=text, **more)
+
+    def _incumbent(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What runs on such a device by what is known here; the worker's own first where no plugin here serves it."""
+        try:
+            first = rank(problem, device, Policy(workspace_limit=self._limits["workspace_limit"]))[0]
+        except ConvDispatchError:
+            return None
+        return choice_text(first.solver.name, first.config)
 
     def _heard(self, task: Task, answer: Any) -> Results | None:
         """Record what a search found; None for a second search, and for one that failed, which is said."""

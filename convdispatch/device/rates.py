@@ -34,7 +34,7 @@ def rates(device: DeviceInfo) -> DeviceRates:
     """What was measured of a device, or the estimate. A file that cannot be read counts as none, with a warning."""
     if switched_off():
         return estimate(device)
-    path = _path(device)
+    path = place(device)
     try:
         values = jsontext.loads(plainfile.read_text(path))
         found = DeviceRates(*(float(values[name]) for name in _FIELDS), measured=True)
@@ -67,7 +67,7 @@ def keep(device: DeviceInfo, found: DeviceRates) -> Path:
     """Write what was measured, in force from now on. Raises OSError where the folder cannot be written."""
     if switched_off():
         raise OSError("CONVDISPATCH_RATES=off keeps no rates")
-    path = _path(device)
+    path = place(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_text(json.dumps({name: getattr(found, name) for name in _FIELDS}) + "\n", encoding="utf-8")
@@ -76,7 +76,8 @@ def keep(device: DeviceInfo, found: DeviceRates) -> Path:
     return path
 
 
-def _path(device: DeviceInfo) -> Path:
+def place(device: DeviceInfo) -> Path:
+    """The file that holds what was measured on such a device."""
     chosen = os.environ.get("CONVDISPATCH_RATES")
     folder = Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("convdispatch")) / "rates"
     words = (device.platform, device.vendor, device.arch, device.name, str(device.compute_units))

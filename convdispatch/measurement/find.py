@@ -102,15 +102,19 @@ def why_find(
         doubt = perfdb().stale(record, current(record.solver, device, workspace_limit))
         if doubt:
             return f"{record.solver} was {doubt}"
-    if here and (new := _newcomers(problem, device, policy, known)):
+    if here and (new := _newcomers(problem, device, policy, known, workspace_limit)):
         return f"never measured: {', '.join(new)}"
     newest = max(known, key=lambda record: record.created)
+    if newest.inconclusive:
+        return f"the last search decided nothing: {newest.inconclusive}"
     if newest.optimal or newest.budget_ms is None or (budget_ms is not None and budget_ms <= newest.budget_ms):
         return None
     return f"the last search was incomplete: {newest.conditions}"
 
 
-def _newcomers(problem: ConvProblem, device: DeviceInfo, policy: Policy, known: Sequence[Record]) -> list[str]:
+def _newcomers(
+    problem: ConvProblem, device: DeviceInfo, policy: Policy, known: Sequence[Record], workspace_limit: int | None
+) -> list[str]:
     """Who accepts the problem and has, in its present version, neither a record nor a part in a recorded search.
 
     Records of earlier versions do not say who took part: there a plugin counts that has no record at all.
@@ -123,7 +127,8 @@ def _newcomers(problem: ConvProblem, device: DeviceInfo, policy: Policy, known: 
     plugin = plugins().provider
     plugins_known = {plugin(record.solver) for record in known}
     measured = {record.solver for record in known}
-    policy = replace(policy, max_error=None, workspace_limit=None)  # as a search has it
+    limits = [limit for limit in (workspace_limit, policy.workspace_limit) if limit is not None]
+    policy = replace(policy, max_error=None, workspace_limit=min(limits, default=None))  # as a search has it
     return [
         name
         for name, solver in contestants(problem, device).items()

@@ -195,6 +195,8 @@ class Interpreter:
         if lasting and key in self._memory:
             return self._memory[key][0]  # type: ignore[no-any-return]
         plain = constants.value_of(node) if node.op_type == "Constant" else None
+        if node.op_type == "DequantizeLinear" and standard(node.domain):  # the reference has it from set 19 on alone
+            plain = constants.dequantized(operands, _attributes(node, scope))
         if plain is None:
             values = {name: value for name, value in zip(node.input, operands, strict=True) if name}
             made = _resolved(node, scope)

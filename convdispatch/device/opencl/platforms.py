@@ -14,7 +14,7 @@ from . import icd
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["address", "device_info", "devices", "platforms"]
+__all__ = ["DescribedDevice", "address", "device_info", "devices", "platforms"]
 
 _VENDORS = (
     # (word in the platform's or device's vendor, normalised name); platforms first: PoCL's devices say Intel
@@ -61,11 +61,22 @@ def devices() -> list[cl.Device]:
     return found
 
 
+class DescribedDevice:
+    """Stands for a device that is not there: what plans are told of it. Nothing runs on it."""
+
+    def __init__(self, info: DeviceInfo) -> None:
+        self.info = info
+        self.max_compute_units, self.max_work_group_size = info.compute_units, info.max_work_group_size
+        self.local_mem_size, self.name, self.driver_version = info.local_mem_size, info.name, info.driver
+
+
 @functools.lru_cache(maxsize=64)
 def device_info(device: cl.Device) -> DeviceInfo:
-    """The device's DeviceInfo."""
+    """The device's DeviceInfo; that of a ``DescribedDevice`` is the description."""
     import pyopencl as cl
 
+    if isinstance(device, DescribedDevice):
+        return device.info
     platform = device.platform
     extensions = frozenset(device.extensions.split())
     kind = "gpu" if device.type & cl.device_type.GPU else "cpu" if device.type & cl.device_type.CPU else "accelerator"

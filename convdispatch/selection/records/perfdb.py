@@ -257,9 +257,12 @@ class PerfDB:
         chosen: dict[tuple[str, str, str], Record] = {}
         for record in records:
             held = chosen.get(record.choice)
-            if held is None or _order(held, rank) < _order(record, rank):
+            if held is None or _replaces(record, held, rank):
                 chosen[record.choice] = record
-        ranked = sorted(chosen.values(), key=lambda r: (rank.get(r.source, 0), not r.sure, r.median_ms, r.choice))
+        ranked = sorted(
+            chosen.values(),
+            key=lambda r: (bool(r.inconclusive), rank.get(r.source, 0), not r.sure, r.median_ms, r.choice),
+        )
         return _winner_first(ranked)
 
 
@@ -269,7 +272,7 @@ def _winner_first(ranked: list[Record]) -> list[Record]:
     Only benchmarking decides: screening of a few samples may have a lucky median.
     """
     benchmarked = {choice_text(r.solver, r.config): r for r in ranked if r.source == ranked[0].source and r.sure}
-    if not benchmarked:
+    if not benchmarked or ranked[0].inconclusive:
         return ranked
     decision = verdict(
         {name: Timing(r.median_ms, r.ci_ms, r.p20_ms, r.p80_ms, r.count) for name, r in benchmarked.items()},
@@ -280,8 +283,20 @@ def _winner_first(ranked: list[Record]) -> list[Record]:
     return [winner, *(record for record in ranked if record is not winner)]
 
 
-def _order(record: Record, rank: dict[str, int]) -> tuple[int, str]:
-    return -rank.get(record.source, 0), record.created
+def _replaces(record: Record, held: Record, rank: dict[str, int]) -> bool:
+    """Of one choice: the first source's, and there the newest; but no screening of a kernel replaces benchmarking, and
+    what decides nothing replaces nothing that does."""
+    if bool(record.inconclusive) != bool(held.inconclusive):
+        return not record.inconclusive
+    order, other = -rank.get(record.source, 0), -rank.get(held.source, 0)
+    if order == other and record.sure != held.sure and _same_kernel(record.provenance, held.provenance):
+        return record.sure
+    return (order, record.created) > (other, held.created)
+
+
+def _same_kernel(one: Provenance, other: Provenance) -> bool:
+    pairs = (one.kernel_hash, other.kernel_hash), (one.driver, other.driver)
+    return all(a == b or not a or not b for a, b in pairs)
 
 
 def _key(device: DeviceInfo | str) -> str:

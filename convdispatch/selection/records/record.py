@@ -122,6 +122,8 @@ class Record:
     """The machine and its device that measured, where a cluster's worker did."""
     doubt: str = ""
     """Why the times are not to be trusted, in words: two devices of the kind disagree on them."""
+    inconclusive: str = ""
+    """Why the times decide nothing, in words: the device had other work, or what ran until then was not measured."""
     source: str = field(default="", compare=False)
     """Where this copy was read from: ``user``, ``shipped`` or a pack's name. Not stored."""
 
@@ -180,8 +182,9 @@ class Record:
         if not isinstance(self.config, Mapping) or not _whole(self.count) or self.count < 1:
             raise Damaged(f"config must be a mapping and count at least 1, got {_short((self.config, self.count))}")
         then = self.provenance
-        texts = (self.device_name, self.conditions, self.created, self.version, self.worker, self.doubt)
-        texts += (self.contest, then.plugin, then.plugin_version, then.kernel_hash, then.driver)
+        texts = (self.device_name, self.conditions, self.created, self.version, self.worker)
+        texts += (self.contest, self.doubt, self.inconclusive)
+        texts += (then.plugin, then.plugin_version, then.kernel_hash, then.driver)
         if not all(_word(text) for text in texts):
             raise Damaged("names, conditions, dates and versions must be texts of one line")
         if not all(
