@@ -128,6 +128,8 @@ class Record:
     """UTC, ISO 8601."""
     version: str = ""
     """Of convdispatch."""
+    contest: str = ""
+    """Who took part in the search, measured or not: ``name:version`` of each solver; in one record of each search."""
     worker: str = ""
     """The machine and its device that measured, where a cluster's worker did."""
     doubt: str = ""
@@ -193,7 +195,7 @@ class Record:
             raise Damaged(f"config must be a mapping and count at least 1, got {_short((self.config, self.count))}")
         then = self.provenance
         texts = (self.device_name, self.conditions, self.created, self.version, self.worker)
-        texts += (self.doubt, self.inconclusive)
+        texts += (self.contest, self.doubt, self.inconclusive)
         texts += (then.plugin, then.plugin_version, then.kernel_hash, then.driver)
         if not all(_word(text) for text in texts):
             raise Damaged("names, conditions, dates and versions must be texts of one line")

@@ -186,7 +186,8 @@ def watch(watcher: Callable[[str, Any, Sequence[Any], Geometry], None]) -> Calla
     native.pause(True)
 
     def end() -> None:
-        _watchers.remove(watcher)
+        if watcher in _watchers:
+            _watchers.remove(watcher)
         native.pause(watched())
 
     return end
