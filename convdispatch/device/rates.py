@@ -21,12 +21,14 @@ from ..api.errors import ConvDispatchWarning
 from ..api.rates import DeviceRates
 from . import jsontext, plainfile
 
-__all__ = ["estimate", "keep", "rates", "switched_off"]
+__all__ = ["CUDA_LAUNCH", "estimate", "keep", "rates", "switched_off"]
 
 _FIELDS = {"flops": (1e5, 1e19), "bandwidth": (1e4, 1e17), "launch": (1e-9, 10.0)}
 """What a device can have, in operations and bytes a second and in seconds: beyond it a prediction says nothing."""
 # An H200 with 132 compute units, and two cores with AVX-512 under Intel's runtime, both measured.
 _GPU_UNIT = DeviceRates(flops=65e12 / 132, bandwidth=4.25e12 / 132, launch=5.06e-6)
+CUDA_LAUNCH = 0.4
+"""Of what a launch takes on NVIDIA's OpenCL queue, what one takes on a stream of CUDA's, where most of them go."""
 _CPU_LANE, _CPU_BANDWIDTH, _CPU_LAUNCH = 340e9 / 32, 28e9, 8.5e-6
 
 
@@ -63,7 +65,8 @@ def estimate(device: DeviceInfo) -> DeviceRates:
     units = max(1, device.compute_units)
     if device.type == "cpu":
         return DeviceRates(_CPU_LANE * units * max(1, device.simd_width), _CPU_BANDWIDTH, _CPU_LAUNCH)
-    return DeviceRates(_GPU_UNIT.flops * units, _GPU_UNIT.bandwidth * units, _GPU_UNIT.launch)
+    launch = _GPU_UNIT.launch * (CUDA_LAUNCH if device.vendor == "nvidia" else 1)
+    return DeviceRates(_GPU_UNIT.flops * units, _GPU_UNIT.bandwidth * units, launch)
 
 
 def keep(device: DeviceInfo, found: DeviceRates) -> Path:
