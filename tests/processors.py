@@ -103,7 +103,7 @@ def become(name: str) -> None:
     lacking = flags - processor._flags()
     _describe(pytest.MonkeyPatch(), flags)
 
-    def described_only(*_: object) -> None:
+    def described_only(*_: object, **__: object) -> None:
         from convdispatch.api import PluginError
 
         raise PluginError(f"{', '.join(sorted(lacking))}: {DESCRIBED}")
