@@ -32,7 +32,7 @@ bench: $(VENV)/.peers
 # its packages are there.
 docs: $(VENV)/.docs
 	$(BIN)/python bench/results.py --check
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@echo build/site/index.html
 
 $(VENV)/bin/python:

@@ -1,7 +1,7 @@
 """What `make docs` does to a page before it is rendered: links that leave docs/ become the file's path.
 
-The site holds docs/ alone. A link to the source, as `[the rules](../../registry.yaml)`, leads somewhere in a checkout;
-in the site its text stays, with the path behind it. A path that does not exist ends the build.
+The site holds docs/ without its notes. A link to the source, as `[the rules](../../registry.yaml)`, leads somewhere in
+a checkout; in the site its text stays, with the path behind it. A path that does not exist ends the build.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def told(link: re.Match[str]) -> str:
         text, target = link[1], (here / link[2].partition("#")[0]).resolve()
-        if "://" in link[2] or link[2].startswith("#") or target.is_relative_to(ROOT / "docs"):
+        inside = target.is_relative_to(ROOT / "docs") and not target.is_relative_to(ROOT / "docs" / "notes")
+        if "://" in link[2] or link[2].startswith("#") or inside:
             return link[0]
         if not target.exists():
             raise ValueError(f"{page.file.src_path} links to {link[2]}, which does not exist")

@@ -113,9 +113,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def patience():
     """Ten minutes for what users wait one for: a busy machine's delay would be a verdict on a plugin, which is kept."""
     from convdispatch.measurement.search import probing, session
-    from convdispatch.selection.plugins import verdicts
+    from convdispatch.selection.plugins import answer_trial, verdicts
 
     verdicts.IMPORT_S = probing.RUN_S = session.LEAST_TRIAL_S = 600.0
+    answer_trial.LIMIT_S = None  # hundreds of plugins, each of a text of its own, would each cost a child
 
 
 @pytest.fixture(scope="session")
@@ -165,6 +166,15 @@ def item_by_item(request, monkeypatch):
         return compiled(context, hinted(context, text), options if computes else hurried(context, options))
 
     monkeypatch.setattr(kernels, "_compile", compile_as_gpus)
+
+
+@pytest.fixture
+def sabotage(tmp_path, monkeypatch):
+    """A function that puts the text of a plugin ``bad`` beside im2col, in a world of their own."""
+    from sabotaging import placed
+
+    with placed(tmp_path, monkeypatch) as put:
+        yield put
 
 
 @pytest.fixture

@@ -81,6 +81,7 @@ def test_a_record_in_doubt_decides_and_says_so(db):
     info = runtime.device_info(runtime.default_device())
     old = replace(current("naive.direct", info), driver="1.0")
     put(db, "naive.direct", 1.0, provenance=old)
+    put(db, im2col(), 2.0)
     assert "in doubt: measured with another driver: 1.0" in cd.explain(PROBLEM).source
 
 

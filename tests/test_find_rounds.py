@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from searching import EXTRA, GOOD, MANY, PROBLEM
 
+from convdispatch.api.policy import Policy
 from convdispatch.device import runtime
-from convdispatch.measurement.find import find
+from convdispatch.measurement.find import find, why_find
 from convdispatch.measurement.search import session
 from convdispatch.selection.explanation import explain
 from convdispatch.selection.records import perfdb
@@ -112,3 +113,66 @@ def test_where_another_record_wins_it_says_which_and_why(faults, device, clock, 
     assert find(PROBLEM, device, budget_ms=60_000, workspace_limit=1 << 19).runs == "", (
         "under the same limit the winner runs"
     )
+
+
+def test_the_incumbent_comes_first_and_races_however_it_looked(faults, device, clock):
+    """Screening overstates: at twice the best the incumbent was out, and the others went on without it."""
+    faults("good", "many")
+    clock(screening={GOOD: 1.2, MANY: 0.5, EXTRA: 0.55, **REST}, benchmarking={GOOD: 0.3, MANY: 0.5, EXTRA: 0.55})
+    assert explain(PROBLEM, device).chosen == "faulty.good"
+    asked = []
+    search = session.Search(PROBLEM, device, Policy(), isolate=False, watch=asked.append)
+    results = search.run()
+    assert asked[0] == "faulty.good {}"
+    assert (results.winner.solver, results.winner.benchmarked, results.winner.median_ms) == ("faulty.good", True, 0.3)
+    search.record(results)
+    assert explain(PROBLEM, device).chosen == "faulty.good"
+
+
+@pytest.mark.parametrize("given", ["faulty.many", None])
+def test_whoever_asks_may_name_the_incumbent(faults, device, clock, given):
+    faults("good", "many")
+    clock(screening={GOOD: 0.3, MANY: 0.5, EXTRA: 0.55, **REST}, benchmarking={GOOD: 0.3, MANY: 0.5, EXTRA: 0.55})
+    asked, incumbent = [], given and choice_text(given, {"extra": 8192})
+    session.Search(PROBLEM, device, Policy(), isolate=False, watch=asked.append, incumbent=incumbent).run()
+    assert asked[0] == (incumbent or "faulty.good {}")
+
+
+def test_without_the_incumbent_s_time_the_choice_stays_and_what_was_learned_is_kept(faults, device, clock, monkeypatch):
+    faults("good", "many")
+    clock(screening={MANY: 0.5, EXTRA: 0.55, **REST}, benchmarking={MANY: 0.5, EXTRA: 0.55})
+    trying = session.Search._try
+    monkeypatch.setattr(
+        session.Search,
+        "_try",
+        lambda self, entry, entries: (
+            entry.ends("not tried", "the budget ended: it was still compiling")
+            if entry.incumbent
+            else trying(self, entry, entries)
+        ),
+    )
+    results = find(PROBLEM, device, budget_ms=60_000)
+    assert results.inconclusive.startswith("faulty.good, which ran until then, was not measured beside them: ")
+    found = explain(PROBLEM, device)
+    assert found.chosen == "faulty.good"
+    assert "what is on record of faulty.many decides nothing: faulty.good, which ran until then" in found.why
+    assert len(perfdb.perfdb().lookup(PROBLEM, runtime.device_info(device))) == 3
+    assert why_find(PROBLEM, runtime.device_info(device), budget_ms=None) is not None
+
+
+def test_a_short_race_is_one_of_fewer(faults, device, clock, monkeypatch):
+    """Where not all have time for an interval, the incumbent and the best of screening go on."""
+    faults("good", "many")
+    times = {GOOD: 100.0, MANY: 99.0, EXTRA: 101.0, 'many {"extra": 8192}': 102.0}
+    clock(screening=times, benchmarking=times)
+    raced = []
+
+    def race(rivals, **more):
+        raced.extend(rivals)
+        return interleaved(rivals, **more)
+
+    interleaved = session.interleaved
+    monkeypatch.setattr(session, "interleaved", race)
+    monkeypatch.setattr(session.Search, "_left_ms", lambda self, best: 2200.0)
+    find(PROBLEM, device, budget_ms=60_000, store=False)
+    assert len(raced) == 3

@@ -114,7 +114,7 @@ def test_text_is_rendered_once_for_its_values(folder, renderings):
 
 def test_changed_sources_render_anew(folder, renderings, monkeypatch):
     kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
-    monkeypatch.setattr(template_cache, "_stamp", lambda home: f"{home} as edited")
+    monkeypatch.setattr(template_cache, "stamp", lambda home: f"{home} as edited")
     kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
     assert len(renderings) == 2
 

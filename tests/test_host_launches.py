@@ -23,7 +23,7 @@ from convdispatch.device.plans import host_launches
 from convdispatch.device.plans.host_launches import HostLaunches
 from convdispatch.device.programs.kernels import Launch, build
 from convdispatch.selection import dispatch
-from convdispatch.selection.choice import ranking
+from convdispatch.selection.choice import ranking, set_aside
 
 TEXTS = (
     "mb1ic24ih1oc72kh1", "mb2ic16ih9oc24kh3ph1+bias", "g16mb1ic16ih8oc16kh3ph1", "bwd_data_mb2ic8ih7oc12kh3ph1",
@@ -222,7 +222,7 @@ def test_launches_that_fail_set_the_solver_aside_and_the_next_one_runs(constant,
         with pytest.warns(ConvDispatchWarning, match="is set aside .* it failed as it ran: .*no more words"):
             np.testing.assert_array_equal(call(problem, arrays), expected)
     finally:
-        ranking.forgive()
+        set_aside.forgive()
         dispatch.forget()
 
 

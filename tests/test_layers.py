@@ -9,7 +9,7 @@ import pytest
 
 import convdispatch as cd
 from convdispatch.selection import dispatch
-from convdispatch.selection.choice import ranking
+from convdispatch.selection.choice import set_aside
 from convdispatch.selection.plugins import loader
 
 PLUGIN = """
@@ -255,7 +255,7 @@ def test_a_layers_own_failure_switches_the_layer_off_and_blames_no_solver(layer,
         y = cd.conv(X, W, out=out, accumulate=accumulate)
     assert (y == 9 + accumulate).all()
     assert (cd.conv(X, W, out=out, accumulate=accumulate) == 9 + 10 * accumulate).all()  # and no second warning
-    assert not ranking._quarantined
+    assert not set_aside._quarantined
     assert not loader.plugins().layers
 
 
@@ -264,7 +264,7 @@ def test_a_trace_that_cannot_be_written_is_switched_off(trace, monkeypatch, tmp_
     with pytest.warns(cd.ConvDispatchWarning, match="layer trace is switched off .* FileNotFoundError"):
         assert (cd.conv(X, W) == 9).all()
     assert (cd.conv(X, W) == 9).all()
-    assert not ranking._quarantined
+    assert not set_aside._quarantined
 
 
 def test_a_plan_that_fails_under_a_failing_layer_is_blamed_too(trace, bad, monkeypatch, tmp_path):

@@ -62,6 +62,14 @@ def test_candidates_are_tried_recorded_and_answers_stay_right(queue, tuner):
     assert tuner.verified
     assert {record.solver for record in records(queue)}, "what was right is kept"
     assert all(record.median_ms > 0 and record.conditions == "tuned on calls" for record in records(queue))
+    assert all(record.benchmarked for record in records(queue)), "each in turns with what answered"
+
+
+def test_what_answers_is_recorded_beside_the_candidate(queue, tuner):
+    first = tuner.best.solver.name, dict(tuner.best.config)
+    call_until(queue, lambda: records(queue))
+    assert first in [(record.solver, dict(record.config)) for record in records(queue)]
+    assert len(records(queue)) >= 2
 
 
 def test_a_faster_candidate_is_adopted_without_planning(queue, tuner, monkeypatch):

@@ -206,3 +206,49 @@ def test_arrays_of_the_file_are_not_shared_with_the_callers():
     first = net(np.zeros(3, np.float32))
     first[:] = 7
     np.testing.assert_array_equal(net(np.zeros(3, np.float32)), w)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "known", "match"),
+    [
+        (
+            [node("Conv", "x w", "y", auto_pad="SAME")],
+            {"w": normal(1, 1, 3, 3)},
+            "auto_pad is one of NOTSET, SAME_UPPER",
+        ),
+        ([node("Conv", "x w", "y", auto_pad="\0")], {"w": normal(1, 1, 3, 3)}, "auto_pad is one of"),
+        ([node("ConvTranspose", "x w", "y", auto_pad="same_upper")], {"w": normal(1, 1, 3, 3)}, "auto_pad is one of"),
+        ([node("MaxPool", "x", "y", kernel_shape=[2, 2], auto_pad="FULL")], {}, "auto_pad is one of"),
+        ([node("Gelu", "x", "y", approximate="fast")], {}, "approximate is one of none, tanh"),
+        ([node("DepthToSpace", "x", "y", blocksize=1, mode="CDR")], {}, "mode is one of DCR, CRD"),
+        (
+            [helper.make_node("Resize", ["x", "", "s"], ["y"], nearest_mode="up")],
+            {"s": np.float32([1, 1, 2, 2])},
+            "nearest_mode is one of",
+        ),
+        (
+            [helper.make_node("Resize", ["x", "", "s"], ["y"], coordinate_transformation_mode="half")],
+            {"s": np.float32([1, 1, 2, 2])},
+            "coordinate_transformation_mode is one of",
+        ),
+        *(
+            ([helper.make_node("Resize", ["x", "", "s"], ["y"])], {"s": np.float32([1, 1, scale, 2])}, match)
+            for scale, match in zip(
+                (1e30, 1e8, np.nan, 0, -1, np.inf),
+                ["places, got"] * 2 + ["a scale is a number above 0"] * 4,
+            )
+        ),
+    ],
+)
+def test_words_and_scales_that_the_standard_has_not(nodes, known, match):
+    refused(model(nodes, {"x": [1, 1, 4, 4]}, ["y"], known), match)
+
+
+@pytest.mark.parametrize("location", ["a\0b", "x" * 5000, "../" * 50 + "etc/passwd"])
+def test_external_data_at_a_place_that_is_none(tmp_path, location):
+    tensor = TensorProto(name="w", dims=[2], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    proto = model([node("Mul", "x w", "y")], {"x": [2]}, ["y"])
+    proto.graph.initializer.append(tensor)
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    refused(tmp_path / "m.onnx", "which is no place|outside the model's folder|File name too long")

@@ -84,7 +84,8 @@ class _WinogradPacker(WinogradPlan):
         return None
 
 
-SOLVERS = {name: one for name, one in plugins().solvers.items() if not name.startswith(("nvidia.", "cudnn."))}
+OTHERS = ("nvidia.", "cudnn.", "int8.")  # of the last the problems are quantized: tests/test_int8.py
+SOLVERS = {name: one for name, one in plugins().solvers.items() if not name.startswith(OTHERS)}
 SOLVERS |= {"nvidia.wgmma": Emulated("wgmma"), "nvidia.mma": Emulated("mma"), "nvidia.winograd": EmulatedWinograd()}
 
 

@@ -183,6 +183,7 @@ def test_the_reference_is_what_int64_and_float32_say(out, layout):
         v = np.rint(v) if table[3] else v
         v = np.float32(min(max(v, floats[8]), floats[9]) * floats[5])
         v = v + np.float32(np.float32(r[0, n, i, j]) - np.float32(table[2])) * floats[4]
+        v = v / floats[12] if problem.out_itemsize == 1 else v
         v = min(max(v, floats[6]), floats[7])
         expected[0, n, i, j] = np.rint(v) + table[1] if problem.out_itemsize == 1 else v.astype(out)
     found = reference.compute(problem, **{name: given[name] for name in ("x", "w", "bias", "residual")})
@@ -218,9 +219,8 @@ def test_a_residual_is_added_before_or_after_the_sum_is_rounded():
         sum_zero_point=100,
     )  # fmt: skip
     got = conv(x, w, bias, quantization=q, residual=r)
-    one = (alone.astype(np.float32) - 100) * (np.float32(0.5) / np.float32(0.7))
-    two = (r.astype(np.float32) - 50) * (np.float32(0.3) / np.float32(0.7))
-    np.testing.assert_array_equal(got, np.clip(np.rint(one + two) + 110, 0, 255))
+    one, two = (alone.astype(np.float32) - 100) * np.float32(0.5), (r.astype(np.float32) - 50) * np.float32(0.3)
+    np.testing.assert_array_equal(got, np.clip(np.rint((one + two) / np.float32(0.7)) + 110, 0, 255))
 
 
 def test_out_constants_and_torch_tensors():

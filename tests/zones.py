@@ -28,6 +28,7 @@ ZONES = {
         host_*
         icd
         imports
+        machine_code
         memory
         platforms*
         process_end
@@ -42,12 +43,15 @@ ZONES = {
     """,
     "selection": """
         choices
+        math_floor
+        standing
         derivation
         dispatch
         evidence
         explanation
         first_call
         guard*
+        hostile_files
         hostile_records
         injection
         layers
@@ -61,7 +65,7 @@ ZONES = {
         preference*
         record
         registry
-        sabotage
+        sabotage*
         verdicts
         second_try
         validation*
@@ -98,6 +102,7 @@ ZONES = {
     "nets": """
         hostile_nets
         inference*
+        jax*
         models*
         nn
         nn_*
@@ -114,6 +119,7 @@ ZONES = {
         page_*
         progress
         quiet
+        rendered
         replay
         classify
         cli

@@ -17,6 +17,7 @@ ConvDispatchWarning (UserWarning)     something was set aside and the call went 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "NoSolver",
     "PlanFailed",
     "PluginError",
+    "plain",
+    "words",
 ]
 
 
@@ -102,8 +105,20 @@ class ConvDispatchWarning(UserWarning):
 def words(error: BaseException) -> str:
     """An exception's type and the first line of its message, at most 300 characters, for a sentence."""
     try:
-        lines = str(error).strip().splitlines()
+        lines = str(error)[:100_000].strip().splitlines()
     except BaseException:  # a plugin's exception may raise where it should speak
         lines = ["its message could not be read"]
-    first = lines[0][:300] if lines else ""
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    first = plain(lines[0], 300) if lines else ""
+    kind = plain(type(error).__name__, 100)
+    return f"{kind}: {first}" if first else kind
+
+
+_CONTROL = re.compile(r"\x1b[\]PX^_].*?(?:\x07|\x1b\\|\x9c|$)|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b.?", re.DOTALL)
+"""A terminal's sequences: those with a text of their own (OSC, DCS, ...), those of cursor and colour, any other."""
+
+
+def plain(text: str, most: int = 500) -> str:
+    """Somebody else's text in one line of at most ``most`` characters, without what steers a terminal."""
+    found = _CONTROL.sub("", text[: 20 * most])
+    found = "".join(c if c.isprintable() else " " for c in found).strip()
+    return found if len(found) <= most else found[: most - 3] + "..."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -57,8 +57,11 @@ class Policy:
         return self._hash  # type: ignore[attr-defined]
 
 
-_DEFAULT = Policy()
-_current: ContextVar[Policy] = ContextVar("convdispatch_policy", default=_DEFAULT)
+DEFAULT = Policy()
+"""The policy in force where nobody set one."""
+_current: ContextVar[Policy] = ContextVar("convdispatch_policy", default=DEFAULT)
+ask_policy: Callable[[], Policy] = _current.get
+"""``current_policy`` as one call of C, for code below Python."""
 
 
 def current_policy() -> Policy:

@@ -330,17 +330,20 @@ def epilogue_macros(problem: ConvProblem) -> str:
 
 
 _LARGEST = 2**63 - 1
-_LETTER = re.compile(r"([a-z]+(?:_r)?)(\d+)")
+_LETTER = re.compile(r"([a-z]+(?:_r)?)([0-9]+)")
+_LONGEST = 1000  # characters; a text with every letter has some 200
 
 
 def _parse(cls: type[ConvProblem], text: str) -> ConvProblem:
-    body, *flags = str(text).strip().split("+")
+    text = str(text).strip()
+    if len(text) > _LONGEST:
+        raise InvalidProblem(f"a problem's text has at most {_LONGEST} characters, got {len(text)}: {text[:40]!r}...")
+    body, *flags = text.split("+")
     values: dict[str, Any] = {}
     short: dict[str, Any] = {dtype.short: {"dtype": name} for name, dtype in DTYPES.items()}
     short |= {text: {"dtype": x, "out_dtype": y} for text, (x, y) in QUANTIZED_TEXTS.items()}
     words = [(word, {"direction": word}) for word in DIRECTIONS] + [(word, {"layout": word}) for word in LAYOUTS]
-    words += list(short.items())
-    words += [(word, {"math": word}) for word in MATHS]
+    words += [*short.items(), *((word, {"math": word}) for word in MATHS)]
     found = True
     while found:
         found = False
@@ -353,9 +356,7 @@ def _parse(cls: type[ConvProblem], text: str) -> ConvProblem:
     while position < len(body):
         match = _LETTER.match(body, position)
         if match is None or match[1] not in (*_NUMBERS, "od", "oh", "ow"):
-            raise InvalidProblem(
-                f"cannot read {body[position:]!r} in {text!r}; expected letters and numbers like mb1ic3ih8oc4kh3"
-            )
+            raise InvalidProblem(f"cannot read {body[position:]!r} in {text!r}; expected such as mb1ic3ih8oc4kh3")
         if match[1] in values:
             raise InvalidProblem(f"{match[1]} stands twice in {text!r}")
         if len(match[2]) > 19:
@@ -373,8 +374,7 @@ def _parse(cls: type[ConvProblem], text: str) -> ConvProblem:
     problem = cls(**promote_square(values))
     for name, size in outputs.items():
         if getattr(problem, name) != size:
-            found = getattr(problem, name)
-            raise InvalidProblem(f"{text!r} says {name}{size}, but its other numbers give {name}{found}")
+            raise InvalidProblem(f"{text!r} says {name}{size}, its other numbers give {name}{getattr(problem, name)}")
     return problem
 
 

@@ -4,7 +4,8 @@
     sum[n] = bias[n] + sum over taps of (x - x_zero_point) * w
 
 Names and rounding are ONNX's (``QLinearConv``): the multiplier is computed in float32 from left to right, the int32 sum
-becomes the nearest float32, their product is rounded half to even. Every solver gives the same bits.
+becomes the nearest float32, their product is rounded half to even. With a residual the numbers are added in float32,
+and their sum is divided by y_scale, as a graph of ONNX does. Every solver gives the same bits.
 """
 
 from __future__ import annotations
@@ -81,14 +82,17 @@ class Quantization:
         if not limits.min <= value <= limits.max:
             raise InvalidArgument(f"{name} must lie within {dtype}, {limits.min} to {limits.max}, got {value}")
 
-    def multipliers(self, channels: int) -> np.ndarray:
-        """What sums are multiplied by, float32, one a channel. Raises InvalidArgument."""
+    def multipliers(self, channels: int, *, residual: bool = False) -> np.ndarray:
+        """What sums are multiplied by, float32, one a channel. Raises InvalidArgument.
+
+        With a residual what is not rounded by itself becomes numbers first: they are added, and divided by y_scale.
+        """
         w_scale = np.asarray(self.w_scale, np.float32).reshape(-1)
         if w_scale.size not in (1, channels):
             raise InvalidArgument(f"w_scale must have 1 or {channels} numbers, one a channel, got {w_scale.size}")
         if self.dtype == "int32":
             return np.ones(channels, np.float32)
-        target = self.y_scale if self.sum_scale is None else self.sum_scale
+        target = self.sum_scale if self.sum_scale is not None else None if residual else self.y_scale
         found = np.float32(self.x_scale) * w_scale
         found = found if target is None else found / np.float32(target)
         return np.ascontiguousarray(np.broadcast_to(found, (channels,)))
@@ -128,16 +132,15 @@ class Quantization:
         low, high = self.bounds(activation)
         floats[Table.low], floats[Table.high] = low, high
         words[Table.least], words[Table.most] = max(low, -_LARGEST - 1), min(high, _LARGEST)
-        floats[Table.sum_scale], floats[Table.residual_scale] = 1.0, 1.0
+        floats[Table.sum_scale], floats[Table.residual_scale], floats[Table.y_scale] = 1.0, 1.0, 1.0
         floats[Table.sum_low], floats[Table.sum_high] = -math.inf, math.inf
         if residual and self.dtype in INTEGERS:
-            y_scale = np.float32(self.y_scale or 1.0)
             words[Table.residual_zero] = self.residual_zero_point
-            floats[Table.residual_scale] = np.float32(self.residual_scale) / y_scale
+            floats[Table.residual_scale], floats[Table.y_scale] = self.residual_scale, self.y_scale or 1.0
             if self.sum_scale is not None:
                 limits = np.iinfo(self.dtype)
                 words[Table.rounds] = 1
-                floats[Table.sum_scale] = np.float32(self.sum_scale) / y_scale
+                floats[Table.sum_scale] = self.sum_scale
                 floats[Table.sum_low] = limits.min - self.sum_zero_point
                 floats[Table.sum_high] = limits.max - self.sum_zero_point
         elif self.sum_scale is not None:
@@ -150,13 +153,25 @@ class Quantization:
                     f"got {given.dtype} of shape {given.shape}: np.rint(bias / (x_scale * w_scale)).astype(np.int32)"
                 )
             words[HEADER : HEADER + channels] = given
-        floats[HEADER + channels :] = self.multipliers(channels)
+        floats[HEADER + channels :] = self.multipliers(channels, residual=residual and self.dtype in INTEGERS)
         return words
 
 
 class Table:
     """Words of the table, int32 or float32; then come ``bias[channels]`` and ``multiplier[channels]`` (float32)."""
 
-    x_zero, y_zero, residual_zero, rounds, residual_scale, sum_scale, low, high, sum_low, sum_high, least, most = range(
-        12
-    )
+    (
+        x_zero,
+        y_zero,
+        residual_zero,
+        rounds,
+        residual_scale,
+        sum_scale,
+        low,
+        high,
+        sum_low,
+        sum_high,
+        least,
+        most,
+        y_scale,
+    ) = range(13)

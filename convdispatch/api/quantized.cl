@@ -36,11 +36,18 @@
 #define STORE_OUT(p, i, v) ((p)[i] = (OUT)(v))
 #endif
 
-// What of a float type F becomes of a sum v that is multiplied, and of a residual r; whole numbers where y is of bytes.
+// What of a float type F becomes of a sum v that is multiplied, and of a residual r: numbers are added, and divided by
+// the scale of y where y is of bytes.
+#if OUT_BYTES
+#define OVER_SCALE(F, v) v = v / (F)(WORD(12));
+#else
+#define OVER_SCALE(F, v)
+#endif
 #define FINISHED_RESIDUAL(F, v, r)                                                          \
   v = clamp(table[3] ? rint(v) : v, (F)(WORD(8)), (F)(WORD(9)));                            \
   v = v * (F)(WORD(5));                                                                     \
-  v = v + (r - (F)((float)table[2])) * (F)(WORD(4));
+  v = v + (r - (F)((float)table[2])) * (F)(WORD(4));                                        \
+  OVER_SCALE(F, v)
 #define FINISHED(F, v) v = clamp(v, (F)(WORD(6)), (F)(WORD(7)));
 
 // y[at] from the sum of output channel n, whose bias is not added yet.

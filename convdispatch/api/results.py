@@ -79,6 +79,8 @@ class Results(list[Result]):
     conditions: str = ""
     """What kept the search from being complete, in words; empty when nothing did."""
 
+    inconclusive: str = ""
+    """Why the times decide nothing, in words: what ran until then was not measured, or the device had other work."""
     runs: str = ""
     """What a call under the same policy and limits runs now, and why, where that is not the winner; else empty."""
     lost: str = ""

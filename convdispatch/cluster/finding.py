@@ -8,15 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from ..api.device import DeviceInfo
-from ..api.errors import ConvDispatchWarning, InvalidArgument
+from ..api.errors import ConvDispatchError, ConvDispatchWarning, InvalidArgument
 from ..api.policy import Policy, current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.results import Results
 from ..measurement.find import why_find
 from ..selection import dispatch
+from ..selection.choice.ranking import rank
 from ..selection.plugins import verdicts
 from ..selection.records.perfdb import perfdb, scope_of
-from ..selection.records.record import Record
+from ..selection.records.record import Record, choice_text
 from .agreement import compare, is_checked
 from .connecting import Workers, connected
 from .interrupts import interrupts_wait
@@ -103,7 +104,7 @@ class _Finding:
             self._task(problem, key)
             for problem in problems  # every kind gets the first problem, then the second
             for key, kind in self._kinds.items()
-            if self._again or not self._store or why_find(problem, kind.device, Policy(), **known_limits)
+            if self._again or not self._store or why_find(problem, kind.device, Policy(), here=False, **known_limits)
         ]
         known = len(problems) * len(self._kinds) - len(tasks)
         start(len(tasks), known, sum(len(kind.workers) for kind in self._kinds.values()))
@@ -118,7 +119,16 @@ class _Finding:
 
     def _task(self, problem: ConvProblem, key: str, **more: Any) -> Task:
         text = str(problem)
-        return Task(text, key, measure, (text, self._limits, self._again), compiles=text, **more)
+        limits = self._limits | {"incumbent": self._incumbent(problem, self._kinds[key].device)}
+        return Task(text, key, measure, (text, limits, self._again), compiles=text, **more)
+
+    def _incumbent(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What runs on such a device by what is known here; the worker's own first where no plugin here serves it."""
+        try:
+            first = rank(problem, device, Policy(workspace_limit=self._limits["workspace_limit"]))[0]
+        except ConvDispatchError:
+            return None
+        return choice_text(first.solver.name, first.config)
 
     def _heard(self, task: Task, answer: Any) -> Results | None:
         """Record what a search found; None for a second search, and for one that failed, which is said."""

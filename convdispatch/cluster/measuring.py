@@ -14,7 +14,7 @@ from ..measurement.child import answer, questions
 
 __all__ = ["from_json", "to_json"]
 
-_FIELDS = ("verdict", "spent_ms", "peak_bytes", "conditions")
+_FIELDS = ("verdict", "spent_ms", "peak_bytes", "conditions", "inconclusive")
 
 
 def to_json(results: Results) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from ..api.device import DeviceInfo
 from ..api.errors import MemoryLimit
 from ..api.problem import ConvProblem
 
-__all__ = ["must_fit", "problem_must_fit"]
+__all__ = ["must_fit", "problem_must_fit", "size_text", "workspace_room"]
 
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1, "bytes"))
 
@@ -23,26 +23,40 @@ def must_fit(device: DeviceInfo, itemsize: int, shapes: Mapping[str, Sequence[in
     name = max(sizes, key=sizes.__getitem__)
     if device.max_alloc_size and sizes[name] > device.max_alloc_size:
         raise MemoryLimit(
-            f"{name} of shape {tuple(shapes[name])} takes {_text(sizes[name])}, but {device.name} allocates "
-            f"{_text(device.max_alloc_size)} at most: take smaller batches, images or padding"
+            f"{name} of shape {tuple(shapes[name])} takes {size_text(sizes[name])}, but {device.name} allocates "
+            f"{size_text(device.max_alloc_size)} at most: take smaller batches, images or padding"
         )
     total = sum(sizes.values())
     if device.global_mem_size and total > device.global_mem_size:
-        each = ", ".join(f"{name} {_text(size)}" for name, size in sizes.items())
+        each = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items())
         raise MemoryLimit(
-            f"operands and result take {_text(total)} ({each}), but {device.name} has "
-            f"{_text(device.global_mem_size)}: take smaller batches, images or padding"
+            f"operands and result take {size_text(total)} ({each}), but {device.name} has "
+            f"{size_text(device.global_mem_size)}: take smaller batches, images or padding"
         )
 
 
 def problem_must_fit(problem: ConvProblem, device: DeviceInfo) -> None:
     """As ``must_fit``, for a convolution's operands and result."""
+    must_fit(device, max(problem.itemsize, problem.out_itemsize), _operands(problem))
+
+
+def _operands(problem: ConvProblem) -> dict[str, Sequence[int]]:
     shapes = {name: getattr(problem, name + "_shape") for name in "xwy"}
     if problem.residual:
         shapes["the residual"] = problem.out_shape
-    must_fit(device, max(problem.itemsize, problem.out_itemsize), shapes)
+    return shapes
 
 
-def _text(size: int) -> str:
+def workspace_room(problem: ConvProblem, device: DeviceInfo) -> int | None:
+    """Most bytes that one allocation can have beside a problem's operands and result; None where that is unknown."""
+    rooms = [device.max_alloc_size] if device.max_alloc_size else []
+    if device.global_mem_size:
+        taken = sum(math.prod(shape) for shape in _operands(problem).values())
+        rooms.append(max(0, device.global_mem_size - taken * problem.itemsize))
+    return min(rooms, default=None)
+
+
+def size_text(size: int) -> str:
+    """Bytes for people."""
     unit, name = next(entry for entry in _UNITS if size >= entry[0] or entry[0] == 1)
     return f"{size} bytes" if unit == 1 else f"{size / unit:.3g} {name}"

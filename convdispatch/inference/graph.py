@@ -11,7 +11,10 @@ import numpy as np
 from ..tensor import Tensor
 from .weights import Aside
 
-__all__ = ["Graph", "Node", "Ref", "Value", "is_planned", "map_operands", "operands"]
+__all__ = ["CONVOLUTIONS", "Graph", "Node", "Ref", "Value", "is_planned", "map_operands", "operands"]
+
+
+CONVOLUTIONS = ("convolution", "quantized_convolution")
 
 
 @dataclass(eq=False)
@@ -85,7 +88,7 @@ class Node:
 
 def is_planned(node: Node) -> bool:
     """A convolution with constant weights, which is planned and packed when the net is lowered."""
-    return node.name == "convolution" and isinstance(node.kwargs["w"], Tensor)
+    return node.name in CONVOLUTIONS and isinstance(node.kwargs["w"], Tensor)
 
 
 @dataclass(eq=False)

@@ -8,14 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
+from ..api.quantization import Table
 from ..calls.arguments import describe
+from ..calls.quantized import quantized_problem
 from ..device.commands.recording import Recording, Slot
 from ..device.tracing import tracing
 from ..elementwise.apply import compute
 from ..elementwise.joining import concatenation_buffer
 from ..nn.convolution import dense
+from ..nn.quantized import moving_table
 from ..selection import dispatch
 from ..selection.prepared import Prepared
 from ..tensor import Tensor
@@ -72,11 +77,24 @@ def problem_of(node: Node) -> ConvProblem:
     """What a convolution with constant weights asks to solve."""
     given = node.kwargs
     x = given["x"]
+    if node.name == QUANTIZED:
+        return _quantized_problem(node, isinstance(given["w"], Tensor))
     flags = {name: given.get(name) is not None for name in ("bias", "residual")}
     options = {name: _hashable(given[name]) for name in _OPTIONS if name in given}
     return _described(x.shape, given["w"].shape, (x.value if isinstance(x, Ref) else x).dtype.name, **flags, **options)
 
 
+def _quantized_problem(node: Node, constant_weights: bool) -> ConvProblem:
+    given = node.kwargs
+    options = {name: given[name] for name in _OPTIONS[:5] if name in given}
+    problem = quantized_problem(
+        given["x"].shape, given["w"].shape, given["x"].value.dtype.name, given["quantization"],
+        residual=given.get("residual") is not None, **options,
+    )  # fmt: skip
+    return problem.replace(constant_weights=True) if constant_weights else problem
+
+
+QUANTIZED = "quantized_convolution"
 _OPTIONS = ("stride", "padding", "dilation", "groups", "layout", "math", "activation")
 
 
@@ -146,7 +164,7 @@ class _Lowering:
         return Tensor(operand.base_data, operand.shape, operand.dtype, self.recording, operand.strides, operand.offset)
 
     def _node(self, node: Node) -> LoweredNode:
-        if is_planned(node):
+        if is_planned(node) or node.name == QUANTIZED:
             return self._convolution(node)
         if node in self._joins.values() and self._is_joined(node):
             return LoweredNode(node.name)
@@ -174,14 +192,31 @@ class _Lowering:
         prepared = self._ready.get(problem) or dispatch.prepare(
             problem, recording.context, replace(current_policy(), patience=None)
         )
-        weights = self._weights.take(given["w"], prepared)
+        planned = is_planned(node)
+        weights = self._weights.take(given["w"], prepared) if planned else self._start(dense(self._operand(given["w"])))
         y = self._result(node)
         extras = [
             None if given.get(name) is None else self._start(self._operand(given[name]))
             for name in ("bias", "residual")
+            if name == "residual" or node.name != QUANTIZED
         ]
+        extras = [self._table(node, problem), *extras] if node.name == QUANTIZED else extras
         prepared.enqueue(recording, self._start(x), weights, self._start(y), *extras)  # type: ignore[arg-type]
         return LoweredNode(node.name, problem, prepared)
+
+    def _table(self, node: Node, problem: ConvProblem) -> Any:
+        """What a quantized convolution reads in the place of a bias."""
+        given, queue = node.kwargs, self.recording.queue
+        words = given["quantization"].table(
+            problem.oc, given.get("bias"), activation=given.get("activation"), residual=problem.residual
+        )
+        if given.get("x_zero_point") is None:
+            return Tensor.from_numpy(words, queue).base_data
+        place = np.zeros_like(words)
+        words[Table.x_zero], place[Table.x_zero] = 0, 1
+        parts = [self._operand(Tensor.from_numpy(each, queue)) for each in (words, place)]
+        zero = self._operand(given["x_zero_point"])
+        return self._start(moving_table(*parts, dense(zero).reshape(1)))
 
     def _start(self, tensor: Tensor) -> Any:
         """Memory that begins at the tensor's first element; a copy where the device lets no buffer begin there."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..calls.arguments import describe
+from ..calls.quantized import quantized_problem
 from ..device.commands.recording import Recording, Slot
 from ..device.tracing import bound, source, tracing
 from ..tensor import Tensor
@@ -127,6 +128,22 @@ def _convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...]
     return problem.y_shape, given["x"].dtype
 
 
+def _quantized_convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
+    given = bound(function, args, kwargs).arguments
+    names = ("stride", "padding", "dilation", "groups", "layout")
+    options = {name: given[name] for name in names if name in given}
+    problem = quantized_problem(
+        given["x"].shape, given["w"].shape, given["x"].dtype.name, given["quantization"], **options
+    )
+    return problem.y_shape, np.dtype(problem.out_dtype)
+
+
+def _in_dtype(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
+    given = bound(function, args, kwargs)
+    given.apply_defaults()
+    return given.arguments["x"].shape, np.dtype(given.arguments["dtype"])
+
+
 def _linear(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
     given = bound(function, args, kwargs).arguments
     return (given["x"].shape[0], given["w"].shape[0]), given["x"].dtype
@@ -139,6 +156,9 @@ def _like_first(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...],
 
 _RULES: dict[str, Callable[..., Any]] = {
     "convolution": _convolution,
+    "quantized_convolution": _quantized_convolution,
+    "quantize": _in_dtype,
+    "dequantize": _in_dtype,
     "linear": _linear,
     "batch_norm": _like_first,
     "activate": _like_first,

@@ -3,8 +3,8 @@
 Each problem has a tuner. The plan that answers is first held against float64 at sampled places, on a caller's data.
 Then, after a call has been answered and as long as trials took less than their share of the calls' time, a candidate
 runs on the same operands into memory of its own: once to be compared with what the verified plan writes, and in turn
-with that plan to be timed. Only one that was right may win; it is recorded, and calls change to it when they look for
-their plan anew. Candidates compile in the background, one at a time. A trial that raises ends its candidate.
+with that plan to be timed. Both are recorded. Only one that was right may win; calls change to it when they
+look for their plan anew. Candidates compile in the background, one at a time. A trial that raises ends its candidate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from ..api.policy import Policy
 from ..api.problem import ConvProblem
-from ..api.results import Results
+from ..api.results import Result, Results
 from ..device import background, runtime
 from ..device.commands.host_memory import HostMemory
 from ..device.commands.queues import commands_of
@@ -28,7 +28,9 @@ from ..selection import dispatch
 from ..selection.generic_solver import GenericSolver
 from ..selection.prepared import Constant, Prepared
 from ..selection.records.perfdb import perfdb
+from ..selection.records.record import LEAST_SAMPLES
 from ..selection.records.timing import summarise
+from ..selection.solver_query import query
 from .reference import relative_error
 from .sampled import sampled_fault
 from .search.answer import record_of
@@ -144,7 +146,7 @@ class Tuner:
                         times[name].append(time.perf_counter() - start)
                 if turn == 0 and not self._same(queue, results):
                     return
-            self._record(entry, prepared, times["candidate"])
+            self._record((self._entry(self.best), self.best, times["best"]), (entry, prepared, times["candidate"]))
         except Exception:  # its kernels, or times that are none
             return
         here, there = (statistics.median(times[name]) for name in ("candidate", "best"))
@@ -161,13 +163,20 @@ class Tuner:
             return False  # such data judge nothing
         return relative_error(found.astype(np.float64), wide) <= 2 * error_limit(problem)
 
-    def _record(self, entry: Entry, prepared: Prepared, seconds: list[float]) -> None:
-        entry.timing, result = summarise([1e3 * each for each in seconds]), entry.result
-        entry.say()
-        result.status, result.workspace = "measured", prepared.workspace_size
-        results = Results([result])
+    def _entry(self, plan: Prepared) -> Entry:
+        default = query(plan.solver, self.problem, self._info).configs[:1] == (dict(plan.config),)
+        return Entry(plan.solver, plan.config, None, Result(plan.solver.name, dict(plan.config), default=default))
+
+    def _record(self, *timed: tuple[Entry, Prepared, list[float]]) -> None:
+        """The times of a candidate and of the plan that answers, in one record file."""
+        for entry, prepared, seconds in timed:
+            entry.timing = summarise([1e3 * each for each in seconds])
+            entry.benchmarked = len(seconds) >= LEAST_SAMPLES
+            entry.say()
+            entry.result.status, entry.result.workspace = "measured", prepared.workspace_size
+        results = Results([entry.result for entry, _, _ in timed])
         results.problem, results.device, results.conditions = self.problem, self._info, "tuned on calls"
-        perfdb().record(record_of(result, results, self.policy.workspace_limit, None))
+        perfdb().record(*(record_of(result, results, self.policy.workspace_limit, None) for result in results))
 
 
 def _run(plan: Prepared, queue: Any, operands: dict[str, Any], constant: Constant | None) -> None:

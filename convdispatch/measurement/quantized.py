@@ -34,7 +34,7 @@ def random_operands(problem: ConvProblem, seed: int, density: float = 1.0) -> di
         given |= {"y_scale": 1.0, "y_zero_point": int(random.integers(low // 2 + high // 4, high))}
         given |= {"residual_zero_point": int(random.integers(low, high + 1)), "residual_scale": 0.37}
         if problem.residual and seed % 2:
-            given |= {"sum_scale": 1.5, "sum_zero_point": int(random.integers(low, high + 1))}
+            given |= {"sum_scale": 1.5, "y_scale": 1.25, "sum_zero_point": int(random.integers(low, high + 1))}
     quantization = Quantization(w_scale=scale.astype(np.float32), **given)  # type: ignore[arg-type]
     bias = random.integers(-(1 << 12), 1 << 12, problem.oc).astype(np.int32)
     activation = "relu" if seed % 3 == 0 else None
@@ -73,6 +73,7 @@ def finished(
         v = np.clip(v, floats[Table.sum_low], floats[Table.sum_high]) * floats[Table.sum_scale]
         r = residual.astype(np.float32) - np.float32(table[Table.residual_zero])
         v = v + r * floats[Table.residual_scale]
+        v = v / floats[Table.y_scale] if problem.out_itemsize == 1 else v
     v = np.clip(v, floats[Table.low], floats[Table.high])
     if problem.out_itemsize == 1:
         return np.rint(v).astype(np.float64) + float(table[Table.y_zero])

@@ -108,6 +108,13 @@ class Call:
         value = self.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 
+    def word(self, name: str, known: Sequence[str]) -> str:
+        """An attribute among ``known``, of which the first is the default. Raises Unsupported for any other."""
+        found = self.get(name, known[0])
+        if found not in known:
+            raise self.refuse(f"{name} is one of {', '.join(known)}, got {str(found)[:40]!r}")
+        return str(found)
+
     def either(self, name: str, place: int, default: Any = None) -> Any:
         """Integers that newer operator sets take as an input, older ones as an attribute."""
         return self.ints(place) if self.has(place) else self.get(name, default)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..api.errors import InvalidArgument
+from ..api.errors import ConvDispatchError, InvalidArgument, words
 from ..device.tracing import naming
 from ..tensor import Tensor
 from . import folding
@@ -174,6 +174,10 @@ class Interpreter:
                 if str(error).startswith(call.name):
                     raise
                 raise InvalidArgument(f"{call.name}: {error}") from error
+            except ConvDispatchError:
+                raise
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise InvalidArgument(f"{call.name} is none that can be computed: {words(error)}") from error
             return answer if isinstance(answer, list | tuple) else (answer,)
         if function is None and ours:
             function = body_of(node, opset, operands)
@@ -191,6 +195,8 @@ class Interpreter:
         if lasting and key in self._memory:
             return self._memory[key][0]  # type: ignore[no-any-return]
         plain = constants.value_of(node) if node.op_type == "Constant" else None
+        if node.op_type == "DequantizeLinear" and standard(node.domain):  # the reference has it from set 19 on alone
+            plain = constants.dequantized(operands, _attributes(node, scope))
         if plain is None:
             values = {name: value for name, value in zip(node.input, operands, strict=True) if name}
             made = _resolved(node, scope)

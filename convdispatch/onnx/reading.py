@@ -64,8 +64,10 @@ def _bytes(path: Path) -> bytes:
                 f"{path} has {size} bytes, a model file at most {MOST_BYTES - 1}: save its weights apart"
             )
         return path.read_bytes()
-    except OSError as error:
-        raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # a NUL in the path
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument(f"{str(path)[:200]!r} cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 def _parse(data: bytes, name: str) -> Any:
@@ -152,7 +154,10 @@ def _file_of(tensor: Any, owner: str, folder: Path | None, name: str, wanted: in
     location = given.get("location", "")
     if folder is None:
         raise InvalidArgument(f"{name}: {owner} lies in the file {location!r}: load the model by its path")
-    path = (folder / location).resolve()
+    try:
+        path = (folder / location).resolve()
+    except (OSError, ValueError) as error:  # a NUL, or links in a circle
+        raise InvalidArgument(f"{name}: {owner} lies in {location[:80]!r}, which is no place: {error}") from None
     if not location or not path.is_relative_to(folder) or os.path.isabs(location):  # noqa: PTH117 (of a bare string)
         raise InvalidArgument(f"{name}: {owner} lies in {location!r}, outside the model's folder: refused")
     try:
@@ -160,7 +165,10 @@ def _file_of(tensor: Any, owner: str, folder: Path | None, name: str, wanted: in
         length = int(given.get("length", str(wanted)))
     except ValueError:
         raise InvalidArgument(f"{name}: {owner} has an offset or length that is no number") from None
-    size = path.stat().st_size if path.is_file() else -1
+    try:
+        size = path.stat().st_size if path.is_file() else -1
+    except OSError as error:  # too long a name
+        raise InvalidArgument(f"{name}: {owner} lies in {location[:80]!r}, which is no place: {error}") from None
     if size < 0:
         raise InvalidArgument(f"{name}: {owner} lies in {location!r}, which is no file")
     if length != wanted or start < 0 or start + length > size:

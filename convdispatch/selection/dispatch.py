@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import reprlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -17,7 +16,6 @@ from ..api.device import DeviceInfo
 from ..api.errors import (
     BuildFailed,
     ConvDispatchError,
-    ConvDispatchWarning,
     Frozen,
     MemoryLimit,
     NoSolver,
@@ -39,13 +37,15 @@ from ..device.programs.kernels import Programs
 from ..device.size_limits import problem_must_fit
 from ..device.startup_profile import layer, phase
 from . import async_compile, solver_query
-from .choice.ranking import Candidate, Choices, forgive, reasons, set_aside
+from .choice.ranking import Candidate, Choices, reasons
+from .choice.set_aside import NoWorkspace, forgive, lacked, must_have_room, set_aside, short_of_memory
+from .defensive_copy import ArgumentsChanged, ask, banned, on_ban
 from .layer_chain import call_state
 from .planpack import decisions, from_environment
-from .plugins import verdicts
+from .plugins import faults, verdicts
 from .plugins.loader import plugins
 from .prepared import Constant, Prepared
-from .solver_query import checked_plan, guarded
+from .solver_query import checked_plan, guarded, planned_as
 from .visible_problem import visible_problem
 
 if TYPE_CHECKING:
@@ -144,17 +144,39 @@ def prepare_all(
 def _first_that_plans(
     problem: ConvProblem, context: cl.Context, policy: Policy, ranked: Iterable[Candidate] | None = None
 ) -> Prepared:
-    before, device = thread.built, runtime.device_info(context.devices[0])
+    device = runtime.device_info(context.devices[0])
+    try:
+        return _planned_first(problem, context, policy, ranked, device)
+    except NoSolver as error:
+        raise short_of_memory(problem, device, error) from None
+
+
+def _planned_first(
+    problem: ConvProblem,
+    context: cl.Context,
+    policy: Policy,
+    ranked: Iterable[Candidate] | None,
+    device: DeviceInfo,
+) -> Prepared:
+    before = thread.built
     for candidate in _candidates(problem, context.devices[0], device, policy, ranked):
         compiled = thread.compiled
+        if banned(candidate.solver):
+            continue
         try:
             plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
             made = with_room(context.devices[0], lambda plan=plan, source=candidate.source: plan(source=source))
             made.nbytes = thread.built - before
             decisions.note(made, context.devices[0], policy, thread.compiled - compiled)
             return made
-        except (Frozen, PlanFailed, MemoryLimit):
+        except (Frozen, PlanFailed):
             raise
+        except MemoryLimit as error:
+            if policy.frozen:
+                raise
+            _lacked(problem, device, candidate.solver.name, 0, policy, error)
+        except ArgumentsChanged as error:  # which was said, of its plugin
+            forbid_fallback(problem, candidate.solver.name, str(error), policy, error)
         except Exception as error:
             quarantine(problem, device, candidate.solver.name, f"its plan() raised {words(error)}", policy, error)
     raise NoSolver(problem, str(device), reasons(problem, device, policy))
@@ -194,12 +216,14 @@ def make(
     Raises what the solver raises, and PluginError if the plan breaks the contract or the workspace limit.
     """
     seen = visible_problem(solver, problem)
+    shown = planned_as(solver, problem, seen, context, config)
     with phase("plan"):
-        plan = checked_plan(solver, guarded(f"{solver.name}.plan()", solver.plan, context, seen, config))
+        plan = checked_plan(solver, guarded(f"{solver.name}.plan()", ask, solver, "plan", context, shown, config))
     size = plan.workspace_size
     limit = policy.workspace_limit if policy else None
     if limit is not None and size > limit:
         raise PluginError(f"{solver.name} needs {size} bytes of workspace, the limit is {limit}")
+    must_have_room(problem, runtime.device_info(context.devices[0]), solver.name, size)
     return Prepared(context, problem, seen, solver, config, plan, source)
 
 
@@ -212,17 +236,23 @@ def quarantine(
     error: BaseException | None = None,
 ) -> None:
     """Set a solver aside for this problem and device, with a warning; raises PlanFailed if fallback is off."""
-    if policy is not None and not policy.fallback:
-        message = f"{solver} failed on {problem}, and policy(fallback=False) forbids another: {reason}"
-        raise PlanFailed(message) from error
+    forbid_fallback(problem, solver, reason, policy, error)
     set_aside(problem, device, solver, reason)
     forget(problem)
     detail = f"\n{error.log}" if isinstance(error, BuildFailed) else ""
-    warnings.warn(
-        f"{solver} is set aside for {problem} on {device}: {reason}; the next candidate runs{detail}",
-        ConvDispatchWarning,
-        stacklevel=3,
+    message = f"{solver} is set aside for {problem} on {device}: {reason}; the next candidate runs{detail}"
+    faults.say(
+        solver, f"{reason.removeprefix('find: ').partition(':')[0]} {type(error).__name__}", message, stacklevel=3
     )
+
+
+def forbid_fallback(
+    problem: ConvProblem, solver: str, reason: str, policy: Policy | None, error: BaseException | None
+) -> None:
+    """Raise PlanFailed where the policy wants this solver or none."""
+    if policy is not None and not policy.fallback:
+        message = f"{solver} failed on {problem}, and policy(fallback=False) forbids another: {reason}"
+        raise PlanFailed(message) from error
 
 
 def run(
@@ -270,14 +300,24 @@ def run(
         except BaseException as error:  # SystemExit too: a plugin must not end its caller's process
             wrote = {"x": x, "w": w, "y": y}[problem.written]
             begun = before is not None and prepared.begun(thread.given - before, wrote, residual)
-            if out_of_memory(error):
-                if room or begun or not make_room(queue.device):
-                    raise full(queue.device, error) from error
-                room = True
+            lacking: MemoryLimit | None = error if isinstance(error, NoWorkspace) else None
+            handed_over = before is None and isinstance(error, MemoryLimit)  # by a fast path, perhaps a workspace's
+            if lacking is None and (out_of_memory(error) or (handed_over and not room)):
+                if not (room or begun) and make_room(queue.device):
+                    room = True
+                    continue
+                lacking = full(queue.device, error) if out_of_memory(error) else error
+                if begun or prepared.recordable:  # its commands take no memory of their own
+                    raise lacking from error
+            device, policy, name = runtime.device_info(queue.device), current_policy(), prepared.solver.name
+            if lacking is not None:
+                if policy.frozen:
+                    raise lacking from error
+                _lacked(problem, device, name, prepared.workspace_size, policy, lacking)
+                prepared = prepare(problem, prepared.context, policy)
                 continue
             if isinstance(error, ConvDispatchError) and not isinstance(error, (BuildFailed, PluginError)):
                 raise
-            device, policy, name = runtime.device_info(queue.device), current_policy(), prepared.solver.name
             quarantine(problem, device, name, f"it failed as it ran: {words(error)}", policy, error)
             if begun:
                 raise PlanFailed(
@@ -291,6 +331,16 @@ def run(
         operands = {"x": x, "w": w, "y": y, "bias": bias, "residual": residual}
         prepared.after(queue, operands, constant, event)
     return event
+
+
+def _lacked(
+    problem: ConvProblem, device: DeviceInfo, solver: str, size: int, policy: Policy, error: MemoryLimit
+) -> None:
+    """Set a solver aside for which there was no memory, until nobody else is left either."""
+    if not policy.fallback:
+        raise error
+    lacked(problem, device, solver, size, error)
+    quarantine(problem, device, solver, f"no memory: {words(error)}", policy, error)
 
 
 def no_event(prepared: Prepared, found: Any) -> PluginError:
@@ -336,3 +386,10 @@ def forget(problem: ConvProblem | None = None) -> None:
 def on_forget(callback: Any) -> None:
     """Call ``callback()`` whenever plans are dropped; for caches that hold a Prepared."""
     _forgetters.append(callback)
+
+
+@on_ban
+def _forget_plans() -> None:
+    """A plugin was set aside: what it planned is chosen anew."""
+    _plans.drop(lambda key: True)
+    _look_anew()

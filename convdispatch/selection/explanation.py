@@ -44,13 +44,21 @@ def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
         except Fault:  # set aside by this question: the others' order is another
             continue
     first = ranked[0] if ranked else None
-    why = sentence(verdicts, first.rule if first else "")
+    why = "; ".join([sentence(verdicts, first.rule if first else ""), *_undecided(problem, info)])
     chosen, source = (first.solver.name, first.source) if first else (None, None)
     calibrated = rates(info).measured
     basis = (
         "at the device's measured rates" if calibrated else "at estimated rates: convdispatch calibrate measures them"
     )
     return Explanation(problem, info, chosen, source, verdicts, why, basis)
+
+
+def _undecided(problem: ConvProblem, device: DeviceInfo) -> Iterator[str]:
+    """Records that decide nothing, and why: a sentence a reason."""
+    records = perfdb().lookup(problem, device, scope_of(current_policy()))
+    for why in dict.fromkeys(record.inconclusive for record in records if record.inconclusive):
+        names = ", ".join(dict.fromkeys(one.solver for one in records if one.inconclusive == why))
+        yield f"what is on record of {names} decides nothing: {why}"
 
 
 def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo) -> Iterator[Verdict]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..api.errors import ConvDispatchWarning, Frozen, PluginError, words
 from ..api.hookspecs import hookimpl
+from .defensive_copy import changed, copied
 from .plugins.loader import plugins
 
 __all__ = ["call_state", "enqueue_plan", "run_layered"]
@@ -61,14 +62,15 @@ class _Innermost:
         residual: Any,
     ) -> Any:
         """Run the plan."""
-        return enqueue_plan(problem, plan, queue, x, w, y, workspace, wait_for, bias, residual)
+        seen = getattr(plan, "_made_for", problem)  # whatever a layer did to its copy
+        return enqueue_plan(seen, plan, queue, x, w, y, workspace, wait_for, bias, residual)
 
 
 class _Watched:
     """A plan that notes what became of it, for layers to call in its place."""
 
-    def __init__(self, plan: Any) -> None:
-        self._plan = plan
+    def __init__(self, plan: Any, problem: Any) -> None:
+        self._plan, self._made_for = plan, problem
         self.outcome: Any = None
         """The event of the last call."""
         self.operands: tuple[Any, ...] = ()
@@ -93,12 +95,12 @@ def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tupl
     manager = plugins().manager
     if not manager.has_plugin(_INNERMOST):
         manager.register(_Innermost(), name=_INNERMOST)
-    watched = _Watched(plan)
+    watched, shown, values = _Watched(plan, problem), copied(problem), vars(problem).copy()
     x, w, y = operands
     try:
         event = manager.hook.convdispatch_enqueue(
             queue=queue,
-            problem=problem,
+            problem=shown,
             solver=solver,
             plan=watched,
             x=x,
@@ -115,9 +117,12 @@ def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tupl
         if watched.error is not None:
             raise watched.error from None
     else:
-        if hasattr(event, "wait") or not hasattr(watched.outcome, "wait"):
+        if what := changed(shown, values):
+            _switch_off(None, f"the {what} was changed")
+        elif hasattr(event, "wait") or not hasattr(watched.outcome, "wait"):
             return event
-        _switch_off(None, f"they answered {type(event).__name__} where the plan's event was expected")
+        else:
+            _switch_off(None, f"they answered {type(event).__name__} where the plan's event was expected")
     same = watched.operands and all(one is other for one, other in zip(watched.operands, operands, strict=True))
     if same:  # it was run on the caller's memory, and need not run again
         return watched.outcome

@@ -22,10 +22,11 @@ from ..device.commands.interface import Commands, thread
 from ..device.commands.queues import OpenCLQueue, commands_of
 from ..device.commands.recording import Recording, Slot
 from ..device.cuda.ptx import Unlaunchable
-from ..device.memory.allocator import same_memory
+from ..device.memory.allocator import out_of_memory, same_memory
 from ..device.plans.steps import StepPlan
 from ..device.programs.kernels import KernelPlan, Launch, build, kernel_text
 from ..device.startup_profile import layer, phase
+from .choice.set_aside import NoWorkspace
 from .layer_chain import enqueue_plan, run_layered
 from .plugins.loader import plugins
 
@@ -268,12 +269,23 @@ class Prepared:
     def _enqueue(
         self, queue: Any, x: Any, w: Any, y: Any, bias: Any = None, residual: Any = None, wait_for: Any = None
     ) -> Any:
-        scratch = runtime.allocate(queue, self.workspace_size) if self.workspace_size else None
+        scratch = self._scratch(queue) if self.workspace_size else None
         if self.bare:
             return self.plan.enqueue(queue, x, w, y, scratch, wait_for)
         if self._epilogue is not None:
             return self._epilogue(self, queue, x, w, y, scratch, bias, residual, wait_for)
         return self._enqueue_plan(queue, x, w, y, scratch, bias, residual, wait_for)
+
+    def _scratch(self, queue: Any) -> Any:
+        """Memory for the workspace. Raises NoWorkspace where there is none."""
+        try:
+            return runtime.allocate(queue, self.workspace_size)
+        except Exception as error:
+            if isinstance(error, MemoryError) or out_of_memory(error):
+                raise NoWorkspace(
+                    f"{self.solver.name} needs {self.workspace_size} bytes of workspace: {error}"
+                ) from error
+            raise
 
     def _enqueue_plan(
         self, queue: Any, x: Any, w: Any, y: Any, scratch: Any, bias: Any, residual: Any, wait_for: Any

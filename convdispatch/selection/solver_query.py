@@ -1,30 +1,37 @@
 """Asks solvers, in a guard: whatever one answers or raises, the caller gets values of the right kind or a sentence.
 
 A solver is asked once a problem for everything: whether it refuses, its configurations, what the first of them costs
-and needs; what the others cost, when somebody wants to know. What breaks the contract is a *fault*: it is said once, by
+and needs; what the others cost, when somebody wants to know. The problem's ``math`` is the least accuracy: where it is
+``"tf32"`` or ``"fast"`` a solver is asked for the same problem in float32 too, and what it offers for that is offered
+here, the cheapest first. What breaks the contract is a *fault*: it is said once, by
 a warning, and the solver is set aside for the problem. Only KeyboardInterrupt and Frozen pass.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import numbers
 import reprlib
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..api.device import DeviceInfo
-from ..api.errors import ConvDispatchWarning, Frozen, PluginError, words
+from ..api.errors import Frozen, PluginError, plain, words
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
+from ..device.runtime import device_info
+from ..device.size_limits import workspace_room
+from .defensive_copy import MOST_CONFIGS, ArgumentsChanged, ask, banned, copied
+from .plugins import answer_trial, faults
 from .plugins.loader import plugins
 from .visible_problem import computes_dtype, visible_problem
 
 __all__ = [
+    "FLOORS",
     "MOST_CONFIGS",
     "SolverAnswers",
     "Fault",
@@ -33,11 +40,12 @@ __all__ = [
     "checked_plan",
     "forget",
     "guarded",
+    "planned_as",
     "predicted",
 ]
 
-MOST_CONFIGS = 1000
-"""Configurations that a solver may offer for a problem; one that offers more has no end, or is no list to search."""
+FLOORS = {"tf32": ("float32", "ieee"), "fast": ("float32", "ieee")}
+"""By a problem's math those that are more accurate; the later is asked for where the earlier is refused."""
 _KEPT = 8192
 """Answers that are kept: some fifty solvers', derived ones among them, for 160 problems."""
 
@@ -65,6 +73,11 @@ class SolverAnswers:
         self._texts: frozenset[str] | None = None
         self._costs: dict[str, float | None] = {}
         self._sizes: dict[str, int | None] = {}
+        self._shown: dict[str, ConvProblem] = {}
+        self.fault = banned(solver)
+        if self.fault is None and "chain" not in vars(solver):
+            self.fault = answer_trial.fault(solver.name, problem, device)
+            self._kind = "no answer"
         try:
             self.elsewhere = self._answer("serves", _reason)
             self.refused = computes_dtype(solver, problem) or self._answer("rejects", _reason)
@@ -74,6 +87,29 @@ class SolverAnswers:
                 self.workspace(self.configs[0])
         except Fault:
             self.configs = ()
+        if problem.dtype == "float32" and self.fault is None and self.elsewhere is None:
+            self._admit_more_accurate()
+
+    def _admit_more_accurate(self) -> None:
+        """Offer what the solver offers for more accurate math too; of those with equal configurations the own one."""
+        for math_ in FLOORS.get(self.problem.math, ()):
+            other = SolverAnswers(self.solver, _with_math(self.problem, math_), self.device)
+            if other.accepts:
+                break
+        else:
+            return
+        own, mine = list(self.configs), set(map(canonical, self.configs))
+        more = [config for config in other.configs if canonical(config) not in mine]
+        self._shown = {canonical(config): other.problem for config in more}
+        self._costs |= {text: cost for text, cost in other._costs.items() if text in self._shown}
+        self._sizes |= {text: size for text, size in other._sizes.items() if text in self._shown}
+        first = bool(own and more) and (self._costs[canonical(own[0])] or 0.0) > (other.cost(more[0]) or math.inf)
+        self.configs = tuple([more[0], *own, *more[1:]] if first else [*own, *more])
+        self.refused = None
+
+    def shown(self, config: Mapping[str, Any]) -> ConvProblem:
+        """The problem as the solver plans it with a configuration: perhaps in more accurate math."""
+        return self._shown.get(canonical(config), self.problem) if self._shown else self.problem
 
     @property
     def accepts(self) -> bool:
@@ -98,9 +134,12 @@ class SolverAnswers:
         return self._kept(self._sizes, "workspace", config, _size)
 
     def within(self, limit: int | None) -> list[Mapping[str, Any]]:
-        """The offered configurations whose stated workspace is at most ``limit`` bytes. Raises Fault."""
+        """The offered configurations whose stated workspace is at most ``limit`` bytes; None: where the first one fits
+        on the device all, else those that do. Raises Fault."""
         if limit is None:
-            return list(self.configs)
+            limit, first = workspace_room(self.problem, self.device), self.workspace(self.configs[0])
+            if limit is None or first is None or first <= limit:
+                return list(self.configs)
         sizes = ((config, self.workspace(config)) for config in self.configs)
         return [config for config, size in sizes if size is None or size <= limit]
 
@@ -113,31 +152,40 @@ class SolverAnswers:
     def _answer(self, method: str, check: Callable[[Any], Any], *more: Any) -> Any:
         if self.fault is not None:
             raise Fault(self.fault)
-        arguments = (self.device,) if method == "serves" else (self.problem, self.device, *more)
+        problem = self.shown(more[0]) if more else self.problem
+        arguments = (self.device,) if method == "serves" else (problem, self.device, *more)
         try:
-            return check(getattr(self.solver, method)(*arguments))
+            return check(ask(self.solver, method, *arguments))
         except (KeyboardInterrupt, Frozen):
             raise
+        except ArgumentsChanged as error:  # which was said, of its plugin
+            self.fault, self.configs = str(error), ()
+            raise Fault(str(error)) from None
         except _Wrong as wrong:
-            what = f"its {method}() answered {wrong}"
+            what, self._kind = f"its {method}() answered {wrong}", f"{method} answered"
         except BaseException as error:
-            what = f"its {method}() raised {words(error)}"
+            what, self._kind = f"its {method}() raised {words(error)}", f"{method} raised {type(error).__name__}"
         self.fault, self.configs = what, ()
         if self._said:
             self._say()
         raise Fault(what)
 
+    def ban(self, why: str) -> None:
+        """The solver's plugin was set aside after this was asked."""
+        self.fault, self.configs = self.fault or why, ()
+
+    _kind = ""
     _said = False
     """Whether others see this answer: a fault that comes later is said at once."""
 
     def _say(self) -> None:
         plugin = plugins().provider(self.solver.name)
-        warnings.warn(
-            f"solver {self.solver.name} of plugin {plugin} is set aside for {self.problem} on {self.device}: "
-            f"{self.fault}; tell the plugin's author, or shut it out with CONVDISPATCH_BLOCK={plugin}",
-            ConvDispatchWarning,
-            stacklevel=6,
+        message = (
+            f"solver {self.solver.name} of plugin {plugin} is set aside for {self.problem} on {self.device}, and "
+            f"wherever else it does this: {self.fault}; tell the plugin's author, or shut it out with "
+            f"CONVDISPATCH_BLOCK={plugin}"
         )
+        faults.say(self.solver.name, self._kind, message, stacklevel=6)
 
 
 def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAnswers:
@@ -149,7 +197,10 @@ def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAns
         found = _answers.get(key)
         if found is not None:
             _answers.move_to_end(key)
-            return found
+    if found is not None:
+        if why := banned(solver):
+            found.ban(why)
+        return found
     made = SolverAnswers(solver, seen, device)
     with _lock:
         found = _answers.setdefault(key, made)
@@ -157,9 +208,18 @@ def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAns
             _answers.popitem(last=False)
     if found is made:
         made._said = True
-        if made.fault is not None:
+        if made.fault is not None and banned(solver) is None:
             made._say()
     return found
+
+
+def planned_as(
+    solver: Solver, problem: ConvProblem, seen: ConvProblem, context: Any, config: Mapping[str, Any]
+) -> ConvProblem:
+    """The problem for which the solver's ``plan`` is asked, where it sees ``seen`` of ``problem``; see ``FLOORS``."""
+    if seen.math not in FLOORS:
+        return seen
+    return query(solver, problem, device_info(context.devices[0])).shown(config)
 
 
 def forget() -> None:
@@ -170,12 +230,31 @@ def forget() -> None:
 
 def predicted(solver: Solver, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
     """What a solver predicts for a configuration of a record, which may be none for it; None where it cannot say."""
+    seen = visible_problem(solver, problem)
+    if seen.math in FLOORS:
+        return _least_cost(solver, seen, device, config)
     try:
-        return _cost(solver.cost(visible_problem(solver, problem), device, config))
+        return _cost(ask(solver, "cost", seen, device, config))
     except (KeyboardInterrupt, Frozen):
         raise
     except BaseException:  # a configuration that is none for this problem: there is no prediction
         return None
+
+
+def _least_cost(solver: Solver, seen: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
+    """Of a configuration that may have been offered for more accurate math."""
+    answers = query(solver, seen, device)
+    if answers.offers(config):
+        try:
+            return answers.cost(config)
+        except Fault:
+            pass
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _with_math(problem: ConvProblem, math_: str) -> ConvProblem:
+    return problem.replace(math=math_)
 
 
 def canonical(config: Mapping[str, Any]) -> str:
@@ -223,12 +302,12 @@ def _wrong(answer: Any, expected: str) -> _Wrong:
         shown = reprlib.repr(answer)
     except BaseException:
         shown = f"a {type(answer).__name__}"
-    return _Wrong(f"{shown}, where {expected} was expected")
+    return _Wrong(f"{plain(shown)}, where {expected} was expected")
 
 
 def _reason(answer: Any) -> str | None:
     if answer is None or (isinstance(answer, str) and answer):
-        return answer
+        return answer and plain(answer)
     raise _wrong(answer, "None or a reason in words")
 
 
@@ -244,7 +323,7 @@ def _configs(answer: Any) -> tuple[dict[str, Any], ...]:
             canonical(config)
         except (TypeError, ValueError):
             raise _wrong(config, expected) from None
-        found.append(dict(config))
+        found.append(copied(config))
         if len(found) > MOST_CONFIGS:
             raise _Wrong(f"more than {MOST_CONFIGS} configurations")
     if not found:

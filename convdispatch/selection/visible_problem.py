@@ -11,9 +11,11 @@ __all__ = ["computes_dtype", "visible_problem"]
 
 
 def computes_dtype(solver: Solver, problem: ConvProblem) -> str | None:
-    """Why a solver of floating-point problems computes no quantized one, or None."""
+    """Why a solver of floating-point problems computes no quantized one, nor one of these any other; or None."""
     if problem.quantized and not getattr(solver, "quantized", False):
         return f"floating-point dtypes only, got {problem.dtype_text}"
+    if getattr(solver, "quantized", False) and not problem.quantized:
+        return f"quantized problems only, got {problem.dtype}"
     return None
 
 

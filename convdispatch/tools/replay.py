@@ -18,7 +18,7 @@ from typing import Any
 
 from ..api.errors import ConvDispatchError, InvalidArgument, InvalidProblem
 from ..api.problem import ConvProblem
-from ..device import runtime
+from ..device import plainfile, runtime
 from ..measurement.grammar.own import TRACE
 from ..measurement.search.trialdata import random_operands
 from ..selection import dispatch
@@ -28,8 +28,8 @@ __all__ = ["Call", "Compared", "compare", "read_trace", "replay"]
 
 _LINE = re.compile(
     re.escape(TRACE)
-    + r"(?P<problem>(?:\([^()]*\)|[^,()])*),(?P<solver>[^,]+),(?P<device>.*),(?P<workspace>\d+)"
-    + r",(?P<host_us>\d+\.\d+)(?:,(?P<done_us>\d+\.\d+))?"
+    + r"(?P<problem>(?:\([^()]*\)|[^,()])*),(?P<solver>[^,]+),(?P<device>.*),(?P<workspace>[0-9]+)"
+    + r",(?P<host_us>[0-9]+\.[0-9]+)(?:,(?P<done_us>[0-9]+\.[0-9]+))?"
 )
 
 
@@ -48,7 +48,7 @@ class Call:
 def read_trace(path: Path) -> list[Call]:
     """The calls of a trace; other lines, as of a log, are passed over. Raises InvalidArgument."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = plainfile.read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"cannot read {path}: {error}") from error
     calls = [_call(found.groupdict()) for line in text.splitlines() if (found := _LINE.fullmatch(line.strip()))]

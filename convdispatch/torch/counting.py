@@ -19,6 +19,13 @@ _watchers: list[Callable[[str, str], None]] = []
 _ticks: dict[str, list[None]] = {"convolution": [], "convolution_backward": [], "max_pool2d": []}
 """One None a call that was not added to the counts yet: to append is one step for Python, so it takes no lock."""
 _MOST_TICKS = 4096
+_others: list[Callable[[], tuple[int, int, dict[str, int]]]] = []
+
+
+def also(counts: Callable[[], tuple[int, int, dict[str, int]]]) -> None:
+    """``counts()`` tells what was computed here elsewhere since it was asked last: calls of the two operators, and by
+    solver."""
+    _others.append(counts)
 
 
 def ours(operator: str) -> None:
@@ -36,6 +43,11 @@ def _add_ticks() -> None:
         count = len(ticks)
         del ticks[:count]
         _counts[operator] += count
+    for counts in _others:
+        forward, backward, solvers = counts()
+        _counts["convolution"] += forward
+        _counts["convolution_backward"] += backward
+        _solvers.update(solvers)
 
 
 def several(operator: str, solvers: Sequence[str]) -> None:

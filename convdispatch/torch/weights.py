@@ -9,6 +9,7 @@ constant.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ..selection.prepared import Constant
 from .data_reads import Reads
 from .sampled import Sample
 
-__all__ = ["promise"]
+__all__ = ["promise", "still"]
 
 
 class _Seen:
@@ -91,3 +92,18 @@ def promise(weight: torch.Tensor, fused: bool = False) -> Constant | None:
     elif seen.packed is not None:
         return seen.packed
     return seen.pack(weight)
+
+
+def still(weight: torch.Tensor) -> Callable[[], bool] | None:
+    """What answers whether packed forms that were promised for ``weight`` are those of its values; holds it weakly."""
+    key = id(weight)
+    seen = _seen.get(key)
+    if seen is None or seen.packed is None:
+        return None
+    packed = seen.packed
+
+    def holds() -> bool:
+        tensor = seen.tensor()
+        return tensor is not None and seen.packed is packed and _seen.get(key) is seen and seen.holds(tensor)
+
+    return holds

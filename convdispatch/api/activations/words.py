@@ -23,7 +23,7 @@ __all__ = [
     "parse_activation",
 ]
 
-_FORM = re.compile(r"(\w+)(?:\(([^()]*)\))?")
+_FORM = re.compile(r"([a-z0-9_]+)(?:\(([^()]*)\))?")
 
 
 def parse_activation(text: str) -> tuple[str, tuple[float, ...]]:
@@ -44,11 +44,15 @@ def _parse(text: str) -> tuple[str, tuple[float, ...]]:
     defaults = ACTIVATIONS[match[1]].parameters
     given = [part for part in (match[2] or "").split(",") if part]
     try:
+        if not text.isascii():  # float() reads any script's digits
+            raise ValueError
         numbers = tuple(float(part) for part in given)
     except ValueError:
         raise InvalidProblem(f"activation {match[1]} takes numbers in parentheses, got {text[:80]!r}") from None
+    if any(math.isnan(number) for number in numbers):
+        raise InvalidProblem(f"activation {match[1]} takes numbers, got {text[:80]!r}")
     if len(numbers) > len(defaults):
-        raise InvalidProblem(f"activation {match[1]} takes at most {len(defaults)} numbers, got {text!r}")
+        raise InvalidProblem(f"activation {match[1]} takes at most {len(defaults)} numbers, got {text[:80]!r}")
     return match[1], numbers + defaults[len(numbers) :]
 
 
@@ -57,7 +61,7 @@ def activation_macro(text: str | None) -> str:
     if text is None:
         return "#define ACTIVATION(T, v) (v)\n"
     name, numbers = parse_activation(text)
-    body = ACTIVATIONS[name].opencl.format(*(repr(number) for number in numbers))
+    body = ACTIVATIONS[name].opencl.format(*(repr(number).replace("inf", "INFINITY") for number in numbers))
     return f"#define ACTIVATION(T, v) {body}\n"
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import platformdirs
 
 from ...api.errors import ConvDispatchWarning
+from .. import plainfile
 from ..cache_home import temporary
 from .vendor_trial import how_it_ends
 
@@ -150,7 +151,7 @@ def _listed_in(folder: Path) -> list[tuple[str, str]]:
 def _library(file: Path) -> str:
     """What an .icd file names; empty, with a warning, for one that no loader can read."""
     try:
-        text = file.read_text(encoding="utf-8").strip()
+        text = plainfile.read_text(file, 1 << 16).strip()
         if "\0" in text or "\n" in text:
             raise ValueError("one line that names a library is expected")
     except OSError:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import platformdirs
 
-from .. import jsontext
+from .. import jsontext, plainfile
 from ..cache_home import temporary
 
 __all__ = ["forget", "how_it_ends"]
@@ -93,7 +93,7 @@ def _files() -> list[Path]:
 def _read() -> dict[str, str]:
     for file in _files():
         with contextlib.suppress(OSError, ValueError):
-            known = jsontext.loads(file.read_text(encoding="utf-8"))
+            known = jsontext.loads(plainfile.read_text(file))
             if isinstance(known, dict) and all(isinstance(value, str) for value in known.values()):
                 return known
     return {}

@@ -57,6 +57,19 @@ class Launches:
             found.append((function_of(stream.place.cuda, command.kernel), base, places))
         return cls(found, [root.size for root in roots[len(given) :]])
 
+    def program(self, launcher: Any, name: str, context: int, sizes: Sequence[int], strides: Sequence[int]) -> Any:
+        """The same for the native call path, writing a tensor of these sizes; None for what that does not take."""
+        launches = []
+        for function, arguments, places in self.given:
+            packed = function.pack.pack(*function.numbers(list(arguments)))
+            addresses = [(function.offsets[at], operand, offset) for at, operand, offset in places]
+            extents = (*function.groups, *function.items)
+            launches.append((function.handle.value, extents, function.overlaps, packed, addresses))
+        try:
+            return launcher.program(name, context, launches, self._offsets, self._size, sizes, strides)
+        except ValueError:  # longer arguments than it has room for
+            return None
+
     def give(self, stream: CudaStream, addresses: list[int]) -> None:
         """Launch everything on ``addresses`` of the operands; scratch memory comes from the stream."""
         if self._size:

@@ -18,7 +18,9 @@ from ...device.tracing import bound
 from ...nn import functional
 from ...tensor import Tensor
 from ..graph import Graph, Node, Ref, Value
+from .integer_formulas import merge_integers
 from .pointwise import merge
+from .quantization import to_integers
 
 __all__ = ["fuse"]
 
@@ -34,10 +36,11 @@ def fuse(graph: Graph) -> Graph:
         _name_arguments(node)
         if node.name == LINEAR:
             _linear_to_convolution(node)
+    to_integers(graph)
     uses = graph.uses()
     while sum([_fuse_one(graph, node, uses) for node in list(graph.nodes)]):
         pass
-    return merge(graph)
+    return merge_integers(merge(graph))
 
 
 def _name_arguments(node: Node) -> None:

@@ -31,7 +31,8 @@ BEYOND = 8
 """Operations after the last large one among which is looked for the least to hand on."""
 _ALIKE = frozenset({
     "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "global_average_pool", "local_response_norm",
-    "batch_norm", "apply", "activate", "add", "relu", "concatenate", reorder.__name__,
+    "batch_norm", "apply", "activate", "add", "relu", "concatenate", "quantize", "dequantize", "dequantized_average",
+    reorder.__name__,
 })  # fmt: skip
 """Operations, beside convolutions, that compute each image from the same image of their operands."""
 

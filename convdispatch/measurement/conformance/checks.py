@@ -11,6 +11,7 @@ import numpy as np
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ...device.runtime import device_info
+from ...selection.defensive_copy import ask
 from .. import reference
 from .data import Data, allowed, data_for
 from .memory import FINITE, NAN, ZERO, Fault, Tray, holds
@@ -98,7 +99,7 @@ class Examination:
 
     def _plan(self) -> Any:
         try:
-            plan = self.solver.plan(self.context, self.problem, self.config)
+            plan = ask(self.solver, "plan", self.context, self.problem, self.config)
         except Exception as error:
             log = str(getattr(error, "log", "")).strip()[:500]
             raise Fault("plan", f"plan raised {type(error).__name__}: {error} {log}".strip()) from error

@@ -10,6 +10,7 @@ from typing import Any
 from ...api.device import DeviceInfo
 from ...api.problem import ConvProblem
 from ...api.solver import EPILOGUE, Solver
+from ...selection.defensive_copy import ask
 from ...selection.derivation import Derived
 from ...selection.visible_problem import computes_dtype, visible_problem
 from .memory import Fault
@@ -27,9 +28,9 @@ def answer(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | No
         return other
     seen = visible_problem(solver, problem)
     try:
-        first = solver.rejects(seen, device)
+        first = ask(solver, "rejects", seen, device)
         spent = min(_time(solver, seen, device) for _ in range(2))
-        second = solver.rejects(seen, device)
+        second = ask(solver, "rejects", seen, device)
     except Exception as error:
         raise Fault("words", f"rejects raised {type(error).__name__}: {error}") from error
     if first != second:
@@ -48,7 +49,7 @@ def answer(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | No
 
 def _time(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> float:
     began = time.thread_time()
-    solver.rejects(problem, device)
+    ask(solver, "rejects", problem, device)
     return time.thread_time() - began
 
 
@@ -64,8 +65,8 @@ def _check_words(reason: Any) -> None:
 def configurations(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> list[Mapping[str, Any]]:
     """The solver's tuning choices for an accepted problem. Raises Fault where they are none, no JSON, or not pure."""
     try:
-        offered = [dict(config) for config in solver.configs(problem, device)]
-        again = [dict(config) for config in solver.configs(problem, device)]
+        offered = [dict(config) for config in ask(solver, "configs", problem, device)]
+        again = [dict(config) for config in ask(solver, "configs", problem, device)]
         if json.loads(json.dumps(offered)) != offered:
             raise Fault("configurations", f"configurations must survive JSON, got {offered[0]!r}")
     except Fault:
@@ -87,7 +88,7 @@ def statements(solver: Solver, problem: ConvProblem, device: DeviceInfo, config:
     if not set(solver.fuses) <= EPILOGUE:
         raise Fault("words", f"fuses holds parts of {sorted(EPILOGUE)}, got {sorted(solver.fuses)}")
     try:
-        cost, size = solver.cost(problem, device, config), solver.workspace(problem, device, config)
+        cost, size = (ask(solver, method, problem, device, config) for method in ("cost", "workspace"))
     except Exception as error:
         raise Fault("workspace", f"cost or workspace raised {type(error).__name__}: {error}") from error
     if cost is not None and not (isinstance(cost, (int, float)) and 0 <= cost < float("inf")):

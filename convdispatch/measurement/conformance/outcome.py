@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...api.errors import InvalidArgument
-from ...device import jsontext
+from ...device import jsontext, plainfile
 from .levels import VERSION, held
 from .space import covered
 
@@ -153,11 +153,13 @@ def load(path: Path) -> Report:
 def load_all(path: Path) -> list[Report]:
     """The report of a JSON file, or those of all kinds of device of a cluster. Raises InvalidArgument."""
     try:
-        values = jsontext.loads(path.read_text(encoding="utf-8"))
+        values = jsontext.loads(plainfile.read_text(path))
     except (OSError, ValueError) as error:
         if isinstance(error, InvalidArgument):
             raise
         raise InvalidArgument(f"cannot read {path}: {error}") from error
+    if values == []:
+        raise InvalidArgument(f"{path} holds no conformance report")
     return [Report.from_json(each) for each in (values if isinstance(values, list) else [values])]
 
 

@@ -15,6 +15,7 @@ from ...api.device import DeviceInfo
 from ...api.errors import InvalidProblem
 from ...api.problem import LAYOUTS, MATHS, ConvProblem
 from ...api.solver import Solver
+from ...selection.defensive_copy import ask
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -49,10 +50,10 @@ def packing_plans(
 ) -> Iterator[Packing]:
     """The solver's plans for the relatives it accepts, in ``config`` where it offers that there, else its first."""
     for other in relatives(problem):
-        if solver.rejects(other, device) is None:
-            offered = [dict(choice) for choice in solver.configs(other, device)]
+        if ask(solver, "rejects", other, device) is None:
+            offered = [dict(choice) for choice in ask(solver, "configs", other, device)]
             chosen = dict(config) if dict(config) in offered else offered[0]
-            yield f"{other} {chosen}", solver.plan(context, other, chosen)
+            yield f"{other} {chosen}", ask(solver, "plan", context, other, chosen)
 
 
 def disagreement(queue: cl.CommandQueue, w: np.ndarray, plans: Iterable[Packing]) -> str | None:

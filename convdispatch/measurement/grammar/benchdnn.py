@@ -37,7 +37,7 @@ _TAGS = dict.fromkeys(["any", "undef", "abx", "nchw", "abcd", "ncw", "abc", "ncd
 _TAGS |= dict.fromkeys(["axb", "nhwc", "acdb", "nwc", "acb", "ndhwc", "acdeb"], "nhwc")
 _MATHS = {"strict": "ieee", "tf32": "tf32", "any": "fast"}
 _IGNORED = re.compile(
-    r"conv|mode|v\d*|verbose|engine|skip-impl|impl|alg|perf-template|fix-times-per-prb|max-ms-per-prb|memory-kind|"
+    r"conv|mode|v[0-9]*|verbose|engine|skip-impl|impl|alg|perf-template|fix-times-per-prb|max-ms-per-prb|memory-kind|"
     r"cold-cache|ctx-init|ctx-exe|stream-kind|summary|allow-enum-tags-only|canonical|wtag|attr-scratchpad|"
     r"attr-deterministic|attr-acc-mode|cpu-isa-hints|start|mem-check|fast-ref|repeats-per-prb|num-streams"
 )
@@ -78,7 +78,7 @@ def _dtypes(value: str) -> tuple[tuple[str, str | None], ...]:
         if word.replace(":", "") in QUANTIZED_TEXTS:
             answers.append(QUANTIZED_TEXTS[word.replace(":", "")])
             continue
-        thrice = re.fullmatch(r"(b?f\d\d)\1\1", word)  # as the older --cfg writes it
+        thrice = re.fullmatch(r"(b?f[0-9][0-9])\1\1", word)  # as the older --cfg writes it
         each = {thrice[1]} if thrice else set(word.split(":"))
         if len(each) > 1 or not each <= _TYPES.keys():
             raise InvalidProblem(
@@ -195,7 +195,7 @@ def read_descriptor(text: str) -> tuple[ConvProblem, str, int]:
     values: dict[str, int] = {}
     name, position = "", 0
     while position < len(text):
-        found = re.compile(r"([a-z]+?)(\d+)").match(text, position)
+        found = re.compile(r"([a-z]+?)([0-9]+)").match(text, position)
         if text[position] == "_":
             position += 1
         elif text[position] == "n":
@@ -207,7 +207,7 @@ def read_descriptor(text: str) -> tuple[ConvProblem, str, int]:
             raise InvalidProblem(f"{found[1]} stands twice in {text!r}")
         else:
             values[found[1]], position = number(found[2]), found.end()
-    counted = re.fullmatch(r"(.*)\*(\d+)", name)
+    counted = re.fullmatch(r"(.*)\*([0-9]+)", name)
     name, count = (counted[1], number(counted[2])) if counted else (name, 1)
     return _geometry(values, text), name, count
 

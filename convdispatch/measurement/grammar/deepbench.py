@@ -13,7 +13,7 @@ from .limits import check, number
 __all__ = ["TEXT", "read_line", "read_tuple", "write"]
 
 FIELDS = ("iw", "ih", "ic", "mb", "oc", "kw", "kh", "pw", "ph", "sw", "sh")
-TEXT = re.compile(r"(?:std::make_tuple|make_tuple)?\s*[({\[]?\s*(\d+(?:\s*[,\s]\s*\d+){10})\s*[)}\]]?\s*[,;]?")
+TEXT = re.compile(r"(?:std::make_tuple|make_tuple)?\s*[({\[]?\s*([0-9]+(?:\s*[,\s]\s*[0-9]+){10})\s*[)}\]]?\s*[,;]?")
 """A tuple as C++ and Python write it, or eleven numbers."""
 
 
@@ -29,7 +29,7 @@ def read_line(line: str) -> list[Entry]:
     found = TEXT.fullmatch(line)
     if found is None:
         raise InvalidProblem(f"cannot read {line!r}; expected a tuple ({', '.join(FIELDS)})")
-    problem = read_tuple([number(digits) for digits in re.findall(r"\d+", found[1])])
+    problem = read_tuple([number(digits) for digits in re.findall(r"[0-9]+", found[1])])
     return [Entry(str(problem), problem)]
 
 

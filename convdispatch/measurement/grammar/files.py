@@ -7,20 +7,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...api.errors import InvalidProblem
+from ...device import plainfile
 from ..shapes import Entry
 from . import benchdnn, deepbench, miopen, onnx_node, own
 
 __all__ = ["Entry", "detect", "read_file", "read_line"]
 
-_OWN = re.compile(r"(fwd|bwd_data|bwd_weights|f32|f64|f16|bf16|nchw|nhwc|float32|ieee|tf32|fast)_|[^+]*\+|\S*_r\d")
+_OWN = re.compile(r"(fwd|bwd_data|bwd_weights|f32|f64|f16|bf16|nchw|nhwc|float32|ieee|tf32|fast)_|[^+]*\+|\S*_r[0-9]")
 # Underscores, names, options, output sizes and dense dilations: what only benchdnn's text has.
-_BENCHDNN = re.compile(r'(\S*benchdnn\s+)?--|\S*(\d_|_[a-z]|n"|o[dhw]\d|d[dhw]0(?!\d))|[a-z0-9]*\dn[A-Za-z:]')
+_BENCHDNN = re.compile(
+    r'(\S*benchdnn\s+)?--|\S*([0-9]_|_[a-z]|n"|o[dhw][0-9]|d[dhw]0(?![0-9]))|[a-z0-9]*[0-9]n[A-Za-z:]'
+)
 _LETTERS_ALONE = "letters alone"
+_LONGEST = 10_000
+"""Most characters of a line; an ONNX node with all its attributes has some 500."""
 
 
 def _kind(text: str) -> str:
     text = text.strip()
-    if text.startswith(own.TRACE):
+    if len(text) > _LONGEST or text.startswith(own.TRACE):  # which its reader refuses, or reads
         return "convdispatch"
     if "=>" in text and "{" in text:
         return "onnx"
@@ -51,6 +56,8 @@ _READERS: dict[str, Callable[[str], list[Entry]]] = {
 
 def read_line(line: str, dialect: str) -> list[Entry]:
     """The problems of one line in a dialect. Raises InvalidProblem."""
+    if len(line) > _LONGEST:
+        raise InvalidProblem(f"a line has at most {_LONGEST} characters, got {len(line)}: {line[:40]!r}...")
     return _READERS[dialect](line) if line else []
 
 
@@ -71,7 +78,7 @@ def _read_text(path: Path, dialect: str | None, knobs: benchdnn.Knobs, within: t
     if path in within:
         raise InvalidProblem(f"{path} includes itself")
     try:
-        lines = [_uncomment(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [_uncomment(line) if len(line) <= _LONGEST else line for line in plainfile.read_text(path).splitlines()]
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
         raise InvalidProblem(f"cannot read {path}: {error}") from error
 
@@ -85,7 +92,7 @@ def _read_text(path: Path, dialect: str | None, knobs: benchdnn.Knobs, within: t
             continue
         try:
             kind = alone if kind == _LETTERS_ALONE else kind
-            if kind == "benchdnn":
+            if kind == "benchdnn" and len(line) <= _LONGEST:
                 entries, knobs = benchdnn.read_line(line, knobs, include)
             else:
                 entries = read_line(line, kind)

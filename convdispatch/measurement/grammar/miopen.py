@@ -94,7 +94,7 @@ def _options(tokens: list[str]) -> tuple[dict[str, int | None], dict[str, str]]:
             words[field] = value
         elif field:
             try:
-                numbers[field] = int(value) if len(value) < 20 else int("no size")
+                numbers[field] = int(value) if len(value) < 20 and value.isascii() else int("no size")
             except ValueError:
                 raise InvalidProblem(f"{token} needs a number, got {value[:40]!r}") from None
     return numbers, words

@@ -66,7 +66,9 @@ def read_node(node: Any, shapes: Any, dtype: str = "float32") -> ConvProblem:
         "extra": attributes.get("output_padding", [0] * ndim),
         "shape": attributes.get("output_shape"),
     }
-    same = attributes.get("auto_pad", b"NOTSET").decode()
+    same = attributes.get("auto_pad", b"NOTSET").decode("utf-8", "replace")
+    if same not in ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"):
+        raise InvalidProblem(f"auto_pad is NOTSET, SAME_UPPER, SAME_LOWER or VALID, got {same[:40]!r}")
     for place, axis in enumerate("dhw"[3 - ndim :]):
         values |= _axis(place, axis, x[2 + place], per_axis, same, transposed)
     return ConvProblem(**values)

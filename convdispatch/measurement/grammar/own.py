@@ -13,7 +13,7 @@ __all__ = ["TRACE", "read_line", "write"]
 
 TRACE = "convdispatch,1,"
 """How the trace layer's lines begin."""
-_LINE = re.compile(r"(?P<problem>\S+)(?:\s+(?P<name>.*?))?(?:\s*\*\s*(?P<count>\d+))?")
+_LINE = re.compile(r"(?P<problem>\S+)(?:\s+(?P<name>.*?))?(?:\s*\*\s*(?P<count>[0-9]+))?")
 _TRACED = re.compile(r"(?:\([^()]*\)|[^,()])*")
 
 

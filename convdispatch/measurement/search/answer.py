@@ -16,7 +16,7 @@ from ...selection.records.timing import verdict
 from .candidates import Entry
 from .probing import LOST
 
-__all__ = ["afterwards", "conditions", "judge", "record_of", "set_aside"]
+__all__ = ["afterwards", "conditions", "judge", "record_of", "set_aside", "unmeasured"]
 
 
 def judge(entries: list[Entry], refused: list[Result]) -> Results:
@@ -93,6 +93,7 @@ def record_of(result: Result, results: Results, workspace_limit: int | None, bud
         budget_ms=budget_ms,
         optimal=not results.conditions,
         conditions=results.conditions,
+        inconclusive=results.inconclusive,
         created=now(),
         version=__version__,
     )
@@ -105,6 +106,15 @@ def conditions(results: Results, budget_ms: float | None) -> str:
     words = [f"{untried} candidates did not fit into {budget_ms:g} ms"] if untried else []
     words += [f"{len(starved)} candidates did not fit into the memory"] if starved else []
     return "; ".join(words)
+
+
+def unmeasured(entries: list[Entry]) -> str:
+    """That what would run without the search was not measured, and why; nothing where it was, or must not run."""
+    for entry in entries:
+        if entry.incumbent and entry.timing is None and not entry.broken:
+            reason = entry.result.reason or entry.result.status
+            return f"{entry.solver.name}, which ran until then, was not measured beside them: {reason}"
+    return ""
 
 
 def afterwards(results: Results, policy: Policy) -> str:

@@ -1,10 +1,11 @@
 """Lists what could compute a problem, in the order of promise, and finds a smaller problem to judge a suspect by.
 
-First the fastest on record, for what it claims must stand in the same rounds. Then every solver's default
-configuration, before anyone's second: the cheapest predicted, those of solvers that predict nothing, the other
-predictions. Then what is known to be good: the next on record, and what the nearest measured problem runs. Then what is
-not on record, by turns the cheapest predicted and of those who predict nothing. Last what is on record and was slower:
-so a search that its budget ended goes on, when it is repeated, where it was.
+First the incumbent, which would run without the search: nothing is decided unless it was measured too. Then the fastest
+on record, for what it claims must stand in the same rounds. Then every solver's default configuration, before anyone's
+second: the cheapest predicted, those of solvers that predict nothing, the other predictions. Then what is known to be
+good: the next on record, and what the nearest measured problem runs. Then what is not on record, by turns the cheapest
+predicted and of those who predict nothing. Last what is on record and was slower: so a search that its budget ended
+goes on, when it is repeated, where it was.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...api.device import DeviceInfo
-from ...api.errors import InvalidProblem
+from ...api.errors import ConvDispatchError, InvalidProblem
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Result
@@ -49,6 +50,8 @@ class Entry:
     screening: Timing | None = None
     benchmarked: bool = False
     broken: bool = False
+    incumbent: bool = False
+    """Whether it would run without the search."""
 
     @property
     def name(self) -> str:
@@ -77,8 +80,14 @@ class Entry:
         )
 
 
-def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[list[Entry], list[Result]]:
-    """Every solver that accepts, with each of its configurations, most promising first; and who refuses, and why."""
+def candidates(
+    problem: ConvProblem, device: DeviceInfo, policy: Policy, incumbent: str | None = None
+) -> tuple[list[Entry], list[Result]]:
+    """Every solver that accepts, with each of its configurations, most promising first; and who refuses, and why.
+
+    ``incumbent`` is the choice that runs without a search; None for what runs under the policy.
+    """
+    incumbent = _incumbent(problem, device, policy) if incumbent is None else incumbent
     policy = replace(policy, max_error=None, workspace_limit=None)  # both are judged by what is measured
     entries, refused = [], []
     for name, solver in ranking.contestants(problem, device).items():
@@ -95,6 +104,7 @@ def candidates(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tupl
         for place, config in enumerate(answers.configs):
             result = Result(name, dict(config), default=place == 0)
             entries.append(Entry(solver, config, costs[place], result))
+            entries[-1].incumbent = entries[-1].name == incumbent
     return _in_order(entries, *_on_record(problem, device, policy)), refused
 
 
@@ -109,14 +119,25 @@ def _in_order(entries: list[Entry], best: list[str], slower: set[str]) -> list[E
     new = [entry for entry in others if entry.name not in slower]
     turns = itertools.zip_longest(*([e for e in new if (e.cost is None) is silent] for silent in (False, True)))
     new = [entry for pair in turns for entry in pair if entry is not None]
-    fastest = [entry for entry in entries if entry.name == best[0]]
+    fastest = [entry for entry in entries if entry.incumbent]
+    fastest += [entry for entry in entries if entry.name == best[0]]
     return list({entry.name: entry for entry in (*fastest, *firsts, *known, *new, *others)}.values())
+
+
+def _incumbent(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> str:
+    """What a call under the policy runs now; nothing where it would fail."""
+    try:
+        first = ranking.rank(problem, device, policy)[0]
+    except ConvDispatchError:
+        return ""
+    return choice_text(first.solver.name, first.config)
 
 
 def _on_record(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[list[str], set[str]]:
     """The choices that are known to be good, best first, empty first where none is on record; and those to try last."""
     db = perfdb()
-    known = [choice_text(r.solver, r.config) for r in db.lookup(problem, device, scope_of(policy))]
+    records = db.lookup(problem, device, scope_of(policy))
+    known = [choice_text(r.solver, r.config) for r in records if not r.inconclusive]
     best = known[:KNOWN_FIRST] or [""]
     near = neighbours(db, device).nearest(problem)
     if near is not None and choice_text(near.solver, near.config) not in known:

@@ -1,27 +1,32 @@
 """One search: which candidates there are, in what order they are tried, what ends it, and what is recorded.
 
 Each candidate is compiled, verified and screened with three samples; who takes three times the best is cut there.
-Those left, twelve at most, are benchmarked. What a candidate will take is predicted from its predicted cost and what
-the cost has meant so far; one that would be far too slow, or cannot be predicted, runs a smaller problem first.
+Those left, twelve at most, are benchmarked. What would run without the search, the incumbent, comes first and is always
+among them. What a candidate will take is predicted from its predicted cost and what the cost has meant so far; one that
+would be far too slow, or cannot be predicted, runs a smaller problem first.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyopencl as cl
 
 from ...api.device import DeviceInfo
+from ...api.errors import PluginError
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Results
 from ...device import runtime
 from ...selection import dispatch
 from ...selection.choice import ranking
-from ...selection.plugins import verdicts
+from ...selection.choice.provenance import contestant
+from ...selection.plugins import answer_trial, verdicts
 from ...selection.plugins.loader import plugins
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
@@ -30,7 +35,7 @@ from ...selection.records.timing import BadTiming, Timing, summarise
 from ...selection.solver_query import query
 from ..compiling import StillCompiling, compiled_within
 from ..measure import CUT_FACTOR, Candidate, Outcome, interleaved
-from .answer import conditions, judge, record_of, set_aside
+from .answer import conditions, judge, record_of, set_aside, unmeasured
 from .candidates import PROBE_FLOPS, Entry, candidates, smaller
 from .trial import Harness, OutOfTime, WrongResult
 
@@ -51,6 +56,8 @@ NEAR = 1.5
 """Who took at most this many times the best at screening may be benchmarked."""
 FINAL_SHARE = 0.25
 """Most of the budget that is kept for benchmarking."""
+LEAST_ROUNDS = LEAST_SAMPLES + 1
+"""Rounds that benchmarking must have time for: with less time fewer candidates are."""
 SUSPECT = 20.0
 """Times the best so far that a suspect must be predicted to take, from the smaller problem, to be cut: small problems
 fill a device badly, so the foretelling errs by much."""
@@ -60,7 +67,9 @@ class Search:
     """The search for one problem on one device; ``run`` once, then ``record``.
 
     ``watch`` is told the name of each candidate before it runs; those that ``without`` names (with the reason) are
-    known to have killed an earlier process, and do not run.
+    known to have killed an earlier process, and do not run. ``incumbent`` is the choice (``choice_text``) that runs
+    without the search, where who asks knows it better than this process. ``disturbed`` says, when all is measured, what
+    else the device did meanwhile, or nothing.
     """
 
     def __init__(
@@ -75,18 +84,23 @@ class Search:
         isolate: bool | None = None,
         watch: Callable[[str], None] = lambda name: None,
         without: Mapping[str, str] | None = None,
+        incumbent: str | None = None,
+        disturbed: Callable[[], str] = lambda: "",
     ) -> None:
         self.problem, self.device, self.policy = problem, device, policy
+        self._asked = str(problem)
         self.info: DeviceInfo = runtime.device_info(device)
         self.budget_ms, self.workspace_limit, self.memory_limit = budget_ms, workspace_limit, memory_limit
         self.start = time.perf_counter()
         self.queue = cl.CommandQueue(runtime.context(device))
         self._isolated, self._killers, self._patience_ms = isolate, dict[str, str](), 0.0
         self._watch, self._without = watch, without or {}
+        self._incumbent, self._disturbed = incumbent, disturbed
         self._lost = ""
         self._prober: Prober | None = None
         self._compile_ms: list[float] = []
         self._looked = False
+        self._contest = ""
         self.unsound: dict[str, str] = {}
         """By solver, how it was wrong, crashed or hung."""
         self._ms_per_cost: float | None = None
@@ -96,7 +110,10 @@ class Search:
 
     def run(self) -> Results:
         """Screen, benchmark, judge. Never raises for a candidate's sake."""
-        entries, refused = candidates(self.problem, self.info, self.policy)
+        silent = self._who_never_answers()
+        policy = replace(self.policy, workspace_limit=self.workspace_limit)
+        entries, refused = candidates(self.problem, self.info, policy, self._incumbent)
+        self._contest = " ".join(sorted({contestant(entry.solver.name, self.info) for entry in entries}))
         try:
             for entry in entries:
                 self._try(entry, entries)
@@ -105,18 +122,40 @@ class Search:
                 self._prober.close()
         if not self._lost:
             self._interleave([entry for entry in entries if entry.prepared is not None])
-        self.unsound = set_aside(entries, self.problem, self.info)
+        self.unsound = silent | set_aside(entries, self.problem, self.info)
         results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
         results.peak_bytes = sum(harness.memory.peak for harness in self._harnesses.values())
         results.conditions = conditions(results, self.budget_ms)
+        results.inconclusive = "; ".join(filter(None, (unmeasured(entries), self._disturbed())))
         results.lost = self._lost
         self._harnesses.clear()
         results.spent_ms = self._spent_ms() + self._patience_ms
         return results
 
+    def _who_never_answers(self) -> dict[str, str]:
+        """Ask unproven plugins in a child process; how that ended it, by solver, each of which is set aside."""
+        found: dict[str, str] = {}
+        began = time.perf_counter()
+        if self._isolated is not False and answer_trial.LIMIT_S is not None:
+            owners = plugins().plugin_of
+            names = {plugin for solver, plugin in owners.items() if self._isolated or not plugins().proven(solver)}
+            for plugin in sorted(names - plugins().own):
+                self._watch(plugin)
+                for solver, how in answer_trial.trial(plugin, self.problem, self.info).items():
+                    found[solver] = f"find: failed: {how}"
+                    dispatch.quarantine(self.problem, self.info, solver, found[solver])
+        self.start += time.perf_counter() - began  # its time is its own
+        self._patience_ms += (time.perf_counter() - began) * 1e3
+        return found
+
     def record(self, results: Results) -> None:
-        """Store every time that the search took, and who was unsound; let the next call choose anew."""
+        """Store every time that the search took, and who was unsound; let the next call choose anew.
+
+        Raises PluginError where the problem is not the one that was asked any more: nothing is stored then.
+        """
+        if {str(self.problem), str(results.problem)} != {self._asked}:
+            raise PluginError(f"{self._asked} became {self.problem} while it was measured: nothing is recorded")
         for solver, what in self.unsound.items():
             verdicts.note(self.problem, self.info, solver, plugins().fingerprint(solver), what)
         if made := self.records(results):
@@ -126,7 +165,8 @@ class Search:
     def records(self, results: Results) -> list[Record]:
         """Every time that the search took, with its provenance."""
         timed = [result for result in results if result.median_ms is not None]
-        return [record_of(result, results, self.workspace_limit, self.budget_ms) for result in timed]
+        found = [record_of(result, results, self.workspace_limit, self.budget_ms) for result in timed]
+        return [replace(record, contest="" if place else self._contest) for place, record in enumerate(found)]
 
     # --- one candidate -----------------------------------------------------------------------------------------------
 
@@ -280,15 +320,21 @@ class Search:
         ranked = sorted(entries, key=lambda entry: entry.timing.ci[0])
         for place, entry in enumerate(ranked):
             ratio = entry.timing.ci[0] / ranked[0].timing.ci[0]
+            if entry.incumbent:
+                continue
             if ratio > NEAR:
                 entry.ends("cut", f"{ratio:.2f} times the best at screening")
             elif place >= FINALISTS:
                 entry.ends("cut", f"{ratio:.2f} times the best at screening, and {FINALISTS} others were faster")
-        final = [entry for entry in ranked if entry.prepared is not None]
+        final = sorted((entry for entry in ranked if entry.prepared is not None), key=lambda one: not one.incumbent)
         self._watch("")
+        left = math.inf if self.budget_ms is None else max(0.0, self._left_ms(None))
+        rounds_ms = list(itertools.accumulate(LEAST_ROUNDS * entry.timing.median for entry in final))
         harness = self._harnesses.get(self.problem)
         rivals = []
         for i, entry in enumerate(final):
+            if i > 1 and rounds_ms[i] > left:
+                break  # who is left out keeps its screening time
             try:
                 sample = harness.sampler(entry.prepared, entry.timing.median)
             except (MemoryError, cl.MemoryError):  # beside the faster ones; its screening time stands
@@ -296,13 +342,15 @@ class Search:
             rivals.append(Candidate(str(i), sample, max(1.0, entry.timing.median)))
         left = None if self.budget_ms is None else max(0.0, self._left_ms(None))
         outcomes = interleaved(rivals, rounds=ROUNDS, budget_ms=left)
+        against = {i for i, entry in enumerate(final) if entry.incumbent}
+        alone = any(not (o := outcomes.get(str(i))) or not o.timing or o.timing.count < LEAST_SAMPLES for i in against)
         for i, entry in enumerate(final):
             outcome = outcomes.get(str(i), Outcome("not tried", "", None))
             if outcome.status == "failed":
                 (entry.ends if "BadTiming" in outcome.reason else entry.breaks)("failed", outcome.reason)
                 continue
             if outcome.timing is not None and outcome.timing.count >= entry.timing.count:
-                entry.timing, entry.benchmarked = outcome.timing, outcome.timing.count >= LEAST_SAMPLES
+                entry.timing, entry.benchmarked = outcome.timing, outcome.timing.count >= LEAST_SAMPLES and not alone
             entry.say()
             # Without time to benchmark, or on a machine too busy for it, the screening time is what there is.
             status = {"not tried": "measured", "unsteady": "measured"}.get(outcome.status, outcome.status)

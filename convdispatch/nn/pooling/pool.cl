@@ -18,7 +18,7 @@
 #define KEEP(i)
 #endif
 #define POOL(pixel)                                           \
-  ACC best = -INFINITY;                                       \
+  ACC best = LEAST;                                           \
   int place = -1;                                             \
   WINDOW(const ACC v = LOAD(x, PIXEL(at));                    \
          const int better = within && (place < 0 || v > best || v != v); \

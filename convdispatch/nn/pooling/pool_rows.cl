@@ -12,24 +12,25 @@
 // Values the host defines besides:
 //   LANES         16, 8 or 4: at most OW and IW, or CHANNELS
 //   SW            1 or 2 with channels first
-//   REAL          float or double, and ACC is the same
+//   REAL          float or double, and ACC is the same; or INTEGER: of 8 bits, and AVERAGE is 0
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define OF(type) JOIN(type, LANES)
-typedef OF(REAL) __attribute__((aligned(4))) few;
+typedef OF(REAL) __attribute__((aligned(INTEGER ? 1 : 4))) few;
 #define AT(p) (*(global const few *)(p))
 #define INTO(p) (*(global few *)(p))
+#define PROBED (!AVERAGE && !INTEGER)
 
 #if AVERAGE
 #define NOTHING 0
 #define TAKE(into, v) into += v;
 #else
-#define NOTHING -INFINITY
+#define NOTHING LEAST
 #define TAKE(into, v) into = into > v ? into : v;
 // One value of y from a plane of x.
 #define ONE(x, y)                                             \
-  ACC best = -INFINITY;                                       \
+  ACC best = LEAST;                                           \
   WINDOW(const ACC v = (x)[PIXEL(at)];                        \
          best = within && (v > best || v != v) ? v : best;)   \
   (y)[PIXEL(oy * OW + ox)] = best;
@@ -57,7 +58,7 @@ kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16))) vo
           if (!INSIDE && (iy < 0 || iy >= IH || ix < 0 || ix >= IW)) continue;  // for all lanes alike
           const OF(REAL) v = AT(x + (iy * IW + ix) * (long)CHANNELS + channel);
           TAKE(found, v)
-#if !AVERAGE
+#if PROBED
           probe += v;
 #endif
         }
@@ -66,7 +67,7 @@ kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16))) vo
 #endif
       INTO(y + (oy * OW + ox) * (long)CHANNELS + channel) = found;
     }
-#if !AVERAGE
+#if PROBED
     if (any(isnan(probe)))
       for (int channel = 0; channel < CHANNELS; ++channel) { ONE(x + channel, y + channel) }
 #endif
@@ -110,13 +111,13 @@ kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16))) vo
         if (!INSIDE && (iy < 0 || iy >= IH)) continue;  // for all lanes alike
         const OF(REAL) v = AT(x + iy * IW + ix);
         TAKE(found, v)
-#if !AVERAGE
+#if PROBED
         probe += v;
 #endif
       }
       *(few *)(row + PW + ix) = found;
     }
-#if !AVERAGE
+#if PROBED
     if (any(isnan(probe))) {
       for (int ox = 0; ox < OW; ++ox) { ONE(x, y) }
       continue;

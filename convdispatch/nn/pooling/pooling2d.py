@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...api.dtypes import storage_macros
+from ...api.dtypes import INTEGERS, storage_macros
 from ...api.errors import InvalidArgument
 from ...calls.arguments import per_axis
 from ...device import runtime
-from ...device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
+from ...device.programs.kernels import Launch, build, config_macros, define, keeps_programs, kernel_text
 from ...device.size_limits import must_fit
 from ...device.tracing import operation
 from ...elementwise import apply, reduce
@@ -25,6 +25,7 @@ __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "global_average
 
 _GROUP = 256
 _REALS = ("float32", "float64")
+_VECTORS = (*_REALS, *INTEGERS)
 _WIDEST = 1 << 14
 """Columns of a row that a CPU's work item holds."""
 _RUN, _WINDOW = 2, 16
@@ -258,9 +259,9 @@ def _launches(
     pairs = apart and not nhwc and dtype == "float32" and values["sw"] == 2 and values["iw"] % 2 == 0
     run = _run(values) if gpu and not nhwc and dtype == "float32" else 1
     back_run = run if apart and values["iw"] == values["ow"] * values["sw"] else 1
-    most_lanes = 64 // (4 if dtype == "float32" else 8)
+    most_lanes = 8 if dtype == "float64" else 16
     lanes = _lanes(values, most_lanes) if planes else {}
-    row_lanes = _row_lanes(values, channels if nhwc else None, most_lanes) if not gpu and dtype in _REALS else 1
+    row_lanes = _row_lanes(values, channels if nhwc else None, most_lanes) if not gpu and dtype in _VECTORS else 1
     macros = {
         "mb": mb,
         "channels": channels,
@@ -276,7 +277,7 @@ def _launches(
         **lanes,
         **values,
     }
-    head = storage_macros(dtype) + config_macros(macros)
+    head = _element(dtype) + config_macros(macros)
 
     def sizes(area: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         if planes:
@@ -299,7 +300,7 @@ def _launches(
     if row_lanes > 1:
         options = macros | {"lanes": row_lanes, "note": False, "gated": False}
         files = (kernel_text(__package__, file) for file in ("pool_windows.cl", "pool_rows.cl"))
-        text = "".join([storage_macros(dtype), config_macros(options), *files])
+        text = "".join([_element(dtype), config_macros(options), *files])
         out_rows = (mb * values["oh"] if nhwc else mb * channels,), (1,)
         forward = Launch(build(context, text), "pool", *out_rows, "x offset y", names=names[:3])
     else:
@@ -313,6 +314,16 @@ def _launches(
     noting = Launch(program(run, note=True, **ahead), "pool", *out, " ".join(names), names=names)
     gated = Launch(program(back_run, gated=True, **behind), "pool_backward", *into, " ".join(back), names=back)
     return _Launches(forward, noted, noting, backward, gated)
+
+
+def _element(dtype: str) -> str:
+    """The element type as OpenCL text; of bytes only the largest is asked."""
+    if dtype not in INTEGERS:
+        return storage_macros(dtype) + define(LEAST="-INFINITY", INTEGER=0)
+    return define(
+        REAL=INTEGERS[dtype].storage, ACC="int", INTEGER=1, LEAST=np.iinfo(dtype).min,
+        **{"LOAD(p, i)": "((int)(p)[i])", "STORE(p, i, v)": "((p)[i] = (v))"},
+    )  # fmt: skip
 
 
 def _run(values: dict[str, int]) -> int:

@@ -65,7 +65,7 @@ def _parametric(call: Call) -> Tensor:
 
 @operator("Gelu")
 def _gelu(call: Call) -> Tensor:
-    if call.get("approximate", "none") == "tanh":
+    if call.word("approximate", ("none", "tanh")) == "tanh":
         return formula(call, "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)))", x=call.tensor(0))
     return functional.activate(call.tensor(0), "gelu")
 

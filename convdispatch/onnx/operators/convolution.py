@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,41 +9,8 @@ import numpy as np
 from ...nn import functional
 from ...tensor import Tensor
 from ..call import Call, operator
-
-__all__ = ["pads_of", "same_pads"]
-
-
-def same_pads(total: int, mode: str) -> tuple[int, int]:
-    """A total padding as near and far; the odd one lies far for SAME_UPPER."""
-    total = max(0, total)
-    return (total // 2, total - total // 2) if mode == "SAME_UPPER" else (total - total // 2, total // 2)
-
-
-def pads_of(
-    call: Call, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> list[tuple[int, int]]:
-    """(near, far) along each axis, from ``pads`` or ``auto_pad``."""
-    mode, ndim = call.get("auto_pad", "NOTSET"), len(sizes)
-    if mode in ("SAME_UPPER", "SAME_LOWER"):
-        return [
-            same_pads((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, mode)
-            for size, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)
-        ]
-    pads = [0] * 2 * ndim if mode == "VALID" else list(call.get("pads", [0] * 2 * ndim))
-    if len(pads) != 2 * ndim:
-        raise call.refuse(f"needs {2 * ndim} pads, got {pads}")
-    return list(zip(pads[:ndim], pads[ndim:], strict=True))
-
-
-def _geometry(call: Call) -> tuple[list[int], list[int], list[int], list[int]]:
-    x, w = call.shape(0), call.shape(1)
-    ndim = len(x) - 2
-    if not 1 <= ndim <= 3 or len(w) != len(x):
-        raise call.refuse(f"takes x and w with 3 to 5 axes, got shapes {x} and {w}")
-    kernel = list(call.get("kernel_shape", w[2:]))
-    if kernel != list(w[2:]):
-        raise call.refuse(f"has a kernel_shape {kernel} that w of shape {w} does not have")
-    return list(x[2:]), kernel, list(call.get("strides", [1] * ndim)), list(call.get("dilations", [1] * ndim))
+from .geometry import AUTO_PADS, geometry, pads_of, same_pads
+from .integers import convolution_of_integers
 
 
 def _bias(call: Call) -> Tensor | None:
@@ -53,8 +19,11 @@ def _bias(call: Call) -> Tensor | None:
 
 @operator("Conv")
 def _convolution(call: Call) -> Tensor:
-    sizes, kernel, strides, dilations = _geometry(call)
+    sizes, kernel, strides, dilations = geometry(call)
     pads = _trimmed(pads_of(call, sizes, kernel, strides, dilations))
+    of_integers = convolution_of_integers(call, pads)
+    if of_integers is not None:
+        return of_integers
     x, crop = call.tensor(0), any(p < 0 for pair in pads for p in pair)
     _, inner, around = call.interpreter.zero_pads.get(id(x), (None, None, {}))
     if inner is not None and not crop and not any(any(around.get(axis, ())) for axis in (0, 1)):
@@ -76,8 +45,8 @@ def _trimmed(pads: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @operator("ConvTranspose")
 def _transposed(call: Call) -> Tensor:
-    sizes, kernel, strides, dilations = _geometry(call)
-    ndim, mode = len(sizes), call.get("auto_pad", "NOTSET")
+    sizes, kernel, strides, dilations = geometry(call)
+    ndim, mode = len(sizes), call.word("auto_pad", AUTO_PADS)
     extra = list(call.get("output_padding", [0] * ndim))
     wanted = call.get("output_shape")
     if wanted is not None and len(wanted) == ndim + 2:

@@ -10,6 +10,7 @@ from ...nn import functional
 from ...tensor import Tensor
 from ..call import Call, operator
 from .elementwise import formula
+from .integers import product_of_integers
 
 
 def _linear(call: Call, x: Tensor, rows: np.ndarray, bias: Tensor | None) -> Tensor:
@@ -23,6 +24,12 @@ def _linear(call: Call, x: Tensor, rows: np.ndarray, bias: Tensor | None) -> Ten
 def _gemm(call: Call) -> Tensor:
     a, b = call.tensor(0), call.raw(1)
     alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
+    if alpha == 1 and beta == 1 and not call.get("transA", 0) and a.ndim == 2:
+        place = 2 if call.has(2) else -1
+        wide = place < 0 or call.shape(2) in ((b.shape[0 if call.get("transB", 0) else 1],),)
+        of_integers = product_of_integers(call, place, transposed=bool(call.get("transB", 0))) if wide else None
+        if of_integers is not None:
+            return of_integers
     if call.get("transA", 0):
         a = functional.contiguous(a.transpose(1, 0))
     if a.ndim != 2:  # old nets leave the flattening to Gemm
@@ -50,6 +57,9 @@ def _gemm(call: Call) -> Tensor:
 @operator("MatMul")
 def _matmul(call: Call) -> Tensor:
     x, y = call.raw(0), call.raw(1)
+    of_integers = product_of_integers(call)
+    if of_integers is not None:
+        return of_integers
     if x.dtype.kind in "iu":
         raise call.refuse("multiplies matrices of integers that the net computes, which is not here")
     if isinstance(y, np.ndarray) and y.ndim == 2 and y.size and len(x.shape) > 1 and np.prod(x.shape):

@@ -10,7 +10,7 @@ from ...elementwise import apply, reduce
 from ...nn import functional
 from ...tensor import Tensor
 from ..call import Call, operator
-from .convolution import pads_of
+from .geometry import pads_of
 
 _WHOLE = {
     "GlobalAveragePool": ("mean", "x"),

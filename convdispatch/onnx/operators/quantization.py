@@ -1,18 +1,62 @@
-"""Quantised models run dequantised: what is rounded to integers and back is only held within the integers' range."""
+"""QuantizeLinear and DequantizeLinear: numbers to integers and back, rounding by rounding as ONNX says.
+
+With scales of whole tensors they are operations that an inference form folds into their neighbours, so that a quantized
+net's integers stay integers from layer to layer.
+"""
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...api.errors import ConvDispatchWarning
 from ...elementwise import apply
-from ...nn import functional
+from ...nn import functional, quantized
 from ...tensor import Tensor
 from ..call import Call, operator
 from .elementwise import formula, scalar
+
+__all__ = ["Integers", "integers_of", "positive", "zero_of"]
+
+_BYTES = ("int8", "uint8")
+
+
+class Integers(NamedTuple):
+    """What a DequantizeLinear was given: integers, and scales and zero points that are known."""
+
+    values: Any
+    scale: np.ndarray
+    zero: np.ndarray
+    axis: int
+
+
+def integers_of(call: Call, place: int) -> Integers | None:
+    """The integers behind an operand that a DequantizeLinear made; None for another one, and for scales of blocks."""
+    found = call.scope.makers.get(call.node.input[place]) if call.has(place) else None
+    if found is None or found[0].op_type != "DequantizeLinear" or found[0].domain not in ("", "ai.onnx"):
+        return None
+    node, scope = found
+    given = [scope.find(name)[0] if name else None for name in node.input]
+    attributes = {each.name: each.i for each in node.attribute}
+    values, scale = given[:2]
+    zero = given[2] if len(given) > 2 and given[2] is not None else np.zeros((), values.dtype)
+    if not isinstance(scale, np.ndarray) or not isinstance(zero, np.ndarray) or attributes.get("block_size"):
+        return None
+    if scale.ndim > 1 or not positive(scale):
+        return None
+    return Integers(values, scale, zero, attributes.get("axis", 1) % max(1, len(values.shape)))
+
+
+def positive(scale: np.ndarray) -> bool:
+    """Whether scales are finite numbers above 0."""
+    values = scale.astype(np.float32)
+    return bool(np.isfinite(values).all() and (values > 0).all())
+
+
+def zero_of(call: Call, place: int, dtype: Any) -> np.ndarray:
+    """A zero point, which may be left out."""
+    return call.known(place) if call.has(place) else np.zeros((), dtype)
 
 
 def _along(call: Call, place: int, ndim: int) -> Any:
@@ -25,10 +69,20 @@ def _along(call: Call, place: int, ndim: int) -> Any:
     if tensor.ndim != 1:
         if tensor.size == 1:
             return functional.view(tensor, ())
-        raise call.refuse("scales blocks of an axis, which is not here")
+        raise call.refuse("scales blocks of an axis, which is not here: requantize the tensor whole or by an axis")
+    if tensor.size == 1:
+        return tensor
     shape = [1] * ndim
     shape[call.axis(1, ndim)] = tensor.size
     return functional.view(tensor, shape)
+
+
+def _numbers(call: Call, dtype: Any) -> tuple[float, int] | None:
+    """One known scale above 0 and zero point for the whole tensor of bytes, or None."""
+    scale, zero = scalar(call.raw(1)), scalar(call.raw(2)) if call.has(2) else 0
+    if scale is None or zero is None or not (scale > 0 and math.isfinite(scale)) or np.dtype(dtype).name not in _BYTES:
+        return None
+    return float(scale), int(zero)
 
 
 @operator("QuantizeLinear")
@@ -39,7 +93,10 @@ def _quantize(call: Call) -> Tensor:
     kind = call.get("output_dtype", 0)
     dtype = np.dtype(call.raw(2).dtype) if call.has(2) else dtype_of(kind, call) if kind else np.dtype(np.uint8)
     if dtype.kind not in "iu":
-        raise call.refuse(f"quantises to {dtype.name}, which is not here")
+        raise call.refuse(f"quantises to {dtype.name}, which is not here: int8 and uint8 are")
+    numbers = _numbers(call, dtype)
+    if numbers is not None and x.dtype.name in ("float32", "float16"):
+        return quantized.quantize(x, *numbers, dtype.name)  # type: ignore[no-any-return]
     limits = np.iinfo(dtype)
     zero = _along(call, 2, x.ndim) if call.has(2) else 0
     given = {"x": x, "s": _along(call, 1, x.ndim), "z": zero}
@@ -49,27 +106,11 @@ def _quantize(call: Call) -> Tensor:
 @operator("DequantizeLinear")
 def _dequantize(call: Call) -> Tensor:
     x = call.tensor(0)
-    maker = call.maker(0)
-    scale, zero = call.raw(1), call.raw(2) if call.has(2) else np.zeros((), x.dtype)
-    if maker is not None and maker.op_type == "QuantizeLinear" and list(maker.input[1:]) == list(call.node.input[1:]):
-        s, z = scalar(scale), scalar(zero)
-        before, _ = call.scope.find(maker.input[0])
-        if s is not None and z is not None and isinstance(before, Tensor):
-            warn()
-            limits = np.iinfo(x.dtype)
-            low, high = (limits.min - z) * s, (limits.max - z) * s
-            return functional.activate(before, f"clip({low!r},{high!r})")
+    dtype = np.dtype(call.raw(1).dtype)
+    numbers = _numbers(call, x.dtype)
+    if numbers is not None and dtype.name in ("float32", "float16"):
+        return quantized.dequantize(x, *numbers, dtype.name)  # type: ignore[no-any-return]
     given = {"x": x, "s": _along(call, 1, x.ndim)}
     if call.has(2):
         given["z"] = _along(call, 2, x.ndim)
-    dtype = np.dtype(scale.dtype)
     return formula(call, "(x - z) * s" if "z" in given else "x * s", dtype, **given)
-
-
-def warn() -> None:
-    """Say once for each place in the caller's program that numbers are finer than the file's."""
-    warnings.warn(
-        "the model is quantised (QDQ): it runs dequantised, in floating point, with the integers' ranges kept",
-        ConvDispatchWarning,
-        stacklevel=2,
-    )

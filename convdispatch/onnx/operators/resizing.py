@@ -11,12 +11,25 @@ from ...elementwise import sample
 from ...tensor import Tensor
 from ..call import Call, operator
 
+_COORDINATES = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_half_pixel_for_nn",
+    "tf_crop_and_resize",
+)
+_NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+_LONGEST = 1 << 24
+"""Most places along an axis: of each, the host makes a table."""
+
 
 @operator("Upsample")
 def _upsample(call: Call) -> Tensor:
     x = call.tensor(0)
     scales = [float(s) for s in (call.known(1).reshape(-1) if call.has(1) else call.get("scales"))]
-    sizes = [math.floor(n * s) for n, s in zip(x.shape, scales, strict=True)]
+    sizes = [_scaled(call, n, s) for n, s in zip(x.shape, scales, strict=True)]
     mode = call.get("mode", "nearest")
     return _resized(call, x, dict(enumerate(sizes)), dict(enumerate(scales)), mode, "asymmetric", "floor")
 
@@ -25,19 +38,19 @@ def _upsample(call: Call) -> Tensor:
 def _resize(call: Call) -> Tensor:
     x, old = call.tensor(0), call.opset < 11
     axes = [a % x.ndim for a in call.get("axes", range(x.ndim))]
-    mode, nearest = call.get("mode", "nearest"), call.get("nearest_mode", "round_prefer_floor")
-    how = call.get("coordinate_transformation_mode", "half_pixel")
+    mode, nearest = call.get("mode", "nearest"), call.word("nearest_mode", _NEAREST)
+    how = call.word("coordinate_transformation_mode", _COORDINATES)
     if old:
         how, nearest = "asymmetric", "floor"
     place = 1 if old else 2
     scales = call.known(place).reshape(-1).tolist() if call.has(place) and call.shape(place)[0] else None
     if scales is not None:
         factors = dict(zip(axes, scales, strict=True))
-        sizes = {a: math.floor(x.shape[a] * s) for a, s in factors.items()}
+        sizes = {a: _scaled(call, x.shape[a], s) for a, s in factors.items()}
     else:
         sizes = dict(zip(axes, call.ints(3), strict=True))
         factors = {a: n / x.shape[a] for a, n in sizes.items()}
-        policy = call.get("keep_aspect_ratio_policy", "stretch")
+        policy = call.word("keep_aspect_ratio_policy", ("stretch", "not_larger", "not_smaller"))
         if policy != "stretch":
             one = (min if policy == "not_larger" else max)(factors.values())
             factors = dict.fromkeys(axes, one)
@@ -45,6 +58,13 @@ def _resize(call: Call) -> Tensor:
     region = call.known(1).reshape(2, -1) if how == "tf_crop_and_resize" else None
     regions = {} if region is None else {a: (float(region[0, i]), float(region[1, i])) for i, a in enumerate(axes)}
     return _resized(call, x, sizes, factors, mode, how, nearest, regions)
+
+
+def _scaled(call: Call, size: int, scale: float) -> int:
+    """The size that a scale gives. Raises Unsupported for a scale that is none."""
+    if not 0 < scale < math.inf:
+        raise call.refuse(f"a scale is a number above 0, got {scale}")
+    return math.floor(min(size * scale, 2.0**62))
 
 
 def _resized(
@@ -58,6 +78,8 @@ def _resized(
     regions: dict[int, tuple[float, float]] | None = None,
 ) -> Tensor:
     tables, narrow = {}, x.dtype.kind in "iu"
+    if any(not 0 <= size <= _LONGEST for size in sizes.values()):
+        raise call.refuse(f"an axis has 0 to {_LONGEST} places, got {list(sizes.values())}")
     for axis, size in sizes.items():
         n = x.shape[axis]
         same = size == n and factors[axis] == 1

@@ -124,7 +124,7 @@ def _slice(call: Call) -> Tensor:
 def _depth_to_space(call: Call) -> Tensor:
     x, b = call.tensor(0), call.get("blocksize")
     n, c, h, w = x.shape
-    if call.get("mode", "DCR") == "DCR":
+    if call.word("mode", ("DCR", "CRD")) == "DCR":
         y = functional.view(x, (n, b, b, c // (b * b), h, w)).transpose(0, 3, 4, 1, 5, 2)
     else:
         y = functional.view(x, (n, c // (b * b), b, b, h, w)).transpose(0, 1, 4, 2, 5, 3)
@@ -136,7 +136,7 @@ def _space_to_depth(call: Call) -> Tensor:
     x, b = call.tensor(0), call.get("blocksize")
     n, c, h, w = x.shape
     y = functional.view(x, (n, c, h // b, b, w // b, b))
-    order = (0, 3, 5, 1, 2, 4) if call.get("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    order = (0, 3, 5, 1, 2, 4) if call.word("mode", ("DCR", "CRD")) == "DCR" else (0, 1, 3, 5, 2, 4)
     return functional.view(y.transpose(*order), (n, c * b * b, h // b, w // b))
 
 

@@ -38,14 +38,17 @@ class Evidence:
 def measured(
     problem: ConvProblem, device: DeviceInfo, policy: Policy, accepted: Mapping[str, Solver], configs: Configs
 ) -> list[Evidence]:
-    """The records of accepted solvers that the policy admits, fastest first, each solver's best only.
+    """The records of accepted solvers that the policy admits, fastest first, each solver's best only; how they stand
+    among the unmeasured says ``standing``.
 
     A record whose provenance changed still counts, for it is the best there is to go by; its source says the doubt,
     and ``find`` will measure it again. Its configuration is used only if the solver still offers it.
     """
     found: dict[str, Evidence] = {}
     for record in perfdb().lookup(problem, device, scope_of(policy)):
-        if record.solver not in accepted or record.solver in found or not _admitted(record, policy):
+        if record.inconclusive or record.solver not in accepted or record.solver in found:
+            continue
+        if not _admitted(record, policy):
             continue
         doubt = stale(record, current(record.solver, device))
         config = dict(record.config)

@@ -17,7 +17,7 @@ from typing import Any
 from ...api.errors import ConvDispatchError, InvalidArgument, InvalidPolicy
 from ...api.policy import forbid_when_frozen
 from ...api.problem import ConvProblem
-from ...device import jsontext
+from ...device import jsontext, plainfile
 from ..records.record_files import publish
 
 __all__ = ["Decision", "agree", "in_force", "read", "write"]
@@ -39,7 +39,7 @@ class Decision:
 def read(path: str | Path) -> dict[str, Decision]:
     """The decisions of a lock file by problem text. Raises InvalidPolicy naming the file and what is wrong."""
     try:
-        values = jsontext.loads(Path(path).read_text(encoding="utf-8"))
+        values = jsontext.loads(plainfile.read_text(path))
     except OSError as error:
         raise InvalidPolicy(f"the lock file {path} cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:

@@ -158,7 +158,8 @@ class Neighbours:
         self._cost = cost
         by_text: dict[str, list[Record]] = {}
         for record in records:
-            by_text.setdefault(record.problem, []).append(record)
+            if not record.inconclusive:
+                by_text.setdefault(record.problem, []).append(record)
         self._choices: dict[ConvProblem, list[Record]] = {}
         kinds: dict[tuple[str, str, str, int], list[ConvProblem]] = {}
         for text, choices in sorted(by_text.items()):
@@ -198,11 +199,18 @@ class Neighbours:
 
         None where none is near enough, or where they say nothing of the best one.
         """
-        near = list(itertools.islice(self._asked(problem, offers), MOST))
+        asked = ((gap, other) for gap, other in self._asked(problem, offers) if other != problem)
+        near = list(itertools.islice(asked, MOST))  # its own records were asked before, and do not hold
         if not near or near[0][0] > FAR:
             return None
-        found = self._unpredicted(problem, near[0], offers) or self._corrected(near, offers, first)
+        found = self._unpredicted(problem, near[0], offers, first) or self._corrected(near, offers, first)
         return found and dataclasses.replace(found, regret=self.regret())
+
+    def corrections(self, problem: ConvProblem, offers: Mapping[str, Offer]) -> dict[str, float]:
+        """By what other problems measured near by multiply a solver's prediction; only solvers that they measured."""
+        near = ((gap, other) for gap, other in self._asked(problem, offers) if other != problem)
+        sums, _ = self._sums(list(itertools.islice(itertools.takewhile(lambda one: one[0] <= FAR, near), MOST)))
+        return {solver: math.exp(log / weights) for solver, (log, weights) in sums.items()}
 
     def regret(self) -> Regret:
         """The leave-one-out regret of ``choose`` on these records; worked out once."""
@@ -213,15 +221,24 @@ class Neighbours:
     # --- the rule ----------------------------------------------------------------------------------------------------
 
     def _unpredicted(
-        self, problem: ConvProblem, nearest: tuple[float, ConvProblem], offers: Mapping[str, Offer]
+        self,
+        problem: ConvProblem,
+        nearest: tuple[float, ConvProblem],
+        offers: Mapping[str, Offer],
+        first: str | None,
     ) -> Neighbour | None:
-        """The fastest who predicts nothing, if it beat all who do, and the problem is near or nobody predicts."""
+        """The fastest who predicts nothing, if it beat all who do, and the problem is near or nobody predicts.
+
+        Whom ``first`` names counts with its prediction for that problem where it was not measured there.
+        """
         gap, measured = nearest
         predicts = any(offer.cost for offer in offers.values())
         if gap > (NEAR if predicts else FAR):
             return None
         choices = [record for record in self._choices[measured] if record.solver in offers]
         rival = next((r.median_ms for r in choices if offers[r.solver].cost), math.inf)
+        if first is not None and offers[first].cost and all(record.solver != first for record in choices):
+            rival = min(rival, 1e3 * (self._cost(first, measured, offers[first].config) or math.inf))
         for record in choices:
             if not offers[record.solver].cost and (record.count >= SURE or not predicts):
                 beaten = record.median_ms * (1 + MARGIN) < rival
@@ -233,15 +250,7 @@ class Neighbours:
     ) -> Neighbour | None:
         if first is not None and not offers[first].cost:
             return None  # nothing says how it compares
-        sums: dict[str, tuple[float, float]] = {}
-        levels = total = 0.0
-        for gap, measured in near:
-            weight = _weight(gap)
-            level, paces = self._pace(measured)
-            levels, total = levels + weight * level, total + weight
-            for solver, pace in paces.items():
-                log, weights = sums.get(solver, (0.0, _weight(FAR)))
-                sums[solver] = log + weight * pace, weights + weight
+        sums, level = self._sums(near)
         promised = {}
         for solver, offer in offers.items():
             if offer.cost and (solver in sums or solver == first):
@@ -254,9 +263,22 @@ class Neighbours:
         for gap, measured in near:
             if best in self._pace(measured)[1]:
                 tried = [r for r in self._choices[measured] if r.solver == best and r.count >= SURE]
-                ms = math.exp(promised[best] + levels / total)
+                ms = math.exp(promised[best] + level)
                 return Neighbour(best, offers[best].config, str(measured), gap, ms, Regret(), tuple(tried))
         return None
+
+    def _sums(self, near: Sequence[tuple[float, ConvProblem]]) -> tuple[dict[str, tuple[float, float]], float]:
+        """By solver the weighted sum of its paces and the weights, a problem ``FAR`` away among them; and the level."""
+        sums: dict[str, tuple[float, float]] = {}
+        levels = total = 0.0
+        for gap, measured in near:
+            weight = _weight(gap)
+            level, paces = self._pace(measured)
+            levels, total = levels + weight * level, total + weight
+            for solver, pace in paces.items():
+                log, weights = sums.get(solver, (0.0, _weight(FAR)))
+                sums[solver] = log + weight * pace, weights + weight
+        return sums, levels / total if total else 0.0
 
     def _pace(self, measured: ConvProblem) -> tuple[float, dict[str, float]]:
         """Logarithms at a measured problem: the middle of times over predictions, and each solver's beside it.
@@ -301,7 +323,7 @@ class Neighbours:
                 continue
             predicted = {solver: offer.cost for solver, offer in offers.items() if offer.cost}
             first = min(predicted, key=predicted.__getitem__, default=None)
-            chosen = self._unpredicted(problem, nearest[0], offers) or self._corrected(nearest, offers, first)
+            chosen = self._unpredicted(problem, nearest[0], offers, first) or self._corrected(nearest, offers, first)
             solver = chosen.solver if chosen else first
             if solver is not None:
                 ratios[str(problem)] = times[solver] / self._choices[problem][0].median_ms

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 from ...api.device import DeviceInfo
+from ...device import plainfile
 from ..plugins.loader import plugins
 from ..records.record import Provenance
 
-__all__ = ["current", "text_hash"]
+__all__ = ["contestant", "current", "text_hash"]
 
 _TEXTS = {".py", ".cl", ".mako", ".h", ".c", ".cu"}
 
@@ -27,6 +28,11 @@ def current(solver: str, device: DeviceInfo, workspace_limit: int | None = None)
         driver=device.driver,
         workspace_limit=workspace_limit,
     )
+
+
+def contestant(solver: str, device: DeviceInfo) -> str:
+    """A solver in its present version, as ``Record.contest`` names those that took part in a search."""
+    return f"{solver}:{current(solver, device).kernel_hash[:8]}"
 
 
 @functools.lru_cache(maxsize=256)
@@ -50,7 +56,7 @@ def text_hash(module: str) -> str:
     }
     for path in sorted({*_texts(_package_folder(module, Path(file))), *shared}):
         digest.update(path.name.encode())
-        digest.update(path.read_bytes())
+        digest.update(plainfile.read_bytes(path))
     return digest.hexdigest()[:16]
 
 

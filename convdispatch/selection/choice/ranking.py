@@ -2,7 +2,8 @@
 
 Read from the top: who could compute it; who refuses, and why; and of those that accept, whom a lock file names, who was
 measured as fastest, whom measured neighbours speak for, whom ``registry.yaml`` prefers, who predicts the least time,
-whose name comes first. A policy's pin is a refusal of all others.
+whose name comes first. What records did not measure may go before what they did: ``standing``. A policy's pin is a
+refusal of all others.
 
 A plugin none of whose solvers predict a time (a vendor's library, which is loaded to be asked) comes after all who do,
 unless something names it. So what runs first can be known without it: ``Choices``.
@@ -21,8 +22,8 @@ from ...api.errors import InvalidPolicy, NoSolver
 from ...api.policy import Policy, current_policy
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
+from ..defensive_copy import banned
 from ..derivation import Derived, derived
-from ..plugins import verdicts
 from ..plugins.loader import plugins
 from ..plugins.registry import registry
 from ..records.perfdb import perfdb, scope_of
@@ -31,10 +32,10 @@ from . import lockfile
 from .evidence import Evidence, error_reason, from_neighbours, measured
 from .neighbours import Offer, neighbours
 from .preference import Preferred, preferred
+from .set_aside import needs_too_much, quarantined
+from .standing import Standing, ahead
 
-__all__ = ["Candidate", "Choices", "contestants", "forgive", "rank", "reasons", "refusal", "set_aside"]
-
-_quarantined: dict[tuple[ConvProblem, DeviceInfo, str], str] = {}
+__all__ = ["Candidate", "Choices", "contestants", "rank", "reasons", "refusal"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ def _placed(
         if not accepted:
             raise NoSolver(problem, str(device), reasons)
         try:
-            return _Ranking(problem, device, policy, accepted, reasons).candidates()
+            found = _Ranking(problem, device, policy, accepted, reasons).candidates()
+            if not any(banned(solver) for solver in accepted.values()):
+                return found
         except Fault:  # a later question showed it: the solver is set aside now, and the others are ranked
             continue
 
@@ -106,10 +109,12 @@ def _foremost(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candi
     except NoSolver:
         return None
     first = placed[0][0]
-    known = [record.solver for record in perfdb().lookup(problem, device, scope_of(policy))]
-    if first.source.startswith("measured "):  # records behind its own bear on nothing
+    records = [one for one in perfdb().lookup(problem, device, scope_of(policy)) if not one.inconclusive]
+    known = [record.solver for record in records]
+    if first.source.startswith("measured "):  # slower records behind its own bear on nothing
         last = max(place for place, name in enumerate(known) if name == first.solver.name)
-        return None if any(loaded.provider(name) in silent for name in known[:last]) else first
+        ahead = [*records[:last], *(one for one in records[last:] if one.median_ms < records[last].median_ms)]
+        return None if any(loaded.provider(one.solver) in silent for one in ahead) else first
     if any(loaded.provider(name) in silent for name in (*known, *neighbours(perfdb(), device).solvers(problem))):
         return None
     least = min(place for _, place in placed)
@@ -158,20 +163,21 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
         reason = registry().erratum(solver.root.name, solver.innermost(problem), device)
     if reason:
         return "refused", reason
+    failed = quarantined(problem, device, solver.name)
+    if failed:  # it may be one that does not come back
+        return "quarantined", failed
     answers = query(solver, problem, device)
     reason = answers.refused or error_reason(solver, problem, device, policy)
     if reason:
         return "refused", reason
     try:
+        if answers.accepts and (reason := needs_too_much(solver, problem, device)):
+            return "refused", reason
         if answers.accepts and not answers.within(policy.workspace_limit):
             return "refused", f"no configuration needs {policy.workspace_limit} bytes of workspace or less"
     except Fault:
         pass
-    if answers.fault:
-        return "quarantined", answers.fault
-    failed = _quarantined.get((problem, device, solver.name))
-    failed = failed or verdicts.against(problem, device, solver.name, plugins().fingerprint(solver.name))
-    return ("quarantined", failed) if failed else None
+    return ("quarantined", answers.fault) if answers.fault else None
 
 
 class _Ranking:
@@ -200,13 +206,42 @@ class _Ranking:
         if not known:
             first = unmeasured[0].solver.name
             near = from_neighbours(self.problem, self.device, offers, first, self._affordable, self._cost)
-        for evidence in [*self._locked(), *known, *([near] if near else [])]:
-            if all(evidence.solver != candidate.solver.name for candidate in ordered):
-                ordered.append(Candidate(self.accepted[evidence.solver], evidence.config, evidence.source))
-        named = {candidate.solver.name for candidate in ordered}
-        ordered += [candidate for candidate in unmeasured if candidate.solver.name not in named]
         places = {candidate.solver.name: place for candidate, place in placed}
+        told = [
+            *(_candidate(self.accepted, each) for each in self._locked()),
+            *(self._unbeaten(known, placed, offers) if known else ()),
+            *(_candidate(self.accepted, each) for each in (*known, *([near] if near else []))),
+        ]
+        for candidate in (*told, *unmeasured):
+            if all(candidate.solver.name != other.solver.name for other in ordered):
+                ordered.append(candidate)
         return [(candidate, places[candidate.solver.name]) for candidate in ordered]
+
+    def _unbeaten(
+        self,
+        known: list[Evidence],
+        placed: list[tuple[Candidate, tuple[Any, ...]]],
+        offers: Mapping[str, Offer],
+    ) -> list[Candidate]:
+        """Who goes before the first of the records although it is not that, with the reason: nobody, or one."""
+        near = neighbours(perfdb(), self.device).corrections(self.problem, offers)
+        configs = {each.solver: each.config for each in known}
+        standing = {}
+        for candidate, place in placed:
+            name, cost = candidate.solver.name, offers[candidate.solver.name].cost
+            if name in configs:  # what it predicts for what was measured
+                cost = query(candidate.solver, self.problem, self.device).cost(configs[name])
+            predicted = None if cost is None else 1e3 * cost * near.get(name, 1.0)
+            standing[name] = Standing(name, place, predicted, candidate.rule != "")
+        found = ahead(known, standing)
+        if found is None:
+            return []
+        name, why = found
+        config, source = offers[name].config, next(c.source for c, _ in placed if c.solver.name == name)
+        for evidence in known:
+            if evidence.solver == name:
+                config, source = evidence.config, evidence.source
+        return [Candidate(self.accepted[name], config, source, why)]
 
     def configs(self, solver: str) -> list[Mapping[str, Any]]:
         """What a solver offers for the problem."""
@@ -257,18 +292,12 @@ class _Ranking:
         return sorted(keyed, key=lambda pair: pair[1])
 
 
+def _candidate(accepted: Mapping[str, Solver], evidence: Evidence) -> Candidate:
+    return Candidate(accepted[evidence.solver], evidence.config, evidence.source)
+
+
 def reasons(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> dict[str, str]:
     """Why each solver that refuses does, by name."""
     solvers = contestants(problem, device)
     answers = {name: refusal(solver, problem, device, policy) for name, solver in solvers.items()}
     return {name: answer[1] for name, answer in answers.items() if answer}
-
-
-def set_aside(problem: ConvProblem, device: DeviceInfo, solver: str, reason: str) -> None:
-    """Refuse a solver for this problem and device from now on, in this process."""
-    _quarantined[problem, device, solver] = reason
-
-
-def forgive() -> None:
-    """Nobody is set aside any more."""
-    _quarantined.clear()

@@ -11,6 +11,8 @@ from ...api.device import DeviceInfo
 from ...api.problem import ConvProblem
 from ...api.solver import Plan, Solver
 from ...device.rates import rates
+from ..choice.set_aside import quarantined
+from ..defensive_copy import ask
 from ..solver_query import query
 from .plan import DerivedPlan, Room
 from .rewriting import REWRITINGS, Rewritten
@@ -83,17 +85,17 @@ class Derived(Solver):
         found = self.rewritten(problem)
         if isinstance(found, str):
             return found
-        reason = self.inner.rejects(found.inner, device)
+        reason = ask(self.inner, "rejects", found.inner, device)
         return None if reason is None else f"rewritten: {reason}"
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
         """The solver's own choices for the rewritten problem."""
-        return self.inner.configs(self._inner_problem(problem), device)
+        return ask(self.inner, "configs", self._inner_problem(problem), device)
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """The solver's own prediction for each part, and what the copies take; None where the solver makes none."""
         found = self._need(problem)
-        own = self.inner.cost(found.inner, device, config)
+        own = ask(self.inner, "cost", found.inner, device, config)
         if own is None:
             return None
         launches = found.parts * (len(found.copies) + len(found.back)) + found.parts - 1
@@ -103,7 +105,7 @@ class Derived(Solver):
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
         """Bytes of the copies and of the inner plan; None where the solver states none."""
         found = self._need(problem)
-        size = self.inner.workspace(found.inner, device, config)
+        size = ask(self.inner, "workspace", found.inner, device, config)
         return None if size is None else Room(found, device, size, self._packs(problem, found)).workspace_size
 
     @staticmethod
@@ -113,7 +115,7 @@ class Derived(Solver):
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """The inner plan, with the copies round it."""
         found = self._need(problem)
-        return DerivedPlan(context, problem, found, self.inner.plan(context, found.inner, config))
+        return DerivedPlan(context, problem, found, ask(self.inner, "plan", context, found.inner, config))
 
 
 def derived(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[str, Solver]]) -> dict[str, Derived]:
@@ -127,7 +129,8 @@ def derived(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[
     if problem.mb < 1 or problem.quantized:  # a solver of these takes any geometry
         return found
     for solvers in own.values():
-        answers = [query(solver, problem, device) for solver in solvers.values()]
+        asked = [solver for name, solver in solvers.items() if not quarantined(problem, device, name)]
+        answers = [query(solver, problem, device) for solver in asked]
         if any(answer.accepts for answer in answers):
             continue
         sound = [answer.solver for answer in answers if answer.fault is None and answer.elsewhere is None]

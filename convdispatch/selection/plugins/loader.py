@@ -15,7 +15,6 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,15 +28,24 @@ import pluggy
 
 from ...api import hookspecs
 from ...api.errors import ConvDispatchWarning, InvalidPolicy, words
-from ...api.solver import EPILOGUE, Solver
+from ...api.solver import Solver
 from ...device.startup_profile import phase
-from . import verdicts
+from . import forks, verdicts
+from .contract import LoadedAs, register, solvers_of, traits_of
 from .registry import FILE_NAME, Registry, parse, read_text, registry
 
-__all__ = ["LAYER_GROUP", "Loaded", "Plugins", "dropin_folder", "load_alone", "plugins", "reload", "try_each"]
+__all__ = [
+    "LAYER_GROUP",
+    "Loaded",
+    "Plugins",
+    "dropin_folder",
+    "load_alone",
+    "plugins",
+    "reload",
+    "try_each",
+]
 
 LAYER_GROUP = "convdispatch.layers"
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,10 @@ class Plugins:
     """Plugin's name by solver's name."""
     rules: dict[str, Registry] = field(default_factory=dict)
     """What a plugin ships as ``registry.yaml``, by its name."""
+    loaded_as: dict[int, LoadedAs] = field(default_factory=dict)
+    """By the ``id`` of a solver of ``solvers``."""
+    banned: dict[str, str] = field(default_factory=dict)
+    """Plugins that are set aside for the rest of the process, and why."""
     fingerprints: dict[str, str] = field(default_factory=dict)
     """Version and hash of the text, by plugin's name."""
     own: set[str] = field(default_factory=set)
@@ -187,12 +199,19 @@ def _candidates() -> list[_Found]:
     return [*_entry_points(hookspecs.PROJECT), *_dropins()]
 
 
-def try_each(again: bool = False) -> bool:
+def try_each(again: bool = False, *, strangers: bool = False) -> bool:
     """Import each plugin in a child of its own, several at once, and remember which of them do not survive that.
 
-    Those of which that is known are left out; ``again`` forgets it first. Answers whether what is known changed.
+    Those of which that is known are left out; ``again`` forgets it first. With ``strangers`` only those that neither
+    came with this package nor were verified here. Answers whether what is known changed.
     """
-    asked = [(found.name, found.fingerprint) for found in _candidates() if not _shut_out(found.name)]
+    asked = [
+        (found.name, found.fingerprint)
+        for found in _candidates()
+        if not _shut_out(found.name) and not (strangers and found.own)
+    ]
+    if strangers:
+        asked = [(name, version) for name, version in asked if not verdicts.trusted(name, version)]
     before = {name: verdicts.import_fault(name, version) for name, version in asked}
     if again:
         verdicts.lift()
@@ -204,12 +223,14 @@ def try_each(again: bool = False) -> bool:
 
 def load_alone(name: str) -> None:
     """In a child: load one plugin, ask what it provides, say that this was survived, and end the process."""
+    process = os.getpid()
     for found in _candidates():
         if found.name == name:
             with contextlib.suppress(BaseException):  # what raises is contained where it is loaded, too
                 module = found.load()
                 getattr(module, "convdispatch_solvers", list)()
                 getattr(module, "unavailable", str)()
+    forks.end_fork(process)
     sys.stdout.write("\x02survived")
     sys.stdout.flush()
     os._exit(0)
@@ -261,8 +282,14 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
         again = "convdispatch doctor --again tries it anew"
         return refuse("failed", f"{fault}; skipped", f"shut it out by CONVDISPATCH_BLOCK={found.name}; {again}")
     try:
-        with contextlib.nullcontext() if found.own else verdicts.importing(found.name, version):
-            module = found.load()
+        before, process = forks.count(), os.getpid()
+        try:
+            with contextlib.nullcontext() if found.own else verdicts.importing(found.name, version):
+                module = found.load()
+        finally:
+            forks.end_fork(process)
+        if forks.count() > before:
+            return refuse("failed", "it forks as it is imported: two processes would go on", "ask its author")
         wanted = getattr(module, "api_version", hookspecs.API_VERSION)
     except KeyboardInterrupt:
         raise
@@ -274,11 +301,15 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
             f"written for API version {wanted}, this is {hookspecs.API_VERSION}",
             "install a version of the plugin for this convdispatch",
         )
-    problem = _register(loaded.manager, module, found.name)
+    problem = register(loaded.manager, module, found.name)
     if problem:
         return refuse("failed", problem, "ask the plugin's author")
     try:
-        solvers = _solvers_of(loaded.manager, module)
+        process = os.getpid()
+        try:
+            solvers = solvers_of(loaded.manager, module)
+        finally:
+            forks.end_fork(process)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -292,6 +323,7 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
     for solver in solvers:
         loaded.solvers[solver.name] = solver
         loaded.plugin_of[solver.name] = found.name
+        loaded.loaded_as[id(solver)] = LoadedAs(found.name, solver.name, traits_of(solver), found.own)
     names = tuple(solver.name for solver in solvers)
     note = _take_rules(loaded, found.name, module, names)
     return Loaded(found.name, found.source, "loaded", note, version=found.version, solvers=names)
@@ -314,54 +346,6 @@ def _take_rules(loaded: Plugins, name: str, module: Any, solvers: tuple[str, ...
     return note
 
 
-def _register(manager: pluggy.PluginManager, module: Any, name: str) -> str | None:
-    """Register a module; the trouble in words. Afterwards a misspelt hook is looked for, as check_pending would."""
-    try:
-        manager.register(module, name=name)
-    except (ValueError, pluggy.PluginValidationError) as error:
-        if manager.has_plugin(name):
-            manager.unregister(name=name)
-        return str(error)
-    unknown = [hook.name for hook in manager.get_hookcallers(module) or [] if not hook.has_spec()]
-    if unknown:
-        manager.unregister(module)
-        known = ", ".join(name for name in sorted(vars(hookspecs)) if name.startswith("convdispatch_"))
-        return f"implements unknown hook {', '.join(unknown)}; the hooks are {known}"
-    if not manager.get_hookcallers(module):
-        manager.unregister(module)
-        return "implements no hook; mark convdispatch_solvers with convdispatch.api.hookimpl"
-    return None
-
-
-def _solvers_of(manager: pluggy.PluginManager, module: Any) -> list[Solver]:
-    implementations = [i for i in manager.hook.convdispatch_solvers.get_hookimpls() if i.plugin is module]
-    solvers: list[Solver] = []
-    for implementation in implementations:
-        answer = implementation.function()
-        if not isinstance(answer, (list, tuple)):
-            raise TypeError(f"expected a list of Solver, got {type(answer).__name__}")
-        for solver in answer:
-            if not isinstance(solver, Solver):
-                raise TypeError(f"expected Solver objects with a name, got {solver!r}")
-            _check_attributes(solver)
-            if any(solver.name == other.name for other in solvers):
-                raise ValueError(f"two solvers are named {solver.name!r}")
-            solvers.append(solver)
-    return solvers
-
-
-def _check_attributes(solver: Solver) -> None:
-    """Raise TypeError where an attribute is not of the kind that the header names."""
-    name, fuses = solver.name, solver.fuses
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise TypeError(f"a solver's name is letters, digits and . _ -, got {name!r}")
-    if not isinstance(fuses, set | frozenset) or not fuses <= set(EPILOGUE):
-        raise TypeError(f"{name}.fuses is a frozenset among {', '.join(EPILOGUE)}, got {fuses!r}")
-    for attribute in ("deterministic", "exact", "predicts"):
-        if not isinstance(getattr(solver, attribute), bool):
-            raise TypeError(f"{name}.{attribute} is True or False, got {getattr(solver, attribute)!r}")
-
-
 def _load_layers(loaded: Plugins) -> None:
     wanted = _words("CONVDISPATCH_LAYERS")
     if not wanted:
@@ -375,7 +359,7 @@ def _load_layers(loaded: Plugins) -> None:
             continue
         try:
             module = found.load()
-            problem = _register(loaded.manager, module, f"layer {name}")
+            problem = register(loaded.manager, module, f"layer {name}")
         except KeyboardInterrupt:
             raise
         except BaseException as error:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 import platformdirs
 import yaml
@@ -21,11 +22,19 @@ import yaml
 from ...api.device import DeviceInfo
 from ...api.errors import InvalidPolicy
 from ...api.problem import ConvProblem
+from ...device import plainfile
 from .conditions import KEYS, Condition, mistake
 
 __all__ = ["FILE_NAME", "Erratum", "Registry", "Rule", "packaged_path", "parse", "registry", "registry_path"]
 
 FILE_NAME = "registry.yaml"
+MOST_BYTES = 256 << 10
+DEPTH = 16
+"""Most lists and mappings of a registry within each other; its form has 6."""
+MOST_ENTRIES = 100_000
+"""Most words that a registry comes to when whatever it names by an alias is counted each time."""
+_LONGEST = 200
+"""Most characters of a value."""
 KEYS_OF_A_FILE = frozenset({"version", "include", "families", "rules", "block", "errata"})
 
 
@@ -158,7 +167,7 @@ def _read(path: str | None, packaged: str | None) -> Registry:
 def read_text(path: str | Path) -> str:
     """A registry file's text. Raises InvalidPolicy, which names the line of what is no UTF-8."""
     try:
-        data = Path(path).read_bytes()
+        data = plainfile.read_bytes(path, MOST_BYTES)
     except (OSError, ValueError) as error:  # a path may hold a NUL
         raise InvalidPolicy(f"the registry {path} cannot be read: {getattr(error, 'strerror', error)}") from error
     try:
@@ -180,7 +189,7 @@ def parse(text: str, source: str = FILE_NAME, keys: Set[str] = KEYS_OF_A_FILE) -
     Raises InvalidPolicy naming ``source`` and the line.
     """
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_Shallow)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise InvalidPolicy(f"{source}:{line}: {error.problem or 'not YAML'}") from error
@@ -196,11 +205,30 @@ def parse(text: str, source: str = FILE_NAME, keys: Set[str] = KEYS_OF_A_FILE) -
     return _Parser(source).registry(root, keys)
 
 
+class _Shallow(yaml.SafeLoader):
+    """Ends where a registry's form ends: what stands deeper takes the reader time in the square of its depth."""
+
+    def fetch_flow_collection_start(self, kind: Any) -> None:
+        if self.flow_level >= DEPTH:
+            self._too_deep()
+        super().fetch_flow_collection_start(kind)
+
+    def add_indent(self, column: int) -> bool:
+        if len(self.indents) >= DEPTH:
+            self._too_deep()
+        return bool(super().add_indent(column))
+
+    def _too_deep(self) -> NoReturn:
+        raise yaml.scanner.ScannerError(
+            None, None, f"lists or mappings stand more than {DEPTH} deep in each other", self.get_mark()
+        )
+
+
 class _Parser:
     """Walks YAML nodes, which know their lines."""
 
     def __init__(self, source: str) -> None:
-        self.source = source
+        self.source, self.entries = source, 0
         self.construct = yaml.constructor.SafeConstructor().construct_object
 
     def where(self, node: yaml.Node) -> str:
@@ -228,7 +256,14 @@ class _Parser:
             return []
         if not isinstance(node, yaml.SequenceNode):
             raise self.fail(node, f"{what} must be a list")
+        self.count(node)
         return node.value
+
+    def count(self, node: yaml.Node) -> None:
+        """Aliases make a list of lists of a few letters; its form allows no more than so many words in all."""
+        self.entries += len(node.value)
+        if self.entries > MOST_ENTRIES:
+            raise self.fail(node, f"the registry comes to more than {MOST_ENTRIES} entries")
 
     def texts(self, node: yaml.Node | None, what: str) -> tuple[str, ...]:
         for item in self.sequence(node, what):
@@ -294,10 +329,13 @@ class _Parser:
 
     def condition(self, key: str, node: yaml.Node) -> Condition:
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        self.count(node)
         alternatives = []
         for item in nodes:
             if not isinstance(item, yaml.ScalarNode):
                 raise self.fail(item, f"{key} takes a value, a list of values or a comparison such as '>=32'")
+            if len(item.value) > _LONGEST:  # a whole number of base 60 takes time in the square of its length
+                raise self.fail(item, f"{key}: a value of {len(item.value)} characters, at most {_LONGEST} are read")
             try:
                 value = self.construct(item)
                 wrong = mistake(key, value)

@@ -17,24 +17,27 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...api.device import DeviceInfo
-from ...api.errors import ConvDispatchWarning
+from ...api.errors import ConvDispatchError, ConvDispatchWarning
 from ...api.problem import ConvProblem
-from ...device import jsontext
+from ...device import jsontext, plainfile
 from ..records.perfdb import user_folder
 from ..records.record import device_key
 from ..records.record_files import publish
 
 __all__ = [
     "against",
+    "answers",
     "fingerprint",
     "import_fault",
     "importing",
     "lift",
     "note",
+    "note_answers",
     "refresh",
     "try_import",
     "trust",
@@ -43,7 +46,7 @@ __all__ = [
 
 IMPORT_S = 60.0
 """Seconds that a plugin may take to import in a child, on a busy machine."""
-_KINDS = {"imports": dict, "trusted": dict, "solvers": dict}
+_KINDS = {"imports": dict, "trusted": dict, "solvers": dict, "answers": dict}
 _TEXTS = {".py", ".cl", ".mako", ".so", ".dll", ".pyd"}
 _CHILD = "import sys; from convdispatch.selection.plugins.loader import load_alone; load_alone(sys.argv[1])"
 _lock = threading.RLock()
@@ -65,7 +68,7 @@ def _held() -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = jsontext.loads(file.read_text(encoding="utf-8"))
+        values = jsontext.loads(plainfile.read_text(file))
         if not isinstance(values, dict):
             raise ValueError("no table")
     except OSError:
@@ -73,7 +76,23 @@ def _read(file: Path) -> dict[str, Any]:
     except ValueError as error:  # a damaged file costs what it said, no call
         _set_aside(file, str(error))
         values = {}
-    return {kind: values[kind] if isinstance(values.get(kind), like) else like() for kind, like in _KINDS.items()}
+    found = {kind: values[kind] if isinstance(values.get(kind), like) else like() for kind, like in _KINDS.items()}
+    found["solvers"] = {place: held for place, held in found["solvers"].items() if _sound(place, held)}
+    return found
+
+
+def _sound(place: str, held: Any) -> bool:
+    """Whether an entry about a solver is of the problem that was asked: it says which, and that one reads back as it.
+
+    Earlier versions noted no such thing, and under a problem that a plugin had changed they blamed innocent solvers.
+    """
+    asked = held.get("asked") if isinstance(held, dict) else None
+    if not isinstance(asked, str) or not place.startswith(asked + " "):
+        return False
+    try:
+        return str(ConvProblem.parse(asked)) == asked
+    except ConvDispatchError:
+        return False
 
 
 def _set_aside(file: Path, reason: str) -> None:
@@ -112,7 +131,7 @@ def lift(problem: ConvProblem | None = None) -> None:
     with _lock:
         values = _read(_file())
         if problem is None:
-            values["imports"] = values["solvers"] = {}
+            values["imports"] = values["solvers"] = values["answers"] = {}
         else:
             values["solvers"] = {k: v for k, v in values["solvers"].items() if k.split(" ")[0] != str(problem)}
         _known[_file()] = values
@@ -127,7 +146,7 @@ def fingerprint(version: str, places: Iterable[Path]) -> str:
         paths = sorted(p for p in place.rglob("*") if p.suffix in _TEXTS) if place.is_dir() else [place]
         for path in paths:
             with contextlib.suppress(OSError):
-                digest.update(path.name.encode() + b"\0" + path.read_bytes())
+                digest.update(path.name.encode() + b"\0" + plainfile.read_bytes(path))
     return f"{version} {digest.hexdigest()[:16]}".strip()
 
 
@@ -227,7 +246,8 @@ def _alive(process: int) -> bool:
 
 def note(problem: ConvProblem, device: DeviceInfo, solver: str, version: str, what: str) -> None:
     """Keep that a solver was seen wrong, crashing or hanging at a problem on a device with its present driver."""
-    _change("solvers", _place(problem, device, solver), {"version": version, "what": what})
+    held = {"version": version, "what": what, "asked": str(problem)}
+    _change("solvers", _place(problem, device, solver), held)
 
 
 def against(problem: ConvProblem, device: DeviceInfo, solver: str, version: str) -> str | None:
@@ -235,7 +255,9 @@ def against(problem: ConvProblem, device: DeviceInfo, solver: str, version: str)
     held = _held()["solvers"]
     if not held:
         return None
-    found = held.get(_place(problem, device, solver))
+    found = held.get(_place(problem, device, solver)) or held.get(
+        _place(problem, replace(device, processor=""), solver)  # as it was noted before keys named processors
+    )
     if not isinstance(found, dict) or found.get("version") != version:
         return None
     return f"{found.get('what')}, seen earlier on this machine (convdispatch find --again tries it anew)"
@@ -243,6 +265,19 @@ def against(problem: ConvProblem, device: DeviceInfo, solver: str, version: str)
 
 def _place(problem: ConvProblem, device: DeviceInfo, solver: str) -> str:
     return f"{problem} {device_key(device)} {device.driver} {solver}"
+
+
+def answers(plugin: str, version: str) -> dict[str, str] | None:
+    """By solver, how asking this version of a plugin ended a child process; None where that was not tried."""
+    held = _held()["answers"].get(plugin)
+    if not isinstance(held, dict) or held.get("version") != version or not isinstance(held.get("faults"), dict):
+        return None
+    return {str(solver): str(how) for solver, how in held["faults"].items()}
+
+
+def note_answers(plugin: str, version: str, faults: dict[str, str]) -> None:
+    """Keep how asking this version of a plugin ended."""
+    _change("answers", plugin, {"version": version, "faults": faults})
 
 
 # --- verified plugins ------------------------------------------------------------------------------------------------

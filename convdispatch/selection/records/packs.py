@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...api.errors import ConvDispatchError, InvalidArgument
 from ...api.problem import ConvProblem
+from ...device import plainfile
 from .perfdb import PerfDB
 from .record import Record
 from .record_files import file_text, publish, read_records
@@ -46,7 +47,7 @@ def import_pack(db: PerfDB, path: Path | str) -> int:
     Raises InvalidArgument for a pack that holds anything but sound records, and where they cannot be stored.
     """
     try:
-        records, faults = read_records("", Path(path).read_text(encoding="utf-8"))
+        records, faults = read_records("", plainfile.read_text(path))
     except (OSError, ValueError) as error:  # Damaged and NewerSchema are ValueErrors
         raise InvalidArgument(f"cannot import {path}: {error}") from error
     bad = {problem: fault for problem in {record.problem for record in records} if (fault := _no_problem(problem))}

@@ -25,12 +25,25 @@ from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...api.policy import Policy, forbid_when_frozen
 from ...api.problem import ConvProblem
-from .record import Damaged, NewerSchema, Provenance, Record, choice_text, device_key, is_device_key, stale
+from ...device import plainfile
+from .record import (
+    Damaged,
+    NewerSchema,
+    Provenance,
+    Record,
+    choice_text,
+    device_key,
+    is_device_key,
+    older_key,
+    stale,
+)
 from .record_files import file_text, publish, read_records, text_name
 from .timing import Timing, verdict
 
 __all__ = ["PerfDB", "default_folders", "perfdb", "record_packs", "scope_of", "user_folder"]
 
+BY_NAME = ", of a device of this name,"
+"""What is added to the source of a record from before keys named processors: it may be another generation's."""
 ENTRY_POINTS = "convdispatch.records"
 """Entry-point group of tuning packs: data-only packages with a ``records`` folder."""
 
@@ -201,10 +214,12 @@ class PerfDB:
 
     def _read(self, key: str) -> dict[str, list[Record]]:
         problems: dict[str, list[Record]] = {}
+        older = older_key(key)
         for source, folder in self.folders.items():
-            for record in self.read_folder(folder / key, source):
-                if record.device == key:
-                    problems.setdefault(record.problem, []).append(record)
+            for name in (key, older) if older else (key,):
+                for record in self.read_folder(folder / name, source if name == key else source + BY_NAME):
+                    if record.device == name:
+                        problems.setdefault(record.problem, []).append(record)
         return {problem: self._merge(records) for problem, records in problems.items()}
 
     def read_folder(self, folder: Path, source: str = "") -> list[Record]:
@@ -218,7 +233,7 @@ class PerfDB:
     def read_file(self, path: Path, source: str = "") -> list[Record]:
         """The sound records of one file; a damaged one is set aside and said."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = plainfile.read_text(path)
         except OSError:  # pruned, or set aside by another process, since the folder was listed
             return []
         except UnicodeDecodeError:
@@ -252,13 +267,17 @@ class PerfDB:
             warnings.warn(f"performance database: {message}", ConvDispatchWarning, stacklevel=4)
 
     def _merge(self, records: Iterable[Record]) -> list[Record]:
-        rank = {source: place for place, source in enumerate(["scope", *self.folders])}
+        sources = ["scope", *self.folders, *(source + BY_NAME for source in self.folders)]
+        rank = {source: place for place, source in enumerate(sources)}
         chosen: dict[tuple[str, str, str], Record] = {}
         for record in records:
             held = chosen.get(record.choice)
-            if held is None or _order(held, rank) < _order(record, rank):
+            if held is None or _replaces(record, held, rank):
                 chosen[record.choice] = record
-        ranked = sorted(chosen.values(), key=lambda r: (rank.get(r.source, 0), not r.sure, r.median_ms, r.choice))
+        ranked = sorted(
+            chosen.values(),
+            key=lambda r: (bool(r.inconclusive), rank.get(r.source, 0), not r.sure, r.median_ms, r.choice),
+        )
         return _winner_first(ranked)
 
 
@@ -268,7 +287,7 @@ def _winner_first(ranked: list[Record]) -> list[Record]:
     Only benchmarking decides: screening of a few samples may have a lucky median.
     """
     benchmarked = {choice_text(r.solver, r.config): r for r in ranked if r.source == ranked[0].source and r.sure}
-    if not benchmarked:
+    if not benchmarked or ranked[0].inconclusive:
         return ranked
     decision = verdict(
         {name: Timing(r.median_ms, r.ci_ms, r.p20_ms, r.p80_ms, r.count) for name, r in benchmarked.items()},
@@ -279,8 +298,20 @@ def _winner_first(ranked: list[Record]) -> list[Record]:
     return [winner, *(record for record in ranked if record is not winner)]
 
 
-def _order(record: Record, rank: dict[str, int]) -> tuple[int, str]:
-    return -rank.get(record.source, 0), record.created
+def _replaces(record: Record, held: Record, rank: dict[str, int]) -> bool:
+    """Of one choice: the first source's, and there the newest; but no screening of a kernel replaces benchmarking, and
+    what decides nothing replaces nothing that does."""
+    if bool(record.inconclusive) != bool(held.inconclusive):
+        return not record.inconclusive
+    order, other = -rank.get(record.source, 0), -rank.get(held.source, 0)
+    if order == other and record.sure != held.sure and _same_kernel(record.provenance, held.provenance):
+        return record.sure
+    return (order, record.created) > (other, held.created)
+
+
+def _same_kernel(one: Provenance, other: Provenance) -> bool:
+    pairs = (one.kernel_hash, other.kernel_hash), (one.driver, other.driver)
+    return all(a == b or not a or not b for a, b in pairs)
 
 
 def _key(device: DeviceInfo | str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
-from ...device import jsontext
+from ...device import jsontext, plainfile
 
 __all__ = [
     "EVIDENCE",
@@ -244,13 +244,15 @@ def load(path: Path) -> Report:
 def load_all(path: Path) -> list[Report]:
     """The report of a JSON file or a journal, or those of all kinds of device of a cluster. Raises InvalidArgument."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = plainfile.read_text(path)
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"cannot read {path}: {error}") from error
     try:
         values = jsontext.loads(text)
     except ValueError:
         values = None
+    if values == []:
+        raise InvalidArgument(f"{path} holds no benchmark report")
     try:
         if values is None:
             return [_from_lines(path, text.splitlines())]

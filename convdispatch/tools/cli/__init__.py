@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ...api.errors import ConvDispatchError
+from .output import reserving
 
 __all__ = ["main", "run"]
 
@@ -22,6 +23,7 @@ COMMANDS = {
     "find": ".search",
     "fit-cost": ".fit",
     "info": ".inspect",
+    "kernel": ".kernel",
     "run": ".model",
     "pack": ".first",
     "replay": ".replay",
@@ -44,7 +46,7 @@ class _Group(click.Group):
         if name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(COMMANDS[name], __name__), name.replace("-", "_"))
-        return command
+        return reserving(command)
 
     def invoke(self, context: click.Context) -> Any:
         from .interrupts import ended_by_signals

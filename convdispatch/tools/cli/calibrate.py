@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import click
-from rich.console import Console
 
-from .options import DEVICE
+from .options import DEVICE, stdout
 
 __all__ = ["calibrate"]
 
@@ -26,7 +25,7 @@ def calibrate(device: str | None) -> None:
     info = runtime.device_info(chosen)
     before, found = rates(info), measure(chosen)
     kind = "measured" if before.measured else "estimated"
-    console = Console()
+    console = stdout()
     console.print(f"{info}", markup=False, highlight=False)
     for what, unit, scale in (("flops", "GFLOP/s", 1e-9), ("bandwidth", "GB/s", 1e-9), ("launch", "us", 1e6)):
         now, then = getattr(found, what) * scale, getattr(before, what) * scale

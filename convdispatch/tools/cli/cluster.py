@@ -10,6 +10,7 @@ import click
 
 from .interrupts import leave
 from .options import stderr
+from .output import echo
 
 __all__ = ["CLUSTER", "TLS", "cluster", "security_of", "worker"]
 
@@ -92,12 +93,12 @@ def cluster(
 
     def ready(address: str) -> None:
         if as_json:
-            click.echo(json.dumps({"address": address, "devices": [offer.place for offer in offers]}))
+            echo(json.dumps({"address": address, "devices": [offer.place for offer in offers]}))
             return
-        click.echo(f"scheduler at {address}")
+        echo(f"scheduler at {address}")
         for offer in offers:
-            click.echo(f"worker for {offer.key} at {offer.place}")
-        click.echo(f"more workers: convdispatch worker {address}; work: convdispatch find NET --cluster {address}")
+            echo(f"worker for {offer.key} at {offer.place}")
+        echo(f"more workers: convdispatch worker {address}; work: convdispatch find NET --cluster {address}")
 
     serve(offers=offers, host=host, port=port, security=security, ready=ready)
     leave(0)
@@ -122,7 +123,7 @@ def worker(address: str, devices: tuple[str, ...], compilers: int | None, name: 
 
     def ready(at: str) -> None:
         for offer in offers:
-            click.echo(f"{offer.place} offers {offer.key} at {at}")
+            echo(f"{offer.place} offers {offer.key} at {at}")
 
     serve(address=address, offers=offers, security=security, ready=ready)
     leave(0)

@@ -10,6 +10,7 @@ import click
 from rich.table import Table
 
 from .options import AS_JSON, settings, stdout
+from .output import echo
 
 __all__ = ["db"]
 
@@ -32,7 +33,7 @@ def list_records(key: str | None, as_json: bool) -> None:
     database = perfdb()
     records = [record for each in ([key] if key else database.devices()) for record in database.all(each)]
     if as_json:
-        click.echo(json.dumps([record.to_json() | {"source": record.source} for record in records], indent=1))
+        echo(json.dumps([record.to_json() | {"source": record.source} for record in records], indent=1))
         return
     titles = ("ms", "95 % interval", "screening", "error", "workspace", "from", "measured")
     table = Table("device", "problem", "solver", "configuration", *titles)
@@ -46,7 +47,7 @@ def list_records(key: str | None, as_json: bool) -> None:
         ]
         table.add_row(r.device, r.problem, r.solver, settings(r.config), *times, *more, r.source, r.created[:10])
     stdout().print(table)
-    click.echo(f"{len(records)} records in {', '.join(str(folder) for folder in database.folders.values())}")
+    echo(f"{len(records)} records in {', '.join(str(folder) for folder in database.folders.values())}")
 
 
 @db.command()
@@ -75,7 +76,7 @@ def diff(old: Path, new: Path | None, ratio: float, as_json: bool) -> None:
              "old_solver": c.old.solver, "new_solver": c.new.solver, "ratio": c.ratio, "certain": c.certain}
             for c in changes
         ]  # fmt: skip
-        click.echo(json.dumps(rows, indent=1))
+        echo(json.dumps(rows, indent=1))
     else:
         table = Table("problem", "old ms", "new ms", "ratio", "old solver", "new solver", "certain")
         for c in changes:
@@ -93,7 +94,7 @@ def export(file: Path, key: str | None) -> None:
     from ...selection.records.packs import export_pack
     from ...selection.records.perfdb import perfdb
 
-    click.echo(f"{export_pack(perfdb(), file, key)} records written to {file}")
+    echo(f"{export_pack(perfdb(), file, key)} records written to {file}")
 
 
 @db.command("import")
@@ -103,7 +104,7 @@ def import_records(file: Path) -> None:
     from ...selection.records.packs import import_pack
     from ...selection.records.perfdb import perfdb
 
-    click.echo(f"{import_pack(perfdb(), file)} new records from {file}")
+    echo(f"{import_pack(perfdb(), file)} new records from {file}")
 
 
 @db.command()
@@ -113,4 +114,4 @@ def prune(key: str | None) -> None:
     from ...selection.records.packs import prune as clean
     from ...selection.records.perfdb import perfdb
 
-    click.echo(f"{clean(perfdb(), key)} files deleted")
+    echo(f"{clean(perfdb(), key)} files deleted")

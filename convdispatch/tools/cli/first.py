@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from .options import AS_JSON, DEVICE, stdout
+from .output import echo
 
 __all__ = ["pack", "trace"]
 
@@ -24,7 +25,7 @@ def trace(what: str, batch: int | None, device: str | None, as_json: bool) -> No
 
     ready = make_ready(what, device, batch)
     if as_json:
-        click.echo(json.dumps(ready.to_dict(), indent=2))
+        echo(json.dumps(ready.to_dict(), indent=2))
     else:
         stdout().print(ready)
 
@@ -54,4 +55,4 @@ def pack(
     """
     from ..packing import make_pack
 
-    click.echo(make_pack(what, output, device, batch, all_weights, training, autocast))
+    echo(make_pack(what, output, device, batch, all_weights, training, autocast))

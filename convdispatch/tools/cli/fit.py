@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ...api.errors import InvalidArgument, InvalidProblem
 from .options import AS_JSON, DEVICE, stdout
+from .output import echo
 
 __all__ = ["fit_cost"]
 
@@ -37,7 +38,7 @@ def fit_cost(solver: str, device: str | None, as_json: bool) -> None:
             {"problem": str(s.problem), "measured_ms": s.measured_ms, "predicted_ms": s.predicted_ms, "fitted_ms": ms}
             for s, ms in zip(samples, found.fitted_ms, strict=True)
         ]
-        click.echo(json.dumps({**asdict(found), "code": found.code(), "problems": rows}, indent=1))
+        echo(json.dumps({**asdict(found), "code": found.code(), "problems": rows}, indent=1))
         return
     table = Table("problem", "measured ms", "predicted ms", "over measured", "fitted ms", "over measured", box=None)
     for sample, ms in zip(samples, found.fitted_ms, strict=True):

@@ -10,6 +10,7 @@ import click
 from rich.table import Table
 
 from .options import AS_JSON, DEVICE, stderr, stdout
+from .output import echo
 
 __all__ = ["doctor", "explain", "info"]
 
@@ -28,12 +29,12 @@ def info(as_json: bool) -> None:
             "devices": [{"platform": d.platform, "name": d.name, "vendor": d.vendor, "type": d.type} for d in devices],
             "solvers": solvers.plugin_of,
         }
-        click.echo(json.dumps(listing, indent=2))
+        echo(json.dumps(listing, indent=2))
         return
     for device in devices:
-        click.echo(f"device  {device} ({device.vendor}, {device.type}, {device.arch})")
+        echo(f"device  {device} ({device.vendor}, {device.type}, {device.arch})")
     for name, plugin in sorted(solvers.plugin_of.items()):
-        click.echo(f"solver  {name} (plugin {plugin} {solvers.version(name)})")
+        echo(f"solver  {name} (plugin {plugin} {solvers.version(name)})")
 
 
 @click.command()
@@ -51,7 +52,7 @@ def doctor(as_json: bool, probe: bool, seconds: float | None, device: str | None
         sys.exit(0 if _self_test(seconds, device, as_json) else 1)
     report = examine(probe=probe, again=again)
     if as_json:
-        click.echo(json.dumps(report.to_dict(), indent=2))
+        echo(json.dumps(report.to_dict(), indent=2))
     else:
         _show(report)
     sys.exit(0 if report.healthy else 1)
@@ -74,16 +75,16 @@ def _self_test(seconds: float, chosen: str | None, as_json: bool) -> bool:
     for device in found:
         name, problem = str(runtime.device_info(device)), runtime.probe(device)
         if problem is not None:
-            click.echo(f"{name}: not tested, it does not work: {problem}", err=as_json)
+            echo(f"{name}: not tested, it does not work: {problem}", err=as_json)
             continue
         with progress(stderr(), name, len(asked)) as step:
             result = run(runtime.address(device), asked, time.monotonic() + seconds, step)
         results[name] = asdict(result)
-        click.echo(f"{name}: {result}", err=as_json)
+        echo(f"{name}: {result}", err=as_json)
         for sentence in result.wrong[1:10]:
-            click.echo(f"  {sentence}", err=as_json)
+            echo(f"  {sentence}", err=as_json)
     if as_json:
-        click.echo(json.dumps(results, indent=2))
+        echo(json.dumps(results, indent=2))
     return bool(results) and all(one["right"] and not one["wrong"] for one in results.values())
 
 
@@ -107,10 +108,13 @@ def _show(report: Any) -> None:
         for column in table.columns:
             column.overflow = "fold"  # a path or a symbol is longer than any column
         console.print(table)
+    for device in report.devices:
+        console.print(f"{device['name']} ({device['platform']}): {device['rates']}", markup=False)
     console.print(f"drop-in folder: {report.dropin_folder}")
     console.print(f"registry: {report.registry or 'none'} {report.registry_problem or ''}")
     if report.registry_note:
         console.print(f"  {report.registry_note}")
+    console.print(f"native call path for PyTorch on CUDA: {report.native}")
     console.print(f"default device: {report.default_device or report.default_problem}")
     for line in report.advice:
         console.print(f"to mend: {line}")
@@ -126,4 +130,4 @@ def explain(problem: str, device: str | None, as_json: bool) -> None:
     from ...selection.explanation import explain as explain_problem
 
     explanation = explain_problem(read(problem), device)
-    click.echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))
+    echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import click
 
 from ...measurement.compiling import under_way
+from .output import give_up, ours
 
 __all__ = ["ended_by_signals", "leave"]
 
@@ -77,6 +78,7 @@ def _watch(read: int, heard: threading.Event, left: threading.Event) -> None:
 def leave(status: int) -> None:
     """End the process without what runs at exit: a driver's compiler that is still at work would abort it."""
     with contextlib.suppress(Exception):
+        ours().flush()
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
@@ -89,6 +91,7 @@ def run(command: click.Command) -> None:
         status: object = 0
     except SystemExit as ended:
         status = ended.code
+    give_up()
     if under_way():
         leave(status if isinstance(status, int) else int(status is not None))
     sys.exit(status)  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from ...api.problem import DIRECTIONS, ConvProblem
 from ...measurement import grammar, shapes
 from ...measurement.shapes import Entry
 from ..model_file import entries_of, is_model
+from .output import ours
 
 __all__ = [
     "AS_JSON",
@@ -62,7 +62,7 @@ def stdout() -> Console:
 
     Brackets are text here and on ``stderr()``: plugins, drivers and files say what they please.
     """
-    return Console(width=None if sys.stdout.isatty() else 10_000, markup=False, emoji=False)
+    return Console(file=ours(), width=None if ours().isatty() else 10_000, markup=False, emoji=False)
 
 
 def stderr() -> Console:

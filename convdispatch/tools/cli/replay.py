@@ -12,6 +12,7 @@ import click
 from rich.table import Table
 
 from .options import AS_JSON, DEVICE, stderr, stdout
+from .output import echo
 
 __all__ = ["replay"]
 
@@ -53,7 +54,7 @@ def replay(trace: Path, target: Path | None, other: Path | None, most: int, devi
             [f"a load of {load:g} by others on {info.compute_units} processors"] if loaded(load, seen) else []
         )
     if as_json:
-        click.echo(json.dumps(compared.to_dict() | {"busy": warning}, indent=1))
+        echo(json.dumps(compared.to_dict() | {"busy": warning}, indent=1))
     else:
         _show(compared, warning)
     sys.exit(int(bool(compared.failures)))

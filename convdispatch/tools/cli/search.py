@@ -27,6 +27,7 @@ from .options import (
     stderr,
     stdout,
 )
+from .output import echo
 
 __all__ = ["find"]
 
@@ -101,7 +102,7 @@ def find(
     else:
         found = _search(problems, device, again, jobs, quiet=as_json, isolate=isolate, **limits)
     if as_json:
-        click.echo(json.dumps([_to_dict(results) for results in found], indent=1))
+        echo(json.dumps([_to_dict(results) for results in found], indent=1))
     else:
         for results in found:
             _show(results, verbose)
@@ -115,7 +116,7 @@ def find(
         from ...selection.choice.lockfile import write
 
         write(lock, _decisions(problems, device))
-        click.echo(f"{len(problems)} decisions locked in {lock}")
+        echo(f"{len(problems)} decisions locked in {lock}")
 
 
 def _calibrate(device: Any) -> None:
@@ -272,6 +273,6 @@ def _check(problems: list[ConvProblem], device: str | None, lock: Path | None) -
         raise click.UsageError("--check compares with a lock file: name it with --lock")
     found = drift(read(lock), _decisions(problems, device).items())
     for line in found:
-        click.echo(line)
-    click.echo(f"{len(problems)} problems, {len(found)} differ from {lock}")
+        echo(line)
+    echo(f"{len(problems)} problems, {len(found)} differ from {lock}")
     sys.exit(1 if found else 0)

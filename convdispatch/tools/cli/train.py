@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ...api.errors import InvalidArgument
 from .options import AS_JSON, DEVICE, stderr, stdout
+from .output import echo
 
 __all__ = ["train"]
 
@@ -96,14 +97,14 @@ def train(
     except KeyboardInterrupt:
         bar.stop()
         kept = f"{checkpoint} holds it: go on with --resume" if checkpoint else "no --checkpoint was named to keep it"
-        click.echo(f"interrupted after {steps[-1]} steps; {kept}", err=True)
+        echo(f"interrupted after {steps[-1]} steps; {kept}", err=True)
         sys.exit(130)
     finally:
         bar.stop()
     if curve is not None:
         _write_curve(curve, report.losses)
     if as_json:
-        click.echo(json.dumps(report.to_dict()))
+        echo(json.dumps(report.to_dict()))
         return
     console.print(f"\nloss\n{plot(report.losses)}\n", highlight=False)
     speed = f", {report.images_per_second:.0f} images/s" if report.images_per_second else ""

@@ -11,6 +11,7 @@ import click
 from ...api.errors import InvalidArgument
 from ...measurement import grammar
 from .options import CONFIGURE, configure, read_entries
+from .output import echo
 
 __all__ = ["translate"]
 
@@ -25,8 +26,8 @@ def translate(names: tuple[str, ...], files: tuple[Path, ...], dialect: str, **c
     refused = False
     for entry in configure(read_entries(names, files), **changes):
         try:
-            click.echo(grammar.write(entry.problem, dialect, entry.name))
+            echo(grammar.write(entry.problem, dialect, entry.name))
         except InvalidArgument as error:
             refused = True
-            click.echo(f"{entry.problem}: {error}", err=True)
+            echo(f"{entry.problem}: {error}", err=True)
     sys.exit(int(refused))

@@ -17,6 +17,7 @@ from ...measurement.conformance.space import describe
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import DEVICE, stderr, stdout
+from .output import echo
 
 __all__ = ["verify"]
 
@@ -71,15 +72,19 @@ def verify(
 
     if listing:
         for one in cases(level):
-            click.echo(f"{one.level:8} {one.name}{'!' if one.long else ''}  {one.problem}")
+            echo(f"{one.level:8} {one.name}{'!' if one.long else ''}  {one.problem}")
         for line in describe({one.name for one in cases(level)}):
-            click.echo(line)
-        click.echo(f"version {VERSION}, {digest()}")
+            echo(line)
+        echo(f"version {VERSION}, {digest()}")
         return
     if render is None and not plugins:
         raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
     if cluster is not None and (options["first"] or within_s is not None):
         raise click.UsageError("--first and --within end a run on one machine; with --cluster, Ctrl-C does")
+    if render is None and cluster is None:
+        from ...selection.plugins.loader import try_each
+
+        try_each(strangers=True)  # one that ends the process that imports it is named, and the others are verified
     began, verdicts, good = time.monotonic(), [], True
     options["until"] = None if within_s is None else began + within_s
     options["jobs"] = min(2, os.cpu_count() or 1) if jobs is None else jobs
@@ -103,7 +108,7 @@ def verify(
         good = good and report.passed
     if len(plugins) > 1:
         said = ", ".join(f"{plugin} {verdict}" for plugin, verdict in zip(plugins, verdicts))
-        click.echo(f"{said}; {time.monotonic() - began:.0f} s in all")
+        echo(f"{said}; {time.monotonic() - began:.0f} s in all")
     sys.exit(0 if good else 1)
 
 

@@ -23,7 +23,7 @@ from ..geometry import Fallback, Geometry
 from ..settings import DEFAULT, Settings, benchmark, policy_of, switches
 from ..tiers import Pending
 from ..weights import promise
-from . import autotune
+from . import autotune, native
 
 __all__ = ["backward", "forward", "fused", "cached_call", "key_of", "watch", "watched"]
 
@@ -37,6 +37,7 @@ def _forget() -> None:
     _calls.drop()
     for known in _last.values():
         known.clear()
+    native.forget()
 
 
 dispatch.on_forget(_forget)
@@ -62,12 +63,14 @@ def forward(
     if transposed and any(output_padding):
         rows = Geometry.of(*geometry).rows(x.ndim - 2)
         if any(rows):
+            native.decline()
             return forward(_longer(x, rows), w, bias, *Geometry.of(*geometry).without(rows), settings=settings)
     constant = promise(w)
     call = cached_call("forward", geometry, x, w, None, bias, constant is not None, settings)
     result = call(None, w, x, bias, constant) if transposed else call(x, w, None, bias, constant)
     if not call.backward_ready:
         call.backward_ready = _prepare_backward(geometry, x, w, bias, result, settings)
+    native.learn([("forward", call, 0)], transposed, (x, w, bias), w, constant)
     if _watchers:
         for watcher in _watchers:
             watcher("forward", call, (x, w, bias), Geometry.of(*geometry))
@@ -124,25 +127,30 @@ def backward(
     if transposed and any(output_padding):
         rows = Geometry.of(*geometry).rows(x.ndim - 2)
         if any(rows):
+            native.decline()
             rest = Geometry.of(*geometry).without(rows)
             longer = backward(grad, _longer(x, rows), w, bias_sizes, *rest, output_mask, settings=settings)
             data = longer[0]
             if data is not None:
                 data = data[(..., *(slice(size) for size in x.shape[2:]))].contiguous()
             return data, *longer[1:]
-    data = weights = sums = None
+    data = weights = sums = constant = None
+    parts: list[tuple[str, Any, int]] = []
     # Both are chosen before either runs: a call that is left is left whole.
     if output_mask[0]:
         constant = promise(w)
         data = cached_call("data", geometry, x, w, grad, None, constant is not None, settings)
+        parts.append(("data", data, 0))
     if output_mask[1]:
         weights = cached_call("weights", geometry, x, w, grad, None, False, settings)
+        parts.append(("weights", weights, 1))
     if data is not None:
         data = data(grad, w, None, None, constant) if transposed else data(None, w, grad, None, constant)
     if weights is not None:
         weights = weights(grad, None, x) if transposed else weights(x, None, grad)
     if output_mask[2]:
         sums = bias_gradient(grad)
+    native.learn(parts, transposed, (grad, x, w), w, constant, with_sums=output_mask[2])
     return data, weights, sums
 
 
@@ -175,7 +183,14 @@ def watch(watcher: Callable[[str, Any, Sequence[Any], Geometry], None]) -> Calla
     """``watcher(part, call, tensors, geometry)`` after each forward, until the answer is called; tensors are input,
     weights, bias and, of a fused layer, what is added."""
     _watchers.append(watcher)
-    return lambda: _watchers.remove(watcher)
+    native.pause(True)
+
+    def end() -> None:
+        if watcher in _watchers:
+            _watchers.remove(watcher)
+        native.pause(watched())
+
+    return end
 
 
 def watched() -> bool:
@@ -220,7 +235,7 @@ def cached_call(
             _calls.put(key, call)
         _store_last(part, w, facts, call)
     if benchmark() and call.prepared is not None:
-        autotune.consider(call.problem, call.device, chosen)
+        autotune.consider(call.problem, call.device, chosen, call.prepared)
     return call
 
 

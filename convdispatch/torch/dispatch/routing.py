@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from .. import counting, ranks
 from ..geometry import Fallback
 from ..settings import DEFAULT, Settings, checked
 from ..tiers import Compiling, watch_captures
-from . import engine
+from . import autotune, engine, native
 
 __all__ = ["TRACED", "Enabled", "disable", "enable", "original", "routed", "settings_in_force"]
 
@@ -24,6 +25,8 @@ TRACED = (
 _tracing = torch._C._is_tracing
 _OPERATORS = {"convolution": engine.forward, "convolution_backward": engine.backward}
 _KEYS = ("CPU", "CUDA")
+_NATIVE = "CUDA"
+"""The key below which the native call path stands, where there is one."""
 _originals: dict[tuple[str, str], Any] = {}
 _lock = threading.RLock()
 _library: Any = None
@@ -56,6 +59,7 @@ def enable(*, math: str | None = None, solver: str | None = None, min_flops: flo
     settings, before = checked(math, solver, min_flops), _in_force
     ranks.meet()
     watch_captures()
+    autotune.watch_captures()
     _set(settings)
     return Enabled(before)
 
@@ -69,8 +73,10 @@ def _set(settings: Settings | None) -> None:
     global _library, _in_force
     with _lock:
         _in_force = settings
+        native.forget()
         if settings is None:
             if _library is not None:
+                native.uninstall()
                 _library._destroy()
                 _library = None
         elif _library is None:
@@ -79,13 +85,19 @@ def _set(settings: Settings | None) -> None:
 
 def _install() -> Any:
     library = torch.library.Library("aten", "IMPL")
+    kernels = {}
     for operator, compute in _OPERATORS.items():
         for key in _KEYS:
             if (operator, key) not in _originals:
                 _originals[operator, key] = torch.library.get_kernel(f"aten::{operator}", key)
+            kernels[operator, key] = _kernel(operator, key, compute)
+    asked = [functools.partial(kernels[operator, _NATIVE], _keyset(_NATIVE)) for operator in _OPERATORS]
+    below = {_NATIVE} if native.install(_NATIVE, *asked) else set()
+    for (operator, key), kernel in kernels.items():
+        if key not in below:
             with warnings.catch_warnings():  # that a kernel is overridden is what is wanted
                 warnings.simplefilter("ignore")
-                library.impl(operator, _kernel(operator, key, compute), key, with_keyset=True)
+                library.impl(operator, kernel, key, with_keyset=True)
     return library
 
 

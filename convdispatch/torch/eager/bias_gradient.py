@@ -14,9 +14,9 @@ from ...nn.channel_sums import channel_sums
 from ...selection import dispatch
 from .. import ranks
 from ..geometry import DTYPES, FORMATS, Fallback
-from .recorded_launches import launched
+from .recorded_launches import Launched, launched
 
-__all__ = ["bias_gradient", "make_ready"]
+__all__ = ["bias_gradient", "kernels_of", "make_ready"]
 
 _LEAST = 1 << 20
 """Bytes below which PyTorch's one launch is as good as two."""
@@ -40,6 +40,12 @@ def bias_gradient(grad: torch.Tensor) -> torch.Tensor:
     return grad.sum((0, *range(2, grad.ndim)))
 
 
+def kernels_of(grad: torch.Tensor) -> Any:
+    """What ``bias_gradient`` just ran for ``grad``: kept kernels on (grad, sums), or None for PyTorch's sum."""
+    found = _cache.get(_key(grad)) if grad.is_cuda and _takes(grad) else None
+    return found if type(found) is Launched else None
+
+
 def make_ready(grad: torch.Tensor) -> None:
     """What ``bias_gradient`` of tensors like ``grad`` runs, before a backward in which ranks wait for each other."""
     if grad.is_cuda and _takes(grad):
@@ -54,9 +60,13 @@ def _takes(grad: torch.Tensor) -> bool:
     return grad.shape[1] * grad.itemsize % 16 == 0 and grad.is_contiguous(memory_format=form)
 
 
+def _key(grad: torch.Tensor) -> tuple[Any, ...]:
+    return grad.shape, grad.dtype, grad.device
+
+
 def _made(grad: torch.Tensor, making: bool = True) -> Any:
     """The kept kernels; None where they are not there and none are to be made."""
-    key = (grad.shape, grad.dtype, grad.device)
+    key = _key(grad)
     found = _cache.get(key)
     if found is None and making:
         channels, dtype = grad.shape[1], DTYPES[grad.dtype]

@@ -51,7 +51,7 @@ class Launched:
             except (BuildFailed, Unlaunchable) as error:
                 raise Fallback(f"{name} cannot run on a CUDA stream: {str(error).splitlines()[0]}") from None
         assert launches is not None, "kernels beside convolutions are launches alone"
-        self.launches = launches
+        self.launches, self.context = launches, stream.place.cuda.context.value
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Raises Left for memory that begins elsewhere than at a multiple of 16 bytes."""

@@ -1,0 +1,68 @@
+"""The compiled module of the native call path, or the sentence that says why there is none.
+
+``pip install`` builds it where a C++ compiler and PyTorch's headers are; ``python -m convdispatch.device.native.build``
+builds it in place. It is written against PyTorch's stable C interface and Python's limited one, so that one build
+serves PyTorch from 2.11 on. Without it everything works, and a call costs some microseconds more.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from typing import Any
+
+from ...api.policy import ask_policy
+
+__all__ = ["DRIVER", "SWITCH", "launcher", "unavailable"]
+
+SWITCH = "CONVDISPATCH_NATIVE"
+DRIVER = "libcuda.so.1"
+_LEAST = (2, 11)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded() -> tuple[Any, str | None]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None, "PyTorch is not imported"
+    if os.environ.get(SWITCH, "").strip() == "0":
+        return None, f"{SWITCH}=0 turns it off"
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < _LEAST:
+        return None, f"needs PyTorch {'.'.join(map(str, _LEAST))} or later, got {torch.__version__}"
+    try:
+        return importlib.import_module(f"{__package__}._launcher"), None
+    except ImportError as error:
+        if error.name == f"{__package__}._launcher" or "No module named" in str(error):
+            return None, "it is not built: python -m convdispatch.device.native.build says why, or builds it"
+        return None, f"it does not load: {str(error).splitlines()[0]}"
+
+
+def launcher() -> Any:
+    """The module with CUDA's driver open; None where there is none, for which ``unavailable`` says why."""
+    return None if unavailable() else _loaded()[0]
+
+
+def unavailable() -> str | None:
+    """Why calls go by Python, in words; None where the native path runs."""
+    return _opened(DRIVER)
+
+
+@functools.lru_cache(maxsize=4)
+def _opened(driver: str) -> str | None:
+    module, why = _loaded()
+    if module is None:
+        return why
+    handles = sys.modules["torch"]._C._aoti
+    try:
+        module.open(
+            driver,
+            ask_policy,
+            handles.alloc_tensor_by_stealing_from_void_ptr,
+            handles.unsafe_alloc_void_ptr_from_tensor,
+        )
+    except (AttributeError, RuntimeError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,82 @@
+"""The last pass over a quantized net: element-wise formulas read and write integers themselves.
+
+What is left of dequantizations before formulas and of quantizations behind them becomes part of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...elementwise import apply
+from ...nn.activations import formula_of
+from ...nn.quantized import DEQUANTIZED, quantized_formula
+from ..graph import Graph, Node, Ref
+from .integer_nodes import ACTIVATIONS, DEQUANTIZE, QUANTIZE, alone, form_of, integers_of, maker_of
+
+__all__ = ["merge_integers"]
+
+
+def merge_integers(graph: Graph) -> Graph:
+    """Put dequantizations before and quantizations behind element-wise formulas into them."""
+    for node in list(graph.nodes):
+        found = _formula(node) if node.name != QUANTIZE else None
+        if found is not None:
+            _read_integers(node, *found)
+    for node in list(graph.nodes):
+        if node.name != QUANTIZE:
+            continue
+        x = node.kwargs["x"]
+        producer = maker_of(x, "apply", DEQUANTIZE, *ACTIVATIONS, "add")
+        found = None if producer is None or not (x.is_whole or producer.name == DEQUANTIZE) else _formula(producer)
+        if producer is None or found is None or (producer.name != DEQUANTIZE and not alone(graph, producer)):
+            continue
+        text, given = found
+        if producer.name == DEQUANTIZE:
+            given = {"x": replace(given["x"], shape=x.shape)}
+        *before, last = text.split(";")
+        form = form_of(node)
+        text = "; ".join([*before, f"number_ = {last.strip()}", quantized_formula("number_", *form)])
+        node.function, node.kwargs = apply, {"expression": text, "dtype": np.dtype(form[2]), **given}
+        node.sources = producer.sources + node.sources
+        graph.prune()
+    graph.prune()
+    return graph
+
+
+def _formula(node: Node) -> tuple[str, dict[str, Any]] | None:
+    """An element-wise operation that makes numbers: its text and operands."""
+    given = node.kwargs
+    if node.args or not isinstance(node.result, Ref) or node.result.value.dtype != np.float32:
+        return None
+    if node.name == DEQUANTIZE:
+        return DEQUANTIZED.format("x", given["scale"], given["zero_point"]), {"x": given["x"]}
+    if node.name in ACTIVATIONS:
+        return formula_of(given.get("activation", "relu")), {"x": given["x"]}
+    if node.name == "add" and given.get("activation") in (None, "relu"):
+        text = "x + y" if given.get("activation") is None else "s_ = x + y; where(s_ < 0, 0, s_)"
+        return text, {"x": given["x"], "y": given["y"]}
+    if node.name == "apply" and isinstance(given.get("expression"), str) and given.get("out") is None:
+        text = given["expression"]
+        if "=" not in text.split(";")[-1].replace("==", "").replace("<=", "").replace(">=", "").replace("!=", ""):
+            return text, {name: each for name, each in given.items() if name not in ("expression", "out", "dtype")}
+    return None
+
+
+def _read_integers(node: Node, text: str, given: dict[str, Any]) -> None:
+    """Read integers where a formula reads numbers that were made of them."""
+    if node.name == DEQUANTIZE:
+        return
+    before, operands = [], {}
+    for name, operand in given.items():
+        maker = maker_of(operand, DEQUANTIZE)
+        if maker is None:
+            operands[name] = operand
+            continue
+        before.append(f"{name} = {DEQUANTIZED.format(f'{name}_i', maker.kwargs['scale'], maker.kwargs['zero_point'])}")
+        operands[f"{name}_i"] = integers_of(operand)
+    if before:
+        node.function = apply
+        node.kwargs = {"expression": "; ".join([*before, text]), "dtype": np.dtype(np.float32), **operands}

@@ -1,0 +1,66 @@
+"""What passes over a quantized net share: who makes a tensor of integers, and how operations change places."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...nn.quantized import dequantize
+from ..graph import Graph, Node, Ref, Value
+
+__all__ = [
+    "ACTIVATIONS", "CONVOLUTION", "DEQUANTIZE", "QUANTIZE", "alone", "form_of", "give", "insert", "integers_of",
+    "maker_of", "now_of_integers",
+]  # fmt: skip
+
+CONVOLUTION, QUANTIZE, DEQUANTIZE = "quantized_convolution", "quantize", "dequantize"
+ACTIVATIONS = ("activate", "relu")
+
+
+def maker_of(ref: Any, *names: str) -> Node | None:
+    """The operation of one of these names whose whole result ``ref`` is, whatever its shape."""
+    if not isinstance(ref, Ref) or not ref.is_flat or ref.value.node is None or ref.value.node.name not in names:
+        return None
+    return ref.value.node
+
+
+def alone(graph: Graph, node: Node) -> bool:
+    """Whether one operand of the graph reads the operation's result."""
+    return graph.uses().get(node.result.value) == 1
+
+
+def form_of(node: Node) -> tuple[float, int, str]:
+    """Scale, zero point and dtype of the integers that an operation makes or reads."""
+    given = node.kwargs
+    dtype = given["dtype"] if node.name == QUANTIZE else given["x"].value.dtype.name
+    return float(given["scale"]), int(given["zero_point"]), np.dtype(dtype).name
+
+
+def integers_of(ref: Ref) -> Ref:
+    """What a dequantization's result was made of, in the same shape."""
+    node = ref.value.node
+    assert node is not None
+    return replace(node.kwargs["x"], shape=ref.shape)
+
+
+def insert(graph: Graph, after: Node, function: Any, x: Ref, **options: Any) -> Node:
+    """A new operation after another one; it has no result yet."""
+    node = Node(function, (), {"x": x, **options}, sources=after.sources)
+    graph.nodes.insert(graph.nodes.index(after) + 1, node)
+    return node
+
+
+def give(node: Node, value: Value) -> None:
+    """Let ``node`` make ``value``."""
+    value.node, node.result = node, value.whole
+
+
+def now_of_integers(graph: Graph, node: Node, form: tuple[float, int, str]) -> None:
+    """What ``node`` made of numbers it makes of integers; a dequantization behind it makes the numbers."""
+    numbers = node.result.value
+    made = Value(numbers.shape, np.dtype(form[2]))
+    after = insert(graph, node, dequantize, made.whole, scale=form[0], zero_point=form[1], dtype=numbers.dtype.name)
+    give(node, made)
+    give(after, numbers)

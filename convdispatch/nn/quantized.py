@@ -1,0 +1,87 @@
+"""Operations on integers of 8 bits that stand for numbers, ``number = scale * (integer - zero_point)``: ONNX's.
+
+Scales and zero points are numbers here: one for a whole tensor. None has a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..api.quantization import Quantization
+from ..calls.conv import conv
+from ..device.tracing import operation
+from ..elementwise import apply, reduce
+from ..tensor import Tensor
+from .convolution import dense
+
+__all__ = [
+    "DEQUANTIZED", "dequantize", "dequantized_average", "moving_table", "quantize", "quantized_convolution",
+    "quantized_formula",
+]  # fmt: skip
+
+DEQUANTIZED = "({0} - {2!r}) * {1!r}"
+"""An integer's number as a formula of it, its scale and its zero point."""
+
+
+def quantized_formula(text: str, scale: float, zero_point: int, dtype: Any) -> str:
+    """A formula's value as an integer: rounded half to even, saturated."""
+    limits = np.iinfo(dtype)
+    low, high = limits.min - zero_point, limits.max - zero_point
+    return f"clip(round(({text}) / {float(scale)!r}), {low}, {high}) + {zero_point}"
+
+
+@operation
+def quantize(x: Tensor, scale: float, zero_point: int, dtype: str) -> Tensor:
+    """ONNX's QuantizeLinear: ``saturate(round(x / scale) + zero_point)``."""
+    return apply(quantized_formula("x", scale, zero_point, dtype), dtype=np.dtype(dtype), x=x)  # type: ignore[no-any-return]
+
+
+@operation
+def dequantize(x: Tensor, scale: float, zero_point: int, dtype: str = "float32") -> Tensor:
+    """ONNX's DequantizeLinear: ``(x - zero_point) * scale``."""
+    return apply(DEQUANTIZED.format("x", float(scale), int(zero_point)), dtype=np.dtype(dtype), x=x)  # type: ignore[no-any-return]
+
+
+@operation
+def dequantized_average(x: Tensor, scale: float, zero_point: int, *, layout: str = "nchw") -> Tensor:
+    """The mean over each picture's pixels, as numbers, float32: its shape is x's with one pixel."""
+    axes = tuple(range(2, x.ndim)) if layout == "nchw" else tuple(range(1, x.ndim - 1))
+    text = DEQUANTIZED.format("x", float(scale), int(zero_point))
+    return reduce("mean", text, axes, keepdims=True, x=x)  # type: ignore[no-any-return]
+
+
+@operation
+def quantized_convolution(
+    x: Tensor,
+    w: Any,
+    bias: np.ndarray | None = None,
+    *,
+    quantization: Quantization,
+    x_zero_point: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    layout: str = "nchw",
+) -> Tensor:
+    """``conv(x, w, bias, quantization=...)``. With ``x_zero_point``, a tensor of one integer, that is x's zero point.
+
+    ``bias`` is int32, in host memory. Raises as ``conv`` does.
+    """
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "layout": layout}
+    x, residual = dense(x), dense(residual)
+    if x_zero_point is not None:
+        quantization = replace(quantization, x_zero_point=int(x_zero_point.numpy().reshape(())))
+    return conv(  # type: ignore[no-any-return]
+        x, w, bias, quantization=quantization, activation=activation, residual=residual, **geometry
+    )
+
+
+def moving_table(words: Tensor, place: Tensor, x_zero_point: Tensor) -> Tensor:
+    """A quantized convolution's table with a tensor's one integer where ``place`` is 1, which is 0 elsewhere."""
+    return apply("t + m * z", dtype=np.int32, t=words, m=place, z=x_zero_point)  # type: ignore[no-any-return]

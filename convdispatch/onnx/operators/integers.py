@@ -1,0 +1,282 @@
+"""Convolutions and products of integers: ONNX's own, and those between a dequantization and constant weights.
+
+Weights with a zero point lose it first. Where that takes more than 8 bits they are the sum of two, and so are the sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...api.quantization import Quantization
+from ...elementwise import apply
+from ...nn import functional, quantized
+from ...tensor import Tensor
+from ..call import Call, operator
+from .elementwise import scalar
+from .geometry import geometry, pads_of
+from .quantization import Integers, integers_of, positive, zero_of
+
+__all__ = ["convolution_of_integers", "product_of_integers"]
+
+_EXACT = 1 << 24
+"""Whole numbers below it are float32's."""
+
+
+def _bytes(values: np.ndarray, zero: np.ndarray, axis: int) -> list[np.ndarray]:
+    """Weights less their zero point, as int8: one array, or two whose sum they are."""
+    if values.dtype == np.int8 and not zero.any():
+        return [values]
+    wide = [1] * values.ndim
+    wide[axis] = -1
+    whole = values.astype(np.int16) - zero.astype(np.int16).reshape(wide if zero.size > 1 else ())
+    near = np.clip(whole, -128, 127)
+    return [part.astype(np.int8) for part in (near, whole - near) if part is near or part.any()]
+
+
+def _summed(
+    call: Call,
+    x: Tensor,
+    parts: Sequence[np.ndarray],
+    bias: np.ndarray | None,
+    quantization: Quantization,
+    zero: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """The convolution with the sum of ``parts``; y of several is worked out of whole sums."""
+    options["x_zero_point"] = zero
+    if len(parts) == 1:
+        return quantized.quantized_convolution(x, call.upload(parts[0]), bias, quantization=quantization, **options)  # type: ignore[no-any-return]
+    sums = Quantization(x_zero_point=quantization.x_zero_point)
+    y = quantized.quantized_convolution(x, call.upload(parts[1]), None, quantization=sums, **options)
+    y = quantized.quantized_convolution(x, call.upload(parts[0]), bias, quantization=sums, residual=y, **options)
+    if quantization.dtype == "int32":
+        return y  # type: ignore[no-any-return]
+    channels = len(parts[0])
+    factors = quantization.multipliers(channels).reshape(1, channels, *[1] * (y.ndim - 2))
+    text, dtype = "y * m", np.dtype(quantization.dtype)
+    if dtype.kind in "iu":
+        text = quantized.quantized_formula(text, 1.0, quantization.y_zero_point, dtype)
+    return apply(text, dtype=dtype, y=y, m=call.upload(factors))  # type: ignore[no-any-return]
+
+
+def _bias(values: Any, scale: np.ndarray, known: Integers | None) -> np.ndarray | bool | None:
+    """A bias in units of ``scale``, int32; False where it is not known or too large."""
+    if values is None:
+        return None
+    if not isinstance(values, np.ndarray):
+        return False
+    if known is not None and isinstance(known.values, np.ndarray) and known.values.dtype == np.int32:
+        same = np.allclose(known.scale, scale, rtol=1e-5, atol=0) and not known.zero.any()
+        if same and known.values.ndim == 1:
+            return known.values
+    whole = np.rint(values.astype(np.float64).reshape(-1) / scale)
+    return whole.astype(np.int32) if np.isfinite(whole).all() and (abs(whole) < 1 << 30).all() else False
+
+
+def _between(call: Call, x_place: int, w_place: int, axis: int) -> tuple[Integers, Integers] | None:
+    """Integers of x, which the net computes, and of w, which is constant and has scales along ``axis``."""
+    x, w = integers_of(call, x_place), integers_of(call, w_place)
+    if x is None or w is None or not isinstance(x.values, Tensor) or not isinstance(w.values, np.ndarray):
+        return None
+    narrow = all(each.values.dtype.name in ("int8", "uint8") for each in (x, w))
+    if not narrow or x.scale.size != 1 or x.scale.dtype.name not in ("float32", "float16"):
+        return None
+    return (x, w) if w.scale.size == 1 or w.axis == axis else None
+
+
+def convolution_of_integers(call: Call, pads: Sequence[tuple[int, int]]) -> Tensor | None:
+    """Conv of dequantized integers and dequantized constants; None for any other."""
+    found = _between(call, 0, 1, 0) if all(p >= 0 for pair in pads for p in pair) else None
+    if found is None:
+        return None
+    x, w = found
+    _, _, strides, dilations = geometry(call)
+    options = {
+        "stride": tuple(strides), "padding": tuple(pads), "dilation": tuple(dilations), "groups": call.get("group", 1),
+    }  # fmt: skip
+    parts = [
+        call.interpreter.derive(("bytes", i), w.values, lambda part=part: part)
+        for i, part in enumerate(_parts(call, w))
+    ]
+    return _numbers(call, x, w, parts, 2, **options)
+
+
+def _parts(call: Call, w: Integers) -> list[np.ndarray]:
+    return _bytes(w.values, w.zero, 0)
+
+
+def _numbers(
+    call: Call, x: Integers, w: Integers, parts: Sequence[np.ndarray], bias_place: int, **options: Any
+) -> Tensor | None:
+    """A convolution whose result is numbers."""
+    scale = np.float32(x.scale.reshape(())) * w.scale.astype(np.float32).reshape(-1)
+    bias = None
+    if bias_place >= 0 and call.has(bias_place):
+        bias = _bias(call.raw(bias_place), scale.astype(np.float64), integers_of(call, bias_place))
+        if bias is False:
+            return None
+    quantization = Quantization(
+        float(x.scale.reshape(())),
+        int(x.zero.reshape(())),
+        w.scale.astype(np.float32).reshape(-1),
+        dtype=x.scale.dtype.name,
+    )
+    return _summed(call, x.values, parts, bias, quantization, **options)  # type: ignore[arg-type]
+
+
+def product_of_integers(call: Call, bias_place: int = -1, *, transposed: bool = False) -> Tensor | None:
+    """``x @ w + bias`` of dequantized integers and a dequantized constant matrix; None for any other."""
+    found = _between(call, 0, 1, 0 if transposed else 1)
+    if found is None or len(found[0].values.shape) < 2 or found[1].values.ndim != 2:
+        return None
+    x, w = found
+    rows = call.interpreter.derive(
+        ("rows", transposed), w.values, lambda: np.ascontiguousarray(w.values if transposed else w.values.T)
+    )
+    turned = Integers(rows, w.scale, w.zero, 0)
+    return _of_rows(call, x.values, _bytes(rows, w.zero, 0), lambda given, parts: _numbers(
+        call, x._replace(values=given), turned, parts, bias_place))  # fmt: skip
+
+
+def _of_rows(call: Call, x: Tensor, parts: Sequence[np.ndarray], compute: Any) -> Tensor | None:
+    """A product as a convolution of pictures of one pixel."""
+    *lead, k = x.shape
+    pixels = functional.view(x, (math.prod(lead), k, 1, 1))
+    kept = [
+        call.interpreter.derive(("pixel",), part, lambda part=part: part.reshape(*part.shape, 1, 1)) for part in parts
+    ]
+    y = compute(pixels, kept)
+    return None if y is None else functional.view(y, (*lead, len(parts[0])))
+
+
+def _scale(call: Call, place: int) -> np.ndarray:
+    scale = call.known(place)
+    if scale.ndim > 1 or not positive(scale):
+        raise call.refuse(f"takes scales above 0, one or one a channel, got {scale.tolist()}")
+    return scale.astype(np.float32).reshape(-1)
+
+
+def _channels(call: Call, place: int, channels: int) -> None:
+    size = call.known(place).size
+    if size not in (1, channels):
+        raise call.refuse(f"takes 1 or {channels} numbers at {call.node.input[place]!r}, got {size}")
+
+
+@operator("QLinearConv")
+def _qlinear_convolution(call: Call) -> Tensor:
+    x, w = call.tensor(0), call.known(3)
+    y_zero = zero_of(call, 7, x.dtype)
+    sizes, kernel, strides, dilations = geometry(call, 3)
+    pads = tuple(pads_of(call, sizes, kernel, strides, dilations))
+    _channels(call, 4, len(w))
+    quantization = Quantization(
+        float(_scale(call, 1)[0]), int(zero_of(call, 2, x.dtype).reshape(())), _scale(call, 4),
+        float(_scale(call, 6)[0]), int(y_zero.reshape(())), dtype=y_zero.dtype.name,
+    )  # fmt: skip
+    bias = call.known(8) if call.has(8) else None
+    return _summed(
+        call, x, _kept(call, w, zero_of(call, 5, w.dtype)), bias, quantization, stride=tuple(strides), padding=pads,
+        dilation=tuple(dilations), groups=call.get("group", 1),
+    )  # fmt: skip
+
+
+def _kept(call: Call, w: np.ndarray, zero: np.ndarray) -> list[np.ndarray]:
+    """``_bytes``, made once."""
+    made = _bytes(w, zero, 0)
+    return [
+        call.interpreter.derive(("less", i, zero.tobytes()), w, lambda part=part: part) for i, part in enumerate(made)
+    ]
+
+
+def _moving(call: Call, place: int) -> tuple[int, Tensor | None]:
+    """x's zero point: a number, or a tensor of one that the net computes."""
+    value = call.raw(place) if call.has(place) else np.zeros((), np.uint8)
+    if isinstance(value, Tensor):
+        if value.size != 1:
+            raise call.refuse("has a zero point a row of x that the net computes, which is not here")
+        return 0, value
+    if value.size != 1:
+        raise call.refuse("has a zero point a row of x, which is not here: give one for all of x")
+    return int(value.reshape(())), None
+
+
+@operator("ConvInteger")
+def _integer_convolution(call: Call) -> Tensor:
+    x, w = call.tensor(0), call.known(1)
+    sizes, kernel, strides, dilations = geometry(call)
+    zero, moving = _moving(call, 2)
+    return _summed(
+        call, x, _kept(call, w, zero_of(call, 3, w.dtype)), None, Quantization(x_zero_point=zero), moving,
+        stride=tuple(strides), padding=tuple(pads_of(call, sizes, kernel, strides, dilations)),
+        dilation=tuple(dilations), groups=call.get("group", 1),
+    )  # fmt: skip
+
+
+@operator("MatMulInteger")
+def _integer_product(call: Call) -> Tensor:
+    a, b = call.raw(0), call.raw(1)
+    one = not call.has(2) or math.prod(call.shape(2)) == 1
+    if isinstance(b, np.ndarray) and b.ndim == 2 and len(a.shape) > 1 and one and b.size and math.prod(a.shape):
+        zero, moving = _moving(call, 2)
+        rows = call.interpreter.derive(("rows",), b, lambda: np.ascontiguousarray(b.T))
+        b_zero = zero_of(call, 3, b.dtype)
+        quantization = Quantization(x_zero_point=zero)
+        found = _of_rows(call, call.tensor(0), _kept(call, rows, b_zero),
+                         lambda x, parts: _summed(call, x, parts, None, quantization, moving))  # fmt: skip
+        assert found is not None
+        return found
+    sums = _exact_product(call, (0, 2), (1, 3))
+    return apply("s", dtype=np.int32, s=sums)  # type: ignore[no-any-return]
+
+
+def _exact_product(call: Call, *pairs: tuple[int, int]) -> Tensor:
+    """The product of two tensors of integers less their zero points, by whole numbers in a floating-point dtype."""
+    length = call.shape(pairs[0][0])[-1]
+    dtype = np.float32 if length * 255 * 255 < _EXACT else np.float64
+    factors = []
+    for side, (value, zero) in enumerate(pairs):
+        given = call.tensor(value)
+        point = scalar(call.raw(zero)) if call.has(zero) else 0
+        if point is None:
+            tensor = call.tensor(zero)
+            point = functional.view(tensor, (-1, 1)) if tensor.ndim == 1 and tensor.size > 1 and not side else tensor
+        factors.append(apply("x - z", dtype=dtype, x=given, z=point))
+    a, b = factors
+    lead = [each for each, factor in ((0, a), (1, b)) if factor.ndim == 1]
+    a = functional.view(a, (1, *a.shape)) if a.ndim == 1 else a
+    b = functional.view(b, (*b.shape, 1)) if b.ndim == 1 else b
+    y = functional.matmul(a, b, "ieee" if dtype == np.float32 else "float32")
+    shape = list(y.shape)
+    for each in lead:
+        shape.pop(-1 if each else len(shape) - 2)
+    return functional.view(y, shape) if lead else y
+
+
+@operator("QLinearMatMul")
+def _qlinear_product(call: Call) -> Tensor:
+    a, b, y_zero = call.raw(0), call.raw(3), zero_of(call, 7, call.raw(0).dtype)
+    one = math.prod(call.shape(1)) == 1 and call.known(2).size == 1
+    if isinstance(b, np.ndarray) and b.ndim == 2 and len(a.shape) > 1 and one and b.size and math.prod(a.shape):
+        rows = call.interpreter.derive(("rows",), b, lambda: np.ascontiguousarray(b.T))
+        quantization = Quantization(
+            float(_scale(call, 1)[0]), int(call.known(2).reshape(())), _scale(call, 4), float(_scale(call, 6)[0]),
+            int(y_zero.reshape(())), dtype=y_zero.dtype.name,
+        )  # fmt: skip
+        found = _of_rows(call, call.tensor(0), _kept(call, rows, call.known(5)),
+                         lambda x, parts: _summed(call, x, parts, None, quantization))  # fmt: skip
+        assert found is not None
+        return found
+    sums = _exact_product(call, (0, 2), (3, 5))
+    scales = [call.known(place).astype(np.float32) for place in (1, 4, 6)]
+    scales[0] = scales[0].reshape(-1, 1) if scales[0].ndim == 1 and scales[0].size > 1 else scales[0]
+    factor = scales[0] * scales[1] / scales[2]
+    number = scalar(factor)
+    m = number if number is not None else call.upload(factor)
+    text = quantized.quantized_formula("s * m", 1.0, int(y_zero.reshape(-1)[0]), y_zero.dtype)
+    if y_zero.size > 1:
+        raise call.refuse("has a zero point a row of y, which is not here: give one for all of y")
+    return apply(text, dtype=y_zero.dtype, s=sums, m=m)  # type: ignore[no-any-return]

@@ -1,0 +1,100 @@
+"""Who is set aside for a problem on a device; and of them who only lacked memory, so that a caller is told how much.
+
+A workspace that does not fit beside what a call reads and writes is one solver's fault, and the next one runs. Where
+nobody is left the caller hears which solver needs least, and those who lacked memory as they ran may try again.
+"""
+
+from __future__ import annotations
+
+from ...api.device import DeviceInfo
+from ...api.errors import MemoryLimit, NoSolver, PluginError
+from ...api.problem import ConvProblem
+from ...api.solver import Solver
+from ...device.size_limits import size_text, workspace_room
+from ..plugins import faults, verdicts
+from ..plugins.loader import plugins
+from ..solver_query import query
+
+__all__ = [
+    "NoWorkspace",
+    "forgive",
+    "lacked",
+    "must_have_room",
+    "needs_too_much",
+    "quarantined",
+    "set_aside",
+    "short_of_memory",
+]
+
+_quarantined: dict[tuple[ConvProblem, DeviceInfo, str], str] = {}
+_asked: dict[tuple[ConvProblem, DeviceInfo], dict[str, int]] = {}
+"""Bytes of workspace that plans asked for in vain, by solver."""
+_starved: dict[tuple[ConvProblem, DeviceInfo], dict[str, MemoryLimit]] = {}
+"""Solvers that were set aside because the device had no memory left, which may have some later."""
+
+
+def set_aside(problem: ConvProblem, device: DeviceInfo, solver: str, reason: str) -> None:
+    """Refuse a solver for this problem and device from now on, in this process."""
+    _quarantined[problem, device, solver] = reason
+
+
+def quarantined(problem: ConvProblem, device: DeviceInfo, solver: str) -> str | None:
+    """Why a solver is set aside for a problem, by this process or an earlier one, or None."""
+    found = _quarantined.get((problem, device, solver))
+    return found or verdicts.against(problem, device, solver, plugins().fingerprint(solver))
+
+
+def forgive() -> None:
+    """Nobody is set aside any more, and what was said may be said again."""
+    for kept in (_quarantined, _asked, _starved):
+        kept.clear()
+    faults.forget()
+
+
+class NoWorkspace(MemoryLimit):
+    """The device had no memory for a plan's workspace; nothing was enqueued."""
+
+
+def needs_too_much(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
+    """Why the workspace that an accepting solver states fits in none of its configurations, or None. Raises Fault."""
+    answers, room = query(solver, problem, device), workspace_room(problem, device)
+    if room is None or not answers.accepts or answers.within(None):
+        return None
+    sizes = [size for config in answers.configs if (size := answers.workspace(config)) is not None]
+    _note(problem, device, solver.name, min(sizes))
+    return f"needs {size_text(min(sizes))} of workspace, {device} has room for {size_text(room)}"
+
+
+def must_have_room(problem: ConvProblem, device: DeviceInfo, solver: str, size: int) -> None:
+    """Raise PluginError where a plan asks for more than fits."""
+    room = workspace_room(problem, device)
+    if room is not None and size > room:
+        _note(problem, device, solver, size)
+        raise PluginError(
+            f"{solver} asks for {size_text(size)} of workspace, and {device} has room for {size_text(room)}"
+        )
+
+
+def _note(problem: ConvProblem, device: DeviceInfo, solver: str, size: int) -> None:
+    _asked.setdefault((problem, device), {})[solver] = size
+
+
+def lacked(problem: ConvProblem, device: DeviceInfo, solver: str, size: int, error: MemoryLimit) -> None:
+    """Keep that there was no memory for a solver, for ``size`` bytes of workspace where that is not 0."""
+    _starved.setdefault((problem, device), {})[solver] = error
+    if size:
+        _note(problem, device, solver, size)
+
+
+def short_of_memory(problem: ConvProblem, device: DeviceInfo, error: NoSolver) -> MemoryLimit | NoSolver:
+    """What a caller is told when nobody is left; who lacked memory as it was planned or ran may try again."""
+    asked, starved = _asked.pop((problem, device), {}), _starved.pop((problem, device), {})
+    for name in starved:
+        _quarantined.pop((problem, device, name), None)
+    if not asked:
+        return next(iter(starved.values()), error)
+    name = min(asked, key=lambda name: asked[name])
+    return MemoryLimit(
+        f"no solver is left for {problem} whose workspace fits on {device}: {name} needs least, "
+        f"{size_text(asked[name])}; let arrays go, or take smaller batches or images"
+    )

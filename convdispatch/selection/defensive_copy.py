@@ -1,0 +1,156 @@
+"""Asks plugins over copies of the problem, the device and the policy, and looks at the copies after each question.
+
+What a plugin does to a copy reaches nobody. That it did so is its fault all the same: its answer is worth nothing, the
+plugin is named once and set aside for the process. A warm call asks nobody, and pays nothing. The solvers that come
+with this package are handed the values themselves: a test holds that they change none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import os
+import reprlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..api.device import DeviceInfo
+from ..api.errors import ConvDispatchWarning, Frozen, PluginError
+from ..api.policy import Policy, current_policy
+from ..api.policy import _current as in_force
+from ..api.problem import ConvProblem
+from ..api.solver import Solver
+from .plugins import forks
+from .plugins.contract import TRAITS, LoadedAs, traits_of
+from .plugins.loader import plugins
+
+__all__ = ["MOST_CONFIGS", "ArgumentsChanged", "ask", "banned", "changed", "copied", "on_ban", "set_plugin_aside"]
+
+MOST_CONFIGS = 1000
+"""Configurations that a solver may offer for a problem; one that offers more has no end, or is no list to search."""
+_VALUES = (ConvProblem, DeviceInfo, Policy)
+_KINDS = {ConvProblem: "problem", DeviceInfo: "device", Policy: "policy"}
+_PLAIN = (str, int, float, bool, type(None))
+_watchers: list[Callable[[], None]] = []
+
+
+class ArgumentsChanged(PluginError):
+    """A plugin changed a value that it was handed, or its solver, or forked: it is set aside for the process."""
+
+
+def ask(solver: Solver, method: str, *arguments: Any) -> Any:
+    """What ``solver.method(*arguments)`` answers, over copies; an iterator of configurations as a list.
+
+    Raises what the solver raises, and ArgumentsChanged where it changed a problem, device or policy, or the attributes
+    that it was loaded with; it is named and set aside then.
+    """
+    loaded = plugins().loaded_as.get(id(solver))
+    if (loaded is not None and loaded.own) or "chain" in vars(solver):  # a derived one asks the plugin's in its turn
+        return getattr(solver, method)(*arguments)
+    own = [each if isinstance(each, _VALUES) else None for each in arguments]
+    was = [vars(each).copy() if each is not None else {} for each in own]  # others may derive numbers meanwhile
+    handed = [copied(each) for each in arguments]
+    policy = current_policy()
+    lent = copied(policy)
+    token = in_force.set(lent)
+    error: BaseException | None = None
+    answer, process, forked = None, os.getpid(), forks.count()
+    try:
+        answer = getattr(solver, method)(*handed)
+        if method == "configs" and hasattr(answer, "__next__"):
+            answer = list(itertools.islice(answer, MOST_CONFIGS + 1))
+    except (KeyboardInterrupt, Frozen):
+        raise
+    except BaseException as raised:
+        error = raised
+    finally:
+        forks.end_fork(process)
+        left = current_policy()
+        in_force.reset(token)
+    what = "policy in force" if left is not lent else changed(lent, vars(policy))
+    for each, values in zip(handed, was, strict=True):
+        what = what or (changed(each, values) if values else "")
+    what = what or _new_traits(solver, loaded)
+    what = f"changed the {what}" if what else "forked the process" if forks.count() > forked else ""
+    if what:
+        raise _at_fault(loaded, method, what) from error
+    if error is not None:
+        raise error
+    return answer
+
+
+def copied(value: Any) -> Any:
+    """A value's own copy where it is a problem, a device, a policy or a configuration; anything else itself."""
+    if isinstance(value, _VALUES):
+        made = object.__new__(type(value))
+        vars(made).update(vars(value))  # what was derived from it once, too
+        return made
+    if isinstance(value, Mapping):
+        return dict(value) if all(type(each) in _PLAIN for each in value.values()) else copy.deepcopy(dict(value))
+    return value
+
+
+def changed(handed: Any, values: Mapping[str, Any]) -> str:
+    """What differs between a handed copy and the values that it was made of, in words; empty where nothing does."""
+    theirs = vars(handed)
+    try:
+        if type(handed) in _VALUES and theirs | values == theirs:
+            return ""
+        names = [name for name, value in values.items() if name not in theirs or theirs[name] is not value]
+        told = [f"{name} from {values[name]!r} to {reprlib.repr(theirs.get(name))}" for name in names[:2]]
+    except Exception:  # values of the plugin's own kinds
+        told = []
+    return f"{_KINDS.get(type(handed), 'kind of what')} that it was handed" + (f", {', '.join(told)}" if told else "")
+
+
+def _new_traits(solver: Solver, loaded: LoadedAs | None) -> str:
+    if loaded is None:
+        return ""
+    try:
+        if traits_of(solver) == loaded.traits:
+            return ""
+    except Exception:  # values that do not even compare
+        pass
+    with contextlib.suppress(Exception):  # by its name it would pass for another's
+        vars(solver).update(zip(TRAITS, loaded.traits, strict=True))
+    return "name, fuses or another attribute of its own solver"
+
+
+def _at_fault(loaded: LoadedAs | None, method: str, what: str) -> ArgumentsChanged:
+    reason = f"its {method}() {what}"
+    if loaded is not None:
+        reason = f"{loaded.name}: {reason}"
+        set_plugin_aside(loaded.plugin, reason)
+    return ArgumentsChanged(reason)
+
+
+def set_plugin_aside(plugin: str, reason: str) -> None:
+    """Refuse all solvers of a plugin from now on, in this process, and say so once."""
+    known = plugins().banned
+    if plugin in known:
+        return
+    known[plugin] = reason
+    for watcher in _watchers:
+        watcher()
+    warnings.warn(
+        f"plugin {plugin} is set aside for the rest of this process: {reason}; nobody else saw that, and its answers "
+        f"count for nothing; tell the plugin's author, or shut it out with CONVDISPATCH_BLOCK={plugin}",
+        ConvDispatchWarning,
+        stacklevel=6,
+    )
+
+
+def banned(solver: Solver) -> str | None:
+    """Why the solver's whole plugin is set aside for this process, or None."""
+    loaded = plugins()
+    if not loaded.banned:
+        return None
+    known = loaded.loaded_as.get(id(vars(solver).get("root", solver)))
+    return loaded.banned.get(known.plugin) if known is not None else None
+
+
+def on_ban(callback: Callable[[], None]) -> None:
+    """Call ``callback()`` whenever a plugin is set aside; for caches that hold what it made."""
+    _watchers.append(callback)

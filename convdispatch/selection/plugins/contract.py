@@ -1,0 +1,84 @@
+"""What a module must provide to count as a plugin, and the attributes that its solvers were loaded with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pluggy
+
+from ...api import hookspecs
+from ...api.solver import EPILOGUE, Solver
+
+__all__ = ["TRAITS", "LoadedAs", "register", "solvers_of", "traits_of"]
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True)
+class LoadedAs:
+    """A solver as it was when it was loaded; ``traits`` as ``traits_of`` answered them."""
+
+    plugin: str
+    name: str
+    traits: tuple[Any, ...]
+    own: bool = False
+    """Its plugin comes with this package."""
+
+
+TRAITS = ("name", "deterministic", "exact", "quantized", "predicts", "fuses")
+"""The attributes of a solver that the selection reads, which stay as they were."""
+
+
+def traits_of(solver: Solver) -> tuple[Any, ...]:
+    """The values of TRAITS."""
+    return *(getattr(solver, name) for name in TRAITS[:-1]), frozenset(solver.fuses)
+
+
+def register(manager: pluggy.PluginManager, module: Any, name: str) -> str | None:
+    """Register a module; the trouble in words. Afterwards a misspelt hook is looked for, as check_pending would."""
+    try:
+        manager.register(module, name=name)
+    except (ValueError, pluggy.PluginValidationError) as error:
+        if manager.has_plugin(name):
+            manager.unregister(name=name)
+        return str(error)
+    unknown = [hook.name for hook in manager.get_hookcallers(module) or [] if not hook.has_spec()]
+    if unknown:
+        manager.unregister(module)
+        known = ", ".join(name for name in sorted(vars(hookspecs)) if name.startswith("convdispatch_"))
+        return f"implements unknown hook {', '.join(unknown)}; the hooks are {known}"
+    if not manager.get_hookcallers(module):
+        manager.unregister(module)
+        return "implements no hook; mark convdispatch_solvers with convdispatch.api.hookimpl"
+    return None
+
+
+def solvers_of(manager: pluggy.PluginManager, module: Any) -> list[Solver]:
+    implementations = [i for i in manager.hook.convdispatch_solvers.get_hookimpls() if i.plugin is module]
+    solvers: list[Solver] = []
+    for implementation in implementations:
+        answer = implementation.function()
+        if not isinstance(answer, (list, tuple)):
+            raise TypeError(f"expected a list of Solver, got {type(answer).__name__}")
+        for solver in answer:
+            if not isinstance(solver, Solver):
+                raise TypeError(f"expected Solver objects with a name, got {solver!r}")
+            _check_attributes(solver)
+            if any(solver.name == other.name for other in solvers):
+                raise ValueError(f"two solvers are named {solver.name!r}")
+            solvers.append(solver)
+    return solvers
+
+
+def _check_attributes(solver: Solver) -> None:
+    """Raise TypeError where an attribute is not of the kind that the header names."""
+    name, fuses = solver.name, solver.fuses
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise TypeError(f"a solver's name is letters, digits and . _ -, got {name!r}")
+    if not isinstance(fuses, set | frozenset) or not fuses <= set(EPILOGUE):
+        raise TypeError(f"{name}.fuses is a frozenset among {', '.join(EPILOGUE)}, got {fuses!r}")
+    for attribute in ("deterministic", "exact", "predicts"):
+        if not isinstance(getattr(solver, attribute), bool):
+            raise TypeError(f"{name}.{attribute} is True or False, got {getattr(solver, attribute)!r}")

@@ -1,0 +1,84 @@
+"""Standard output belongs to the command: what plugins, drivers and kernels print meanwhile goes to standard error.
+
+So every ``--json`` parses, whatever a plugin says as it is imported or asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+import click
+
+__all__ = ["echo", "give_up", "ours", "reserved", "reserving"]
+
+_streams: list[TextIO] = []
+
+
+def ours() -> TextIO:
+    """The stream of the command's own output."""
+    return _streams[-1] if _streams else sys.stdout
+
+
+def echo(message: Any = None, *, err: bool = False, nl: bool = True) -> None:
+    """``click.echo`` on the command's own output."""
+    click.echo(message, file=None if err else ours(), nl=nl, err=err)
+
+
+def reserving(command: click.Command) -> click.Command:
+    """The command, whose callback, or those of its subcommands, have standard output for themselves."""
+    if isinstance(command, click.Group):
+        for one in command.commands.values():
+            reserving(one)
+    elif command.callback is not None and not hasattr(command.callback, "__wrapped__"):
+        command.callback = _within(command.callback)
+    return command
+
+
+def _within(callback: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(callback)
+    def call(*arguments: Any, **options: Any) -> Any:
+        with reserved():
+            return callback(*arguments, **options)
+
+    return call
+
+
+def give_up() -> None:
+    """The command has ended: what is printed as its process ends goes to standard error too."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stdout = sys.stderr
+        os.dup2(2, 1)
+
+
+@contextlib.contextmanager
+def reserved() -> Iterator[None]:
+    """Inside the block ``ours()`` is standard output, and ``sys.stdout`` and descriptor 1 are standard error."""
+    before = sys.stdout
+    stream, real = before, None
+    with contextlib.suppress(Exception):  # no file, as in tests, or a closed one: what Python prints is parted alone
+        if before.fileno() == 1 and sys.stderr.fileno() == 2:
+            before.flush()
+            real = os.dup(1)
+            os.dup2(2, 1)
+            line = before.isatty()
+            stream = os.fdopen(real, "w", 1 if line else -1, encoding=before.encoding, errors=before.errors)
+    _streams.append(stream)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = before
+        _streams.remove(stream)
+        if real is not None:
+            try:
+                stream.flush()
+            finally:
+                os.dup2(real, 1)
+                with contextlib.suppress(OSError):
+                    stream.close()

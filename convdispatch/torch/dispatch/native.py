@@ -1,0 +1,175 @@
+"""Puts the native call path below Python on CUDA, and tells it what Python decided; see ``device/native``.
+
+A call that it does not know comes to the operators in Python, and what these computed it by is offered to it under that
+call's key: sizes, strides, dtypes, the operator's arguments, PyTorch's switches. The next call like it is launched
+without Python. What is no plain launch on contiguous, aligned memory stays Python's, and so does everything under a
+``policy(...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...api.policy import DEFAULT
+from ...device.cuda.stream import BLOCKED
+from ...device.native import loading
+from .. import counting
+from ..eager.bias_gradient import kernels_of
+from ..eager.cuda_stream import StreamCall
+from ..weights import still
+
+__all__ = ["decline", "forget", "install", "learn", "pause", "runs", "uninstall"]
+
+_X, _W, _GRAD, _BIAS, _OUT, _NONE = range(6)
+"""Where an operand of a plan comes from."""
+_SOURCES = {
+    ("forward", False): (_X, _W, _OUT),
+    ("forward", True): (_OUT, _W, _X),
+    ("data", False): (_OUT, _W, _GRAD),
+    ("data", True): (_GRAD, _W, _OUT),
+    ("weights", False): (_X, _OUT, _GRAD),
+    ("weights", True): (_GRAD, _OUT, _X),
+}
+"""By part and whether the convolution is transposed: x, w and y of its problem."""
+_PYTHONS: tuple[Any, ...] = ([], None, 0, False)
+"""What is offered for a call that stays Python's."""
+_ALIGNMENT = 16
+_C: Any = torch._C
+_launcher: Any = None
+
+
+class Raised(BaseException):
+    """What PyTorch's bindings are told to raise for an exception of Python's: made of that one's words, it is that one.
+
+    They know an exception's class and words alone.
+    """
+
+    _kept: dict[str, BaseException] = {}  # noqa: RUF012
+    _most = 64
+
+    def __new__(cls, words: str) -> Any:
+        """The exception that was kept."""
+        return cls._kept.pop(words, None) or RuntimeError(words)
+
+    @classmethod
+    def keep(cls, error: BaseException) -> str:
+        """Words for an exception, by which it is found."""
+        while len(cls._kept) >= cls._most:
+            cls._kept.pop(next(iter(cls._kept)))
+        words = f"{type(error).__name__}: {error} [{id(error):x}]"
+        cls._kept[words] = error
+        return words
+
+
+def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> bool:
+    """Whether aten's operators on a dispatch key are the native path's from now on, which asks these where it must."""
+    global _launcher
+    found = None if BLOCKED else loading.launcher()
+    if found is None:
+        return False
+    switches = (
+        *(_C._get_cudnn_allow_tf32, _C._get_deterministic_algorithms),
+        *(_C._get_cudnn_deterministic, _C._get_cudnn_benchmark),
+    )
+    state = (_C._is_tracing, torch.is_inference_mode_enabled, torch.is_grad_enabled)
+    found.ask(DEFAULT, *state, switches, forward, backward, Raised)
+    found.install(key)
+    if _launcher is None:
+        counting.also(found.counts)
+    _launcher = found
+    return True
+
+
+def uninstall() -> None:
+    """Give the operators back."""
+    if _launcher is not None:
+        _launcher.uninstall()
+        _launcher.forget()
+
+
+def runs() -> bool:
+    """Whether it was installed in this process."""
+    return _launcher is not None
+
+
+def forget() -> None:
+    """Ask Python anew for everything."""
+    if _launcher is not None:
+        _launcher.forget()
+
+
+def pause(on: bool) -> None:
+    """Whether all calls go to Python, for those who watch them."""
+    if _launcher is not None:
+        _launcher.pause(on)
+
+
+def decline() -> None:
+    """The call under way stays Python's."""
+    if _launcher is not None:
+        _launcher.offer(*_PYTHONS)
+
+
+def learn(
+    parts: Sequence[tuple[str, Any, int]],
+    transposed: bool,
+    tensors: Sequence[torch.Tensor | None],
+    weights: torch.Tensor,
+    constant: Any,
+    with_sums: bool = False,
+) -> None:
+    """Offer what computed the call under way: (part, its kept call, the place of its result) each, for operands
+    ``tensors``; ``with_sums``: its third result is the sum of the first tensor."""
+    if _launcher is not None:
+        _launcher.offer(*_decision(parts, transposed, tensors, weights, constant, with_sums))
+
+
+def _decision(
+    parts: Sequence[tuple[str, Any, int]],
+    transposed: bool,
+    tensors: Sequence[torch.Tensor | None],
+    weights: torch.Tensor,
+    constant: Any,
+    with_sums: bool,
+) -> tuple[Any, ...]:
+    steps: list[tuple[Any, ...]] = []
+    holds, packed = None, 0
+    for part, call, result in parts:
+        program = _program(call)
+        if program is None or not all(each is None or _lies_plainly(each, call.form) for each in tensors):
+            return _PYTHONS
+        packs = constant is not None and part != "weights" and call.packs
+        if packs:
+            packed, holds = constant.addresses.get(call.key, 0), still(weights)
+            if not packed or holds is None:
+                return _PYTHONS
+        bias = part == "forward" and tensors[2] is not None
+        steps.append((program, (*_SOURCES[part, transposed], _BIAS if bias else _NONE, _NONE), result, packs))
+    grad = tensors[0]
+    ours = kernels_of(grad) if with_sums and grad is not None else None
+    if ours is not None and grad is not None:
+        program = ours.launches.program(_launcher, ours.name, ours.context, (grad.shape[1],), (1,))
+        if program is None:
+            return _PYTHONS
+        steps.append((program, (_GRAD, _OUT), 2, False))
+    return steps, holds, packed, with_sums and ours is None
+
+
+def _program(call: Any) -> Any:
+    """A kept call's launches as the native path takes them, made once; None where Python must run it."""
+    if type(call) is not StreamCall or call.launches is None:
+        return None
+    if not (call.backward_ready or not torch.is_grad_enabled()):
+        return None
+    if call.native is None:
+        call.native = call.launches.program(_launcher, call.name, call.context, call.shape, call.strides) or False
+    return call.native or None
+
+
+def _lies_plainly(tensor: torch.Tensor, form: Any) -> bool:
+    if tensor.ndim == 1:
+        form = torch.contiguous_format
+    return tensor.is_contiguous(memory_format=form) and tensor.data_ptr() % _ALIGNMENT == 0

@@ -1,0 +1,176 @@
+"""CUDA's driver as a small library of C, built on the fly: what the native call path launches runs on the host.
+
+The path itself is the real one: PyTorch's dispatcher, its allocator, the packed keys and arguments. Kernels are those
+of a CPU's OpenCL, on the tensors' own memory, by ``host_cuda``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+import host_cuda
+import pytest
+import torch
+
+from convdispatch.device.commands import host_memory
+from convdispatch.device.cuda import modules
+from convdispatch.device.cuda.stream import CudaStream
+from convdispatch.device.native import build, loading
+from convdispatch.device.plans import cuda_launches
+from convdispatch.selection import dispatch
+from convdispatch.torch.dispatch import native, routing
+from convdispatch.torch.eager import cuda_stream, planning
+
+__all__ = ["StandIn", "stand_in"]
+
+TEXT = """
+#include <stddef.h>
+struct config { unsigned grid[3], block[3], shared; void *stream; void *attributes; unsigned count; };
+typedef int (*run)(void *function, const char *arguments, size_t size, void *stream, unsigned early);
+static run kernel; static void *context = (void *)%d, *stream = (void *)77;
+void stand_in_for(run with) { kernel = with; }
+void stand_in_context(void *other) { context = other; }
+int cuCtxGetCurrent(void **found) { *found = context; return 0; }
+int cuLaunchKernelEx(const struct config *how, void *function, void **parameters, void **extra) {
+  return parameters || extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4]
+    ? 1 : !kernel ? 0 : kernel(function, extra[1], *(size_t *)extra[3], how->stream, how->count);
+}
+int aoti_torch_get_current_cuda_stream(int device, void **found) { *found = stream; return 0; }
+"""
+_RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint)
+
+
+class PackedFunction(host_cuda.HostFunction):
+    """A kernel on the host with what a launch by CUDA's driver takes: a handle, sizes, packed arguments."""
+
+    made: list[PackedFunction] = []  # noqa: RUF012 (by handle, for the driver)
+
+    def __init__(self, cuda, kernel, queue):
+        super().__init__(cuda, kernel, queue)
+        self.made.append(self)
+        self.handle, self.overlaps = ctypes.c_void_p(len(self.made)), 1
+        letters = ["Q" if dtype is None else modules._letter(dtype) for dtype in kernel.dtypes]
+        self.pack = struct.Struct("@" + "".join(letters))
+        ends = [struct.calcsize("@" + "".join(letters[: at + 1])) for at in range(len(letters))]
+        self.offsets = [end - struct.calcsize(letter) for end, letter in zip(ends, letters, strict=True)]
+        self.groups, self.items = modules._sizes(kernel)
+
+    def numbers(self, arguments):
+        return modules.Function.numbers(self, arguments)
+
+
+class StandIn:
+    """``launched`` has the kernels that came by the native path, ``driver`` what came by Python's."""
+
+    def __init__(self, driver, library):
+        self.driver, self.library, self.launched, self.status = driver, library, [], 0
+        self._run = _RUN(self._kernel)
+        library.stand_in_for(self._run)
+
+    def _kernel(self, function, arguments, size, stream, early):
+        kernel = PackedFunction.made[function - 1]
+        assert size == kernel.pack.size
+        assert stream == 77
+        if self.status:
+            return self.status
+        self.launched.append((kernel.name, early))
+        return kernel(stream, list(kernel.pack.unpack(ctypes.string_at(arguments, size))))
+
+    def context(self, other=None):
+        """Let another context be this thread's; without one, the device's again."""
+        self.library.stand_in_context(ctypes.c_void_p(host_cuda.CONTEXT if other is None else other))
+
+
+@functools.lru_cache(maxsize=1)
+def _driver(folder: Path) -> str:
+    place, text = folder / "libstandin.so", folder / "standin.c"
+    text.write_text(TEXT % host_cuda.CONTEXT)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", place, text], check=True)
+    return str(place)
+
+
+@functools.lru_cache(maxsize=1)
+def _built(folder: Path) -> str | None:
+    """Why the module cannot be had here."""
+    if loading._loaded()[0] is not None:
+        return None
+    try:
+        place = build.build(folder)
+    except build.Unbuildable as why:
+        return str(why)
+    import importlib.util
+    import sys
+
+    name = "convdispatch.device.native._launcher"
+    spec = importlib.util.spec_from_file_location(name, place)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    loading._loaded.cache_clear()
+    loading._opened.cache_clear()
+    return loading._loaded()[1]
+
+
+@functools.lru_cache(maxsize=1)
+def _folder() -> Path:
+    """For this process: what is loaded from it is never unloaded."""
+    folder = Path(tempfile.mkdtemp(prefix="convdispatch-native-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@pytest.fixture
+def stand_in(monkeypatch, device):
+    """``enable()`` sends CPU tensors to the native path, whose driver stands for CUDA's."""
+    if not host_memory.has_system_svm(device):
+        pytest.skip("the host stands for CUDA's memory: system SVM only")
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler here")
+    why = _built(_folder())
+    if why:
+        pytest.skip(f"no native call path here: {why.splitlines()[0]}")
+    place = _driver(_folder())
+    dispatch.forget()
+    driver, arrays = host_cuda.install(monkeypatch, device)
+
+    class Tensors:
+        def stream(self, tensor, number):
+            def allocate(size):
+                block = torch.full((size,), 0xFF, dtype=torch.uint8)
+                return block.data_ptr(), block
+
+            return CudaStream(arrays.devices[0], 77, allocate)
+
+        def is_current(self, stream):
+            return True
+
+    functions = {}
+    from convdispatch.device import runtime
+
+    queue = runtime.queue(device)
+
+    def function_of(cuda, kernel):
+        if kernel not in functions:
+            functions[kernel] = PackedFunction(cuda, kernel, queue)
+        return functions[kernel]
+
+    def call(problem, shape, form, dtype):
+        return cuda_stream.StreamCall(problem, shape, form, torch.empty(0, dtype=dtype))
+
+    tensors = Tensors()
+    monkeypatch.setattr(cuda_launches, "function_of", function_of)
+    monkeypatch.setattr(cuda_stream, "library_of", lambda kind: tensors)
+    monkeypatch.setattr(planning, "HostCall", call)
+    monkeypatch.setattr(loading, "DRIVER", place)
+    monkeypatch.setattr(routing, "_NATIVE", "CPU")
+    made = StandIn(driver, ctypes.CDLL(place))
+    made.context()
+    yield made
+    native.uninstall()
+    dispatch.forget()

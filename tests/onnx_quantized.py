@@ -1,0 +1,185 @@
+"""Nets in ONNX with seeded weights, and what onnxruntime's own tool makes of them in 8 bits."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+
+class Net:
+    """A net, layer by layer; methods answer the name of what they make."""
+
+    def __init__(self, seed: int, shape: tuple[int, ...]) -> None:
+        self.random, self.shape = np.random.default_rng(seed), shape
+        self.nodes: list = []
+        self.weights: list = []
+        self.channels = {"x": shape[1]}
+
+    def constant(self, array) -> str:
+        name = f"c{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def op(self, kind, *inputs, channels=None, **attributes) -> str:
+        name = f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
+        self.channels[name] = self.channels[inputs[0]] if channels is None else channels
+        return name
+
+    def after(self, x, activation) -> str:
+        if activation is None:
+            return x
+        if activation == "relu6":
+            return self.op("Clip", x, self.constant(np.float32(0)), self.constant(np.float32(6)))
+        if activation == "silu":
+            return self.op("Mul", x, self.op("Sigmoid", x))
+        return self.op(activation, x)
+
+    def conv(self, x, oc, kernel=3, stride=1, groups=1, dilation=1, activation="Relu") -> str:
+        ic, pad = self.channels[x], (kernel - 1) * dilation // 2
+        w = self.random.standard_normal((oc, ic // groups, kernel, kernel)) * np.sqrt(2 / (ic // groups * kernel**2))
+        w *= self.random.uniform(0.5, 1.5, (oc, 1, 1, 1))
+        inputs = [self.constant(w.astype(np.float32)), self.constant((self.random.standard_normal(oc) / 8).astype("f"))]
+        y = self.op(
+            "Conv", x, *inputs, channels=oc, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4,
+            group=groups, dilations=[dilation] * 2,
+        )  # fmt: skip
+        return self.after(y, activation)
+
+    def linear(self, x, features, activation=None) -> str:
+        k = self.channels[x]
+        w = (self.random.standard_normal((features, k)) * np.sqrt(2 / k)).astype(np.float32)
+        bias = (self.random.standard_normal(features) / 8).astype(np.float32)
+        y = self.op("Gemm", x, self.constant(w), self.constant(bias), channels=features, transB=1)
+        return self.after(y, activation)
+
+    def pool(self, x, kernel, stride, pad=0, kind="MaxPool") -> str:
+        return self.op(kind, x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4)
+
+    def add(self, x, y) -> str:
+        return self.op("Add", x, y)
+
+    def concat(self, *parts) -> str:
+        return self.op("Concat", *parts, channels=sum(self.channels[part] for part in parts), axis=1)
+
+    def logits(self, x, classes=100):
+        """The whole model."""
+        y = self.linear(self.op("Flatten", self.op("GlobalAveragePool", x)), classes)
+        return self.model(y)
+
+    def model(self, y):
+        values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", self.shape), (y, None))]
+        graph = helper.make_graph(self.nodes, "net", values[:1], values[1:], self.weights)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def basic_residual(seed, shape):
+    net = Net(seed, shape)
+    x = net.pool(net.conv("x", 16, 7, 2), 3, 2, 1)
+    for width, stride in ((16, 1), (32, 2)):
+        y = net.conv(net.conv(x, width, 3, stride), width, activation=None)
+        x = net.op("Relu", net.add(y, x if stride == 1 else net.conv(x, width, 1, 2, activation=None)))
+    return net.logits(x)
+
+
+def bottleneck(seed, shape, groups=1):
+    net = Net(seed, shape)
+    x = net.pool(net.conv("x", 16, 7, 2), 3, 2, 1)
+    for width, stride in ((16, 1), (32, 2)):
+        y = net.conv(net.conv(net.conv(x, width, 1), width, 3, stride, groups), 4 * width, 1, activation=None)
+        x = net.op("Relu", net.add(y, net.conv(x, 4 * width, 1, stride, activation=None)))
+    return net.logits(x)
+
+
+def inverted(seed, shape, activation="relu6"):
+    net = Net(seed, shape)
+    x = net.conv("x", 24, 3, 2, activation=activation)
+    for width, stride, kernel in ((24, 1, 3), (32, 2, 5)):
+        y = net.conv(x, 96, 1, activation=activation)
+        y = net.conv(net.conv(y, 96, kernel, stride, 96, activation=activation), width, 1, activation=None)
+        x = net.add(y, x) if stride == 1 else y
+    return net.logits(net.conv(x, 128, 1, activation=activation))
+
+
+def plain(seed, shape):
+    net, x = Net(seed, shape), "x"
+    for width in (16, 32, 64):
+        x = net.pool(net.conv(net.conv(x, width), width), 2, 2)
+    net.channels[x] *= shape[2] * shape[3] // 64
+    return net.model(net.linear(net.linear(net.op("Flatten", x), 256, "Relu"), 100))
+
+
+def inception(seed, shape):
+    net = Net(seed, shape)
+    x = net.pool(net.conv("x", 24, 7, 2), 3, 2, 1)
+    for width in (16, 24):
+        parts = [net.conv(x, width, 1), net.conv(net.conv(x, width, 1), 2 * width), net.conv(net.conv(x, 16, 1), 16, 5)]
+        x = net.concat(*parts, net.conv(net.pool(x, 3, 1, 1), 16, 1))
+    return net.logits(x)
+
+
+def fire(seed, shape):
+    net = Net(seed, shape)
+    x = net.conv("x", 32, 3, 2)
+    for width in (16, 32):
+        s = net.conv(net.pool(x, 3, 2), width, 1)
+        x = net.concat(net.conv(s, 2 * width, 1), net.conv(s, 2 * width))
+    return net.logits(x)
+
+
+def dense(seed, shape):
+    net = Net(seed, shape)
+    x = net.conv("x", 32, 3, 2)
+    for _ in range(2):
+        for _ in range(2):
+            x = net.concat(x, net.conv(net.conv(x, 48, 1), 16))
+        x = net.pool(net.conv(x, 32, 1), 2, 2, kind="AveragePool")
+    return net.logits(x)
+
+
+def gated(seed, shape):
+    return inverted(seed, shape, "silu")
+
+
+def dilated(seed, shape):
+    net = Net(seed, shape)
+    x = net.conv("x", 24)
+    for dilation in (1, 2, 4):
+        x = net.op("Relu", net.add(net.conv(x, 24, dilation=dilation, activation=None), x))
+    return net.logits(x)
+
+
+def leaky(seed, shape):
+    net = Net(seed, shape)
+    x = net.conv("x", 16, 3, 2, activation="LeakyRelu")
+    x = net.conv(x, 32, 3, 2, activation="HardSwish")
+    return net.logits(net.conv(x, 64, 1, activation="Tanh"))
+
+
+def pictures(seed: int, shape) -> np.ndarray:
+    """Patches of one colour, and noise."""
+    random = np.random.default_rng(seed)
+    patches = random.standard_normal((*shape[:2], shape[2] // 8 + 1, shape[3] // 8 + 1)).repeat(8, 2).repeat(8, 3)
+    return (patches[:, :, : shape[2], : shape[3]] + random.standard_normal(shape) / 2).astype(np.float32)
+
+
+def quantize(model, shape, path, **options) -> None:
+    """Write the model in 8 bits, calibrated on two batches of pictures."""
+    import onnx
+    from onnxruntime import quantization as tool
+
+    class Reader(tool.CalibrationDataReader):
+        left = iter([{"x": pictures(seed, shape)} for seed in (1, 2)])
+
+        def get_next(self):
+            return next(self.left, None)
+
+    onnx.save(model, f"{path}.float")
+    given = {"per_channel": True, "activation_type": tool.QuantType.QUInt8, "weight_type": tool.QuantType.QInt8}
+    logging.disable(logging.WARNING)
+    try:
+        tool.quantize_static(f"{path}.float", path, Reader(), quant_format=tool.QuantFormat.QDQ, **given | options)
+    finally:
+        logging.disable(logging.NOTSET)
