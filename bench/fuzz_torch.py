@@ -209,16 +209,16 @@ class Program:
             self.random.random() < 0.7,
             self.random.random() < 0.15,
         )
+        if write in (".data =", "freeze", "unfreeze"):
+            self._made.clear()  # recorders keep the tensors and the gradients that they saw
+        with ct.enable() if self.random.random() < 0.5 else contextlib.nullcontext():
+            WRITES[write](self)
         if (way in EVAL_ONLY and self.training) or (way in NO_GRADIENTS and (mode != "grad" or narrow)):
             way = "plain"
         if mode == "inference" and way in RECORDED | {"vmap", "compile eager", "compile aot_eager", "functional_call"}:
             mode = "no_grad"
         narrow = narrow and way in ("plain", "twice", "checkpoint", "functional_call", "copied")
         self.told.append(f"{write}; {way} {mode}{', enable()' * on}{', autocast' * narrow}, training={self.training}")
-        if write in (".data =", "load_state_dict", "freeze", "unfreeze"):
-            self._made.clear()  # recorders keep the tensors and the gradients that they saw
-        with ct.enable() if self.random.random() < 0.5 else contextlib.nullcontext():
-            WRITES[write](self)
         x = self.data()
         wide, own = self.twin(torch.float64), self.twin(torch.float32)
         try:
