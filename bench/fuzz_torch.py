@@ -211,8 +211,15 @@ class Program:
         )
         if write in (".data =", "freeze", "unfreeze"):
             self._made.clear()  # recorders keep the tensors and the gradients that they saw
-        with ct.enable() if self.random.random() < 0.5 else contextlib.nullcontext():
-            WRITES[write](self)
+        try:
+            with ct.enable() if self.random.random() < 0.5 else contextlib.nullcontext():
+                WRITES[write](self)
+        except Exception:
+            try:  # a batch norm in training takes no single value
+                self.twin(torch.float32)(self.data())
+            except Exception:
+                return None
+            raise
         if (way in EVAL_ONLY and self.training) or (way in NO_GRADIENTS and (mode != "grad" or narrow)):
             way = "plain"
         if mode == "inference" and way in RECORDED | {"vmap", "compile eager", "compile aot_eager", "functional_call"}:
@@ -237,7 +244,8 @@ class Program:
         if way in OWN:
             del self._made[way]
         for name, value in expected.items():
-            limit = NARROW if narrow else LIMIT if name == "result" else GRADIENTS
+            limit = LIMIT if name == "result" else GRADIENTS
+            limit = NARROW * (1 if name == "result" else 5) if narrow else limit
             limit = max(limit, 10 * error(eager[name], value)) if name in eager else limit
             found = error(got[name], value) if name in got else float("inf")
             if not found <= limit:
