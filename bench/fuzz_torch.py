@@ -249,7 +249,8 @@ class Program:
             limit = max(limit, 10 * error(eager[name], value)) if name in eager else limit
             found = error(got[name], value) if name in got else float("inf")
             if not found <= limit:
-                return f"{name}: error {found:.3g}, allowed {limit:.3g}"
+                own = error(eager[name], value) if name in eager else 0.0
+                return f"{name}: error {found:.3g}, allowed {limit:.3g}, eager {own:.3g}, {self.kind}"
         return None
 
     @contextlib.contextmanager
