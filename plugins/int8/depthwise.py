@@ -32,7 +32,7 @@ __all__ = ["Depthwise"]
 
 _MOST_TAPS = (1 << 24) // (255 * 128)
 """Taps whose products' sums are whole numbers in float32."""
-_WORK, _STORED, _LAUNCH = 3.0, 800.0, 4e6
+_WORK, _STORED, _LAUNCH = 3.0, 500.0, 3e5
 """Operations of the peak in the time of one, of sixteen elements of y, of the launch."""
 _AFTER = 10
 """What follows a sum, in products of vectors."""

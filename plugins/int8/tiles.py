@@ -243,7 +243,7 @@ class Tiles(_Tiled):
 
     name = "int8.amx"
     tiles = True
-    costs = Costs(5200.0, 700.0, 500.0, 8.0, 8.0, 400.0, 3e6)
+    costs = Costs(5200.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5)
 
     def serves(self, device: DeviceInfo) -> str | None:
         """Intel's runtime on a processor with AMX-INT8."""
@@ -255,7 +255,7 @@ class Vectors(_Tiled):
 
     name = "int8.vnni"
     tiles = False
-    costs = Costs(900.0, 700.0, 500.0, 8.0, 8.0, 400.0, 3e6)
+    costs = Costs(900.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5)
 
     def serves(self, device: DeviceInfo) -> str | None:
         """Intel's runtime on a processor with AVX512-VNNI."""
