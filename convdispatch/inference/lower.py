@@ -262,9 +262,10 @@ class _Lowering:
                 continue
             for ref in join.kwargs["tensors"]:
                 maker = ref.value.node if isinstance(ref, Ref) and ref.is_whole else None
-                if maker is not None and maker.name == "apply" and uses[ref.value] == 1 and not maker.args:
-                    if isinstance(maker.kwargs.get("expression"), str) and maker.kwargs.get("out") is None:
-                        found[maker] = join
+                if maker is None or maker.name != "apply" or maker.args or uses[ref.value] != 1:
+                    continue
+                if isinstance(maker.kwargs.get("expression"), str) and maker.kwargs.get("out") is None:
+                    found[maker] = join
         return found
 
     def _write_part(self, node: Node) -> None:

@@ -51,8 +51,9 @@ def vector_product(name: str, positions: int, row: int, steps: int) -> str:
 def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
     """OpenCL function ``name(sums, numbers, to, count, y[, residual])``: what follows ``sums[count][32]``, in bytes.
 
-    With one half a position has 16 sums. Position i's channels, as masks say, go to ``y + to[i]``, unless that is negative; a residual (``"int8"`` or
-    ``"uint8"``) is read at the same offset. ``numbers`` holds shift[32], scale[32] and the words of ``finish.cl``.
+    With one half a position has 16 sums. Position i's channels, as masks say, go to ``y + to[i]``, unless that is
+    negative; a residual (``"int8"`` or ``"uint8"``) is read at the same offset. ``numbers`` holds shift[32], scale[32]
+    and the words of ``finish.cl``.
     The quotient by y's scale is exact by Markstein's step: a product with the reciprocal, and its error times that.
     """
     words = {"low": 0, "high": 1, "zero": 2, "sum_low": 3, "sum_high": 4, "sum_scale": 5, "r_zero": 6, "r_scale": 7}
@@ -100,7 +101,8 @@ def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
     given = ', [residual] "r"(residual)' if residual is not None else ""
     return f"""
 __attribute__((noinline))
-void {name}(global const int *sums, global const int *numbers, global const long *to, long count, global char *y{more}) {{
+void {name}(global const int *sums, global const int *numbers, global const long *to, long count,
+            global char *y{more}) {{
   long t{", u" if residual is not None else ""};
   __asm__ volatile("{body}"
                    : [sums] "+r"(sums), [to] "+r"(to), [count] "+r"(count), [t] "=&r"(t){temporary}
