@@ -43,6 +43,7 @@ ZONES = {
     """,
     "selection": """
         choices
+        math_floor
         standing
         derivation
         dispatch

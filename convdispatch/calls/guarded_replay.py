@@ -7,9 +7,13 @@ Where anything is not as it was the last time the answer is None, and the call g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from ..api.policy import current_policy, forbid_when_frozen
+from ..device.cuda.stream import BLOCKED
+from ..device.native import loading
 from .cuda_call import ALIGNMENT, NO_EPILOGUE, CudaCall
 
 if TYPE_CHECKING:
@@ -33,6 +37,9 @@ def replay_on_stream(
     dtype, lead_shape, other_shape = lead.dtype, lead.shape, other.shape
     lead_size, other_size, out_size = call.sizes[first], call.sizes[second], call.sizes[written]
     policy, launched = current_policy(), call.given
+    native = _native(call, library, operands, options, shape)
+    if native is not None:
+        return native
     raw, streams, current = library.raw, library.streams, library.current
 
     def replay(given_direction: str, given: Sequence[Any], given_options: tuple[Any, ...], sizes: Any) -> Any:
@@ -85,6 +92,23 @@ def replay_on_stream(
         return out if launched(stream, addresses) else None
 
     return replay
+
+
+def _native(call: CudaCall, library: Torch, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
+    """The same by the native call path; None where there is none, or it takes no such call."""
+    launcher = None if BLOCKED else loading.launcher()
+    if launcher is None or call.launches is None:
+        return None
+    policy, strides = current_policy(), tuple(accumulate(call.out_shape[:0:-1], mul, initial=1))[::-1]
+    context, kind = call.place.cuda.context.value, library.torch.Tensor
+    program = call.launches.program(launcher, call.prepared.solver.name, context, call.out_shape, strides)
+    if program is None:
+        return None
+    given = tuple(None if place == call.written else each for place, each in enumerate(operands))
+    try:
+        return launcher.replay(program, call.problem.direction, options, shape, policy, policy.frozen, kind, given)
+    except RuntimeError:  # PyTorch's objects are other than the path takes them to be
+        return None
 
 
 def replay_on_queue(call: Call, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:

@@ -47,7 +47,7 @@ from .planpack import decisions, from_environment
 from .plugins import verdicts
 from .plugins.loader import plugins
 from .prepared import Constant, Prepared
-from .solver_query import checked_plan, guarded
+from .solver_query import checked_plan, guarded, planned_as
 from .visible_problem import visible_problem
 
 if TYPE_CHECKING:
@@ -218,8 +218,9 @@ def make(
     Raises what the solver raises, and PluginError if the plan breaks the contract or the workspace limit.
     """
     seen = visible_problem(solver, problem)
+    shown = planned_as(solver, problem, seen, context, config)
     with phase("plan"):
-        plan = checked_plan(solver, guarded(f"{solver.name}.plan()", ask, solver, "plan", context, seen, config))
+        plan = checked_plan(solver, guarded(f"{solver.name}.plan()", ask, solver, "plan", context, shown, config))
     size = plan.workspace_size
     limit = policy.workspace_limit if policy else None
     if limit is not None and size > limit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..api.errors import ConvDispatchError
-from ..device import runtime
+from ..device import cuda_driver, runtime
+from ..device.native import loading
 from ..device.opencl import icd, vendor_trial
 from ..selection.plugins.loader import dropin_folder, plugins, try_each
 from ..selection.plugins.registry import registry, registry_path
@@ -59,6 +61,7 @@ class Report:
     registry: str | None
     registry_problem: str | None
     registry_note: str
+    native: str
     dropin_folder: str
     advice: list[str] = field(default_factory=list)
 
@@ -98,10 +101,26 @@ def examine(*, probe: bool = True, again: bool = False) -> Report:
         registry=source,
         registry_problem=problem,
         registry_note=note,
+        native=_native(),
         dropin_folder=str(dropin_folder()),
     )
     report.advice = _advice(report)
     return report
+
+
+def _native() -> str:
+    """Whether calls on PyTorch's CUDA tensors go by the compiled call path, or why not."""
+    missing = cuda_driver.unavailable()
+    if missing is None and importlib.util.find_spec("torch") is None:
+        missing = "PyTorch is not installed"
+    if missing is not None:
+        return f"no: {missing}"
+    try:
+        importlib.import_module("torch")
+    except Exception as error:
+        return f"no: PyTorch does not load: {str(error).splitlines()[0]}"
+    why = loading.unavailable()
+    return "runs, below Python" if why is None else f"no, calls go by Python: {why}"
 
 
 def _versions() -> dict[str, str]:

@@ -112,6 +112,7 @@ def _show(report: Any) -> None:
     console.print(f"registry: {report.registry or 'none'} {report.registry_problem or ''}")
     if report.registry_note:
         console.print(f"  {report.registry_note}")
+    console.print(f"native call path for PyTorch on CUDA: {report.native}")
     console.print(f"default device: {report.default_device or report.default_problem}")
     for line in report.advice:
         console.print(f"to mend: {line}")

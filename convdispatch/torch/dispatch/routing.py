@@ -15,7 +15,7 @@ from .. import counting, ranks
 from ..geometry import Fallback
 from ..settings import DEFAULT, Settings, checked
 from ..tiers import Compiling, watch_captures
-from . import engine, native
+from . import autotune, engine, native
 
 __all__ = ["TRACED", "Enabled", "disable", "enable", "original", "routed", "settings_in_force"]
 
@@ -59,6 +59,7 @@ def enable(*, math: str | None = None, solver: str | None = None, min_flops: flo
     settings, before = checked(math, solver, min_flops), _in_force
     ranks.meet()
     watch_captures()
+    autotune.watch_captures()
     _set(settings)
     return Enabled(before)
 
