@@ -101,9 +101,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def patience():
     """Ten minutes for what users wait one for: a busy machine's delay would be a verdict on a plugin, which is kept."""
     from convdispatch.measurement.search import probing, session
-    from convdispatch.selection.plugins import verdicts
+    from convdispatch.selection.plugins import answer_trial, verdicts
 
     verdicts.IMPORT_S = probing.RUN_S = session.LEAST_TRIAL_S = 600.0
+    answer_trial.LIMIT_S = None  # hundreds of plugins, each of a text of its own, would each cost a child
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from ..device.commands import host_memory as host
 from ..device.commands.host_memory import HostQueue
 from ..device.commands.interface import Commands, thread
 from ..device.memory import allocator as memory
+from ..measurement import first_sight
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from ..selection.single_thread import prefers_one_thread
@@ -131,6 +132,7 @@ class Call:
             from ..measurement.online import switch_on
 
             switch_on()
+        first_sight.seen(commands.device)
         self.prepared: Any = None if self.empty else dispatch.prepare(problem, self.context)
         self._plain = not (self.empty or problem.bias or problem.residual)
         """Whether two arrays come in, one goes out, and no more."""

@@ -6,6 +6,7 @@ Kept in one JSON file a device, in the folder that ``CONVDISPATCH_RATES`` names,
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -50,6 +51,8 @@ def rates(device: DeviceInfo) -> DeviceRates:
     if switched_off():
         return estimate(device)
     path = place(device)
+    if device.processor and not path.exists():  # perhaps from before files named processors
+        path = place(dataclasses.replace(device, processor=""))
     try:
         values = jsontext.loads(plainfile.read_text(path))
         found = DeviceRates(*(float(values[name]) for name in _FIELDS), measured=True)
@@ -97,5 +100,5 @@ def place(device: DeviceInfo) -> Path:
     """The file that holds what was measured on such a device."""
     chosen = os.environ.get("CONVDISPATCH_RATES")
     folder = Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("convdispatch")) / "rates"
-    words = (device.platform, device.vendor, device.arch, device.name, str(device.compute_units))
+    words = (device.platform, device.vendor, device.arch, device.name, str(device.compute_units), device.processor)
     return folder / (re.sub(r"[^a-z0-9]+", "-", "_".join(words).lower()).strip("-") + ".json")
