@@ -66,3 +66,15 @@ def test_finite_at_1e16(queue, full, name, direction):
     assert error(queue, problem, solver, 1e16) < 2 * normal
     if direction == "bwd_weights":
         assert error(queue, problem, solver, 1e17) < 2 * normal
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("name", [name for name in SOLVERS if name[-3] in "67"])
+def test_no_digit_is_lost_at_1e_19(queue, name, direction):
+    """Results of 1e-37 are normal numbers; what large tiles multiply in between must not be far below them."""
+    solver = SOLVERS[name]
+    problem = ConvProblem.parse(f"{direction}_f32_{LINES[int(name[-1])]}")
+    why = (getattr(solver, "limits", None) or solver.rejects)(problem, _device(queue, solver))
+    if why:
+        pytest.skip(why)
+    assert error(queue, problem, solver, 1e-19) < 2 * error(queue, problem, solver, 1.0)
