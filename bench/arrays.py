@@ -16,6 +16,7 @@ from typing import Any
 import click
 import numpy as np
 import pyopencl.array as cla
+import results
 from rich.console import Console
 from rich.table import Table
 
@@ -64,6 +65,7 @@ def ways(queue: Any, x: np.ndarray, w: np.ndarray, options: dict[str, Any]) -> d
 
 
 @click.command()
+@results.recording
 @click.option("--device", help="A device's name, vendor, type, or platform:device.")
 @click.option("--rounds", default=15, show_default=True)
 def main(device: str | None, rounds: int) -> None:
@@ -89,6 +91,7 @@ def main(device: str | None, rounds: int) -> None:
         ]
         table.add_row(name, f"{base * 1e6:.0f}", *cells)
     Console(width=160).print(table)
+    results.keep_table(table)
 
 
 if __name__ == "__main__":

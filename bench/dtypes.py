@@ -17,6 +17,7 @@ from pathlib import Path
 
 import click
 import ml_dtypes  # noqa: F401 its import makes "bfloat16" a dtype of NumPy's
+import results
 import rich
 from layers import interleaved, layers, solver_work, torch_work
 from rich.table import Table
@@ -25,6 +26,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 @click.command(help=__doc__)
+@results.recording
 @click.option("--net", default="cpu10", show_default=True)
 @click.option("--only", help="layers whose name contains one of these words, parted by commas")
 @click.option("--direction", "directions", multiple=True, default=["fwd", "bwd_data", "bwd_weights"])
@@ -73,6 +75,7 @@ def main(net, only, directions, peer, seconds, rounds, fresh, dry, path) -> None
             rows.append({"layer": name, "direction": direction, "ms": times, "chosen": chosen})
     rich.get_console().width = 150
     rich.print(table)
+    results.keep_table(table)
     for key, values in ratios.items():
         mean = math.exp(statistics.fmean(map(math.log, values)))
         rich.print(f"{key}: geometric mean {mean:.2f}, least {min(values):.2f}")

@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 
 import click
+import results
 from rich.console import Console
 from rich.table import Table
 
@@ -130,6 +131,7 @@ class Processes:
 
 
 @click.command()
+@results.recording
 @click.option("--device", default=None)
 @click.option("--runs", default=3, show_default=True)
 @click.option("--only", default="floor,first,net,pack,cli", show_default=True)
@@ -165,12 +167,13 @@ def main(device: str | None, runs: int, only: str, net: str, json_path: Path | N
                 children.command(*words)
                 name = f"convdispatch {words[0]}"
                 found[name] = [{"seconds": children.command(*words)} for _ in range(runs)]
-    table = Table("", "median, s", "least, s", "most, s", "compiled", "loaded")
+    table = Table("what", "median, s", "least, s", "most, s", "compiled", "loaded")
     for name, each in found.items():
         times, counts = [one["seconds"] for one in each], each[-1].get("counts", {})
         row = [f"{value:.3f}" for value in (statistics.median(times), min(times), max(times))]
         table.add_row(name, *row, *(str(counts.get(kind, "")) for kind in ("compile", "load")))
     Console(width=120).print(table)
+    results.keep_table(table)
 
 
 class _Found(dict):

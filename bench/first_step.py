@@ -74,13 +74,15 @@ def child(mode: str, seconds: float) -> None:
     target = torch.randint(0, 1000, (len(x),), device=x.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4) if what == "train" else None
     wait()
-    begin = time.perf_counter()
+    begin, noting, ready = time.perf_counter(), contextlib.nullcontext(), 0.0
     if mode != "torch":
         import convdispatch.torch as ct
+        from convdispatch.device import startup_profile
 
         if what == "infer":
             model = ct.convert(model, fuse=True)
         ct.enable()
+        noting, ready = startup_profile.noting(), time.perf_counter() - begin
 
     def step() -> None:
         if optimizer is None:
@@ -95,6 +97,9 @@ def child(mode: str, seconds: float) -> None:
         wait()
 
     ends, settled, final = [], None, 3.0 if mode == "torch" else seconds
+    with noting as notes:
+        step()
+    ends.append(time.perf_counter() - begin)
     while True:
         step()
         ends.append(time.perf_counter() - begin)
@@ -113,6 +118,8 @@ def child(mode: str, seconds: float) -> None:
     full = next((end for at, end in enumerate(ends) if _keeps(times[at + 1 :], last)), ends[-1])
     found = {"first": ends[0], "second": times[1], "last": last, "full": full, "settled": settled, "slow": len(slow)}
     if mode != "torch":
+        spent = {name: notes.of(name).seconds for name in startup_profile.PHASES if notes.of(name).count}
+        found["phases"] = {name: round(s, 3) for name, s in {"imports": ready, **spent}.items()}
         counted = ct.counters()
         found |= {name: counted[name] for name in ("ours", "left", "compiling")} | {"reasons": counted["reasons"]}
         from convdispatch.calls.planner_pool import pool
@@ -191,7 +198,7 @@ def main() -> None:
                     f"{got['full']:5.1f} s; planned {got['settled'] or -1:5.1f} s; step {1e3 * got['last']:7.2f} ms, "
                     f"PyTorch {1e3 * plain['last']:7.2f}; {got['programs']} programs, {got['planned aside']} aside; "
                     f"ours {got['ours']} compiling {got['compiling']} left {got['left']}; "
-                    f"peak {got.get('peak MiB', 0)} MiB for {plain.get('peak MiB', 0)}",
+                    f"peak {got.get('peak MiB', 0)} MiB for {plain.get('peak MiB', 0)}; {got['phases']}",
                     flush=True,
                 )
     if arguments.json:

@@ -19,6 +19,7 @@ from pathlib import Path
 import click
 import ml_dtypes  # noqa: F401 its import makes "bfloat16" a dtype of NumPy's
 import numpy as np
+import results
 import rich
 from rich.table import Table
 
@@ -130,6 +131,7 @@ def layers(net: str, only: str | None) -> Iterator[tuple[str, ConvProblem, int]]
 
 
 @click.command(help=__doc__)
+@results.recording
 @click.option("--net", default="cpu10", show_default=True, help="a table of convdispatch.measurement.shapes")
 @click.option("--only", help="layers whose name contains one of these words, parted by commas")
 @click.option("--solver", help="a solver's name or glob; dispatch's choice otherwise")
@@ -183,6 +185,7 @@ def main(
         table.add_row(name, *cells, f"{problem.flops / ours / 1e6:.0f}")
         rows.append({"layer": name, "problem": str(problem), "count": count, "ms": times})
     rich.print(table)
+    results.keep_table(table)
     if ratios:
         mean = math.exp(statistics.fmean(map(math.log, ratios)))
         rich.print(f"geometric mean of the ratios: {mean:.3f}")

@@ -22,6 +22,7 @@ import click
 import numpy as np
 import pyopencl as cl
 import pyopencl.array as cla
+import results
 from rich.console import Console
 from rich.table import Table
 
@@ -82,6 +83,7 @@ def median_us(call: Callable[[], object], finish: Callable[[], object], calls: i
 
 
 @click.command()
+@results.recording
 @click.option("--device", help="A device's name, vendor, type, or platform:device.")
 @click.option("--calls", default=5000, show_default=True)
 def main(device: str | None, calls: int) -> None:
@@ -157,6 +159,7 @@ def main(device: str | None, calls: int) -> None:
     for name, value in medians.items():
         table.add_row(name, f"{value:.2f}", f"{value - medians[cases[name][0]]:.2f}")
     Console().print(table)
+    results.keep_table(table)
 
 
 @contextlib.contextmanager

@@ -1,22 +1,29 @@
 """Recorded figures as pages: docs/results/data/*.json become docs/results/*.md.
 
-    python bench/results.py                       # write all pages
-    python bench/results.py --check               # fail if a page is not what its data say (the tests do this)
-    python bench/accuracy.py | python bench/results.py record accuracy --title "Errors" --machine h200 \\
-        --date 2026-11-25 --command "python bench/accuracy.py"    # take the Markdown table that a script printed
+    python bench/layers.py --record cpu-layers --machine zen5     # a script records its table, and writes the page
+    python bench/results.py                                       # write all pages
+    python bench/results.py --check                               # fail if a page is not what its data say
+    python bench/results.py record NAME --title "Errors" --machine h200 --date 2026-11-25 --command "..." < table.md
 
 A file holds ``title``, ``intro`` and ``tables``, or is one table itself. A table has ``title``, ``machine`` (a key of
 ``machines.json`` or text), ``date``, ``command``, ``columns``, ``rows``, and ``note`` if a reader needs one. Recording
-a table under a title that is there already replaces it.
+a table under a title that is there already replaces it. Scripts take ``--record`` by ``@recording`` and call ``keep``.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    import rich.table
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 DATA = FOLDER / "data"
@@ -107,14 +114,71 @@ def parse_table(lines: list[str]) -> tuple[list[str], list[list[str]]]:
     return cells[0], cells[2:]
 
 
+def store(name: str, table: dict[str, Any]) -> None:
+    """Put a table into a data file, in the place of one of the same title, and write the pages."""
+    path = DATA / f"{name}.json"
+    page = read(path) if path.exists() else {"title": name, "intro": "", "tables": []}
+    titles = [old["title"] for old in page["tables"]]
+    place = titles.index(table["title"]) if table["title"] in titles else len(titles)
+    page["tables"][place : place + 1] = [table]
+    path.write_text(compact(page), encoding="utf-8")
+    write()
+
+
+def recording(function: Any) -> Any:
+    """Give a click command ``--record NAME``, ``--machine`` and ``--title``, which ``keep`` reads."""
+
+    def note(context: click.Context, option: click.Parameter, value: str) -> None:
+        context.meta[f"results.{option.name}"] = value
+        if option.name == "machine" and not value and context.meta.get("results.record"):
+            raise click.UsageError("--record needs --machine: a key of docs/results/data/machines.json, or text")
+
+    for name, words in [
+        ("title", "With --record: instead of the table's own."),
+        ("machine", "With --record: a key of machines.json, or text."),
+        ("record", "Keep the table in docs/results/data/NAME.json."),
+    ]:
+        function = click.option(f"--{name}", default="", help=words, expose_value=False, callback=note)(function)
+    return function
+
+
+def keep(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """Record what a command with ``@recording`` measured, if ``--record`` asks for it."""
+    said = {key: click.get_current_context().meta[f"results.{key}"] for key in ("record", "machine", "title")}
+    if not said["record"]:
+        return
+    words, skip = ["python", f"bench/{Path(sys.argv[0]).name}"], False
+    for word in sys.argv[1:]:
+        if not skip and not word.startswith(("--record", "--machine", "--title")):
+            words.append(word)
+        skip = word in ("--record", "--machine", "--title")
+    table = {"title": said["title"] or title, "machine": said["machine"], "date": str(datetime.date.today())}
+    store(said["record"], table | {"command": shlex.join(words), "columns": columns, "rows": rows})
+
+
+def keep_table(table: rich.table.Table) -> None:
+    """``keep`` of a table that is printed."""
+    cells = [list(column.cells) for column in table.columns]
+    keep(str(table.title), [str(column.header) for column in table.columns], [list(row) for row in zip(*cells)])
+
+
 def record(arguments: argparse.Namespace) -> None:
-    path = DATA / f"{arguments.name}.json"
-    page = read(path) if path.exists() else {"title": arguments.name, "intro": "", "tables": []}
     columns, rows = parse_table(sys.stdin.readlines())
     table = {key: getattr(arguments, key) for key in ("title", "machine", "date", "command")}
-    table |= {"columns": columns, "rows": rows} | ({"note": arguments.note} if arguments.note else {})
-    page["tables"] = [old for old in page["tables"] if old["title"] != arguments.title] + [table]
-    path.write_text(compact(page), encoding="utf-8")
+    store(
+        arguments.name,
+        table | {"columns": columns, "rows": rows} | ({"note": arguments.note} if arguments.note else {}),
+    )
+
+
+def write(check: bool = False) -> list[Path]:
+    """Write the pages that are not what their data say, or only name them."""
+    stale = [(path, text) for path, text in pages().items() if not path.exists() or path.read_text("utf-8") != text]
+    for path, text in stale:
+        print(f"{path.name}: {'is not what its data say' if check else 'written'}")
+        if not check:
+            path.write_text(text, encoding="utf-8")
+    return [path for path, _ in stale]
 
 
 def main() -> int:
@@ -128,12 +192,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.what:
         record(arguments)
-    stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for path in stale:
-        print(f"{path.name}: {'is not what its data say' if arguments.check else 'written'}")
-        if not arguments.check:
-            path.write_text(pages()[path], encoding="utf-8")
-    return 1 if arguments.check and stale else 0
+    return 1 if write(arguments.check) and arguments.check else 0
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ class HostDriver:
             work()
 
     def _cuMemAllocFromPoolAsync(self, found, size, pool, where):
-        block = np.full(size + 64, 0xFF, np.uint8)
-        address = block.ctypes.data
+        block = np.full(size + 128, 0xFF, np.uint8)
+        address = -(-block.ctypes.data // 64) * 64  # as CUDA's are, at the least
         self.blocks[address] = block
         found._obj.value = address
 

@@ -113,7 +113,7 @@ def _built(folder: Path) -> str | None:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     loading._loaded.cache_clear()
-    loading.unavailable.cache_clear()
+    loading._opened.cache_clear()
     return loading._loaded()[1]
 
 

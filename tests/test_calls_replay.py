@@ -29,6 +29,9 @@ class _Launches:
     def __init__(self):
         self.given, self.error = [], None
 
+    def program(self, *_):  # where there is a native call path, it takes none of these
+        return None
+
     def give(self, stream, addresses):
         if self.error:
             raise self.error
@@ -45,6 +48,8 @@ def _made(direction="fwd", current=lambda: -1):
     launches = _Launches()
     call = SimpleNamespace(
         problem=problem, written=written, number=-1, out_shape=problem.out_shape, launches=launches, _name="one",
+        place=SimpleNamespace(cuda=SimpleNamespace(context=SimpleNamespace(value=0))),
+        prepared=SimpleNamespace(solver=SimpleNamespace(name="one")),
         sizes=[math.prod(shape) * 4 for shape in shapes],
     )  # fmt: skip
     call.given = lambda stream, addresses: CudaCall.given(call, stream, addresses)

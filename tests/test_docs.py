@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import convdispatch as cd
+from convdispatch import inference, runtime
 from convdispatch.api import hookspecs
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader
@@ -133,6 +135,19 @@ def test_links_lead_somewhere(page):
             assert not anchor or anchor in anchors(target), f"{page.name}: {target.name} has no heading #{anchor}"
 
 
+def test_every_page_is_linked():
+    """From the README a reader reaches every page of docs/, link by link."""
+    met, left = set(), [ROOT / "README.md"]
+    while left:
+        page = left.pop().resolve()
+        if page not in met:
+            met.add(page)
+            links = re.findall(r"\]\(([^)#\s]+\.md)[^)]*\)", page.read_text())
+            left += [page.parent / link for link in links if "://" not in link]
+    missed = [str(page.relative_to(ROOT)) for page in PAGES if page.resolve() not in met]
+    assert not missed, f"no page links to {', '.join(missed)}"
+
+
 def test_recorded_figures_are_what_their_pages_say(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "bench")
     import results
@@ -173,12 +188,50 @@ def test_a_recorded_table_is_checked(tmp_path, monkeypatch):
     assert results.parse_table(["head", "| a | b |", "|---|---|", "| 1 | 2 |"]) == (["a", "b"], [["1", "2"]])
 
 
+def test_a_script_records_its_table(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import click
+    import results
+    from click.testing import CliRunner
+
+    @click.command()
+    @results.recording
+    def script():
+        results.keep("seen", ["layer", "ms"], [["L1", "2"]])
+
+    monkeypatch.setattr(results, "DATA", tmp_path)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench/layers.py", "--only", "L1", "--record", "new", "--machine=zen5"])
+    (tmp_path / "machines.json").write_text('{"zen5": "two cores"}')
+    assert CliRunner().invoke(script, []).exit_code == 0
+    assert not (tmp_path / "new.json").exists()
+    assert "--record needs --machine" in CliRunner().invoke(script, ["--record", "new"]).output
+    for _ in range(2):  # the second takes the first's place
+        assert CliRunner().invoke(script, ["--record", "new", "--machine", "zen5"]).exit_code == 0
+    (table,) = results.read(tmp_path / "new.json")["tables"]
+    assert table["command"] == "python bench/layers.py --only L1"
+    page = (tmp_path / "new.md").read_text()
+    assert "| L1 | 2 |" in page
+    assert "two cores" in page
+
+
 def test_every_public_name_stands_in_the_reference():
     text = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
     told = {name.rsplit(".", 1)[-1] for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
     for module in ("api", "onnx", "inference", "elementwise", "nn", "runtime"):
         public = set(importlib.import_module(f"convdispatch.{module}").__all__) - {"functional"}
         assert public <= told, f"docs/reference lacks names of convdispatch.{module}: {sorted(public - told)}"
+
+
+def test_names_that_pages_mention_exist():
+    """``runtime.devices``, ``cd.conv``, ``ct.enable``, ``inference.build``: what a page calls, users find."""
+    text = (ROOT / "convdispatch" / "torch" / "__init__.py").read_text()
+    torch_names = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
+    public = {"runtime": set(dir(runtime)), "cd": set(cd.__all__), "inference": set(dir(inference)), "ct": torch_names}
+    for page in PAGES:
+        if page.parent.name not in ("results", "notes"):
+            for module, name in re.findall(r"(?<![\w./-])(runtime|cd|inference|ct)\.([a-zA-Z]\w*)", page.read_text()):
+                assert name in public[module] | {"md", "py"}, f"{page.name}: {module} has no {name}"
 
 
 def test_the_site_builds(tmp_path):

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from convdispatch.selection import dispatch
 from convdispatch.tools.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -66,10 +67,19 @@ def test_no_more_pages_than_tasks():
     assert len(PAGES) <= 10
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
-def test_what_a_page_says_runs(page, tmp_path, monkeypatch):
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder to stand in, with records of its own, by which nothing is chosen afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "records"))
+    yield tmp_path
+    monkeypatch.undo()
+    dispatch.forget()
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_what_a_page_says_runs(page, monkeypatch):
     scope: dict = {"__name__": "__main__"}
     ran = 0
     for marks, language, block in blocks(page.read_text(encoding="utf-8")):

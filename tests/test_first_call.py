@@ -55,7 +55,9 @@ def test_a_declaration_says_what_the_solver_says(device):
         declared += 1
         assert solver.predicts == (type(solver.solver).cost is not Solver.cost), solver.name
         for attribute in ("name", "fuses", "deterministic", "exact", "predicts"):
-            assert getattr(solver, attribute) == getattr(solver.solver, attribute), (solver.name, attribute)
+            declares = getattr(solver, attribute)
+            assert getattr(solver.solver, attribute) == declares, (solver.name, attribute)
+            assert vars(type(solver.solver)).get(attribute, declares) == declares, (solver.name, attribute)
     assert declared > 20
     assert {s.name for s in plugins().solvers.values() if s.serves(info) is not None}, "some serve other devices only"
 
@@ -114,7 +116,7 @@ def test_text_is_rendered_once_for_its_values(folder, renderings):
 
 def test_changed_sources_render_anew(folder, renderings, monkeypatch):
     kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
-    monkeypatch.setattr(template_cache, "_stamp", lambda home: f"{home} as edited")
+    monkeypatch.setattr(template_cache, "stamp", lambda home: f"{home} as edited")
     kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
     assert len(renderings) == 2
 

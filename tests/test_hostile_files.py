@@ -163,8 +163,8 @@ def test_rates_that_no_device_has_are_damaged(tmp_path, monkeypatch, name, value
     info = runtime.device_info(runtime.default_device())
     values = {"flops": 1e11, "bandwidth": 1e10, "launch": 1e-5} | {name: value}
     rates.rates.cache_clear()
-    rates._path(info).parent.mkdir(parents=True, exist_ok=True)
-    rates._path(info).write_text(json.dumps(values))
+    rates.place(info).parent.mkdir(parents=True, exist_ok=True)
+    rates.place(info).write_text(json.dumps(values))
     with pytest.warns(cd.ConvDispatchWarning, match=f"is no calibration .{name} is between|estimates hold"):
         assert rates.rates(info) == rates.estimate(info)
     with warnings.catch_warnings():

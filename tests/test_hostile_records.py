@@ -74,7 +74,7 @@ def test_it_is_no_lock_file(tmp_path, bad):
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_it_is_no_calibration(tmp_path, monkeypatch, bad):
     monkeypatch.setenv("CONVDISPATCH_RATES", str(tmp_path))
-    put(rates._path(DEVICE), bad)
+    put(rates.place(DEVICE), bad)
     rates.rates.cache_clear()
     with pytest.warns(ConvDispatchWarning, match="is no calibration"):
         assert rates.rates(DEVICE) == rates.estimate(DEVICE)
@@ -84,7 +84,7 @@ def test_it_is_no_calibration(tmp_path, monkeypatch, bad):
 def test_rates_beyond_a_float_are_no_calibration(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_RATES", str(tmp_path))
     for flops in (10**18, 10**39, 10**400, -1, "NaN", True and "1e999"):
-        put(rates._path(DEVICE), f'{{"flops": {flops}, "bandwidth": 1e9, "launch": 1e-6}}')
+        put(rates.place(DEVICE), f'{{"flops": {flops}, "bandwidth": 1e9, "launch": 1e-6}}')
         rates.rates.cache_clear()
         if flops == 10**18:
             assert rates.rates(DEVICE).flops == 1e18

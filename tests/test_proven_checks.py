@@ -71,9 +71,9 @@ def test_another_driver_source_or_variable_proves_anew(queue, monkeypatch, chang
         real = artifact_store.identity
         monkeypatch.setattr(artifact_store, "identity", lambda device: {**real(device), "driver": "1.2.3"})
     elif change in ("sources", "header"):
-        real_stamp, edited = template_cache._stamp, PACKAGE if change == "sources" else "convdispatch.api"
+        real_stamp, edited = template_cache.stamp, PACKAGE if change == "sources" else "convdispatch.api"
         other = lambda home: real_stamp(home) + (" edited" if home == edited else "")  # noqa: E731
-        monkeypatch.setattr(template_cache, "_stamp", other)
+        monkeypatch.setattr(template_cache, "stamp", other)
     elif change == "variables":
         monkeypatch.setenv("POCL_MAX_WORK_GROUP_SIZE", "64")
     elif change == "off":

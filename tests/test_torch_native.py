@@ -12,6 +12,8 @@ from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for fir
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import policy  # noqa: E402
+from convdispatch.device.native import build, loading  # noqa: E402
+from convdispatch.tools import doctor  # noqa: E402
 from convdispatch.torch.dispatch import engine, native  # noqa: E402
 
 F = torch.nn.functional
@@ -271,7 +273,7 @@ def test_several_threads(stand_in):  # noqa: F811
     assert not wrong
 
 
-def test_disabled_it_is_gone(stand_in):  # noqa: F811
+def test_disabled_it_is_gone(stand_in, capfd):  # noqa: F811
     x, w, _ = (each.detach() for each in operands(*SHAPES["3x3"][:2]))
     with torch.no_grad():
         with ct.enable():
@@ -285,3 +287,30 @@ def test_disabled_it_is_gone(stand_in):  # noqa: F811
             assert not stand_in.launched
             F.conv2d(x, w, padding=1)
             assert stand_in.launched
+    assert "verrid" not in capfd.readouterr().err
+
+
+def test_doctor_says_which_way_calls_go(stand_in, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(doctor.cuda_driver, "unavailable", lambda: None)
+    assert doctor._native() == "runs, below Python"
+    monkeypatch.setenv(loading.SWITCH, "0")
+    loading._loaded.cache_clear()
+    loading._opened.cache_clear()
+    try:
+        assert doctor._native() == "no, calls go by Python: CONVDISPATCH_NATIVE=0 turns it off"
+    finally:
+        loading._loaded.cache_clear()
+        loading._opened.cache_clear()
+    monkeypatch.setattr(doctor.cuda_driver, "unavailable", lambda: "no CUDA driver")
+    assert doctor._native() == "no: no CUDA driver"
+
+
+def test_what_cannot_be_built_says_why(monkeypatch, tmp_path):
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    with pytest.raises(build.Unbuildable, match="no C\\+\\+ compiler"):
+        build.build(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(build, "_torch", lambda: tmp_path)
+    with pytest.raises(build.Unbuildable, match="the compiler failed"):
+        build.build(tmp_path)
+    assert not list(tmp_path.glob("*.so"))

@@ -28,6 +28,7 @@ ZONES = {
         host_*
         icd
         imports
+        machine_code
         memory
         platforms*
         process_end
@@ -42,6 +43,7 @@ ZONES = {
     """,
     "selection": """
         choices
+        math_floor
         standing
         derivation
         dispatch
@@ -100,6 +102,7 @@ ZONES = {
     "nets": """
         hostile_nets
         inference*
+        jax*
         models*
         nn
         nn_*
@@ -116,6 +119,7 @@ ZONES = {
         page_*
         progress
         quiet
+        rendered
         replay
         classify
         cli

@@ -23,6 +23,8 @@ from ..device.cuda.stream import BLOCKED, CudaMemory, CudaStream
 from ..device.cuda_driver import NO_CONTEXT, CudaError
 from ..device.memory.allocator import out_of_memory
 from ..device.plans.cuda_launches import Launches
+from ..device.programs.ptx_program import for_streams
+from ..measurement import first_sight
 from ..selection import dispatch
 from ..selection.prepared import Constant, Prepared
 from .arrays.array_library import Library
@@ -119,12 +121,13 @@ class CudaCall:
         self.through_host: str | None = None
         if self.empty:
             return
-        with stream.current():
+        with stream.current(), for_streams():
             if stream.capturing():
                 raise ConvDispatchError(
                     f"{problem} is new here: a first call chooses, compiles and loads its programs, which a CUDA graph "
                     "cannot capture; make one call before the capture"
                 )
+            first_sight.seen(self.place.context.devices[0])
             self.prepared = dispatch.prepare(problem, self.place.context)
             self._name = self.prepared.solver.name
             try:

@@ -7,9 +7,14 @@ Where anything is not as it was the last time the answer is None, and the call g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from ..api.policy import current_policy, forbid_when_frozen
+from ..device.commands.interface import thread
+from ..device.cuda.stream import BLOCKED
+from ..device.native import loading
 from .cuda_call import ALIGNMENT, NO_EPILOGUE, CudaCall
 
 if TYPE_CHECKING:
@@ -33,6 +38,9 @@ def replay_on_stream(
     dtype, lead_shape, other_shape = lead.dtype, lead.shape, other.shape
     lead_size, other_size, out_size = call.sizes[first], call.sizes[second], call.sizes[written]
     policy, launched = current_policy(), call.given
+    native = _native(call, library, operands, options, shape)
+    if native is not None:
+        return native
     raw, streams, current = library.raw, library.streams, library.current
 
     def replay(given_direction: str, given: Sequence[Any], given_options: tuple[Any, ...], sizes: Any) -> Any:
@@ -87,12 +95,32 @@ def replay_on_stream(
     return replay
 
 
+def _native(call: CudaCall, library: Torch, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
+    """The same by the native call path; None where there is none, or it takes no such call."""
+    launcher = None if BLOCKED else loading.launcher()
+    if launcher is None or call.launches is None:
+        return None
+    policy, strides = current_policy(), tuple(accumulate(call.out_shape[:0:-1], mul, initial=1))[::-1]
+    context, kind = call.place.cuda.context.value, library.torch.Tensor
+    program = call.launches.program(launcher, call.prepared.solver.name, context, call.out_shape, strides)
+    if program is None:
+        return None
+    given = tuple(None if place == call.written else each for place, each in enumerate(operands))
+    try:
+        return launcher.replay(program, call.problem.direction, options, shape, policy, policy.frozen, kind, given)
+    except RuntimeError:  # PyTorch's objects are other than the path takes them to be
+        return None
+
+
 def replay_on_queue(call: Call, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:
     """As ``replay_on_stream`` for arrays on OpenCL's queues, by the call's short way."""
     direction, (first, second, written), fast_path = call.problem.direction, call.places, call.fast_path
     lead, other = operands[first], operands[second]
     lead_kind, other_kind, out_kind = type(lead), type(other), type(operands[written])
     dtype, beside, lead_shape, other_shape = lead.dtype, other.dtype, lead.shape, other.shape
+    lead_strides, other_strides, out_strides = (call.strides[place] for place in call.places)
+    out_shape, known, launches = call.out_shape, call.known, call.queue_launches
+    at_once = launches is not None and hasattr(lead, "events") and out_kind is lead_kind
     policies = (current_policy(),)
 
     def replay(given_direction: str, given: Sequence[Any], given_options: tuple[Any, ...], sizes: Any) -> Any:
@@ -113,6 +141,28 @@ def replay_on_queue(call: Call, operands: Sequence[Any], options: tuple[Any, ...
             or current_policy() not in policies  # by identity first
         ):
             return None
-        return fast_path(x, w, out, None)
+        if (  # what the short way would look at, here without the call of it
+            not at_once
+            or out.dtype is not dtype
+            or not (x.queue is w.queue is out.queue is known)
+            or x.offset
+            or w.offset
+            or out.offset
+            or x.strides != lead_strides
+            or w.strides != other_strides
+            or out.strides != out_strides
+            or out.shape != out_shape
+            or thread.capturing is not None
+        ):
+            return fast_path(x, w, out, None)
+        memory = a, b, c = x.base_data, w.base_data, out.base_data
+        if c is a or c is b or c.int_ptr in (a.int_ptr, b.int_ptr):
+            return None
+        try:
+            event = launches.give(known, memory, x.events + w.events + out.events or None)
+        except Exception:  # which the short way sees too, and knows what to do
+            return fast_path(x, w, out, None)
+        out.events[:] = (event,)
+        return out
 
     return replay

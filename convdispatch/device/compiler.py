@@ -44,7 +44,7 @@ def _serve(platform: int, device: int) -> None:
                 with contextlib.suppress(Exception):  # the other side says what is wrong with it
                     cuda = cuda or cuda_of(chosen)
                     load(cuda, binary)
-            if compiles_further:
+            elif compiles_further:
                 built(context, request["options"], context.devices, [binary])
             send(answers, {}, binary)
         except BuildFailed as error:

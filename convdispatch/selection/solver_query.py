@@ -1,32 +1,37 @@
 """Asks solvers, in a guard: whatever one answers or raises, the caller gets values of the right kind or a sentence.
 
 A solver is asked once a problem for everything: whether it refuses, its configurations, what the first of them costs
-and needs; what the others cost, when somebody wants to know. What breaks the contract is a *fault*: it is said once, by
+and needs; what the others cost, when somebody wants to know. The problem's ``math`` is the least accuracy: where it is
+``"tf32"`` or ``"fast"`` a solver is asked for the same problem in float32 too, and what it offers for that is offered
+here, the cheapest first. What breaks the contract is a *fault*: it is said once, by
 a warning, and the solver is set aside for the problem. Only KeyboardInterrupt and Frozen pass.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import numbers
 import reprlib
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..api.device import DeviceInfo
-from ..api.errors import ConvDispatchWarning, Frozen, PluginError, plain, words
+from ..api.errors import Frozen, PluginError, plain, words
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
+from ..device.runtime import device_info
 from ..device.size_limits import workspace_room
 from .defensive_copy import MOST_CONFIGS, ArgumentsChanged, ask, banned, copied
+from .plugins import answer_trial, faults
 from .plugins.loader import plugins
 from .visible_problem import computes_dtype, visible_problem
 
 __all__ = [
+    "FLOORS",
     "MOST_CONFIGS",
     "SolverAnswers",
     "Fault",
@@ -35,9 +40,12 @@ __all__ = [
     "checked_plan",
     "forget",
     "guarded",
+    "planned_as",
     "predicted",
 ]
 
+FLOORS = {"tf32": ("float32", "ieee"), "fast": ("float32", "ieee")}
+"""By a problem's math those that are more accurate; the later is asked for where the earlier is refused."""
 _KEPT = 8192
 """Answers that are kept: some fifty solvers', derived ones among them, for 160 problems."""
 
@@ -65,7 +73,11 @@ class SolverAnswers:
         self._texts: frozenset[str] | None = None
         self._costs: dict[str, float | None] = {}
         self._sizes: dict[str, int | None] = {}
+        self._shown: dict[str, ConvProblem] = {}
         self.fault = banned(solver)
+        if self.fault is None and "chain" not in vars(solver):
+            self.fault = answer_trial.fault(solver.name, problem, device)
+            self._kind = "no answer"
         try:
             self.elsewhere = self._answer("serves", _reason)
             self.refused = computes_dtype(solver, problem) or self._answer("rejects", _reason)
@@ -75,6 +87,29 @@ class SolverAnswers:
                 self.workspace(self.configs[0])
         except Fault:
             self.configs = ()
+        if problem.dtype == "float32" and self.fault is None and self.elsewhere is None:
+            self._admit_more_accurate()
+
+    def _admit_more_accurate(self) -> None:
+        """Offer what the solver offers for more accurate math too; of those with equal configurations the own one."""
+        for math_ in FLOORS.get(self.problem.math, ()):
+            other = SolverAnswers(self.solver, _with_math(self.problem, math_), self.device)
+            if other.accepts:
+                break
+        else:
+            return
+        own, mine = list(self.configs), set(map(canonical, self.configs))
+        more = [config for config in other.configs if canonical(config) not in mine]
+        self._shown = {canonical(config): other.problem for config in more}
+        self._costs |= {text: cost for text, cost in other._costs.items() if text in self._shown}
+        self._sizes |= {text: size for text, size in other._sizes.items() if text in self._shown}
+        first = bool(own and more) and (self._costs[canonical(own[0])] or 0.0) > (other.cost(more[0]) or math.inf)
+        self.configs = tuple([more[0], *own, *more[1:]] if first else [*own, *more])
+        self.refused = None
+
+    def shown(self, config: Mapping[str, Any]) -> ConvProblem:
+        """The problem as the solver plans it with a configuration: perhaps in more accurate math."""
+        return self._shown.get(canonical(config), self.problem) if self._shown else self.problem
 
     @property
     def accepts(self) -> bool:
@@ -117,7 +152,8 @@ class SolverAnswers:
     def _answer(self, method: str, check: Callable[[Any], Any], *more: Any) -> Any:
         if self.fault is not None:
             raise Fault(self.fault)
-        arguments = (self.device,) if method == "serves" else (self.problem, self.device, *more)
+        problem = self.shown(more[0]) if more else self.problem
+        arguments = (self.device,) if method == "serves" else (problem, self.device, *more)
         try:
             return check(ask(self.solver, method, *arguments))
         except (KeyboardInterrupt, Frozen):
@@ -126,9 +162,9 @@ class SolverAnswers:
             self.fault, self.configs = str(error), ()
             raise Fault(str(error)) from None
         except _Wrong as wrong:
-            what = f"its {method}() answered {wrong}"
+            what, self._kind = f"its {method}() answered {wrong}", f"{method} answered"
         except BaseException as error:
-            what = f"its {method}() raised {words(error)}"
+            what, self._kind = f"its {method}() raised {words(error)}", f"{method} raised {type(error).__name__}"
         self.fault, self.configs = what, ()
         if self._said:
             self._say()
@@ -138,17 +174,18 @@ class SolverAnswers:
         """The solver's plugin was set aside after this was asked."""
         self.fault, self.configs = self.fault or why, ()
 
+    _kind = ""
     _said = False
     """Whether others see this answer: a fault that comes later is said at once."""
 
     def _say(self) -> None:
         plugin = plugins().provider(self.solver.name)
-        warnings.warn(
-            f"solver {self.solver.name} of plugin {plugin} is set aside for {self.problem} on {self.device}: "
-            f"{self.fault}; tell the plugin's author, or shut it out with CONVDISPATCH_BLOCK={plugin}",
-            ConvDispatchWarning,
-            stacklevel=6,
+        message = (
+            f"solver {self.solver.name} of plugin {plugin} is set aside for {self.problem} on {self.device}, and "
+            f"wherever else it does this: {self.fault}; tell the plugin's author, or shut it out with "
+            f"CONVDISPATCH_BLOCK={plugin}"
         )
+        faults.say(self.solver.name, self._kind, message, stacklevel=6)
 
 
 def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAnswers:
@@ -176,6 +213,15 @@ def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAns
     return found
 
 
+def planned_as(
+    solver: Solver, problem: ConvProblem, seen: ConvProblem, context: Any, config: Mapping[str, Any]
+) -> ConvProblem:
+    """The problem for which the solver's ``plan`` is asked, where it sees ``seen`` of ``problem``; see ``FLOORS``."""
+    if seen.math not in FLOORS:
+        return seen
+    return query(solver, problem, device_info(context.devices[0])).shown(config)
+
+
 def forget() -> None:
     """Ask every solver anew."""
     with _lock:
@@ -184,12 +230,31 @@ def forget() -> None:
 
 def predicted(solver: Solver, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
     """What a solver predicts for a configuration of a record, which may be none for it; None where it cannot say."""
+    seen = visible_problem(solver, problem)
+    if seen.math in FLOORS:
+        return _least_cost(solver, seen, device, config)
     try:
-        return _cost(ask(solver, "cost", visible_problem(solver, problem), device, config))
+        return _cost(ask(solver, "cost", seen, device, config))
     except (KeyboardInterrupt, Frozen):
         raise
     except BaseException:  # a configuration that is none for this problem: there is no prediction
         return None
+
+
+def _least_cost(solver: Solver, seen: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
+    """Of a configuration that may have been offered for more accurate math."""
+    answers = query(solver, seen, device)
+    if answers.offers(config):
+        try:
+            return answers.cost(config)
+        except Fault:
+            pass
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _with_math(problem: ConvProblem, math_: str) -> ConvProblem:
+    return problem.replace(math=math_)
 
 
 def canonical(config: Mapping[str, Any]) -> str:

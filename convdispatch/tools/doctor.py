@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..api.errors import ConvDispatchError
-from ..device import runtime
+from ..device import cuda_driver, runtime
+from ..device.native import loading
 from ..device.opencl import icd, vendor_trial
+from ..device.rates import rates, switched_off
 from ..selection.plugins.loader import dropin_folder, plugins, try_each
 from ..selection.plugins.registry import registry, registry_path
 
@@ -59,6 +62,7 @@ class Report:
     registry: str | None
     registry_problem: str | None
     registry_note: str
+    native: str
     dropin_folder: str
     advice: list[str] = field(default_factory=list)
 
@@ -98,10 +102,26 @@ def examine(*, probe: bool = True, again: bool = False) -> Report:
         registry=source,
         registry_problem=problem,
         registry_note=note,
+        native=_native(),
         dropin_folder=str(dropin_folder()),
     )
     report.advice = _advice(report)
     return report
+
+
+def _native() -> str:
+    """Whether calls on PyTorch's CUDA tensors go by the compiled call path, or why not."""
+    missing = cuda_driver.unavailable()
+    if missing is None and importlib.util.find_spec("torch") is None:
+        missing = "PyTorch is not installed"
+    if missing is not None:
+        return f"no: {missing}"
+    try:
+        importlib.import_module("torch")
+    except Exception as error:
+        return f"no: PyTorch does not load: {str(error).splitlines()[0]}"
+    why = loading.unavailable()
+    return "runs, below Python" if why is None else f"no, calls go by Python: {why}"
 
 
 def _versions() -> dict[str, str]:
@@ -130,9 +150,18 @@ def _device(number: int, device: Any, probe: bool) -> dict[str, Any]:
         "local_mem_size": info.local_mem_size,
         "fp16": info.fp16,
         "fp64": info.fp64,
+        "rates": _rates(info),
         "problem": problem,
         "mend": _mend_device(info.vendor, problem),
     }
+
+
+def _rates(info: Any) -> str:
+    """What solvers predict by, and whether it was measured."""
+    found = rates(info)
+    how = "measured" if found.measured else "estimated, CONVDISPATCH_RATES=off" if switched_off() else "estimated"
+    numbers = f"{found.flops * 1e-9:,.0f} GFLOP/s, {found.bandwidth * 1e-9:,.0f} GB/s"
+    return f"{numbers}, {found.launch * 1e6:.3g} us a launch ({how})"
 
 
 def _probe(number: int) -> str | None:

@@ -20,8 +20,9 @@ from ..selection.prepared import Constant
 from . import counting
 from .compile.fused_operator import unfused
 from .dispatch import engine
-from .dispatch.routing import enable, original, settings_in_force
+from .dispatch.routing import disable, enable, original, settings_in_force
 from .geometry import DTYPES
+from .settings import DEFAULT
 from .warmup import keeping_buffers
 
 __all__ = ["Explained", "Layer", "explain", "report"]
@@ -55,10 +56,22 @@ class Explained:
 
     device: str
     layers: tuple[Layer, ...]
+    peak_bytes: int | None = None
+    """Most memory that PyTorch's allocator had given on CUDA during the forward pass; None elsewhere."""
+    torch_peak_bytes: int | None = None
+    """The same by PyTorch's own convolutions."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON values."""
-        return {"device": self.device, "layers": [asdict(layer) for layer in self.layers]}
+        peaks = {"peak_bytes": self.peak_bytes, "torch_peak_bytes": self.torch_peak_bytes}
+        return {"device": self.device, "layers": [asdict(layer) for layer in self.layers], **peaks}
+
+    @property
+    def memory(self) -> str:
+        """Both peaks in words; empty where there are none."""
+        if self.peak_bytes is None or self.torch_peak_bytes is None:
+            return ""
+        return f"peak memory {self.peak_bytes / 2**20:.0f} MiB, PyTorch {self.torch_peak_bytes / 2**20:.0f} MiB"
 
     def __str__(self) -> str:
         lines = [
@@ -71,6 +84,8 @@ class Explained:
         mine, theirs = (sum(getattr(each, key) or 0 for each in self.layers) for key in ("ms", "torch_ms"))
         if mine:
             lines.append(f"{len(self.layers)} convolutions: {mine:.3f} ms, PyTorch {theirs:.3f} ms")
+        if self.memory:
+            lines.append(self.memory)
         return "\n".join(lines)
 
 
@@ -111,6 +126,8 @@ def explain(model: torch.nn.Module, *inputs: Any) -> Explained:
     try:
         with torch.no_grad(), keeping_buffers(model), _names(model, names), policy(tier="full"):
             model(*inputs)
+        stop()
+        peaks = _peaks(model, inputs)
     finally:
         stop()
         unwatch()
@@ -119,7 +136,32 @@ def explain(model: torch.nn.Module, *inputs: Any) -> Explained:
     with torch.no_grad():
         layers = tuple(_layer(*each) for each in taken)
     where = next((str(runtime.device_info(call.device)) for _, call, _, _ in taken if call is not None), "no device")
-    return Explained(where, layers)
+    return Explained(where, layers, *peaks)
+
+
+def _peaks(model: torch.nn.Module, inputs: Any) -> tuple[int | None, int | None]:
+    """Bytes of memory at most during a forward pass: ours, which is in force, and PyTorch's."""
+    if not _on_cuda(model, inputs):
+        return None, None
+
+    def peak() -> int:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        with torch.no_grad(), keeping_buffers(model):
+            model(*inputs)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+
+    ours, settings = peak(), settings_in_force() or DEFAULT
+    disable()
+    try:
+        return ours, peak()
+    finally:
+        enable(**settings._asdict())
+
+
+def _on_cuda(model: torch.nn.Module, inputs: Any) -> bool:
+    return any(isinstance(each, torch.Tensor) and each.is_cuda for each in (*inputs, *model.parameters()))
 
 
 def _module(names: list[str]) -> str:
@@ -222,7 +264,7 @@ def report(model: torch.nn.Module, *inputs: Any, path: str | Path = "convdispatc
     page = (
         f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>\n"
         f"<h1>{title}</h1><p>{html.escape(found.device)}; PyTorch {torch.__version__}. "
-        f"{sums}. Errors: relative, against float64, first image.</p>\n"
+        f"{sums}{found.memory and f'; {found.memory}'}. Errors: relative, against float64, first image.</p>\n"
         f"<table><tr>{head}</tr>\n" + "\n".join(rows) + "</table>\n"
     )
     target = Path(path)

@@ -33,7 +33,7 @@ from .geometry import Fallback
 __all__ = ["Compiling", "Pending", "drain", "first", "pending", "timed", "waits", "watch_captures"]
 
 SWITCH = "CONVDISPATCH_TIER"
-BURST_S = 1.0
+BURST_S = 0.3
 """Seconds that a burst of new problems may take within calls, before further ones are planned aside."""
 LULL_S = 0.25
 """Seconds without a new problem, after which the next one begins a burst."""

@@ -42,7 +42,11 @@ def build_for_hopper(context: Any, text: str) -> Any:
     """
     import pyopencl as cl
 
-    ptx = build(context, text).get_info(cl.program_info.BINARIES)[0].decode("latin-1")
+    program = build(context, text)
+    binaries = program.get_info(cl.program_info.BINARIES)
+    if not binaries:  # its text is only read
+        return program
+    ptx = binaries[0].decode("latin-1")
     try:
         return build(context, (for_hopper(ptx).rstrip("\0") + "\0").encode("latin-1"))
     except BuildFailed as error:

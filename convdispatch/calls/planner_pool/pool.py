@@ -29,6 +29,7 @@ from ...device.programs.compile_pool import compilers, receive, send
 from ...selection import dispatch
 from ...selection.plugins.loader import plugins
 from . import progress_line
+from .decision_cache import DecisionCache
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -75,6 +76,7 @@ class PlannerPool:
         self._epoch = 0
         self._told: threading.Event | None = None
         self._closed: str | None = None
+        self._chosen: DecisionCache | None = None
         dispatch.on_forget(self._forget)
 
     def ask(self, problem: ConvProblem, policy: Policy, seconds: float) -> Future[None]:
@@ -82,7 +84,13 @@ class PlannerPool:
 
         ``seconds``: about the time that waits on it. The Future raises NoHelp where no child planned it.
         """
-        task = _Task((-seconds, next(self._places)), problem, policy)
+        task, key = _Task((-seconds, next(self._places)), problem, policy), artifact_store.decision_key(problem, policy)
+        chosen = self._chosen = self._chosen or DecisionCache(self.device)
+        before = chosen.get(key)
+        if before is not None:  # its texts and binaries lie on disk since then
+            self.made.tables["decisions"][key] = before
+            task.answer.set_result(None)
+            return task.answer
         with self._changed:
             if self._closed is not None:
                 task.answer.set_exception(NoHelp(self._closed))
@@ -142,6 +150,7 @@ class PlannerPool:
     def _forget(self) -> None:
         """Records, rules or plugins changed: children forget too, and decisions go; texts and binaries stay true."""
         self._epoch += 1
+        self._chosen = None
         self.made.tables["decisions"].clear()
 
     # --- one thread a child -----------------------------------------------------------------------------------------
@@ -200,7 +209,10 @@ class PlannerPool:
                 begin += size
             tables["texts"].update(said["texts"])
             decision = {"solver": said["solver"], "config": said["config"], "source": said["source"]}
-            tables["decisions"][artifact_store.decision_key(task.problem, task.policy)] = decision
+            key, chosen = artifact_store.decision_key(task.problem, task.policy), self._chosen
+            tables["decisions"][key] = decision
+            if chosen is not None:
+                chosen.put(key, decision)
         with self._changed:
             self._under_way -= 1
             self._finished += 1

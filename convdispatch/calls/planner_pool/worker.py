@@ -61,14 +61,17 @@ def _rehearsal(device: Any) -> Any:
     from ...device import runtime
     from ...device.cuda.stream import CudaStream, place_of
     from ...device.cuda_driver import cuda_of, number_of
+    from ...device.programs.ptx_program import for_streams
     from ...selection import dispatch
     from ..cuda_call import rehearse
 
     context = runtime.context(device)
 
     def plan(problem: Any, for_cuda: bool) -> Any:
-        prepared = dispatch.prepare(problem, context)
-        if for_cuda and cuda_of(device) is not None:
+        on_streams = for_cuda and cuda_of(device) is not None
+        with for_streams() if on_streams else contextlib.nullcontext():
+            prepared = dispatch.prepare(problem, context)
+        if on_streams:
             with contextlib.suppress(Exception):  # the parent meets it, and says so
                 stream = CudaStream(place_of(number_of(device)), 0)
                 with stream.current():

@@ -72,7 +72,7 @@ class Kernel:
         """The same for arguments that are set one by one, numbers as NumPy's of their types; quicker to make."""
         import pyopencl as cl
 
-        return cl.Kernel(self.program, self.name)
+        return cl.Kernel(getattr(self.program, "opencl", self.program), self.name)
 
 
 class Late:
@@ -176,10 +176,12 @@ class Commands:
 
 class _Thread(threading.local):
     capturing: Any = None
+    texts: list[str | bytes] | None = None
     given = built = compiled = slow = 0
 
 
 thread = _Thread()
-"""``capturing`` is the recording that takes what this thread gives to a queue; ``given`` counts its commands,
-``built`` the bytes of memory that the programs it asked for take, ``compiled`` the texts that it had compiled,
-``slow`` the builds that took their time, of binaries too."""
+"""``capturing`` is the recording that takes what this thread gives to a queue; ``texts`` takes the programs that it
+would have compiled, where they are only to be read (``kernels.rendering``); ``given`` counts its commands, ``built``
+the bytes of memory that the programs it asked for take, ``compiled`` the texts that it had compiled, ``slow`` the
+builds that took their time, of binaries too."""

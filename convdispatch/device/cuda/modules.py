@@ -6,6 +6,7 @@ the driver takes and little more.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..cache import artifact_store
 from ..cuda_driver import Cuda, CudaError, cuda_call
 from ..startup_profile import phase
+from .machine_code import machine_code, note
 from .ptx import Parameter, Unlaunchable, entries, for_cuda, overlapping
 
 if TYPE_CHECKING:
@@ -48,31 +51,46 @@ def _module(cuda: Cuda, program: Any) -> tuple[c_void_p, dict[str, list[Paramete
     binary = program.get_info(cl.program_info.BINARIES)[0]
     key = (cuda.number, hashlib.sha256(binary).digest())
     with _lock:
-        if key not in _modules:
+        known = key in _modules
+        if not known:
             _modules[key] = load(cuda, binary)
         found = _modules[key]
     if isinstance(found, str):
         raise Unlaunchable(found)
+    if known and artifact_store.gathers():
+        note(cuda, _texts(binary)[0 if found[2] else -1])
     return found
 
 
 def load(cuda: Cuda, binary: bytes) -> Any:
     """(module, parameters by kernel, whether its kernels may overlap) of OpenCL's PTX, or why there is none."""
     try:
-        text = for_cuda(binary)
-        known = entries(text)
+        texts = _texts(binary)
+        known = entries(texts[-1])
     except Unlaunchable as error:
         return str(error)
-    module, refused, whole = c_void_p(), None, overlapping(text) if _OVERLAP else None
-    for each in (text,) if whole is None else (whole, text):
+    module, refused = c_void_p(), None
+    for at, text in enumerate(texts):
         try:
+            code = machine_code(cuda, text)
+            if code is not None:
+                with contextlib.suppress(CudaError), phase("load"):
+                    cuda("cuModuleLoadData", byref(module), code)
+                    return module, known, at < len(texts) - 1
             with phase("assemble"):
-                cuda("cuModuleLoadData", byref(module), each.encode() + b"\0")
+                cuda("cuModuleLoadData", byref(module), text.encode() + b"\0")
         except CudaError as error:
             refused = error
         else:
-            return module, known, each is whole
+            return module, known, at < len(texts) - 1
     return f"CUDA does not load the PTX of NVIDIA's OpenCL: {refused}"
+
+
+def _texts(binary: bytes) -> list[str]:
+    """The texts to try in turn: with kernels that may overlap where the device has that, and without."""
+    text = for_cuda(binary)
+    whole = overlapping(text) if _OVERLAP else None
+    return [text] if whole is None else [whole, text]
 
 
 def _letter(dtype: Any) -> str:

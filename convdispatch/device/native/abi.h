@@ -133,6 +133,7 @@ struct Seen {
   void *address = nullptr;
   bool ok = false;
 
+  Seen() = default;
   explicit Seen(AtenTensorHandle tensor) {
     static const int32_t strided = aoti_torch_layout_strided();
     ok = !aoti_torch_get_layout(tensor, &layout) && layout == strided && !aoti_torch_get_dim(tensor, &dims) &&

@@ -2,7 +2,7 @@
 //
 // Python decides what a problem runs, once; this looks the decision up and launches it. See docs/design/adr/0021.
 
-#include "operators.h"
+#include "replay.h"
 
 namespace launcher {
 namespace {
@@ -14,24 +14,25 @@ PyObject *fail(const std::string &words) {
   return nullptr;
 }
 
-// open(library): take CUDA's driver. Raises RuntimeError.
+// open(library, policy, stolen, borrowed): take CUDA's driver, and Python's functions. Raises RuntimeError.
 PyObject *open(PyObject *, PyObject *given) {
   const char *library;
-  if (!PyArg_ParseTuple(given, "s", &library)) return nullptr;
+  Words next;
+  if (!PyArg_ParseTuple(given, "sOOO", &library, &next.policy, &next.stolen, &next.borrowed)) return nullptr;
   const std::string why = driver.open(library);
   if (!why.empty()) return fail(why);
+  Py_INCREF(given);  // and with it all of them, for good: calls may be under way
+  words = next;
   Py_RETURN_NONE;
 }
 
-// ask(policy, plain, tracing, inference, grad, switches, forward, backward, stolen, borrowed, raised): what is asked of
-// Python.
+// ask(plain, tracing, inference, grad, switches, forward, backward, raised): what the operators ask of Python.
 PyObject *ask(PyObject *, PyObject *given) {
   Gate next;
-  if (!PyArg_ParseTuple(given, "OOOOOO!OOOOO", &next.policy, &next.plain, &next.tracing, &next.inference, &next.grad,
-                        &PyTuple_Type, &next.switches, &next.forward, &next.backward, &next.stolen, &next.borrowed,
-                        &raised))
+  if (!PyArg_ParseTuple(given, "OOOOO!OOO", &next.plain, &next.tracing, &next.inference, &next.grad, &PyTuple_Type,
+                        &next.switches, &next.forward, &next.backward, &raised))
     return nullptr;
-  Py_INCREF(given);  // and with it all of them, for good: calls may be under way
+  Py_INCREF(given);
   next.paused = gate.paused;
   gate = next;
   Py_RETURN_NONE;
@@ -146,6 +147,7 @@ PyMethodDef methods[] = {
     {"uninstall", uninstall, METH_NOARGS, nullptr},
     {"pause", pause, METH_VARARGS, nullptr},
     {"program", make_program, METH_VARARGS, nullptr},
+    {"replay", make_replay, METH_VARARGS, nullptr},
     {"offer", offer, METH_VARARGS, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
     {"counts", counts, METH_NOARGS, nullptr},

@@ -13,6 +13,8 @@ import os
 import sys
 from typing import Any
 
+from ...api.policy import ask_policy
+
 __all__ = ["DRIVER", "SWITCH", "launcher", "unavailable"]
 
 SWITCH = "CONVDISPATCH_NATIVE"
@@ -38,19 +40,29 @@ def _loaded() -> tuple[Any, str | None]:
         return None, f"it does not load: {str(error).splitlines()[0]}"
 
 
-def launcher(driver: str = DRIVER) -> Any:
+def launcher() -> Any:
     """The module with CUDA's driver open; None where there is none, for which ``unavailable`` says why."""
-    return None if unavailable(driver) else _loaded()[0]
+    return None if unavailable() else _loaded()[0]
+
+
+def unavailable() -> str | None:
+    """Why calls go by Python, in words; None where the native path runs."""
+    return _opened(DRIVER)
 
 
 @functools.lru_cache(maxsize=4)
-def unavailable(driver: str = DRIVER) -> str | None:
-    """Why calls go by Python, in words; None where the native path runs."""
+def _opened(driver: str) -> str | None:
     module, why = _loaded()
     if module is None:
         return why
+    handles = sys.modules["torch"]._C._aoti
     try:
-        module.open(driver)
-    except RuntimeError as error:
+        module.open(
+            driver,
+            ask_policy,
+            handles.alloc_tensor_by_stealing_from_void_ptr,
+            handles.unsafe_alloc_void_ptr_from_tensor,
+        )
+    except (AttributeError, RuntimeError) as error:
         return str(error)
     return None

@@ -8,14 +8,19 @@ namespace launcher {
 
 // What bears on a call beside its tensors. Read with Python's lock, as Python itself reads it.
 struct Gate {
-  PyObject *policy = nullptr, *plain = nullptr;  // what answers the policy in force; the only one that is served here
+  PyObject *plain = nullptr;  // the only policy that is served
   PyObject *tracing = nullptr, *inference = nullptr, *grad = nullptr;
   PyObject *switches = nullptr;  // a tuple of functions whose answers are part of a key
   PyObject *forward = nullptr, *backward = nullptr;  // the operators in Python
-  PyObject *stolen = nullptr, *borrowed = nullptr;   // handle to tensor, tensor to handle
   bool paused = false;
 };
 inline Gate gate;
+
+struct Words {
+  PyObject *policy = nullptr;                       // answers the policy in force
+  PyObject *stolen = nullptr, *borrowed = nullptr;  // handle to tensor, tensor to handle
+};
+inline Words words;
 
 enum Source : int { kX, kW, kGrad, kBias, kOut, kNone };
 
@@ -64,14 +69,18 @@ inline void forget_all() {
 inline int truth(PyObject *function) {
   Ref answer(PyObject_CallObject(function, nullptr));
   const int found = answer ? PyObject_IsTrue(answer.get()) : -1;
-  if (found < 0) PyErr_Clear();
+  if (found < 0) {
+    const bool interrupted = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
+    PyErr_Clear();
+    if (interrupted) PyErr_SetInterrupt();  // it comes again where Python hears it
+  }
   return found;
 }
 
 // The bits of a key that are no tensor's; -1 where the call is Python's whatever they are.
 inline int64_t circumstances() {
   if (gate.paused || truth(gate.tracing)) return -1;
-  Ref policy(PyObject_CallObject(gate.policy, nullptr));
+  Ref policy(PyObject_CallObject(words.policy, nullptr));
   if (policy.get() != gate.plain) return PyErr_Clear(), -1;
   const int inference = truth(gate.inference), grad = truth(gate.grad);
   if (inference < 0 || grad < 0) return -1;
@@ -234,12 +243,12 @@ inline PyObject *tensor_of(AtenTensorHandle tensor) {
   AtenTensorHandle another = nullptr;
   if (aoti_torch_new_tensor_handle(tensor, &another)) Py_RETURN_NONE;
   Ref capsule(PyCapsule_New(another, nullptr, nullptr));
-  return capsule ? PyObject_CallFunctionObjArgs(gate.stolen, capsule.get(), nullptr) : nullptr;
+  return capsule ? PyObject_CallFunctionObjArgs(words.stolen, capsule.get(), nullptr) : nullptr;
 }
 
 inline bool handle_of(PyObject *tensor, Owned &found) {
   if (tensor == Py_None) return !aoti_torch_new_uninitialized_tensor(found.put());
-  Ref capsule(PyObject_CallFunctionObjArgs(gate.borrowed, tensor, nullptr));
+  Ref capsule(PyObject_CallFunctionObjArgs(words.borrowed, tensor, nullptr));
   void *pointer = capsule ? PyCapsule_GetPointer(capsule.get(), nullptr) : nullptr;
   if (!pointer) return false;
   *found.put() = static_cast<AtenTensorHandle>(pointer);

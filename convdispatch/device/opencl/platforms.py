@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from ...api.device import DeviceInfo
 from ...api.errors import InvalidArgument
 from ..cache_home import provide_cache
-from . import icd
+from . import icd, processor
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["address", "device_info", "devices", "platforms"]
+__all__ = ["DescribedDevice", "address", "device_info", "devices", "platforms"]
 
 _VENDORS = (
     # (word in the platform's or device's vendor, normalised name); platforms first: PoCL's devices say Intel
@@ -61,11 +61,22 @@ def devices() -> list[cl.Device]:
     return found
 
 
+class DescribedDevice:
+    """Stands for a device that is not there: what plans are told of it. Nothing runs on it."""
+
+    def __init__(self, info: DeviceInfo) -> None:
+        self.info = info
+        self.max_compute_units, self.max_work_group_size = info.compute_units, info.max_work_group_size
+        self.local_mem_size, self.name, self.driver_version = info.local_mem_size, info.name, info.driver
+
+
 @functools.lru_cache(maxsize=64)
 def device_info(device: cl.Device) -> DeviceInfo:
-    """The device's DeviceInfo."""
+    """The device's DeviceInfo; that of a ``DescribedDevice`` is the description."""
     import pyopencl as cl
 
+    if isinstance(device, DescribedDevice):
+        return device.info
     platform = device.platform
     extensions = frozenset(device.extensions.split())
     kind = "gpu" if device.type & cl.device_type.GPU else "cpu" if device.type & cl.device_type.CPU else "accelerator"
@@ -89,6 +100,7 @@ def device_info(device: cl.Device) -> DeviceInfo:
         fp16="cl_khr_fp16" in extensions,
         fp64="cl_khr_fp64" in extensions or bool(device.double_fp_config),
         extensions=extensions,
+        processor=processor.here() if kind == "cpu" else "",
     )
 
 

@@ -33,6 +33,7 @@ from ..commands.interface import thread
 from ..planning_lock import unlocked
 from ..startup_profile import phase
 from .compile_pool import assembled_in_child, compiled_in_child
+from .ptx_program import PtxProgram, ptx_program
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -50,7 +51,7 @@ _SWEEP = 1 / 64
 """How often a new file is a reason to look at the others."""
 
 
-def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> cl.Program:
+def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> cl.Program | PtxProgram:
     """The program of a text, carried, from its file or compiled; or of a binary.
 
     Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()`` for what is not carried.
@@ -59,12 +60,9 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
 
     if isinstance(text, bytes):
         artifact_store.forbid_unstored("load a kernel", context.devices[0])
-        assembled_in_child(context, text, options)
-        try:
-            with phase("load"):
-                return built(context, options, context.devices, [text])
-        except cl.LogicError as error:
-            raise BuildFailed(f"a binary is none that the device takes: {error}", str(error)) from error
+        return ptx_program(context.devices[0], text, lambda: _loaded(context, text, options)) or _loaded(
+            context, text, options
+        )
     if len(context.devices) != 1 or not artifact_store.wanted(context.devices[0]):
         forbid_when_frozen("compile a kernel")
         return _compiled(context, text, options)
@@ -72,7 +70,7 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
     found = artifact_store.find("programs", key, device)
     if found is not None:
         with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
-            return built(context, options, context.devices, [found[0]])
+            return _stored(context, found[0], options)
     forbid_when_frozen("compile a kernel")
     program = _compiled(context, text, options)
     with contextlib.suppress(cl.Error):
@@ -80,7 +78,28 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
     return program
 
 
-def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
+def _loaded(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Program:
+    """A binary that a solver made, loaded by the driver. Raises BuildFailed."""
+    import pyopencl as cl
+
+    assembled_in_child(context, binary, options)
+    try:
+        with phase("load"):
+            return built(context, options, context.devices, [binary])
+    except cl.LogicError as error:
+        raise BuildFailed(f"a binary is none that the device takes: {error}", str(error)) from error
+
+
+def _stored(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Program | PtxProgram:
+    """A binary that was kept, loaded now, or when OpenCL launches it."""
+
+    def build() -> cl.Program:
+        return built(context, options, context.devices, [binary])
+
+    return ptx_program(context.devices[0], binary, build) or build()
+
+
+def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program | PtxProgram:
     """From its file, or compiled."""
     import pyopencl as cl
 
@@ -91,7 +110,7 @@ def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Prog
     binary = read_file(path, _FORM)
     if binary is not None:
         with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
-            return built(context, options, context.devices, [binary])
+            return _stored(context, binary, options)
     program = _from_text(context, text, options)
     with contextlib.suppress(cl.Error):
         write_file(path, _FORM, program.get_info(cl.program_info.BINARIES)[0])
@@ -105,9 +124,9 @@ def _keeps_kernels(device: cl.Device) -> bool:
     return not device.platform.name.startswith("NVIDIA") and bool(has_src_build_cache(device))
 
 
-def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program:
+def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program | PtxProgram:
     thread.compiled += 1
-    program = compiled_in_child(context, text, options, built)
+    program = compiled_in_child(context, text, options, built, lambda binary: _stored(context, binary, options))
     if program is None:
         with phase("compile"):
             return built(context, options, text)

@@ -134,11 +134,15 @@ def run(tasks: Sequence[Callable[[], Any]]) -> None:
 
 
 def compiled_in_child(
-    context: cl.Context, text: str, options: Sequence[str], build: Callable[..., cl.Program]
-) -> cl.Program | None:
+    context: cl.Context,
+    text: str,
+    options: Sequence[str],
+    build: Callable[..., cl.Program],
+    load: Callable[[bytes], Any],
+) -> Any:
     """A program by the compilers at work; None where this thread has none. Raises BuildFailed.
 
-    ``build(context, options, *source)`` compiles here, or loads a binary.
+    ``build(context, options, text)`` compiles here, ``load(binary)`` takes what a child compiled.
     """
     pool = _local.pool
     if pool is None or context.devices != [pool.device]:
@@ -148,7 +152,7 @@ def compiled_in_child(
         with unlocked():
             pool.put(request)
             found = request.answer.result()
-        return build(context, options, context.devices, [found]) if isinstance(found, bytes) else found
+        return load(found) if isinstance(found, bytes) else found
 
 
 def assembled_in_child(context: cl.Context, binary: bytes, options: Sequence[str]) -> None:

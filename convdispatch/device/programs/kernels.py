@@ -6,6 +6,7 @@ compiler's refusal into BuildFailed with the log.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.resources
 import math
@@ -13,7 +14,7 @@ import numbers
 import operator
 import re
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +43,7 @@ __all__ = [
     "forget",
     "keeps_programs",
     "kernel_text",
+    "rendering",
 ]
 
 _HEADER = "convdispatch.api"
@@ -62,9 +64,19 @@ def _read(package: str, file: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _template(package: str, file: str) -> Any:
+    from mako.lookup import TemplateCollection
     from mako.template import Template
 
-    return Template(_read(package, file), strict_undefined=True)
+    class Beside(TemplateCollection):  # type: ignore[misc]
+        """What a template names as its parts: files of its own package."""
+
+        def get_template(self, uri: str, relativeto: str | None = None) -> Any:
+            return _template(package, uri)
+
+        def adjust_uri(self, uri: str, filename: str) -> str:
+            return uri
+
+    return Template(_read(package, file), uri=f"{package}/{file}", strict_undefined=True, lookup=Beside())
 
 
 def _rendered(package: str, file: str, values: Mapping[str, Any]) -> str:
@@ -145,10 +157,38 @@ def build(context: cl.Context, text: str | bytes, options: Sequence[str] = ()) -
 
     Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()``.
     """
+    if thread.texts is not None:
+        return _Rendered(text)  # type: ignore[return-value]
     key = (context, text, tuple(options))
     program, nbytes = _programs.get(key) or _programs.make(key, lambda: _compile(context, text, options))
     thread.built += nbytes
     return program
+
+
+class _Rendered:
+    """Stands for a program whose text is only read: it knows its kernels' names, and has no binaries."""
+
+    def __init__(self, text: str | bytes) -> None:
+        self._text = text
+        if thread.texts is not None and text not in thread.texts:
+            thread.texts.append(text)
+
+    def get_info(self, what: int) -> Any:
+        import pyopencl as cl
+
+        if what == cl.program_info.KERNEL_NAMES and isinstance(self._text, str):
+            return ";".join(re.findall(r"\bvoid\s+(\w+)\s*\(", self._text))
+        return []
+
+
+@contextlib.contextmanager
+def rendering() -> Iterator[list[str | bytes]]:
+    """Whatever this thread would compile, in the order in which it asks; nothing is compiled, and nothing proven."""
+    before, thread.texts = thread.texts, []
+    try:
+        yield thread.texts
+    finally:
+        thread.texts = before
 
 
 _holders: weakref.WeakSet[Programs] = weakref.WeakSet()

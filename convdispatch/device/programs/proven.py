@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...api.problem import ConvProblem
 from ..cache import artifact_store
+from ..commands.interface import thread
 from ..planning_lock import unlocked
 from . import template_cache
 
@@ -32,6 +33,8 @@ def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str |
 
     ``package`` is the plugin's, whose sources decide. What ``prove`` raises is passed on, and it is asked again then.
     """
+    if thread.texts is not None:  # texts are only rendered, perhaps for a device that is not there
+        return None
     place = package, what, device
     if place not in _known or artifact_store.wanted():
         with _lock:

@@ -21,7 +21,7 @@ from typing import Any
 
 from . import binary_cache
 
-__all__ = ["artifact_key", "load", "store", "text_key"]
+__all__ = ["artifact_key", "load", "stamp", "store", "text_key"]
 
 _FORM = b"convdispatch text 1\n"
 _SOURCES = (".py", ".mako", ".cl")
@@ -58,7 +58,7 @@ def _fields(*_: Any) -> None:
 
 def text_key(package: str, template: str, values: Mapping[str, Any]) -> str | None:
     """What a rendered text is kept under here; None where it cannot be told what it follows from."""
-    return _key(package, template, values, _stamp)
+    return _key(package, template, values, stamp)
 
 
 def artifact_key(package: str, template: str, values: Mapping[str, Any]) -> str | None:
@@ -87,7 +87,7 @@ def _home(module: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _stamp(home: str) -> str:
+def stamp(home: str) -> str:
     """The sources of a package, as they were last written."""
     known = ((name, os.stat(path)) for name, path in _sources(home))  # noqa: PTH116 (hundreds of files)
     return f"{home} {_version(home)} " + ";".join(f"{name} {one.st_mtime_ns} {one.st_size}" for name, one in known)

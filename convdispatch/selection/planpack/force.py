@@ -47,8 +47,9 @@ def load_pack(path: str | Path) -> LoadedPack:
     What does not fit (the device, its driver, a plugin's version) is chosen and compiled anew, with one warning that
     says what and why. Raises InvalidArgument for a file that is no pack.
     """
-    file = read(path)
-    misfits = _misfits(file)
+    here = [artifact_store.identity(device) for device in runtime.devices()]
+    file = read(path, lambda identity: identity in here)
+    misfits = _misfits(file, here)
     if misfits:
         words = (
             f"the plan pack {path} does not fit: {'; '.join(misfits)}. What does not fit is chosen and compiled anew"
@@ -66,10 +67,9 @@ def from_environment() -> None:
         load_pack(path)
 
 
-def _misfits(file: PackFile) -> list[str]:
+def _misfits(file: PackFile, here: list[dict[str, str]]) -> list[str]:
     """What does not fit, in words; decisions and weights of plugins that changed are taken out of the pack."""
     found = []
-    here = [artifact_store.identity(device) for device in runtime.devices()]
     if file.identity not in here:
         name = file.identity.get("device")
         like = next((one for one in here if one["device"] == name), None)

@@ -10,7 +10,7 @@ import mmap
 import threading
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ class _Wrong(Exception):
 class PackFile:
     """A pack that was read: decisions, forms, programs and texts at once, packed weights as they are wanted."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, fits: Callable[[dict[str, str]], bool]) -> None:
+        """``fits(identity)``: whether a device here is of the pack's kind; programs for none are not even unpacked."""
         self.name = str(path)
         self._lock = threading.Lock()
         self._checked: dict[str, memoryview | None] = {}
@@ -51,9 +52,10 @@ class PackFile:
                 manifest = _json(archive, MANIFEST)
                 self._texts = _texts(_json(archive, TEXTS))
                 self._read_manifest(manifest)
-                self._programs = {
-                    key: archive.read(member) for key, member in self._table(manifest, "programs").items()
-                }
+                programs = self._table(manifest, "programs")
+                self._programs = (
+                    {key: archive.read(member) for key, member in programs.items()} if fits(self.identity) else {}
+                )
         self._weights = self._table(manifest, "weights")
         for member in self.weights:
             self._place(self._members[member])
@@ -127,10 +129,10 @@ class PackFile:
         return members
 
 
-def read(path: str | Path) -> PackFile:
-    """Read a pack. Raises InvalidArgument, one sentence, for anything that is none."""
+def read(path: str | Path, fits: Callable[[dict[str, str]], bool] = lambda _: True) -> PackFile:
+    """Read a pack; see ``PackFile``. Raises InvalidArgument, one sentence, for anything that is none."""
     try:
-        return PackFile(path)
+        return PackFile(path, fits)
     except _Wrong as error:
         why = str(error)
     except FileNotFoundError:

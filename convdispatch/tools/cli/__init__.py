@@ -23,6 +23,7 @@ COMMANDS = {
     "find": ".search",
     "fit-cost": ".fit",
     "info": ".inspect",
+    "kernel": ".kernel",
     "run": ".model",
     "pack": ".first",
     "replay": ".replay",

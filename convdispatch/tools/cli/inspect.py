@@ -108,10 +108,13 @@ def _show(report: Any) -> None:
         for column in table.columns:
             column.overflow = "fold"  # a path or a symbol is longer than any column
         console.print(table)
+    for device in report.devices:
+        console.print(f"{device['name']} ({device['platform']}): {device['rates']}", markup=False)
     console.print(f"drop-in folder: {report.dropin_folder}")
     console.print(f"registry: {report.registry or 'none'} {report.registry_problem or ''}")
     if report.registry_note:
         console.print(f"  {report.registry_note}")
+    console.print(f"native call path for PyTorch on CUDA: {report.native}")
     console.print(f"default device: {report.default_device or report.default_problem}")
     for line in report.advice:
         console.print(f"to mend: {line}")

@@ -1,38 +1,81 @@
 """``torch.backends.cudnn.benchmark = True``: what could compute a problem is measured in the background.
 
-One thread, one problem at a time, each within ``PROBLEM_MS`` and all within ``TOTAL_MS`` a process; calls go on
-meanwhile with what was chosen before, and take the measured winner from their next run on.
+A child process measures, one problem at a time, each within ``PROBLEM_MS`` and all within ``TOTAL_MS`` a process, and
+only while no calls come: it begins after ``QUIET_S`` without any, and is ended by the next one. A problem that calls
+have kept from being measured ``TRIES`` times keeps its choice. What runs now is measured first and in turns with its
+rivals; one that is clearly faster is compiled here and taken by the next call. Captures see nothing of all this.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import queue
 import threading
 import time
 import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from ...api.errors import ConvDispatchError, ConvDispatchWarning
 from ...api.policy import Policy, policy
 from ...api.problem import ConvProblem
-from ...device import background
+from ...device import background, runtime
+from ...measurement import aside
+from ...measurement.child import Child, Silent
+from ...measurement.find import why_find
+from ...selection import dispatch
+from ...selection.choice import ranking
+from ...selection.plugins import verdicts
+from ...selection.prepared import Prepared
+from ...selection.records.perfdb import perfdb, scope_of
+from ...selection.records.record import Record, choice_text
+from ..counting import counters
 
-__all__ = ["PROBLEM_MS", "TOTAL_MS", "consider", "drain"]
+__all__ = ["PROBLEM_MS", "TOTAL_MS", "consider", "drain", "watch_captures"]
 
-PROBLEM_MS = 400.0
+PROBLEM_MS = 1000.0
 TOTAL_MS = float(os.environ.get("CONVDISPATCH_TORCH_FIND_MS", "60000"))
+QUIET_S = 0.1
+"""Seconds without a call after which measuring begins."""
+TRIES = 3
+IDLE_S = 10.0
+"""Seconds without a problem after which the child ends: on a GPU it holds a context."""
+START_S, LEAST_S = 180.0, 120.0
+"""Most seconds that a child takes to start, and a search beside its budget."""
+
+
+@dataclass
+class _Wanted:
+    problem: ConvProblem
+    device: Any
+    policy: Policy
+    incumbent: str
+    tries: int = 0
+
+
 _asked: set[Any] = set()
-_waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+_waiting: queue.SimpleQueue[_Wanted] = queue.SimpleQueue()
 _lock = threading.Lock()
+_switching = threading.Lock()
+"""Held while a plan is made here; a capture begins without it."""
+_capturing = 0
 _spent = 0.0
 _busy = 0
+_last = 0.0
+"""When the last call came (``time.monotonic``)."""
+_counted: Any = None
 _thread: threading.Thread | None = None
 
 
-def consider(problem: ConvProblem, device: Any, chosen: Policy) -> None:
-    """Measure a problem some time, if it was not asked for before; returns at once."""
-    global _thread, _busy
+def consider(problem: ConvProblem, device: Any, chosen: Policy, prepared: Prepared) -> None:
+    """A call was made: nothing is measured now, but this problem some time, if it was not asked for before."""
+    global _thread, _busy, _last
+    _last = time.monotonic()
     key = (problem, device, chosen)
     if key in _asked or chosen.frozen or chosen.solver is not None:
         return
@@ -45,7 +88,7 @@ def consider(problem: ConvProblem, device: Any, chosen: Policy) -> None:
         if ranks.many():  # what one rank measures, others would not run
             return
         _busy += 1
-        _waiting.put((problem, device, chosen))
+        _waiting.put(_Wanted(problem, device, chosen, choice_text(prepared.solver.name, prepared.config)))
         if _thread is None:
             _thread = threading.Thread(target=_work, name="convdispatch-find", daemon=True)
             _thread.start()
@@ -59,22 +102,154 @@ def drain(timeout: float) -> bool:
     return not _busy
 
 
-def _work() -> None:
-    global _spent, _busy
-    from ...device.runtime import device_info
-    from ...measurement.find import find, why_find
+def watch_captures() -> None:
+    """From now on a CUDA graph's capture begins once no plan is being made here, and none is until it has ended."""
+    graph: Any = torch.cuda.CUDAGraph
+    begin, end = graph.capture_begin, graph.capture_end
+    if getattr(begin, "keeps_plans_out", False):
+        return
 
-    while True:
-        problem, device, chosen = _waiting.get()
+    @functools.wraps(begin)
+    def capture_begin(self: Any, *arguments: Any, **named: Any) -> Any:
+        global _capturing
+        with _switching:
+            _capturing += 1
         try:
-            left = TOTAL_MS - _spent
-            with background.at_work(), policy(deterministic=chosen.deterministic):
-                if left > 0 and why_find(problem, device_info(device), budget_ms=None) is not None:
-                    begin = time.monotonic()
-                    find(problem, device, budget_ms=min(PROBLEM_MS, left))
-                    _spent += 1e3 * (time.monotonic() - begin)
-        except ConvDispatchError as error:
-            warnings.warn(f"{problem} was not measured in the background: {error}", ConvDispatchWarning, stacklevel=1)
+            return begin(self, *arguments, **named)
+        except BaseException:
+            _capturing -= 1
+            raise
+
+    @functools.wraps(end)
+    def capture_end(self: Any, *arguments: Any, **named: Any) -> Any:
+        global _capturing
+        try:
+            return end(self, *arguments, **named)
         finally:
-            with _lock:
-                _busy -= 1
+            _capturing = max(0, _capturing - 1)
+
+    capture_begin.keeps_plans_out = True  # type: ignore[attr-defined]
+    graph.capture_begin, graph.capture_end = capture_begin, capture_end
+
+
+# --- the thread ------------------------------------------------------------------------------------------------------
+
+
+def _work() -> None:
+    global _busy
+    children: dict[str, Child] = {}
+    while True:
+        try:
+            wanted = _waiting.get(timeout=IDLE_S if children else None)
+        except queue.Empty:
+            _end(children)
+            continue
+        again = False
+        try:
+            with background.at_work():
+                again = not _measured(wanted, children) and wanted.tries < TRIES
+        except (ConvDispatchError, OSError) as error:
+            message = f"{wanted.problem} was not measured in the background: {error}"
+            warnings.warn(message, ConvDispatchWarning, stacklevel=1)
+        finally:
+            if again:
+                _waiting.put(wanted)
+            else:
+                with _lock:
+                    _busy -= 1
+
+
+def _end(children: dict[str, Child]) -> None:
+    for child in children.values():
+        child.close()
+    children.clear()
+
+
+def _measured(wanted: _Wanted, children: dict[str, Child]) -> bool:
+    """Whether that is done: measured, or known, or beyond the time; False where a call came in between."""
+    global _spent
+    chosen = Policy(deterministic=wanted.policy.deterministic)
+    _until_quiet()
+    info, left = runtime.device_info(wanted.device), TOTAL_MS - _spent
+    if left <= 0 or why_find(wanted.problem, info, chosen, budget_ms=None) is None:
+        return True
+    wanted.tries += 1
+    address = runtime.address(wanted.device)
+    if address not in children:
+        children[address] = Child(aside.MODULE, {"device": address})
+        _heard(children[address], START_S, gives_way=False)
+    _until_quiet()
+    begin = time.monotonic()
+    budget = min(PROBLEM_MS, left)
+    question = {"problem": str(wanted.problem), "incumbent": wanted.incumbent, "budget_ms": budget}
+    children[address].say(question | {"deterministic": chosen.deterministic})
+    try:
+        said = _heard(children[address], LEAST_S + 3e-3 * budget)
+    except (Silent, EOFError):
+        children.pop(address).close()
+        raise
+    finally:
+        _spent += 1e3 * (time.monotonic() - begin)
+    if said is None:
+        children.pop(address).close()
+        return False
+    _take(wanted, info, chosen, said)
+    return True
+
+
+@contextlib.contextmanager
+def _out_of_captures() -> Iterator[None]:
+    """Inside the block no capture goes on, and none begins."""
+    while True:
+        _until_quiet()
+        with _switching:
+            if not _capturing:
+                yield
+                return
+
+
+def _last_call() -> float:
+    """When the last call came that was seen; calls of the native path are seen by their count alone."""
+    global _last, _counted
+    counts = counters()
+    found = counts["ours"], counts["left"], counts["compiling"]
+    if found != _counted:
+        _counted, _last = found, max(_last, time.monotonic())
+    return _last
+
+
+def _until_quiet() -> None:
+    while time.monotonic() - _last_call() < QUIET_S or _capturing:
+        time.sleep(QUIET_S / 4)
+
+
+def _heard(child: Child, seconds: float, gives_way: bool = True) -> dict[str, Any] | None:
+    """What a child says; None where a call came first. Raises ConvDispatchError for one that ended or is silent."""
+    begin = time.monotonic()
+    while time.monotonic() - begin < seconds:
+        try:
+            said = child.hear(0.01)
+        except Silent:
+            if gives_way and (_last_call() > begin or _capturing):
+                return None
+            continue
+        if said is None:
+            raise ConvDispatchError(f"the process that measures was lost: {child.how_it_ended()}")
+        return said
+    raise ConvDispatchError(f"the process that measures said nothing for {seconds:g} s")
+
+
+def _take(wanted: _Wanted, info: Any, chosen: Policy, said: dict[str, Any]) -> None:
+    """Record what a child measured; where something else is to run now, make its plan before calls look for it."""
+    for solver, (fingerprint, what) in said["unsound"].items():
+        verdicts.note(wanted.problem, info, solver, fingerprint, what)
+    if said["records"]:
+        perfdb().record(*map(Record.from_json, said["records"]), scope=scope_of(chosen))
+    with policy(deterministic=chosen.deterministic):
+        first = ranking.rank(wanted.problem, info, chosen)[0]
+        if choice_text(first.solver.name, first.config) == wanted.incumbent:
+            return
+        context = runtime.context(wanted.device)
+        with _out_of_captures():
+            made = dispatch.make(first.solver, first.config, wanted.problem, context, chosen, first.source)
+            dispatch.adopt(wanted.problem, context, wanted.policy, made)

@@ -186,7 +186,8 @@ def watch(watcher: Callable[[str, Any, Sequence[Any], Geometry], None]) -> Calla
     native.pause(True)
 
     def end() -> None:
-        _watchers.remove(watcher)
+        if watcher in _watchers:
+            _watchers.remove(watcher)
         native.pause(watched())
 
     return end
@@ -234,7 +235,7 @@ def cached_call(
             _calls.put(key, call)
         _store_last(part, w, facts, call)
     if benchmark() and call.prepared is not None:
-        autotune.consider(call.problem, call.device, chosen)
+        autotune.consider(call.problem, call.device, chosen, call.prepared)
     return call
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...api.policy import DEFAULT, ask_policy
+from ...api.policy import DEFAULT
 from ...device.cuda.stream import BLOCKED
 from ...device.native import loading
 from .. import counting
@@ -67,16 +67,15 @@ class Raised(BaseException):
 def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> bool:
     """Whether aten's operators on a dispatch key are the native path's from now on, which asks these where it must."""
     global _launcher
-    found = None if BLOCKED else loading.launcher(loading.DRIVER)
+    found = None if BLOCKED else loading.launcher()
     if found is None:
         return False
-    handles = (_C._aoti.alloc_tensor_by_stealing_from_void_ptr, _C._aoti.unsafe_alloc_void_ptr_from_tensor)
     switches = (
         *(_C._get_cudnn_allow_tf32, _C._get_deterministic_algorithms),
         *(_C._get_cudnn_deterministic, _C._get_cudnn_benchmark),
     )
     state = (_C._is_tracing, torch.is_inference_mode_enabled, torch.is_grad_enabled)
-    found.ask(ask_policy, DEFAULT, *state, switches, forward, backward, *handles, Raised)
+    found.ask(DEFAULT, *state, switches, forward, backward, Raised)
     found.install(key)
     if _launcher is None:
         counting.also(found.counts)

@@ -11,6 +11,7 @@ from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, ker
 from .. import SHARED
 from ..instructions import Instructions
 from ..parts import parts_text
+from .product import product_text
 from .tiling import DirectTile, DirectTiling
 
 __all__ = ["DirectPlan"]
@@ -20,7 +21,6 @@ class DirectPlan(StepPlan):
     """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
-        self._units = context.devices[0].max_compute_units if context else 1  # work groups that surely run at once
         self.tiling, self._emulate = DirectTiling(problem, DirectTile.of(config)), emulate
         self._partial = self.tiling.tile.split > 1 and not self.tiling.tile.fixup
         steps = [self._product(context)]
@@ -42,8 +42,7 @@ class DirectPlan(StepPlan):
         text = self._common(self._partial) + instructions.text(self._emulate) + kernel_text(SHARED, "sums.cl")
         text += parts_text(self.tiling, self.tiling.tile.split, self.tiling.tile.frag_m) if fixup else ""
         text += kernel_text(__package__, "split.cl.mako", depth=depth)
-        return text + kernel_text(__package__, "product.cl.mako", tiling=self.tiling, emulate=self._emulate,
-                                  at_once=self._units)  # fmt: skip
+        return text + product_text(self.tiling, self._emulate)
 
     def _written(self) -> list[str]:
         problem = self.tiling.problem

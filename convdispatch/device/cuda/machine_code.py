@@ -1,0 +1,92 @@
+"""Machine code that CUDA's driver makes of PTX, kept on disk and in plan packs: a later process only loads it.
+
+Assembling takes the driver 20 to 400 ms a program, one after the other within a process; loading what was assembled
+takes a millisecond. The driver keeps a cache of its own, but no pack holds that, and a container begins without it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+
+from ..cache import artifact_store
+from ..cuda_driver import Cuda, CudaError
+from ..startup_profile import phase
+
+__all__ = ["machine_code", "note"]
+
+_FORM = b"convdispatch machine code 1\n"
+_PTX = 1
+"""CU_JIT_INPUT_PTX."""
+_MAJOR, _MINOR = 75, 76
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
+
+
+@functools.lru_cache(maxsize=16)
+def _identity(cuda: Cuda) -> str:
+    """What machine code depends on beside its text: the driver that assembles, and the kind of device."""
+    version, found = c_int(), []
+    cuda("cuDriverGetVersion", byref(version))
+    for attribute in (_MAJOR, _MINOR):
+        value = c_int()
+        cuda("cuDeviceGetAttribute", byref(value), attribute, cuda.number)
+        found.append(value.value)
+    return f"driver {version.value}, compute capability {found[0]}.{found[1]}"
+
+
+def _key(cuda: Cuda, text: str) -> str:
+    return artifact_store.key_of("machine code", text, _identity(cuda))
+
+
+def machine_code(cuda: Cuda, text: str) -> bytes | None:
+    """The machine code of a PTX text: carried by a pack, from its file, or assembled now and kept; None where nothing
+    is kept, and where the driver does not hand it out."""
+    from ..programs.binary_cache import folder, read_file, write_file
+
+    try:
+        key = _key(cuda, text)
+    except CudaError:
+        return None
+    carried = artifact_store.find("programs", key)
+    if carried is not None:
+        return bytes(carried[0])
+    place = folder()
+    path = None if place is None else place / f"{key[:40]}.cubin"
+    if path is None and not artifact_store.gathers():
+        return None  # the driver's own cache serves
+    found = None if path is None else read_file(path, _FORM)
+    if found is None:
+        with phase("assemble"):
+            found = _assembled(cuda, text)
+        if found is not None and path is not None:
+            write_file(path, _FORM, found)
+    if found is not None:
+        code = found
+        artifact_store.note("programs", key, lambda: code)
+    return found
+
+
+def note(cuda: Cuda, text: str) -> None:
+    """Give those who gather the machine code of a text that this process loaded before."""
+    if artifact_store.gathers():
+        machine_code(cuda, text)
+
+
+def _assembled(cuda: Cuda, text: str) -> bytes | None:
+    """By the driver's linker, which alone hands out what it makes; None for a driver whose linker fails at a text that
+    its loader may take."""
+    state, content = c_void_p(), text.encode() + b"\0"
+    try:
+        with cuda.current():
+            cuda("cuLinkCreate_v2", c_uint(0), None, None, byref(state))
+            try:
+                given = ctypes.cast(c_char_p(content), c_void_p)
+                cuda("cuLinkAddData_v2", state, _PTX, given, len(content), b"convdispatch", 0, None, None)
+                code, size = c_void_p(), c_size_t()
+                cuda("cuLinkComplete", state, byref(code), byref(size))
+                return ctypes.string_at(code, size.value) if code.value and size.value else None
+            finally:
+                cuda("cuLinkDestroy", state)
+    except CudaError:
+        return None

@@ -1,0 +1,159 @@
+// conv() on PyTorch's CUDA tensors once more: the same call as before, checked piece by piece, launched without Python's
+// part. Anything that is not as it was is answered with None, and the call goes the usual way.
+#pragma once
+
+#include "operators.h"
+
+namespace launcher {
+
+// A tensor's handle for as long as its object is held: PyTorch tells the address of its implementation (`_cdata`), and a
+// handle points to such an address. `agrees` holds that beside what PyTorch says before anything rests on it.
+class Borrowed {
+ public:
+  explicit Borrowed(PyObject *tensor) {
+    static PyObject *const name = PyUnicode_InternFromString("_cdata");
+    Ref number(PyObject_GetAttr(tensor, name));
+    implementation_ = number ? PyLong_AsVoidPtr(number.get()) : nullptr;
+    if (!implementation_) PyErr_Clear();
+  }
+  explicit operator bool() const { return implementation_; }
+  AtenTensorHandle handle() { return reinterpret_cast<AtenTensorHandle>(&implementation_); }
+
+ private:
+  void *implementation_ = nullptr;
+};
+
+struct Operand {
+  PyTypeObject *kind = nullptr;
+  std::vector<int64_t> sizes;
+  uint64_t bytes = 0;
+};
+
+struct Replay {
+  Ref direction, options, shape, policy;
+  Shared program;
+  Operand operands[3];  // x, w, y
+  int written = 2;
+  int32_t dtype = 0, kind = 0, index = 0;
+  bool frozen = false;
+};
+
+inline const char *const kReplay = "convdispatch.device.native.replay";
+
+// Whether an object is a tensor as it was, without a gradient to record; then `seen` has it.
+inline bool as_before(const Replay &call, const Operand &was, PyObject *object, Seen &seen) {
+  static PyObject *const name = PyUnicode_InternFromString("requires_grad");
+  Borrowed tensor(object);
+  if (!tensor) return false;
+  seen = Seen(tensor.handle());
+  if (!seen.ok || seen.dtype != call.dtype || seen.kind != call.kind || seen.index != call.index ||
+      seen.dims != static_cast<int64_t>(was.sizes.size()) ||
+      std::memcmp(seen.sizes, was.sizes.data(), was.sizes.size() * sizeof(int64_t)) || !seen.contiguous())
+    return false;
+  Ref records(PyObject_GetAttr(object, name));
+  return records.get() == Py_False;
+}
+
+inline bool equal(PyObject *one, PyObject *other) {
+  if (one == other) return true;
+  const int same = PyObject_RichCompareBool(one, other, Py_EQ);
+  if (same < 0) PyErr_Clear();  // an array among the options
+  return same == 1;
+}
+
+// (direction, operands, options, shape) -> the result, or None
+inline PyObject *again(PyObject *capsule, PyObject *const *given, Py_ssize_t count) {
+  auto *call = static_cast<Replay *>(PyCapsule_GetPointer(capsule, kReplay));
+  if (!call) return nullptr;
+  if (count != 4 || !equal(given[0], call->direction.get()) || !equal(given[2], call->options.get()) ||
+      !equal(given[3], call->shape.get()))
+    Py_RETURN_NONE;
+  Ref policy(PyObject_CallObject(words.policy, nullptr));
+  if (policy.get() != call->policy.get()) return PyErr_Clear(), Ref::of(Py_None).release();
+  uint64_t at[3];
+  std::vector<uint64_t> addresses(5, 0);
+  PyObject *out = nullptr;
+  uint64_t all = 0;
+  for (int place = 0; place < 3; ++place) {
+    PyObject *object = PyTuple_GetItem(given[1], place);
+    const Operand &was = call->operands[place];
+    if (place == call->written && object == Py_None) continue;
+    Seen seen;
+    if (Py_TYPE(object) != was.kind || !as_before(*call, was, object, seen)) Py_RETURN_NONE;
+    if (place == call->written) out = object;
+    all |= addresses[place] = at[place] = seen.at();
+    if (!seen.address) Py_RETURN_NONE;
+  }
+  const Program &program = *call->program;
+  void *stream = nullptr;
+  if (!program.here() || driver.current_stream(call->index < 0 ? 0 : call->index, &stream)) Py_RETURN_NONE;
+  Owned made;
+  if (!out) {
+    Seen like;
+    like.dtype = call->dtype, like.kind = call->kind, like.index = call->index;
+    void *data = nullptr;
+    if (call->frozen || !program.allocate(made, like) || aoti_torch_get_data_ptr(made.get(), &data)) Py_RETURN_NONE;
+    all |= addresses[call->written] = at[call->written] = reinterpret_cast<uint64_t>(data);
+  }
+  const uint64_t begin = at[call->written], end = begin + call->operands[call->written].bytes;
+  for (int place = 0; place < 3; ++place)
+    if (place != call->written && begin < at[place] + call->operands[place].bytes && at[place] < end)
+      Py_RETURN_NONE;  // which the usual way says in words
+  if (all % kAlignment) Py_RETURN_NONE;
+  program.count(0);
+  if (!program.run(stream, addresses, call->kind, call->index)) Py_RETURN_NONE;
+  return out ? Ref::of(out).release() : tensor_of(made.get());
+}
+
+// replay(program, direction, options, shape, policy, frozen, kind, (x, w, y)): `again` for calls like this one, where None
+// stands in the place of the result, of class `kind`. Raises RuntimeError where PyTorch's objects are not what they are
+// taken for.
+inline PyObject *make_replay(PyObject *, PyObject *given) {
+  static PyMethodDef method = {"again", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(again)),
+                               METH_FASTCALL, nullptr};
+  PyObject *program, *direction, *options, *shape, *policy, *kind, *operands;
+  auto made = std::make_unique<Replay>();
+  int frozen;
+  if (!PyArg_ParseTuple(given, "OOOOOpO!O!", &program, &direction, &options, &shape, &policy, &frozen, &PyType_Type,
+                        &kind, &PyTuple_Type, &operands))
+    return nullptr;
+  Shared *shared = program_of(program);
+  if (!shared) return nullptr;
+  made->program = *shared;
+  made->frozen = frozen;
+  made->direction = Ref::of(direction), made->options = Ref::of(options);
+  made->shape = Ref::of(shape), made->policy = Ref::of(policy);
+  for (int place = 0; place < 3; ++place) {
+    PyObject *object = PyTuple_GetItem(operands, place);
+    if (object == Py_None) {
+      made->written = place;
+      continue;
+    }
+    Borrowed tensor(object);
+    Ref pointer(tensor ? PyObject_CallMethod(object, "data_ptr", nullptr) : nullptr);
+    if (!pointer) return nullptr;
+    const Seen seen(tensor.handle());
+    if (!seen.ok || seen.address != PyLong_AsVoidPtr(pointer.get())) {
+      PyErr_SetString(PyExc_RuntimeError, "a tensor's handle is another thing in this PyTorch");
+      return nullptr;
+    }
+    made->operands[place].kind = Py_TYPE(object);
+    made->operands[place].sizes.assign(seen.sizes, seen.sizes + seen.dims);
+    made->dtype = seen.dtype, made->kind = seen.kind, made->index = seen.index;
+  }
+  made->operands[made->written].kind = reinterpret_cast<PyTypeObject *>(kind);
+  made->operands[made->written].sizes = (*shared)->sizes;
+  for (Operand &operand : made->operands) {
+    Py_INCREF(reinterpret_cast<PyObject *>(operand.kind));  // for good: classes of tensors stay
+    operand.bytes = aoti_torch_dtype_element_size(made->dtype);
+    for (int64_t size : operand.sizes) operand.bytes *= static_cast<uint64_t>(size);
+  }
+  Ref capsule(PyCapsule_New(made.get(), kReplay, [](PyObject *capsule) {
+    delete static_cast<Replay *>(PyCapsule_GetPointer(capsule, kReplay));
+  }));
+  if (!capsule) return nullptr;
+  made.release();
+  return PyCFunction_New(&method, capsule.get());
+}
+
+}  // namespace launcher

@@ -1,0 +1,80 @@
+"""A search in a process of its own, beside the caller's: its compilers, locks and contexts are none of the caller's.
+
+The parent says a device, then a problem a line with what runs it now; the child answers with records. It gives way to
+other processes, and says so where the device had other work meanwhile: the incumbent's times differ among themselves,
+or from what it takes once more at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from ..api.policy import Policy, policy
+from ..api.problem import ConvProblem
+from ..api.results import Results
+from ..selection.plugins.loader import plugins
+from ..selection.records.record import LEAST_SAMPLES, choice_text
+from .child import answer, questions
+from .search import Search
+
+__all__ = ["BETTER", "MODULE", "disturbance", "worth"]
+
+MODULE = __name__
+BETTER = 1.05
+"""So many times faster than what runs now a candidate must be to replace it: times of one queue are not another's."""
+UNSTEADY = 1.5
+"""Times that the slow samples of the incumbent may take of the quick ones, on a device without other work."""
+
+
+def disturbance(results: Results, incumbent: str) -> str:
+    """What the incumbent's times say of other work on the device, in words; nothing where they are steady."""
+    for result in results:
+        timed = result.p20 and result.count >= LEAST_SAMPLES and choice_text(result.solver, result.config) == incumbent
+        if timed and result.p80 > UNSTEADY * result.p20:
+            return f"the device had other work: {result.solver} took {result.p20:.3g} to {result.p80:.3g} ms"
+    return ""
+
+
+def worth(results: Results, incumbent: str) -> list[bool]:
+    """Of each result whether it is recorded: not one that is faster than the incumbent by less than ``BETTER``."""
+    here = next((r.median_ms for r in results if choice_text(r.solver, r.config) == incumbent), None)
+    return [
+        here is None
+        or r.median_ms is None
+        or r.median_ms >= here
+        or r.median_ms * BETTER <= here
+        or choice_text(r.solver, r.config) == incumbent
+        for r in results
+    ]
+
+
+def _serve() -> None:
+    from ..device import runtime
+
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(19)
+    lines = questions()
+    device = runtime.find_device(next(lines)["device"])
+    answer({"ready": True})
+    for request in lines:
+        answer(_searched(device, **request))
+
+
+def _searched(device: Any, problem: str, incumbent: str, deterministic: bool, budget_ms: float) -> dict[str, Any]:
+    with policy(deterministic=deterministic):
+        chosen = Policy(deterministic=deterministic)
+        search = Search(ConvProblem.parse(problem), device, chosen, budget_ms=budget_ms, incumbent=incumbent)
+        results = search.run()
+        results.inconclusive = "; ".join(filter(None, (results.inconclusive, disturbance(results, incumbent))))
+        kept = Results(r for r, keep in zip(results, worth(results, incumbent)) if keep)
+        vars(kept).update(vars(results))
+        return {
+            "records": [record.to_json() for record in search.records(kept)],
+            "unsound": {solver: [plugins().fingerprint(solver), what] for solver, what in search.unsound.items()},
+        }
+
+
+if __name__ == "__main__":
+    _serve()

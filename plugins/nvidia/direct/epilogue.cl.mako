@@ -1,0 +1,97 @@
+## The sums' way out: through local memory, so that neighbours write neighbours, to the output or its parts.
+##
+## width, run         neighbouring results that leave at once, and their type
+## across, down       work items along a row of the tile, and rows that all of them take at a time
+## at_once            rows whose residuals are read before one of them is written
+## row, column        axes of the output
+##
+## A function of the program: ``width`` results, or zeros unless kept.
+<%def name="functions()">\
+// ${width} neighbouring results, or zeros unless kept. ``beside`` is what the residual holds there.
+inline void put_run(OUT_PARAMS, local const float *from, int kept, ${run} beside, OUT_INDEX at, int channel) {
+  ${run} v = kept ? (${run})(${", ".join(f"from[{i}]" for i in range(width))}) : (${run})(0);
+#if PARTIAL
+  out += PARTIAL_AT;
+#else
+  EPILOGUE(${run}, v, ${f"*(global const {run} *)(bias + channel)" if tiling.nhwc else "bias[channel]"}, beside, *(global const ${run} *)(out + at))
+#endif
+  *(global ${run} *)(out + at) = v;
+}
+#if RESIDUAL && !PARTIAL
+#define BESIDE(at) (*(global const ${run} *)(residual + (at)))
+#else
+#define BESIDE(at) ((${run})(0))
+#endif
+</%def>
+<%def name="put_pixels()">\
+% if tiling.gaps:
+      {
+        // The pixel that an output reads, and those up to the next one, which none reads.
+        const int pixel = (${"m" if tiling.nhwc else "n"}) % ${p.od * p.oh * p.ow};
+        const int z = pixel / ${p.oh * p.ow} * ${p.sd}, y = pixel / ${p.ow} % ${p.oh} * ${p.sh}, x = pixel % ${p.ow} * ${p.sw};
+        const int dz = min(${p.sd}, ${p.id} - z), dy = min(${p.sh}, ${p.ih} - y), dx = min(${p.sw}, ${p.iw} - x);
+        for (int i = 0; i < dz; ++i)
+          for (int j = 0; j < dy; ++j)
+            for (int l = 0; l < dx; ++l) {
+              const OUT_INDEX to = at + ((OUT_INDEX)(i * ${p.ih} + j) * ${p.iw} + l) * ${p.ic if tiling.nhwc else 1};
+              put_run(OUT_ARGS, from, (i | j | l) == 0, BESIDE(to), to, channel);
+            }
+      }
+% else:
+      put_run(OUT_ARGS, from, 1, BESIDE(at), at, channel);
+% endif
+</%def>
+## Sums of column fragment j, ``first`` fragments into ``name``, to the lines of ``row``.
+<%def name="stage(name, first, row)">\
+      local float *to = staging + (${row}) * ${pitch_out} + column0 + j * 8 + lane % 4 * 2;
+      const int at = (${first} + j) * 4;
+      *(local float2 *)to = (float2)(${name}[at], ${name}[at + 1]);
+      *(local float2 *)(to + ${8 * pitch_out}) = (float2)(${name}[at + 2], ${name}[at + 3]);
+</%def>
+<%def name="place_of(m)">\
+      const int m = ${m}, channel = group * ${(p.channels_out if tiling.data else p.oc) // p.g} + ${"n" if tiling.nhwc else "m"};
+      const OUT_INDEX at = at_n + ${row.at("m").replace("INDEX", "OUT_INDEX")};
+</%def>
+## ``rows`` lines of local memory, of which line r is the tile's row ``m``, to memory.
+<%def name="leave(rows, m)">\
+  for (int c = tid % ${across} * ${width}; c < ${t.bn} && n0 + c < ${tiling.n}; c += ${across * width}) {
+    const int n = n0 + c;
+    const OUT_INDEX at_n = ${f"(OUT_INDEX)part * {tiling.partial_elements} + " if t.split > 1 and not t.fixup else ""}(OUT_INDEX)group * ${tiling.target.group} + ${column.at("n").replace("INDEX", "OUT_INDEX")};
+% if at_once > 1:
+    // Residuals of ${at_once} rows are read before one of them is written: else each would wait for the one before.
+    for (int first = tid / ${across}; first < ${rows}; first += ${at_once * down}) {
+      ${run} beside[${at_once}];
+${unroll}
+      for (int u = 0; u < ${at_once}; ++u) {
+        const int r = min(first + u * ${down}, ${rows} - 1);
+${place_of(m)}\
+        beside[u] = BESIDE(m < ${tiling.m} ? at : 0);
+      }
+${unroll}
+      for (int u = 0; u < ${at_once}; ++u) {
+        const int r = first + u * ${down};
+        if (r >= ${rows}) continue;
+${place_of(m)}\
+        if (m < ${tiling.m}) put_run(OUT_ARGS, staging + r * ${pitch_out} + c, 1, beside[u], at, channel);
+      }
+    }
+% else:
+    for (int r = tid / ${across}; r < ${rows} && ${m} < ${tiling.m}; r += ${down}) {
+${place_of(m)}\
+      local const float *from = staging + r * ${pitch_out} + c;
+${put_pixels()}\
+    }
+% endif
+  }
+</%def>
+<%def name="write()">\
+  barrier(CLK_LOCAL_MEM_FENCE);
+${unroll}
+  for (int i = 0; i < ${t.frag_m}; ++i)
+${unroll}
+    for (int j = 0; j < ${t.frag_n}; ++j) {
+${stage("sum", f"i * {t.frag_n}", "row0 + i * 16")}\
+    }
+  barrier(CLK_LOCAL_MEM_FENCE);
+${leave(t.bm, "m0 + r")}\
+</%def>

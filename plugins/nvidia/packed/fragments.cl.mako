@@ -1,0 +1,20 @@
+## Where the warp's, or the group of warps', fragments lie: of the slices in local memory, and of the tile of sums. A part of
+## ``product.cl.mako``.
+% if wgmma:
+  const int wg = warp / 4, wg_m = wg % ${t.wm}, wg_n = wg / ${t.wm};
+  const int row0 = wg_m * 64 + warp % 4 * 16 + lane / 4, column0 = wg_n * ${t.bn // t.wn} + lane % 4 * 2;
+% if data:
+  const uint a_from = wg_m * ${64 * rowb}, b_from = ${b_const} + wg_n * ${t.bn // t.wn * (t.bk * 2 if tiling.transposed_weights else rowb)};
+% else:
+  const uint a_from = wg_m * ${t.bk * 128}, b_from = ${planes * a_bytes} + wg_n * ${t.bn // t.wn // 64 * t.bk * 128};
+% endif
+% else:
+  const int w_m = warp % ${t.wm}, w_n = warp / ${t.wm};
+  const int row0 = w_m * ${t.bm // t.wm} + lane / 4, column0 = w_n * ${t.bn // t.wn} + lane % 4 * 2;
+% if data:
+  const uint a_row = (w_m * ${t.bm // t.wm} + lane % 16) * ${rowb}, b_row = (w_n * ${t.bn // t.wn} + lane / 16 * 8 + lane % 8) * ${rowb};
+% else:
+  const uint a_row = (lane / 16 * 8 + lane % 8) * 128, a_chunk = w_m * ${t.bm // t.wm // 8} + lane / 8 % 2;
+  const uint b_row = (lane / 8 % 2 * 8 + lane % 8) * 128, b_chunk = w_n * ${t.bn // t.wn // 8} + lane / 16;
+% endif
+% endif
