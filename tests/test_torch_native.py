@@ -16,8 +16,8 @@ import convdispatch.torch as ct  # noqa: E402
 from convdispatch import policy  # noqa: E402
 from convdispatch.device.native import build, loading  # noqa: E402
 from convdispatch.tools import doctor  # noqa: E402
-from convdispatch.torch.weights import _seen  # noqa: E402
 from convdispatch.torch.dispatch import engine, native  # noqa: E402
+from convdispatch.torch.weights import _seen  # noqa: E402
 
 F = torch.nn.functional
 # in, out, kernel, and the operator's arguments
