@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 
+import convdispatch_winograd
 import numpy as np
 import pyopencl as cl
 import pytest
-from convdispatch_winograd.cpu import solvers as cpu_solvers
-from convdispatch_winograd.gpu import gpu_solvers
 from plans import SMALL
 
 from convdispatch import ConvProblem
@@ -19,7 +18,7 @@ from convdispatch.measurement import reference
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 
-SOLVERS = {solver.name: solver for solver in (*cpu_solvers(), *gpu_solvers())}
+SOLVERS = {each.name: each.solver for each in convdispatch_winograd.convdispatch_solvers()}
 LINES = {3: "mb8ic16ih24iw24oc16kh3ph1", 5: "mb8ic16ih24iw24oc16kh5ph2", 7: "mb8ic16ih24iw24oc16kh7ph3"}
 
 
