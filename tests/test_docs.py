@@ -186,6 +186,9 @@ def test_a_recorded_table_is_checked(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=words):
             results.read(file)
     assert results.parse_table(["head", "| a | b |", "|---|---|", "| 1 | 2 |"]) == (["a", "b"], [["1", "2"]])
+    lines = '{"row": "x", "ms": {"ours": 1.23456}}\nwords\n{"row": "failed"}\n'
+    assert results.parse_objects(lines, ["row", "ms.ours"]) == (["row", "ms.ours"], [["x", "1.235"]])
+    assert results.parse_objects('[{"a": 1}, {"a": 2}]', ["a"])[1] == [["1"], ["2"]]
 
 
 def test_a_script_records_its_table(tmp_path, monkeypatch):
@@ -251,7 +254,19 @@ def test_the_table_of_new_things_is_true():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     table = text.partition("## Where a new thing goes")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:4] for line in table.splitlines() if line.startswith("| ") and "goes to" not in line]
-    assert [row[0].strip() for row in rows] == ["solver", "refusal", "dialect", "peer", "array type", "queue kind"]
+    assert [row[0].strip() for row in rows] == [
+        "solver",
+        "solver for depthwise layers",
+        "activation",
+        "ONNX operator",
+        "framework",
+        "device kind",
+        "refusal",
+        "dialect",
+        "peer",
+        "array type",
+        "queue kind",
+    ]
     for path in re.findall(r"`((?:convdispatch|plugins)/[\w/.]*)`", table):
         assert (ROOT / path).exists() or "NAME" in path, path
     for name, path in [
