@@ -49,14 +49,28 @@ class FusedModel(fx.GraphModule):
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """By a form where the call is plain inference on the CPU, else by ``forward``, layer by layer."""
-        if not torch.compiler.is_compiling() and not named:
+        if torch.compiler.is_compiling():
+            return super().__call__(*inputs, **named)
+        arguments = self.meta.get("arguments")
+        if arguments is not None and (named or len(inputs) > 1):
+            given = arguments.others(inputs, named)
+            if given is not None:
+                required, other = given
+                if other:
+                    return arguments(self, required, other)
+                inputs, named = tuple(required.values()), {}
+        if not named:
             form = self.forms.find(inputs)
             if form is not None:
                 return form(*inputs)
         return super().__call__(*inputs, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _revived, (*super().__reduce__(), self.meta)
+        # The class of the model from before, by which other arguments are traced, may not be there where it is read.
+        return _revived, (
+            *super().__reduce__(),
+            {name: each for name, each in self.meta.items() if name != "arguments"},
+        )
 
 
 def _revived(function: Callable[..., Any], arguments: tuple[Any, ...], meta: dict[str, Any]) -> FusedModel:
