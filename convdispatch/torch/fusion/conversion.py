@@ -70,7 +70,8 @@ def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
     are folded into the weights of the convolution before them (in float64), and a convolution takes in the sum with
     another tensor and the activation that follow it, where nobody else reads what lies between: ReLU, ReLU6, Hardtanh,
     LeakyReLU, ELU, Sigmoid, SiLU and Tanh. The fused weights do not learn. What
-    ``torch.fx`` cannot trace is left as it is, its children are tried one by one, and ``fusion(model)`` says so.
+    ``torch.fx`` cannot trace is left as it is, its children are tried one by one, and ``fusion(model)`` says so. An
+    exported program (``torch.export``), or its module, may be given too; one that PT2E quantized runs in integers.
 
     On the CPU, outside of compilers and where nothing asks for gradients, a fused model runs as one inference form for
     each set of input shapes, made at its first call: see ``docs/use/pytorch.md``.
@@ -87,9 +88,16 @@ def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
     return model
 
 
-def _fused_model(model: nn.Module) -> nn.Module:
+def _fused_model(model: Any) -> nn.Module:
+    if isinstance(model, torch.export.ExportedProgram):
+        model = model.module()
     if not isinstance(model, nn.Module):
-        raise InvalidArgument(f"convert takes a torch.nn.Module, got {type(model).__name__}")
+        raise InvalidArgument(
+            f"convert takes a torch.nn.Module, or with fuse=True an ExportedProgram, got {type(model).__name__}"
+        )
+    if _is_exported(model):
+        with torch.inference_mode(False), torch.no_grad():
+            return _of_exported(copy.deepcopy(model))
     if model.training:
         raise InvalidArgument(
             "convert(fuse=True) takes a model in eval mode, for batch norms to be folded: call model.eval() first, or "
@@ -100,6 +108,26 @@ def _fused_model(model: nn.Module) -> nn.Module:
     if not any(isinstance(each, FusedModel) for each in made.modules()):
         why = "; ".join(f"{name or 'the model'}: {each}" for name, each in fusion(made).left.items())
         warnings.warn(f"nothing of the model could be fused. {why}", ConvDispatchWarning, stacklevel=3)
+    return made
+
+
+def _is_exported(model: nn.Module) -> bool:
+    """Whether a graph's operators are aten's own: they say themselves what is done as in training."""
+    return isinstance(model, fx.GraphModule) and any(
+        isinstance(node.target, torch._ops.OpOverload) for node in model.graph.nodes
+    )
+
+
+def _of_exported(model: Any) -> FusedModel:
+    """A graph of aten's operators as it is: forms fuse what they find in it."""
+    for node in list(model.graph.nodes):
+        if node.op == "call_module" and node.target == "_guards_fn":  # a form is made for each set of shapes
+            model.graph.erase_node(node)
+    made = FusedModel(model, model.graph, type(model).__name__)
+    for each in made.modules():
+        each.training = False
+    convolutions = [node.name for node in made.graph.nodes if "aten.conv" in str(node.target)]
+    made.meta["fused"] = [(name,) for name in convolutions]
     return made
 
 
