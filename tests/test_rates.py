@@ -103,6 +103,24 @@ def test_the_command_says_what_was_and_what_is(device):
     assert "measured before" in CliRunner().invoke(main, ["calibrate"]).output
 
 
+@pytest.mark.parametrize(
+    ("vendor", "arch", "units", "flops", "bandwidth"),
+    [
+        ("nvidia", "sm_90", 132, 65e12, 4.25e12),
+        ("nvidia", "sm_80", 108, 19e12, 1.8e12),
+        ("nvidia", "sm_86", 84, 53e12, 0.58e12),
+        ("amd", "gfx942", 304, 79e12, 4.7e12),
+        ("amd", "gfx1100", 96, 30e12, 0.84e12),
+        ("intel", "xe", 512, 17e12, 0.49e12),
+        ("odd", "odd", 132, 65e12, 4.25e12),
+    ],
+)
+def test_estimates_are_of_the_devices_kind(vendor, arch, units, flops, bandwidth):
+    found = estimate(DeviceInfo("a GPU", vendor, "gpu", arch, compute_units=units))
+    assert found.flops == pytest.approx(flops, rel=0.05)
+    assert found.bandwidth == pytest.approx(bandwidth, rel=0.05)
+
+
 class Stand:
     """A child that is never started."""
 

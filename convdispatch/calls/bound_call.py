@@ -139,6 +139,8 @@ class Call:
         if self._pointers and not self.empty:
             alone = current_policy().tune is None and prefers_one_thread(self.prepared)
             self.ask = host_queue(commands.device if alone else None, alone)
+        self.queue_launches: Any = None
+        """What the short way launches on a queue, once it has run."""
         self.fast_path = self._make_fast_path(operands)
         self.key: Any = None
         self.replay: Any = None
