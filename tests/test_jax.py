@@ -16,7 +16,7 @@ from jax import lax  # noqa: E402
 import convdispatch.jax as cj  # noqa: E402
 from convdispatch import ConvProblem  # noqa: E402
 from convdispatch.api import InvalidArgument  # noqa: E402
-from convdispatch.jax import calls, host_call  # noqa: E402
+from convdispatch.jax import calls, ffi, host_call  # noqa: E402
 from convdispatch.jax.geometry import Left  # noqa: E402
 
 try:
@@ -284,6 +284,17 @@ def test_an_error_in_a_call_is_told(monkeypatch):
 
     monkeypatch.setattr(host_call.HostCall, "__call__", fail)
     with pytest.raises(Exception, match="convdispatch: RuntimeError: no such thing"):
+        jax.block_until_ready(run(x, w))
+
+
+def test_what_xla_refuses_a_handler_is_told(monkeypatch):
+    """A CPU has no stream: the error that XLA makes is read and given back."""
+    run = jax.jit(lambda x, w: cj.conv_general_dilated(x, w, (1, 1), "SAME"))
+    x, w = normal(1, 3, 9, 9), normal(2, 3, 3, 3)
+    run(x, w)
+    asked = ffi.Frame.__init__
+    monkeypatch.setattr(ffi.Frame, "__init__", lambda self, frame: asked(self, frame) or self.stream)
+    with pytest.raises(Exception, match="convdispatch: MemoryError: XLA refused stream_get: .*GPU"):
         jax.block_until_ready(run(x, w))
 
 
