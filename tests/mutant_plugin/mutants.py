@@ -133,12 +133,14 @@ MUTANTS = {
     "kernel_turned": ("c % icg, a, b)", "c % icg, a, kw - 1 - b)", "bwd_data", lambda p: _dense(p) and _plain(p, 5, 1)),
     "dilations_of_groups_swapped": ("ph + a * dh, v = q * sw - pw + b * dw", "ph + a * dw, v = q * sw - pw + b * dh",
         "fwd", lambda p: _grouped(p) and p.kh == p.kw == 3 and p.sh == p.sw == 1 and p.layout == "nchw"),
-    "sixty_fifth_image_lost": ("x[XAT(n, (first", "x[XAT((n % 64), (first", "fwd", lambda p: _dense(p) and _plain(p, 3, 1)),
+    "sixty_fifth_image_lost": ("x[XAT(n, (first", "x[XAT((n % 64), (first", "fwd",
+        lambda p: _dense(p) and _plain(p, 3, 1)),
     "ninety_seventh_column_lost": ("v < iw) sum += w", "v < min(iw, 96)) sum += w", "fwd",
         lambda p: _depthwise(p) and p.layout == "nchw"),
-    "bias_added_twice": ("sum += add[channel];", "sum += residual && accumulate ? 2 * add[channel] : add[channel];", "fwd",
-        _grouped),
-    "zero_taps_skipped": ("sum += w[WAT(o, c, a, b)] * x", "sum += w[WAT(o, c, a, b)] == 0 ? 0 : w[WAT(o, c, a, b)] * x",
+    "bias_added_twice": ("sum += add[channel];", "sum += residual && accumulate ? 2 * add[channel] : add[channel];",
+        "fwd", _grouped),
+    "zero_taps_skipped": (
+        "sum += w[WAT(o, c, a, b)] * x", "sum += w[WAT(o, c, a, b)] == 0 ? 0 : w[WAT(o, c, a, b)] * x",
         "fwd", lambda p: _dense(p) and _plain(p, 3, 1)),
     "nan_taken_for_zero": ("sum += w[WAT((first + o), c % icg, a, b)] * y[YAT(n, (first + o), p / sh, q / sw)];",
         "{ float t = y[YAT(n, (first + o), p / sh, q / sw)];"
@@ -153,8 +155,10 @@ UNSEEN = {
     "stride_at_most_2": ("p * sh - ph", "p * min(sh, 2) - ph", "fwd", lambda p: _dense(p) and p.layout == "nhwc"),
     "dilation_at_most_2": ("b * dw;", "b * min(dw, 2);", "fwd", _multiplier),
     "pad_of_the_layout": ("h + ph - a", "h + (nhwc ? pw : ph) - a", "bwd_data", _grouped),
-    "pad_of_stride_2": ("p * sh - ph + a * dh, v = q * sw - pw + b * dw;\n        if (h >= 0 && h < ih && v >= 0 && v < iw) sum += x",
-        "p * sh - (sh == 2 ? pw : ph) + a * dh, v = q * sw - pw + b * dw;\n        if (h >= 0 && h < ih && v >= 0 && v < iw) sum += x",
+    "pad_of_stride_2": (
+        "p * sh - ph + a * dh, v = q * sw - pw + b * dw;\n        if (h >= 0 && h < ih && v >= 0 && v < iw) sum += x",
+        "p * sh - (sh == 2 ? pw : ph) + a * dh, v = q * sw - pw + b * dw;\n"
+        "        if (h >= 0 && h < ih && v >= 0 && v < iw) sum += x",
         "bwd_weights", _dense),
     "seventeenth_channel_lost": ("c < icg", "c < min(icg, 16)", "fwd", _grouped),
     "filters_wrap_at_16": ("w[WAT(o, c, a, b)] * x", "w[WAT((o % 16), c, a, b)] * x", "fwd",
@@ -165,12 +169,13 @@ UNSEEN = {
         "sum += rest[at];\n  if (relu) sum = sum < (rest[at] < 0 ? rest[at] : 0.0f) ? 0.0f : sum;", "fwd",
         lambda p: _depthwise(p) and p.layout == "nhwc"),
     "beta_of_2": ("t[at] + sum", "2 * t[at] + sum", "bwd_data", _dense),
-    "row_lost_under_a_wide_pad": ("h < ih && v >= 0 && v < iw) sum += w", "h < ih - (ph > 1) && v >= 0 && v < iw) sum += w",
+    "row_lost_under_a_wide_pad": (
+        "h < ih && v >= 0 && v < iw) sum += w", "h < ih - (ph > 1) && v >= 0 && v < iw) sum += w",
         "fwd", lambda p: _dense(p) and _plain(p, 5)),
     "two_images_channels_last": ("n < mb", "n < (nhwc ? min(mb, 2) : mb)", "bwd_weights", _grouped),
     "stride_3_s_rest": ("p % sh == 0", "(sh == 3 || p % sh == 0)", "bwd_data", _multiplier),
-    "last_group_is_the_first": ("first = o / ocg * icg", "first = (g > 2 && o / ocg == g - 1) ? 0 : o / ocg * icg", "fwd",
-        _grouped),
+    "last_group_is_the_first": (
+        "first = o / ocg * icg", "first = (g > 2 && o / ocg == g - 1) ? 0 : o / ocg * icg", "fwd", _grouped),
     "bf16_sums": ("YAT(n, o, p, q), sum, o", "YAT(n, o, p, q), as_float(as_int(sum) & 0xffff0000), o", "fwd",
         lambda p: _dense(p) and _plain(p, 1)),
     "infinity_is_the_largest": ("YAT(n, o, p, q), sum, o", "YAT(n, o, p, q), clamp(sum, -3e38f, 3e38f), o", "fwd",
