@@ -3,8 +3,8 @@
     python bench/fuzz_files.py --minutes 10                # each reader
     python bench/fuzz_files.py --minutes 10 --reader registry --seed 7
 
-Whatever comes of a file is a value, a warning of this package or one of its errors, in at most half a minute on a busy machine: anything
-else is printed with the reader, the seed and the bytes, and the exit status is 1.
+Whatever comes of a file is a value, a warning of this package or one of its errors, in at most half a minute on a busy
+machine: anything else is printed with the reader, the seed and the bytes, and the exit status is 1.
 """
 
 from __future__ import annotations

@@ -164,7 +164,8 @@ UNSEEN = {
     "filters_wrap_at_16": ("w[WAT(o, c, a, b)] * x", "w[WAT((o % 16), c, a, b)] * x", "fwd",
         lambda p: _dense(p) and _plain(p, 3, 2)),
     "odd_filter_lost": ("o < ocg", "o < (ocg > 2 ? ocg / 2 * 2 : ocg)", "bwd_data", _grouped),
-    "bias_of_the_image": ("sum, o, add, rest", "sum, (n % oc), add, rest", "fwd", lambda p: _depthwise(p) and p.bias),
+    "bias_of_the_image": ("sum, o, add, rest", "sum, (mb > 1 ? 0 : o), add, rest", "fwd",
+        lambda p: _depthwise(p) and p.bias),
     "residual_after_relu_channels_last": ("sum += rest[at];\n  if (relu) sum = sum < 0.0f ? 0.0f : sum;",
         "sum += rest[at];\n  if (relu) sum = sum < (rest[at] < 0 ? rest[at] : 0.0f) ? 0.0f : sum;", "fwd",
         lambda p: _depthwise(p) and p.layout == "nhwc"),
@@ -180,7 +181,7 @@ UNSEEN = {
         lambda p: _dense(p) and _plain(p, 1)),
     "infinity_is_the_largest": ("YAT(n, o, p, q), sum, o", "YAT(n, o, p, q), clamp(sum, -3e38f, 3e38f), o", "fwd",
         lambda p: _dense(p) and _plain(p, 3)),
-    "residual_of_pairs": ("rest[at]", "rest[nhwc ? at / 2 * 2 : at]", "fwd", _dense),
+    "residual_of_pairs": ("rest[at]", "rest[relu ? at / 2 * 2 : at]", "fwd", _dense),
     "row_lost_beside_a_pad": ("p < oh", "p < max(1, oh - (ph > 0))", "bwd_weights", _depthwise),
     "three_taps_of_wide_images": ("b < kw", "b < (iw > 64 ? min(kw, 3) : kw)", "fwd", _dense),
 }  # fmt: skip
