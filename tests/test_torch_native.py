@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -15,6 +17,7 @@ from convdispatch import policy  # noqa: E402
 from convdispatch.device.native import build, loading  # noqa: E402
 from convdispatch.tools import doctor  # noqa: E402
 from convdispatch.torch.dispatch import engine, native  # noqa: E402
+from convdispatch.torch.weights import _seen  # noqa: E402
 
 F = torch.nn.functional
 # in, out, kernel, and the operator's arguments
@@ -249,6 +252,47 @@ def test_constant_weights_in_inference_mode(stand_in, monkeypatch):  # noqa: F81
         for _ in range(3):
             close(other(x), wanted)
             close(layer(x), exact())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_nothing_holds_a_calls_tensors(path, mode):
+    for _ in range(3):
+        given = operands(*SHAPES["3x3"][:2])
+        with mode():
+            got = F.conv2d(*given, padding=1)
+        if mode is torch.no_grad:
+            wanted = F.conv2d(*given, padding=1)
+            gradients = torch.autograd.grad(wanted.sum(), given)
+            held = [weakref.ref(each) for each in (*given, got, wanted, *gradients)]
+            del wanted, gradients
+        else:
+            held = [weakref.ref(each) for each in (*given, got)]
+        del given, got
+        gc.collect()
+        assert [each() for each in held] == [None] * len(held)
+
+
+def test_packed_weights_go_with_their_layer(stand_in):  # noqa: F811
+    layer, x = torch.nn.Conv2d(8, 16, 3, padding=1).requires_grad_(False), torch.randn(2, 8, 9, 8)
+    with ct.enable(), torch.inference_mode():
+        for _ in range(3):
+            layer(x)
+        packed = weakref.ref(_seen[id(layer.weight)].packed)
+        assert packed() is not None
+        del layer
+        gc.collect()
+        assert packed() is None
+
+
+def test_tracing_records_pytorchs_operators(stand_in):  # noqa: F811
+    layer, x = torch.nn.Conv2d(8, 16, 3, padding=1), torch.randn(2, 8, 9, 8)
+    with ct.enable(), torch.no_grad():
+        layer(x)
+        layer(x)
+        stand_in.launched.clear()
+        traced = torch.jit.trace(layer, (x,), check_trace=False)
+        assert not stand_in.launched
+        assert "aten::_convolution" in str(traced.graph)
 
 
 def test_several_threads(stand_in):  # noqa: F811
