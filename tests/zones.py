@@ -102,6 +102,7 @@ ZONES = {
     "nets": """
         hostile_nets
         inference*
+        jax*
         models*
         nn
         nn_*

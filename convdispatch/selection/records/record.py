@@ -26,12 +26,14 @@ __all__ = [
     "device_key",
     "is_device_key",
     "now",
+    "older_key",
     "stale",
 ]
 
 LEAST_SAMPLES = 6
 """Samples below which there is no interval of 95 %."""
 _LONGEST_KEY, _LONGEST_TEXT = 120, 10_000
+_PROCESSOR = re.compile(r"-f\d+m\d+(?:-[a-z0-9-]*)?$")
 SCHEMA = 1
 """Raised when an older convdispatch could misread a record; newer ones keep reading the older."""
 
@@ -58,13 +60,23 @@ class Provenance:
 
 
 def device_key(device: DeviceInfo) -> str:
-    """The name of a device's folder: vendor, architecture, name and compute units, without the driver.
+    """The name of a device's folder: vendor, architecture, name, compute units and processor, without the driver.
 
     Two devices of one key run one choice alike. The driver stands in each record instead: an upgrade must not make
     the database forget, only doubt.
     """
     words = f"{device.vendor}-{device.arch}-{device.name}-{device.compute_units}cu".lower()
-    return re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:_LONGEST_KEY]
+    name = re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:_LONGEST_KEY]
+    if not device.processor:
+        return name
+    own = re.sub(r"[^a-z0-9]+", "-", device.processor.lower()).strip("-")
+    return f"{name[: _LONGEST_KEY - len(own) - 1]}-{own}"
+
+
+def older_key(key: str) -> str | None:
+    """The key that the device had while keys named no processor; None for one that names none."""
+    found = _PROCESSOR.search(key)
+    return key[: found.start()] if found else None
 
 
 def now() -> str:
