@@ -294,7 +294,7 @@ def test_what_xla_refuses_a_handler_is_told(monkeypatch):
     run(x, w)
     asked = ffi.Frame.__init__
     monkeypatch.setattr(ffi.Frame, "__init__", lambda self, frame: asked(self, frame) or self.stream)
-    with pytest.raises(Exception, match="convdispatch: MemoryError: XLA refused stream_get: .*GPU"):
+    with pytest.raises(Exception, match=r"convdispatch: MemoryError: XLA refused stream_get: .*GPU"):
         jax.block_until_ready(run(x, w))
 
 
