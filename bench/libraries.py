@@ -212,7 +212,7 @@ def told(row: dict[str, Any]) -> str:
         return f"{head} {row['failed']}"
     ms, train = row["ms"], row.get("train_ms", {})
     parts = [f"{side} {ms['plain'] / ms[side]:.2f}" for side in ms if side != "plain"]
-    parts += [f"step {train['plain'] / train['enable']:.2f}"] * ("enable" in train)
+    parts += [f"step {train['plain'] / train['enable']:.2f}"] if "enable" in train else []
     errors = [row.get(key) for key in ("error_plain", "error", "error_fused", "train_error")]
     shown = " ".join("-" if each is None else f"{each:.0e}" for each in errors)
     left, ours = (row["counters"][key] for key in ("left", "ours"))
@@ -278,9 +278,9 @@ def main() -> None:
             if given.only not in name or ((library, name, given.device) in latest and not given.again):
                 continue
             row = {"library": library, "model": name, "device": given.device} | run(library, name, given)
-            print(told(row), flush=True)
             with given.rows.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
+            print(told(row), flush=True)
 
 
 if __name__ == "__main__":
