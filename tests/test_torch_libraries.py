@@ -65,6 +65,37 @@ def test_parametrized_weights_are_read_anew(parametrize):
     none_left()
 
 
+class Updating(nn.Module):
+    """As RAFT: the model reads a number of its part, which torch.fx traces, and decides by it."""
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.sizes, self.kept = nn.Conv2d(3, 4, 3), (4, 4), [1]
+
+        def forward(self, x):
+            return torch.relu(self.conv(x))
+
+    def __init__(self):
+        super().__init__()
+        self.part = self.Part()
+
+    def forward(self, x):
+        return self.part(x) if x.sum() < 1e9 and self.part.sizes[0] == 4 else x
+
+
+def test_numbers_of_a_part_stay_when_it_is_fused():
+    torch.manual_seed(0)
+    net, x = Updating().eval(), normal(1, 3, 5, 5)
+    fused = ct.convert(net, fuse=True)
+    assert not isinstance(fused.part, Updating.Part)
+    for each in (fused, copy.deepcopy(fused)):
+        with torch.no_grad():
+            close(each(x), net(x))
+        with pytest.raises(AttributeError, match="kept"):
+            _ = each.part.kept  # lists may change: they would be two
+
+
 def test_checkpointing():
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Conv2d(3, 6, 3), nn.GELU(), nn.Conv2d(6, 6, 3, groups=2)), normal(2, 3, 9, 9)

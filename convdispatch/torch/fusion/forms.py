@@ -45,6 +45,16 @@ class FusedModel(fx.GraphModule):
             found = self.__dict__["_forms"] = Forms(self)
         return found  # type: ignore[no-any-return]
 
+    def __getattr__(self, name: str) -> Any:
+        """What a module has, then the numbers and texts of the model that was fused."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            attributes = self.__dict__.get("meta", {}).get("attributes", {})
+            if name not in attributes:
+                raise
+            return attributes[name]
+
     def recompile(self) -> Any:
         """As GraphModule's; forms of the old graph go."""
         self.__dict__.pop("_forms", None)
