@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pyopencl as cl
-from convdispatch_fft.gpu import Spectra
 from convdispatch_fft.gpu.plan import Layout
+from convdispatch_fft.gpu.solver import Spectra
 from gpu import Ours, passes, registers, torch_ms
 from h200 import SHORT
 

@@ -72,9 +72,11 @@ def best(ours: Ours, problem: ConvProblem, candidates: list, tries: int, seconds
             built = time.perf_counter() - start
             ms = ours.time(plan, seconds=seconds)
         except Exception as error:
-            print("failed", solver.name, problem, config, str(error)[:200], flush=True)
+            print("failed", type(solver).__name__, problem, config, str(error)[:200], flush=True)
             continue
-        rows.append({"solver": solver.name, "place": place, "config": dict(config), "ms": ms, "build_s": built})
+        rows.append(
+            {"solver": type(solver).__name__, "place": place, "config": dict(config), "ms": ms, "build_s": built}
+        )
     return sorted(rows, key=lambda row: row["ms"])
 
 
@@ -183,8 +185,8 @@ def compare(
 @click.option("--registers/--no-registers", "ask", default=True, help="Ask the compiler for registers and spills.")
 def explore(problems, tiles, splits, walk, orders, top, limit, seconds, ask) -> None:
     """Times many configurations of the tiled solver on some problems."""
-    from convdispatch_implicitgemm.gpu import Tiled
     from convdispatch_implicitgemm.gpu.product import Product
+    from convdispatch_implicitgemm.gpu.solver import Tiled
     from convdispatch_implicitgemm.gpu.tile import Tile
 
     ours, solver, everything = Ours(), Tiled(), []

@@ -153,11 +153,12 @@ def nets(names: str, rounds: int) -> None:
 
 @main.command()
 @click.option("--names", default="resnet18")
+@click.option("--forms", default="train tf32,train amp")
 @click.option("--rounds", default=5)
-def steps(names: str, rounds: int) -> None:
+def steps(names: str, forms: str, rounds: int) -> None:
     """Training steps at batch 32 and 224 by 224, eager: TF32 and autocast."""
     for name in names.split(","):
-        for form in ("train tf32", "train amp"):
+        for form in forms.split(","):
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
             torch.backends.cudnn.benchmark = True
             _, run = net(name, form.replace("tf32", "fp32"), 32, 224)

@@ -4,6 +4,7 @@
     python bench/results.py                                       # write all pages
     python bench/results.py --check                               # fail if a page is not what its data say
     python bench/results.py record NAME --title "Errors" --machine h200 --date 2026-11-25 --command "..." < table.md
+    python bench/torch_models.py --rows cpu-1 | python bench/results.py record ... --columns row,ours_ms,torch_ms
 
 A file holds ``title``, ``intro`` and ``tables``, or is one table itself. A table has ``title``, ``machine`` (a key of
 ``machines.json`` or text), ``date``, ``command``, ``columns``, ``rows``, and ``note`` if a reader needs one. Recording
@@ -114,6 +115,22 @@ def parse_table(lines: list[str]) -> tuple[list[str], list[list[str]]]:
     return cells[0], cells[2:]
 
 
+def parse_objects(text: str, columns: list[str]) -> tuple[list[str], list[list[str]]]:
+    """The same of JSON objects, one a line or in a list: ``a.b`` is b of a. Rows that lack a column are left out."""
+
+    def cell(row: Any, path: str) -> str:
+        for key in path.split("."):
+            row = row.get(key, "") if isinstance(row, dict) else ""
+        return f"{row:.4g}" if isinstance(row, float) else str(row)
+
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in lines]
+    table = [[cell(row, path) for path in columns] for row in rows]
+    if not (full := [row for row in table if all(row)]):
+        raise ValueError(f"no JSON object on standard input has {', '.join(columns)}")
+    return columns, full
+
+
 def store(name: str, table: dict[str, Any]) -> None:
     """Put a table into a data file, in the place of one of the same title, and write the pages."""
     path = DATA / f"{name}.json"
@@ -163,7 +180,9 @@ def keep_table(table: rich.table.Table) -> None:
 
 
 def record(arguments: argparse.Namespace) -> None:
-    columns, rows = parse_table(sys.stdin.readlines())
+    text = sys.stdin.read()
+    named = arguments.columns.split(",")
+    columns, rows = parse_objects(text, named) if arguments.columns else parse_table(text.splitlines())
     table = {key: getattr(arguments, key) for key in ("title", "machine", "date", "command")}
     store(
         arguments.name,
@@ -184,11 +203,12 @@ def write(check: bool = False) -> list[Path]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not what its data say")
-    recording = parser.add_subparsers(dest="what").add_parser("record", help="add a Markdown table from standard input")
+    recording = parser.add_subparsers(dest="what").add_parser("record", help="add a table from standard input")
     recording.add_argument("name", help="the data file's name, without .json")
     for name in ("title", "machine", "date", "command"):
         recording.add_argument(f"--{name}", required=True)
     recording.add_argument("--note", default="")
+    recording.add_argument("--columns", default="", help="of JSON objects on standard input, with commas")
     arguments = parser.parse_args()
     if arguments.what:
         record(arguments)

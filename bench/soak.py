@@ -4,6 +4,10 @@
     python bench/soak.py --minutes 60 --device pocl --seed 7
     python bench/soak.py --minutes 10 --jobs 14 --device nvidia   # fourteen processes on one device, seeds 0 to 13
     python bench/soak.py --problem fwd_f32_mb1ic3ih8iw8oc4kh3kw3   # one problem again, as a failure names it
+    python bench/soak.py --minutes 30 --problems 100000 --state soak.json   # pieces, until all are done
+
+Each problem follows from the seed and its number alone, so a run that ended, or was killed, goes on behind the last
+number in its state.
 
 Ranks, groups, strides, dilations, paddings by side, dtypes, layouts, ``math``, epilogues and directions are drawn at
 random, as are NumPy or device arrays, and whole numbers (exact where the solver claims it) or normal ones. The output
@@ -65,6 +69,24 @@ class Count:
     solvers: dict[str, int] = dataclasses.field(default_factory=dict)
     worst: dict[str, float] = dataclasses.field(default_factory=dict)
     """By solver: the largest error as a share of what is allowed, on normal data."""
+    drawn: int = 0
+    """Problems that were drawn, also those that no solver of the name took: where the next piece goes on."""
+    pieces: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """Of each process: its seconds, problems, and what it held a minute, ``[minute, MiB, descriptors, threads]``."""
+
+    @classmethod
+    def resumed(cls, file: Path | None) -> Count:
+        """What the pieces before came to."""
+        if file is None or not file.exists():
+            return cls()
+        return cls(**json.loads(file.read_text(encoding="utf-8"))["count"])
+
+    def keep(self, file: Path | None, seed: int) -> None:
+        """Write the state, whole or not at all."""
+        if file is not None:
+            draft = file.with_suffix(".draft")
+            draft.write_text(json.dumps({"seed": seed, "count": dataclasses.asdict(self)}) + "\n", encoding="utf-8")
+            draft.replace(file)
 
 
 def draw(source: random.Random) -> ConvProblem:
@@ -240,6 +262,10 @@ def together(jobs: int, seed: int, options: list[str], out: Path | None) -> int:
 @click.option("--jobs", default=1, show_default=True, help="Processes; what takes long is mostly the compiler.")
 @click.option("--problem", "texts", multiple=True, help="Only this one; may repeat.")
 @click.option("--solver", default="*", show_default=True, help="Only solvers of this name; a glob.")
+@click.option("--problems", default=None, type=int, help="End when so many were drawn, by all pieces together.")
+@click.option(
+    "--state", type=click.Path(path_type=Path, dir_okay=False), help="Go on where this file says, and keep it."
+)
 @click.option("--most-mib", default=2048, show_default=True, help="Resident memory that counts as a leak.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write what it came to there, as JSON.")
 def main(
@@ -249,6 +275,8 @@ def main(
     jobs: int,
     texts: tuple[str, ...],
     solver: str,
+    problems: int | None,
+    state: Path | None,
     most_mib: int,
     out: Path | None,
 ) -> None:
@@ -259,7 +287,9 @@ def main(
     faulthandler.enable()
     warnings.simplefilter("error", ConvDispatchWarning)
     warnings.filterwarnings("ignore", message="performance database")
-    queue, source, count = runtime.queue(runtime.find_device(device)), random.Random(seed), Count()
+    queue, count = runtime.queue(runtime.find_device(device)), Count.resumed(state)
+    piece = {"first": count.drawn, "seconds": 0, "held": []}
+    count.pieces.append(piece)
     began, told, early, late = time.monotonic(), 0.0, None, None
     most = held()
     print(f"{runtime.device_info(queue.device)}; seed {seed}; {minutes:g} minutes; {held()}", flush=True)
@@ -268,6 +298,11 @@ def main(
             for on_device in (False, True):
                 soak(ConvProblem.parse(text), kind, queue, on_device, solver, count)
     while not texts and (spent := time.monotonic() - began) < 60 * minutes:
+        if problems is not None and count.drawn >= problems:
+            print(f"all {problems} problems are done", flush=True)
+            break
+        source = random.Random(f"{seed} {count.drawn}")
+        count.drawn += 1
         problem = draw(source)
         kind, on_device = source.choice(("integer", "real")), source.random() < 0.5
         faulthandler.dump_traceback_later(600, exit=True)  # a call that hangs is named by the last line
@@ -283,8 +318,14 @@ def main(
             late = {name: min((late or now)[name], now[name]) for name in now}
         if spent - told > 60:
             told = spent
+            piece["seconds"] = round(spent)
+            piece["held"].append([round(spent / 60), *now.values()])
+            count.keep(state, seed)
             print(f"{spent / 60:6.1f} min: {count.problems} problems, {count.results} results, "
                   f"{len(count.wrong)} wrong, {len(count.failed)} failed; {now}", flush=True)  # fmt: skip
+    piece["seconds"] = round(time.monotonic() - began)
+    if not texts:
+        count.keep(state, seed)
     late = late or held()
     early = early or late
     grown = [

@@ -35,6 +35,11 @@ def first(problem: ConvProblem, solver: Solver, device: DeviceInfo = SMALL, **ch
     return json.loads(json.dumps({**next(iter(solver.configs(problem, device))), **changes}))
 
 
+def declared(plugin: Any, device: DeviceInfo) -> dict[str, Solver]:
+    """A plugin's solvers that serve a device, by name."""
+    return {each.name: each.solver for each in plugin.convdispatch_solvers() if each.serves(device) is None}
+
+
 def check_solver(
     queue: cl.CommandQueue,
     problem: ConvProblem,
@@ -46,7 +51,7 @@ def check_solver(
 ) -> float:
     """Run one configuration (the first by default) as ``check_plan`` does; its workspace is what the solver said."""
     config = first(problem, solver) if config is None else json.loads(json.dumps(dict(config)))
-    plan, hint = solver.plan(queue.context, problem, config), f"{problem} {solver.name} {config}"
+    plan, hint = solver.plan(queue.context, problem, config), f"{problem} {type(solver).__name__} {config}"
     assert plan.workspace_size == solver.workspace(problem, SMALL, config), hint
     return check_plan(queue, problem, plan, hint, data=data, limit=limit)
 

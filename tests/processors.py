@@ -7,6 +7,7 @@ machine may decide a test of choice.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -27,11 +28,13 @@ class Processor(NamedTuple):
     """oneDNN's word."""
 
 
+_AVX512 = frozenset({"avx512f", "avx512_vnni"})
+_TILES = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
 PROCESSORS = {
     "avx2": Processor(8, frozenset(), "core-avx2", "AVX2"),
-    "avx512": Processor(16, frozenset({"avx512f"}), "skx", "AVX512_CORE_VNNI"),
-    "bf16": Processor(16, frozenset({"avx512f", "avx512_bf16"}), "", "AVX512_CORE_BF16"),
-    "amx": Processor(16, frozenset({"avx512f", "avx512_bf16", "amx_tile", "amx_bf16"}), "", "DEFAULT"),
+    "avx512": Processor(16, _AVX512, "skx", "AVX512_CORE_VNNI"),
+    "bf16": Processor(16, _AVX512 | {"avx512_bf16"}, "", "AVX512_CORE_BF16"),
+    "amx": Processor(16, _AVX512 | {"avx512_bf16"} | _TILES, "", "DEFAULT"),
 }
 
 
@@ -50,21 +53,44 @@ def device_of(name: str, units: int = 2):
 @contextmanager
 def described(name: str) -> Iterator:
     """Solvers find this processor, whatever the machine's is; its ``DeviceInfo``. Nothing is run inside."""
-    from convdispatch_amx import processor
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processor.platform, "system", lambda: "Linux")
-        patch.setattr(processor.platform, "machine", lambda: "x86_64")
-        patch.setattr(processor, "_flags", lambda: PROCESSORS[name].flags)
-        patch.setattr(processor, "_granted", lambda: None)
-        processor.missing.cache_clear()
+        _describe(patch, PROCESSORS[name].flags)
         yield device_of(name)
-    processor.missing.cache_clear()
+    _forget()
+
+
+def _describe(patch: pytest.MonkeyPatch, flags: frozenset[str]) -> None:
+    from convdispatch_amx import processor as amx
+    from convdispatch_int8 import processor as int8
+
+    patch.setattr(platform, "system", lambda: "Linux")
+    patch.setattr(platform, "machine", lambda: "x86_64")
+    for plugin in (amx, int8):
+        patch.setattr(plugin, "_flags", lambda: flags)
+        patch.setattr(plugin, "_granted", lambda: None)
+    _forget()
+
+
+def _forget() -> None:
+    from convdispatch_amx import processor as amx
+    from convdispatch_int8 import processor as int8
+
+    amx.missing.cache_clear()
+    int8._missing.cache_clear()
+
+
+DESCRIBED = "instructions of a processor that is described, and is not there"
 
 
 def become(name: str) -> None:
-    """This process, and what it starts, run as on a lesser processor than the machine's."""
+    """This process, and what it starts, run as on a lesser processor than the machine's.
+
+    Of a greater one they see what can be chosen there; what it alone can run is refused when it is planned, and a test
+    that fails by that is skipped.
+    """
+    from convdispatch_amx import probe as amx_probe
     from convdispatch_amx import processor
+    from convdispatch_int8 import probe as int8_probe
 
     _, flags, target, isa = PROCESSORS[name]
     if target:  # caches know the device alone, not the target that it compiles for
@@ -74,5 +100,14 @@ def become(name: str) -> None:
             "CONVDISPATCH_KERNEL_CACHE": "off",
         }
     os.environ["ONEDNN_MAX_CPU_ISA"] = isa
-    real = processor._flags
-    processor._flags = lambda: real() & flags
+    lacking = flags - processor._flags()
+    _describe(pytest.MonkeyPatch(), flags)
+
+    def described_only(*_: object, **__: object) -> None:
+        from convdispatch.api import PluginError
+
+        raise PluginError(f"{', '.join(sorted(lacking))}: {DESCRIBED}")
+
+    for probe in (amx_probe, int8_probe):
+        if lacking:
+            probe.require = described_only

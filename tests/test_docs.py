@@ -186,6 +186,9 @@ def test_a_recorded_table_is_checked(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=words):
             results.read(file)
     assert results.parse_table(["head", "| a | b |", "|---|---|", "| 1 | 2 |"]) == (["a", "b"], [["1", "2"]])
+    lines = '{"row": "x", "ms": {"ours": 1.23456}}\nwords\n{"row": "failed"}\n'
+    assert results.parse_objects(lines, ["row", "ms.ours"]) == (["row", "ms.ours"], [["x", "1.235"]])
+    assert results.parse_objects('[{"a": 1}, {"a": 2}]', ["a"])[1] == [["1"], ["2"]]
 
 
 def test_a_script_records_its_table(tmp_path, monkeypatch):

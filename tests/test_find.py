@@ -17,6 +17,7 @@ from convdispatch.measurement.find import find, why_find
 from convdispatch.measurement.search import session
 from convdispatch.measurement.search.candidates import PROBE_FLOPS, candidates, smaller
 from convdispatch.measurement.search.trialdata import error_limit
+from convdispatch.selection import dispatch
 from convdispatch.selection.explanation import explain
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
@@ -268,6 +269,44 @@ def test_nothing_is_stored_when_asked(faults, device):
     faults("good")
     find(PROBLEM, device, store=False)
     assert known(device) == set()
+
+
+def test_a_newcomer_is_a_reason_to_measure_again(faults, device):
+    """A plugin that was installed since; not who took part and came to no time, nor who refuses."""
+    faults("good")
+    find(PROBLEM, device, budget_ms=60_000)
+    info = runtime.device_info(device)
+    assert why_find(PROBLEM, info) is None
+    faults("good", "many")
+    assert why_find(PROBLEM, info) == "never measured: faulty.many"
+    assert why_find(PROBLEM, info, here=False) is None
+    assert why_find(PROBLEM, info, Policy(solver="faulty.good")) is None
+    find(PROBLEM, device, budget_ms=60_000)
+    assert why_find(PROBLEM, info) is None
+    faults("good", "many", "no_compile")
+    assert why_find(PROBLEM, info) == "never measured: faulty.no_compile"
+    searched(device, budget_ms=60_000)
+    loader.reload()
+    dispatch.forget()  # who failed in the search is asked again by the next process, and had its part
+    assert why_find(PROBLEM, info) is None
+
+
+def test_records_that_do_not_say_who_took_part(faults, device):
+    """Those of earlier versions: a plugin of which nothing is recorded is new."""
+    faults("good", "many")
+    find(PROBLEM, device, budget_ms=60_000)
+    info, db = runtime.device_info(device), perfdb.perfdb()
+    kept = [replace(record, contest="") for record in db.all(info) if record.solver == "faulty.good"]
+    (path,) = Path(perfdb.user_folder()).rglob("*.json")
+    path.unlink()
+    db.refresh()
+    db.record(*kept)
+    assert why_find(PROBLEM, info) is None
+    path = next(Path(perfdb.user_folder()).rglob("*.json"))
+    path.unlink()
+    db.refresh()
+    db.record(*(replace(record, solver="im2col") for record in kept))
+    assert why_find(PROBLEM, info) == "never measured: faulty.good, faulty.many"
 
 
 def test_an_upgrade_is_a_reason_to_measure_again(faults, device, monkeypatch):

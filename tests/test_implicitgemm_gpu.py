@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import convdispatch_implicitgemm
 import pytest
-from convdispatch_implicitgemm.gpu import DepthwiseWeights, Narrow, Tiled, gpu_solvers
+from convdispatch_implicitgemm.gpu.depthwise_weights import DepthwiseWeights
+from convdispatch_implicitgemm.gpu.narrow import Narrow
 from convdispatch_implicitgemm.gpu.product import Product
+from convdispatch_implicitgemm.gpu.solver import Tiled
 from convdispatch_implicitgemm.gpu.tile import Tile
-from plans import LARGE, SMALL, check_solver, table_cases
+from plans import LARGE, SMALL, check_solver, declared, table_cases
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
@@ -16,7 +19,7 @@ from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.measurement import shapes
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
-SOLVERS = {solver.name: solver for solver in gpu_solvers()}
+SOLVERS = declared(convdispatch_implicitgemm, SMALL)
 
 
 def check(queue, problem: ConvProblem, name: str, config=None, **options) -> None:
@@ -97,7 +100,7 @@ def test_splits_and_single_stage(queue, text):
 def test_narrow_groups_in_every_shape(queue, text):
     problem = ConvProblem.parse(text)
     for config in Narrow().configs(problem, SMALL):
-        check(queue, problem, Narrow.name, config)
+        check(queue, problem, "implicitgemm.tiled_narrow", config)
 
 
 @pytest.mark.parametrize("net", ["resnet50", "alexnet", "googlenet"])

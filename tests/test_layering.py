@@ -22,7 +22,7 @@ ZONES = [
     ["measurement"],
     ["calls"],
     ["runtime", "tensor", "tape", "elementwise", "nn", "inference", "models", "train", "conformance", "cluster"],
-    ["onnx", "torch"],
+    ["onnx", "torch", "jax"],
     ["tools"],
     ["__main__"],
 ]

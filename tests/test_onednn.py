@@ -11,6 +11,7 @@ from checking import check, make_operands
 
 import convdispatch
 from convdispatch.api import ConvProblem
+from convdispatch.api.activations import ACTIVATIONS, apply_activation
 from convdispatch.device import runtime
 from convdispatch.measurement import shapes
 from convdispatch.measurement.conformance.data import data_for
@@ -363,3 +364,13 @@ def test_erratum(text, before, device):
         plan.enqueue(queue, **buffers)
         cl.enqueue_copy(queue, held["w"], buffers["w"])
         np.testing.assert_allclose(held["w"].astype(np.float64), data.expected, rtol=2**-8, err_msg=str(config))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_is_the_one_that_it_is_called(activation):
+    """By each one's number in the library: over negative values, zero and large ones."""
+    x = np.linspace(-30, 30, 121, dtype=np.float32).reshape(1, 1, 1, -1)
+    with convdispatch.policy(solver=FORWARD):
+        got = convdispatch.conv(x, np.ones((1, 1, 1, 1), np.float32), activation=activation)
+    want = apply_activation(activation, x.astype(np.float64))
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)

@@ -61,6 +61,14 @@ def test_convolutions_take_in_what_follows_them(net):
     assert names == ["convolution", "convolution", "adaptive_avg_pool", "convolution"]
 
 
+def relu6(added, rest, bounds="zero six"):
+    """``h``, the clipped sum ``a``, and what follows: operator, operands and result of each node."""
+    nodes = [node("Add", added, "a"), node("Clip", f"a {bounds}", "h")]
+    for kind, *operands, result in map(str.split, rest):
+        nodes.append(node(kind, " ".join(operands), result))
+    return nodes
+
+
 @pytest.mark.parametrize(
     ("nodes", "fused"),
     [
@@ -71,16 +79,25 @@ def test_convolutions_take_in_what_follows_them(net):
         ([node("HardSigmoid", "c", "h", alpha=1 / 6, beta=0.4), node("Mul", "c h", "y")], False),
         ([node("HardSigmoid", "c", "y", beta=0.3)], True),
         ([node("Sigmoid", "c", "h"), node("Mul", "c h", "y")], True),
+        (relu6("c three", ["Div h six d", "Mul d c y"]), True),
+        (relu6("three c", ["Mul c h m", "Div m six y"]), True),
+        (relu6("c three", ["Mul h c m", "Mul sixth m y"]), True),
+        (relu6("c six", ["Mul h c m", "Div m six y"]), False),
+        (relu6("c three", ["Mul h c m", "Div m six y"], "zero three"), False),
+        (relu6("c three", ["Mul h a m", "Div m six y"]), False),
+        (relu6("c three", ["Mul h c m", "Div six m y"]), False),
         ([node("Gelu", "c", "y")], True),
         ([node("Gelu", "c", "y", approximate="tanh")], False),
         ([node("Mish", "c", "y")], True),
         ([node("Softplus", "c", "y")], True),
     ],
     ids=lambda value: "+".join(each.op_type for each in value) if isinstance(value, list) else None,
-)
+)  # fmt: skip
 def test_activations_become_the_convolutions(nodes, fused):
-    proto = model([node("Conv", "x w", "c"), *nodes], {"x": [1, 3, 7, 6]}, ["y"], {"w": normal(4, 3, 3, 3)})
-    net, x = load(proto), normal(1, 3, 7, 6, seed=1)
+    numbers = {"zero": 0, "three": 3, "six": 6, "sixth": 1 / 6}
+    weights = {"w": normal(4, 3, 3, 3)} | {name: np.float32(value) for name, value in numbers.items()}
+    proto = model([node("Conv", "x w", "c"), *nodes], {"x": [1, 3, 7, 6]}, ["y"], weights)
+    net, x = load(proto), 4 * normal(1, 3, 7, 6, seed=1)
     np.testing.assert_allclose(net(x), expected(proto, x)[0], rtol=1e-4, atol=1e-5)
     names = {layer.name for layer in net.latest.layers} - {"reorder"}
     assert (names == {"convolution"}) == fused

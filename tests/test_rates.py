@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import threading
+from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner
 
+from convdispatch import conv
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, DeviceRates
 from convdispatch.device import rates as module
 from convdispatch.device import runtime
 from convdispatch.device.rates import estimate, keep, rates
+from convdispatch.measurement import calibration, first_sight, peaks
 from convdispatch.measurement.calibration import calibrate
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.tools.cli import main
+from convdispatch.tools.doctor import _rates
 
 H200 = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
 CPU = DeviceInfo("a CPU", "intel", "cpu", "simd512", compute_units=2, simd_width=16)
@@ -83,7 +89,7 @@ def test_calibration_measures_and_keeps(device):
     found = calibrate(device)
     assert rates(info) == found
     assert found.measured
-    assert json.loads(module._path(info).read_text())["flops"] == found.flops
+    assert json.loads(module.place(info).read_text())["flops"] == found.flops
     assert found.flops > 1e9
     assert found.bandwidth > 1e8
     assert 1e-8 < found.launch < 1e-2
@@ -95,3 +101,105 @@ def test_the_command_says_what_was_and_what_is(device):
     assert "GFLOP/s" in done.output
     assert "estimated before" in done.output
     assert "measured before" in CliRunner().invoke(main, ["calibrate"]).output
+
+
+@pytest.mark.parametrize(
+    ("vendor", "arch", "units", "flops", "bandwidth"),
+    [
+        ("nvidia", "sm_90", 132, 65e12, 4.25e12),
+        ("nvidia", "sm_80", 108, 19e12, 1.8e12),
+        ("nvidia", "sm_86", 84, 53e12, 0.58e12),
+        ("amd", "gfx942", 304, 79e12, 4.7e12),
+        ("amd", "gfx1100", 96, 30e12, 0.84e12),
+        ("intel", "xe", 512, 17e12, 0.49e12),
+        ("odd", "odd", 132, 65e12, 4.25e12),
+    ],
+)
+def test_estimates_are_of_the_devices_kind(vendor, arch, units, flops, bandwidth):
+    found = estimate(DeviceInfo("a GPU", vendor, "gpu", arch, compute_units=units))
+    assert found.flops == pytest.approx(flops, rel=0.05)
+    assert found.bandwidth == pytest.approx(bandwidth, rel=0.05)
+
+
+class Stand:
+    """A child that is never started."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, module, setup):
+        Stand.made.append(module)
+
+    def hear(self, seconds):
+        return {"done": True}
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def sight(monkeypatch, folder):
+    monkeypatch.setattr(first_sight, "_seen", set())
+    monkeypatch.setattr(first_sight, "Child", Stand)
+    Stand.made = []
+    return first_sight
+
+
+def started(count):
+    for thread in threading.enumerate():
+        if thread.name == "convdispatch-calibrate":
+            thread.join(60)
+    return len(Stand.made) == count
+
+
+def test_a_device_seen_for_the_first_time_is_calibrated_aside_once(sight, device, monkeypatch):
+    sight.seen(device)
+    sight.seen(device)
+    assert started(1)
+    monkeypatch.setattr(first_sight, "_seen", set())  # the next process
+    sight.seen(device)
+    assert started(1), "tried lately"
+    os.utime(module.place(runtime.device_info(device)).with_suffix(".tried"), (0, 0))
+    monkeypatch.setattr(first_sight, "_seen", set())
+    sight.seen(device)
+    assert started(2)
+
+
+def test_nothing_is_calibrated_that_is_or_where_rates_are_off(sight, device, monkeypatch):
+    keep(runtime.device_info(device), DeviceRates(1e12, 1e11, 1e-6, measured=True))
+    sight.seen(device)
+    assert started(0)
+    monkeypatch.setenv("CONVDISPATCH_RATES", "off")
+    monkeypatch.setattr(first_sight, "_seen", set())
+    sight.seen(device)
+    assert started(0)
+
+
+def test_a_call_has_its_device_seen(sight, device, queue):
+    import numpy as np
+
+    x, w = np.ones((1, 3, 7, 5), np.float32), np.ones((2, 3, 3, 2), np.float32)
+    conv(x, w, queue=queue)
+    assert queue.device in sight._seen
+
+
+def test_on_a_busy_device_nothing_is_kept(device, monkeypatch, folder):
+    busy = peaks.Roof("float32", peaks.Peak(1e12, "a", 15, 2.0), peaks.Peak(1e11, "b", 15, 1.0))
+    monkeypatch.setattr(calibration, "measure_roof", lambda *given, **more: busy)
+    with pytest.raises(calibration.Unsteady, match=r"had other work: multiply-adds took 2\.00 times"):
+        calibrate(device, steady=True)
+    assert not list(folder.glob("*.json"))
+
+
+def test_rates_from_before_files_named_processors_hold(folder):
+    keep(CPU, DeviceRates(1e12, 1e11, 1e-6, measured=True))
+    named = dataclasses.replace(CPU, processor="f6m85 avx2 1024k")
+    assert rates(named).flops == 1e12
+    keep(named, DeviceRates(2e12, 1e11, 1e-6, measured=True))
+    assert (rates(named).flops, rates(CPU).flops) == (2e12, 1e12)
+
+
+def test_doctor_says_what_was_measured(device):
+    info = runtime.device_info(device)
+    assert _rates(info).endswith("us a launch (estimated)")
+    keep(info, DeviceRates(1.5e12, 2e11, 3e-6, measured=True))
+    assert _rates(info) == "1,500 GFLOP/s, 200 GB/s, 3 us a launch (measured)"

@@ -7,9 +7,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records import DEVICE, KEY, record
+from records import DEVICE, KEY, PROBLEM, record, solvers
 
-from convdispatch.selection.records.record import Damaged, Provenance, Record, device_key, stale
+from convdispatch.device.opencl import processor
+from convdispatch.selection.records.perfdb import PerfDB
+from convdispatch.selection.records.record import (
+    Damaged,
+    Provenance,
+    Record,
+    device_key,
+    is_device_key,
+    older_key,
+    stale,
+)
 from convdispatch.selection.records.record_files import file_name, file_text, read_records
 
 
@@ -86,3 +96,35 @@ def test_a_memory_starved_record_is_retried_when_there_is_more():
     assert "limit of 1000 bytes" in stale(starved, Provenance(workspace_limit=2000))
     assert stale(starved, Provenance(workspace_limit=1000)) is None
     assert stale(replace(starved, optimal=True), Provenance()) is None
+
+
+TWO = "processor\t: 0\ncpu family\t: 6\nmodel\t\t: {}\nmodel name\t: Intel(R) Xeon(R) Processor\nflags\t\t: fpu {}\n"
+
+
+def test_two_generations_behind_one_name_have_keys_of_their_own():
+    old = processor.described(TWO.format(85, "avx2 avx512f avx512_vnni"), ["1024k", "33792k"])
+    new = processor.described(TWO.format(207, "avx2 avx512f avx512_vnni avx512_bf16 amx_tile"), ["2048k", "266240k"])
+    assert (old, new) == ("f6m85 avx512_vnni 1024k 33792k", "f6m207 amx_tile 2048k 266240k")
+    assert processor.described(TWO.format(85, "avx2"), [], "core-avx2") == "f6m85 avx2 core-avx2"
+    assert processor.described("processor : 0\nBogoMIPS : 50\n", []) == ""
+    one, other = (device_key(replace(DEVICE, processor=words)) for words in (old, new))
+    assert one != other
+    assert {one, other}.isdisjoint({KEY})
+    assert older_key(one) == older_key(other) == KEY
+    assert older_key(KEY) is None
+    assert is_device_key(one)
+    assert is_device_key(device_key(replace(DEVICE, name="x" * 90 + " y" * 90, processor=new)))
+
+
+def test_records_from_before_keys_named_processors_are_read_behind_the_processor_s_own(tmp_path):
+    device = replace(DEVICE, processor="f6m85 avx2 1024k")
+    db = PerfDB([tmp_path])
+    db.record(record("old", 1.0))
+    assert solvers(db.lookup(PROBLEM, device)) == ["old"]
+    assert db.lookup(PROBLEM, device)[0].source == "user, of a device of this name,"
+    db.record(record("old", 3.0, device=device_key(device)), record("new", 2.0, device=device_key(device)))
+    for each in (db, PerfDB([tmp_path])):
+        found = each.lookup(PROBLEM, device)
+        assert [(r.solver, r.median_ms) for r in found] == [("new", 2.0), ("old", 3.0)]
+    assert solvers(db.lookup(PROBLEM, DEVICE)) == ["old"], "and stay where they are"
+    assert db.lookup(PROBLEM, replace(device, processor="f6m207 amx 2048k"))[0].median_ms == 1.0

@@ -120,6 +120,16 @@ def test_a_call_ends_the_child_and_nothing_is_recorded(aside_of):
     assert aside_of.wanted.tries == 1
 
 
+def test_a_call_that_python_does_not_see_counts(aside_of, monkeypatch):
+    counts = {"ours": 0, "left": 0, "compiling": 0}
+    monkeypatch.setattr(autotune, "counters", lambda: dict(counts))
+
+    def call(child):
+        counts["ours"] += 1
+
+    assert measured(aside_of, call)[0] is False
+
+
 def others(aside_of):
     return [c for c in ranking.rank(PROBLEM, aside_of.info) if c.solver.name != aside_of.prepared.solver.name]
 

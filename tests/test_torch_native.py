@@ -273,7 +273,7 @@ def test_several_threads(stand_in):  # noqa: F811
     assert not wrong
 
 
-def test_disabled_it_is_gone(stand_in):  # noqa: F811
+def test_disabled_it_is_gone(stand_in, capfd):  # noqa: F811
     x, w, _ = (each.detach() for each in operands(*SHAPES["3x3"][:2]))
     with torch.no_grad():
         with ct.enable():
@@ -287,6 +287,7 @@ def test_disabled_it_is_gone(stand_in):  # noqa: F811
             assert not stand_in.launched
             F.conv2d(x, w, padding=1)
             assert stand_in.launched
+    assert "verrid" not in capfd.readouterr().err
 
 
 def test_doctor_says_which_way_calls_go(stand_in, monkeypatch):  # noqa: F811

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import itertools
 
+import convdispatch_winograd
 import pytest
-from convdispatch_winograd.gpu import gpu_solvers, plan
+from convdispatch_winograd.gpu import plan
 from convdispatch_winograd.gpu.error import TILES, expected
 from convdispatch_winograd.gpu.geometry import TileGeometry
-from plans import LARGE, SMALL, check_solver, table_cases
+from plans import LARGE, SMALL, check_solver, declared, table_cases
 from test_oclgrind import faults, oclgrind
 
 from convdispatch import ConvProblem
@@ -18,7 +19,7 @@ from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.measurement import shapes
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
-SOLVERS = {solver.name: solver for solver in gpu_solvers()}
+SOLVERS = declared(convdispatch_winograd, SMALL)
 DTYPES = ["float64", "float16", "bfloat16"]
 F4, FUSED = "winograd.tiled_f4x3", "winograd.fused_f4x3"
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 
+import convdispatch_winograd
 import numpy as np
 import pyopencl as cl
 import pytest
-from convdispatch_winograd.cpu import solvers as cpu_solvers
-from convdispatch_winograd.gpu import gpu_solvers
 from plans import SMALL
 
 from convdispatch import ConvProblem
@@ -19,7 +18,7 @@ from convdispatch.measurement import reference
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 
-SOLVERS = {solver.name: solver for solver in (*cpu_solvers(), *gpu_solvers())}
+SOLVERS = {each.name: each.solver for each in convdispatch_winograd.convdispatch_solvers()}
 LINES = {3: "mb8ic16ih24iw24oc16kh3ph1", 5: "mb8ic16ih24iw24oc16kh5ph2", 7: "mb8ic16ih24iw24oc16kh7ph3"}
 
 
@@ -67,3 +66,15 @@ def test_finite_at_1e16(queue, full, name, direction):
     assert error(queue, problem, solver, 1e16) < 2 * normal
     if direction == "bwd_weights":
         assert error(queue, problem, solver, 1e17) < 2 * normal
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("name", [name for name in SOLVERS if name[-3] in "67"])
+def test_no_digit_is_lost_at_1e_19(queue, name, direction):
+    """Results of 1e-37 are normal numbers; what large tiles multiply in between must not be far below them."""
+    solver = SOLVERS[name]
+    problem = ConvProblem.parse(f"{direction}_f32_{LINES[int(name[-1])]}")
+    why = (getattr(solver, "limits", None) or solver.rejects)(problem, _device(queue, solver))
+    if why:
+        pytest.skip(why)
+    assert error(queue, problem, solver, 1e-19) < 2 * error(queue, problem, solver, 1.0)

@@ -103,6 +103,7 @@ ZONES = {
     "nets": """
         hostile_nets
         inference*
+        jax*
         models*
         nn
         nn_*

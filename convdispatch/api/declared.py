@@ -27,8 +27,12 @@ def gpus_only(device: DeviceInfo) -> str | None:
     return "GPUs and accelerators only, got a CPU" if device.type == "cpu" else None
 
 
+_SAID = ("name", "fuses", "deterministic", "exact", "predicts", "quantized")
+"""What a declaration says of its solver, whose class need not."""
+
+
 class Declared(Solver):
-    """The solver ``make`` of module ``where``, known by what is said here until more is asked.
+    """The solver ``make`` of module ``where``, known by what is said here until more is asked; its class need not.
 
     ``serves(device)`` is the solver's own first answer: a reason that holds for every problem there, or None. On a
     device that it does not serve, the module is never imported.
@@ -60,7 +64,10 @@ class Declared(Solver):
         if self._made is None:
             with self._lock:
                 if self._made is None:
-                    self._made = getattr(importlib.import_module(self._where), self._make)(*self._arguments)
+                    made: Solver = getattr(importlib.import_module(self._where), self._make)(*self._arguments)
+                    for each in _SAID:
+                        setattr(made, each, getattr(self, each))
+                    self._made = made
         return self._made
 
     def __getattr__(self, name: str) -> Any:

@@ -37,6 +37,8 @@ class DeviceInfo:
     fp16: bool = False
     fp64: bool = False
     extensions: frozenset[str] = frozenset()
+    processor: str = ""
+    """Of a CPU its family and model, instructions and caches, in words; empty where they are not known."""
 
     def __str__(self) -> str:
         return f"{self.platform}: {self.name}" if self.platform else self.name

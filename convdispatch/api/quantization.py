@@ -154,24 +154,17 @@ class Quantization:
                 )
             words[HEADER : HEADER + channels] = given
         floats[HEADER + channels :] = self.multipliers(channels, residual=residual and self.dtype in INTEGERS)
+        magnitudes = [floats[each] for each in (Table.sum_scale, Table.residual_scale, Table.y_scale)]
+        magnitudes += [floats[HEADER + channels :].min(initial=1), floats[HEADER + channels :].max(initial=1)]
+        words[Table.usual] = all(2.0**-60 < each < 2.0**60 for each in magnitudes)
         return words
 
 
 class Table:
-    """Words of the table, int32 or float32; then come ``bias[channels]`` and ``multiplier[channels]`` (float32)."""
+    """Words of the table, int32 or float32; then come ``bias[channels]`` and ``multiplier[channels]`` (float32).
 
-    (
-        x_zero,
-        y_zero,
-        residual_zero,
-        rounds,
-        residual_scale,
-        sum_scale,
-        low,
-        high,
-        sum_low,
-        sum_high,
-        least,
-        most,
-        y_scale,
-    ) = range(13)
+    ``usual`` is 1 where no scale is so large or small that a quotient by one needs care.
+    """
+
+    x_zero, y_zero, residual_zero, rounds, residual_scale, sum_scale, low, high = range(8)
+    sum_low, sum_high, least, most, y_scale, usual = range(8, 14)

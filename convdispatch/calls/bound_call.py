@@ -18,6 +18,7 @@ from ..device.commands import host_memory as host
 from ..device.commands.host_memory import HostQueue
 from ..device.commands.interface import Commands, thread
 from ..device.memory import allocator as memory
+from ..measurement import first_sight
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from ..selection.single_thread import prefers_one_thread
@@ -131,12 +132,15 @@ class Call:
             from ..measurement.online import switch_on
 
             switch_on()
+        first_sight.seen(commands.device)
         self.prepared: Any = None if self.empty else dispatch.prepare(problem, self.context)
         self._plain = not (self.empty or problem.bias or problem.residual)
         """Whether two arrays come in, one goes out, and no more."""
         if self._pointers and not self.empty:
             alone = current_policy().tune is None and prefers_one_thread(self.prepared)
             self.ask = host_queue(commands.device if alone else None, alone)
+        self.queue_launches: Any = None
+        """What the short way launches on a queue, once it has run."""
         self.fast_path = self._make_fast_path(operands)
         self.key: Any = None
         self.replay: Any = None

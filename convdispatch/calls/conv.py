@@ -78,14 +78,14 @@ def conv(
             activation=activation, residual=residual, layout=layout, math=math, out=out, queue=queue,
             accumulate=accumulate,
         )  # fmt: skip
-    return _call(
-        "fwd",
-        (x, w, out),
-        bias,
-        residual,
-        queue,
-        (stride, padding, dilation, groups, activation, layout, math, accumulate),
-    )
+    operands = x, w, out
+    options = (stride, padding, dilation, groups, activation, layout, math, accumulate)
+    replay = REPLAYS.get(id(w))
+    if replay is not None and bias is residual is queue is None:  # as _call has it: a call of it would cost a tenth
+        done = replay("fwd", operands, options, None)
+        if done is not None:
+            return done
+    return _call("fwd", operands, bias, residual, queue, options)
 
 
 def conv_backward_data(

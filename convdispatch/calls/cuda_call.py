@@ -24,6 +24,7 @@ from ..device.cuda_driver import NO_CONTEXT, CudaError
 from ..device.memory.allocator import out_of_memory
 from ..device.plans.cuda_launches import Launches
 from ..device.programs.ptx_program import for_streams
+from ..measurement import first_sight
 from ..selection import dispatch
 from ..selection.prepared import Constant, Prepared
 from .arrays.array_library import Library
@@ -126,6 +127,7 @@ class CudaCall:
                     f"{problem} is new here: a first call chooses, compiles and loads its programs, which a CUDA graph "
                     "cannot capture; make one call before the capture"
                 )
+            first_sight.seen(self.place.context.devices[0])
             self.prepared = dispatch.prepare(problem, self.place.context)
             self._name = self.prepared.solver.name
             try:

@@ -100,7 +100,7 @@ def device_fast_path(call: Any, given: Sequence[Any]) -> FastPath | None:
                     raise dispatch.no_event(prepared, event)
                 if not tried:
                     tried = True
-                    launches = _queue_launches(call, queue)
+                    call.queue_launches = launches = _queue_launches(call, queue)
         except BaseException as error:
             wrong = isinstance(error, AttributeError | TypeError) and isinstance(queue, Commands)
             failed = prepared.misused(queue, error) if wrong else error

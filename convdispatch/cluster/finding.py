@@ -104,7 +104,7 @@ class _Finding:
             self._task(problem, key)
             for problem in problems  # every kind gets the first problem, then the second
             for key, kind in self._kinds.items()
-            if self._again or not self._store or why_find(problem, kind.device, Policy(), **known_limits)
+            if self._again or not self._store or why_find(problem, kind.device, Policy(), here=False, **known_limits)
         ]
         known = len(problems) * len(self._kinds) - len(tasks)
         start(len(tasks), known, sum(len(kind.workers) for kind in self._kinds.values()))

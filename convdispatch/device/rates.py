@@ -6,6 +6,7 @@ Kept in one JSON file a device, in the folder that ``CONVDISPATCH_RATES`` names,
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -24,8 +25,23 @@ __all__ = ["estimate", "keep", "rates", "switched_off"]
 
 _FIELDS = {"flops": (1e5, 1e19), "bandwidth": (1e4, 1e17), "launch": (1e-9, 10.0)}
 """What a device can have, in operations and bytes a second and in seconds: beyond it a prediction says nothing."""
-# An H200 with 132 compute units, and two cores with AVX-512 under Intel's runtime, both measured.
-_GPU_UNIT = DeviceRates(flops=65e12 / 132, bandwidth=4.25e12 / 132, launch=5.06e-6)
+_LAUNCH = 5.06e-6
+_H200 = (65e12 / 132, 4.25e12 / 132)
+"""Measured, with 132 compute units."""
+KINDS: dict[tuple[str, str], tuple[float, float]] = {
+    ("nvidia", "sm_90"): _H200,
+    ("nvidia", "sm_80"): (0.97 * 19.5e12 / 108, 0.88 * 2.04e12 / 108),  # A100 of 80 GB
+    ("nvidia", "sm_8"): (0.97 * 82.6e12 / 128, 0.88 * 1.01e12 / 128),  # RTX 4090
+    ("nvidia", "sm_7"): (0.97 * 15.7e12 / 80, 0.88 * 0.9e12 / 80),  # V100
+    ("amd", "gfx94"): (0.97 * 81.7e12 / 304, 0.88 * 5.3e12 / 304),  # MI300X, without packed float32
+    ("amd", "gfx90a"): (0.97 * 23.9e12 / 104, 0.88 * 1.64e12 / 104),  # one die of an MI250X
+    ("amd", "gfx1"): (0.97 * 30.7e12 / 96, 0.88 * 0.96e12 / 96),  # RX 7900 XTX, without dual issue
+    ("intel", ""): (0.97 * 17.2e12 / 512, 0.88 * 0.56e12 / 512),  # Arc A770, whose units are vector engines
+}
+"""By vendor and the beginning of the architecture, the first that fits: float32 operations and bytes a second of one
+compute unit. Where nothing is measured, makers' figures, times the share of theirs that the H200 reaches. Others count
+as the H200's units; ``convdispatch calibrate`` replaces all of it."""
+# Two cores with AVX-512 under Intel's runtime, measured.
 _CPU_LANE, _CPU_BANDWIDTH, _CPU_LAUNCH = 340e9 / 32, 28e9, 8.5e-6
 
 
@@ -35,6 +51,8 @@ def rates(device: DeviceInfo) -> DeviceRates:
     if switched_off():
         return estimate(device)
     path = place(device)
+    if device.processor and not path.exists():  # perhaps from before files named processors
+        path = place(dataclasses.replace(device, processor=""))
     try:
         values = jsontext.loads(plainfile.read_text(path))
         found = DeviceRates(*(float(values[name]) for name in _FIELDS), measured=True)
@@ -56,11 +74,13 @@ def switched_off() -> bool:
 
 
 def estimate(device: DeviceInfo) -> DeviceRates:
-    """Rates in proportion to compute units, and on CPUs to the width of their vectors."""
+    """Rates in proportion to compute units of the device's kind, and on CPUs to the width of their vectors."""
     units = max(1, device.compute_units)
     if device.type == "cpu":
         return DeviceRates(_CPU_LANE * units * max(1, device.simd_width), _CPU_BANDWIDTH, _CPU_LAUNCH)
-    return DeviceRates(_GPU_UNIT.flops * units, _GPU_UNIT.bandwidth * units, _GPU_UNIT.launch)
+    kinds = (each for (vendor, arch), each in KINDS.items() if device.vendor == vendor and device.arch.startswith(arch))
+    flops, bandwidth = next(kinds, _H200)
+    return DeviceRates(flops * units, bandwidth * units, _LAUNCH)
 
 
 def keep(device: DeviceInfo, found: DeviceRates) -> Path:
@@ -80,5 +100,5 @@ def place(device: DeviceInfo) -> Path:
     """The file that holds what was measured on such a device."""
     chosen = os.environ.get("CONVDISPATCH_RATES")
     folder = Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("convdispatch")) / "rates"
-    words = (device.platform, device.vendor, device.arch, device.name, str(device.compute_units))
+    words = (device.platform, device.vendor, device.arch, device.name, str(device.compute_units), device.processor)
     return folder / (re.sub(r"[^a-z0-9]+", "-", "_".join(words).lower()).strip("-") + ".json")

@@ -73,9 +73,15 @@ class HostProgram:
             return None
         return cls(program, commands, inputs, output)
 
-    def __call__(self, arrays: Sequence[Any], change: Callable[[np.ndarray], Any] | None = None) -> Any:
+    def __call__(
+        self,
+        arrays: Sequence[Any],
+        change: Callable[[np.ndarray], Any] | None = None,
+        out: Sequence[np.ndarray | None] | None = None,
+    ) -> Any:
         """The results for NumPy's arrays of the inputs' shapes and dtypes, or what ``change`` makes of each; None,
-        before anything is done, for other inputs.
+        before anything is done, for other inputs. A result goes to its array of ``out`` where there is one: of its
+        shape and dtype, without gaps, and no part of another operand.
 
         Both cores stand still until the first command is given, and computing has driven Python out of the caches.
         """
@@ -87,16 +93,27 @@ class HostProgram:
                 return None
             start = address(array)
             memory.append(host_memory(array if start and start % _ALIGN == 0 else array.copy()))
-        return self._run(memory, change)
+        return self._run(memory, change, [None] * len(self._results) if out is None else out)
 
-    def _run(self, memory: list[Any], change: Callable[[np.ndarray], Any] | None) -> Any:
+    def takes(self, place: int, array: np.ndarray) -> bool:
+        """Whether kernels may write the result at ``place`` to an array as it lies."""
+        shape, dtype, _ = self._results[place]
+        plain = array.flags.c_contiguous and array.flags.writeable and bool(address(array))
+        return bool(array.shape == shape and array.dtype == dtype and plain and address(array) % _ALIGN == 0)
+
+    def _run(
+        self, memory: list[Any], change: Callable[[np.ndarray], Any] | None, out: Sequence[np.ndarray | None]
+    ) -> Any:
         program = self._program
         try:
             with program.lock:
                 _point(self._reads, memory)
                 if self._early:
                     program.enqueue(self._early)
-                made = [host.empty(program.queue.device, *each) for each in self._results]
+                made = [
+                    host.empty(program.queue.device, *each) if given is None else given
+                    for each, given in zip(self._results, out, strict=True)
+                ]
                 written = [host_memory(array) for array in made]
                 _point(self._writes, written)
                 event = program.enqueue(self._late)

@@ -123,6 +123,8 @@ class _Lowering:
             node: later for node, later in incremental_concats(graph).items() if not self._is_contiguous(later)
         }
 
+        self._written = self._find_written()
+
     def run(self) -> Lowered:
         """All nodes in order."""
         self._await_constants()
@@ -168,8 +170,11 @@ class _Lowering:
             return self._convolution(node)
         if node in self._joins.values() and self._is_joined(node):
             return LoweredNode(node.name)
-        if node in self._grown or node in self._grown.values():
+        if node in self._grown or node in self._grown.values() or node in self._written.values():
             self._grow(node)
+            return LoweredNode(node.name)
+        if node in self._written:
+            self._write_part(node)
             return LoweredNode(node.name)
         answer = node.function(*map_operands(self._operand, node.args), **map_operands(self._operand, node.kwargs))
         self._bind(node.result, answer)
@@ -248,6 +253,29 @@ class _Lowering:
         tensors, axis = join.kwargs["tensors"], join.kwargs.get("axis", 1)
         contiguous = all(size == 1 for size in join.result.shape[: axis % len(join.result.shape)])
         return contiguous and all(isinstance(ref, Ref) and ref.is_whole for ref in tensors)
+
+    def _find_written(self) -> dict[Node, Node]:
+        """Formulas that a concatenation alone reads, whose result holds each part with gaps: written into it."""
+        uses, found = self.graph.uses(), {}
+        for join in self.graph.nodes:
+            if join.name != "concatenate" or self._is_contiguous(join) or join in self._joins.values():
+                continue
+            for ref in join.kwargs["tensors"]:
+                maker = ref.value.node if isinstance(ref, Ref) and ref.is_whole else None
+                if maker is None or maker.name != "apply" or maker.args or uses[ref.value] != 1:
+                    continue
+                if isinstance(maker.kwargs.get("expression"), str) and maker.kwargs.get("out") is None:
+                    found[maker] = join
+        return found
+
+    def _write_part(self, node: Node) -> None:
+        """A formula's result in its place of the concatenation that reads it."""
+        join, value = self._written[node], node.result.value
+        place = next(i for i, ref in enumerate(join.kwargs["tensors"]) if ref.value is value)
+        part = self._parts_of(join)[place]
+        given = map_operands(self._operand, {k: v for k, v in node.kwargs.items() if k not in ("expression", "dtype")})
+        compute(node.kwargs["expression"], given, out=part)
+        self._memory[value] = part
 
     def _result(self, node: Node) -> Tensor:
         """Where a convolution writes: memory of its own, or its part of a concatenation."""

@@ -295,14 +295,15 @@ class InferenceNet:
             refuse_mask("an input", given)
             self._check(given.shape, given.dtype.name, inner)
         plain = [np.asarray(given, inner.dtype) for given, inner in zip(inputs, self._lowered.inputs, strict=True)]
-        if self._on_host is None:
+        if self.host_program is None:
             return self._call(plain, lambda inner: change(self._fetch_host(inner)))
         if self.watch is None:
-            self._quick = self._on_host
-        return self._on_host(plain, change)
+            self._quick = self.host_program
+        return self.host_program(plain, change)
 
     @functools.cached_property
-    def _on_host(self) -> HostProgram | None:
+    def host_program(self) -> HostProgram | None:
+        """What runs the net on the host's arrays where they lie; None where that cannot be."""
         return HostProgram.of(
             self._program, self._lowered.recording.commands, self._lowered.inputs, self._lowered.output
         )

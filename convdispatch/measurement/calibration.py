@@ -1,4 +1,4 @@
-"""Measures a device's rates, in which solvers predict: some seconds, once a device."""
+"""Measures a device's rates, in which solvers predict: a second or two, once a device."""
 
 from __future__ import annotations
 
@@ -14,15 +14,26 @@ from .peaks import measure_roof
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["calibrate"]
+__all__ = ["Unsteady", "calibrate"]
+
+UNSTEADY = 1.5
+"""Times that slow samples may take of the quick ones, on a device without other work."""
 
 _NOTHING = "kernel void nothing(global int *p) { if (get_global_id(0) == 12345) *p = 1; }"
 _CHAIN, _SAMPLES = 200, 9
 
 
-def calibrate(device: cl.Device) -> DeviceRates:
-    """Measure and keep a device's rates. Raises BuildFailed where no kernel runs, OSError where nothing can be kept."""
-    roof = measure_roof(device, "float32")
+class Unsteady(Exception):
+    """The device had other work: what was measured is not kept."""
+
+
+def calibrate(device: cl.Device, steady: bool = False) -> DeviceRates:
+    """Measure and keep a device's rates. Raises BuildFailed where no kernel runs, OSError where nothing can be kept,
+    and with ``steady`` Unsteady where samples differ too much."""
+    roof = measure_roof(device, "float32", matrix=False)
+    for name, peak in (("multiply-adds", roof.flops), ("copies", roof.bandwidth)):
+        if steady and peak.spread > UNSTEADY:
+            raise Unsteady(f"the device had other work: {name} took {peak.spread:.2f} times as long as at other times")
     found = DeviceRates(roof.flops.rate, roof.bandwidth.rate, _launch_seconds(device), measured=True)
     keep(runtime.device_info(device), found)
     return found

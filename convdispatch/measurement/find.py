@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..api.device import DeviceInfo
 from ..api.errors import InvalidArgument
 from ..api.policy import Policy, current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.results import Results
+
+if TYPE_CHECKING:
+    from ..selection.records.record import Record
 
 __all__ = ["find", "why_find"]
 
@@ -79,25 +83,56 @@ def why_find(
     *,
     budget_ms: float | None = 0.0,
     workspace_limit: int | None = None,
+    here: bool = True,
 ) -> str | None:
     """Why a problem should be measured (again) on a device, or None when what is known can be trusted.
 
-    For a search that is resumed: what it has measured is skipped, and what an upgrade made doubtful is not. A search
-    that its budget or its memory ended counts as done unless these limits (None: no limit) are wider than its own.
+    For a search that is resumed: what it has measured is skipped, and what an upgrade made doubtful, or a plugin
+    brought since, is not. A search that its budget or its memory ended counts as done unless these limits (None: no
+    limit) are wider than its own. ``here`` says that this process has the device, and can ask who accepts the problem.
     """
     from ..selection.choice.provenance import current
     from ..selection.records.perfdb import perfdb, scope_of
 
-    known = perfdb().lookup(problem, device, scope_of(policy or current_policy()))
+    policy = policy or current_policy()
+    known = perfdb().lookup(problem, device, scope_of(policy))
     if not known:
         return "never measured"
     for record in known:
         doubt = perfdb().stale(record, current(record.solver, device, workspace_limit))
         if doubt:
             return f"{record.solver} was {doubt}"
+    if here and (new := _newcomers(problem, device, policy, known, workspace_limit)):
+        return f"never measured: {', '.join(new)}"
     newest = max(known, key=lambda record: record.created)
     if newest.inconclusive:
         return f"the last search decided nothing: {newest.inconclusive}"
     if newest.optimal or newest.budget_ms is None or (budget_ms is not None and budget_ms <= newest.budget_ms):
         return None
     return f"the last search was incomplete: {newest.conditions}"
+
+
+def _newcomers(
+    problem: ConvProblem, device: DeviceInfo, policy: Policy, known: Sequence[Record], workspace_limit: int | None
+) -> list[str]:
+    """Who accepts the problem and has, in its present version, neither a record nor a part in a recorded search.
+
+    Records of earlier versions do not say who took part: there a plugin counts that has no record at all.
+    """
+    from ..selection.choice.provenance import contestant
+    from ..selection.choice.ranking import contestants, refusal
+    from ..selection.plugins.loader import plugins
+
+    took_part = {name for record in known for name in record.contest.split()}
+    plugin = plugins().provider
+    plugins_known = {plugin(record.solver) for record in known}
+    measured = {record.solver for record in known}
+    limits = [limit for limit in (workspace_limit, policy.workspace_limit) if limit is not None]
+    policy = replace(policy, max_error=None, workspace_limit=min(limits, default=None))  # as a search has it
+    return [
+        name
+        for name, solver in contestants(problem, device).items()
+        if name not in measured
+        and (contestant(name, device) not in took_part if took_part else plugin(name) not in plugins_known)
+        and refusal(solver, problem, device, policy) is None
+    ]

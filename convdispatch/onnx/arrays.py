@@ -53,7 +53,7 @@ class Caller:
         raise InvalidArgument(f"the input {name!r} must be an array, got {type(value).__name__}")
 
     def given(self, result: Any) -> Any:
-        """A result as the caller's first array is."""
+        """A result that nobody else holds as the caller's first array is."""
         lead = self._lead
         if isinstance(lead, Tensor):
             return result if isinstance(result, Tensor) else Tensor.from_numpy(result, self.queue)
@@ -70,7 +70,7 @@ class Caller:
             package = sys.modules[type(lead).__module__.partition(".")[0]]
             reader = getattr(package, "from_dlpack", None) or package.dlpack.from_dlpack
             return reader(t)
-        return result.numpy() if isinstance(result, Tensor) else np.array(result)
+        return result.numpy() if isinstance(result, Tensor) else result
 
 
 def _is_torch(value: Any) -> bool:
@@ -94,4 +94,4 @@ def _torch_of(result: Any, lead: Any) -> Any:
         return torch.from_dlpack(result)
     if result.dtype.name == "bfloat16":
         return torch.from_numpy(np.ascontiguousarray(result).view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(np.array(result)).to(lead.device)
+    return torch.from_numpy(result).to(lead.device)

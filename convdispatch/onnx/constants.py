@@ -9,7 +9,7 @@ import numpy as np
 
 from .reading import to_array
 
-__all__ = ["dequantized", "value_of"]
+__all__ = ["dequantized", "scalar", "value_of"]
 
 _NUMBERS = {
     "value_float": ("f", np.float32),
@@ -27,6 +27,14 @@ def value_of(node: Any) -> np.ndarray | None:
         if attribute.name in _NUMBERS and not attribute.ref_attr_name:
             field, dtype = _NUMBERS[attribute.name]
             return np.array(getattr(attribute, field), dtype)
+    return None
+
+
+def scalar(value: Any) -> float | int | None:
+    """The number that a constant of one element is; None for anything else."""
+    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "fiub":
+        number = value.reshape(()).item()
+        return number if np.isfinite(number) else None
     return None
 
 

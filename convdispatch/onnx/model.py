@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import inference, runtime
 from ..api.errors import InvalidArgument
+from ..inference.bound_outputs import run_into
 from ..tensor import Tensor
 from . import operators  # noqa: F401 (enters the operators)
 from .arrays import Caller
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["OnnxNet", "Port", "load"]
 
-FORMS = 8
-"""Built forms that a net keeps; the one that was used longest ago goes first."""
+FORMS = 32
+"""Built forms that a net keeps at most; the one that was used longest ago goes first."""
+_MOST_BYTES = 1 << 31
+"""What kept forms may take beyond the newest eight, weights in their plans' form included."""
+_ALWAYS_KEPT = 8
 _MOST_VALUES = 4096
 """Elements of an input whose values a form may depend on."""
 _NEWEST_KNOWN = 7
@@ -123,10 +127,19 @@ class OnnxNet:
     def __call__(self, *given: Any) -> Any:
         """The results; see the class. Raises InvalidArgument for arrays that do not fit the file's inputs."""
         if len(given) == 1 and isinstance(given[0], Mapping):
-            return self._run(self._ordered(given[0]), named=True)
+            return self.run(given[0])
         if len(given) != len(self.inputs):
             raise InvalidArgument(f"the net takes {len(self.inputs)} arrays ({self._listed()}), got {len(given)}")
-        return self._run(list(given), named=False)
+        answer = self._run(list(given), {})
+        return answer[0] if len(answer) == 1 else tuple(answer)
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
+        """Results by name for arrays by name; a result named in ``out`` is written to the host's array there.
+
+        Raises InvalidArgument for arrays that do not fit the file's inputs and outputs.
+        """
+        answer = self._run(self._ordered(feeds), out or {})
+        return dict(zip((port.name for port in self.outputs), answer, strict=True))
 
     def _listed(self) -> str:
         return ", ".join(map(str, self.inputs)) or "none"
@@ -145,18 +158,18 @@ class OnnxNet:
             )
         return [feeds[port.name] for port in self.inputs]
 
-    def _run(self, given: Sequence[Any], named: bool) -> Any:
+    def _run(self, given: Sequence[Any], out: Mapping[str, np.ndarray]) -> list[Any]:
         caller = Caller(given, self.queue)
         arrays = [caller.taken(value, port) for value, port in zip(given, self.inputs, strict=True)]
         for array, port in zip(arrays, self.inputs, strict=True):
             _check_shape(array, port)
         with self._lock:
             form, fed = self._form(arrays)
-            results = [] if form.net is None else form.net(*fed)
-        answer = [caller.given(results[o] if isinstance(o, int) else o) for o in form.outputs]
-        if named:
-            return dict(zip((port.name for port in self.outputs), answer, strict=True))
-        return answer[0] if len(answer) == 1 else tuple(answer)
+            results = _computed(form, fed, [out.get(port.name) for port in self.outputs])
+        return [
+            out[port.name] if port.name in out else caller.given(result)
+            for port, result in zip(self.outputs, results, strict=True)
+        ]
 
     def _form(self, arrays: Sequence[Any]) -> tuple[_Form, list[Any]]:
         """The form for these arrays, and those among them that it is fed."""
@@ -172,9 +185,14 @@ class OnnxNet:
                 self._depend(request, arrays)
                 continue
             self._forms[key] = form
-            while len(self._forms) > FORMS:
+            while len(self._forms) > FORMS or (len(self._forms) > _ALWAYS_KEPT and self._nbytes() > _MOST_BYTES):
                 self._forms.popitem(last=False)
             return form, fed
+
+    def _nbytes(self) -> int:
+        """What the kept forms take on the device, about."""
+        weights = sum(value.nbytes for value in self._constants.values())
+        return sum(weights + form.net.nbytes for form in self._forms.values() if form.net is not None)
 
     def _key(self, array: Any, port: Port) -> Any:
         if port.name in self._by_value:
@@ -290,6 +308,25 @@ class OnnxNet:
             return results
 
         return net, fed, places
+
+
+def _computed(form: _Form, fed: Sequence[Any], out: Sequence[np.ndarray | None]) -> list[Any]:
+    """The results of a form in the file's order, those with an array of ``out`` written there."""
+    targets = [array for place, array in zip(form.outputs, out, strict=True) if isinstance(place, int)]
+    if form.net is None:
+        results: list[Any] = []
+    elif any(array is not None for array in targets) and all(type(array) is np.ndarray for array in fed):
+        results = run_into(form.net, fed, targets)
+    else:
+        results = form.net(*fed)
+    found = [results[place] if isinstance(place, int) else np.array(place) for place in form.outputs]
+    for result, array in zip(found, out, strict=True):
+        if array is not None and result is not array:
+            if tuple(result.shape) != array.shape or result.dtype != array.dtype:
+                made, given = (f"{tuple(each.shape)} {each.dtype.name}" for each in (result, array))
+                raise InvalidArgument(f"the result is {made}, got {given} for it")
+            np.copyto(array, result.numpy() if isinstance(result, Tensor) else result)
+    return found
 
 
 def _check_opset(opsets: Mapping[str, int]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import os
 import reprlib
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from ..api.policy import Policy, current_policy
 from ..api.policy import _current as in_force
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
+from .plugins import forks
 from .plugins.contract import TRAITS, LoadedAs, traits_of
 from .plugins.loader import plugins
 
@@ -35,7 +37,7 @@ _watchers: list[Callable[[], None]] = []
 
 
 class ArgumentsChanged(PluginError):
-    """A plugin changed a value that it was handed, or an attribute of its solver: it is set aside for the process."""
+    """A plugin changed a value that it was handed, or its solver, or forked: it is set aside for the process."""
 
 
 def ask(solver: Solver, method: str, *arguments: Any) -> Any:
@@ -54,7 +56,7 @@ def ask(solver: Solver, method: str, *arguments: Any) -> Any:
     lent = copied(policy)
     token = in_force.set(lent)
     error: BaseException | None = None
-    answer = None
+    answer, process, forked = None, os.getpid(), forks.count()
     try:
         answer = getattr(solver, method)(*handed)
         if method == "configs" and hasattr(answer, "__next__"):
@@ -64,12 +66,14 @@ def ask(solver: Solver, method: str, *arguments: Any) -> Any:
     except BaseException as raised:
         error = raised
     finally:
+        forks.end_fork(process)
         left = current_policy()
         in_force.reset(token)
     what = "policy in force" if left is not lent else changed(lent, vars(policy))
     for each, values in zip(handed, was, strict=True):
         what = what or (changed(each, values) if values else "")
     what = what or _new_traits(solver, loaded)
+    what = f"changed the {what}" if what else "forked the process" if forks.count() > forked else ""
     if what:
         raise _at_fault(loaded, method, what) from error
     if error is not None:
@@ -115,7 +119,7 @@ def _new_traits(solver: Solver, loaded: LoadedAs | None) -> str:
 
 
 def _at_fault(loaded: LoadedAs | None, method: str, what: str) -> ArgumentsChanged:
-    reason = f"its {method}() changed the {what}"
+    reason = f"its {method}() {what}"
     if loaded is not None:
         reason = f"{loaded.name}: {reason}"
         set_plugin_aside(loaded.plugin, reason)

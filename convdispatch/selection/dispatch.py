@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import reprlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -17,7 +16,6 @@ from ..api.device import DeviceInfo
 from ..api.errors import (
     BuildFailed,
     ConvDispatchError,
-    ConvDispatchWarning,
     Frozen,
     MemoryLimit,
     NoSolver,
@@ -44,7 +42,7 @@ from .choice.set_aside import NoWorkspace, forgive, lacked, must_have_room, set_
 from .defensive_copy import ArgumentsChanged, ask, banned, on_ban
 from .layer_chain import call_state
 from .planpack import decisions, from_environment
-from .plugins import verdicts
+from .plugins import faults, verdicts
 from .plugins.loader import plugins
 from .prepared import Constant, Prepared
 from .solver_query import checked_plan, guarded, planned_as
@@ -242,10 +240,9 @@ def quarantine(
     set_aside(problem, device, solver, reason)
     forget(problem)
     detail = f"\n{error.log}" if isinstance(error, BuildFailed) else ""
-    warnings.warn(
-        f"{solver} is set aside for {problem} on {device}: {reason}; the next candidate runs{detail}",
-        ConvDispatchWarning,
-        stacklevel=3,
+    message = f"{solver} is set aside for {problem} on {device}: {reason}; the next candidate runs{detail}"
+    faults.say(
+        solver, f"{reason.removeprefix('find: ').partition(':')[0]} {type(error).__name__}", message, stacklevel=3
     )
 
 

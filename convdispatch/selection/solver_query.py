@@ -15,18 +15,18 @@ import math
 import numbers
 import reprlib
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..api.device import DeviceInfo
-from ..api.errors import ConvDispatchWarning, Frozen, PluginError, plain, words
+from ..api.errors import Frozen, PluginError, plain, words
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
 from ..device.runtime import device_info
 from ..device.size_limits import workspace_room
 from .defensive_copy import MOST_CONFIGS, ArgumentsChanged, ask, banned, copied
+from .plugins import answer_trial, faults
 from .plugins.loader import plugins
 from .visible_problem import computes_dtype, visible_problem
 
@@ -75,6 +75,9 @@ class SolverAnswers:
         self._sizes: dict[str, int | None] = {}
         self._shown: dict[str, ConvProblem] = {}
         self.fault = banned(solver)
+        if self.fault is None and "chain" not in vars(solver):
+            self.fault = answer_trial.fault(solver.name, problem, device)
+            self._kind = "no answer"
         try:
             self.elsewhere = self._answer("serves", _reason)
             self.refused = computes_dtype(solver, problem) or self._answer("rejects", _reason)
@@ -159,9 +162,9 @@ class SolverAnswers:
             self.fault, self.configs = str(error), ()
             raise Fault(str(error)) from None
         except _Wrong as wrong:
-            what = f"its {method}() answered {wrong}"
+            what, self._kind = f"its {method}() answered {wrong}", f"{method} answered"
         except BaseException as error:
-            what = f"its {method}() raised {words(error)}"
+            what, self._kind = f"its {method}() raised {words(error)}", f"{method} raised {type(error).__name__}"
         self.fault, self.configs = what, ()
         if self._said:
             self._say()
@@ -171,17 +174,18 @@ class SolverAnswers:
         """The solver's plugin was set aside after this was asked."""
         self.fault, self.configs = self.fault or why, ()
 
+    _kind = ""
     _said = False
     """Whether others see this answer: a fault that comes later is said at once."""
 
     def _say(self) -> None:
         plugin = plugins().provider(self.solver.name)
-        warnings.warn(
-            f"solver {self.solver.name} of plugin {plugin} is set aside for {self.problem} on {self.device}: "
-            f"{self.fault}; tell the plugin's author, or shut it out with CONVDISPATCH_BLOCK={plugin}",
-            ConvDispatchWarning,
-            stacklevel=6,
+        message = (
+            f"solver {self.solver.name} of plugin {plugin} is set aside for {self.problem} on {self.device}, and "
+            f"wherever else it does this: {self.fault}; tell the plugin's author, or shut it out with "
+            f"CONVDISPATCH_BLOCK={plugin}"
         )
+        faults.say(self.solver.name, self._kind, message, stacklevel=6)
 
 
 def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAnswers:

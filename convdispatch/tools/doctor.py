@@ -14,6 +14,7 @@ from ..api.errors import ConvDispatchError
 from ..device import cuda_driver, runtime
 from ..device.native import loading
 from ..device.opencl import icd, vendor_trial
+from ..device.rates import rates, switched_off
 from ..selection.plugins.loader import dropin_folder, plugins, try_each
 from ..selection.plugins.registry import registry, registry_path
 
@@ -149,9 +150,18 @@ def _device(number: int, device: Any, probe: bool) -> dict[str, Any]:
         "local_mem_size": info.local_mem_size,
         "fp16": info.fp16,
         "fp64": info.fp64,
+        "rates": _rates(info),
         "problem": problem,
         "mend": _mend_device(info.vendor, problem),
     }
+
+
+def _rates(info: Any) -> str:
+    """What solvers predict by, and whether it was measured."""
+    found = rates(info)
+    how = "measured" if found.measured else "estimated, CONVDISPATCH_RATES=off" if switched_off() else "estimated"
+    numbers = f"{found.flops * 1e-9:,.0f} GFLOP/s, {found.bandwidth * 1e-9:,.0f} GB/s"
+    return f"{numbers}, {found.launch * 1e6:.3g} us a launch ({how})"
 
 
 def _probe(number: int) -> str | None:

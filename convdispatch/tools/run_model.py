@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from ..api.errors import InvalidArgument
 from ..runtime import device_info, find_device
 from .layer_times import Step, onnxruntime_steps, rows, table
 from .model_file import read_inputs
+from .peer_process import PeerProcess
 
 __all__ = ["Compared", "RunReport", "run_model"]
 
-PEERS = ("onnxruntime",)
+_ROUNDS = 5
+_PAUSE_S = 0.05
+"""For the other engine's threads, which look for work for a while after a run."""
 
 
 @dataclass(frozen=True)
@@ -99,17 +101,20 @@ def run_model(
     net = load(path, device=device, math=math, dtype=dtype)
     load_s = time.perf_counter() - start
     feeds, random = read_inputs(net, inputs, batch)
-    peer = None if against is None else _peer(against, Path(path), net, feeds)
-    start = time.perf_counter()
-    outputs = net(feeds)
-    first_s = time.perf_counter() - start
-    works: list[Callable[[], Any]] = [lambda: net(feeds)] + ([] if peer is None else [peer])
-    times = _times(works, runs)
+    peer = None if against is None else PeerProcess(against, Path(path), feeds, _threads(net))
+    try:
+        start = time.perf_counter()
+        outputs = net(feeds)
+        first_s = time.perf_counter() - start
+        ms, their_ms = _times(lambda: net(feeds), peer, runs)
+    finally:
+        if peer is not None:
+            peer.close()
     compared, layers = None, []
     if peer is not None:
-        theirs = dict(zip(outputs, peer(), strict=True))
+        theirs = dict(zip(outputs, peer.outputs, strict=True))
         errors = {name: _error(outputs[name], theirs[name]) for name in outputs}
-        compared = Compared(str(against), errors, times[1])
+        compared = Compared(str(against), errors, their_ms)
         layers = _layers(path, net, feeds, runs)
     where = device_info(find_device(device))
     report = RunReport(
@@ -120,7 +125,7 @@ def run_model(
         outputs,
         load_s,
         first_s,
-        times[0],
+        ms,
         runs,
         _form_of(net),
         compared,
@@ -162,41 +167,25 @@ def _form_of(net: Any) -> list[str]:
     ]
 
 
-def _times(works: Sequence[Callable[[], Any]], runs: int) -> list[float]:
-    """Median milliseconds of each, taken in turns after one run unseen."""
-    samples: list[list[float]] = [[] for _ in works]
-    for work in works:
-        work()
-    for _ in range(max(1, runs)):
-        for work, found in zip(works, samples, strict=True):
+def _times(ours: Callable[[], Any], peer: PeerProcess | None, runs: int) -> tuple[float, float]:
+    """Median milliseconds here and by a peer, NaN without one: a few rounds in turns, one run of each unseen."""
+    rounds = min(max(1, runs), _ROUNDS)
+    samples: tuple[list[float], list[float]] = [], []
+    for place in range(rounds):
+        count = len(range(place, max(1, runs), rounds))
+        time.sleep(0 if peer is None else _PAUSE_S)
+        ours()
+        for _ in range(count):
             start = time.perf_counter()
-            work()
-            found.append((time.perf_counter() - start) * 1e3)
-    return [statistics.median(found) for found in samples]
+            ours()
+            samples[0].append((time.perf_counter() - start) * 1e3)
+        if peer is not None:
+            time.sleep(_PAUSE_S)
+            samples[1].extend(peer.times(count))
+    return statistics.median(samples[0]), statistics.median(samples[1]) if samples[1] else float("nan")
 
 
 def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     size = float(np.linalg.norm(b))
     return float(np.linalg.norm(a - b)) / (size or 1.0)
-
-
-def _peer(name: str, path: Path, net: Any, feeds: Mapping[str, np.ndarray]) -> Callable[[], list[np.ndarray]]:
-    """A function that runs the same file on the same arrays by another library."""
-    if name not in PEERS:
-        raise InvalidArgument(f"--against knows {', '.join(PEERS)}, got {name!r}")
-    try:
-        import onnxruntime
-    except ImportError:
-        raise InvalidArgument("onnxruntime is not installed: pip install onnxruntime") from None
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = _threads(net)
-    try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        wanted = {each.name: each.type for each in session.get_inputs()}
-        session.run(None, dict(feeds))
-    except Exception as error:  # its own exception types are not public
-        raise InvalidArgument(f"onnxruntime cannot run {path} so: {str(error).splitlines()[0]}") from error
-    given = {name: array for name, array in feeds.items() if name in wanted}
-    return lambda: session.run(None, given)  # type: ignore[no-any-return]

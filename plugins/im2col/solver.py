@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, rates
+from convdispatch.api import ConvProblem, DeviceInfo, Solver, rates
 
 from . import col2im, depthwise, phases, product, weights
 
@@ -33,10 +33,6 @@ SUSTAINED = 0.92
 
 class Im2col(Solver):
     """Lowering to a matrix product: every direction, rank, group, stride, dilation, padding, layout and dtype."""
-
-    name = "im2col"
-    exact = True
-    fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Only what the device cannot store, and what has nothing to compute."""

@@ -1,11 +1,13 @@
 // y[image, o, c] = finished(sum over taps t of (x[image, o S + t D - P, c] - x_zero) w[c, t]): depthwise, channels last.
 //
 // A vector is sixteen channels in float32, where sums of up to 514 products of bytes are whole numbers. The last vector
-// begins sixteen channels before the end.
+// begins sixteen channels before the end. What x_zero takes from a sum is the same everywhere, since padding is x_zero.
 // the problem's letters; COLUMNS  places of a row that are summed at once; BLOCKS vectors; ROWS rows of y of a work item
+// FINISH 1: y is of bytes, and is finished by instructions
 #define UNROLL __attribute__((opencl_unroll_hint))
+#define GLOBAL(type, array) ((global type *)(ulong)(array))  // a CPU has one memory
 #define BLOCK(b) min(16 * (b), OC - 16)
-#define LOADX(p) (convert_float16(vload16(0, p)) - zero)
+#define LOADX(p) convert_float16(vload16(0, p))
 
 // Of one row of taps, over COLUMNS places from column ``begin`` of x on; whole: all columns are x's.
 inline void add_row(float16 *sums, global const REAL *row, global const float *w, int begin, float16 zero, const bool whole) {
@@ -13,7 +15,7 @@ inline void add_row(float16 *sums, global const REAL *row, global const float *w
   UNROLL for (int j = 0; j < KW; ++j) k[j] = vload16(j, w);
   UNROLL for (int t = 0; t < (COLUMNS - 1) * SW + (KW - 1) * DW + 1; ++t) {
     const int at = begin + t;
-    float16 v = 0;
+    float16 v = zero;
     if (whole || (at >= 0 && at < IW)) v = LOADX(row + (long)at * IC);
     UNROLL for (int j = 0; j < KW; ++j)
       if (t >= j * DW && (t - j * DW) % SW == 0 && (t - j * DW) / SW < COLUMNS)
@@ -25,14 +27,30 @@ kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void conv(global const REAL *restrict x, global const float *restrict w, long w_at, global OUT *restrict y, TABLE_PARAMS) {
   const int image = get_global_id(1), first = get_global_id(0) * ROWS;
   const float16 zero = (float)X_ZERO(table);
+#if FINISH
+  int held[96];
+  long to[COLUMNS];
+  global int *numbers = GLOBAL(int, held);
+  const bool quick = !RESIDUAL || table[13];
+  finish_numbers(numbers + 64, TABLE_ARGS);
+  numbers[64 + 10] = 0xffff;
+  for (int u = 0; u < COLUMNS; ++u) to[u] = (long)u * OC;
+#endif
   w = (global const float *)((global const uchar *)w + w_at);
   x += (long)image * (ID * IH * IW) * IC;
   ONCE for (int row = first; row < min(first + ROWS, OD * OH); ++row) {
     const int od = row / OH, oh = row % OH;
     ONCE for (int b = 0; b < BLOCKS; ++b) {
       const int c = BLOCK(b);
-      const int16 bias = vload16(0, BIASES(table) + c);
+      global const float *mine = w + b * (KD * KH * KW * 16);
+      float16 all = 0;
+      ONCE for (int t = 0; t < KD * KH * KW; ++t) all += vload16(t, mine);
+      const int16 bias = as_int16(as_uint16(vload16(0, BIASES(table) + c)) - as_uint16(convert_int16(all * zero)));
       const float16 scale = vload16(0, MULTIPLIERS(table) + c);
+#if FINISH
+      vstore16(bias, 0, numbers);
+      vstore16(scale, 2, (global float *)numbers);
+#endif
       ONCE for (int ow = 0; ow < OW; ow += COLUMNS) {
         float16 sums[COLUMNS];
         UNROLL for (int u = 0; u < COLUMNS; ++u) sums[u] = 0;
@@ -40,19 +58,32 @@ void conv(global const REAL *restrict x, global const float *restrict w, long w_
         const bool whole = begin >= 0 && begin + (COLUMNS - 1) * SW + (KW - 1) * DW < IW;
         ONCE for (int kd = 0; kd < KD; ++kd) {
           const int d = od * SD + kd * DD - PD;
-          if (d < 0 || d >= ID) continue;
           ONCE for (int kh = 0; kh < KH; ++kh) {
             const int h = oh * SH + kh * DH - PH;
-            if (h < 0 || h >= IH) continue;
+            global const float *taps = mine + (kd * KH + kh) * (KW * 16);
+            if (d < 0 || d >= ID || h < 0 || h >= IH) {
+              float16 row_sum = 0;
+              UNROLL for (int j = 0; j < KW; ++j) row_sum += vload16(j, taps);
+              UNROLL for (int u = 0; u < COLUMNS; ++u) sums[u] += row_sum * zero;
+              continue;
+            }
             global const REAL *from = x + ((long)d * IH + h) * IW * IC + c;
-            global const float *taps = w + ((b * KD + kd) * KH + kh) * (KW * 16);
             if (whole) add_row(sums, from, taps, begin, zero, true);
             else add_row(sums, from, taps, begin, zero, false);
           }
         }
-        const long to = (((long)image * OD * OH + row) * OW + ow) * OC + c;
+#if FINISH
+        int16 exact[COLUMNS];
+        UNROLL for (int u = 0; u < COLUMNS; ++u) exact[u] = convert_int16(sums[u]);
+        if (quick) {
+          const long from = (((long)image * OD * OH + row) * OW + ow) * OC + c;
+          FINISH_BYTES(GLOBAL(int, exact), numbers, GLOBAL(long, to), min(COLUMNS, OW - ow), from);
+          continue;
+        }
+#endif
+        const long at = (((long)image * OD * OH + row) * OW + ow) * OC + c;
         UNROLL for (int u = 0; u < COLUMNS; ++u)
-          if (ow + u < OW) put16(y, TABLE_ARGS, convert_int16(sums[u]) + bias, scale, to + u * OC, 16);
+          if (ow + u < OW) put16(y, TABLE_ARGS, convert_int16(sums[u]) + bias, scale, at + u * OC, 16);
       }
     }
   }

@@ -23,12 +23,19 @@ from convdispatch.api import (
 )
 from convdispatch.api.cpu import registers, uneven
 
+from .instructions import byte_finish
+from .probe import require
+from .processor import serves_vectors
+from .tiles import TilesKernel
+
 __all__ = ["Depthwise"]
 
 _MOST_TAPS = (1 << 24) // (255 * 128)
 """Taps whose products' sums are whole numbers in float32."""
-_WORK, _STORED, _LAUNCH = 3.0, 800.0, 4e6
+_WORK, _STORED, _LAUNCH = 3.0, 500.0, 3e5
 """Operations of the peak in the time of one, of sixteen elements of y, of the launch."""
+_AFTER = 10
+"""What follows a sum, in products of vectors."""
 
 
 class Depthwise(Solver):
@@ -59,11 +66,19 @@ class Depthwise(Solver):
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
-        """Places of a row at once, as many as registers hold; rows so that each unit has four jobs."""
-        most = (registers(device) - 2 - problem.kw) // (2 if problem.kw < 7 else 3)
-        rows = max(1, problem.od * problem.oh * problem.mb // (4 * device.compute_units))
-        for columns in (most, 4, 2):
-            yield {"columns": max(1, min(columns, problem.ow)), "rows": min(rows, problem.od * problem.oh)}
+        """Places of a row at once, at most what registers hold; rows so that each unit has four tasks."""
+        p, most = problem, max(1, (registers(device) - 4 - problem.kw) // (2 if problem.kw < 7 else 3))
+        rows = max(1, p.od * p.oh * p.mb // (4 * device.compute_units))
+
+        def work(columns: int) -> float:
+            """Of a row of y: products, what is read, and what follows sums; whole blocks."""
+            read = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1
+            return -(-p.ow // columns) * (p.kd * p.kh * (columns * p.kw + 2 * read) + _AFTER * columns)
+
+        finish = p.out_itemsize == 1 and serves_vectors(device) is None
+        best = min(range(1, min(most, p.ow) + 1), key=lambda columns: (work(columns), columns))
+        for columns in dict.fromkeys((best, min(most, p.ow), max(1, best // 2))):
+            yield {"columns": columns, "rows": min(rows, p.od * p.oh), "finish": finish}
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """By operations and what is stored."""
@@ -85,7 +100,14 @@ class Depthwise(Solver):
         blocks = -(-problem.oc // 16)
         text = problem.macros() + "#define ONCE __attribute__((opencl_unroll_hint(1)))\n"
         text += define(COLUMNS=config["columns"], ROWS=config["rows"], BLOCKS=blocks, CHANNEL=1)
-        text += kernel_text(__package__, "put.cl") + kernel_text(__package__, "depthwise.cl")
+        finish = bool(config["finish"])
+        if finish:
+            require(context, "int8.vnni", False, TilesKernel)
+        text += define(FINISH=int(finish)) + kernel_text(__package__, "put.cl")
+        if finish:
+            text += byte_finish("finish", problem.out_dtype if problem.residual else None, 1)
+            text += kernel_text(__package__, "finish.cl")
+        text += kernel_text(__package__, "depthwise.cl")
         program = build(context, text)
         weights = "w" if problem.constant_weights else "workspace"
         extras = ["bias", *(["residual"] if problem.residual else [])]

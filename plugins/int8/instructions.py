@@ -7,7 +7,7 @@ in each over ``steps`` of bytes that follow each other.
 
 from __future__ import annotations
 
-__all__ = ["CONFIGURE", "tile_product", "vector_product"]
+__all__ = ["CONFIGURE", "byte_finish", "tile_product", "vector_product"]
 
 CONFIGURE = """
 // Eight tiles of 16 rows of 64 bytes; the first four hold sums.
@@ -46,6 +46,70 @@ def vector_product(name: str, positions: int, row: int, steps: int) -> str:
         inner += [f"vpdpbusd %%zmm{28 + j}, %%zmm{30 + i % 2}, %%zmm{2 * i + j}" for j in range(2)]
     end = [f"vmovdqu32 %%zmm{2 * i + j}, {128 * i + 64 * j}(%[sums])" for i in range(positions) for j in range(2)]
     return _function(name, begin, inner, end, steps, (4, 128), "")
+
+
+def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
+    """OpenCL function ``name(sums, numbers, to, count, y[, residual])``: what follows ``sums[count][32]``, in bytes.
+
+    With one half a position has 16 sums. Position i's channels, as masks say, go to ``y + to[i]``, unless that is
+    negative; a residual (``"int8"`` or ``"uint8"``) is read at the same offset. ``numbers`` holds shift[32], scale[32]
+    and the words of ``finish.cl``.
+    The quotient by y's scale is exact by Markstein's step: a product with the reciprocal, and its error times that.
+    """
+    words = {"low": 0, "high": 1, "zero": 2, "sum_low": 3, "sum_high": 4, "sum_scale": 5, "r_zero": 6, "r_scale": 7}
+    words |= {"y_scale": 8, "inverse": 9, "mask0": 10, "mask1": 11, "rounds": 12}
+    place = {word: f"{256 + 4 * at}(%[numbers])" for word, at in words.items()}
+    held = {"low": 16, "high": 17, "zero": 18}
+    if residual is not None:
+        names = ("sum_low", "sum_high", "sum_scale", "r_zero", "r_scale", "y_scale", "inverse")
+        held |= {word: 19 + at for at, word in enumerate(names)}
+    lines = [f"vbroadcastss {place[word]}, %%zmm{at}" for word, at in held.items()]
+    lines += [f"kmovw {place[word]}, %%k{at}" for at, word in enumerate(("mask0", "mask1", "rounds"), 1)]
+    lines += [f"vmovdqu32 {64 * j}(%[numbers]), %%zmm{12 + j}" for j in range(4)]  # shifts, then scales
+    lines += ["1:", "mov (%[to]), %[t]", "add $8, %[to]", "test %[t], %[t]", "js 2f"]
+
+    def both(text: str) -> list[str]:
+        """For each half of the channels: ``s`` its sums, ``r`` its residual, ``q`` a third, and its own constants."""
+        numbers = {"SHIFT": 12, "SCALE": 14, "S": 0, "R": 2, "Q": 4}
+        found = []
+        for j in range(halves):
+            line = text
+            for word, at in numbers.items():
+                line = line.replace(f"@{word}", f"%%zmm{at + j}")
+            for word, at in held.items():
+                line = line.replace(f"@{word}", f"%%zmm{at}")
+            found.append(line.replace("@J", str(j)))
+        return found
+
+    lines += [f"vmovdqu32 {64 * j}(%[sums]), %%zmm{j}" for j in range(halves)]
+    steps = ["vpaddd @SHIFT, @S, @S", "vcvtdq2ps @S, @S", "vmulps @SCALE, @S, @S"]
+    if residual is not None:
+        lines += ["mov %[residual], %[u]", "add %[t], %[u]"]
+        wide = "vpmovsxbd" if residual == "int8" else "vpmovzxbd"
+        lines += [f"{wide} {16 * j}(%[u]), %%zmm{2 + j} %{{%%k{1 + j}%}}%{{z%}}" for j in range(halves)]
+        steps += ["vcvtdq2ps @R, @R", "vsubps @r_zero, @R, @R", "vmulps @r_scale, @R, @R"]
+        steps += ["vrndscaleps $8, @S, @S %{%%k3%}", "vmaxps @sum_low, @S, @S", "vminps @sum_high, @S, @S"]
+        steps += ["vmulps @sum_scale, @S, @S", "vaddps @R, @S, @S", "vmulps @inverse, @S, @Q"]
+        steps += ["vfnmadd231ps @Q, @y_scale, @S", "vfmadd213ps @Q, @inverse, @S"]
+    steps += ["vmaxps @low, @S, @S", "vminps @high, @S, @S", "vcvtps2dq @S, @S", "vpaddd @zero, @S, @S"]
+    for step in steps:
+        lines += both(step)
+    lines += ["add %[y], %[t]", *(f"vpmovdb %%zmm{j}, {16 * j}(%[t]) %{{%%k{1 + j}%}}" for j in range(halves))]
+    lines += ["2:", f"add ${64 * halves}, %[sums]", "dec %[count]", "jnz 1b"]
+    body, more = "\\n".join(lines), ", global const char *residual" if residual is not None else ""
+    temporary = ', [u] "=&r"(u)' if residual is not None else ""
+    given = ', [residual] "r"(residual)' if residual is not None else ""
+    return f"""
+__attribute__((noinline))
+void {name}(global const int *sums, global const int *numbers, global const long *to, long count,
+            global char *y{more}) {{
+  long t{", u" if residual is not None else ""};
+  __asm__ volatile("{body}"
+                   : [sums] "+r"(sums), [to] "+r"(to), [count] "+r"(count), [t] "=&r"(t){temporary}
+                   : [numbers] "r"(numbers), [y] "r"(y){given}
+                   : "memory");
+}}
+"""
 
 
 def _function(

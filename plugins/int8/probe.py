@@ -9,7 +9,7 @@ from convdispatch.api import ConvProblem, Frozen, PluginError, Quantization, pro
 __all__ = ["require"]
 
 _PROBLEM = ConvProblem(
-    mb=2, ic=40, ih=9, iw=8, oc=56, kh=3, kw=3, ph=1, pw=1, layout="nhwc", dtype="uint8", out_dtype="int32"
+    mb=2, ic=40, ih=9, iw=8, oc=56, kh=3, kw=3, ph=1, pw=1, layout="nhwc", dtype="uint8", out_dtype="uint8"
 )
 
 
@@ -30,8 +30,9 @@ def _answer(context: Any, tiles: bool, kernel: Any) -> str | None:
     problem, random = _PROBLEM, np.random.default_rng(3)
     x = random.integers(0, 256, problem.x_shape).astype(np.uint8)
     w = random.integers(-128, 128, problem.w_shape).astype(np.int8)
-    table = Quantization(x_zero_point=9).table(problem.oc)
-    y = np.zeros(problem.y_shape, np.int32)
+    given = Quantization(1.0, 9, 1.0, 2.0**10, 101, dtype="uint8")
+    table = given.table(problem.oc)
+    y = np.zeros(problem.y_shape, np.uint8)
     try:
         plan = kernel(problem, {"tiles": tiles, "tile": 13, "rows": 5, "panels": 1, "items": 2}).plan(context)
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
@@ -44,9 +45,10 @@ def _answer(context: Any, tiles: bool, kernel: Any) -> str | None:
     except Exception as error:
         return f"the probe failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     padded = np.pad(x.astype(np.int32) - 9, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    wanted = sum(
+    sums = sum(
         padded[:, i : i + problem.oh, j : j + problem.ow] @ w[:, i, j].astype(np.int32).T
         for i in range(3)
         for j in range(3)
     )
+    wanted = np.clip(np.rint(np.asarray(sums, np.float32) / np.float32(2**10)) + 101, 0, 255)
     return None if np.array_equal(y, wanted) else "the probe computed wrong results"

@@ -40,8 +40,10 @@ def _missing(needed: tuple[str, ...]) -> str | None:
     lacking = [flag for flag in needed if flag not in _flags()]
     if lacking:
         return f"processors with {' and '.join(needed)} only, got one without {lacking[0]}"
-    if "amx_tile" not in needed:
-        return None
+    return _granted() if "amx_tile" in needed else None
+
+
+def _granted() -> str | None:
     status = ctypes.CDLL(None, use_errno=True).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA)
     return None if status == 0 else f"the system grants no matrix registers (errno {ctypes.get_errno()})"
 

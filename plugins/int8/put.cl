@@ -51,7 +51,7 @@ inline FIN finished16(TABLE_PARAMS, int16 sums, float16 scale, ADD r) {
 #endif
   FINISHED(float16, v)
 #if OUT_BYTES
-  return convert_int16(rint(v)) + (int16)(table[1]);
+  return convert_int16_rte(v) + (int16)(table[1]);
 #else
   return v;
 #endif

@@ -8,6 +8,7 @@
 // TAPS STEPS UNIT PANEL  taps, steps of UNIT bytes in each, bytes of a panel's weights; OFFSETS where taps begin
 // ROWS PARTS    rows of y (IN_PLACE: positions) of a band, bands of an image
 // PANELS PER SHARES  panels of 32 channels of a group, of a share of them, and shares
+// FINISH        1: y is of bytes, channels last, and is finished by instructions (``byte_finish``)
 // ITEMS JOBS SLOT SUMS_AT W_SUMS  work items, jobs; bytes of a slot and before its sums; of weights before their sums
 typedef uint16 __attribute__((aligned(1))) line;
 
@@ -93,6 +94,19 @@ inline void product(global const uchar *a, global const uchar *b, global int *su
 #endif
 }
 
+#if FINISH
+// to[p]: where position p lies in a band of y, or -1.
+inline void finish_places(global long *to, int positions) {
+  ONCE for (int p = 0; p < positions; ++p) {
+#if IN_PLACE
+    to[p] = (long)p * OC;
+#else
+    to[p] = p % PLACES < OW ? (long)(p / PLACES * OW + p % PLACES) * OC : -1L;
+#endif
+  }
+}
+#endif
+
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void conv(global const uchar *restrict x, global const uchar *restrict w, long w_at, global OUT *restrict y, TABLE_PARAMS,
           global uchar *workspace) {
@@ -100,6 +114,13 @@ void conv(global const uchar *restrict x, global const uchar *restrict w, long w
   global uchar *slot = workspace + item * SLOT;
   global int *sums = (global int *)(slot + SUMS_AT), *shift = sums + TILE * 32;
   global float *scale = (global float *)(shift + 32);
+#if FINISH
+  global int *numbers = shift + 64;
+  global long *to = (global long *)(numbers + 32);
+  const bool quick = !RESIDUAL || table[13];
+  finish_numbers(numbers, TABLE_ARGS);
+  finish_places(to, POSITIONS);
+#endif
   const long last = (item + 1L) * JOBS / ITEMS;
   int band_there = -1;
   w += w_at;
@@ -128,6 +149,10 @@ void conv(global const uchar *restrict x, global const uchar *restrict w, long w
         shift[j] = (int)((uint)BIASES(table)[n] - (uint)(zero + (FLIP ? 128 : 0)) * (uint)w_sums[j]);
         scale[j] = MULTIPLIERS(table)[n];
       }
+#if FINISH
+      numbers[10] = channels >= 16 ? 0xffff : (1 << channels) - 1;
+      numbers[11] = channels >= 32 ? 0xffff : channels > 16 ? (1 << (channels - 16)) - 1 : 0;
+#endif
       const int16 shift0 = vload16(0, shift), shift1 = vload16(1, shift);
       const float16 scale0 = vload16(0, scale), scale1 = vload16(1, scale);
 #if IN_PLACE
@@ -135,6 +160,12 @@ void conv(global const uchar *restrict x, global const uchar *restrict w, long w
         global const uchar *at = ends && p == tail ? (global const uchar *)slot : x + (long)(first + p) * IC;
         const int here = min(TILE, positions - p);
         product(at, weights, sums, here, channels);
+#if FINISH
+        if (quick) {
+          FINISH_BYTES(sums, shift, to + p, here, (long)first * OC + n0);
+          continue;
+        }
+#endif
         ONCE for (int i = 0; i < here; ++i) {
           const long to = (long)(first + p + i) * OC + n0;
           put16(y, TABLE_ARGS, vload16(2 * i, sums) + shift0, scale0, to, channels);
@@ -151,6 +182,12 @@ void conv(global const uchar *restrict x, global const uchar *restrict w, long w
       ONCE for (int p = 0; p < positions; p += TILE) {
         const int here = min(TILE, positions - p);
         product(slot + p * ROW, weights, sums, here, channels);
+#if FINISH
+        if (quick) {
+          FINISH_BYTES(sums, shift, to + p, here, begin);
+          continue;
+        }
+#endif
         ONCE for (int i = 0; i < here; ++i) {
           if (column < OW) {
             const long to = begin + (long)(row * OW + column) * (NHWC ? OC : 1);

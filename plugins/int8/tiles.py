@@ -25,7 +25,7 @@ from convdispatch.api import (
 from convdispatch.api.cpu import PAGE, uneven
 
 from .band import Band
-from .instructions import CONFIGURE, tile_product, vector_product
+from .instructions import CONFIGURE, byte_finish, tile_product, vector_product
 from .probe import require
 from .processor import serves_tiles, serves_vectors
 
@@ -87,7 +87,8 @@ class TilesKernel:
         self.items = min(self.jobs, config["items"])
         self.area = area
         self.sums_at = _ceil(area, 64) * 64
-        self.slot = _ceil(self.sums_at + 128 * (self.tile + 2), PAGE) * PAGE
+        self.finish = self.nhwc and p.out_itemsize == 1
+        self.slot = _ceil(self.sums_at + 128 * (self.tile + 3) + 8 * self.positions, PAGE) * PAGE
         self.w_sums = self.groups * self.panels * self.panel
         self.packed_size = self.w_sums + 128 * self.groups * self.panels
 
@@ -103,7 +104,7 @@ class TilesKernel:
             PANEL=f"{self.panel}L", ROWS=self.rows, PARTS=self.parts, PANELS=self.panels, PER=self.config["panels"],
             SHARES=self.shares, ITEMS=f"{self.items}L", JOBS=f"{self.jobs}L", SLOT=f"{self.slot}L",
             SUMS_AT=f"{self.sums_at}L", W_SUMS=f"{self.w_sums}L",
-            CHANNEL=1 if self.nhwc else f"{p.od * p.oh * p.ow}L",
+            FINISH=int(self.finish), POSITIONS=self.positions, CHANNEL=1 if self.nhwc else f"{p.od * p.oh * p.ow}L",
         )  # fmt: skip
         offsets = [0] if self.in_place else band.offsets
         text += f"constant int OFFSETS[{len(offsets)}] = {{{', '.join(map(str, offsets))}}};\n"
@@ -115,7 +116,10 @@ class TilesKernel:
                     text += tile_product(name, (rows, columns), self.row, self.steps, self.signed)
         else:
             text += vector_product("vectors", self.tile, self.row, self.steps)
-        return text + "".join(kernel_text(__package__, name) for name in ("put.cl", "tiles.cl"))
+        if self.finish:
+            text += byte_finish("finish", p.out_dtype if p.residual else None)
+        files = ("put.cl", "finish.cl", "tiles.cl") if self.finish else ("put.cl", "tiles.cl")
+        return text + "".join(kernel_text(__package__, name) for name in files)
 
     def areas(self) -> tuple[int, int]:
         """(bytes of workspace, where packed weights begin): slots first."""
@@ -239,7 +243,7 @@ class Tiles(_Tiled):
 
     name = "int8.amx"
     tiles = True
-    costs = Costs(5200.0, 700.0, 500.0, 8.0, 8.0, 400.0, 3e6)
+    costs = Costs(5200.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5)
 
     def serves(self, device: DeviceInfo) -> str | None:
         """Intel's runtime on a processor with AMX-INT8."""
@@ -251,7 +255,7 @@ class Vectors(_Tiled):
 
     name = "int8.vnni"
     tiles = False
-    costs = Costs(900.0, 700.0, 500.0, 8.0, 8.0, 400.0, 3e6)
+    costs = Costs(900.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5)
 
     def serves(self, device: DeviceInfo) -> str | None:
         """Intel's runtime on a processor with AVX512-VNNI."""

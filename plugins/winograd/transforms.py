@@ -92,13 +92,25 @@ def transform(m: int, r: int, points: tuple[Fraction, ...] | None = None, once: 
     norms = [math.prod((p - q for q in finite if q != p), start=Fraction(1)) for p in finite] + [Fraction(1)]
     g, a = _powers(finite, r), _powers(finite, m)
     if once == "g":
-        g = [[value / norm for value in row] for row, norm in zip(g, norms, strict=True)]
+        lowered = [_lowered(row) for row in a]
+        g = [[value * power / norm for value in row] for row, power, norm in zip(g, lowered, norms, strict=True)]
+        a = [[value / power for value in row] for row, power in zip(a, lowered, strict=True)]
     else:
         raised = [_raised(row, alpha) for row in g]
         g = [[value / power for value in row] for row, power in zip(g, raised, strict=True)]
         a = [[value * power / norm for value in row] for row, power, norm in zip(a, raised, norms, strict=True)]
     at = [list(column) for column in zip(*a, strict=True)]
     return Transform(m, r, finite, _freeze(at), _freeze(g), _freeze(bt))
+
+
+def _lowered(row: list[Fraction]) -> Fraction:
+    """The power of two that leaves ``at`` for ``g``: below a row's largest value from 16 on.
+
+    Products of transformed tiles would be that much smaller than the results otherwise, in two dimensions its square,
+    and subnormal long before these are.
+    """
+    most = math.floor(math.log2(max(map(abs, row))))
+    return Fraction(2**most if most >= 4 else 1)
 
 
 def _raised(row: list[Fraction], alpha: int) -> Fraction:

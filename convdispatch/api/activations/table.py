@@ -218,6 +218,6 @@ ACTIVATIONS: dict[str, Activation] = {
         from_result="-dy * expm1(-y)",
         torch=Torch("softplus", "Softplus", only={"beta": 1, "threshold": 20}),
         onnx=Onnx("Softplus", {}),
-        onednn=OneDNN(37, "srelu", (1.0,)),
+        onednn=OneDNN(39, "srelu", (1.0,)),
     ),
 }

@@ -69,7 +69,11 @@ inline void forget_all() {
 inline int truth(PyObject *function) {
   Ref answer(PyObject_CallObject(function, nullptr));
   const int found = answer ? PyObject_IsTrue(answer.get()) : -1;
-  if (found < 0) PyErr_Clear();
+  if (found < 0) {
+    const bool interrupted = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
+    PyErr_Clear();
+    if (interrupted) PyErr_SetInterrupt();  // it comes again where Python hears it
+  }
   return found;
 }
 

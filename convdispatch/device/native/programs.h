@@ -41,8 +41,8 @@ struct Program {
   // Launch on the operands, `count` of them; false where nothing ran, or not all of it.
   bool run(void *stream, std::vector<uint64_t> &operands, int32_t kind, int32_t index) const {
     static const int32_t bytes = aoti_torch_dtype_uint8();
-    static thread_local void *known = nullptr;  // the stream to which a kernel was given last
     static Attribute early{6, 0, {1}};  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    static thread_local const void *known = &early;  // the stream to which a kernel was given last: none yet
     Owned memory;  // lives until the launches are given: PyTorch's allocator keeps the stream's order
     if (scratch) {
       const int64_t size = static_cast<int64_t>(scratch), step = 1;

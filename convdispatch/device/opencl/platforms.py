@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...api.device import DeviceInfo
 from ...api.errors import InvalidArgument
 from ..cache_home import provide_cache
-from . import icd
+from . import icd, processor
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -100,6 +100,7 @@ def device_info(device: cl.Device) -> DeviceInfo:
         fp16="cl_khr_fp16" in extensions,
         fp64="cl_khr_fp64" in extensions or bool(device.double_fp_config),
         extensions=extensions,
+        processor=processor.here() if kind == "cpu" else "",
     )
 
 

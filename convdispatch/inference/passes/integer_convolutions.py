@@ -43,9 +43,10 @@ def _is_slower(node: Node) -> bool:
     device = device_info(node.kwargs["w"].queue.device)
     whole = replace(problem_of(node), residual=False)
     numbers = replace(whole, dtype="float32", out_dtype=None)
-    moved = 8 * (math.prod(whole.x_shape) + math.prod(whole.y_shape)) / rates(device).bandwidth
+    known, elements = rates(device), math.prod(whole.x_shape) + math.prod(whole.y_shape)
+    around = 2 * known.launch + 8 * elements / known.bandwidth  # to numbers, and to integers again
     times = [min(_seconds(replace(each, layout=layout), device) for layout in LAYOUTS) for each in (whole, numbers)]
-    return times[0] > times[1] + moved
+    return times[0] > times[1] + around
 
 
 def _seconds(problem: ConvProblem, device: DeviceInfo) -> float:

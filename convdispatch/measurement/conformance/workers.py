@@ -71,7 +71,7 @@ def _run(child: RestartingChild, case: Case, timeout_s: float) -> list[Outcome]:
                     break
                 asked = said.get("asked", "")
                 if not asked:
-                    found.append(Outcome(**said))
+                    found.append(_outcome(child, said))
             else:
                 return found
         except Died as died:
@@ -80,6 +80,15 @@ def _run(child: RestartingChild, case: Case, timeout_s: float) -> list[Outcome]:
                 found.append(_ended(case, asked, words))
             elif len(found) == known:  # it died at the question itself, and would again
                 return [*found, _ended(case, "", words)]
+
+
+def _outcome(child: RestartingChild, said: dict[str, Any]) -> Outcome:
+    """What the child said of a case. Raises Died where it is none: another process answers on its pipe."""
+    try:
+        return Outcome(**said)
+    except TypeError:
+        child.close()
+        raise Died(f"it answered what is no outcome: {str(said)[:80]}") from None
 
 
 def _ended(case: Case, solver: str, words: str) -> Outcome:

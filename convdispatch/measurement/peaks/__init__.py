@@ -42,6 +42,8 @@ class Peak:
     how: str
     count: int = 0
     """Samples."""
+    spread: float = 1.0
+    """Slow samples' time over quick ones': of the 80th and 20th percentile."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ def traffic(problem: ConvProblem) -> int:
     return problem.bytes
 
 
-def measure_roof(device: cl.Device, dtype: str) -> Roof:
-    """Measure the ceilings of a dtype now; about a second."""
+def measure_roof(device: cl.Device, dtype: str, matrix: bool = True) -> Roof:
+    """Measure the ceilings of a dtype now; about a second. Without ``matrix`` those of matrix units are left out."""
     import pyopencl as cl
 
     queue = cl.CommandQueue(runtime.context(device))
@@ -70,7 +72,7 @@ def measure_roof(device: cl.Device, dtype: str) -> Roof:
     bandwidth = _best(_copies(queue, info))
     if flops is None or bandwidth is None:
         raise BuildFailed(f"no kernel could measure the ceilings of {info}")
-    return Roof(dtype, flops, bandwidth, _best(matrix_variants(queue, info, dtype)))
+    return Roof(dtype, flops, bandwidth, _best(matrix_variants(queue, info, dtype)) if matrix else None)
 
 
 def _best(variants: Iterator[Variant]) -> Peak | None:
@@ -89,7 +91,8 @@ def _best(variants: Iterator[Variant]) -> Peak | None:
     if not timings:
         return None
     name = min(timings, key=lambda name: timings[name].median)
-    return Peak(1e12 / timings[name].median, name, timings[name].count)
+    found = timings[name]
+    return Peak(1e12 / found.median, name, found.count, found.p80 / found.p20)
 
 
 def _per_unit(variant: Variant, repeat: int) -> Callable[[], float]:

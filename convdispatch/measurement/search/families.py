@@ -25,15 +25,16 @@ FAMILIES = {
     "inputs": "weights' gradients only: input channels times powers of ten from -6 to 0",
     "images": "images times powers of ten from -6 to 0",
     "scaled": "summed axis, outputs and images (inputs for weights' gradients) scaled by powers of ten, all at once",
-    "large": "both operands times 1e16",
-    "small": "both operands times 1e-16",
-    "opposite": "one operand times 1e16, the other times 1e-16",
+    "large": "both operands times 1e17",
+    "small": "both operands times 1e-19",
+    "opposite": "one operand times 1e17, the other times 1e-19",
     "outlier": "one element of 1e6",
     "positive": "absolute values of normal data",
     "nonfinite": "an infinity and a NaN in one image's first channel, normal data elsewhere",
     "nonfinite_partner": "a NaN in the other operand's last filter (channel, for weights' gradients)",
 }
-"""Name to words. Powers go evenly from end to end, in any order; float16 has narrower ones, which its range holds."""
+"""Name to words. Powers go evenly from end to end, in any order; float16 has narrower ones, which its range holds, and
+bfloat16 1e16 and 1e-16, as processors' products of bfloat16 take subnormal sums for 0."""
 
 _READ = {"fwd": ("x", "w"), "bwd_data": ("y", "w"), "bwd_weights": ("x", "y")}
 _SUMMED = {"fwd": "ic", "bwd_data": "oc", "bwd_weights": "mb"}
@@ -69,7 +70,7 @@ class _Draw:
         """Make the family."""
         direction = self.problem.direction
         wide, down = (1.5, 1.5) if self.narrow else (4, 6)
-        far = 10.0 if self.narrow else 1e16
+        far, near = {"float16": (10.0, 0.1), "bfloat16": (1e16, 1e-16)}.get(self.problem.dtype, (1e17, 1e-19))
         summed = _SUMMED[direction]
         steps: dict[str, list[Callable[[], None]]] = {
             "summed_tens": [lambda: self._summed(10.0 ** self._even(summed, -wide, wide))],
@@ -78,8 +79,8 @@ class _Draw:
             "inputs": [lambda: self._plane("x", "ic", down)],
             "images": [lambda: self._plane(self.data, "mb", down)],
             "large": [lambda: self._times(far, far)],
-            "small": [lambda: self._times(1 / far, 1 / far)],
-            "opposite": [lambda: self._times(far, 1 / far)],
+            "small": [lambda: self._times(near, near)],
+            "opposite": [lambda: self._times(far, near)],
             "outlier": [lambda: self._put(self.data, 0.4, 1e3 if self.narrow else 1e6)],
             "positive": [lambda: self._each(np.abs)],
             "nonfinite": [lambda: self._put(self.data, 0.4, np.inf), lambda: self._put(self.data, 1.0, np.nan)],

@@ -25,7 +25,8 @@ from ...api.results import Results
 from ...device import runtime
 from ...selection import dispatch
 from ...selection.choice import ranking
-from ...selection.plugins import verdicts
+from ...selection.choice.provenance import contestant
+from ...selection.plugins import answer_trial, verdicts
 from ...selection.plugins.loader import plugins
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
@@ -99,6 +100,7 @@ class Search:
         self._prober: Prober | None = None
         self._compile_ms: list[float] = []
         self._looked = False
+        self._contest = ""
         self.unsound: dict[str, str] = {}
         """By solver, how it was wrong, crashed or hung."""
         self._ms_per_cost: float | None = None
@@ -108,8 +110,10 @@ class Search:
 
     def run(self) -> Results:
         """Screen, benchmark, judge. Never raises for a candidate's sake."""
+        silent = self._who_never_answers()
         policy = replace(self.policy, workspace_limit=self.workspace_limit)
         entries, refused = candidates(self.problem, self.info, policy, self._incumbent)
+        self._contest = " ".join(sorted({contestant(entry.solver.name, self.info) for entry in entries}))
         try:
             for entry in entries:
                 self._try(entry, entries)
@@ -118,7 +122,7 @@ class Search:
                 self._prober.close()
         if not self._lost:
             self._interleave([entry for entry in entries if entry.prepared is not None])
-        self.unsound = set_aside(entries, self.problem, self.info)
+        self.unsound = silent | set_aside(entries, self.problem, self.info)
         results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
         results.peak_bytes = sum(harness.memory.peak for harness in self._harnesses.values())
@@ -128,6 +132,22 @@ class Search:
         self._harnesses.clear()
         results.spent_ms = self._spent_ms() + self._patience_ms
         return results
+
+    def _who_never_answers(self) -> dict[str, str]:
+        """Ask unproven plugins in a child process; how that ended it, by solver, each of which is set aside."""
+        found: dict[str, str] = {}
+        began = time.perf_counter()
+        if self._isolated is not False and answer_trial.LIMIT_S is not None:
+            owners = plugins().plugin_of
+            names = {plugin for solver, plugin in owners.items() if self._isolated or not plugins().proven(solver)}
+            for plugin in sorted(names - plugins().own):
+                self._watch(plugin)
+                for solver, how in answer_trial.trial(plugin, self.problem, self.info).items():
+                    found[solver] = f"find: failed: {how}"
+                    dispatch.quarantine(self.problem, self.info, solver, found[solver])
+        self.start += time.perf_counter() - began  # its time is its own
+        self._patience_ms += (time.perf_counter() - began) * 1e3
+        return found
 
     def record(self, results: Results) -> None:
         """Store every time that the search took, and who was unsound; let the next call choose anew.
@@ -145,7 +165,8 @@ class Search:
     def records(self, results: Results) -> list[Record]:
         """Every time that the search took, with its provenance."""
         timed = [result for result in results if result.median_ms is not None]
-        return [record_of(result, results, self.workspace_limit, self.budget_ms) for result in timed]
+        found = [record_of(result, results, self.workspace_limit, self.budget_ms) for result in timed]
+        return [replace(record, contest="" if place else self._contest) for place, record in enumerate(found)]
 
     # --- one candidate -----------------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
 from ..call import Call, operator
+from ..constants import scalar
+from .gates import gate
 
 __all__ = ["QUOTIENT", "formula", "pair", "scalar"]
 
@@ -27,14 +29,6 @@ _TESTS = {
 _MAGNITUDE = "abs(x) // abs(y)"
 QUOTIENT = f"where((x < 0) != (y < 0), -({_MAGNITUDE}), {_MAGNITUDE})"
 _MOST_OPERANDS = 8
-
-
-def scalar(value: Any) -> float | int | None:
-    """The number that a constant of one element is; None for anything else."""
-    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "fiub":
-        number = value.reshape(()).item()
-        return number if np.isfinite(number) else None
-    return None
 
 
 def pair(call: Call) -> dict[str, Any]:
@@ -82,32 +76,11 @@ def _function(call: Call) -> Tensor:
 
 @operator(*_ARITHMETIC)
 def _arithmetic(call: Call) -> Tensor:
-    gate = _gate(call)
-    if gate is not None:
-        return functional.activate(*gate)
+    gated = gate(call)
+    if gated is not None:
+        return functional.activate(*gated)
     found = _per_channel(call)
     return formula(call, _ARITHMETIC[call.node.op_type], **pair(call)) if found is None else found
-
-
-def _gate(call: Call) -> tuple[Tensor, str] | None:
-    """The x of ``x * sigmoid(x)`` or ``x * hardsigmoid(x)``, and the one activation that a convolution takes in."""
-    if call.node.op_type != "Mul":
-        return None
-    for place in (0, 1):
-        maker = call.maker(place)
-        activation = None if maker is None else _gated(maker)
-        if maker is not None and activation is not None and maker.input[0] == call.node.input[1 - place]:
-            x = call.raw(1 - place)
-            return (x, activation) if isinstance(x, Tensor) and x.dtype.kind == "f" else None
-    return None
-
-
-def _gated(maker: Any) -> str | None:
-    """What a tensor times this function of it is called."""
-    if maker.op_type == "HardSigmoid":
-        numbers = {"alpha": 0.2, "beta": 0.5} | {each.name: each.f for each in maker.attribute}
-        return "hardswish" if abs(numbers["alpha"] * 6 - 1) < 1e-6 and numbers["beta"] == 0.5 else None
-    return "silu" if maker.op_type == "Sigmoid" else None
 
 
 def _per_channel(call: Call) -> Tensor | None:

@@ -8,7 +8,8 @@ from typing import Any
 from ...nn import functional
 from ...tensor import Tensor
 from ..call import Call, operator
-from .elementwise import QUOTIENT, formula, pair, scalar
+from .elementwise import QUOTIENT, formula, pair
+from .gates import gate, with_number
 
 _VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
 
@@ -18,6 +19,9 @@ def _divide(call: Call) -> Tensor:
     found = _response_norm(call)
     if found is not None:
         return found
+    gated = gate(call)
+    if gated is not None:
+        return functional.activate(*gated)  # type: ignore[no-any-return]
     given = pair(call)
     whole = next(value for value in given.values() if isinstance(value, Tensor)).dtype.kind in "iu"
     return formula(call, QUOTIENT if whole else "x / y", **given)
@@ -32,7 +36,7 @@ def _response_norm(call: Call) -> Tensor | None:
         return None
     found = []
     for kind in ("Pow", "Add", "Mul"):
-        divisor, number = _with_number(call, divisor, kind)
+        divisor, number = with_number(call, divisor, kind)
         if number is None:
             return None
         found.append(float(number))
@@ -55,15 +59,6 @@ def _response_norm(call: Call) -> Tensor | None:
     if square != "Mul" or any(factor is not x for factor in factors):
         return None
     return functional.local_response_norm(x, size, alpha, beta, k)  # type: ignore[no-any-return]
-
-
-def _with_number(call: Call, value: Any, kind: str) -> tuple[Any, float | int | None]:
-    """The operand of the ``kind`` of node that made a value, and the number beside it; a power's is the second one."""
-    made, operands, _ = call.interpreter.made.get(id(value), (None, (), {}))
-    for first, second in ((0, 1), (1, 0)) if kind != "Pow" else ((0, 1),):
-        if made == kind and isinstance(operands[first], Tensor) and scalar(operands[second]) is not None:
-            return operands[first], scalar(operands[second])
-    return None, None
 
 
 def _unviewed(call: Call, value: Any) -> Any:

@@ -12,7 +12,7 @@ from ...device import plainfile
 from ..plugins.loader import plugins
 from ..records.record import Provenance
 
-__all__ = ["current", "text_hash"]
+__all__ = ["contestant", "current", "text_hash"]
 
 _TEXTS = {".py", ".cl", ".mako", ".h", ".c", ".cu"}
 
@@ -28,6 +28,11 @@ def current(solver: str, device: DeviceInfo, workspace_limit: int | None = None)
         driver=device.driver,
         workspace_limit=workspace_limit,
     )
+
+
+def contestant(solver: str, device: DeviceInfo) -> str:
+    """A solver in its present version, as ``Record.contest`` names those that took part in a search."""
+    return f"{solver}:{current(solver, device).kernel_hash[:8]}"
 
 
 @functools.lru_cache(maxsize=256)

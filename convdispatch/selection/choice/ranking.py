@@ -24,7 +24,6 @@ from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ..defensive_copy import banned
 from ..derivation import Derived, derived
-from ..plugins import verdicts
 from ..plugins.loader import plugins
 from ..plugins.registry import registry
 from ..records.perfdb import perfdb, scope_of
@@ -164,6 +163,9 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
         reason = registry().erratum(solver.root.name, solver.innermost(problem), device)
     if reason:
         return "refused", reason
+    failed = quarantined(problem, device, solver.name)
+    if failed:  # it may be one that does not come back
+        return "quarantined", failed
     answers = query(solver, problem, device)
     reason = answers.refused or error_reason(solver, problem, device, policy)
     if reason:
@@ -175,11 +177,7 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
             return "refused", f"no configuration needs {policy.workspace_limit} bytes of workspace or less"
     except Fault:
         pass
-    if answers.fault:
-        return "quarantined", answers.fault
-    failed = quarantined(problem, device, solver.name)
-    failed = failed or verdicts.against(problem, device, solver.name, plugins().fingerprint(solver.name))
-    return ("quarantined", failed) if failed else None
+    return ("quarantined", answers.fault) if answers.fault else None
 
 
 class _Ranking:

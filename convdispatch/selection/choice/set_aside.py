@@ -11,6 +11,8 @@ from ...api.errors import MemoryLimit, NoSolver, PluginError
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ...device.size_limits import size_text, workspace_room
+from ..plugins import faults, verdicts
+from ..plugins.loader import plugins
 from ..solver_query import query
 
 __all__ = [
@@ -37,14 +39,16 @@ def set_aside(problem: ConvProblem, device: DeviceInfo, solver: str, reason: str
 
 
 def quarantined(problem: ConvProblem, device: DeviceInfo, solver: str) -> str | None:
-    """Why a solver is set aside for a problem, or None."""
-    return _quarantined.get((problem, device, solver))
+    """Why a solver is set aside for a problem, by this process or an earlier one, or None."""
+    found = _quarantined.get((problem, device, solver))
+    return found or verdicts.against(problem, device, solver, plugins().fingerprint(solver))
 
 
 def forgive() -> None:
-    """Nobody is set aside any more."""
+    """Nobody is set aside any more, and what was said may be said again."""
     for kept in (_quarantined, _asked, _starved):
         kept.clear()
+    faults.forget()
 
 
 class NoWorkspace(MemoryLimit):

@@ -11,6 +11,7 @@ from ...api.device import DeviceInfo
 from ...api.problem import ConvProblem
 from ...api.solver import Plan, Solver
 from ...device.rates import rates
+from ..choice.set_aside import quarantined
 from ..defensive_copy import ask
 from ..solver_query import query
 from .plan import DerivedPlan, Room
@@ -128,7 +129,8 @@ def derived(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[
     if problem.mb < 1 or problem.quantized:  # a solver of these takes any geometry
         return found
     for solvers in own.values():
-        answers = [query(solver, problem, device) for solver in solvers.values()]
+        asked = [solver for name, solver in solvers.items() if not quarantined(problem, device, name)]
+        answers = [query(solver, problem, device) for solver in asked]
         if any(answer.accepts for answer in answers):
             continue
         sound = [answer.solver for answer in answers if answer.fault is None and answer.elsewhere is None]

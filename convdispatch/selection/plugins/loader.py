@@ -30,7 +30,7 @@ from ...api import hookspecs
 from ...api.errors import ConvDispatchWarning, InvalidPolicy, words
 from ...api.solver import Solver
 from ...device.startup_profile import phase
-from . import verdicts
+from . import forks, verdicts
 from .contract import LoadedAs, register, solvers_of, traits_of
 from .registry import FILE_NAME, Registry, parse, read_text, registry
 
@@ -199,12 +199,19 @@ def _candidates() -> list[_Found]:
     return [*_entry_points(hookspecs.PROJECT), *_dropins()]
 
 
-def try_each(again: bool = False) -> bool:
+def try_each(again: bool = False, *, strangers: bool = False) -> bool:
     """Import each plugin in a child of its own, several at once, and remember which of them do not survive that.
 
-    Those of which that is known are left out; ``again`` forgets it first. Answers whether what is known changed.
+    Those of which that is known are left out; ``again`` forgets it first. With ``strangers`` only those that neither
+    came with this package nor were verified here. Answers whether what is known changed.
     """
-    asked = [(found.name, found.fingerprint) for found in _candidates() if not _shut_out(found.name)]
+    asked = [
+        (found.name, found.fingerprint)
+        for found in _candidates()
+        if not _shut_out(found.name) and not (strangers and found.own)
+    ]
+    if strangers:
+        asked = [(name, version) for name, version in asked if not verdicts.trusted(name, version)]
     before = {name: verdicts.import_fault(name, version) for name, version in asked}
     if again:
         verdicts.lift()
@@ -216,12 +223,14 @@ def try_each(again: bool = False) -> bool:
 
 def load_alone(name: str) -> None:
     """In a child: load one plugin, ask what it provides, say that this was survived, and end the process."""
+    process = os.getpid()
     for found in _candidates():
         if found.name == name:
             with contextlib.suppress(BaseException):  # what raises is contained where it is loaded, too
                 module = found.load()
                 getattr(module, "convdispatch_solvers", list)()
                 getattr(module, "unavailable", str)()
+    forks.end_fork(process)
     sys.stdout.write("\x02survived")
     sys.stdout.flush()
     os._exit(0)
@@ -273,8 +282,14 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
         again = "convdispatch doctor --again tries it anew"
         return refuse("failed", f"{fault}; skipped", f"shut it out by CONVDISPATCH_BLOCK={found.name}; {again}")
     try:
-        with contextlib.nullcontext() if found.own else verdicts.importing(found.name, version):
-            module = found.load()
+        before, process = forks.count(), os.getpid()
+        try:
+            with contextlib.nullcontext() if found.own else verdicts.importing(found.name, version):
+                module = found.load()
+        finally:
+            forks.end_fork(process)
+        if forks.count() > before:
+            return refuse("failed", "it forks as it is imported: two processes would go on", "ask its author")
         wanted = getattr(module, "api_version", hookspecs.API_VERSION)
     except KeyboardInterrupt:
         raise
@@ -290,7 +305,11 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
     if problem:
         return refuse("failed", problem, "ask the plugin's author")
     try:
-        solvers = solvers_of(loaded.manager, module)
+        process = os.getpid()
+        try:
+            solvers = solvers_of(loaded.manager, module)
+        finally:
+            forks.end_fork(process)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -17,6 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,13 @@ from ..records.record_files import publish
 
 __all__ = [
     "against",
+    "answers",
     "fingerprint",
     "import_fault",
     "importing",
     "lift",
     "note",
+    "note_answers",
     "refresh",
     "try_import",
     "trust",
@@ -43,7 +46,7 @@ __all__ = [
 
 IMPORT_S = 60.0
 """Seconds that a plugin may take to import in a child, on a busy machine."""
-_KINDS = {"imports": dict, "trusted": dict, "solvers": dict}
+_KINDS = {"imports": dict, "trusted": dict, "solvers": dict, "answers": dict}
 _TEXTS = {".py", ".cl", ".mako", ".so", ".dll", ".pyd"}
 _CHILD = "import sys; from convdispatch.selection.plugins.loader import load_alone; load_alone(sys.argv[1])"
 _lock = threading.RLock()
@@ -128,7 +131,7 @@ def lift(problem: ConvProblem | None = None) -> None:
     with _lock:
         values = _read(_file())
         if problem is None:
-            values["imports"] = values["solvers"] = {}
+            values["imports"] = values["solvers"] = values["answers"] = {}
         else:
             values["solvers"] = {k: v for k, v in values["solvers"].items() if k.split(" ")[0] != str(problem)}
         _known[_file()] = values
@@ -252,7 +255,9 @@ def against(problem: ConvProblem, device: DeviceInfo, solver: str, version: str)
     held = _held()["solvers"]
     if not held:
         return None
-    found = held.get(_place(problem, device, solver))
+    found = held.get(_place(problem, device, solver)) or held.get(
+        _place(problem, replace(device, processor=""), solver)  # as it was noted before keys named processors
+    )
     if not isinstance(found, dict) or found.get("version") != version:
         return None
     return f"{found.get('what')}, seen earlier on this machine (convdispatch find --again tries it anew)"
@@ -260,6 +265,19 @@ def against(problem: ConvProblem, device: DeviceInfo, solver: str, version: str)
 
 def _place(problem: ConvProblem, device: DeviceInfo, solver: str) -> str:
     return f"{problem} {device_key(device)} {device.driver} {solver}"
+
+
+def answers(plugin: str, version: str) -> dict[str, str] | None:
+    """By solver, how asking this version of a plugin ended a child process; None where that was not tried."""
+    held = _held()["answers"].get(plugin)
+    if not isinstance(held, dict) or held.get("version") != version or not isinstance(held.get("faults"), dict):
+        return None
+    return {str(solver): str(how) for solver, how in held["faults"].items()}
+
+
+def note_answers(plugin: str, version: str, faults: dict[str, str]) -> None:
+    """Keep how asking this version of a plugin ended."""
+    _change("answers", plugin, {"version": version, "faults": faults})
 
 
 # --- verified plugins ------------------------------------------------------------------------------------------------

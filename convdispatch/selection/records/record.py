@@ -26,12 +26,14 @@ __all__ = [
     "device_key",
     "is_device_key",
     "now",
+    "older_key",
     "stale",
 ]
 
 LEAST_SAMPLES = 6
 """Samples below which there is no interval of 95 %."""
 _LONGEST_KEY, _LONGEST_TEXT = 120, 10_000
+_PROCESSOR = re.compile(r"-f\d+m\d+(?:-[a-z0-9-]*)?$")
 SCHEMA = 1
 """Raised when an older convdispatch could misread a record; newer ones keep reading the older."""
 
@@ -58,13 +60,23 @@ class Provenance:
 
 
 def device_key(device: DeviceInfo) -> str:
-    """The name of a device's folder: vendor, architecture, name and compute units, without the driver.
+    """The name of a device's folder: vendor, architecture, name, compute units and processor, without the driver.
 
     Two devices of one key run one choice alike. The driver stands in each record instead: an upgrade must not make
     the database forget, only doubt.
     """
     words = f"{device.vendor}-{device.arch}-{device.name}-{device.compute_units}cu".lower()
-    return re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:_LONGEST_KEY]
+    name = re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:_LONGEST_KEY]
+    if not device.processor:
+        return name
+    own = re.sub(r"[^a-z0-9]+", "-", device.processor.lower()).strip("-")
+    return f"{name[: _LONGEST_KEY - len(own) - 1]}-{own}"
+
+
+def older_key(key: str) -> str | None:
+    """The key that the device had while keys named no processor; None for one that names none."""
+    found = _PROCESSOR.search(key)
+    return key[: found.start()] if found else None
 
 
 def now() -> str:
@@ -116,6 +128,8 @@ class Record:
     """UTC, ISO 8601."""
     version: str = ""
     """Of convdispatch."""
+    contest: str = ""
+    """Who took part in the search, measured or not: ``name:version`` of each solver; in one record of each search."""
     worker: str = ""
     """The machine and its device that measured, where a cluster's worker did."""
     doubt: str = ""
@@ -181,7 +195,7 @@ class Record:
             raise Damaged(f"config must be a mapping and count at least 1, got {_short((self.config, self.count))}")
         then = self.provenance
         texts = (self.device_name, self.conditions, self.created, self.version, self.worker)
-        texts += (self.doubt, self.inconclusive)
+        texts += (self.contest, self.doubt, self.inconclusive)
         texts += (then.plugin, then.plugin_version, then.kernel_hash, then.driver)
         if not all(_word(text) for text in texts):
             raise Damaged("names, conditions, dates and versions must be texts of one line")

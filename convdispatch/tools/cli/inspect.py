@@ -108,6 +108,8 @@ def _show(report: Any) -> None:
         for column in table.columns:
             column.overflow = "fold"  # a path or a symbol is longer than any column
         console.print(table)
+    for device in report.devices:
+        console.print(f"{device['name']} ({device['platform']}): {device['rates']}", markup=False)
     console.print(f"drop-in folder: {report.dropin_folder}")
     console.print(f"registry: {report.registry or 'none'} {report.registry_problem or ''}")
     if report.registry_note:

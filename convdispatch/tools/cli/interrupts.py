@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import click
 
 from ...measurement.compiling import under_way
-from .output import ours
+from .output import give_up, ours
 
 __all__ = ["ended_by_signals", "leave"]
 
@@ -91,6 +91,7 @@ def run(command: click.Command) -> None:
         status: object = 0
     except SystemExit as ended:
         status = ended.code
+    give_up()
     if under_way():
         leave(status if isinstance(status, int) else int(status is not None))
     sys.exit(status)  # type: ignore[arg-type]

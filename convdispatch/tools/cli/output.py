@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import click
 
-__all__ = ["echo", "ours", "reserved", "reserving"]
+__all__ = ["echo", "give_up", "ours", "reserved", "reserving"]
 
 _streams: list[TextIO] = []
 
@@ -46,6 +46,14 @@ def _within(callback: Callable[..., Any]) -> Callable[..., Any]:
             return callback(*arguments, **options)
 
     return call
+
+
+def give_up() -> None:
+    """The command has ended: what is printed as its process ends goes to standard error too."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stdout = sys.stderr
+        os.dup2(2, 1)
 
 
 @contextlib.contextmanager

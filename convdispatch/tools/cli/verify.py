@@ -81,6 +81,10 @@ def verify(
         raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
     if cluster is not None and (options["first"] or within_s is not None):
         raise click.UsageError("--first and --within end a run on one machine; with --cluster, Ctrl-C does")
+    if render is None and cluster is None:
+        from ...selection.plugins.loader import try_each
+
+        try_each(strangers=True)  # one that ends the process that imports it is named, and the others are verified
     began, verdicts, good = time.monotonic(), [], True
     options["until"] = None if within_s is None else began + within_s
     options["jobs"] = min(2, os.cpu_count() or 1) if jobs is None else jobs

@@ -34,6 +34,7 @@ from ...selection.plugins import verdicts
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import Record, choice_text
+from ..counting import counters
 
 __all__ = ["PROBLEM_MS", "TOTAL_MS", "consider", "drain", "watch_captures"]
 
@@ -67,6 +68,7 @@ _spent = 0.0
 _busy = 0
 _last = 0.0
 """When the last call came (``time.monotonic``)."""
+_counted: Any = None
 _thread: threading.Thread | None = None
 
 
@@ -206,8 +208,18 @@ def _out_of_captures() -> Iterator[None]:
                 return
 
 
+def _last_call() -> float:
+    """When the last call came that was seen; calls of the native path are seen by their count alone."""
+    global _last, _counted
+    counts = counters()
+    found = counts["ours"], counts["left"], counts["compiling"]
+    if found != _counted:
+        _counted, _last = found, max(_last, time.monotonic())
+    return _last
+
+
 def _until_quiet() -> None:
-    while time.monotonic() - _last < QUIET_S or _capturing:
+    while time.monotonic() - _last_call() < QUIET_S or _capturing:
         time.sleep(QUIET_S / 4)
 
 
@@ -218,7 +230,7 @@ def _heard(child: Child, seconds: float, gives_way: bool = True) -> dict[str, An
         try:
             said = child.hear(0.01)
         except Silent:
-            if gives_way and (_last > begin or _capturing):
+            if gives_way and (_last_call() > begin or _capturing):
                 return None
             continue
         if said is None:

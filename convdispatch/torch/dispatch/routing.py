@@ -85,19 +85,25 @@ def _set(settings: Settings | None) -> None:
 
 def _install() -> Any:
     library = torch.library.Library("aten", "IMPL")
-    kernels = {}
+    kernels: dict[tuple[str, str], Callable[..., Any]] = {}
     for operator, compute in _OPERATORS.items():
         for key in _KEYS:
             if (operator, key) not in _originals:
                 _originals[operator, key] = torch.library.get_kernel(f"aten::{operator}", key)
             kernels[operator, key] = _kernel(operator, key, compute)
+
+    def in_python(key: str) -> None:
+        with warnings.catch_warnings():  # that a kernel is overridden is what is wanted; PyTorch says so once
+            warnings.simplefilter("ignore")
+            for operator in _OPERATORS:
+                library.impl(operator, kernels[operator, key], key, with_keyset=True)
+
+    for key in _KEYS:
+        if key != _NATIVE:
+            in_python(key)
     asked = [functools.partial(kernels[operator, _NATIVE], _keyset(_NATIVE)) for operator in _OPERATORS]
-    below = {_NATIVE} if native.install(_NATIVE, *asked) else set()
-    for (operator, key), kernel in kernels.items():
-        if key not in below:
-            with warnings.catch_warnings():  # that a kernel is overridden is what is wanted
-                warnings.simplefilter("ignore")
-                library.impl(operator, kernel, key, with_keyset=True)
+    if not native.install(_NATIVE, *asked):
+        in_python(_NATIVE)
     return library
 
 

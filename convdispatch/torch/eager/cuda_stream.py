@@ -21,6 +21,7 @@ from ...device.cuda.stream import BLOCKED, CudaMemory
 from ...device.cuda_driver import NO_CONTEXT, CudaError
 from ...device.memory.allocator import out_of_memory
 from ...device.programs.ptx_program import for_streams
+from ...measurement import first_sight
 from ...selection import dispatch
 from ...selection.prepared import Constant
 from ..counting import solved
@@ -77,6 +78,7 @@ class StreamCall:
         with stream.current(), for_streams():
             if stream.capturing():
                 raise Fallback(CAPTURED, lasting=False)
+            first_sight.seen(stream.context.devices[0])
             self.prepared = dispatch.prepare(problem, stream.context)
             self.packs, self.name = bool(self.prepared.packed_size), self.solver
             try:

@@ -16,6 +16,7 @@ from ...calls.fast_path import host_fast_path, host_queue
 from ...device import runtime
 from ...device.commands import host_memory
 from ...device.commands.host_memory import HostMemory, HostQueue
+from ...measurement import first_sight
 from ...selection import dispatch
 from ...selection.prepared import Constant
 from ...selection.single_thread import prefers_one_thread
@@ -66,6 +67,7 @@ class HostCall:
         self.read = self.places[:2]
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         self.shared = host_memory.has_system_svm(self.device)
+        first_sight.seen(self.device)
         self.prepared = None if self.empty else dispatch.prepare(problem, runtime.context(self.device))
         alone = self.shared and self.prepared is not None and prefers_one_thread(self.prepared)
         self._queue = host_queue(self.device, alone)

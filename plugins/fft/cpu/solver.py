@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, StepPlan, rates
+from convdispatch.api import ConvProblem, DeviceInfo, Solver, StepPlan, rates
 
 from ..tiling import unsuited
 from .choice import choices, possible, predicted
@@ -17,9 +17,6 @@ __all__ = ["Tiled"]
 
 class Tiled(Solver):
     """Stride 1, sums of float32, all directions, 1-D to 3-D, on a CPU."""
-
-    name = "fft.tiled"
-    fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Strides, kernels of one tap, one channel a group, what no transform of at most 64 points holds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, StepPlan, gpus_only
+from convdispatch.api import ConvProblem, DeviceInfo, Solver, StepPlan, gpus_only
 
 from ..tiling import unsuited
 from .choice import fitting, layouts, seconds
@@ -16,9 +16,6 @@ __all__ = ["Spectra"]
 
 class Spectra(Solver):
     """Stride 1, 1-D and 2-D, every direction, group, dilation and padding, on devices with local memory."""
-
-    name = "fft.gpu"
-    fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """CPUs, which have kernels of their own; strides; single taps; float64, for the transforms' constants."""

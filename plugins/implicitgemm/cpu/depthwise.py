@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, Areas, ConvProblem, DeviceInfo, Solver, StepPlan, rates
+from convdispatch.api import Areas, ConvProblem, DeviceInfo, Solver, StepPlan, rates
 from convdispatch.api.cpu import PAGE, registers, uneven
 from convdispatch.api.cpu import lanes as lanes_of
 
@@ -30,10 +30,6 @@ _LAUNCHED, _LANE, _ELEMENT, _APART = 4.8e6, 1.3, 12.0, 27.0
 
 class Depthwise(Solver):
     """One input and one output channel a group, on a CPU: forward and data gradient."""
-
-    name = "implicitgemm.depthwise"
-    exact = True
-    fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but one channel a group."""

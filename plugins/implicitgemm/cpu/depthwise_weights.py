@@ -102,10 +102,6 @@ class _Kernel:
 class DepthwiseWeights(Solver):
     """One input and one output channel a group, on a CPU: the weights' gradient."""
 
-    name = "implicitgemm.depthwise_weights"
-    exact = True
-    fuses = frozenset({"accumulate"})
-
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but the weights' gradient of one channel a group."""
         if device.type != "cpu":

@@ -11,7 +11,6 @@ import numpy as np
 
 from convdispatch.api import (
     DTYPES,
-    EPILOGUE,
     OPERANDS,
     Areas,
     ConvProblem,
@@ -145,10 +144,6 @@ def _row(problem: ConvProblem) -> int:
 
 class Direct(Solver):
     """Register tiles over bands of rows: any rank, group, stride, dilation, padding, layout and dtype."""
-
-    name = "implicitgemm.direct"
-    exact = True
-    fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but a forward convolution or data gradient on a CPU."""

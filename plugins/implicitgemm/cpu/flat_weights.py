@@ -126,10 +126,6 @@ class FlatKernel:
 class FlatWeights(Solver):
     """Vectors along the places of a band: weights' gradients of few channels a group, on a CPU."""
 
-    name = "implicitgemm.flat_weights"
-    exact = True
-    fuses = frozenset({"accumulate"})
-
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but few channels a group, a short kernel and rows that fit a slot."""
         if device.type != "cpu":

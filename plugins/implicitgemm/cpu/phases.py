@@ -12,7 +12,6 @@ import numpy as np
 
 from convdispatch.api import (
     DTYPES,
-    EPILOGUE,
     OPERANDS,
     Areas,
     ConvProblem,
@@ -169,10 +168,6 @@ class PhasesKernel:
 
 class Phases(Solver):
     """Vectors along a row's places, all phases of a stride in one launch, on a CPU: data gradients in NCHW."""
-
-    name = "implicitgemm.phases"
-    exact = True
-    fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but an NCHW data gradient in one or two dimensions whose rows fit a slot."""

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import (
-    EPILOGUE,
     Axis,
     ConvProblem,
     DeviceInfo,
@@ -116,10 +115,6 @@ class PointwisePlan:
 
 class Pointwise(Solver):
     """1x1 convolutions of stride 1 without padding, all directions, on a CPU."""
-
-    name = "implicitgemm.pointwise"
-    exact = True
-    fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but a plain matrix product on a CPU."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from convdispatch.api import (
     DTYPES,
-    EPILOGUE,
     OPERANDS,
     ConvProblem,
     DeviceInfo,
@@ -173,10 +172,6 @@ class RowsKernel(StemKernel):
 
 class Stem(Solver):
     """Vectors of a row's places by a few target channels, on a CPU: stems, whose three channels fill no vector."""
-
-    name = "implicitgemm.stem"
-    exact = True
-    fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but few channels, a short kernel and rows of a vector or more."""

@@ -171,10 +171,6 @@ def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo) -> float
 class Weights(Solver):
     """Register tiles of dw over bands of rows: any rank, group, stride, dilation, padding, layout and dtype."""
 
-    name = "implicitgemm.weights"
-    exact = True
-    fuses = frozenset({"accumulate"})
-
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but a weights' gradient on a CPU."""
         if device.type != "cpu":

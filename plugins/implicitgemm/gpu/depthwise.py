@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from convdispatch.api import (
-    EPILOGUE,
     OPERANDS,
     ConvProblem,
     DeviceInfo,
@@ -56,11 +55,6 @@ def depthwise_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]
 
 class Depthwise(Solver):
     """Forward and data gradient of layers whose channels each have one kernel."""
-
-    name = "implicitgemm.tiled_depthwise"
-    deterministic = True
-    exact = True
-    fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """CPUs, the weights' gradient, and layers that are not depthwise."""

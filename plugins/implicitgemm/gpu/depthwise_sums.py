@@ -105,11 +105,6 @@ def sums_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> 
 class DepthwiseSums(Solver):
     """The weights' gradient of layers whose channels each have one kernel."""
 
-    name = "implicitgemm.tiled_depthwise_sums"
-    deterministic = True
-    exact = True
-    fuses = frozenset({"accumulate"})
-
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """CPUs, other directions, and layers that are not depthwise."""
         return gpus_only(device) or self.limits(problem, device)

@@ -100,10 +100,6 @@ def depthwise_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]
 class DepthwiseWeights(Solver):
     """The weights' gradient of depthwise layers, with any number of filters a channel that registers hold."""
 
-    name = "implicitgemm.tiled_depthwise_weights"
-    exact = True
-    fuses = frozenset({"accumulate"})
-
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """CPUs, other directions, groups of several channels, large kernels."""
         return gpus_only(device) or self.limits(problem, device)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from convdispatch.api import (
-    EPILOGUE,
     OPERANDS,
     ConvProblem,
     DeviceInfo,
@@ -175,10 +174,6 @@ def narrow_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -
 
 class Narrow(Solver):
     """Forward and data gradient of groups with few output channels: depthwise layers, gradients of pictures."""
-
-    name = "implicitgemm.tiled_narrow"
-    exact = True
-    fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """CPUs, the weights' gradient, wide groups, and kernels too large to write out."""

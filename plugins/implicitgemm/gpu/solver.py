@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver, gpus_only
+from convdispatch.api import ConvProblem, DeviceInfo, Solver, gpus_only
 
 from .choice import choices, fits, seconds
 from .plan import TiledPlan, packed_bytes
@@ -17,10 +17,6 @@ __all__ = ["Tiled"]
 
 class Tiled(Solver):
     """Every direction, rank, group, stride, dilation, padding, layout and dtype, on devices with local memory."""
-
-    name = "implicitgemm.tiled"
-    exact = True
-    fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """CPUs, which have no use for local memory, and problems with nothing to compute."""

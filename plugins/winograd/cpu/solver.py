@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, Solver, rates
+from convdispatch.api import ConvProblem, DeviceInfo, Plan, Solver, rates
 from convdispatch.api.cpu import lanes, registers
 
 from .case import Case
@@ -21,11 +21,8 @@ _SAVING = 1.2  # multiplications of the direct sum for one of this, below which 
 class Winograd(Solver):
     """Tiles of m along every axis with r taps: stride 1, 1-D and 2-D, groups, any padding, layout and dtype."""
 
-    fuses = EPILOGUE
-
     def __init__(self, m: int, r: int) -> None:
         self.m, self.r = m, r
-        self.name = f"winograd.f{m}x{r}"
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Other kernels, strides, dilations; errors beyond the math mode; what the transforms would not pay for."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, StepPlan, rates
+from convdispatch.api import ConvProblem, DeviceInfo, Plan, StepPlan, rates
 
 from .choice import COPY, SUSTAINED
 from .fused_work import FusedWork
@@ -23,11 +23,6 @@ _FLOPS = 230  # operations of a compute unit a cycle, of a unit of 60 TFLOP/s on
 
 class Fused(Tiles):
     """F(m, r) in one launch, forward and data gradient; weights are transformed before it."""
-
-    fuses = EPILOGUE
-
-    def __init__(self, m: int, r: int) -> None:
-        super().__init__(m, r, f"winograd.fused_f{m}x{r}")
 
     def _work(self, problem: ConvProblem, config: Mapping[str, Any]) -> FusedWork:
         return FusedWork(TileGeometry(problem, self.m), config["im"], config["jn"], config["bk"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Plan, Solver
+from convdispatch.api import ConvProblem, DeviceInfo, Plan, Solver
 
 from .choice import choices, seconds
 from .error import refusal
@@ -18,12 +18,11 @@ __all__ = ["Batched", "Tiles"]
 class Tiles(Solver):
     """F(m, r) along every axis with r taps: stride 1, 1-D and 2-D, groups, any padding, every dtype."""
 
-    fuses = EPILOGUE
     narrowest = 16
     """Channels of a group below which the transforms cost more than the products that they spare."""
 
-    def __init__(self, m: int, r: int, name: str) -> None:
-        self.m, self.r, self.name = m, r, name
+    def __init__(self, m: int, r: int) -> None:
+        self.m, self.r = m, r
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``limits`` says, CPUs, and groups so narrow that other solvers do better."""
@@ -55,9 +54,6 @@ class Tiles(Solver):
 
 class Batched(Tiles):
     """In passes, one launch each."""
-
-    def __init__(self, m: int, r: int) -> None:
-        super().__init__(m, r, f"winograd.tiled_f{m}x{r}")
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What the kernels cannot do."""

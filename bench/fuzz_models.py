@@ -1,0 +1,143 @@
+"""Random small models for ``fuzz_torch``, of few sizes: kernels that were compiled for one seed serve others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Model", "made"]
+
+ACTIVATIONS: list[Callable[[], nn.Module]] = [
+    nn.ReLU, nn.SiLU, nn.GELU, nn.Hardswish, nn.Tanh, nn.Sigmoid, nn.ELU, nn.Mish, nn.ReLU6, nn.Softplus,
+    lambda: nn.LeakyReLU(0.1), lambda: nn.Hardtanh(-1, 2), lambda: nn.ReLU(inplace=True),
+]  # fmt: skip
+OF = {
+    1: (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d),
+    2: (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+    3: (nn.Conv3d, nn.ConvTranspose3d, nn.BatchNorm3d, nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d),
+}
+
+
+class Residual(nn.Module):
+    """A sum with what went in."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As it says."""
+        return torch.relu(self.body(x) + x)
+
+
+class Branches(nn.Module):
+    """Two layers of one input, joined along channels."""
+
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other = one, other
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As it says."""
+        return torch.cat([self.one(x), self.other(x)], 1)
+
+
+class Gate(nn.Module):
+    """Squeeze and excite."""
+
+    def __init__(self, pool: nn.Module, layer: nn.Module) -> None:
+        super().__init__()
+        self.pool, self.layer = pool, layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As it says."""
+        return x * torch.sigmoid(self.layer(self.pool(x)))
+
+
+class Model(nn.Sequential):
+    """Layers one after the other; ``shape`` is its input's."""
+
+    shape: tuple[int, ...]
+
+
+class Plain(nn.Module):
+    """The same written out, with an argument that has a default."""
+
+    shape: tuple[int, ...]
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """As it says."""
+        for layer in self.layers:
+            x = layer(x)
+        return x * scale
+
+
+def _conv(rng: random.Random, ndim: int, channels: int) -> tuple[nn.Module, int]:
+    groups = rng.choice([1, 1, 1, 1, 2, channels])
+    groups = groups if channels % groups == 0 else 1
+    out = rng.choice([channels, 8, 16])
+    out = out if out % groups == 0 else channels
+    kernel = rng.choice([1, 3, 3, 3, 2])
+    options: dict[str, Any] = {"groups": groups, "bias": rng.random() < 0.7, "dilation": rng.choice([1, 1, 1, 1, 2])}
+    if rng.random() < 0.2:
+        options["padding"] = "same"
+    else:
+        options |= {"padding": rng.choice([kernel // 2, kernel // 2, 0]), "stride": rng.choice([1, 1, 1, 2])}
+        if rng.random() < 0.1:
+            options["padding_mode"] = rng.choice(["reflect", "replicate", "circular"])
+    return OF[ndim][0](channels, out, kernel, **options), out
+
+
+def _layer(rng: random.Random, ndim: int, channels: int) -> tuple[nn.Module, int]:
+    conv, transposed, norm, max_pool, mean_pool, adaptive = OF[ndim]
+    kind = rng.random()
+    if kind < 0.4:
+        return _conv(rng, ndim, channels)
+    if kind < 0.5:
+        return transposed(channels, 8, 2, stride=2, bias=rng.random() < 0.5), 8
+    if kind < 0.6:
+        return norm(channels), channels
+    if kind < 0.75:
+        return rng.choice(ACTIVATIONS)(), channels
+    if kind < 0.82:
+        return rng.choice([max_pool(2), max_pool(3, 2, 1), mean_pool(2), adaptive(3)]), channels
+    if kind < 0.9:
+        body = nn.Sequential(conv(channels, channels, 3, padding=1, bias=False), norm(channels))
+        return Residual(body), channels
+    if kind < 0.95:
+        return Branches(conv(channels, 8, 1), conv(channels, 8, 3, padding=1)), 16
+    return Gate(adaptive(1), conv(channels, channels, 1)), channels
+
+
+def made(rng: random.Random) -> Any:
+    """A model of 3 to 8 layers that takes its own ``shape``."""
+    ndim = rng.choice([1, 2, 2, 2, 2, 2, 2, 3])
+    channels = rng.choice([3, 8, 16])
+    shape = (rng.choice([1, 2]), channels, *[{1: 16, 2: rng.choice([8, 9]), 3: 5}[ndim]] * ndim)
+    x, layers, wanted = torch.randn(shape), [], rng.randint(3, 8)
+    while len(layers) < wanted:
+        layer, out = _conv(rng, ndim, channels) if not layers else _layer(rng, ndim, channels)
+        try:
+            with torch.no_grad():
+                y = layer.eval()(x)
+        except Exception:  # larger than what is left, or padded by more than it has
+            continue
+        if 0 in y.shape or y.numel() > 1 << 16:
+            continue
+        x, channels = y, out
+        layers.append(layer)
+    for layer in nn.ModuleList(layers).modules():
+        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            nn.init.uniform_(layer.running_mean, -0.5, 0.5)
+            nn.init.uniform_(layer.running_var, 0.5, 1.5)
+    model: Any = Model(*layers) if rng.random() < 0.7 else Plain(layers)
+    model.shape = shape
+    return model.train(rng.random() < 0.4)

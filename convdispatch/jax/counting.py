@@ -1,0 +1,53 @@
+"""Counts of what became of convolutions: calls that ran here, and, when a program is compiled, those left to XLA."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+__all__ = ["counters", "left", "lowered", "ours", "reset_counters"]
+
+_lock = threading.Lock()
+_counts: Counter[str] = Counter()
+_reasons: Counter[str] = Counter()
+_solvers: Counter[str] = Counter()
+
+
+def lowered() -> None:
+    """A convolution of a program that is compiled will be computed here."""
+    with _lock:
+        _counts["lowered"] += 1
+
+
+def left(reason: str) -> None:
+    """A convolution of a program that is compiled was left to XLA."""
+    with _lock:
+        _counts["left"] += 1
+        _reasons[reason] += 1
+
+
+def ours(solver: str) -> None:
+    """A call was computed here."""
+    with _lock:
+        _counts["ours"] += 1
+        _solvers[solver] += 1
+
+
+def counters() -> dict[str, Any]:
+    """What became of convolutions so far, in this process.
+
+    ``ours`` counts calls computed here, ``solvers`` by whom. XLA's own calls are seen by nobody, so what is left is
+    counted when a program is compiled: ``lowered`` convolutions were compiled to run here, ``left`` were not, and
+    ``reasons`` maps a sentence to how many.
+    """
+    with _lock:
+        counts: dict[str, Any] = {name: _counts[name] for name in ("ours", "lowered", "left")}
+        return counts | {"reasons": dict(_reasons), "solvers": dict(_solvers)}
+
+
+def reset_counters() -> None:
+    """Count from zero."""
+    with _lock:
+        for each in (_counts, _reasons, _solvers):
+            each.clear()

@@ -1,0 +1,90 @@
+"""explain: which solver runs each convolution of a function, and why; nothing is compiled or run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import jaxprs_in_params
+
+from ..device import runtime
+from ..selection.explanation import explain as explain_problem
+from .geometry import Left
+from .lowering import planned
+from .primitive import conv_p, jax_conv_p, settings_in_force
+
+__all__ = ["Explained", "Layer", "explain"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One convolution of a traced function."""
+
+    name: str
+    """What jax calls it: the scopes in which it stands, or its place."""
+    problem: str
+    solver: str | None
+    """None where XLA computes it."""
+    why: str
+    """What put the solver first, or why XLA has it."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A function's convolutions in the order in which it asks for them."""
+
+    device: str
+    layers: tuple[Layer, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {"device": self.device, "layers": [asdict(layer) for layer in self.layers]}
+
+    def __str__(self) -> str:
+        lines = [self.device, f"{'layer':32} solver"]
+        for layer in self.layers:
+            lines.append(f"{layer.name:32} {layer.solver or 'XLA'}")
+            lines.append(f"    {layer.problem}: {layer.why}" if layer.problem else f"    {layer.why}")
+        return "\n".join(lines)
+
+
+def explain(function: Callable[..., Any], *arguments: Any) -> Explained:
+    """Trace ``function(*arguments)`` and tell of each of its convolutions, jax's and ours, those in gradients too.
+
+    What ``enable`` was given holds; without it, the defaults.
+    """
+    from .host_call import device
+
+    settings = settings_in_force() or {"math": None}
+    platform = "cpu" if jax.default_backend() == "cpu" else "cuda"
+    found = device() if platform == "cpu" else _cuda_device()
+    info = runtime.device_info(found)
+    layers = []
+    for place, equation in enumerate(_convolutions(jax.make_jaxpr(function)(*arguments).jaxpr), 1):
+        name = str(equation.source_info.name_stack) or f"convolution {place}"
+        avals = [each.aval for each in (*equation.invars, *equation.outvars)]
+        try:
+            plan = planned(platform, *avals, settings["math"], equation.params)
+        except Left as error:
+            layers.append(Layer(name, "", None, str(error)))
+            continue
+        answer = explain_problem(plan.problem, info)
+        layers.append(Layer(name, str(plan.problem), answer.chosen, answer.why))
+    return Explained(str(info), tuple(layers))
+
+
+def _cuda_device() -> Any:
+    from ..device.cuda.stream import place_of
+
+    return place_of(0).device
+
+
+def _convolutions(jaxpr: Any) -> Iterator[Any]:
+    """The equations that are convolutions, of inner programs too."""
+    for equation in jaxpr.eqns:
+        if equation.primitive in (conv_p, jax_conv_p):
+            yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from _convolutions(inner)

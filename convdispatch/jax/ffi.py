@@ -1,0 +1,208 @@
+"""XLA's foreign calls in Python: a handler by ctypes over the C API (``xla/ffi/api/c_api.h``), so nothing is compiled.
+
+XLA calls the handler with a frame: attributes, and buffers of operands and results where they lie. The structures here
+are those of the API's major version 0, whose layouts have stood since 0.1; sizes that the frame tells are compared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_size_t, c_void_p
+from typing import Any
+
+__all__ = ["Frame", "handler"]
+
+_METADATA = 1
+"""The extension by which XLA asks which version a handler speaks."""
+_EXECUTE = 3
+_INTERNAL, _EXHAUSTED = 13, 8
+"""Codes of errors."""
+
+
+class _Base(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("kind", c_int32), ("next", c_void_p)]
+
+
+class _Version(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("major", c_int32), ("minor", c_int32)]
+
+
+class _Metadata(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("version", _Version), ("traits", ctypes.c_uint32), ("state", c_int64)]
+
+
+class _MetadataExtension(ctypes.Structure):
+    _fields_ = [("base", _Base), ("metadata", POINTER(_Metadata))]
+
+
+class _Api(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t), ("extension", c_void_p), ("version", _Version), ("internal", c_void_p),
+        ("error_create", c_void_p), ("error_message", c_void_p), ("error_destroy", c_void_p),
+        ("register", c_void_p), ("stream_get", c_void_p), ("type_register", c_void_p), ("context_get", c_void_p),
+        ("state_set", c_void_p), ("state_get", c_void_p), ("allocate", c_void_p), ("free", c_void_p),
+        ("schedule", c_void_p), ("threads", c_void_p), ("future_create", c_void_p), ("future_available", c_void_p),
+        ("future_error", c_void_p), ("run_id", c_void_p), ("device_ordinal", c_void_p),
+    ]  # fmt: skip
+
+
+class _Buffers(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t), ("extension", c_void_p), ("count", c_int64), ("types", c_void_p),
+        ("given", POINTER(c_void_p)),
+    ]  # fmt: skip
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t), ("extension", c_void_p), ("count", c_int64), ("types", c_void_p), ("names", c_void_p),
+        ("values", POINTER(c_void_p)),
+    ]  # fmt: skip
+
+
+class _Frame(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t), ("extension", c_void_p), ("api", POINTER(_Api)), ("context", c_void_p), ("stage", c_int32),
+        ("operands", _Buffers), ("results", _Buffers), ("attributes", _Attributes), ("future", c_void_p),
+    ]  # fmt: skip
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t), ("extension", c_void_p), ("dtype", c_int32), ("data", c_void_p), ("rank", c_int64),
+        ("dims", POINTER(c_int64)),
+    ]  # fmt: skip
+
+
+class _Text(ctypes.Structure):
+    _fields_ = [("start", c_void_p), ("length", c_size_t)]
+
+
+class _ErrorArguments(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("message", c_char_p), ("code", c_int32)]
+
+
+class _StreamArguments(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("context", c_void_p), ("stream", c_void_p)]
+
+
+class _OrdinalArguments(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("context", c_void_p), ("number", c_int32)]
+
+
+class _AllocateArguments(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t), ("extension", c_void_p), ("context", c_void_p), ("bytes", c_size_t),
+        ("alignment", c_size_t), ("data", c_void_p),
+    ]  # fmt: skip
+
+
+class _FreeArguments(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t), ("extension", c_void_p), ("context", c_void_p), ("bytes", c_size_t), ("data", c_void_p),
+    ]  # fmt: skip
+
+
+_Function = ctypes.CFUNCTYPE(c_void_p, c_void_p)
+_LEAST = _Frame.future.offset
+"""Bytes of a frame that are read."""
+
+
+class Frame:
+    """One call: ``text`` is its attribute, ``operands`` and ``results`` are addresses. Valid while the handler runs."""
+
+    __slots__ = ("_frame", "operands", "results", "text")
+
+    def __init__(self, frame: _Frame) -> None:
+        self._frame = frame
+        text = _Text.from_address(frame.attributes.values[0])
+        self.text = ctypes.string_at(text.start, text.length)
+        self.operands, self.results = _addresses(frame.operands), _addresses(frame.results)
+
+    @property
+    def stream(self) -> int:
+        """The handle of the CUDA stream on which the call is."""
+        given = _StreamArguments(ctypes.sizeof(_StreamArguments), None, self._frame.context, None)
+        self._called("stream_get", given)
+        return given.stream or 0
+
+    @property
+    def device(self) -> int:
+        """The number of the CUDA device; 0 by an XLA that does not tell yet."""
+        if self._frame.api.contents.size < _Api.device_ordinal.offset + ctypes.sizeof(c_void_p):
+            return 0
+        given = _OrdinalArguments(ctypes.sizeof(_OrdinalArguments), None, self._frame.context, 0)
+        self._called("device_ordinal", given)
+        return int(given.number)
+
+    def allocate(self, size: int) -> tuple[int, Callable[[], None]]:
+        """(address of memory on the stream's device, what gives it back in the stream's order)."""
+        given = _AllocateArguments(ctypes.sizeof(_AllocateArguments), None, self._frame.context, size, 256, None)
+        self._called("allocate", given)
+        address = given.data or 0
+
+        def free() -> None:
+            back = _FreeArguments(ctypes.sizeof(_FreeArguments), None, self._frame.context, size, address)
+            self._called("free", back)
+
+        return address, free
+
+    def _called(self, name: str, arguments: Any) -> None:
+        error = _Function(getattr(self._frame.api.contents, name))(ctypes.addressof(arguments))
+        if error:
+            _Function(self._frame.api.contents.error_destroy)(
+                ctypes.addressof(_StreamArguments(24, None, error, None))  # size, extension, error
+            )
+            raise MemoryError(f"XLA refused {name}")
+
+
+def _addresses(buffers: _Buffers) -> list[int]:
+    return [_Buffer.from_address(buffers.given[place]).data or 0 for place in range(buffers.count)]
+
+
+def handler(compute: Callable[[Frame], None]) -> tuple[Any, Any]:
+    """``(capsule, what must live)`` of a handler that calls ``compute`` with each frame; its exceptions become XLA's
+    errors, their text with them."""
+    from jax import ffi
+
+    @_Function
+    def call(address: int) -> int | None:
+        frame = _Frame.from_address(address)
+        try:
+            if frame.extension and _Base.from_address(frame.extension).kind == _METADATA:
+                _introduce(frame)
+            elif frame.stage == _EXECUTE:
+                if frame.size < _LEAST:
+                    raise RuntimeError(f"XLA's call frame has {frame.size} bytes, expected {_LEAST} or more")
+                _keep_thread()
+                compute(Frame(frame))
+            return None
+        except BaseException as error:  # nothing may be raised through XLA
+            code = _EXHAUSTED if isinstance(error, MemoryError) else _INTERNAL
+            message = f"convdispatch: {type(error).__name__}: {error}".encode()
+            given = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message, code)
+            return _Function(frame.api.contents.error_create)(ctypes.addressof(given))  # type: ignore[no-any-return]
+
+    return ffi.pycapsule(ctypes.cast(call, c_void_p).value), call
+
+
+_threads = threading.local()
+
+
+def _keep_thread() -> None:
+    """Let Python keep what it knows of a thread of XLA's, such as the queues and kernels that a thread has to itself:
+    it would forget all of it whenever the thread leaves the handler."""
+    if not hasattr(_threads, "kept"):
+        _threads.kept = isinstance(threading.current_thread(), threading._DummyThread)
+        if _threads.kept:
+            ctypes.pythonapi.PyGILState_Ensure()
+
+
+def _introduce(frame: _Frame) -> None:
+    """Say that the handler speaks the version that XLA itself does, which the layouts of major version 0 allow."""
+    metadata = _MetadataExtension.from_address(frame.extension).metadata.contents
+    speaks = frame.api.contents.version
+    metadata.version = _Version(ctypes.sizeof(_Version), None, 0, speaks.minor if speaks.major == 0 else 0)
+    metadata.traits, metadata.state = 0, 0

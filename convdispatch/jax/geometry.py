@@ -1,0 +1,235 @@
+"""A convolution of ``jax.lax`` as one of this package's problems, and what its operands have to go through.
+
+``lax.conv_general_dilated`` is one operator for all three directions: jax writes a gradient with respect to data as a
+convolution of a dilated left side with reversed weights, one with respect to weights as a convolution in which batch
+and channels change places, with groups of the batch. Each is read as what it is:
+
+- ``lhs_dilation`` over 1: the data gradient (a transposed convolution), lhs its y, rhs its w reversed, the result x;
+- channels of lhs before its batch, or groups of the batch: the weights' gradient, lhs its x, rhs its y;
+- both: the weights' gradient of a transposed one, rhs its x, lhs its y, the result reversed;
+- else the forward direction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..api.errors import InvalidProblem
+from ..api.problem import ConvProblem
+
+__all__ = ["Left", "Plan", "plan_of"]
+
+_DTYPES = ("float32", "float64", "float16", "bfloat16")
+_AXES = "dhw"
+
+
+class Left(Exception):
+    """The convolution is XLA's own; the text says why."""
+
+
+class Plan(NamedTuple):
+    """How a convolution of lax is computed: ``problem`` reads two arrays and writes the third.
+
+    Axes are lax's: of each array, its two first ones' places and those of space. An array is turned to the problem's
+    order of axes in memory, by XLA where it does not lie so already.
+    """
+
+    problem: ConvProblem
+    swapped: bool
+    """Whether rhs is what the problem reads first."""
+    crop: tuple[tuple[int, int], ...]
+    """What is cut off lhs at both ends of each axis of space."""
+    reverse_rhs: bool
+    reverse_out: bool
+    orders: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    """Of lhs, rhs and the result, their axes from the outermost in memory to the innermost."""
+    regroup: int
+    """Groups whose channels change sides in rhs: of a grouped data gradient, 1 elsewhere."""
+
+
+class _Window(NamedTuple):
+    """One axis of space."""
+
+    size: int
+    kernel: int
+    out: int
+    stride: int
+    low: int
+    high: int
+    lhs_dilation: int
+    rhs_dilation: int
+
+
+def plan_of(
+    lhs_shape: Sequence[int], rhs_shape: Sequence[int], out_shape: Sequence[int], dtype: str, math_: str, **params: Any
+) -> Plan:
+    """The plan of ``lax.conv_general_dilated``'s parameters. Raises Left with the reason where XLA has to do it."""
+    numbers = params["dimension_numbers"]
+    lhs_spec, rhs_spec, out_spec = (tuple(spec) for spec in numbers)
+    ndim = len(lhs_spec) - 2
+    if ndim not in (1, 2, 3):
+        raise Left(f"1 to 3 axes of space only, got {ndim}")
+    if dtype not in _DTYPES:
+        raise Left(f"{', '.join(_DTYPES)} only, got {dtype}")
+    preferred = params.get("preferred_element_type")
+    if preferred is not None and str(preferred) != dtype:
+        raise Left(f"results of the operands' type only, got {dtype} to {preferred}")
+    windows = [
+        _Window(lhs_shape[a], rhs_shape[b], out_shape[c], stride, low, high, left, right)
+        for a, b, c, stride, (low, high), left, right in zip(
+            lhs_spec[2:],
+            rhs_spec[2:],
+            out_spec[2:],
+            params["window_strides"],
+            params["padding"],
+            params["lhs_dilation"],
+            params["rhs_dilation"],
+            strict=True,
+        )
+    ]
+    if not all(map(math.prod, (lhs_shape, rhs_shape, out_shape))):
+        raise Left("an array without elements")
+    groups, batches = params["feature_group_count"], params["batch_group_count"]
+    weights = batches > 1 or (lhs_spec[1] < lhs_spec[0] and groups == 1)
+    dilated = any(window.lhs_dilation > 1 for window in windows)
+    kind = _READERS[weights, dilated]
+    sizes = _Sizes(
+        lhs_shape[lhs_spec[0]], lhs_shape[lhs_spec[1]], rhs_shape[rhs_spec[0]], rhs_shape[rhs_spec[1]], groups, batches
+    )
+    layout = "nhwc" if lhs_spec[0 if weights else 1] == len(lhs_spec) - 1 else "nchw"
+    try:
+        return kind(sizes, windows, (lhs_spec, rhs_spec, out_spec), {"dtype": dtype, "layout": layout, "math": math_})
+    except InvalidProblem as error:
+        raise Left(str(error)) from None
+
+
+class _Sizes(NamedTuple):
+    """Of lhs its batch and features, of rhs its output and input features, and the numbers of groups."""
+
+    n: int
+    c: int
+    o: int
+    i: int
+    groups: int
+    batches: int
+
+
+def _forward(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict[str, Any]) -> Plan:
+    numbers, crop = {"mb": sizes.n, "ic": sizes.c, "oc": sizes.o, "g": sizes.groups}, []
+    for axis, w in _named(windows):
+        cut = max(0, -w.low), max(0, -w.high)
+        crop.append(cut)
+        numbers |= _axis(axis, w.size - sum(cut), w.kernel, w.stride, max(0, w.low), max(0, w.high), w.rhs_dilation)
+    if _is_product(sizes, windows) and specs[1][1] < specs[1][0]:
+        # Weights lie with input channels outside: the data gradient of the product the other way round reads them so.
+        numbers |= {"ic": sizes.o, "oc": sizes.c}
+        problem = ConvProblem(ndim=len(windows), direction="bwd_data", **numbers, **common)
+        return Plan(problem, False, tuple(crop), False, False, _orders(specs, common["layout"], (0, 1, 0)), 1)
+    problem = ConvProblem(ndim=len(windows), direction="fwd", **numbers, **common)
+    return Plan(problem, False, tuple(crop), False, False, _orders(specs, common["layout"], (0, 0, 0)), 1)
+
+
+def _data(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict[str, Any]) -> Plan:
+    if any(w.stride > 1 for w in windows):
+        raise Left("no steps of a dilated left side only, got window_strides and lhs_dilation over 1")
+    numbers: dict[str, Any] = {"mb": sizes.n, "ic": sizes.o, "oc": sizes.c, "g": sizes.groups}
+    for axis, w in _named(windows):
+        reach, stride = w.rhs_dilation * (w.kernel - 1), w.lhs_dilation
+        low, high = reach - w.low, reach - w.high
+        high += 0 if high >= 0 else min(stride - 1, -high)  # what rounding down absorbs
+        if low < 0 or high < 0:
+            raise Left(f"a transposed convolution that reaches beyond its kernel, got padding {(w.low, w.high)}")
+        numbers |= _axis(axis, w.out, w.kernel, stride, low, high, w.rhs_dilation)
+    problem = ConvProblem(ndim=len(windows), direction="bwd_data", **numbers, **common)
+    _same(problem, [w.size for w in windows])
+    crop = ((0, 0),) * len(windows)
+    turned = (0, 1 if sizes.groups == 1 else 0, 0)
+    return Plan(problem, False, crop, True, False, _orders(specs, common["layout"], turned), sizes.groups)
+
+
+def _weights(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict[str, Any]) -> Plan:
+    """lhs is x with its channels as batch, rhs the gradient of y, the result that of w."""
+    numbers: dict[str, Any] = {"mb": sizes.c, "ic": sizes.n, "oc": sizes.o, "g": sizes.batches}
+    crop = []
+    for axis, w in _named(windows):
+        cut = max(0, -w.low)
+        size, low = w.size - cut, max(0, w.low)
+        # As many positions of y as rhs has: the far end is padded or cut so that it comes out.
+        need = w.rhs_dilation * (w.kernel - 1) + w.stride * (w.out - 1) + 1 - size - low
+        over = -need  # elements behind the last one that is used; fewer than a step are rounded down
+        cut_far = max(0, over - (w.rhs_dilation - 1))
+        crop.append((cut, cut_far))
+        numbers |= _axis(axis, size - cut_far, w.out, w.rhs_dilation, low, max(0, need), w.stride)
+    swapped = sizes.batches == 1 and _is_product(sizes, [w._replace(kernel=w.out) for w in windows])
+    swapped = swapped and specs[2][0] < specs[2][1]
+    if swapped:  # the result lies with input channels outside: so it does where x and y change places
+        numbers |= {"ic": sizes.o, "oc": sizes.n}
+    problem = ConvProblem(ndim=len(windows), direction="bwd_weights", **numbers, **common)
+    _same(problem, [w.kernel for w in windows])
+    if swapped:
+        return Plan(problem, True, tuple(crop), False, False, _orders(specs, common["layout"], (1, 1, 0)), 1)
+    return Plan(problem, False, tuple(crop), False, False, _orders(specs, common["layout"], (1, 1, 1)), 1)
+
+
+def _weights_of_transposed(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict[str, Any]) -> Plan:
+    """rhs is x, lhs the gradient of y, each with its channels as batch; the result is w's, reversed."""
+    if sizes.batches > 1:
+        raise Left("groups in the weights' gradient of a transposed convolution")
+    if any(w.rhs_dilation > 1 for w in windows):
+        raise Left("lhs_dilation and rhs_dilation over 1 where channels come before the batch")
+    numbers: dict[str, Any] = {"mb": sizes.c, "ic": sizes.o, "oc": sizes.n, "g": 1}
+    for axis, w in _named(windows):
+        low = w.stride * (w.out - 1) - w.low
+        need = w.lhs_dilation * (w.size - 1) + w.stride * (w.out - 1) + 1 - w.kernel - low
+        if low < 0 or need < 1 - w.lhs_dilation:
+            raise Left(f"a transposed convolution that reaches beyond its kernel, got padding {(w.low, w.high)}")
+        numbers |= _axis(axis, w.kernel, w.out, w.lhs_dilation, low, max(0, need), w.stride)
+    problem = ConvProblem(ndim=len(windows), direction="bwd_weights", **numbers, **common)
+    _same(problem, [w.size for w in windows])
+    crop = ((0, 0),) * len(windows)
+    # The result's batch is lhs's, which is oc here, its features are rhs's, ic.
+    return Plan(problem, True, crop, False, True, _orders(specs, common["layout"], (1, 1, 0)), 1)
+
+
+_READERS = {
+    (False, False): _forward,
+    (False, True): _data,
+    (True, False): _weights,
+    (True, True): _weights_of_transposed,
+}
+"""By whether it is of weights, and whether lhs is dilated."""
+
+
+def _is_product(sizes: _Sizes, windows: Sequence[_Window]) -> bool:
+    """Whether each pixel is multiplied by one matrix: a 1x1 kernel that neither steps nor pads."""
+    plain = all(w.kernel == w.stride == w.rhs_dilation == 1 and w.low == w.high == 0 for w in windows)
+    return plain and sizes.groups == 1
+
+
+def _named(windows: Sequence[_Window]) -> Any:
+    return zip(_AXES[3 - len(windows) :], windows, strict=True)
+
+
+def _axis(axis: str, size: int, kernel: int, stride: int, low: int, high: int, dilation: int) -> dict[str, int]:
+    return {
+        f"i{axis}": size, f"k{axis}": kernel, f"s{axis}": stride, f"p{axis}": low, f"p{axis}_r": high,
+        f"d{axis}": dilation,
+    }  # fmt: skip
+
+
+def _same(problem: ConvProblem, sizes: Sequence[int]) -> None:
+    """What is read as y must have y's size. Raises Left."""
+    found = [getattr(problem, "o" + axis) for axis in _AXES[3 - problem.ndim :]]
+    if found != list(sizes):
+        raise Left(f"the geometry is no gradient's: its y would be {found}, got {list(sizes)}")
+
+
+def _orders(specs: Any, layout: str, turned: tuple[int, int, int]) -> Any:
+    """Axes in memory: batch or output channels first, those of ``turned`` arrays the second of lax's."""
+    found = []
+    for spec, second in zip(specs, turned, strict=True):
+        outer, inner = (spec[1], spec[0]) if second else (spec[0], spec[1])
+        found.append((outer, *spec[2:], inner) if layout == "nhwc" else (outer, inner, *spec[2:]))
+    return tuple(found)

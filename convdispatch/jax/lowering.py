@@ -1,0 +1,102 @@
+"""The step from a convolution in jax's language to XLA's: a call of ours, or XLA's operator with the reason counted.
+
+jax's rules for gradients, batches and shapes stay as they are: what they make are convolutions again, and each is
+lowered here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import ffi, lax
+from jax.interpreters import mlir
+
+from ..api.errors import ConvDispatchError
+from . import counting
+from .calls import TARGET, call_for, register
+from .geometry import Left, Plan, plan_of
+
+__all__ = ["lower", "planned"]
+
+_MATHS = {"DEFAULT": "tf32", "HIGH": "float32", "HIGHEST": "ieee"}
+"""What jax's precisions of float32 data are here; on CPUs jax knows no TF32."""
+
+
+def planned(platform: str, lhs: Any, rhs: Any, out: Any, math: str | None, params: dict[str, Any]) -> Plan:
+    """The plan for a convolution of abstract arrays. Raises Left with the reason."""
+    return plan_of(lhs.shape, rhs.shape, out.shape, _dtype_of(lhs, rhs), _math(platform, lhs, math, params), **params)
+
+
+def _dtype_of(lhs: Any, rhs: Any) -> str:
+    if lhs.dtype != rhs.dtype:
+        raise Left(f"operands of one type only, got {lhs.dtype} and {rhs.dtype}")
+    return str(lhs.dtype)
+
+
+def _math(platform: str, lhs: Any, math: str | None, params: dict[str, Any]) -> str:
+    """What jax's precision asks of float32 data."""
+    if str(lhs.dtype) != "float32":
+        return "float32"
+    if math is not None:
+        return math
+    precision = params["precision"] or (lax.Precision.DEFAULT,)
+    names = [getattr(each, "name", "") for each in precision] if isinstance(precision, tuple) else [""]
+    if not all(name in _MATHS for name in names):
+        raise Left(f"precision DEFAULT, HIGH or HIGHEST only, got {precision}")
+    found = next(name for name in reversed(_MATHS) if name in names)
+    return "float32" if platform == "cpu" and found == "DEFAULT" else _MATHS[found]
+
+
+def lower(platform: str, theirs: Any, math: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
+    """A rule for lowering; ``theirs`` is jax's own."""
+    try:
+        devices = getattr(ctx.module_context.axis_context, "num_devices", 1) or 1
+        if devices > 1:
+            raise Left(f"programs for one device only, got one for {devices}")
+        plan = planned(platform, *ctx.avals_in, *ctx.avals_out, math, params)
+        register()
+        call_for(platform, str(plan.problem).encode())
+    except (Left, ConvDispatchError) as error:
+        counting.left(str(error).splitlines()[0])
+        return theirs(ctx, lhs, rhs, **params)
+    counting.lowered()
+    out = ctx.avals_out[0]
+    rule = mlir.lower_fun(lambda lhs, rhs: _computed(plan, out, params, lhs, rhs), multiple_results=False)
+    return rule(ctx, lhs, rhs)
+
+
+def _computed(plan: Plan, out: Any, params: dict[str, Any], lhs: Any, rhs: Any) -> Any:
+    """The call, with what its operands go through before and its result behind it."""
+    lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
+    if any(map(any, plan.crop)):
+        cuts = dict(zip(lhs_spec[2:], plan.crop, strict=True))
+        near = [cuts.get(axis, (0, 0))[0] for axis in range(lhs.ndim)]
+        far = [size - cuts.get(axis, (0, 0))[1] for axis, size in enumerate(lhs.shape)]
+        lhs = lax.slice(lhs, near, far)
+    if plan.reverse_rhs:
+        rhs = lax.rev(rhs, tuple(rhs_spec[2:]))  # jax reversed them: XLA takes out both
+    if plan.regroup > 1:
+        rhs = _regrouped(rhs, rhs_spec[0], rhs_spec[1], plan.regroup)
+    operands, orders = (lhs, rhs), plan.orders[:2]
+    if plan.swapped:
+        operands, orders = operands[::-1], orders[::-1]
+    call = ffi.ffi_call(
+        TARGET,
+        jax.ShapeDtypeStruct(out.shape, out.dtype),
+        input_layouts=orders,
+        output_layouts=plan.orders[2],
+        vmap_method="sequential",
+    )
+    result = call(*operands, problem=str(plan.problem))
+    return lax.rev(result, tuple(out_spec[2:])) if plan.reverse_out else result
+
+
+def _regrouped(w: Any, outer: int, inner: int, groups: int) -> Any:
+    """Weights ``[g * a, b]`` as ``[g * b, a]``, in those two axes."""
+    w = lax.reshape(w, (*w.shape[:outer], groups, w.shape[outer] // groups, *w.shape[outer + 1 :]))
+    places = list(range(w.ndim))
+    first, second = outer + 1, inner + (inner > outer)
+    places[first], places[second] = places[second], places[first]
+    w = lax.transpose(w, places)
+    return lax.reshape(w, (*w.shape[:outer], w.shape[outer] * w.shape[outer + 1], *w.shape[outer + 2 :]))

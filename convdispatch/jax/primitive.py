@@ -1,0 +1,127 @@
+"""``conv_general_dilated`` that is computed here whatever ``enable`` says, and ``enable``, by which jax's own is.
+
+Ours is a primitive beside jax's, with jax's own rules for shapes, types, gradients and batches: those are functions
+that call ``conv_general_dilated`` of their module, and are taken over with ours in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from typing import Any
+
+import jax
+from jax._src.interpreters import ad, batching, mlir
+from jax._src.lax import convolution as theirs
+
+from ..api.errors import InvalidArgument
+from .lowering import lower
+
+__all__ = ["Enabled", "conv_general_dilated", "conv_p", "disable", "enable", "jax_conv_p", "settings_in_force"]
+
+_PLATFORMS = ("cpu", "cuda")
+_MATHS = (None, "float32", "ieee", "tf32", "fast")
+_NAMES = ("conv_general_dilated", "conv_general_dilated_p")
+jax_conv_p = theirs.conv_general_dilated_p
+_lock = threading.RLock()
+_in_force: dict[str, Any] | None = None
+
+
+def _rebound(function: Any) -> Any:
+    """A function of jax's module that calls our convolution where it calls jax's."""
+    names = {"conv_general_dilated": conv_general_dilated, "conv_general_dilated_p": conv_p}
+    made = types.FunctionType(
+        function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__,
+        function.__closure__,
+    )  # fmt: skip
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _lowering_of_jax(platform: str) -> Any:
+    expand = functools.partial(theirs._conv_general_dilated_lower, expand_complex_convolutions=True)
+    return expand if platform in ("cpu", "cuda") else theirs._conv_general_dilated_lower
+
+
+conv_p = theirs.lax.standard_primitive(
+    theirs._conv_general_dilated_shape_rule,
+    theirs._conv_general_dilated_dtype_rule,
+    "convdispatch_conv_general_dilated",
+    sharding_rule=theirs._conv_general_dilated_sharding_rule,
+    vma_rule=functools.partial(theirs.core.standard_vma_rule, "conv_general_dilated"),
+)
+
+
+def conv_general_dilated(*args: Any, **kwargs: Any) -> Any:
+    """``jax.lax.conv_general_dilated``, the same arguments and meaning, computed here: under ``jit``, ``grad``,
+    ``vmap`` and the rest, on CPUs and CUDA devices.
+
+    What cannot be done here (integers, complex numbers, more than three axes of space, programs for several devices)
+    XLA does, and ``counters`` says why.
+    """
+    return _bound(*args, **kwargs)
+
+
+_bound = _rebound(theirs.conv_general_dilated)
+functools.update_wrapper(conv_general_dilated, theirs.conv_general_dilated, assigned=("__annotations__",))
+ad.defbilinear(
+    conv_p, _rebound(theirs._conv_general_dilated_transpose_lhs), _rebound(theirs._conv_general_dilated_transpose_rhs)
+)
+batching.fancy_primitive_batchers[conv_p] = _rebound(theirs._conv_general_dilated_batch_rule)
+mlir.register_lowering(conv_p, theirs._conv_general_dilated_lower)
+for _platform in _PLATFORMS:
+    mlir.register_lowering(
+        conv_p, functools.partial(lower, _platform, _lowering_of_jax(_platform), None), platform=_platform
+    )
+
+
+class Enabled:
+    """What ``enable`` answers: in force already; as a context manager, until the block ends."""
+
+    def __init__(self, before: dict[str, Any] | None) -> None:
+        self._before = before
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _set(self._before)
+
+
+def enable(*, math: str | None = None) -> Enabled:
+    """Compute what ``jax.lax.conv_general_dilated`` and all that is made of it ask for here: Flax, Equinox, Keras.
+
+    From the call on, or inside ``with enable():``; programs that were compiled before are compiled anew. ``math`` is
+    ``conv``'s for float32 data; None obeys jax's precision. What cannot be done here XLA does, and ``counters`` says
+    why. Raises InvalidArgument.
+    """
+    if math not in _MATHS:
+        raise InvalidArgument(f"math must be None, float32, ieee, tf32 or fast, got {math!r}")
+    before = _in_force
+    _set({"math": math})
+    return Enabled(before)
+
+
+def disable() -> None:
+    """Give convolutions back to XLA."""
+    _set(None)
+
+
+def settings_in_force() -> dict[str, Any] | None:
+    """What ``enable`` was given; None where it is not in force."""
+    return _in_force
+
+
+def _set(settings: dict[str, Any] | None) -> None:
+    global _in_force
+    with _lock:
+        if settings == _in_force:
+            return
+        _in_force = settings
+        for platform in _PLATFORMS:
+            rule = _lowering_of_jax(platform)
+            if settings is not None:
+                rule = functools.partial(lower, platform, rule, settings["math"])
+            mlir.register_lowering(jax_conv_p, rule, platform=platform)
+        jax.clear_caches()  # programs hold what they were lowered to

@@ -1,0 +1,297 @@
+"""onnxruntime's memory: ``OrtValue``, an array of any library, and ``IOBinding``, which names one for each input and
+output, so that nothing is copied and results lie where the caller wants them."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+from ..tensor import Tensor
+from .model import OnnxNet
+from .types import dtype_of
+
+__all__ = ["IOBinding", "OrtValue"]
+
+_NAMES = {"float32": "float", "float64": "double"}
+
+
+class OrtValue:
+    """An array as onnxruntime speaks of it. ``array`` is the array itself: NumPy's, torch's, or any with DLPack."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    @staticmethod
+    def ortvalue_from_numpy(numpy_obj: np.ndarray, device_type: str = "cpu", device_id: int = 0, *_: Any) -> OrtValue:
+        """Over NumPy's memory on the CPU; a copy on another device."""
+        if device_type == "cpu":
+            return OrtValue(np.ascontiguousarray(numpy_obj))
+        torch = _torch(f"memory on {device_type}")
+        return OrtValue(torch.from_numpy(np.ascontiguousarray(numpy_obj)).to(f"{device_type}:{device_id}"))
+
+    @staticmethod
+    def ortvalue_from_shape_and_type(
+        shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, *_: Any
+    ) -> OrtValue:
+        """New memory, values undefined."""
+        host = np.empty(tuple(shape), _dtype(element_type))
+        return OrtValue.ortvalue_from_numpy(host, device_type, device_id)
+
+    @staticmethod
+    def from_dlpack(data: Any, /) -> OrtValue:
+        """Over an array's memory."""
+        if not hasattr(data, "__dlpack__"):
+            raise InvalidArgument(f"from_dlpack takes an array with __dlpack__, got {type(data).__name__}")
+        return OrtValue(data)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+    def numpy(self) -> np.ndarray:
+        """The values on the host; over the same memory where it is the host's."""
+        array = self.array
+        if isinstance(array, np.ndarray):
+            return array
+        if isinstance(array, Tensor):
+            return array.numpy()
+        if _is_torch(array):
+            return _host_view(array.detach().cpu())
+        return np.from_dlpack(array) if self.device_name() == "cpu" else np.asarray(array.get())
+
+    def shape(self) -> list[int]:
+        """Sizes of its axes."""
+        return list(self.array.shape)
+
+    def data_type(self) -> str:
+        """``"tensor(float)"``."""
+        name = str(self.array.dtype).removeprefix("torch.")
+        return f"tensor({_NAMES.get(name, name)})"
+
+    def element_type(self) -> int:
+        """ONNX's number of the type."""
+        import onnx
+
+        name = str(self.array.dtype).removeprefix("torch.")
+        return int(onnx.helper.np_dtype_to_tensor_dtype(_dtype(name)))
+
+    def device_name(self) -> str:
+        """``"cpu"`` or ``"cuda"``."""
+        if isinstance(self.array, np.ndarray):
+            return "cpu"
+        if _is_torch(self.array):
+            return str(self.array.device.type)
+        return "cpu" if self.array.__dlpack_device__()[0] == 1 else "cuda"
+
+    def data_ptr(self) -> int:
+        """Where the first element lies."""
+        if isinstance(self.array, np.ndarray):
+            return int(self.array.ctypes.data)
+        if _is_torch(self.array):
+            return int(self.array.data_ptr())
+        if self.device_name() == "cpu":
+            return int(np.from_dlpack(self.array).ctypes.data)
+        return int(self.array.__cuda_array_interface__["data"][0])
+
+    def tensor_size_in_bytes(self) -> int:
+        """Bytes of all elements."""
+        return int(math.prod(self.shape()) * np.dtype(_dtype(str(self.array.dtype).removeprefix("torch."))).itemsize)
+
+    def update_inplace(self, data: np.ndarray) -> None:
+        """Write NumPy's values into the memory."""
+        if _is_torch(self.array):
+            self.array.copy_(sys.modules["torch"].from_numpy(np.ascontiguousarray(data)))
+        else:
+            np.copyto(self.numpy(), data)
+
+    def has_value(self) -> bool:
+        """Always: an optional value without one is not here."""
+        return True
+
+    def is_tensor(self) -> bool:
+        """Always."""
+        return True
+
+
+class IOBinding:
+    """Where the inputs and outputs of a session lie.
+
+    An input is bound to an array, an OrtValue or an address; an output to memory of the caller's, which is written, or
+    to a device, where the session makes it. ``session.run_with_iobinding(binding)`` runs, ``get_outputs`` tells.
+    Results are there when it returns on the CPU; on CUDA they are in the order of the current stream.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._net: OnnxNet = session.net
+        self._inputs: dict[str, Any] = {}
+        self._outputs: dict[str, tuple[str, OrtValue | None]] = {}
+        self._results: list[OrtValue] = []
+
+    # --- inputs ------------------------------------------------------------------------------------------------------
+
+    def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
+        """An input in host memory: a NumPy array, a torch tensor, anything with DLPack."""
+        self._inputs[self._known(name, self._net.inputs, "input")] = arr_on_cpu
+
+    def bind_input(
+        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
+    ) -> None:
+        """An input at an address, without gaps; the caller keeps the memory."""
+        array = _at(device_type, device_id, element_type, shape, buffer_ptr)
+        self._inputs[self._known(name, self._net.inputs, "input")] = array
+
+    def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
+        """An input that is an OrtValue, or any array."""
+        value = ortvalue.array if isinstance(ortvalue, OrtValue) else ortvalue
+        self._inputs[self._known(name, self._net.inputs, "input")] = value
+
+    def clear_binding_inputs(self) -> None:
+        """Bind no input."""
+        self._inputs.clear()
+
+    # --- outputs -----------------------------------------------------------------------------------------------------
+
+    def bind_output(
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None:
+        """An output at an address, or, without one, in new memory on a device."""
+        held = None
+        if buffer_ptr is not None:
+            if element_type is None or shape is None:
+                raise InvalidArgument(f"the output {name!r} at an address needs element_type and shape")
+            held = OrtValue(_at(device_type, device_id, element_type, shape, buffer_ptr))
+        self._outputs[self._known(name, self._net.outputs, "output")] = (device_type, held)
+
+    def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
+        """An output written into an OrtValue, or any array of the result's shape and type."""
+        value = ortvalue if isinstance(ortvalue, OrtValue) else OrtValue(ortvalue)
+        self._outputs[self._known(name, self._net.outputs, "output")] = (value.device_name(), value)
+
+    def clear_binding_outputs(self) -> None:
+        """Bind no output."""
+        self._outputs.clear()
+        self._results = []
+
+    def get_outputs(self) -> list[OrtValue]:
+        """The results of the last run, in the order in which outputs were bound."""
+        return list(self._results)
+
+    def copy_outputs_to_cpu(self) -> list[np.ndarray]:
+        """The results on the host."""
+        return [value.numpy() for value in self._results]
+
+    def synchronize_inputs(self) -> None:
+        """Wait until what the caller enqueued for the inputs is done."""
+        _synchronise(self._inputs.values())
+
+    def synchronize_outputs(self) -> None:
+        """Wait until results are there."""
+        _synchronise(value.array for value in self._results)
+
+    # --- a run -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """See ``InferenceSession.run_with_iobinding``."""
+        if not self._outputs:
+            raise InvalidArgument("no output is bound: bind_output(name) for each that is wanted")
+        hosts = {
+            name: _host_view(held.array)
+            for name, (_, held) in self._outputs.items()
+            if held is not None and held.device_name() == "cpu" and _is_host(held.array)
+        }
+        results = self._net.run(self._inputs, hosts)
+        self._results = [self._placed(results[name], *bound) for name, bound in self._outputs.items()]
+
+    @staticmethod
+    def _placed(result: Any, device: str, held: OrtValue | None) -> OrtValue:
+        if held is not None:
+            if not (held.device_name() == "cpu" and _is_host(held.array)):
+                held.update_inplace(OrtValue(result).numpy())
+            return held
+        made = OrtValue(result)
+        return made if device != "cpu" or made.device_name() == "cpu" else OrtValue(made.numpy())
+
+    @staticmethod
+    def _known(name: str, ports: Any, what: str) -> str:
+        names = [port.name for port in ports]
+        if name not in names:
+            raise InvalidArgument(f"there is no {what} {name!r}; there are {', '.join(names)}")
+        return name
+
+
+def _at(device: str, number: int, element_type: Any, shape: Sequence[int], address: int) -> Any:
+    """An array over memory at an address."""
+    dtype, sizes = _dtype(element_type), tuple(int(size) for size in shape)
+    if device == "cpu":
+        count = math.prod(sizes) * dtype.itemsize
+        return np.frombuffer((ctypes.c_char * count).from_address(address), dtype).reshape(sizes)
+    torch = _torch("an address on a CUDA device")
+
+    class Memory:
+        __cuda_array_interface__ = {  # noqa: RUF012
+            "shape": sizes, "typestr": dtype.str, "data": (int(address), False), "version": 3, "strides": None,
+        }  # fmt: skip
+
+    return torch.as_tensor(Memory(), device=f"cuda:{number}")
+
+
+def _dtype(kind: Any) -> np.dtype:
+    """NumPy's dtype of a type as onnxruntime takes it: NumPy's, ONNX's number, a name."""
+    if isinstance(kind, int) and not isinstance(kind, bool):
+        return dtype_of(kind)
+    if isinstance(kind, str) and kind == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(kind)
+
+
+def _is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _is_host(array: Any) -> bool:
+    """Whether NumPy can see and write the memory."""
+    return isinstance(array, np.ndarray) or (_is_torch(array) and array.device.type == "cpu")
+
+
+def _host_view(array: Any) -> np.ndarray:
+    if isinstance(array, np.ndarray):
+        return array
+    torch = sys.modules["torch"]
+    if array.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        return array.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+    return array.detach().numpy()  # type: ignore[no-any-return]
+
+
+def _torch(what: str) -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise InvalidArgument(f"{what} needs PyTorch: pip install torch") from None
+    return torch
+
+
+def _synchronise(arrays: Any) -> None:
+    for array in arrays:
+        if _is_torch(array) and array.is_cuda:
+            sys.modules["torch"].cuda.current_stream(array.device).synchronize()
+        elif isinstance(array, Tensor):
+            array.queue.finish()

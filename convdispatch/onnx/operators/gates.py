@@ -1,0 +1,89 @@
+"""Products that are one activation, however a file writes them: ``x * sigmoid(x)``, ``x * hardsigmoid(x)`` and
+``x * relu6(x + 3) / 6``, which convolutions take in. And of what a node is made: ``with_number``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...tensor import Tensor
+from ..call import Call
+from ..constants import scalar
+
+__all__ = ["gate", "with_number"]
+
+_NEAR = 1e-6
+"""How far a sixth may be from 1 / 6: files round it to float32."""
+
+
+def gate(call: Call) -> tuple[Tensor, str] | None:
+    """The x of a ``Mul`` or ``Div`` that ends such a product, and the activation's name; None for any other node."""
+    if call.opset < 7:  # operands are placed by an attribute
+        return None
+    first, second = call.raw(0), call.raw(1)
+    shape = np.broadcast_shapes(first.shape, second.shape)  # a number may have more axes than x
+    for x, factor in ((first, second), (second, first)) if call.node.op_type == "Mul" else ():
+        name = _gated(call, factor, x)
+        if name is not None and x.shape == shape:
+            return x, name
+    whole = _sixth(call, call.node.op_type, (first, second))
+    made, operands, _ = _made(call, whole)
+    if made == "Mul":
+        for x, clipped in (operands, operands[::-1]):
+            if _is_float(x) and x.shape == shape and _above_three(call, clipped) is x:
+                return x, "hardswish"
+    return None
+
+
+def _gated(call: Call, factor: Any, x: Any) -> str | None:
+    """What x times this factor is called, if the factor is made of x."""
+    made, operands, attributes = _made(call, factor)
+    if not _is_float(x) or made is None:
+        return None
+    if made in ("Sigmoid", "HardSigmoid"):
+        slope, middle = attributes.get("alpha", 0.2), attributes.get("beta", 0.5)
+        same = made == "Sigmoid" or (abs(slope * 6 - 1) < _NEAR and middle == 0.5)
+        return {"Sigmoid": "silu", "HardSigmoid": "hardswish"}[made] if same and operands[0] is x else None
+    return "hardswish" if _above_three(call, _sixth(call, made, operands)) is x else None
+
+
+def _sixth(call: Call, kind: str, operands: Any) -> Any:
+    """The v of ``v / 6`` or ``v * (1 / 6)``; None for another node."""
+    if kind == "Div" and scalar(operands[1]) == 6:
+        return operands[0]
+    for value, other in (operands, operands[::-1]) if kind == "Mul" else ():
+        number = scalar(other)
+        if number is not None and abs(number * 6 - 1) < _NEAR:
+            return value
+    return None
+
+
+def _above_three(call: Call, value: Any) -> Any:
+    """The x of ``clip(x + 3, 0, 6)``; None for another value."""
+    made, operands, attributes = _made(call, value)
+    if made != "Clip":
+        return None
+    bounds = [attributes.get(key) for key in ("min", "max")]
+    for place, bound in enumerate(operands[1:3]):
+        bounds[place] = bounds[place] if bound is None else scalar(bound)
+    x, three = with_number(call, operands[0], "Add")
+    return x if bounds == [0, 6] and three == 3 else None
+
+
+def with_number(call: Call, value: Any, kind: str) -> tuple[Any, float | int | None]:
+    """The operand of the ``kind`` of node that made a value, and the number beside it; a power's is the second one."""
+    made, operands, _ = _made(call, value)
+    for first, second in ((0, 1), (1, 0)) if kind != "Pow" else ((0, 1),):
+        if made == kind and isinstance(operands[first], Tensor) and scalar(operands[second]) is not None:
+            return operands[first], scalar(operands[second])
+    return None, None
+
+
+def _made(call: Call, value: Any) -> tuple[str | None, Any, dict[str, Any]]:
+    """Operator, operands and attributes of what made a value."""
+    return call.interpreter.made.get(id(value), (None, (), {}))  # type: ignore[no-any-return]
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype.kind == "f"

@@ -1,0 +1,209 @@
+"""onnxruntime's ways to run a model: ``InferenceSession``, so that a script changes its import alone.
+
+``import convdispatch.onnx as onnxruntime``. What is the same: sessions, their inputs and outputs, feeds and results,
+bindings, OrtValues, options. What differs: all outputs are computed, whichever are asked for.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+from .binding import IOBinding, OrtValue
+from .model import OnnxNet, Port, load
+from .session_options import SessionOptions, chosen_provider
+
+__all__ = ["InferenceSession", "ModelMetadata", "NodeArg"]
+
+_TYPES = {"float32": "float", "float64": "double", "object": "string"}
+"""ONNX's names of types that are not NumPy's."""
+
+
+class NodeArg(NamedTuple):
+    """An input or output as onnxruntime describes it."""
+
+    name: str
+    type: str
+    """``"tensor(float)"``."""
+    shape: list[int | str | None]
+    """Numbers, names of symbolic axes, None for unnamed ones; empty too where the file says no shape."""
+
+
+class ModelMetadata(NamedTuple):
+    """What the file says of itself."""
+
+    producer_name: str
+    graph_name: str
+    domain: str
+    description: str
+    graph_description: str
+    version: int
+    custom_metadata_map: dict[str, str]
+
+
+class InferenceSession:
+    """A model file made ready.
+
+    ``path_or_bytes`` is a file's path, its bytes, or a ModelProto. ``providers`` names devices in the order in which
+    they are tried, as onnxruntime's: ``"CUDAExecutionProvider"`` an NVIDIA device, ``"CPUExecutionProvider"`` the
+    processor; None is the default device. Calls may come from several threads.
+
+    Raises InvalidArgument for a file that is no model or asks for operators that are not here (all of them, with their
+    nodes), and where no provider is here.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | PathLike[str],
+        sess_options: SessionOptions | Sequence[Any] | None = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        **_: Any,
+    ) -> None:
+        if isinstance(sess_options, list | tuple):  # InferenceSession(model, providers)
+            sess_options, providers = None, sess_options
+        self._options = sess_options or SessionOptions()
+        if isinstance(self._options, SessionOptions):  # onnxruntime's own are taken too
+            self._options.warn()
+        self._source = path_or_bytes
+        self._load(providers, provider_options)
+
+    def _load(self, providers: Sequence[Any] | None, options: Sequence[Mapping[str, Any]] | None) -> None:
+        self._provider, self._provider_options, device = chosen_provider(providers, options)
+        self.net: OnnxNet = load(self._source, device=device)
+        """The net behind the session: forms, layers, times."""
+        self._async: concurrent.futures.ThreadPoolExecutor | None = None
+
+    # --- what the file says ------------------------------------------------------------------------------------------
+
+    def get_inputs(self) -> list[NodeArg]:
+        """What ``run`` is fed."""
+        return [self._described(port) for port in self.net.inputs]
+
+    def get_outputs(self) -> list[NodeArg]:
+        """What ``run`` answers."""
+        return [self._described(port) for port in self.net.outputs]
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """None: weights are packed when a form is built and stay as they are."""
+        return []
+
+    def _described(self, port: Port) -> NodeArg:
+        sizes = getattr(self._options, "free_dimensions", {})
+        shape = [sizes.get(each, each) if isinstance(each, str) else each for each in port.shape or ()]
+        return NodeArg(port.name, f"tensor({_TYPES.get(port.dtype.name, port.dtype.name)})", shape)
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """What the file says of itself."""
+        proto = self.net.model
+        return ModelMetadata(
+            proto.producer_name, proto.graph.name, proto.domain, proto.doc_string, proto.graph.doc_string,
+            proto.model_version, {each.key: each.value for each in proto.metadata_props},
+        )  # fmt: skip
+
+    # --- where it runs -----------------------------------------------------------------------------------------------
+
+    def get_providers(self) -> list[str]:
+        """The provider that runs everything."""
+        return [self._provider]
+
+    def get_provider_options(self) -> dict[str, dict[str, Any]]:
+        """Its options."""
+        return {self._provider: dict(self._provider_options)}
+
+    def set_providers(
+        self, providers: Sequence[Any] | None = None, provider_options: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Make the model ready on another device."""
+        self._load(providers, provider_options)
+
+    def get_session_options(self) -> SessionOptions:
+        """Those that the session was made with."""
+        return self._options
+
+    def disable_fallback(self) -> None:
+        """Nothing to do: no other engine ever takes over."""
+
+    def enable_fallback(self) -> None:
+        """Nothing to do: no other engine ever takes over."""
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> list[Any]:
+        """The results in the order of ``output_names``, or all for None or an empty list.
+
+        Feeds are NumPy arrays, lists, torch tensors, OrtValues or anything with DLPack; results are of the first one's
+        kind, NumPy arrays for OrtValues. Any batch that the file allows. Raises InvalidArgument for names, shapes and
+        types that do not fit.
+        """
+        names = self._names(output_names)
+        results = self.net.run({name: _plain(value) for name, value in input_feed.items()})
+        found = [results[name] for name in names]
+        if any(isinstance(value, OrtValue) for value in input_feed.values()):
+            return [OrtValue(value).numpy() for value in found]
+        return found
+
+    def _names(self, asked: Sequence[str] | None) -> list[str]:
+        known = [port.name for port in self.net.outputs]
+        unknown = [name for name in asked or () if name not in known]
+        if unknown:
+            raise InvalidArgument(f"there is no output {', '.join(map(repr, unknown))}; outputs are {', '.join(known)}")
+        return list(asked) if asked else known
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Any], Any, str], None],
+        user_data: Any,
+        run_options: Any = None,
+    ) -> None:
+        """``run`` in a thread of the session; then ``callback(results, user_data, error)``, no text without one."""
+        if self._async is None:
+            self._async = concurrent.futures.ThreadPoolExecutor(1, "convdispatch-onnx")
+
+        def work() -> None:
+            try:
+                results, error = self.run(output_names, input_feed, run_options), ""
+            except Exception as raised:
+                results, error = [], str(raised) or type(raised).__name__
+            callback(results, user_data, error)
+
+        self._async.submit(work)
+
+    def run_with_ort_values(
+        self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue], run_options: Any = None
+    ) -> list[OrtValue]:
+        """As ``run``, from OrtValues to OrtValues."""
+        names = self._names(output_names)
+        results = self.net.run({name: _plain(value) for name, value in input_dict_ort_values.items()})
+        return [OrtValue(results[name]) for name in names]
+
+    def io_binding(self) -> IOBinding:
+        """Inputs and outputs with memory of their own, for ``run_with_iobinding``."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
+        """Run on what is bound; see ``IOBinding``. Raises InvalidArgument where something is not bound or does not
+        fit."""
+        iobinding.run()
+
+    def create_ortvalue_from_shape_and_type(
+        self, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
+    ) -> OrtValue:
+        """Memory for a tensor."""
+        return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id)
+
+
+def _plain(value: Any) -> Any:
+    """The array of an OrtValue; others as they are, a torch tensor without its history."""
+    if isinstance(value, OrtValue):
+        return value.array
+    return np.asarray(value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,154 @@
+"""Asks solvers of unproven plugins in a child process first, so that one that hangs or crashes as it answers takes only
+the child with it.
+
+A plugin that neither came with this package nor was verified on this machine is tried at the first problem that it is
+asked about; how that ended is kept by its version and text. ``find --isolate`` tries it at each problem.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...api.device import DeviceInfo
+from ...api.policy import current_policy
+from ...api.problem import ConvProblem
+from . import verdicts
+from .loader import plugins
+
+__all__ = ["MARK", "fault", "trial"]
+
+LIMIT_S: float | None = 2.0
+"""Seconds in which a solver answers a question, or is at work on it; None tries nobody."""
+BUSY_S = 60.0
+"""Seconds that it may be at work: it may load a library, or compile what it asks the device by."""
+LOAD_S = 120.0
+"""Seconds in which a child has loaded the plugin, on a busy machine."""
+MOST = 6
+"""Solvers of one plugin that may each cost a child; the others count as they do."""
+MARK = "\x02"
+"""How a line begins by which the child says where it is."""
+_CHILD = "from convdispatch.selection.answer_child import serve; serve()"
+"""The other end; it imports what asks solvers, which imports this module."""
+_lock = threading.Lock()
+
+
+def fault(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
+    """How a solver's answers ended a child process, or None; its plugin is tried now where that is not known."""
+    loaded = plugins()
+    plugin, version = loaded.provider(solver), loaded.fingerprint(solver)
+    if LIMIT_S is None or loaded.proven(solver) or plugin == "?":
+        return None
+    with _lock:
+        known = verdicts.answers(plugin, version)
+        if known is None:
+            if current_policy().frozen:
+                return None
+            known = trial(plugin, problem, device)
+            verdicts.note_answers(plugin, version, known)
+    return known.get(solver)
+
+
+def trial(plugin: str, problem: ConvProblem, device: DeviceInfo) -> dict[str, str]:
+    """By solver, how asking it about a problem ended a child; empty where all answer, in whatever words."""
+    found: dict[str, str] = {}
+    for _ in range(MOST):
+        at, how = _try(plugin, problem, device, found)
+        if not how:
+            return found
+        if not at:  # the child did not even load it, which the loader judges
+            return found
+        solver, _, method = at.partition(" ")
+        found[solver] = f"its {method}() {how}, in a child process"
+    names = (name for name, owner in plugins().plugin_of.items() if owner == plugin)
+    return {name: found.get(name, f"{MOST} solvers of its plugin ended a child process") for name in names}
+
+
+def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collection[str]) -> tuple[str, str]:
+    """Where a child was, and how it ended; two empty texts where it was asked everything."""
+    info = asdict(device) | {"extensions": sorted(device.extensions)}
+    setup = {"plugin": plugin, "problem": str(problem), "device": info, "without": sorted(without)}
+    paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path(__file__).parents[3])]
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", _CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CONVDISPATCH_PLUGINS": plugin},
+        )
+    except OSError:  # no process can be started: nothing is known
+        return "", ""
+    said: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=_listen, args=(child.stdout, said), daemon=True).start()
+    at, limit = "", LOAD_S
+    try:
+        child.stdin.write(json.dumps(setup) + "\n")  # type: ignore[union-attr]
+        child.stdin.flush()  # type: ignore[union-attr]
+        while True:
+            word = _next(said, child.pid, limit)
+            if word is None:
+                return at, _ended(child)
+            if word == "done":
+                return "", ""
+            at, limit = word, LIMIT_S or LOAD_S
+    except TimeoutError as error:
+        return at, str(error)
+    except OSError:  # it ended as it began
+        return "", "ended"
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()  # type: ignore[union-attr]
+
+
+def _next(said: queue.Queue[str | None], process: int, limit_s: float) -> str | None:
+    """What the child says next, None when it has ended. Raises TimeoutError where it neither speaks nor works."""
+    began = last = time.monotonic()
+    spent = _work(process)
+    while True:
+        try:
+            return said.get(timeout=min(0.1, limit_s))
+        except queue.Empty:
+            now, done = time.monotonic(), _work(process)
+        if done is not None and done != spent and now - began < max(BUSY_S, limit_s):
+            spent, last = done, now
+        elif now - last > limit_s:
+            raise TimeoutError(f"hangs: no answer within {now - began:.0f} s")
+
+
+def _work(process: int) -> Any:
+    """What changes while a process is at work, where that can be known: its threads' time, or that they wait for a
+    processor or a disk."""
+    try:
+        stats = [stat.read_text().rpartition(")")[2].split() for stat in Path(f"/proc/{process}/task").glob("*/stat")]
+    except OSError:
+        return None
+    if any(words[0] in "RD" for words in stats):
+        return time.monotonic()
+    return sum(int(words[11]) + int(words[12]) for words in stats)
+
+
+def _ended(child: subprocess.Popen[str]) -> str:
+    code = child.wait()
+    return f"crashes ({signal.Signals(-code).name})" if code < 0 else f"ends the process (exit {code})"
+
+
+def _listen(stream: Any, said: queue.Queue[str | None]) -> None:
+    for line in stream:
+        _, mark, word = line.partition(MARK)
+        if mark:
+            said.put(word.strip())
+    said.put(None)

@@ -1,0 +1,26 @@
+"""Says what a plugin did wrong once for each kind of fault, not once for each problem that meets it."""
+
+from __future__ import annotations
+
+import warnings
+
+from ...api.errors import ConvDispatchWarning
+from .loader import plugins
+
+__all__ = ["forget", "say"]
+
+_said: set[tuple[str, str]] = set()
+
+
+def say(solver: str, kind: str, message: str, *, stacklevel: int) -> None:
+    """Warn of a solver's fault, unless one of the kind was said of its plugin in this process."""
+    key = plugins().provider(solver), kind
+    if key in _said:
+        return
+    _said.add(key)
+    warnings.warn(message, ConvDispatchWarning, stacklevel=stacklevel + 1)
+
+
+def forget() -> None:
+    """Nothing was said yet."""
+    _said.clear()
