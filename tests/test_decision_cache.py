@@ -71,7 +71,15 @@ def test_what_a_choice_follows_from_asks_anew(device, change, monkeypatch, tmp_p
     assert DecisionCache(device).get(KEY) is None
 
 
-DAMAGE = [b"", b"\xff\x00", b"[]", b"[1, 2]", b'["k"]', b'["k", {"solver": 1, "config": {}, "source": ""}]', b'{"a": 1}']
+DAMAGE = [
+    b"",
+    b"\xff\x00",
+    b"[]",
+    b"[1, 2]",
+    b'["k"]',
+    b'["k", {"solver": 1, "config": {}}]',
+    b'{"a": 1}',
+]
 
 
 def test_damaged_lines_are_passed_over(device, place):

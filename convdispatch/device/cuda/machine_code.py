@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import re
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 
 from ..cache import artifact_store
@@ -20,7 +21,9 @@ __all__ = ["carried", "machine_code", "note"]
 _FORM = b"convdispatch machine code 1\n"
 _ANY = "any machine code"
 """In a collection's programs: that it holds machine code."""
-_TEXTURES = ", texmode_independent"
+_MISSING = "a program without machine code"
+"""In a collection's programs: that not all of them have it."""
+_SHARED, _MOST_SHARED = re.compile(r"\.shared\b[^;\[]*\[(\d+)\]"), 48 << 10
 _PTX = 1
 """CU_JIT_INPUT_PTX."""
 _MAJOR, _MINOR = 75, 76
@@ -68,13 +71,13 @@ def machine_code(cuda: Cuda, text: str) -> bytes | None:
     if found is not None:
         code = found
         artifact_store.note("programs", key, lambda: code)
-        artifact_store.note("programs", _ANY, lambda: b"1")
+    artifact_store.note("programs", _MISSING if found is None else _ANY, lambda: b"1")
     return found
 
 
 def carried() -> bool:
-    """Whether a pack in force holds machine code, so that loading its programs takes no assembling."""
-    return artifact_store.find("programs", _ANY) is not None
+    """Whether a pack in force holds machine code of all its programs, so that loading them takes no assembling."""
+    return artifact_store.find("programs", _ANY) is not None and artifact_store.find("programs", _MISSING) is None
 
 
 def note(cuda: Cuda, text: str) -> None:
@@ -84,10 +87,12 @@ def note(cuda: Cuda, text: str) -> None:
 
 
 def _assembled(cuda: Cuda, text: str) -> bytes | None:
-    """By the driver's linker, which alone hands out what it makes; None where it refuses what its loader may take."""
-    for each in dict.fromkeys((text, text.replace(_TEXTURES, ""))):  # the mode of textures, which no kernel here has
-        with contextlib.suppress(CudaError):
-            return _linked(cuda, each)
+    """By the driver's linker, which alone hands out what it makes; None where it refuses what its loader takes: it
+    allows a kernel less static shared memory."""
+    if sum(map(int, _SHARED.findall(text))) > _MOST_SHARED:
+        return None
+    with contextlib.suppress(CudaError):
+        return _linked(cuda, text)
     return None
 
 
