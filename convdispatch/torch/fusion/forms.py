@@ -34,6 +34,9 @@ FORMS = 8
 class FusedModel(fx.GraphModule):
     """What ``convert(model, fuse=True)`` makes of a model that torch.fx can trace."""
 
+    # TorchScript would compile it.
+    __jit_unused_properties__ = (*getattr(fx.GraphModule, "__jit_unused_properties__", ()), "forms")
+
     @property
     def forms(self) -> Forms:
         """The inference forms that were made so far; no part of the model's state, nor of its copies."""
@@ -102,7 +105,7 @@ class Forms:
 
     def find(self, inputs: tuple[Any, ...]) -> Callable[..., Any] | None:
         """The form for inputs like these, made now where it is new; None where the model runs layer by layer."""
-        if not inputs or not all(map(_plain, inputs)) or _watched():
+        if not inputs or _watched() or not all(map(_plain, inputs)):
             return None
         state = self._state
         if state is None or not state.holds():
