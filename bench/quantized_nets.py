@@ -3,7 +3,8 @@
 ``python bench/quantized_nets.py [--nets resnet50,mobilenet_v2,efficientnet_lite0,vgg16,googlenet] [--batches 1,8]
 [--rounds 5] [--folder FOLDER]``
 
-Nets of ``convdispatch.models`` as PyTorch exports them, with seeded weights, and MobileNetV2's layers, quantized by onnxruntime's tool: u8 activations, s8 weights by channels. Processes and turns are ``onnx_nets.py``'s.
+Nets of ``convdispatch.models`` as PyTorch exports them, with seeded weights, and MobileNetV2's layers, quantized by
+onnxruntime's tool: u8 activations, s8 weights by channels. Processes and turns are ``onnx_nets.py``'s.
 """
 
 from __future__ import annotations
